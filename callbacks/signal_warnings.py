@@ -1,0 +1,161 @@
+"""Says in words when a rollout step has nothing to learn from, and why. Changes nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from lit_grpo.callbacks.symptoms import (
+    MOST,
+    find_failure,
+    identical_fraction,
+    truncated_fraction,
+)
+from lit_grpo.types import RolloutBatch, TrainBatch
+
+log = logging.getLogger(__name__)
+
+NO_ADVANTAGE = 1e-6
+CERTAIN = 0.01
+"""A sequence with a log-probability this near to 0 would be drawn 99 times of 100."""
+
+Check = Callable[[RolloutBatch, TrainBatch | None], str | None]
+
+
+class SignalWarnings(Callback):
+    """Warns of steps that teach the policy nothing, with the cause and what to set.
+
+    Args:
+        repeat_every: Each warning comes at the first step that it is true of, and again at every
+            this many such steps.
+    """
+
+    def __init__(self, repeat_every: int = 50) -> None:
+        self.repeat_every = repeat_every
+        self._seen: Counter[str] = Counter()
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if not isinstance(outputs, Mapping) or "rollouts" not in outputs:
+            return
+        if not trainer.is_global_zero:
+            return
+        for name, check in CHECKS.items():
+            if message := check(outputs["rollouts"], outputs.get("batch")):
+                self._warn(name, message, trainer.fit_loop.total_batch_idx)
+
+    def _warn(self, name: str, message: str, step: int) -> None:
+        self._seen[name] += 1
+        seen = self._seen[name]
+        if seen == 1 or seen % self.repeat_every == 0:
+            often = "" if seen == 1 else f" (so in {seen} steps of this run)"
+            log.warning("rollout step %d%s: %s", step, often, message)
+
+
+def no_token_counts(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:
+    if batch is not None and batch.loss_mask.any():
+        return None
+    if not rollouts.valid.any():
+        failure = find_failure(rollouts)
+        why = f"no row is valid: {failure}" if failure else "no row is valid."
+    elif batch is None or not rollouts.valid.sum(1).ge(2).any():
+        why = "no group has two valid rows to compare."
+    else:
+        why = (
+            "every valid row is filtered. See model.objective.overlong_filtering and "
+            f"model.sampling.max_tokens: {truncated_fraction(rollouts):.0%} of the completions "
+            "were cut off."
+        )
+    return f"No token counts in the loss, so the policy did not move: {why}"
+
+
+def no_advantage(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:
+    if batch is None or not (trained := batch.loss_mask.any(1)).any():
+        return None
+    if batch.advantages[trained].abs().max() >= NO_ADVANTAGE:
+        return None
+    if cancelling := _differing_parts(rollouts):
+        return (
+            f"All advantages are 0 although {' and '.join(cancelling)} differ inside groups: "
+            "their weighted sum does not, they cancel out. Change the rewards' weights, or "
+            "normalise each reward before the sum."
+        )
+    mean = rollouts.rewards[rollouts.valid].mean()
+    return (
+        f"All advantages are 0: inside each group all rewards are equal (their mean is {mean:.3g})"
+        ", so only the KL and entropy terms move the policy. If it solves these prompts, give it "
+        "harder ones; if it solves none, easier ones or a longer warm-up; if the rewards should "
+        "differ, look at the reward. A larger model.group_size makes equal rewards rarer."
+    )
+
+
+def certain_policy(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:
+    sums = [sum(c.sampler_logprobs) for c in rollouts.completions if c.token_ids]
+    if not sums or max(map(abs, sums)) >= CERTAIN:
+        return None
+    if not any(sums):
+        return (
+            "All sequence log-probabilities of the sampler are exactly 0: the rollout engine "
+            "reports none, or it samples greedily. Set model.sampling.temperature above 0 and "
+            "have the engine return the log-probabilities of the tokens that it draws."
+        )
+    return (
+        f"All sequence log-probabilities are near 0 (the lowest is {min(sums):.2g}): the policy "
+        "is certain of all its completions, so there is nothing to compare. Raise "
+        "model.sampling.temperature or model.objective.entropy_coef, or give it harder prompts."
+    )
+
+
+def identical_completions(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:
+    if (fraction := identical_fraction(rollouts)) < MOST:
+        return None
+    return (
+        f"In {fraction:.0%} of the groups all {rollouts.group_size} completions are identical, so "
+        "they cannot be compared. Raise model.sampling.temperature; look at top_p and top_k; or "
+        "give the policy harder prompts."
+    )
+
+
+def truncated_completions(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:
+    if (fraction := truncated_fraction(rollouts)) <= MOST:
+        return None
+    return (
+        f"{fraction:.0%} of the completions were cut off at the token limit before they ended. "
+        "Raise model.sampling.max_tokens, reward shorter answers, or warm up with lit-grpo sft so "
+        "that the policy learns to end."
+    )
+
+
+CHECKS: Mapping[str, Check] = {
+    "no token counts": no_token_counts,
+    "no advantage": no_advantage,
+    "certain policy": certain_policy,
+    "identical completions": identical_completions,
+    "truncated completions": truncated_completions,
+}
+
+
+def _differing_parts(rollouts: RolloutBatch) -> list[str]:
+    return [
+        repr(name)
+        for name, part in rollouts.parts.items()
+        if any(_differ(row[valid]) for row, valid in zip(part, rollouts.valid, strict=True))
+    ]
+
+
+def _differ(values: Tensor) -> bool:
+    values = values[~torch.isnan(values)]
+    return values.numel() > 1 and bool(values.max() - values.min() > NO_ADVANTAGE)

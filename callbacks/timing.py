@@ -1,0 +1,147 @@
+"""Where a rollout step's time and memory go: metrics of each step and, by choice, a line a stage.
+
+Reads clocks and counters only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+import psutil
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from lit_grpo.types import RolloutBatch, Stage
+
+log = logging.getLogger(__name__)
+
+STAGE_METRICS = {
+    "generation": "timing/generation_duration_s",
+    "reward": "timing/reward_exposed_duration_s",
+    "logprob": "timing/logprob_duration_s",
+    "update": "timing/update_duration_s",
+    "weight_sync": "timing/weight_sync_duration_s",
+}
+
+GB = 2**30
+
+
+class TimingLog(Callback):
+    """Logs ``timing/…`` and ``perf/…`` beside the step's other metrics.
+
+    ``perf/memory_allocated_gb`` and ``perf/memory_reserved_gb`` are the step's peaks on the GPU, in
+    units of 2^30 bytes. Without a GPU the first is the resident memory of the process and there is
+    no second.
+
+    Args:
+        stages: Also write a line to the log as each stage ends, while the step still runs: number,
+            stage, seconds, memory and what the stage says of itself.
+    """
+
+    def __init__(self, stages: bool = False) -> None:
+        self.stages = stages
+        self._step_start = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        # A stage that does not come in this step took no time; left out, Lightning would log its
+        # last duration once more.
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        if pl_module.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(pl_module.device)
+        self._step_start = time.perf_counter()
+
+    def on_stage_end(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
+        self._seconds[stage.name] = self._seconds.get(stage.name, 0.0) + stage.seconds
+        if self.stages and trainer.is_global_zero:
+            step = max(0, trainer.fit_loop.total_batch_idx)
+            log.info("%s", _stage_line(step, stage, memory_gb(pl_module.device)))
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        step_seconds = time.perf_counter() - self._step_start
+        metrics = {"timing/step_duration_s": step_seconds} | _peak_memory(pl_module.device)
+        if isinstance(outputs, Mapping) and "rollouts" in outputs:
+            rollouts = outputs["rollouts"]
+            metrics |= self._stage_metrics(step_seconds)
+            metrics |= _rollout_metrics(trainer, rollouts, step_seconds)
+            if self.stages and trainer.is_global_zero:
+                step = trainer.fit_loop.total_batch_idx
+                memory = memory_gb(pl_module.device)
+                log.info("%s", _step_line(step, step_seconds, memory, rollouts))
+        pl_module.log_dict(metrics)
+
+    def _stage_metrics(self, step_seconds: float) -> dict[str, float]:
+        metrics = {
+            metric: self._seconds[stage]
+            for stage, metric in STAGE_METRICS.items()
+            if stage in self._seconds
+        }
+        exposed = metrics.get("timing/reward_exposed_duration_s", 0.0)
+        return metrics | {"timing/gpu_phase_duration_s": step_seconds - exposed}
+
+
+def _rollout_metrics(
+    trainer: L.Trainer, rollouts: RolloutBatch, step_seconds: float
+) -> dict[str, float]:
+    """Sums over all ranks."""
+    tokens = sum(len(completion.token_ids) for completion in rollouts.completions)
+    reward_seconds = sum(
+        score.seconds
+        for group in rollouts.groups
+        for scores in group.scores.values()
+        for score in scores
+    )
+    sums = torch.tensor([tokens, reward_seconds], device=trainer.strategy.root_device)
+    tokens, reward_seconds = trainer.strategy.reduce(sums, reduce_op="sum").tolist()
+    return {
+        "timing/reward_total_duration_s": reward_seconds,
+        "perf/tokens_per_second": tokens / step_seconds,
+    }
+
+
+def memory_gb(device: torch.device) -> float:
+    """Memory in use now: allocated on the GPU, else resident of this process."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device) / GB
+    return psutil.Process().memory_info().rss / GB
+
+
+def _peak_memory(device: torch.device) -> dict[str, float]:
+    if device.type != "cuda":
+        return {"perf/memory_allocated_gb": memory_gb(device)}
+    return {
+        "perf/memory_allocated_gb": torch.cuda.max_memory_allocated(device) / GB,
+        "perf/memory_reserved_gb": torch.cuda.max_memory_reserved(device) / GB,
+    }
+
+
+def _stage_line(step: int, stage: Stage, memory: float) -> str:
+    name = stage.name if stage.micro_batch is None else f"{stage.name} {stage.micro_batch}"
+    details = "".join(f"  {key} {float(value):.4g}" for key, value in stage.details.items())
+    return f"{_line(step, name, stage.seconds, memory)}{details}"
+
+
+def _step_line(step: int, seconds: float, memory: float, rollouts: RolloutBatch) -> str:
+    rewards = rollouts.rewards[rollouts.valid]
+    spread = rewards.std(correction=0) if len(rewards) else float("nan")
+    return (
+        f"{_line(step, 'total', seconds, memory)}  rewards {rewards.mean():.3f}±{spread:.3f} "
+        f"({len(rewards)} of {rollouts.valid.numel()} valid)"
+    )
+
+
+def _line(step: int, name: str, seconds: float, memory: float) -> str:
+    return f"step {step}  {name:<14} {seconds:8.2f} s  {memory:7.2f} GB"

@@ -1,0 +1,121 @@
+"""Ends a run whose reward has been zero, or missing, for many rollout steps in a row.
+
+Such a run learns nothing at best; it never goes on for hundreds of steps on failed rollouts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from lit_grpo.callbacks.stop import stop_run
+from lit_grpo.callbacks.symptoms import likely_causes
+from lit_grpo.types import RolloutBatch, StopReason
+
+log = logging.getLogger(__name__)
+
+EXIT_CODE = 3
+
+
+class ZeroRewardBreaker(Callback):
+    """Counts consecutive rollout steps without any reward, over all ranks.
+
+    A step counts when every valid reward is exactly 0, or when no row is valid; the two are told
+    apart in what it says. The streak is part of the checkpoint.
+
+    Args:
+        alert_after: Rollout steps in a row after which it warns.
+        stop_after: Rollout steps in a row after which the run ends with exit code 3.
+
+    Raises:
+        ValueError: not 1 <= alert_after <= stop_after.
+    """
+
+    def __init__(self, alert_after: int = 5, stop_after: int = 10) -> None:
+        if not 1 <= alert_after <= stop_after:
+            raise ValueError(
+                f"alert_after must be >= 1 and at most stop_after, got {alert_after} and "
+                f"{stop_after} (a warning that comes after the stop warns nobody). "
+                "Set alert_after and stop_after of ZeroRewardBreaker."
+            )
+        self.alert_after = alert_after
+        self.stop_after = stop_after
+        self._reset()
+
+    def _reset(self) -> None:
+        self.streak = 0
+        self._unscored_steps = 0
+        self._since = ""
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if not isinstance(outputs, Mapping) or "rollouts" not in outputs:
+            return
+        rollouts: RolloutBatch = outputs["rollouts"]
+        num_valid, num_rewarded = _count_rows(trainer, rollouts)
+        if num_rewarded:
+            self._reset()
+            return
+        self._count(trainer.fit_loop.total_batch_idx, unscored=num_valid == 0)
+        if self.streak >= self.stop_after:
+            stop_run(trainer, StopReason(exit_code=EXIT_CODE, message=self._describe(rollouts)))
+        elif self.streak == self.alert_after and trainer.is_global_zero:
+            log.warning(
+                "%s\nThe run will be stopped after %d such steps.",
+                self._describe(rollouts),
+                self.stop_after,
+            )
+
+    def _count(self, step: int, *, unscored: bool) -> None:
+        if self.streak == 0:
+            self._since = f"rollout step {step}, {datetime.now():%Y-%m-%d %H:%M:%S}"
+        self.streak += 1
+        self._unscored_steps += unscored
+
+    def _describe(self, rollouts: RolloutBatch) -> str:
+        zero_steps = self.streak - self._unscored_steps
+        kinds = {
+            "every valid reward was exactly 0": zero_steps,
+            "no completion could be scored": self._unscored_steps,
+        }
+        what = " and ".join(f"in {number} {kind}" for kind, number in kinds.items() if number)
+        causes = "\n".join(f"- {cause}" for cause in likely_causes(rollouts))
+        return (
+            f"No reward for {self.streak} rollout steps in a row, since {self._since}: {what}. "
+            f"Likely cause:\n{causes}\n"
+            "If such streaks are normal for this task, raise stop_after of ZeroRewardBreaker."
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "streak": self.streak,
+            "unscored_steps": self._unscored_steps,
+            "since": self._since,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.streak = state_dict["streak"]
+        self._unscored_steps = state_dict["unscored_steps"]
+        self._since = state_dict["since"]
+
+
+def _count_rows(trainer: L.Trainer, rollouts: RolloutBatch) -> tuple[int, int]:
+    """Valid rows, and those of them with a reward other than 0, over all ranks."""
+    rewards = rollouts.rewards[rollouts.valid]
+    counts = torch.tensor(
+        [rewards.numel(), int((rewards != 0).sum())], device=trainer.strategy.root_device
+    )
+    num_valid, num_rewarded = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
+    return num_valid, num_rewarded

@@ -1,0 +1,1 @@
+"""The experiments that ship: one complete YAML each, and presets to merge over them."""

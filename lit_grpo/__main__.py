@@ -1,0 +1,87 @@
+"""The command ``lit-grpo``: says what there is, and hands over to the room that does it.
+
+Nothing heavy is imported before a command is known, so that help answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from lit_grpo import __version__
+from lit_grpo.cli_configs import bundled_configs
+from lit_grpo.cli_errors import complain, did_you_mean
+
+COMMANDS = {
+    "sft": "warm a policy up on the answers of the data, for GRPO to start from",
+    "fit": "train a policy with GRPO",
+    "validate": "measure a checkpoint on the validation prompts",
+    "test": "measure a checkpoint on the test prompts",
+    "report": "draw and sum up the curves of one or more runs",
+}
+
+HELP = """\
+usage: lit-grpo COMMAND [--config FILE ...] [--KEY VALUE ...]
+
+commands:
+{commands}
+
+examples:
+  lit-grpo fit --config quickstart
+  lit-grpo fit --config my.yaml --config more.yaml --model.group_size 16
+  lit-grpo fit --config my.yaml --print_config
+  lit-grpo fit --config runs/my/0/config.yaml --ckpt_path last
+  lit-grpo validate --config runs/my/0/config.yaml --ckpt_path last
+  lit-grpo report runs/my/0 runs/my/1
+
+bundled configs (a file of that name in the working directory comes first):
+{configs}
+
+exit codes:
+  0 done, 1 crashed (the traceback is in run.log), 2 wrong command, config or data,
+  130 interrupted; a callback that stops a run chooses its own.
+
+`lit-grpo COMMAND --help` lists every key of a command."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code of the process."""
+    command, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if command in ("-h", "--help"):
+        print(help_text())
+    elif command == "--version":
+        print(f"lit-grpo {__version__}")
+    elif command == "report":
+        return report(arguments)
+    elif command in COMMANDS:
+        from lit_grpo.cli import run
+
+        return run(command, arguments)
+    else:
+        hint = did_you_mean(command, COMMANDS) or f" Choose from {', '.join(COMMANDS)}."
+        return complain(f"{command}: no such command.{hint}")
+    return 0
+
+
+def help_text() -> str:
+    return HELP.format(
+        commands="\n".join(f"  {name:<10}{purpose}" for name, purpose in COMMANDS.items()),
+        configs="\n".join(f"  {name}" for name in bundled_configs()) or "  (none)",
+    )
+
+
+def report(run_dirs: list[str]) -> int:
+    """The curves of ``run_dirs``, each the directory of one run."""
+    if not run_dirs or run_dirs[0].startswith("-"):
+        return complain("report needs the directory of one or more runs: lit-grpo report runs/my/0")
+    from lit_grpo.report import report
+
+    try:
+        report(run_dirs)
+    except (ValueError, OSError) as error:
+        return complain(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Scored groups to padded tensors, and those to micro-batches within a token budget.
+
+Nothing here changes what a token weighs in the loss: that is settled before the split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from lit_grpo.types import RolloutBatch, TrainBatch
+
+
+def pad(
+    sequences: Sequence[Sequence[float]], value: float, dtype: torch.dtype, *, left: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Ragged sequences to a tensor [R, longest] and its mask, True on what was given."""
+    longest = max(1, *map(len, sequences))
+    padded = torch.full((len(sequences), longest), value, dtype=dtype)
+    mask = torch.zeros((len(sequences), longest), dtype=torch.bool)
+    for row, sequence in enumerate(sequences):
+        place = slice(longest - len(sequence), longest) if left else slice(len(sequence))
+        padded[row, place] = torch.tensor(sequence, dtype=dtype)
+        mask[row, place] = True
+    return padded, mask
+
+
+def collate_rollouts(
+    rollouts: RolloutBatch, advantages: Tensor, *, pad_id: int, overlong_filtering: bool
+) -> TrainBatch:
+    """The rollouts as tensors; what must not be trained on has a False ``loss_mask``.
+
+    That is: rows that are not valid, groups with fewer than two valid rows and, with overlong
+    filtering (DAPO, arXiv 2503.14476 section 3.4), completions that hit the token limit.
+
+    Args:
+        advantages: [B, G].
+    """
+    completions = rollouts.completions
+    prompt_ids, prompt_mask = pad(
+        [group.prompt.token_ids for group in rollouts.groups], pad_id, torch.long, left=True
+    )
+    completion_ids, completion_mask = pad([c.token_ids for c in completions], pad_id, torch.long)
+    sampler_logprobs, _ = pad([c.sampler_logprobs for c in completions], 0.0, torch.float32)
+    trained = (rollouts.valid & (rollouts.valid.sum(1, keepdim=True) >= 2)).flatten()
+    if overlong_filtering:
+        trained &= ~torch.tensor([c.is_truncated for c in completions])
+    return TrainBatch(
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        prompt_index=torch.arange(len(completions)) // rollouts.group_size,
+        completion_ids=completion_ids,
+        completion_mask=completion_mask,
+        loss_mask=completion_mask & trained[:, None],
+        advantages=advantages.flatten().float(),
+        sampler_logprobs=sampler_logprobs,
+    )
+
+
+def minibatches(batch: TrainBatch, num_minibatches: int) -> Iterator[TrainBatch]:
+    """The batch in ``num_minibatches`` parts of whole groups, one optimizer step each.
+
+    Fewer when there are fewer groups.
+    """
+    groups = torch.arange(batch.prompt_ids.shape[0])
+    for part in groups.tensor_split(min(num_minibatches, len(groups))):
+        yield batch.select(torch.isin(batch.prompt_index.cpu(), part).nonzero()[:, 0])
+
+
+def micro_batches(batch: TrainBatch, max_tokens: int) -> list[Tensor]:
+    """Rows of the micro-batches of one optimizer step, each within a budget of padded tokens.
+
+    Rows without a token to train on are left out. Rows of similar length go together, longest
+    first, so that little is padded and memory peaks at the start. A row beyond the budget stands
+    alone.
+
+    Returns:
+        Row indices, one tensor a micro-batch; an empty list when there is nothing to train on.
+    """
+    prompt_lengths = batch.prompt_mask.sum(1)[batch.prompt_index].tolist()
+    lengths = batch.completion_mask.sum(1).tolist()
+    trained = batch.loss_mask.any(1).nonzero()[:, 0].tolist()
+    longest_first = sorted(trained, key=lambda row: -(prompt_lengths[row] + lengths[row]))
+    parts: list[list[int]] = []
+    widest_prompt = widest = 0
+    for row in longest_first:
+        widest_prompt = max(widest_prompt, prompt_lengths[row])
+        widest = max(widest, lengths[row])
+        if parts and (len(parts[-1]) + 1) * (widest_prompt + widest) <= max_tokens:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+            widest_prompt, widest = prompt_lengths[row], lengths[row]
+    return [torch.tensor(part) for part in parts]

@@ -1,0 +1,220 @@
+"""Turns what the argument parser, OmegaConf and broken plugins say into one line for a person.
+
+It only words messages: it never decides whether an error is the user's, nor ends the process.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+BEGIN, END = "\x02", "\x03"
+
+
+def complain(line: str, exit_code: int = 2) -> int:
+    """Prints one line to stderr, in colour on a terminal, and returns the exit code."""
+    is_plain = not sys.stderr.isatty() or "NO_COLOR" in os.environ
+    label = "error:" if is_plain else "\033[1;31merror:\033[0m"
+    print(label, one_line(line), file=sys.stderr)
+    return exit_code
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`` Did you mean X?`` for the nearest of the known words, or nothing when none is near."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def quote(line: str) -> str:
+    """Marks what the parser of a nested class has worded, for ``explain`` of the outer one."""
+    return f"{BEGIN}{line}{END}"
+
+
+def explain(parser: Any, message: str, cause: BaseException | None) -> str:
+    """Words a jsonargparse error: the key first, then what is wrong, then a suggestion."""
+    broken = broken_import(cause)
+    if broken:
+        return broken
+    found = re.search(r'Parser key "([^"]+)"', message)
+    key = found.group(1) if found else ""
+    for pattern, word in RULES:
+        match = re.search(pattern, message, re.DOTALL)
+        if match:
+            return one_line(word(parser, key, match))
+    return one_line(message.removeprefix("argument --"))
+
+
+def explain_interpolation(parser: Any, error: Any) -> str:
+    """Words an OmegaConf error."""
+    reason = str(error.msg).splitlines()[0]
+    missing = re.match(r"Interpolation key '(.+)' not found", reason)
+    if not missing:
+        reason = reason.split("interpolation: ")[-1].strip('"')
+        return f"{error.full_key}: cannot interpolate: {reason}"
+    return f"{error.full_key}: ${{{missing[1]}}} names no key.{suggest(missing[1], keys(parser))}"
+
+
+def constructor_error(error: Exception) -> Exception:
+    """What a constructor raised, where jsonargparse took it for one alternative among others."""
+    while str(error).startswith("Does not validate against") and error.__cause__ is not None:
+        error = error.__cause__  # type: ignore[assignment]
+    return error
+
+
+def broken_import(error: BaseException | None) -> str | None:
+    """Words what broke while a module was imported; None when no import was under way."""
+    while error is not None:
+        frames = traceback.extract_tb(error.__traceback__)
+        if isinstance(error, SyntaxError):
+            return f"{place(error.filename, error.lineno)}: {type(error).__name__}: {error.msg}"
+        if any(frame.name == "<module>" for frame in frames):
+            last = frames[-1]
+            return f"{place(last.filename, last.lineno)}: {type(error).__name__}: {error}"
+        error = error.__cause__
+    return None
+
+
+def place(filename: str | None, line: int | None) -> str:
+    path = Path(filename or "?")
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{path}, line {line}"
+
+
+# The rules get the parser that complained, the key that it named (or nothing) and the match.
+
+
+def nested(parser: Any, key: str, match: re.Match[str]) -> str:
+    class_name = match["path"].rsplit(".", 1)[-1]
+    return f"{key}: {class_name}.{match['inner']}"
+
+
+def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
+    hint = ""
+    missing = re.match(r"module '(.+)' has no attribute '(.+)'", match["reason"])
+    if missing and missing[1] in sys.modules:
+        hint = did_you_mean(missing[2], vars(sys.modules[missing[1]]))
+    return f"{key}: {match['path']} cannot be imported: {match['reason'].rstrip('.')}.{hint}"
+
+
+def unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
+    name, expected = match["value"], type_of(parser, key)
+    known = sorted(set(class_names(expected)))
+    hint = did_you_mean(name, known)
+    if not hint and any(plain in get_args(expected) for plain in (bool, int, float, str)):
+        return wrong_type(parser, key, match)
+    path = f" Give its full path, my_module.{name}."
+    few = f" Known: {', '.join(known)}." if len(known) <= 20 else path
+    return f"{key}: no class is called {name}.{hint or few}"
+
+
+def wrong_class(parser: Any, key: str, match: re.Match[str]) -> str:
+    return f"{key}: {match['path']} is not a {match['base']}."
+
+
+def bad_callable(parser: Any, key: str, match: re.Match[str]) -> str:
+    reason = re.sub(r"<class '([^']+)'>", r"\1", match["reason"])
+    return f"{key}: {reason.rstrip('.')}."
+
+
+def unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
+    if match["key"] == "class_path":
+        return "class_path: the arguments of a class stand beside it under init_args."
+    full_key = ".".join(filter(None, [match["group"], match["key"]]))
+    return f"{full_key}: no such key.{suggest(full_key, keys(parser))}"
+
+
+def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
+    argument = match["argument"].split("=")[0]
+    if not argument.startswith("--"):
+        return f"{argument}: unexpected argument. Keys are given as --key value."
+    argument = argument.removeprefix("--")
+    return f"{argument}: no such key.{suggest(argument, keys(parser))}"
+
+
+def missing_keys(parser: Any, key: str, match: re.Match[str]) -> str:
+    return f"{match['keys']}: required, but not given."
+
+
+def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
+    expected, value = type_of(parser, key), one_line(match["value"])
+    shown = value if len(value) <= 60 else f"{value[:57]}..."
+    choices = [str(choice) for choice in get_args(expected)]
+    hint = did_you_mean(value, choices) if get_origin(expected) is Literal else ""
+    return f"{key}: expected {type_name(expected)}, got {shown}.{hint}"
+
+
+Rule = Callable[[Any, str, "re.Match[str]"], str]
+RULES: tuple[tuple[str, Rule], ...] = (
+    (rf"class_path '(?P<path>[^']+)':\s*{BEGIN}(?P<inner>[^{END}]*){END}", nested),
+    (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", nested),
+    (r"class_path '(?P<path>[^']+)':\s*(?P<reason>[^\n]+)", bad_import),
+    (r"Expected a dot import path string: (?P<value>\w+)", unknown_class),
+    (r"a callable class: (?P<reason>.+)\. Got value", bad_callable),
+    (r"Import path (?P<path>\S+) does not correspond to a subclass of (?P<base>\w+)", wrong_class),
+    (r"(Group '(?P<group>.+)' does not accept o|O)ption '(?P<key>[^']+)'", unknown_key),
+    (r"unrecognized arguments: (?P<argument>\S+)", unknown_argument),
+    (r"the following arguments are required: (?P<keys>.+)", missing_keys),
+    (r"(Got|Given) value: (?P<value>.*?)$", wrong_type),
+)
+
+
+def keys(parser: Any) -> list[str]:
+    """Every option of a parser without its dashes: ``trainer.max_steps``."""
+    return [option.lstrip("-") for action in parser._actions for option in action.option_strings]
+
+
+def suggest(key: str, known: Iterable[str]) -> str:
+    """The nearest word at the level where the key goes astray, or the same key elsewhere."""
+    paths = [path.split(".") for path in known]
+    parts = key.split(".")
+    for level, part in enumerate(parts):
+        siblings = {
+            path[level] for path in paths if len(path) > level and path[:level] == parts[:level]
+        }
+        if part not in siblings:
+            elsewhere = [".".join(path) for path in paths if path[-1] == parts[-1]]
+            near = did_you_mean(part, siblings)
+            return near or (f" Did you mean {elsewhere[0]}?" if elsewhere else "")
+    return ""
+
+
+def type_of(parser: Any, key: str) -> Any:
+    """The type hint of a key, None where the parser has none."""
+    action = next((action for action in parser._actions if action.dest == key), None)
+    return getattr(action, "_typehint", None) or getattr(action, "type", None)
+
+
+def type_name(hint: Any) -> str:
+    """A type hint as a person would write it: ``list[Reward]``, ``one of clip, cispo``."""
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, get_args(hint)))}"
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(type_name, get_args(hint)))
+    if hint is type(None):
+        return "null"
+    text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+    return re.sub(r"(\w+\.)+(?=\w)", "", text)
+
+
+def class_names(hint: Any) -> Iterator[str]:
+    """The names of all concrete classes that a type hint accepts."""
+    for argument in get_args(hint):
+        yield from class_names(argument)
+    if isinstance(hint, type) and not get_args(hint) and hint.__module__ != "builtins":
+        if not inspect.isabstract(hint) and not hint.__name__.startswith("_"):
+            yield hint.__name__
+        for subclass in hint.__subclasses__():
+            yield from class_names(subclass)

@@ -1,0 +1,221 @@
+"""Data modules: rows from files or datasets -> loaders of prompts.
+
+Constructing one touches neither file nor network; ``setup`` reads, with the tokenizer of the
+policy. How completions are scored is for the rewards.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from typing import Any, Literal, cast
+
+import numpy as np
+from lightning.pytorch import LightningDataModule
+
+from lit_grpo.data.loader import PromptLoader
+from lit_grpo.data.prompts import PromptFormat, build_prompts
+from lit_grpo.data.sources import Row, read_rows
+from lit_grpo.types import Prompt, Tokenizer
+
+logger = logging.getLogger("lit_grpo")
+
+Split = Literal["train", "validation", "test"]
+
+_NEEDED: dict[str, tuple[Split, ...]] = {
+    "fit": ("train", "validation"),
+    "validate": ("validation",),
+    "test": ("test",),
+}
+
+
+class PromptDataModule(LightningDataModule, ABC):
+    """Rows of some kind -> loaders. A subclass says where the rows of a split come from.
+
+    The position in the training data is saved here as well as in the loader, because a trainer
+    that resumes from the very end of an epoch leaves the loader's own state unread.
+    """
+
+    prompt_format = PromptFormat()
+
+    def __init__(self, prompts_per_step: int, validation_batch_size: int | None, seed: int) -> None:
+        super().__init__()
+        if seed < 0:
+            raise ValueError(f"seed must be >= 0, got {seed}. Set data.seed.")
+        self.prompts_per_step = prompts_per_step
+        self.validation_batch_size = (
+            prompts_per_step if validation_batch_size is None else validation_batch_size
+        )
+        self.seed = seed
+        self._loaders: dict[Split, PromptLoader] = {}
+
+    @abstractmethod
+    def rows(self, split: Split) -> list[Row]:
+        """The rows of a split, the same on every rank; none when there is no such split."""
+
+    def setup(self, stage: str) -> None:
+        for split in _NEEDED.get(stage, ()):
+            if prompts := self._read(split):
+                self._loaders[split] = self._make_loader(split, prompts)
+            elif stage != "fit" or split == "train":
+                fix = "" if split == "train" else ", or data.validation_size to hold rows out"
+                raise ValueError(f"{split} data is needed, got none. Set data.{split}{fix}.")
+
+    def train_dataloader(self) -> PromptLoader:
+        return self._loaders["train"]
+
+    def val_dataloader(self) -> PromptLoader | list[Any]:
+        # An empty list is how Lightning hears that there is nothing to validate.
+        return self._loaders.get("validation", [])
+
+    def test_dataloader(self) -> PromptLoader:
+        return self._loaders["test"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"train": self._loaders["train"].state_dict()} if "train" in self._loaders else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if "train" in self._loaders:
+            self._loaders["train"].load_state_dict(state_dict["train"])
+
+    def _read(self, split: Split) -> list[Prompt]:
+        assert self.trainer is not None, "the trainer calls setup"
+        rows = self.rows(split)
+        if not rows:
+            return []
+        tokenizer = cast(Tokenizer, self.trainer.lightning_module.tokenizer)
+        prompts = build_prompts(rows, tokenizer, self.prompt_format)
+        if self.trainer.is_global_zero:
+            _report(split, len(rows), len(prompts), self.prompt_format.max_prompt_tokens)
+        return prompts
+
+    def _make_loader(self, split: Split, prompts: list[Prompt]) -> PromptLoader:
+        assert self.trainer is not None
+        is_train = split == "train"
+        return PromptLoader(
+            prompts,
+            self.prompts_per_step if is_train else self.validation_batch_size,
+            seed=self.seed,
+            rank=self.trainer.global_rank,
+            world_size=self.trainer.world_size,
+            training=is_train,
+            # overfit_batches asks for the same few batches in every epoch.
+            shuffle=not self.trainer.overfit_batches,  # type: ignore[attr-defined]
+            epoch_limit=self.trainer.limit_train_batches,
+        )
+
+
+class PromptData(PromptDataModule):
+    """Prompts from jsonl, parquet and csv files and Hugging Face datasets.
+
+    The layouts of verl (``prompt``, ``reward_model.ground_truth``), of GSM8K (``question``,
+    ``answer`` ending with ``#### 72``) and ``prompt``, ``answer`` are read as they are. Every
+    column of a row reaches the rewards under its own name.
+
+    Args:
+        train: File, dataset or a list of them. A dataset is written ``id``, ``id:split`` or
+            ``id:subset:split``, where ``id`` is a directory or an id on the Hub.
+        validation: The same, for validation during training.
+        test: The same, for ``test``; the validation data when not given.
+        validation_size: Without ``validation``: so many rows of ``train`` (or this fraction of
+            them) are held out. Which ones depends on their number only, not on ``seed``, so that
+            runs can be compared and a warm-up holds out the same rows.
+        prompts_per_step: Prompts a rollout step, over all processes.
+        validation_batch_size: Prompts a validation batch, over all processes; prompts_per_step
+            when not given.
+        columns: ``{role: column}`` for the roles prompt, answer and id, where the layout is not
+            recognised; ``a.b`` is the field b of the nested column a.
+        template: jinja2 over the columns of the row, ``"Question: {{ question }}\\nAnswer:"``.
+        system_prompt: First message of every conversation.
+        chat: Make each text prompt the user's message of a conversation, written by the chat
+            template of the tokenizer. A prompt that is a list of messages always is one.
+        max_prompt_tokens: Longest prompt.
+        too_long: What becomes of longer ones: dropped and counted, or an error.
+        seed: Order of the training prompts.
+        require_answer: Refuse rows without a gold answer.
+    """
+
+    def __init__(
+        self,
+        train: str | list[str] | None = None,
+        validation: str | list[str] | None = None,
+        test: str | list[str] | None = None,
+        *,
+        validation_size: int | float = 0,
+        prompts_per_step: int = 64,
+        validation_batch_size: int | None = None,
+        columns: dict[str, str] | None = None,
+        template: str | None = None,
+        system_prompt: str | None = None,
+        chat: bool = False,
+        max_prompt_tokens: int | None = None,
+        too_long: Literal["drop", "refuse"] = "drop",
+        seed: int = 0,
+        require_answer: bool = True,
+    ) -> None:
+        super().__init__(prompts_per_step, validation_batch_size, seed)
+        if validation and validation_size:
+            raise ValueError(
+                f"validation_size must be 0 beside validation={validation!r}, got "
+                f"{validation_size} (held-out rows would go unused). Set either."
+            )
+        self.train = _as_list(train)
+        self.validation = _as_list(validation)
+        self.test = _as_list(test)
+        self.validation_size = validation_size
+        self.prompt_format = PromptFormat(
+            columns=columns or {},
+            template=template,
+            system_prompt=system_prompt,
+            chat=chat,
+            max_prompt_tokens=max_prompt_tokens,
+            too_long=too_long,
+            require_answer=require_answer,
+        )
+
+    def rows(self, split: Split) -> list[Row]:
+        if split == "test" and self.test:
+            return _read_all(self.test)
+        if split != "train" and self.validation:
+            return _read_all(self.validation)
+        train, held_out = split_rows(_read_all(self.train), self.validation_size)
+        return train if split == "train" else held_out
+
+
+def split_rows(rows: list[Row], held_out_size: int | float) -> tuple[list[Row], list[Row]]:
+    """The rows to train on and those held out, both in the order of the rows.
+
+    Raises:
+        ValueError: a size that holds out no row or leaves none to train on.
+    """
+    if not rows or not held_out_size:
+        return rows, []
+    is_fraction = isinstance(held_out_size, float)
+    num_held_out = round(len(rows) * held_out_size) if is_fraction else int(held_out_size)
+    if not 0 < num_held_out < len(rows):
+        raise ValueError(
+            f"validation_size must be a fraction below 1 or a number below the {len(rows)} rows, "
+            f"got {held_out_size}, which holds out {num_held_out}. Set data.validation_size."
+        )
+    held_out = set(np.random.default_rng(0).permutation(len(rows))[:num_held_out].tolist())
+    return (
+        [row for i, row in enumerate(rows) if i not in held_out],
+        [row for i, row in enumerate(rows) if i in held_out],
+    )
+
+
+def _report(split: Split, num_rows: int, num_prompts: int, limit: int | None) -> None:
+    dropped = num_rows - num_prompts
+    logger.log(
+        logging.WARNING if dropped else logging.INFO,
+        "%s data: %d rows read, %d dropped (longer than max_prompt_tokens=%s)",
+        *(split, num_rows, dropped, limit),
+    )
+
+
+def _as_list(sources: str | list[str] | None) -> list[str]:
+    return [sources] if isinstance(sources, str) else list(sources or [])
+
+
+def _read_all(sources: list[str]) -> list[Row]:
+    return [row for source in sources for row in read_rows(source)]

@@ -1,0 +1,219 @@
+"""Rows from jsonl, parquet, csv and Hugging Face datasets, each with the place it came from.
+
+Values come back as plain Python, nested ones too. Nothing here knows what a prompt is.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+# org/name, org/name:split, org/name:subset:split; a split may be a slice, train[:100]
+_DATASET = re.compile(
+    r"(?P<path>[^:]+)(?::(?P<subset>[^:\[\]]+)(?=:))?(?::(?P<split>[^:\[\]]+(?:\[[^\]]*\])?))?"
+)
+_HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_MAX_CELL_CHARACTERS = 2**31 - 1
+
+_Numbered = Iterator[tuple[int, dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of the data."""
+
+    source: str
+    """The file or dataset, as the user wrote it."""
+    number: int
+    """From 1; in jsonl the number of the line."""
+    id: str
+    columns: Mapping[str, Any]
+
+    @property
+    def origin(self) -> str:
+        """Where a person finds this row."""
+        return f"{self.source}, row {self.number}"
+
+
+def read_rows(source: str) -> list[Row]:
+    """All rows of a .jsonl, .parquet or .csv file, a dataset directory or a Hub dataset.
+
+    A dataset is written ``id``, ``id:split`` or ``id:subset:split``, where ``id`` is a directory
+    (of data files or written by ``save_to_disk``) or an id on the Hub. Cells of a csv are text as
+    written, an empty one is None.
+
+    Raises:
+        ValueError: nothing there, no rows, or a row that cannot be read.
+    """
+    path = Path(source).expanduser()
+    if path.suffix in _READERS:
+        rows = _read_file(source, path)
+    elif path.is_file():
+        raise ValueError(
+            f"{source} must end in {', '.join(_READERS)}, got {path.suffix!r} (the ending says how "
+            "a file is read). Convert or rename the file."
+        )
+    else:
+        rows = _read_dataset(source)
+    if not rows:
+        raise ValueError(
+            f"{source} is empty: no row in it. Write the file again or name another one."
+        )
+    return rows
+
+
+def _read_file(source: str, path: Path) -> list[Row]:
+    if not path.is_file():
+        raise ValueError(f"{source}: no such file (looked for {path.absolute()}). Check the path.")
+    return [
+        Row(source=source, number=number, id=f"{path.stem}:{number}", columns=columns)
+        for number, columns in _READERS[path.suffix](path)
+    ]
+
+
+def _read_jsonl(path: Path) -> _Numbered:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, _parse_line(line, f"{path}, row {number}")
+
+
+def _parse_line(line: bytes, origin: str) -> dict[str, Any]:
+    fix = "Each line must hold one JSON object: repair or remove this line."
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} at character {error.pos + 1} of {_excerpt(line)}"
+        raise ValueError(f"{origin} is not JSON: {reason}. {fix}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{origin} is not UTF-8: {error}. Save the file as UTF-8.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{origin} is not a JSON object but a {type(value).__name__}. {fix}")
+    return value
+
+
+def _excerpt(line: bytes) -> str:
+    text = line.decode(errors="replace").strip()
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _read_parquet(path: Path) -> _Numbered:
+    try:
+        table = pyarrow.parquet.ParquetFile(path).read()
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} is not a whole parquet file: {error}. Write it again.") from error
+    return enumerate(table.to_pylist(), start=1)
+
+
+def _read_csv(path: Path) -> _Numbered:
+    csv.field_size_limit(_MAX_CELL_CHARACTERS)
+    lines = csv.reader(io.StringIO(_decode(path), newline=""), strict=True)
+    try:
+        header = next(lines, [])
+        _check_header(header, path)
+        for number, cells in enumerate(filter(None, lines), start=1):
+            _check_cells(cells, header, f"{path}, row {number} (line {lines.line_num})")
+            yield number, {k: cell or None for k, cell in zip(header, cells, strict=True)}
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {lines.line_num} is not csv: {error}. Close or double the quotes there."
+        ) from error
+
+
+def _decode(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}, line {line} is not UTF-8: {error}. Save the file as UTF-8."
+        ) from error
+
+
+def _check_header(header: list[str], path: Path) -> None:
+    twice = {name for name in header if header.count(name) > 1}
+    if twice:
+        raise ValueError(
+            f"{path}: the columns of the first line must differ, {sorted(twice)} stand twice (one "
+            "would hide the other). Rename them."
+        )
+
+
+def _check_cells(cells: list[str], header: list[str], origin: str) -> None:
+    if len(cells) != len(header):
+        raise ValueError(
+            f"{origin} has {len(cells)} cells, the first line names {len(header)} columns "
+            f"({', '.join(header)}). Put cells that hold commas into double quotes."
+        )
+
+
+_READERS: dict[str, Callable[[Path], _Numbered]] = {
+    ".jsonl": _read_jsonl,
+    ".parquet": _read_parquet,
+    ".csv": _read_csv,
+}
+
+
+def _read_dataset(source: str) -> list[Row]:
+    match = _DATASET.fullmatch(source)
+    path = Path(match["path"]).expanduser() if match else Path(source)
+    if match is None or not (path.is_dir() or _HUB_ID.fullmatch(match["path"])):
+        raise ValueError(
+            f"{source}: no such file or directory (looked for {path.absolute()}), and not a "
+            "dataset id either. Write a path, or id, id:split or id:subset:split."
+        )
+    dataset = _load_dataset(source, path, match["subset"], match["split"])
+    name = f"{path.name}-{dataset.split}" if dataset.split else path.name
+    return [
+        Row(source=source, number=number, id=f"{name}:{number}", columns=columns)
+        for number, columns in enumerate(dataset.with_format(None), start=1)
+    ]
+
+
+def _load_dataset(source: str, path: Path, subset: str | None, split: str | None) -> Any:
+    import datasets  # a second to import, and most runs read files
+
+    is_saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+    try:
+        if is_saved:
+            dataset = datasets.load_from_disk(str(path))
+        else:
+            dataset = datasets.load_dataset(str(path), subset, split=split)
+    except Exception as error:  # whatever the Hub, the network or a file throws
+        raise ValueError(
+            f"{source}: no dataset could be loaded ({type(error).__name__}: {error}). Write an "
+            "existing file or directory, or a Hub dataset as id, id:split or id:subset:split."
+        ) from error
+    if isinstance(dataset, Mapping):
+        return _choose_split(source, dataset, split)
+    if is_saved and split:
+        raise ValueError(
+            f"{source} names the split {split!r}, but {path} holds one dataset without splits. "
+            f"Write {path}."
+        )
+    return dataset
+
+
+def _choose_split(source: str, splits: Mapping[str, Any], split: str | None) -> Any:
+    names = list(splits)
+    if split is None and len(names) > 1:
+        raise ValueError(
+            f"{source} must name one of its splits {', '.join(names)} (which one is meant cannot "
+            f"be guessed). Write {source}:{names[0]}."
+        )
+    if split is not None and split not in splits:
+        raise ValueError(
+            f"{source}: there is no split {split!r}, only {', '.join(names)}. "
+            f"Write {source.removesuffix(split)}{names[0]}."
+        )
+    return splits[split or names[0]]

@@ -1,0 +1,131 @@
+"""Metrics of a rollout step: sums and counts that merge over micro-batches and ranks.
+
+Ranks may hold different names (a rank without a valid row has no reward): merging never waits
+for a name. Nothing here logs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from lit_grpo.losses import TokenLosses
+from lit_grpo.types import Outcome, RolloutBatch, TrainBatch
+
+
+class Metrics:
+    """Named means, maxima and minima. A name without a value is absent, never 0."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, float | Tensor] = defaultdict(float)
+        self._counts: defaultdict[str, float | Tensor] = defaultdict(float)
+        self._maxima: dict[str, list[float | Tensor]] = defaultdict(list)
+        self._minima: dict[str, list[float | Tensor]] = defaultdict(list)
+
+    def add(self, name: str, total: float | Tensor, count: float | Tensor = 1.0) -> None:
+        """Let ``count`` values with this total vote in the mean."""
+        self._sums[name] = self._sums[name] + total
+        self._counts[name] = self._counts[name] + count
+
+    def add_all(self, name: str, values: Iterable[float] | Tensor) -> None:
+        """Let each value vote in the mean."""
+        tensor = torch.as_tensor(values if isinstance(values, Tensor) else list(values))
+        self.add(name, tensor.double().sum(), tensor.numel())
+
+    def maximum(self, name: str, value: float | Tensor) -> None:
+        self._maxima[name].append(value)
+
+    def minimum(self, name: str, value: float | Tensor) -> None:
+        self._minima[name].append(value)
+
+    def merged(self) -> dict[str, float]:
+        """The values over all ranks; every rank must call this."""
+        merged = Metrics()
+        for sums, counts, maxima, minima in _gather(self._as_floats()):
+            for name, total in sums.items():
+                merged.add(name, total, counts[name])
+            for name, value in maxima.items():
+                merged.maximum(name, value)
+            for name, value in minima.items():
+                merged.minimum(name, value)
+        sums, counts, maxima, minima = merged._as_floats()
+        means = {name: sums[name] / counts[name] for name in sums if counts[name]}
+        return means | maxima | minima
+
+    def _as_floats(self) -> tuple[dict[str, float], ...]:
+        return (
+            {name: float(value) for name, value in self._sums.items()},
+            {name: float(value) for name, value in self._counts.items()},
+            {name: max(map(float, values)) for name, values in self._maxima.items()},
+            {name: min(map(float, values)) for name, values in self._minima.items()},
+        )
+
+
+def _gather(values: tuple[dict[str, float], ...]) -> list[tuple[dict[str, float], ...]]:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [values]
+    gathered: list = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(gathered, values)
+    return gathered
+
+
+def add_rollout_metrics(metrics: Metrics, rollouts: RolloutBatch) -> None:
+    """``reward/…`` and ``completions/…`` of one rollout step; the glossary is docs/metrics.md."""
+    valid, rewards = rollouts.valid, rollouts.rewards
+    metrics.add_all("reward/mean", rewards[valid])
+    metrics.add_all("reward/valid_fraction", valid.double())
+    for row, votes in zip(rewards, valid, strict=True):
+        if votes.sum() >= 2:
+            deviation = float(row[votes].std())
+            metrics.add("reward/std", deviation)
+            metrics.add("reward/frac_zero_std", float(deviation < 1e-9))
+    for name, part in rollouts.parts.items():
+        metrics.add_all(f"reward/{name}/mean", part[~part.isnan()])
+        outcomes = [score.outcome for group in rollouts.groups for score in group.scores[name]]
+        for outcome in Outcome:
+            metrics.add(f"reward/{name}/{outcome}_fraction", outcomes.count(outcome), len(outcomes))
+    lengths = [len(completion.token_ids) for completion in rollouts.completions]
+    metrics.add_all("completions/mean_length", lengths)
+    metrics.maximum("completions/max_length", max(lengths))
+    metrics.minimum("completions/min_length", min(lengths))
+    truncated = [float(completion.is_truncated) for completion in rollouts.completions]
+    metrics.add_all("completions/truncated_fraction", truncated)
+
+
+def add_advantage_metrics(metrics: Metrics, advantages: Tensor, trained: Tensor) -> None:
+    """``advantage/…`` over the rows that are trained on.
+
+    Args:
+        advantages: [N].
+        trained: [N] True on rows with a token in the loss.
+    """
+    values = advantages[trained].double()
+    metrics.add_all("advantage/abs_mean", values.abs())
+    metrics.add_all("advantage/zero_fraction", (values == 0).double())
+    if len(values):
+        metrics.maximum("advantage/max", values.max())
+        metrics.minimum("advantage/min", values.min())
+
+
+@torch.no_grad()
+def add_update_metrics(
+    metrics: Metrics, batch: TrainBatch, losses: TokenLosses, entropy: Tensor
+) -> None:
+    """``policy/…`` and ``sampler/…``: means over the tokens of the loss."""
+    mask = batch.loss_mask
+    num_tokens = mask.sum()
+    difference = losses.sampler_ratio.log().abs()
+    means = {
+        "policy/kl": losses.kl,
+        "policy/entropy": entropy,
+        "policy/ratio_mean": losses.ratio,
+        "policy/clip_low_fraction": losses.clipped_low,
+        "policy/clip_high_fraction": losses.clipped_high,
+        "sampler/logprob_difference_mean": difference,
+    }
+    for name, values in means.items():
+        metrics.add(name, (values * mask).sum(), num_tokens)
+    metrics.maximum("sampler/logprob_difference_max", (difference * mask).max())

@@ -1,0 +1,315 @@
+"""The policy: a causal language model, its tokenizer, its adapter and its frozen reference.
+
+Loads, builds and saves; never samples, never computes a loss.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from lit_grpo.tokenizer import byte_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """A low-rank adapter (arXiv 2106.09685); the reference is the policy with it switched off.
+
+    Args:
+        rank: Rank of the update.
+        alpha: The update is scaled by ``alpha / rank``.
+        target_modules: Names of the linear layers to adapt, or ``all-linear``.
+        modules_to_save: Layers that are trained in full beside the adapter.
+    """
+
+    rank: int = 16
+    alpha: int = 32
+    target_modules: list[str] | str = "all-linear"
+    modules_to_save: list[str] | None = None
+
+
+class Policy(nn.Module):
+    """A language model to train.
+
+    Constructing it reads nothing; ``load`` does, so that a config can be checked without network.
+
+    Args:
+        path: Directory or hub id of a model; its weights are the start.
+        architecture: Config of a model to build with random weights instead, for instance
+            ``{model_type: llama, hidden_size: 128, …}``; it reads bytes.
+        tokenizer: Directory or hub id of another tokenizer than the model's own.
+        dtype: Of the weights; ``bfloat16`` suits a frozen base under LoRA. Small updates vanish
+            in bfloat16 weights: for full training keep float32 and set trainer.precision to
+            bf16-mixed.
+        attn_implementation: As in ``transformers``, for instance ``sdpa`` or
+            ``flash_attention_2``.
+        gradient_checkpointing: Compute activations again in the backward pass.
+        compile: Run the training forward pass through ``torch.compile``.
+        lora: Train an adapter instead of the weights.
+        merge_lora: Write the final model with the adapter merged, else the adapter alone.
+        trust_remote_code: Run the model code that comes with a hub model.
+
+    Raises:
+        ValueError: neither or both of ``path`` and ``architecture``.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        architecture: dict[str, Any] | None = None,
+        tokenizer: str | None = None,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        attn_implementation: str | None = None,
+        gradient_checkpointing: bool = False,
+        compile: bool = False,
+        lora: LoRA | None = None,
+        merge_lora: bool = True,
+        trust_remote_code: bool = False,
+    ) -> None:
+        super().__init__()
+        if (path is None) == (architecture is None):
+            raise ValueError(
+                "a policy needs either a path (weights to start from) or an architecture (random "
+                f"weights), got path={path!r} and architecture={architecture!r}. "
+                "Set model.policy.path or model.policy.architecture."
+            )
+        if not merge_lora and (lora is None or path is None or _is_adapter(path)):
+            raise ValueError(
+                "merge_lora: false writes the adapter alone, which needs model.policy.lora and, "
+                "as its base, a model.policy.path that is itself no adapter."
+            )
+        self.path = path
+        self.architecture = architecture
+        self.tokenizer_path = tokenizer
+        self.dtype = dtype
+        self.attn_implementation = attn_implementation
+        self.gradient_checkpointing = gradient_checkpointing
+        self.compile_forward = compile
+        self.lora = lora
+        self.merge_lora = merge_lora
+        self.trust_remote_code = trust_remote_code
+        self.model: Any = None
+        self.reference_model: PreTrainedModel | None = None
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, loaded when first asked for."""
+        source = self.tokenizer_path or self.path
+        if source is None:
+            return byte_tokenizer()
+        with _loading("tokenizer", source):
+            tokenizer = AutoTokenizer.from_pretrained(
+                source, trust_remote_code=self.trust_remote_code
+            )
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
+
+    def load(self, *, with_reference: bool) -> None:
+        """Bring the weights in, once.
+
+        Args:
+            with_reference: Keep what the policy starts as, for the KL term: with LoRA the policy
+                itself with its adapter off, else a frozen copy.
+
+        Raises:
+            ValueError: nothing can be loaded from the path, or the model's head is not understood.
+        """
+        if self.model is not None:
+            return
+        model = self._build() if self.path is None else self._load(self.path)
+        _check_head(model)
+        if with_reference and self.lora is None:
+            self.reference_model = copy.deepcopy(model).requires_grad_(False)
+        if self.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.enable_input_require_grads()
+        self.model = model if self.lora is None else _adapted(model, self.lora)
+        self.model.train()
+        self._causal_model = TwoHalves(model, compile=self.compile_forward)
+
+    def _build(self) -> PreTrainedModel:
+        assert self.architecture is not None
+        tokens = {
+            "vocab_size": len(self.tokenizer),
+            "pad_token_id": self.tokenizer.pad_token_id,
+            "eos_token_id": self.tokenizer.eos_token_id,
+            "bos_token_id": self.tokenizer.bos_token_id,
+        }
+        try:
+            config = AutoConfig.for_model(**(tokens | self.architecture))
+        except (KeyError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"no model can be built from {self.architecture}: {error}. Set "
+                "model.policy.architecture to the fields of a transformers config, with its "
+                "model_type."
+            ) from None
+        return AutoModelForCausalLM.from_config(
+            _without_dropout(config),
+            dtype=getattr(torch, self.dtype),
+            attn_implementation=self.attn_implementation,
+        )
+
+    def _load(self, path: str) -> PreTrainedModel:
+        if _is_adapter(path):
+            return self._load_merged(path)
+        with _loading("model", path):
+            config = AutoConfig.from_pretrained(path, trust_remote_code=self.trust_remote_code)
+            return AutoModelForCausalLM.from_pretrained(
+                path,
+                config=_without_dropout(config),
+                dtype=getattr(torch, self.dtype),
+                attn_implementation=self.attn_implementation,
+                trust_remote_code=self.trust_remote_code,
+            )
+
+    def _load_merged(self, path: str) -> PreTrainedModel:
+        """An adapter is merged into its base, so that the reference is what training starts as."""
+        from peft import PeftModel
+
+        settings = json.loads((Path(path) / "adapter_config.json").read_text())
+        base = self._load(settings["base_model_name_or_path"])
+        return PeftModel.from_pretrained(base, path).merge_and_unload()
+
+    @property
+    def has_reference(self) -> bool:
+        return self.lora is not None or self.reference_model is not None
+
+    @property
+    def causal_model(self) -> TwoHalves:
+        """The policy as ``logprobs`` wants it."""
+        return self._causal_model
+
+    @contextmanager
+    def reference(self) -> Iterator[TwoHalves]:
+        """The reference as ``logprobs`` wants it."""
+        if self.reference_model is not None:
+            yield TwoHalves(self.reference_model)
+        else:
+            with self.model.disable_adapter():
+                yield self.causal_model
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write a directory that ``AutoModelForCausalLM`` loads; training can go on after it."""
+        model = self.model
+        if self.lora is not None and self.merge_lora:
+            model = copy.deepcopy(model).merge_and_unload()
+        model.save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+
+
+class TwoHalves:
+    """A ``transformers`` causal model as body and head (``logprobs.CausalModel``)."""
+
+    def __init__(self, model: PreTrainedModel, *, compile: bool = False) -> None:
+        self._body = model.get_decoder()
+        self._head = model.get_output_embeddings()
+        self._scale = _logit_scale(model.config)
+        self._softcap = getattr(model.config, "final_logit_softcapping", None)
+        self._run_body = torch.compile(self._body, dynamic=True) if compile else self._body
+
+    def hidden_states(self, ids: Tensor, mask: Tensor, position_ids: Tensor) -> Tensor:
+        """[N, L] ids and mask to [N, L, H]."""
+        output = self._run_body(
+            input_ids=ids, attention_mask=mask.long(), position_ids=position_ids, use_cache=False
+        )
+        return output.last_hidden_state
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """[T, H] to [T, V], scaled and capped as the model does it."""
+        logits = self._head(hidden_states) * self._scale
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
+
+
+def _logit_scale(config: PreTrainedConfig) -> float:
+    """Cohere multiplies its logits, Granite divides them."""
+    return getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+
+
+@torch.no_grad()
+def _check_head(model: PreTrainedModel) -> None:
+    """Refuse a model whose logits are not those of its body and head put together."""
+    was_training = model.training
+    model.eval()
+    ids = torch.arange(4)[None] % model.config.get_text_config().vocab_size
+    ids = ids.to(next(model.parameters()).device)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    parts = TwoHalves(model)
+    hidden_states = parts.hidden_states(ids, mask, torch.arange(4, device=ids.device)[None])
+    ours = parts.logits(hidden_states).float()
+    theirs = model(input_ids=ids).logits.float()
+    model.train(was_training)
+    if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2):
+        raise ValueError(
+            f"{type(model).__name__} does more between its hidden states and its logits than a "
+            f"scale and a soft cap (they differ by {(ours - theirs).abs().max():.2g}), so its "
+            "logprobs can't be computed in chunks. Use another model, or teach "
+            "lit_grpo.policy.TwoHalves what this one does."
+        )
+
+
+def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Dropout off: with it the ratio of two passes of the same weights would not be 1."""
+    for name, value in config.to_dict().items():
+        if name.endswith(("dropout", "pdrop", "dropout_prob")) and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return config
+
+
+def _adapted(model: PreTrainedModel, lora: LoRA) -> nn.Module:
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=0.0,
+        target_modules=lora.target_modules,
+        modules_to_save=lora.modules_to_save,
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise ValueError(
+            f"no adapter can be put on {type(model).__name__}: {error} "
+            "Set model.policy.lora.target_modules."
+        ) from None
+
+
+def _is_adapter(path: str) -> bool:
+    return (Path(path) / "adapter_config.json").is_file()
+
+
+@contextmanager
+def _loading(what: str, source: str) -> Iterator[None]:
+    """Say which of the many things that `transformers` tried was the user's."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        kind = "directory" if Path(source).exists() else "directory here or model on the hub"
+        raise ValueError(
+            f"no {what} could be loaded from {source!r} ({kind}): {error}. "
+            "Set model.policy.path to a directory that save_pretrained wrote or to a hub id."
+        ) from error

@@ -1,0 +1,199 @@
+"""What warm-up and GRPO share: a policy, its optimizer, held-out evaluation, exact checkpoints.
+
+Knows no objective.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Any, Literal
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from transformers import PreTrainedTokenizerBase, get_scheduler
+
+from lit_grpo.evaluation import Evaluation
+from lit_grpo.metrics import Metrics
+from lit_grpo.policy import Policy
+from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
+from lit_grpo.stages import in_stage
+from lit_grpo.types import Prompt
+
+log = logging.getLogger(__name__)
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+class SeedPurpose(IntEnum):
+    """Keeps the random numbers of unlike events apart."""
+
+    ROLLOUT = 0
+    EVALUATION = 1
+
+
+def default_optimizer(params: Any) -> torch.optim.Optimizer:
+    """AdamW as GRPO runs commonly set it."""
+    return torch.optim.AdamW(params, lr=1e-6, weight_decay=0.0)
+
+
+class PolicyModule(L.LightningModule):
+    """A policy that is trained and evaluated.
+
+    Random numbers are counted, not carried: each event draws from a seed of its own, made of
+    (seed, rank, purpose, number), so that a resumed run draws what an uninterrupted one would.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        sampling: Sampling,
+        engine: RolloutEngine | None,
+        optimizer: OptimizerCallable,
+        lr_schedule: Schedule,
+        warmup_steps: int,
+        evaluation: Evaluation | None,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.policy = policy
+        self.sampling = sampling
+        self.engine = engine or HFEngine()
+        self.make_optimizer = optimizer
+        self.lr_schedule = lr_schedule
+        self.warmup_steps = warmup_steps
+        self.evaluation = evaluation or Evaluation()
+        self.seed = seed
+
+    needs_reference = False
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.policy.tokenizer
+
+    # Life of a run
+
+    def configure_model(self) -> None:
+        seed_everything(self.seed)  # the same on all ranks: the weights may be random
+        self.policy.load(with_reference=self.needs_reference)
+
+    def setup(self, stage: str) -> None:
+        self.evaluation.suite.start()
+        self.engine.start(self.policy)
+
+    def teardown(self, stage: str) -> None:
+        self.engine.close()
+        self.evaluation.suite.close()
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        optimizer = self.make_optimizer(self.policy.trainable_parameters())
+        if self.lr_schedule == "constant":
+            schedule = get_scheduler("constant_with_warmup", optimizer, self.warmup_steps)
+        else:
+            num_steps = self.num_optimizer_steps()
+            schedule = get_scheduler(self.lr_schedule, optimizer, self.warmup_steps, num_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def num_optimizer_steps(self) -> int:
+        """Optimizer steps of the whole run, for the schedule.
+
+        Raises:
+            ValueError: neither ``trainer.max_steps`` nor ``trainer.max_epochs`` ends the run.
+        """
+        trainer = self.trainer
+        if trainer.max_steps > 0:
+            return trainer.max_steps
+        if (trainer.max_epochs or -1) < 0:
+            raise ValueError(
+                f"the run has no end, so its {self.lr_schedule} schedule has no length. "
+                "Set trainer.max_steps or trainer.max_epochs, or model.lr_schedule to constant."
+            )
+        trainer.fit_loop.setup_data()
+        batches = int(trainer.num_training_batches)
+        return batches * trainer.max_epochs * self.optimizer_steps_per_batch()
+
+    def optimizer_steps_per_batch(self) -> float:
+        return 1 / self.trainer.accumulate_grad_batches
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Prompts stay where they are; the tensors made of them go to the device."""
+        return batch
+
+    # Random numbers
+
+    def derive_seed(self, purpose: SeedPurpose, number: int) -> int:
+        """The seed of one numbered event of this run on this rank."""
+        sequence = np.random.SeedSequence([self.seed, self.global_rank, purpose, number])
+        return int(sequence.generate_state(1)[0])
+
+    # Held-out evaluation
+
+    def on_train_start(self) -> None:
+        loader = self.trainer.val_dataloaders
+        if not loader:
+            return
+        self.evaluation.suite.check(loader.prompts)
+        if self.evaluation.before_training and self.global_step == 0:
+            self._evaluate_before_training(loader)
+
+    def _evaluate_before_training(self, loader: Iterable[Sequence[Prompt]]) -> None:
+        self.on_validation_epoch_start()
+        for batch_idx, prompts in enumerate(loader):
+            self.validation_step(prompts, batch_idx)
+        metrics = self._val_metrics.merged()
+        for logger in self.loggers:
+            logger.log_metrics(metrics, step=0)
+        log.info("before training: %s", ", ".join(f"{k} {v:.3f}" for k, v in metrics.items()))
+
+    def on_validation_epoch_start(self) -> None:
+        self._val_metrics = Metrics()
+        self.engine.load_weights(self.policy, self.global_step)
+
+    @in_stage("evaluation")
+    def validation_step(self, prompts: Sequence[Prompt], batch_idx: int) -> None:
+        seed = self.derive_seed(SeedPurpose.EVALUATION, batch_idx)
+        self.evaluation.add_metrics(
+            self._val_metrics, self.engine, prompts, self.sampling, seed=seed
+        )
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self._val_metrics.merged())
+
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._base_is_elsewhere:
+            frozen = {n for n, p in self.named_parameters() if not p.requires_grad}
+            weights = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in frozen}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        trained = {n for n, p in self.named_parameters() if p.requires_grad}
+        if missing := sorted(trained - checkpoint["state_dict"].keys()):
+            raise ValueError(
+                f"the checkpoint lacks {len(missing)} trained parameters, first {missing[0]!r}: "
+                "it is of another policy. Set model.policy as it was in that run's config.yaml."
+            )
+        self.strict_loading = not self._base_is_elsewhere
+
+    @property
+    def _base_is_elsewhere(self) -> bool:
+        """The frozen base under an adapter is read from ``policy.path``, not from checkpoints."""
+        return self.policy.lora is not None and self.policy.path is not None
+
+
+def seed_everything(seed: int) -> None:
+    """Seed every global source of random numbers."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,290 @@
+"""What a run always leaves behind: ``metrics.csv``, ``completions/``, ``final/`` and ``run.log``.
+
+Local files whatever remote logger is on. Observes a run, never changes it.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import lightning as L
+import pyarrow as pa
+import pyarrow.parquet as pq
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from lit_grpo.types import RolloutBatch, TrainBatch
+
+Row = dict[str, float]
+
+
+def next_run_dir(root: str | Path, name: str) -> Path:
+    """Make ``root/name/version`` with the next free number."""
+    parent = Path(root) / name
+    parent.mkdir(parents=True, exist_ok=True)
+    taken = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
+    version = max(taken, default=-1) + 1
+    while True:
+        try:
+            (parent / str(version)).mkdir()
+        except FileExistsError:  # another run started at the same moment
+            version += 1
+        else:
+            return parent / str(version)
+
+
+def last_checkpoint(run_dir: str | Path) -> Path | None:
+    """The checkpoint of a run that was written last; None without one."""
+    found = Path(run_dir, "checkpoints").glob("*.ckpt")
+    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+class MetricsFile(Logger):
+    """Writes ``metrics.csv``: one row a rollout step, training and validation metrics in it.
+
+    The file is complete after every step. A metric that appears later adds a column at the end.
+    A resumed run keeps the rows before its first training step and writes the others anew.
+
+    Column ``step`` is the rollout step from 0; ``seconds`` is how long the run had been going when
+    the row began, without the time between a stop and a resumption.
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        super().__init__()
+        self.path = Path(run_dir) / "metrics.csv"
+        self._start = time.monotonic()
+        self._seconds_before = 0.0
+        self._columns = ["step", "seconds"]
+        self._rows: dict[int, Row] | None = None
+        self._earlier_steps: set[int] = set()
+        """What an earlier process wrote, until this one has trained a step."""
+        self._last_row_at: int | None = None
+        """Where in the file the last row begins; None when the file has to be written anew."""
+
+    # With an empty name and version Lightning takes ``save_dir`` itself for the run's directory.
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.path.parent)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """They are in ``config.yaml``."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        values = {name: float(value) for name, value in metrics.items()}
+        rows = self._open()
+        step = max(rows, default=0) if step is None else step
+        if not _is_evaluation(values):
+            self._forget_from(step)
+        if step not in rows:
+            self._begin_row(step)
+        rows[step] |= values
+        new_columns = [name for name in values if name not in self._columns]
+        self._columns += new_columns
+        if self._last_row_at is None or new_columns or step != max(rows):
+            self._write_all()
+        else:
+            self._write_last_row(self._last_row_at)
+
+    def _open(self) -> dict[int, Row]:
+        if self._rows is None:
+            self._rows = {}
+            if self.path.exists():
+                self._columns, self._rows = _read(self.path)
+            self._earlier_steps = set(self._rows)
+            self._seconds_before = self._seconds_of_last_row()
+        return self._rows
+
+    def _forget_from(self, step: int) -> None:
+        """Drop the earlier rows that this run is about to write again."""
+        rows = self._open()
+        for again in [earlier for earlier in self._earlier_steps if earlier >= step]:
+            del rows[again]
+            self._last_row_at = None
+            self._seconds_before = self._seconds_of_last_row()
+        self._earlier_steps = set()
+
+    def _seconds_of_last_row(self) -> float:
+        rows = self._open()
+        return rows[max(rows)]["seconds"] if rows else 0.0
+
+    def _begin_row(self, step: int) -> None:
+        seconds = self._seconds_before + time.monotonic() - self._start
+        self._open()[step] = {"step": step, "seconds": round(seconds, 3)}
+        if self._last_row_at is not None:
+            self._last_row_at = self.path.stat().st_size
+
+    def _write_all(self) -> None:
+        """A reader sees the old file or the new one, never half of it."""
+        rows = self._open()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_name(".metrics.csv.partial")
+        with partial.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(self._columns)
+            *earlier, last = sorted(rows)
+            for step in earlier:
+                self._write_row(file, rows[step])
+            self._last_row_at = file.tell()
+            self._write_row(file, rows[last])
+        os.replace(partial, self.path)
+
+    def _write_last_row(self, position: int) -> None:
+        rows = self._open()
+        with self.path.open("r+", newline="") as file:
+            file.seek(position)
+            self._write_row(file, rows[max(rows)])
+            file.truncate()
+
+    def _write_row(self, file: TextIO, row: Row) -> None:
+        cells = [int(row["step"]), *(row.get(name) for name in self._columns[1:])]
+        csv.writer(file, lineterminator="\n").writerow(cells)
+
+
+def _read(path: Path) -> tuple[list[str], dict[int, Row]]:
+    """Columns and rows; a line that a kill tore off is dropped."""
+    lines = path.read_text().splitlines(keepends=True)
+    reader = csv.DictReader(line for line in lines if line.endswith("\n"))
+    rows = [{name: float(cell) for name, cell in row.items() if cell} for row in reader]
+    return list(reader.fieldnames or ["step", "seconds"]), {int(row["step"]): row for row in rows}
+
+
+def _is_evaluation(values: Mapping[str, float]) -> bool:
+    return all(name.startswith(("val/", "test/")) or name == "epoch" for name in values)
+
+
+class CompletionsFile(Callback):
+    """Writes each rollout step's completions, scores and advantages as parquet, a row each.
+
+    Files are ``completions/step_000012.parquet``, of several ranks
+    ``completions/step_000012_rank1.parquet``. An invalid row has no reward, a row that was not
+    trained on has no advantage.
+
+    Raises:
+        ValueError: every_n_steps below 1.
+    """
+
+    def __init__(self, run_dir: str | Path, every_n_steps: int = 1) -> None:
+        if every_n_steps < 1:
+            raise ValueError(
+                f"every_n_steps must be >= 1, got {every_n_steps} (1 writes every rollout step)."
+            )
+        self.directory = Path(run_dir) / "completions"
+        self.every_n_steps = every_n_steps
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        step = trainer.fit_loop.total_batch_idx
+        if not isinstance(outputs, Mapping) or "rollouts" not in outputs:
+            return
+        if step % self.every_n_steps:
+            return
+        rank = "" if trainer.world_size == 1 else f"_rank{trainer.global_rank}"
+        path = self.directory / f"step_{step:06d}{rank}.parquet"
+        partial = path.with_suffix(".partial")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        pq.write_table(completions_table(step, outputs["rollouts"], outputs["batch"]), partial)
+        os.replace(partial, path)
+
+
+def completions_table(step: int, rollouts: RolloutBatch, batch: TrainBatch | None) -> pa.Table:
+    """N rows, in row order."""
+    rows = [(g, c) for g in rollouts.groups for c in g.completions]
+    text, number = pa.string(), pa.float64()
+    columns = {
+        "step": pa.array([step] * len(rows), pa.int64()),
+        "prompt_id": pa.array([group.prompt.id for group, _ in rows], text),
+        "prompt": pa.array([group.prompt.text for group, _ in rows], text),
+        "completion": pa.array([completion.text for _, completion in rows], text),
+        "finish_reason": pa.array([completion.finish_reason for _, completion in rows], text),
+        "num_tokens": pa.array([len(completion.token_ids) for _, completion in rows], pa.int64()),
+        "answer": pa.array([group.prompt.answer for group, _ in rows], text),
+        "reward": pa.array(rollouts.rewards.flatten().numpy(), number, from_pandas=True),
+        "valid": pa.array(rollouts.valid.flatten().numpy(), pa.bool_()),
+        "advantage": pa.array(_trained_advantages(batch, len(rows)), number),
+    }
+    for name in rollouts.groups[0].scores:
+        scores = [score for group in rollouts.groups for score in group.scores[name]]
+        columns[f"score/{name}"] = pa.array([score.value for score in scores], number)
+        columns[f"outcome/{name}"] = pa.array([str(score.outcome) for score in scores], text)
+        columns[f"detail/{name}"] = pa.array([score.detail for score in scores], text)
+    return pa.table(columns)
+
+
+def _trained_advantages(batch: TrainBatch | None, num_rows: int) -> list[float | None]:
+    if batch is None:
+        return [None] * num_rows
+    trained = batch.loss_mask.any(1).tolist()
+    pairs = zip(batch.advantages.tolist(), trained, strict=True)
+    return [advantage if counts else None for advantage, counts in pairs]
+
+
+class FinalModel(Callback):
+    """Writes the trained policy to ``final/`` as a Hugging Face model when training is done.
+
+    A run that was stopped has no final model: it can be resumed. The directory appears whole.
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.path = Path(run_dir) / "final"
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero and getattr(trainer, "stop_reason", None) is None:
+            partial = self.path.with_name("final.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            pl_module.policy.save_pretrained(partial)  # type: ignore[operator, union-attr]
+            shutil.rmtree(self.path, ignore_errors=True)
+            partial.rename(self.path)
+        trainer.strategy.barrier("FinalModel")
+
+
+LOGGED = ("lit_grpo", "lightning.pytorch", "lightning.fabric", "py.warnings")
+
+
+def open_run_log(run_dir: str | Path, rank: int = 0) -> logging.Handler:
+    """Send what this project, Lightning and Python warn of or tell to ``run.log``, too.
+
+    The terminal still gets it. Other ranks than 0 write ``run_rank1.log`` and so on.
+    """
+    path = Path(run_dir) / ("run.log" if rank == 0 else f"run_rank{rank}.log")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.captureWarnings(True)
+    for name in LOGGED:
+        logger = logging.getLogger(name)
+        if not logger.hasHandlers():
+            logger.addHandler(_Terminal())
+        logger.addHandler(handler)
+    logging.getLogger("lit_grpo").setLevel(logging.INFO)
+    return handler
+
+
+class _Terminal(logging.Handler):
+    """Writes to what is stderr at the moment: a live progress bar replaces it to stay in place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)

@@ -1,0 +1,251 @@
+"""Every dataclass that flows through a rollout step, in the order in which it flows.
+
+Shape legend: B prompts a rollout step, G group size, N = B * G completions, P prompt tokens,
+C completion tokens, V vocabulary, H hidden size. Row n is completion n % G of prompt n // G.
+A mask is True where a token counts. Nothing here computes more than a view of its own fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Message = Mapping[str, str]
+"""One chat message, ``{"role": ..., "content": ...}``."""
+
+
+class Tokenizer(Protocol):
+    """What the rooms need of a ``transformers`` tokenizer."""
+
+    eos_token_id: int | None
+    pad_token_id: int | None
+    chat_template: str | None
+
+    def __call__(self, text: str, **kwargs: Any) -> Any: ...
+    def decode(self, token_ids: Sequence[int], **kwargs: Any) -> Any: ...
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One row of the data, ready to be sampled from.
+
+    ``columns`` holds every column of the row under its own name, so that a reward can read any.
+    """
+
+    id: str
+    text: str
+    """What the policy reads, after the template."""
+    token_ids: tuple[int, ...]
+    """[P]"""
+    messages: tuple[Message, ...] | None = None
+    """The conversation, when the prompt is one."""
+    answer: str | None = None
+    """The gold answer."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One sampled continuation of a prompt.
+
+    ``token_ids`` include the end-of-sequence token when one was sampled and the tokens of a stop
+    string; ``text`` has neither.
+    """
+
+    token_ids: tuple[int, ...]
+    """[C]"""
+    sampler_logprobs: tuple[float, ...]
+    """[C] natural logarithms under the sampling temperature, before top-p and top-k."""
+    text: str
+    finish_reason: FinishReason
+    policy_version: int = 0
+    """Optimizer steps that the weights had seen when they wrote these tokens."""
+
+    @property
+    def is_truncated(self) -> bool:
+        return self.finish_reason == "length"
+
+
+class Outcome(StrEnum):
+    """What became of one attempt to score one completion. Only OK carries a value."""
+
+    OK = "ok"
+    ABSTAIN = "abstain"
+    TIMEOUT = "timeout"
+    RATE_LIMITED = "rate_limited"
+    PARSE_ERROR = "parse_error"
+    ERROR = "error"
+    TRUNCATED = "truncated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """One reward's verdict on one completion: a value, or the reason why there is none.
+
+    Raises:
+        ValueError: a value without OK, or OK without a finite value. A failure is never a zero.
+    """
+
+    value: float | None
+    outcome: Outcome = Outcome.OK
+    detail: str = ""
+    seconds: float = 0.0
+    cost: float = 0.0
+    """US dollars."""
+
+    def __post_init__(self) -> None:
+        if self.outcome is Outcome.OK:
+            if self.value is None or not -float("inf") < self.value < float("inf"):
+                raise ValueError(
+                    f"a score that is ok needs a finite value, got {self.value} "
+                    "(return None for a completion that could not be scored)"
+                )
+        elif self.value is not None:
+            raise ValueError(
+                f"a score with outcome {self.outcome} must have no value, got {self.value} "
+                "(a failure is never a number)"
+            )
+
+    @property
+    def is_ok(self) -> bool:
+        return self.outcome is Outcome.OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A prompt, its G completions and, for each reward by name, their G scores."""
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+    scores: Mapping[str, tuple[Score, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """The scored groups of one rollout step; ragged, on the CPU, readable.
+
+    ``rewards`` and ``parts`` are NaN where ``valid`` (or the part) has no value.
+    """
+
+    groups: tuple[Group, ...]
+    rewards: Tensor
+    """[B, G] float64 weighted sum of the parts, NaN where not valid."""
+    parts: Mapping[str, Tensor]
+    """name -> [B, G] float64 unweighted value of one reward, NaN where it gave none."""
+    valid: Tensor
+    """[B, G] True where a row votes in its group and is trained on."""
+
+    @property
+    def group_size(self) -> int:
+        return self.rewards.shape[1]
+
+    @property
+    def completions(self) -> list[Completion]:
+        """The N completions in row order."""
+        return [completion for group in self.groups for completion in group.completions]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """What the loss reads. Prompts stand once a group and are padded on the left, completions on
+    the right, so that the last prompt token is always next to the first completion token.
+
+    Example, B = 1, G = 2, P = 2, C = 3, prompt ``[5]``, completions ``[7, 8]`` and ``[7, 8, 9]``::
+
+        prompt_ids      [[0, 5]]            prompt_mask      [[F, T]]
+        completion_ids  [[7, 8, 0],         completion_mask  [[T, T, F],
+                         [7, 8, 9]]                           [T, T, T]]
+        prompt_index    [0, 0]
+        logprobs[n, t] is the one of completion_ids[n, t] given all tokens before it.
+    """
+
+    prompt_ids: Tensor
+    """[B, P]"""
+    prompt_mask: Tensor
+    """[B, P] True on the tokens of the prompt."""
+    prompt_index: Tensor
+    """[N] the row of ``prompt_ids`` that a completion continues."""
+    completion_ids: Tensor
+    """[N, C]"""
+    completion_mask: Tensor
+    """[N, C] True on every sampled token (what the model reads)."""
+    loss_mask: Tensor
+    """[N, C] True on the tokens to train; False rows are invalid or filtered."""
+    advantages: Tensor
+    """[N] 0 on invalid rows."""
+    sampler_logprobs: Tensor
+    """[N, C] what the sampler reported; 0 on padding."""
+    old_logprobs: Tensor | None = None
+    """[N, C] under the policy before the first update of this rollout step; None while the
+    policy has not moved since, when they equal the current ones."""
+    ref_logprobs: Tensor | None = None
+    """[N, C] under the reference; None without one."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.completion_ids.shape[0]
+
+    def select(self, rows: Tensor) -> TrainBatch:
+        """The given rows with the prompts that they need, trimmed to their longest tokens."""
+        prompt_rows, prompt_index = torch.unique(self.prompt_index[rows], return_inverse=True)
+        prompt_length = int(self.prompt_mask[prompt_rows].sum(1).max())
+        length = max(1, int(self.completion_mask[rows].sum(1).max()))
+        first = self.prompt_ids.shape[1] - prompt_length
+
+        def completions(tensor: Tensor | None) -> Any:
+            return None if tensor is None else tensor[rows, :length]
+
+        return replace(
+            self,
+            prompt_ids=self.prompt_ids[prompt_rows, first:],
+            prompt_mask=self.prompt_mask[prompt_rows, first:],
+            prompt_index=prompt_index,
+            completion_ids=completions(self.completion_ids),
+            completion_mask=completions(self.completion_mask),
+            loss_mask=completions(self.loss_mask),
+            advantages=self.advantages[rows],
+            sampler_logprobs=completions(self.sampler_logprobs),
+            old_logprobs=completions(self.old_logprobs),
+            ref_logprobs=completions(self.ref_logprobs),
+        )
+
+    def to(self, device: torch.device | str) -> TrainBatch:
+        """The same batch on another device."""
+        moved = {
+            name: value.to(device)
+            for name in self.__slots__
+            if isinstance(value := getattr(self, name), Tensor)
+        }
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One finished phase of a rollout step, as callbacks see it in ``on_stage_end``."""
+
+    name: str
+    """generation, reward, logprob, update, micro_batch, weight_sync, evaluation."""
+    seconds: float
+    micro_batch: int | None = None
+    """Number of the micro-batch within the rollout step, from 0, when the stage is one."""
+    details: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopReason:
+    """Why a run ended before its last step; the command line exits with ``exit_code``.
+
+    A callback sets it as ``trainer.stop_reason`` beside ``trainer.should_stop = True``.
+    """
+
+    exit_code: int
+    message: str

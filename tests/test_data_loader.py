@@ -1,0 +1,140 @@
+"""The order of prompts: seeded, shared among ranks, resumable at any batch."""
+
+import pytest
+
+from lit_grpo.data import PromptLoader
+from lit_grpo.types import Prompt
+
+
+def prompts(number: int) -> list[Prompt]:
+    return [Prompt(id=str(i), text="x", token_ids=(1,)) for i in range(number)]
+
+
+def loader(number: int, batch_size: int, **choices) -> PromptLoader:
+    return PromptLoader(prompts(number), batch_size, **choices)
+
+
+def ids(batches) -> list[list[int]]:
+    return [[int(prompt.id) for prompt in batch] for batch in batches]
+
+
+def test_an_epoch_is_a_permutation_without_its_incomplete_last_batch():
+    seen = ids(loader(11, 3))
+    assert [len(batch) for batch in seen] == [3, 3, 3]
+    assert len({i for batch in seen for i in batch}) == 9
+    assert len(loader(11, 3)) == 3
+
+
+def test_the_order_is_fixed_by_seed_and_epoch():
+    first, again, other = loader(20, 4, seed=1), loader(20, 4, seed=1), loader(20, 4, seed=2)
+    epochs = [ids(first), ids(first)]
+    assert epochs[0] != epochs[1]
+    assert epochs == [ids(again), ids(again)]
+    assert epochs[0] != ids(other)
+
+
+@pytest.mark.parametrize("taken", range(10))
+def test_a_loaded_state_continues_with_the_very_next_batch_across_epochs(taken):
+    def stream(source):
+        while True:
+            yield from source
+
+    whole, first, resumed = (loader(11, 3, seed=5) for _ in range(3))
+    expected = [batch for batch, _ in zip(stream(whole), range(10), strict=False)]
+    steps = stream(first)
+    for _ in range(taken):
+        next(steps)
+    state = first.state_dict()
+    assert {type(value) for value in state.values()} == {int}
+    iter(resumed)
+    resumed.load_state_dict(state)
+    iter(resumed)
+    rest = [batch for batch, _ in zip(stream(resumed), range(10 - taken), strict=False)]
+    assert rest == expected[taken:]
+
+
+def test_the_first_iteration_after_a_load_ends_with_the_epoch():
+    resumed = loader(12, 3)
+    resumed.load_state_dict({"epoch": 4, "position": 6})
+    assert len(ids(resumed)) == 2
+    assert resumed.state_dict() == {"epoch": 5, "position": 0}
+    assert len(ids(resumed)) == 4
+
+
+def test_the_state_after_the_last_batch_of_an_epoch_is_the_start_of_the_next():
+    source = loader(7, 3)
+    batches = iter(source)
+    next(batches)
+    assert source.state_dict() == {"epoch": 0, "position": 3}
+    next(batches)
+    assert source.state_dict() == {"epoch": 1, "position": 0}
+
+
+def test_asking_for_iterators_does_not_move_the_position():
+    source, expected = loader(9, 3), ids(loader(9, 3))
+    for _ in range(3):
+        iter(source)
+    assert ids(source) == expected
+
+
+def test_a_training_iteration_that_was_broken_off_is_continued():
+    source, expected = loader(9, 3), ids(loader(9, 3))
+    first = ids([next(iter(source))])
+    assert first + ids(source) == expected
+
+
+def test_ranks_share_each_batch_in_equal_parts():
+    alone = ids(loader(13, 4, seed=3))
+    ranks = [ids(loader(13, 4, seed=3, rank=rank, world_size=2)) for rank in range(2)]
+    assert [left + right for left, right in zip(*ranks, strict=True)] == alone
+    assert {len(batch) for rank in ranks for batch in rank} == {2}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("number", range(4, 18))
+def test_validation_gives_each_prompt_once_in_equally_many_batches_none_of_them_empty(
+    number, world_size
+):
+    ranks = [
+        loader(number, 4, rank=rank, world_size=world_size, training=False)
+        for rank in range(world_size)
+    ]
+    seen = [ids(rank) for rank in ranks]
+    assert sorted(i for rank in seen for batch in rank for i in batch) == list(range(number))
+    assert {len(rank) for rank in seen} == {len(ranks[0])}
+    assert all(batch for rank in seen for batch in rank)
+    assert [ids(rank) for rank in ranks] == seen
+
+
+def test_validation_starts_anew_after_an_iteration_that_was_broken_off():
+    source = loader(5, 2, training=False)
+    next(iter(source))
+    assert ids(source) == [[0, 1], [2, 3], [4]]
+
+
+def test_an_epoch_limit_ends_epochs_early_but_not_the_length_that_a_trainer_sees():
+    whole = loader(12, 3)
+    first, second = ids(whole)[:2], ids(whole)[:2]
+    for limit in (2, 0.5):
+        limited = loader(12, 3, epoch_limit=limit)
+        assert len(limited) == 4
+        assert [ids(limited), ids(limited)] == [first, second]
+
+
+def test_a_position_with_no_batch_behind_it_is_the_next_epoch():
+    shrunk = loader(6, 3)
+    shrunk.load_state_dict({"epoch": 2, "position": 9})
+    assert shrunk.state_dict() == {"epoch": 3, "position": 0}
+
+
+def test_too_few_prompts_for_a_batch_are_refused():
+    with pytest.raises(ValueError, match=r"3 prompts are too few, .* needs 4 .*prompts_per_step"):
+        loader(3, 4)
+    with pytest.raises(ValueError, match=r"1 prompts are too few, .* needs 2 .*fewer processes"):
+        loader(1, 4, world_size=2, training=False)
+
+
+@pytest.mark.parametrize("batch_size", [0, 3])
+def test_a_batch_that_the_ranks_cannot_share_is_refused(batch_size):
+    with pytest.raises(ValueError, match="prompts_per_step must be a positive multiple of the 2"):
+        loader(9, batch_size, world_size=2)

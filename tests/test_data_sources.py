@@ -1,0 +1,203 @@
+"""Files and datasets become rows that know their place, or an error that names it."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import datasets
+import pandas as pd
+import pytest
+
+from lit_grpo.data import read_rows
+
+NESTED = {"text": 'é, "q"\nline', "tags": ["a", "b"], "meta": {"scores": [0.5, None], "n": 3}}
+
+
+@pytest.fixture(autouse=True)
+def dataset_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def write(path: Path, content: str | bytes) -> str:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+def test_jsonl_rows_are_numbered_by_line_and_blank_lines_are_no_rows(tmp_path):
+    path = write(tmp_path / "train.jsonl", '\ufeff{"a": 1}\n\n{"a": "x\u2028y"}\r\n')
+    rows = read_rows(path)
+    assert [row.columns for row in rows] == [{"a": 1}, {"a": "x\u2028y"}]
+    assert [row.id for row in rows] == ["train:1", "train:3"]
+    assert rows[1].origin == f"{path}, row 3"
+
+
+def test_a_broken_jsonl_line_is_named_with_the_place_in_it(tmp_path):
+    path = write(tmp_path / "t.jsonl", '{"a": 1}\n{"a": x}\n')
+    with pytest.raises(ValueError, match=r"t\.jsonl, row 2 is not JSON: .* at character 7 of .*"):
+        read_rows(path)
+
+
+def test_a_jsonl_line_that_is_no_object_is_named(tmp_path):
+    path = write(tmp_path / "t.jsonl", '{"a": 1}\n[1, 2]\n')
+    with pytest.raises(ValueError, match=r"t\.jsonl, row 2 is not a JSON object but a list"):
+        read_rows(path)
+
+
+def test_a_jsonl_line_in_another_encoding_is_named(tmp_path):
+    path = write(tmp_path / "t.jsonl", b'{"a": 1}\n{"a": "caf\xe9"}\n')
+    with pytest.raises(ValueError, match=r"t\.jsonl, row 2 is not UTF-8"):
+        read_rows(path)
+
+
+def test_nested_columns_survive_parquet_as_plain_python(tmp_path):
+    path = tmp_path / "data.parquet"
+    pd.DataFrame([NESTED, {**NESTED, "tags": None}]).to_parquet(path)
+    rows = read_rows(str(path))
+    assert [row.columns for row in rows] == [NESTED, {**NESTED, "tags": None}]
+    assert json.loads(json.dumps(rows[0].columns)) == NESTED
+    assert [row.id for row in rows] == ["data:1", "data:2"]
+
+
+def test_a_torn_parquet_file_is_refused_by_name(tmp_path):
+    path = tmp_path / "data.parquet"
+    pd.DataFrame([NESTED]).to_parquet(path)
+    write(path, path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"data\.parquet is not a whole parquet file"):
+        read_rows(str(path))
+
+
+def test_csv_cells_are_text_as_written_and_empty_ones_are_none(tmp_path):
+    path = tmp_path / "t.csv"
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows([["q", "zip"], ['a, "b"\nc', "007"], ["None", ""]])
+    assert [row.columns for row in read_rows(str(path))] == [
+        {"q": 'a, "b"\nc', "zip": "007"},
+        {"q": "None", "zip": None},
+    ]
+
+
+@pytest.mark.parametrize("line", ["1,2,3", "1"])
+def test_a_csv_row_with_other_cells_than_columns_is_named(tmp_path, line):
+    path = write(tmp_path / "t.csv", f'q,a\n"x\ny",1\n{line}\n')
+    cells = len(line.split(","))
+    with pytest.raises(ValueError, match=rf"t\.csv, row 2 \(line 4\) has {cells} cells.* 2 col"):
+        read_rows(path)
+
+
+def test_a_csv_quote_that_is_never_closed_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"t\.csv, line 2 is not csv"):
+        read_rows(write(tmp_path / "t.csv", 'q,a\n"x,1\n'))
+
+
+def test_a_csv_in_another_encoding_is_refused_with_the_line(tmp_path):
+    with pytest.raises(ValueError, match=r"t\.csv, line 3 is not UTF-8"):
+        read_rows(write(tmp_path / "t.csv", b"q,a\nx,1\ncaf\xe9,2\n"))
+
+
+def test_a_csv_column_that_stands_twice_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"\['a'\] stand twice"):
+        read_rows(write(tmp_path / "t.csv", "a,b,a\n1,2,3\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("t.jsonl", ""), ("t.jsonl", "\n\n"), ("t.csv", ""), ("t.csv", "q,a\n")]
+)
+def test_an_empty_file_is_refused(tmp_path, name, content):
+    with pytest.raises(ValueError, match=rf"{name} is empty: no row in it"):
+        read_rows(write(tmp_path / name, content))
+
+
+def test_a_missing_file_is_refused_with_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"no such file \(looked for {tmp_path}/d/t\.jsonl\)"):
+        read_rows("d/t.jsonl")
+
+
+def test_an_unknown_kind_of_file_is_refused_with_the_known_ones(tmp_path):
+    with pytest.raises(ValueError, match=r"must end in \.jsonl, \.parquet, \.csv, got '\.json'"):
+        read_rows(write(tmp_path / "t.json", "[]"))
+
+
+def test_a_path_that_is_neither_there_nor_a_dataset_id_is_refused():
+    with pytest.raises(ValueError, match="no such file or directory"):
+        read_rows("./missing/train")
+
+
+def test_a_dataset_saved_to_disk_is_read_with_nested_columns(tmp_path):
+    datasets.Dataset.from_list([NESTED, NESTED]).save_to_disk(tmp_path / "saved")
+    rows = read_rows(str(tmp_path / "saved"))
+    assert [row.columns for row in rows] == [NESTED, NESTED]
+    assert [row.id for row in rows] == ["saved:1", "saved:2"]
+
+
+def test_the_split_of_a_saved_dataset_is_chosen_by_name(tmp_path):
+    splits = {name: datasets.Dataset.from_list([{"a": name}]) for name in ("train", "test")}
+    path = str(tmp_path / "saved")
+    datasets.DatasetDict(splits).save_to_disk(path)
+    assert read_rows(f"{path}:test")[0].columns == {"a": "test"}
+    with pytest.raises(ValueError, match=r"must name one of its splits train, test .*saved:train"):
+        read_rows(path)
+    with pytest.raises(ValueError, match=r"no split 'tset', only train, test\. Write .*saved:tr"):
+        read_rows(f"{path}:tset")
+
+
+def test_a_directory_of_data_files_is_read_as_a_dataset(tmp_path):
+    directory = tmp_path / "mine"
+    directory.mkdir()
+    write(directory / "train.jsonl", '{"q": "x", "n": 1}\n{"q": "y", "n": 2}\n')
+    write(directory / "test.jsonl", '{"q": "z", "n": 3}\n')
+    rows = read_rows(f"{directory}:train")
+    assert [row.columns for row in rows] == [{"q": "x", "n": 1}, {"q": "y", "n": 2}]
+    assert rows[1].id == "mine-train:2"
+    assert [row.columns["q"] for row in read_rows(f"{directory}:default:train[1:]")] == ["y"]
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A Hub on which no dataset exists; it keeps what it was asked for."""
+
+    asked: list[str] = []
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        self.send_response(404)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_dataset_id_is_asked_of_the_hub_and_an_unknown_one_is_named(tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    code = "from lit_grpo.data import read_rows; read_rows('some-org/sums:main:train')"
+    environment = {
+        **{k: v for k, v in os.environ.items() if "PROXY" not in k.upper()},
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "0",
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        errors = child.communicate(timeout=120)[1]
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+        server.shutdown()
+    assert any("/some-org/sums" in path for path in Hub.asked)
+    assert "ValueError: some-org/sums:main:train: no dataset could be loaded" in errors
+    assert "id:subset:split" in errors.splitlines()[-1]

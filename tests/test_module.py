@@ -1,0 +1,358 @@
+import math
+
+import lightning as L
+import pytest
+import torch
+from tiny import LLAMA, prompt
+
+from lit_grpo.advantages import AdvantageConfig
+from lit_grpo.data.loader import PromptLoader
+from lit_grpo.evaluation import Evaluation
+from lit_grpo.losses import Objective
+from lit_grpo.module import GRPOModule, UpdateConfig
+from lit_grpo.policy import LoRA, Policy
+from lit_grpo.rewards import Reward
+from lit_grpo.rollout import Sampling
+
+PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one:", "x", "22+3=")]
+
+
+class ShareOfLowBytes(Reward):
+    """A number that differs between completions of random weights."""
+
+    def score(self, prompt, completion):
+        return sum(token < 128 for token in completion.token_ids) / len(completion.token_ids)
+
+
+class Outage(Reward):
+    def score(self, prompt, completion):
+        raise ConnectionError("the judge is down")
+
+
+class Keep(L.Callback):
+    """Keeps what every training step returned."""
+
+    def __init__(self):
+        self.outputs = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.outputs.append(outputs)
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=1.0)
+
+
+def make_module(*, policy=None, rewards=None, update=None, **settings) -> GRPOModule:
+    return GRPOModule(
+        Policy(**({"architecture": LLAMA} | (policy or {}))),
+        rewards or [ShareOfLowBytes()],
+        group_size=settings.pop("group_size", 4),
+        sampling=settings.pop("sampling", Sampling(max_tokens=8, stop_token_ids=tuple(range(40)))),
+        update=UpdateConfig(**({"max_grad_norm": 1e9} | (update or {}))),
+        optimizer=settings.pop("optimizer", sgd),
+        evaluation=Evaluation(before_training=False),
+        **settings,
+    )
+
+
+def fit(module, *, max_steps=1, callbacks=(), **trainer):
+    keep = Keep()
+    L.Trainer(
+        **{
+            "max_steps": max_steps,
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "callbacks": [keep, *callbacks],
+        }
+        | trainer
+    ).fit(module, PromptLoader(PROMPTS, 4))
+    return keep.outputs
+
+
+def weights(module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in module.policy.model.named_parameters()}
+
+
+def start_weights(**policy) -> dict[str, torch.Tensor]:
+    module = make_module(policy=policy)
+    torch.manual_seed(module.seed)
+    module.policy.load(with_reference=False)
+    return weights(module)
+
+
+def plain_logprobs(model, batch, n, temperature=1.0):
+    """One row alone, without padding, cache or chunks."""
+    p, c = batch.prompt_index[n], batch.completion_mask[n]
+    head = batch.prompt_ids[p][batch.prompt_mask[p]]
+    tail = batch.completion_ids[n][c]
+    logits = model(torch.cat([head, tail])[None]).logits[0, len(head) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(1, tail[:, None])[:, 0]
+
+
+def test_the_update_is_the_policy_gradient_of_the_scored_rollouts():
+    """An independent REINFORCE: at one update a rollout the clipped objective has its gradient."""
+    module = make_module()
+    (output,) = fit(module)
+    batch = output["batch"]
+    reference = Policy(architecture=LLAMA)
+    torch.manual_seed(module.seed)
+    reference.load(with_reference=False)
+    before = {name: p.detach().clone() for name, p in reference.model.named_parameters()}
+    num_tokens = batch.completion_mask.sum()
+    loss = -sum(
+        batch.advantages[n] * plain_logprobs(reference.model, batch, n).sum()
+        for n in range(batch.num_rows)
+    )
+    (loss / num_tokens).backward()
+    assert batch.advantages.abs().max() > 0.5
+    for name, parameter in reference.model.named_parameters():
+        step = before[name] - weights(module)[name]
+        torch.testing.assert_close(step, parameter.grad, rtol=1e-3, atol=2e-6)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_the_gradient_is_the_same_for_any_split_into_micro_batches(aggregation):
+    objective = Objective(aggregation=aggregation, kl_coef=0.1, entropy_coef=0.01)
+    results = []
+    for max_tokens in (1, 60, 100_000):
+        module = make_module(
+            objective=objective,
+            update={"max_tokens_per_micro_batch": max_tokens},
+            lr_schedule="constant",
+        )
+        outputs = fit(module)
+        results.append((weights(module), outputs[0]["metrics"]))
+    for split, metrics in results[:-1]:
+        for name, whole in results[-1][0].items():
+            torch.testing.assert_close(split[name], whole, rtol=1e-4, atol=1e-6)
+        for name, value in results[-1][1].items():
+            assert metrics[name] == pytest.approx(value, abs=1e-5), name
+
+
+def test_the_sampling_temperature_applies_to_the_trained_logprobs():
+    module = make_module(sampling=Sampling(max_tokens=8, temperature=0.5))
+    (output,) = fit(module)
+    assert output["metrics"]["sampler/logprob_difference_max"] < 1e-4
+
+
+def test_several_updates_a_rollout_are_several_optimizer_steps_off_the_old_policy():
+    module = make_module(update={"epochs": 2, "minibatches": 2}, objective=Objective(kl_coef=0.1))
+    outputs = fit(module, max_steps=8)
+    assert len(outputs) == 2  # rollout steps
+    assert module.global_step == 8
+    assert module.rollout_step == 2
+    metrics = outputs[0]["metrics"]
+    assert outputs[0]["batch"].old_logprobs is not None
+    assert metrics["policy/ratio_mean"] != 1.0
+    assert metrics["policy/kl"] > 0
+
+
+def test_one_update_a_rollout_needs_no_second_pass_and_has_ratio_one():
+    (output,) = fit(make_module())
+    assert output["batch"].old_logprobs is None
+    assert output["metrics"]["policy/ratio_mean"] == 1.0
+    assert output["metrics"]["policy/kl"] == 0.0
+
+
+def test_the_kl_term_is_that_to_the_policy_that_training_started_from():
+    module = make_module(objective=Objective(kl="k3", kl_coef=0.5), policy={"lora": LoRA(rank=4)})
+    first, second = fit(module, max_steps=2)
+    assert first["metrics"]["policy/kl"] == pytest.approx(0, abs=1e-6)
+    assert second["metrics"]["policy/kl"] > 1e-7
+    batch, rows = second["batch"], range(second["batch"].num_rows)
+    with torch.no_grad(), module.policy.model.disable_adapter():
+        expected = [plain_logprobs(module.policy.model, batch, n) for n in rows]
+    for n in rows:
+        got = batch.ref_logprobs[n][batch.completion_mask[n]]
+        torch.testing.assert_close(got, expected[n], rtol=0, atol=1e-5)
+
+
+def test_two_runs_of_one_seed_are_bit_identical_and_another_seed_differs():
+    runs = []
+    for seed in (0, 0, 1):
+        module = make_module(seed=seed)
+        fit(module, max_steps=3)
+        runs.append(weights(module)["lm_head.weight"])
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+def test_no_optimizer_step_is_taken_on_an_outage(caplog):
+    module = make_module(rewards=[Outage()])
+    outputs = fit(module, max_steps=-1, max_epochs=2)
+    assert [output["batch"] for output in outputs] == [None, None]
+    assert module.global_step == 0
+    assert outputs[0]["metrics"]["reward/valid_fraction"] == 0.0
+    assert outputs[0]["metrics"]["reward/outage/error_fraction"] == 1.0
+    assert "reward/mean" not in outputs[0]["metrics"]
+    assert "no token to train on" in caplog.text
+    torch.testing.assert_close(weights(module), start_weights(), rtol=0, atol=0)
+
+
+def test_only_valid_rows_vote_and_are_trained_on():
+    class HalfDown(Reward):
+        def score(self, prompt, completion):
+            return None if completion.token_ids[0] % 2 else float(len(completion.token_ids))
+
+    (output,) = fit(make_module(rewards=[HalfDown()]))
+    batch, rollouts = output["batch"], output["rollouts"]
+    trained = batch.loss_mask.any(1)
+    valid = rollouts.valid.flatten()
+    assert 0 < valid.sum() < len(valid)
+    assert not (trained & ~valid).any()
+    assert not batch.advantages[~valid].any()
+    lengths = torch.tensor([len(c.token_ids) for c in rollouts.completions], dtype=torch.float64)
+    for group, votes in enumerate(rollouts.valid):
+        own = lengths.view(4, 4)[group][votes]
+        if len(own) >= 2 and own.std() > 0:
+            expected = (own - own.mean()) / (own.std() + 1e-4)
+            got = batch.advantages.view(4, 4)[group][votes].double()
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_overlong_filtering_trains_on_no_truncated_completion():
+    (output,) = fit(make_module(objective=Objective(overlong_filtering=True)))
+    truncated = torch.tensor([c.is_truncated for c in output["rollouts"].completions])
+    assert truncated.any()
+    assert not output["batch"].loss_mask[truncated].any()
+    assert output["batch"].loss_mask[~truncated].any()
+
+
+def test_the_gradient_is_scaled_down_to_its_bound():
+    free = make_module()
+    (output,) = fit(free)
+    norm = output["metrics"]["policy/grad_norm"]
+    held = make_module(update={"max_grad_norm": norm / 4})
+    fit(held)
+    before = start_weights()
+    for name, start in before.items():
+        torch.testing.assert_close(
+            weights(held)[name] - start, (weights(free)[name] - start) / 4, rtol=1e-2, atol=1e-6
+        )
+
+
+def test_the_learning_rate_warms_up_and_follows_its_schedule():
+    outputs = fit(make_module(lr_schedule="cosine", warmup_steps=2), max_steps=6)
+    rates = [output["metrics"]["policy/lr"] for output in outputs]
+    cosine = [0.5 * (1 + math.cos(math.pi * i / 4)) for i in range(4)]
+    assert rates == pytest.approx([0.0, 0.5, *cosine])
+
+
+def test_the_schedule_counts_the_steps_of_epochs_and_updates():
+    module = make_module(lr_schedule="linear", update={"epochs": 2})
+    outputs = fit(module, max_steps=-1, max_epochs=3)
+    rates = [output["metrics"]["policy/lr"] for output in outputs]
+    # Six optimizer steps; the metric is the mean over the two of a rollout step.
+    assert rates == pytest.approx([(6 + 5) / 12, (4 + 3) / 12, (2 + 1) / 12])
+
+
+def test_batch_deviation_and_normalise_then_sum_reach_the_advantages():
+    class Length(Reward):
+        def score(self, prompt, completion):
+            return float(len(completion.token_ids))
+
+    config = AdvantageConfig(deviation="batch", combine="normalise_then_sum")
+    (output,) = fit(make_module(rewards=[ShareOfLowBytes(), Length(weight=0.5)], advantage=config))
+    expected = torch.zeros(4, 4, dtype=torch.float64)
+    for name, weight in (("share_of_low_bytes", 1.0), ("length", 0.5)):
+        part = output["rollouts"].parts[name]
+        centered = part - part.mean(1, keepdim=True)
+        expected += weight * centered / (math.sqrt(centered.square().sum() / 15) + 1e-4)
+    torch.testing.assert_close(output["batch"].advantages, expected.flatten().float())
+
+
+def test_stages_are_told_to_callbacks_as_they_end():
+    class Listener(L.Callback):
+        def __init__(self):
+            self.started, self.ended = [], []
+
+        def on_stage_start(self, trainer, pl_module, name):
+            self.started.append(name)
+
+        def on_stage_end(self, trainer, pl_module, stage):
+            self.ended.append(stage)
+
+    listener = Listener()
+    fit(make_module(update={"max_tokens_per_micro_batch": 60}), callbacks=[listener])
+    assert list(dict.fromkeys(listener.started)) == [
+        "weight_sync",
+        "generation",
+        "reward",
+        "logprob",
+        "update",
+        "micro_batch",
+    ]
+    parts = [stage for stage in listener.ended if stage.name == "micro_batch"]
+    assert [stage.micro_batch for stage in parts] == list(range(len(parts)))
+    assert len(parts) > 1
+    assert sum(stage.details["rows"] for stage in parts) == 16
+    assert listener.ended[-1].name == "update"
+    assert listener.ended[-1].seconds >= sum(stage.seconds for stage in parts)
+
+
+def test_a_checkpoint_of_an_adapter_leaves_its_base_out_and_restores(tmp_path):
+    base = tmp_path / "base"
+    start = Policy(architecture=LLAMA)
+    start.load(with_reference=False)
+    start.save_pretrained(base)
+    policy = {"architecture": None, "path": str(base), "lora": LoRA(rank=4)}
+    module = make_module(policy=policy)
+    trainer = L.Trainer(
+        max_steps=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, PromptLoader(PROMPTS, 4))
+    path = tmp_path / "some.ckpt"
+    trainer.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    assert saved
+    assert all("lora" in name for name in saved)
+    again = make_module(policy=policy)
+    second = L.Trainer(
+        max_steps=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    second.fit(again, PromptLoader(PROMPTS, 4), ckpt_path=path, weights_only=True)
+    torch.testing.assert_close(weights(again), weights(module), rtol=0, atol=0)
+    other = make_module(policy=policy | {"lora": LoRA(rank=4, target_modules=["lm_head"])})
+    with pytest.raises(ValueError, match="it is of another policy"):
+        second.fit(other, PromptLoader(PROMPTS, 4), ckpt_path=path, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ({"group_size": 1}, "Set model.group_size"),
+        ({"sampling": Sampling(temperature=0.0)}, "Set model.sampling.temperature"),
+        ({"update": {"epochs": 0}}, "Set model.update.epochs"),
+    ],
+)
+def test_impossible_settings_are_refused_when_the_config_is_read(settings, fix):
+    with pytest.raises(ValueError, match=fix):
+        make_module(**settings)
+
+
+def test_a_run_without_an_end_has_no_schedule():
+    with pytest.raises(ValueError, match="Set trainer.max_steps"):
+        fit(make_module(lr_schedule="cosine"), max_steps=-1, max_epochs=-1)
+
+
+@pytest.mark.slow
+def test_a_compiled_forward_takes_the_same_step():
+    plain, compiled = make_module(), make_module(policy={"compile": True})
+    for module in (plain, compiled):
+        fit(module)
+    for name, weight in weights(plain).items():
+        torch.testing.assert_close(weights(compiled)[name], weight, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,204 @@
+import asyncio
+import functools
+
+import jsonargparse
+import pytest
+from tiny import completion, prompt
+
+from lit_grpo.rewards import FunctionReward, Reward, RewardSuite
+from lit_grpo.types import Prompt
+
+CHAT = Prompt(
+    id="chat",
+    text="<user>1+1=",
+    token_ids=(1,),
+    messages=({"role": "user", "content": "1+1="},),
+    answer="2",
+    columns={"level": 3},
+)
+
+
+def run(reward, one, *texts):
+    with RewardSuite([reward]) as suite:
+        return suite.score([one], [[completion([5, 6], text=text) for text in texts]])
+
+
+def accuracy(completions, answer, **kwargs):
+    return [float(text == gold) for text, gold in zip(completions, answer, strict=True)]
+
+
+async def slow_accuracy(completions, answer, scale=1.0, **kwargs):
+    await asyncio.sleep(0)
+    return [scale * float(text == gold) for text, gold in zip(completions, answer, strict=True)]
+
+
+def only_completions(completions):
+    return [len(text) for text in completions]
+
+
+def wants_state(prompts, completions, trainer_state):
+    return [0.0] * len(completions)
+
+
+def test_function_of_the_trl_form_works_unchanged():
+    batch = run(FunctionReward(accuracy), prompt(answer="2"), "2", "3")
+    assert batch.parts["accuracy"].tolist() == [[1.0, 0.0]]
+
+
+def test_async_function_works_unchanged():
+    batch = run(FunctionReward(slow_accuracy, kwargs={"scale": 2}), prompt(answer="2"), "2", "3")
+    assert batch.parts["slow_accuracy"].tolist() == [[2.0, 0.0]]
+
+
+def test_function_gets_texts_ids_and_every_column_as_lists():
+    seen = {}
+
+    def look(prompts, completions, **columns):
+        seen.update(columns, prompts=prompts, completions=completions)
+        return [None] * len(completions)
+
+    batch = run(FunctionReward(look), prompt("1+1=", answer="2", level=3, prompt="raw"), "2", "3")
+    assert seen == {
+        "prompts": ["1+1=", "1+1="],
+        "completions": ["2", "3"],
+        "completion_ids": [[5, 6], [5, 6]],
+        "answer": ["2", "2"],
+        "level": [3, 3],
+    }
+    assert [str(s.outcome) for s in batch.groups[0].scores["look"]] == ["abstain", "abstain"]
+
+
+def test_conversational_prompt_gives_lists_of_messages():
+    def look(prompts, completions, level, **kwargs):
+        assert prompts == [[{"role": "user", "content": "1+1="}]] * 2
+        assert completions[1] == [{"role": "assistant", "content": "3"}]
+        return level
+
+    assert run(FunctionReward(look), CHAT, "2", "3").rewards.tolist() == [[3.0, 3.0]]
+
+
+def test_column_called_answer_goes_before_the_gold_that_was_read_from_it():
+    row = Prompt(
+        id="p", text="q", token_ids=(1,), answer="72", columns={"answer": "48 + 24 = 72 #### 72"}
+    )
+    assert run(FunctionReward(accuracy), row, "48 + 24 = 72 #### 72").rewards.tolist() == [[1.0]]
+
+
+def test_function_without_kwargs_gets_only_what_it_names():
+    assert run(FunctionReward(only_completions), CHAT, "2").rewards.tolist() == [[1.0]]
+
+
+def test_callable_object_with_an_async_call_works():
+    class Grader:
+        async def __call__(self, completions, **kwargs):
+            return [1.0] * len(completions)
+
+    assert run(FunctionReward(Grader(), name="grader"), CHAT, "2").rewards.tolist() == [[1.0]]
+
+
+def test_wrapped_function_keeps_its_name_and_its_parameters():
+    @functools.wraps(slow_accuracy)
+    def wrapped(*args, **kwargs):
+        return [1.0]
+
+    assert FunctionReward(wrapped, kwargs={"scale": 2}).name == "slow_accuracy"
+
+
+@pytest.mark.parametrize(
+    ("function", "kwargs", "message"),
+    [
+        (slow_accuracy, {"scal": 2}, "got 'scal' .* It accepts answer, scale. Did you mean scale?"),
+        (accuracy, {"scale": 2}, "named parameters of accuracy, got 'scale'"),
+        (only_completions, {"x": 1}, "It accepts none"),
+        (accuracy, {"completions": []}, "got 'completions'"),
+    ],
+)
+def test_kwargs_that_the_function_does_not_take_are_refused(function, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        FunctionReward(function, kwargs=kwargs)
+
+
+def test_data_without_a_required_column_is_refused_before_training():
+    with (
+        RewardSuite([FunctionReward(wants_state)]) as suite,
+        pytest.raises(ValueError, match="trainer_state is missing from prompt p, which has answer"),
+    ):
+        suite.check([prompt(answer="2")])
+
+
+def test_required_column_may_come_from_the_data_or_from_kwargs():
+    reward = FunctionReward(wants_state, kwargs={"trainer_state": None})
+    reward.check([prompt()])
+    FunctionReward(accuracy).check([prompt(answer="2")])
+    with pytest.raises(ValueError, match="answer is missing from prompt p, which has none"):
+        FunctionReward(accuracy).check([prompt(answer=None)])
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A user's working directory with a module, a package and a file with a broken import."""
+    (tmp_path / "my_rewards.py").write_text(
+        "def short(completions, limit=3, **kwargs):\n"
+        "    return [float(len(text) < limit) for text in completions]\n"
+        "constant = 1\n"
+    )
+    (tmp_path / "needs_more.py").write_text("import not_installed_anywhere\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["my_rewards:short", "my_rewards.short", "my_rewards.py:short", "{dir}/my_rewards.py:short"],
+)
+def test_function_is_found_by_module_or_by_file(project, path):
+    reward = FunctionReward(path.format(dir=project), kwargs={"limit": 2})
+    assert run(reward, CHAT, "2", "33").parts["short"].tolist() == [[1.0, 1.0]]
+    assert run(reward, prompt(), "2", "33").parts["short"].tolist() == [[1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("short", "must be module:function or path/to/file.py:function, got 'short'"),
+        ("my_reward:short", "can be imported, got 'my_reward'"),
+        ("my_rewards:shrt", "my_rewards has no function 'shrt'. Did you mean short?"),
+        ("my_rewards:constant", "has no function 'constant'"),
+        ("missing.py:short", "file that exists, got missing.py"),
+    ],
+)
+def test_function_that_is_not_there_is_refused_with_a_hint(project, path, message):
+    with pytest.raises(ValueError, match=message):
+        FunctionReward(path)
+
+
+def test_import_error_inside_the_users_module_is_shown_as_it_is(project):
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        FunctionReward("needs_more:f")
+
+
+def test_every_reward_can_be_composed_in_a_config(project):
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--rewards", type=list[Reward])
+    rewards = [
+        {
+            "class_path": "lit_grpo.rewards.FunctionReward",
+            "init_args": {"function": "my_rewards:short", "kwargs": {"limit": 9}, "weight": 0.5},
+        },
+        {"class_path": "lit_grpo.rewards.MathReward", "init_args": {"on_error": "drop_group"}},
+        {
+            "class_path": "lit_grpo.rewards.FormatReward",
+            "init_args": {"pattern": "a", "mode": "full"},
+        },
+        {
+            "class_path": "lit_grpo.rewards.LengthReward",
+            "init_args": {"start_tokens": 1, "end_tokens": 2, "name": "overlong"},
+        },
+    ]
+    made = parser.instantiate_classes(parser.parse_object({"rewards": rewards})).rewards
+    assert [one.name for one in made] == ["short", "math", "format", "overlong"]
+    assert (made[0].weight, made[0].kwargs, made[1].on_error) == (0.5, {"limit": 9}, "drop_group")
+    rewards[1]["init_args"] = {"wieght": 2}
+    with pytest.raises(jsonargparse.ArgumentError, match="wieght"):
+        parser.parse_object({"rewards": rewards})

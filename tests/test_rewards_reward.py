@@ -1,0 +1,81 @@
+import pytest
+from tiny import completion, prompt
+
+from lit_grpo.rewards import LengthReward, Reward
+from lit_grpo.rewards.reward import check_settings
+
+
+class Contains(Reward):
+    def score(self, prompt, completion):
+        return float("x" in completion.text)
+
+
+class HTTPStatusReward(Contains):
+    pass
+
+
+class Siblings(Reward):
+    async def score_group(self, prompt, completions):
+        return [1.0] * len(completions)
+
+
+class WithoutSuper(Reward):
+    def __init__(self, needle):
+        self.needle = needle
+
+    def score(self, prompt, completion):
+        return float(self.needle in completion.text)
+
+
+def test_name_is_the_class_name_in_snake_case_without_its_suffix():
+    assert Contains().name == "contains"
+    assert HTTPStatusReward().name == "http_status"
+    assert LengthReward(1, 2).name == "length"
+    assert Contains(name="mine").name == "mine"
+
+
+def test_subclass_without_super_init_has_the_default_settings():
+    reward = WithoutSuper("x")
+    check_settings(reward)
+    settings = (reward.name, reward.weight, reward.on_error, reward.timeout_seconds)
+    assert settings == ("without_super", 1.0, "mask", None)
+
+
+def test_what_a_reward_overrides_says_how_it_is_called():
+    assert (Contains().is_grouped, Contains().is_async) == (False, False)
+    assert (Siblings().is_grouped, Siblings().is_async) == (True, True)
+    assert Contains().score(prompt(), completion(text="a x")) == 1.0
+
+
+def test_argument_that_a_reward_does_not_take_is_an_error():
+    with pytest.raises(TypeError, match="needle"):
+        Contains(needle="x")
+    with pytest.raises(TypeError, match="max_tokens"):
+        LengthReward(1, 2, max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "rule"),
+    [
+        ("name", "a/b", "letters, digits"),
+        ("name", "", "letters, digits"),
+        ("weight", float("nan"), "finite"),
+        ("weight", float("inf"), "finite"),
+        ("on_error", "ignore", "retry, mask, drop_group, raise"),
+        ("timeout_seconds", 0, "positive"),
+        ("num_retries", -1, ">= 0"),
+    ],
+)
+def test_setting_out_of_range_is_refused_by_name(setting, value, rule):
+    reward = Contains()
+    setattr(reward, setting, value)
+    with pytest.raises(ValueError, match=f"{setting} of reward Contains must be .*{rule}"):
+        check_settings(reward)
+
+
+def test_reward_that_overrides_nothing_is_refused():
+    class Empty(Reward):
+        pass
+
+    with pytest.raises(ValueError, match="Empty has neither"):
+        check_settings(Empty())

@@ -1,0 +1,80 @@
+"""Tiny real models and hand-made rollouts that several test files share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from lit_grpo.policy import Policy
+from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def tiny_policy(*, with_reference: bool = False, seed: int = 0, **settings) -> Policy:
+    """A loaded policy of random weights that reads bytes."""
+    torch.manual_seed(seed)
+    policy = Policy(**({"architecture": LLAMA} | settings))
+    policy.load(with_reference=with_reference)
+    return policy
+
+
+def prompt(text: str = "1+1=", *, id: str = "p", answer: str | None = "2", **columns) -> Prompt:
+    return Prompt(id=id, text=text, token_ids=tuple(text.encode()), answer=answer, columns=columns)
+
+
+def completion(
+    token_ids: Sequence[int] = (5, 6),
+    *,
+    text: str = "",
+    logprobs: Sequence[float] | None = None,
+    finish_reason: str = "stop",
+) -> Completion:
+    return Completion(
+        token_ids=tuple(token_ids),
+        sampler_logprobs=tuple(logprobs or [-1.0] * len(token_ids)),
+        text=text,
+        finish_reason=finish_reason,
+    )
+
+
+def rollouts(
+    rewards: Sequence[Sequence[float | None]],
+    completions: Sequence[Sequence[Completion]] | None = None,
+    parts: Mapping[str, Sequence[Sequence[float | None]]] | None = None,
+) -> RolloutBatch:
+    """A batch with these rewards [B, G]; None is a row that could not be scored."""
+    values = as_tensor(rewards)
+    named = {"task": rewards} if parts is None else parts
+    groups = tuple(
+        Group(
+            prompt=prompt(id=f"p{i}"),
+            completions=tuple(completions[i] if completions else [completion() for _ in row]),
+            scores={name: tuple(map(score, part[i])) for name, part in named.items()},
+        )
+        for i, row in enumerate(rewards)
+    )
+    return RolloutBatch(
+        groups=groups,
+        rewards=values,
+        parts={name: as_tensor(part) for name, part in named.items()},
+        valid=~values.isnan(),
+    )
+
+
+def score(value: float | None) -> Score:
+    return Score(value=value, outcome=Outcome.ERROR if value is None else Outcome.OK)
+
+
+def as_tensor(values: Sequence[Sequence[float | None]]) -> torch.Tensor:
+    filled = [[float("nan") if v is None else v for v in row] for row in values]
+    return torch.tensor(filled, dtype=torch.float64)
