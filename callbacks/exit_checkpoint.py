@@ -108,9 +108,9 @@ class ExitCheckpoint(Callback):
         received = torch.tensor(self.received or 0, device=trainer.strategy.root_device)
         signum = int(trainer.strategy.reduce(received, reduce_op="max"))
         if signum:
-            step = trainer.fit_loop.total_batch_idx
+            num_steps = trainer.fit_loop.total_batch_idx + 1
             message = (
-                f"Ended by {signal.Signals(signum).name} after rollout step {step}. "
+                f"Ended by {signal.Signals(signum).name} after {num_steps} steps. "
                 f"Resume with:\n  {resume_command(self.path)}"
             )
             stop_run(trainer, StopReason(exit_code=128 + signum, message=message))

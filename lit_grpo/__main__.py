@@ -1,11 +1,14 @@
-"""The command ``lit-grpo``: says what there is, and hands over to the room that does it.
+"""The command ``lit-grpo``: says what there is, hands over to the room that does it, and ends.
 
 Nothing heavy is imported before a command is known, so that help answers at once.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
 
 from lit_grpo import __version__
@@ -19,6 +22,8 @@ COMMANDS = {
     "test": "measure a checkpoint on the test prompts",
     "report": "draw and sum up the curves of one or more runs",
 }
+
+SHUTDOWN_SECONDS = 15.0
 
 HELP = """\
 usage: lit-grpo COMMAND [--config FILE ...] [--KEY VALUE ...]
@@ -47,6 +52,15 @@ exit codes:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code of the process."""
     command, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        exit_code = dispatch(command, arguments)
+    except KeyboardInterrupt:
+        exit_code = complain("interrupted.", exit_code=130)
+    end_within(SHUTDOWN_SECONDS, exit_code)
+    return exit_code
+
+
+def dispatch(command: str, arguments: list[str]) -> int:
     if command in ("-h", "--help"):
         print(help_text())
     elif command == "--version":
@@ -81,6 +95,18 @@ def report(run_dirs: list[str]) -> int:
     except (ValueError, OSError) as error:
         return complain(str(error))
     return 0
+
+
+def end_within(seconds: float, exit_code: int) -> None:
+    """Ends the process with its exit code even if a thread or a logger hangs in its shutdown."""
+
+    def watch() -> None:
+        threading.main_thread().join()
+        time.sleep(seconds)
+        os._exit(exit_code)
+
+    sys.stdout.flush()
+    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

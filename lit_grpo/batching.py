@@ -6,11 +6,45 @@ Nothing here changes what a token weighs in the loss: that is settled before the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lit_grpo.types import RolloutBatch, TrainBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateConfig:
+    """How one rollout step's groups become optimizer steps.
+
+    Args:
+        epochs: Passes over the rollouts; their optimizer steps are ``epochs * minibatches``.
+        minibatches: Optimizer steps an epoch, each on its share of the groups.
+        max_tokens_per_micro_batch: Padded prompt and completion tokens that go through the model
+            at once. Memory follows it; the gradient does not depend on it.
+        max_grad_norm: The gradient is scaled down to this norm.
+
+    Raises:
+        ValueError: a value below its least.
+    """
+
+    epochs: int = 1
+    minibatches: int = 1
+    max_tokens_per_micro_batch: int = 16384
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "minibatches", "max_tokens_per_micro_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be >= 1, got {getattr(self, name)} (every rollout step updates "
+                    f"the policy at least once). Set model.update.{name}."
+                )
+
+    @property
+    def optimizer_steps(self) -> int:
+        return self.epochs * self.minibatches
 
 
 def pad(

@@ -10,12 +10,9 @@ import argparse
 import logging
 import os
 import sys
-import threading
-import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,15 +35,9 @@ from lit_grpo.cli_errors import (
     explain_interpolation,
     quote,
 )
+from lit_grpo.cli_run_dir import TRAINING, choose_run_dir, find_checkpoint, refuse_used
 from lit_grpo.module import GRPOModule
-from lit_grpo.run_directory import (
-    CompletionsFile,
-    FinalModel,
-    MetricsFile,
-    last_checkpoint,
-    next_run_dir,
-    open_run_log,
-)
+from lit_grpo.run_directory import CompletionsFile, FinalModel, MetricsFile, open_run_log
 from lit_grpo.sft import SFTModule
 
 log = logging.getLogger(__name__)
@@ -58,43 +49,41 @@ MODELS: dict[str, type[LightningModule]] = {
     "validate": GRPOModule,
     "test": GRPOModule,
 }
-TRAINING = ("sft", "fit")
 TRAINER_DEFAULTS = {
-    "default_root_dir": "${run_dir}",
     "enable_model_summary": False,
     "log_every_n_steps": 1,
-    "max_epochs": -1,
+    "max_epochs": -1,  # a run without an end is then refused; Lightning would make it 1000
     "num_sanity_val_steps": 0,
 }
 USER_ERRORS = (ValueError, OSError, ImportError, MisconfigurationException)
 CHATTER = [
     "You have overridden `transfer_batch_to_device`",
+    "torch.distributed.nn.functional.all_gather is deprecated",
     "does not have many workers",
     "`isinstance.treespec, LeafSpec.` is deprecated",
     "Checkpoint directory .* exists and is not empty",
 ]
-RUN_DIR_VARIABLE = "LIT_GRPO_RUN_DIR"
-SHUTDOWN_SECONDS = 15.0
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
-    """Runs one of the commands and returns the exit code of the process."""
+    """Runs one of the commands and returns the exit code of the process.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, wherever it came.
+    """
     sys.path.insert(0, os.getcwd())  # for plugins beside the config
     silence_chatter()
     import_plugins()
     try:
         invocation = look_at(arguments)
         with choose_run_dir(command, invocation) as run_dir:
-            exit_code = CommandLine(command, invocation, run_dir).execute()
-    except (KeyboardInterrupt, SystemExit) as leave:
-        # Lightning turns Ctrl-C during training into exit code 1.
-        if not isinstance(leave.__context__ or leave, KeyboardInterrupt):
-            raise
-        exit_code = complain("interrupted.", exit_code=130)
+            return CommandLine(command, invocation, run_dir).execute()
+    except SystemExit as leave:
+        if isinstance(leave.__context__, KeyboardInterrupt):  # Lightning made exit code 1 of it
+            raise KeyboardInterrupt from None
+        raise
     except Exception as error:
-        exit_code = report_error(error)
-    end_within(SHUTDOWN_SECONDS, exit_code)
-    return exit_code
+        return report_error(error)
 
 
 class Parser(LightningArgumentParser):
@@ -162,17 +151,19 @@ class CommandLine(LightningCLI):
         run_dir = Path(self.config.run_dir)
         if self.config.ckpt_path is not None:
             self.config.ckpt_path = find_checkpoint(self.config.ckpt_path, run_dir)
-        elif self.trains and rank_zero_only.rank == 0:
+        elif self.trains and rank() == 0:
             refuse_used(run_dir)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Adds what every training writes; measuring writes nothing."""
-        if not self.trains:
-            return super().instantiate_trainer(logger=False)
         given, run_dir = self.config_init.trainer, self.config.run_dir
+        kwargs["default_root_dir"] = given.default_root_dir or run_dir
+        if not self.trains:
+            return super().instantiate_trainer(logger=False, **kwargs)
         return super().instantiate_trainer(
             logger=[MetricsFile(run_dir), *as_list(given.logger)],
             callbacks=[*as_list(given.callbacks), CompletionsFile(run_dir), FinalModel(run_dir)],
+            **kwargs,
         )
 
     def execute(self) -> int:
@@ -201,12 +192,19 @@ class CommandLine(LightningCLI):
 
     def _start_run(self, run_dir: Path) -> logging.Handler:
         run_dir.mkdir(parents=True, exist_ok=True)
-        if rank_zero_only.rank == 0:
+        if rank() == 0:
             config = self.config.clone()
             config.ckpt_path = None  # the config says what is run, not where it went on from
             path = run_dir / "config.yaml"
             self.parser.save(config, path, skip_unset=False, overwrite=True, multifile=False)
-        return open_run_log(run_dir, rank_zero_only.rank)
+        run_log = open_run_log(run_dir, rank())
+        rank_zero_only(log.info)("run directory: %s", run_dir)
+        return run_log
+
+
+def rank() -> int:
+    """The rank of this process, known before there is a trainer."""
+    return getattr(rank_zero_only, "rank", 0)
 
 
 def log_exception(run_log: logging.Handler) -> None:
@@ -214,68 +212,6 @@ def log_exception(run_log: logging.Handler) -> None:
     message = "the run ended with an exception"
     details = (log.name, logging.ERROR, __file__, 0, message, (), sys.exc_info())
     run_log.handle(log.makeRecord(*details))
-
-
-@contextmanager
-def choose_run_dir(command: str, invocation: Invocation) -> Iterator[str]:
-    """Yields the run directory where none is given, and takes it back when it was left empty."""
-    runs = Path("runs") / (invocation.name or command)
-    if invocation.run_dir is not None:
-        yield invocation.run_dir
-    elif "LOCAL_RANK" in os.environ:
-        yield inherited_run_dir()
-    elif invocation.ckpt_path == "last":
-        yield str(latest_run_dir(runs))
-    elif command not in TRAINING:
-        yield str(runs)
-    else:
-        run_dir = next_run_dir(runs.parent, runs.name)
-        os.environ[RUN_DIR_VARIABLE] = str(run_dir)
-        try:
-            yield str(run_dir)
-        finally:
-            with suppress(OSError):
-                os.removedirs(run_dir)
-
-
-def inherited_run_dir() -> str:
-    """What rank 0 chose before it started this rank; each would choose another directory."""
-    if RUN_DIR_VARIABLE not in os.environ:
-        raise ValueError("ranks started from outside would each choose a run_dir. Set run_dir.")
-    return os.environ[RUN_DIR_VARIABLE]
-
-
-def latest_run_dir(runs: Path) -> Path:
-    """The run with the highest number that has a checkpoint."""
-    numbers = [
-        int(path.name)
-        for path in runs.glob("*")
-        if path.name.isdecimal() and last_checkpoint(path) is not None
-    ]
-    if not numbers:
-        raise ValueError(f"{runs} has no run with a checkpoint to go on from. Set run_dir.")
-    return runs / str(max(numbers))
-
-
-def find_checkpoint(name: str, run_dir: Path) -> str:
-    """The path of a checkpoint, where ``last`` stands for the last one of the run."""
-    path = last_checkpoint(run_dir) if name == "last" else name
-    if path is None:
-        raise ValueError(
-            f"{run_dir} has no checkpoint to go on from. Leave --ckpt_path out to start afresh."
-        )
-    if "://" not in str(path) and not Path(path).exists():
-        raise ValueError(f"{path}: no such checkpoint. Set ckpt_path to a file or to last.")
-    return str(path)
-
-
-def refuse_used(run_dir: Path) -> None:
-    """Raises ValueError where another run has left what a fresh one would overwrite."""
-    if (run_dir / "metrics.csv").exists() or any(run_dir.glob("checkpoints/*")):
-        raise ValueError(
-            f"{run_dir} holds a run already, which a fresh one would overwrite. Give --ckpt_path "
-            "last to go on with it, or another --run_dir."
-        )
 
 
 def as_list(value: Any) -> list[Any]:
@@ -319,15 +255,3 @@ def is_for_user(error: Exception) -> bool:
     if any(frame.name == "_run_stage" for frame in frames):
         return isinstance(error, ValueError) and PACKAGE in Path(frames[-1].filename).parents
     return isinstance(error, USER_ERRORS)
-
-
-def end_within(seconds: float, exit_code: int) -> None:
-    """Ends the process with its exit code even if a thread or a logger hangs in its shutdown."""
-
-    def watch() -> None:
-        threading.main_thread().join()
-        time.sleep(seconds)
-        os._exit(exit_code)
-
-    sys.stdout.flush()
-    threading.Thread(target=watch, daemon=True).start()

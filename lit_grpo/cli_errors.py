@@ -216,5 +216,6 @@ def class_names(hint: Any) -> Iterator[str]:
     if isinstance(hint, type) and not get_args(hint) and hint.__module__ != "builtins":
         if not inspect.isabstract(hint) and not hint.__name__.startswith("_"):
             yield hint.__name__
-        for subclass in hint.__subclasses__():
+        subclasses: list[type] = hint.__subclasses__()
+        for subclass in subclasses:
             yield from class_names(subclass)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from lit_grpo.advantages import AdvantageConfig, compute_advantages
-from lit_grpo.batching import collate_rollouts, micro_batches, minibatches
+from lit_grpo.batching import UpdateConfig, collate_rollouts, micro_batches, minibatches
 from lit_grpo.evaluation import Evaluation
 from lit_grpo.logprobs import CausalModel, completion_statistics
 from lit_grpo.losses import AGGREGATIONS, Objective, TokenCounts, token_losses
@@ -40,39 +40,6 @@ from lit_grpo.stages import in_stage, stage
 from lit_grpo.types import Prompt, RolloutBatch, TrainBatch
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateConfig:
-    """How one rollout step's groups become optimizer steps.
-
-    Args:
-        epochs: Passes over the rollouts; their optimizer steps are ``epochs * minibatches``.
-        minibatches: Optimizer steps an epoch, each on its share of the groups.
-        max_tokens_per_micro_batch: Padded prompt and completion tokens that go through the model
-            at once. Memory follows it; the gradient does not depend on it.
-        max_grad_norm: The gradient is scaled down to this norm.
-
-    Raises:
-        ValueError: a value below its least.
-    """
-
-    epochs: int = 1
-    minibatches: int = 1
-    max_tokens_per_micro_batch: int = 16384
-    max_grad_norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "minibatches", "max_tokens_per_micro_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} must be >= 1, got {getattr(self, name)} (every rollout step updates "
-                    f"the policy at least once). Set model.update.{name}."
-                )
-
-    @property
-    def optimizer_steps(self) -> int:
-        return self.epochs * self.minibatches
 
 
 class GRPOModule(PolicyModule):
@@ -147,7 +114,7 @@ class GRPOModule(PolicyModule):
             self.rewards.start()
 
     def on_train_start(self) -> None:
-        self.rewards.check(self.trainer.train_dataloader.prompts)
+        self.rewards.check(self.trainer.train_dataloader.prompts)  # type: ignore[union-attr]
         super().on_train_start()
 
     def teardown(self, stage: str) -> None:
@@ -248,7 +215,8 @@ class GRPOModule(PolicyModule):
         counts = self._count_tokens(batch)
         if counts.tokens == 0:
             return
-        optimizer, schedule = self.optimizers(), self.lr_schedulers()
+        optimizer: Any = self.optimizers()
+        schedule: Any = self.lr_schedulers()
         optimizer.zero_grad()
         parts = micro_batches(batch, self.update.max_tokens_per_micro_batch)
         # A rank with nothing to train on still takes part in the gradient's reduction.
@@ -309,7 +277,9 @@ class GRPOModule(PolicyModule):
             return rollouts
 
         def gather(tensor: Tensor) -> Tensor:
-            return self.all_gather(tensor.to(self.device)).flatten(0, 1).cpu()
+            gathered = self.all_gather(tensor.to(self.device))
+            assert isinstance(gathered, Tensor)
+            return gathered.flatten(0, 1).cpu()
 
         return replace(
             rollouts,

@@ -89,7 +89,7 @@ class PolicyModule(L.LightningModule):
         self.engine.close()
         self.evaluation.suite.close()
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         optimizer = self.make_optimizer(self.policy.trainable_parameters())
         if self.lr_schedule == "constant":
             schedule = get_scheduler("constant_with_warmup", optimizer, self.warmup_steps)
@@ -107,14 +107,14 @@ class PolicyModule(L.LightningModule):
         trainer = self.trainer
         if trainer.max_steps > 0:
             return trainer.max_steps
-        if (trainer.max_epochs or -1) < 0:
+        if trainer.max_epochs is None or trainer.max_epochs < 0:
             raise ValueError(
                 f"the run has no end, so its {self.lr_schedule} schedule has no length. "
                 "Set trainer.max_steps or trainer.max_epochs, or model.lr_schedule to constant."
             )
         trainer.fit_loop.setup_data()
-        batches = int(trainer.num_training_batches)
-        return batches * trainer.max_epochs * self.optimizer_steps_per_batch()
+        num_batches = int(trainer.num_training_batches) * trainer.max_epochs
+        return round(num_batches * self.optimizer_steps_per_batch())
 
     def optimizer_steps_per_batch(self) -> float:
         return 1 / self.trainer.accumulate_grad_batches

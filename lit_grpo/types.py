@@ -7,7 +7,7 @@ A mask is True where a token counts. Nothing here computes more than a view of i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -22,12 +22,14 @@ Message = Mapping[str, str]
 class Tokenizer(Protocol):
     """What the rooms need of a ``transformers`` tokenizer."""
 
-    eos_token_id: int | None
-    pad_token_id: int | None
-    chat_template: str | None
-
+    @property
+    def eos_token_id(self) -> Any: ...
+    @property
+    def pad_token_id(self) -> Any: ...
+    @property
+    def chat_template(self) -> Any: ...
     def __call__(self, text: str, **kwargs: Any) -> Any: ...
-    def decode(self, token_ids: Sequence[int], **kwargs: Any) -> Any: ...
+    def decode(self, token_ids: list[int], **kwargs: Any) -> Any: ...
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
 
 

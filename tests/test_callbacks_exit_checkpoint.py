@@ -77,7 +77,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum
         process.send_signal(signum)
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + signum
-    assert f"steps 2 Ended by {signum.name} after rollout step 1" in stdout
+    assert f"steps 2 Ended by {signum.name} after 2 steps." in stdout
     assert f"--ckpt_path {tmp_path}/checkpoints/last.ckpt" in stdout
     assert f"{signum.name}: ending after this rollout step" in stderr
     assert saved(tmp_path)["global_step"] == 2
@@ -103,7 +103,7 @@ def test_a_signal_to_one_rank_ends_all_ranks(tmp_path):
         os.kill(rank_1, signal.SIGTERM)
         stdout, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
-    assert stdout.count("steps 2 Ended by SIGTERM after rollout step 1") == 2
+    assert stdout.count("steps 2 Ended by SIGTERM after 2 steps.") == 2
     assert saved(tmp_path)["global_step"] == 2
 
 

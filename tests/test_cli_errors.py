@@ -165,7 +165,6 @@ FILES = {
     ),
     "{trainer: {accelerator: gpuu}}": "You selected an invalid accelerator name",
     "{data: null}": "data: required, but not given.",
-    "{data: {class_path: PromptData, init_args: {train: no_such.jsonl}}}": "no_such.jsonl",
     "- a list": "case.yaml: a config must be a mapping of keys to values, got a list.",
     "a: 'x": "case.yaml, line 1: found unexpected end of stream (not valid YAML).",
 }

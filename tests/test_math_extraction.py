@@ -50,6 +50,8 @@ def found(text, stop_markers=STOP_MARKERS, tail_characters=1000):
         ("first\n\\sqrt{3}", r"\sqrt{3}"),
         ("$18 + $20 = $38", "$38"),
         ("x = 7", "7"),
+        ("5! it is, so the answer is 5!", "5"),
+        (r"\boxed{5!}", "5!"),
     ],
 )
 def test_final_answer_is_found(text, answer):
@@ -116,7 +118,7 @@ def test_gold_may_be_bare_or_marked(text, gold):
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "nan", "None", "null", "N/A", "<NA>", "####", "She sold 72 clips in May altogether"],
+    ["", " ", "nan", "None", "null", "N/A", "<NA>", "She sold 72 clips in May altogether"],
 )
 def test_missing_value_or_sentence_is_no_gold(text):
     assert read_gold(text) is None

@@ -6,10 +6,11 @@ import torch
 from tiny import LLAMA, prompt
 
 from lit_grpo.advantages import AdvantageConfig
+from lit_grpo.batching import UpdateConfig
 from lit_grpo.data.loader import PromptLoader
 from lit_grpo.evaluation import Evaluation
 from lit_grpo.losses import Objective
-from lit_grpo.module import GRPOModule, UpdateConfig
+from lit_grpo.module import GRPOModule
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import Sampling

@@ -3,8 +3,9 @@ import torch
 from tiny import LLAMA, tiny_policy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lit_grpo.policy import LoRA, Policy, TwoHalves, _check_head
+from lit_grpo.policy import LoRA, Policy
 from lit_grpo.tokenizer import byte_tokenizer
+from lit_grpo.two_halves import TwoHalves, check_halves
 
 IDS = torch.tensor([[1, 2, 3, 4]])
 
@@ -137,7 +138,7 @@ def test_a_model_whose_head_is_more_than_a_scale_is_refused():
 
     model.forward = shifted
     with pytest.raises(ValueError, match="TwoHalves"):
-        _check_head(model)
+        check_halves(model)
 
 
 def test_soft_capped_and_scaled_logits_are_those_of_the_model():

@@ -17,6 +17,7 @@ LLAMA = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
+    "initializer_range": 0.1,
 }
 
 

@@ -28,10 +28,10 @@ _CHARACTERS = str.maketrans(
 _REWRITES = [
     (re.compile(pattern), new)
     for pattern, new in [
-        (r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[!,]", ""),
-        (r"\\(?:[;: ]|quad(?![A-Za-z]))|~", " "),
+        (r"(?<!\\)\\(?:(?:left|right|displaystyle)(?![A-Za-z])|[!,])", ""),
+        (r"(?<!\\)\\(?:[;: ]|quad(?![A-Za-z]))|~", " "),
         (r"\{,\}", ","),
-        (r"\\([$%])", r"\1"),
+        (r"(?<!\\)\\([$%])", r"\1"),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"(?<=\w)\*\*(?=\w)", "^"),
         (r"\s+", " "),
@@ -133,7 +133,7 @@ def clean(text: str) -> str:
     before = None
     while text != before:
         before = text
-        text = text.strip().rstrip(".,;:!*").lstrip(":=*").strip()
+        text = text.strip().rstrip(".,;:*").lstrip(":=*").strip()
         for wrapper in _WRAPPERS:
             if match := wrapper.fullmatch(text):
                 text = match[1]

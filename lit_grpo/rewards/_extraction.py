@@ -21,6 +21,8 @@ from lit_grpo.rewards._answers import (
 STOP_MARKERS = ("Human:", "User:", "Question:", "Problem:", "Q:")
 MAX_STOPS = 4
 """A completion of nothing but markers would otherwise be read once for each."""
+NULL_GOLDS = frozenset({"None", "nan", "NaN", "null", "NULL", "N/A", "NA", "<NA>"})
+"""What a missing value looks like once a data frame has turned it into text."""
 
 _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]")
 _HASHES = re.compile(r"####")
@@ -34,10 +36,6 @@ _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}\s+[A-Za-z]{2,}")
 _FORMULA = re.compile(r"[\\\[({^<>]")
 # A sign after a digit or a bracket is an operator.
 _ANY_NUMBER = re.compile(rf"(?<![\d.,)}}\w])(?:{RATIO}|{NUMBER})|\d+(?:\.\d+)?", re.IGNORECASE)
-
-
-NULL_GOLDS = frozenset({"None", "nan", "NaN", "null", "NULL", "N/A", "NA", "<NA>"})
-"""What a missing value looks like once a data frame has turned it into text."""
 
 
 def find_answer(text: str, stop_markers: tuple[str, ...], tail_characters: int) -> Answer | None:
@@ -116,9 +114,10 @@ def _unmarked_answer(text: str) -> Answer | None:
     *_, formula = None, *_MATH.finditer(text)
     if formula and not _PROSE.search(formula[0]) and not _ANY_NUMBER.search(text, formula.end()):
         return parse_answer(formula[0])
-    lines = text.strip().splitlines() or [""]
-    if _FORMULA.search(lines[-1]) and not _PROSE.search(lines[-1]):
-        return parse_answer(lines[-1])
+    line = (text.strip().splitlines() or [""])[-1]
+    is_whole = line.count("{") == line.count("}")
+    if is_whole and _FORMULA.search(line) and not _PROSE.search(line):
+        return parse_answer(line)
     return _last_number(text)
 
 

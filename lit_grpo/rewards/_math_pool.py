@@ -55,9 +55,7 @@ class MathPool:
             except TimeoutError:
                 await self._kill(worker)
                 limit = self._deadline_seconds
-                raise TimeoutError(
-                    f"math-verify took over {limit:g} s (deadline_seconds)"
-                ) from None
+                raise TimeoutError(f"no verdict within {limit:g} s (deadline_seconds)") from None
             except BaseException:
                 await self._kill(worker)
                 raise

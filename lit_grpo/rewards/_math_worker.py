@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from functools import lru_cache
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
@@ -25,8 +26,12 @@ MAX_RELATIVE_ERROR = 1e-5
 """Of a decimal against an irrational number; math-verify alone looks at six decimals."""
 
 
+@lru_cache(maxsize=10_000)
 def is_equal(gold: str, answer: str) -> bool:
-    """Whether two LaTeX answers mean the same. What cannot be parsed equals nothing."""
+    """Whether two LaTeX answers mean the same. What cannot be parsed equals nothing.
+
+    Remembered, since the completions of a group often agree.
+    """
     parsed_gold, parsed_answer = _parse(gold), _parse(answer)
     if parsed_gold is None or parsed_answer is None or _is_undefined(parsed_answer):
         return False
@@ -47,9 +52,9 @@ def is_equal(gold: str, answer: str) -> bool:
     )
 
 
-def is_answer(text: str) -> bool:
-    """Whether the text can be parsed, so that answers can be compared with it."""
-    parsed = _parse(text)
+def is_answer(gold: str) -> bool:
+    """Whether the gold can be parsed, so that answers can be compared with it."""
+    parsed = _parse(gold)
     return parsed is not None and not _is_undefined(parsed)
 
 

@@ -79,9 +79,7 @@ class MathReward(Reward):
     async def score(self, prompt: Prompt, completion: Completion) -> float:
         gold = _read_gold(prompt.answer or "")
         if gold is None:
-            raise ValueError(
-                f"the gold answer {prompt.answer!r} of prompt {prompt.id} is no answer"
-            )
+            raise ValueError(f"gold answer {prompt.answer!r} of prompt {prompt.id} is not readable")
         answer = find_answer(completion.text, self.stop_markers, self.tail_characters)
         is_right = answer is not None and await self._is_right(gold, answer)
         return self.correct if is_right else self.wrong

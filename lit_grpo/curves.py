@@ -1,0 +1,294 @@
+"""Draws what runs have left in ``metrics.csv``: one picture, a panel for all that has data.
+
+Several runs are taken as stages of one training, such as a warm-up and the GRPO run after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import ceil
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
+
+ACCURACY = "val/accuracy"
+LENGTH = "completions/mean_length"
+STEP_TIME = "timing/step_duration_s"
+NATS = "nats a token"
+SPEED = "completion tokens a second"
+
+INK, FAINT, GREY = "#1f2937", "#e5e7eb", "#9ca3af"
+BLUE, ORANGE, GREEN, RED, PURPLE = "#2563eb", "#f59e0b", "#059669", "#dc2626", "#7c3aed"
+STYLE = {
+    "figure.facecolor": "white",
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlesize": 10.5,
+    "axes.titlepad": 16,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.xmargin": 0.02,
+    "grid.color": FAINT,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.edgecolor": "none",
+    "legend.framealpha": 0.75,
+    "legend.fontsize": 8,
+}
+COLUMNS = 3
+SMOOTHED_FROM = 60
+"""With more points than these a noisy curve gets a running mean."""
+
+PHASES = {
+    "generation": ("generation", BLUE),
+    "reward_exposed": ("waiting for rewards", ORANGE),
+    "logprob": ("logprobs", GREEN),
+    "update": ("update", PURPLE),
+    "weight_sync": ("weight sync", RED),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run directory and its metrics, a row a step."""
+
+    path: Path
+    metrics: pd.DataFrame
+
+    @property
+    def label(self) -> str:
+        return "/".join(self.path.resolve().parts[-2:])
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.metrics["step"].iloc[-1]) + 1
+
+    @property
+    def seconds(self) -> float:
+        return float(self.metrics["seconds"].iloc[-1])
+
+    def has(self, metric: str) -> bool:
+        return metric in self.metrics and bool(self.metrics[metric].notna().any())
+
+    def values(self, metric: str) -> pd.Series:
+        """What there is of a metric, by step from 1."""
+        series = self.metrics.set_index("step")[metric].dropna()
+        series.index += 1
+        return series
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run directory.
+
+    Raises:
+        ValueError: it does not exist, or has no metrics.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such run directory. Give one like runs/quickstart/0.")
+    file = path / "metrics.csv"
+    if not file.exists():
+        versions = sorted(str(inner) for inner in path.glob("*") if (inner / file.name).exists())
+        hint = f" Did you mean {' or '.join(versions)}?" if versions else ""
+        raise ValueError(f"{path} has no metrics.csv: no run has taken a step in it.{hint}")
+    metrics = pd.read_csv(file) if file.stat().st_size else pd.DataFrame()
+    if metrics.empty:
+        raise ValueError(f"{file} has no rows: the run ended before its first step. See run.log.")
+    return Run(path=path, metrics=metrics)
+
+
+# The picture
+
+
+def draw_curves(run_dirs: Sequence[str | Path]) -> Path:
+    """Write ``curves.png`` into the last run's directory, with a panel for all that has data.
+
+    Raises:
+        ValueError: a directory that is no run, or a run without metrics.
+    """
+    runs = [load_run(path) for path in run_dirs]
+    panels = [panel for panel in PANELS if any(map(panel.fits, runs))]
+    num_columns = min(COLUMNS, len(panels)) or 1
+    num_rows = ceil(len(panels) / num_columns) or 1
+    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
+        figure = Figure(
+            figsize=(4.4 * num_columns, 2.7 * num_rows + 0.6),
+            layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1),
+        )
+        axes = figure.subplots(num_rows, num_columns, squeeze=False)
+        title = "  →  ".join(run.label for run in runs)
+        figure.suptitle(title, x=0.012, ha="left", fontsize=13, color=INK)
+        for number, ax in enumerate(axes.flat):
+            if number < len(panels):
+                draw_panel(ax, panels[number], runs)
+                is_lowest = number + num_columns >= len(panels)
+                ax.set_xlabel("step" if is_lowest else "")
+            else:
+                ax.remove()
+        path = runs[-1].path / "curves.png"
+        figure.savefig(path, dpi=150)
+    return path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One quantity over the steps of the runs that have it."""
+
+    title: str
+    metric: str
+    """Without it a run is not in this panel."""
+    unit: str = ""
+    color: str = BLUE
+    draw: Callable[[Axes, Run, int], None] | None = None
+    """Draws one run, its steps moved on by those of the runs before it; by default a curve."""
+    shows_zeros: bool = True
+    """False where nothing but zeros means that there is nothing to see."""
+
+    def fits(self, run: Run) -> bool:
+        return run.has(self.metric) and (self.shows_zeros or bool(run.values(self.metric).any()))
+
+
+def draw_panel(ax: Axes, panel: Panel, all_runs: Sequence[Run]) -> None:
+    runs = [run for run in all_runs if panel.fits(run)]
+    offsets = [0, *accumulate(run.num_steps for run in runs)]
+    for run, offset in zip(runs, offsets, strict=False):
+        if panel.draw is not None:
+            panel.draw(ax, run, offset)
+        else:
+            draw_line(ax, run, offset, panel.metric, panel.color)
+    if ax.dataLim.y0 >= 0:
+        ax.set_ylim(bottom=0)
+    ax.set_title(panel.title)
+    ax.set_ylabel(panel.unit)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if len(runs) > 1:
+        label_runs(ax, runs, offsets)
+    handles, labels = ax.get_legend_handles_labels()
+    if labels:
+        unique = dict(zip(labels, handles, strict=True))
+        num_columns = 1 if len(unique) < 4 else 2
+        ax.legend(unique.values(), unique.keys(), handlelength=1.2, ncols=num_columns)
+
+
+def label_runs(ax: Axes, runs: Sequence[Run], offsets: Sequence[int]) -> None:
+    """Say where one run ends and the next begins."""
+    for run, offset in zip(runs, offsets, strict=False):
+        place = (offset + 0.5, 1.02)
+        ax.annotate(run.label, place, xycoords=("data", "axes fraction"), fontsize=8, color=GREY)
+        if offset:
+            ax.axvline(offset + 0.5, color=GREY, linewidth=1, linestyle=(0, (2, 2)))
+
+
+def draw_line(
+    ax: Axes, run: Run, offset: int, metric: str, color: str = BLUE, label: str | None = None
+) -> None:
+    """A curve; of a long one the single points are faint behind a running mean."""
+    values = run.values(metric)
+    steps = values.index + offset
+    is_long = len(values) > SMOOTHED_FROM
+    ax.plot(
+        steps,
+        values,
+        color=color,
+        linewidth=1 if is_long else 1.6,
+        alpha=0.25 if is_long else 1,
+        label=None if is_long else label,
+    )
+    if is_long:
+        mean = values.rolling(max(5, len(values) // 30), min_periods=1, center=True).mean()
+        ax.plot(steps, mean, color=color, linewidth=1.6, label=label)
+
+
+def draw_accuracy(ax: Axes, run: Run, offset: int) -> None:
+    """Greedy accuracy with its last value; that of samples beside it, if there are any."""
+    others = [str(name) for name in run.metrics if str(name).startswith(("val/avg@", "val/pass@"))]
+    for name, color in zip(others, (ORANGE, GREEN, PURPLE, RED), strict=False):
+        values = run.values(name)
+        label = name.removeprefix("val/")
+        ax.plot(values.index + offset, values, color=color, linewidth=1.2, label=label)
+    values = run.values(ACCURACY)
+    greedy = "greedy" if others else None
+    ax.plot(values.index + offset, values, ".-", color=BLUE, linewidth=1.6, label=greedy)
+    place = (values.index[-1] + offset, values.iloc[-1])
+    text = f"{values.iloc[-1]:.3f}"
+    ax.annotate(text, place, (-3, 5), textcoords="offset points", ha="right", fontsize=9)
+    ax.set_ylim(0, 1.1)
+
+
+def draw_reward(ax: Axes, run: Run, offset: int) -> None:
+    if run.has("reward/std"):
+        mean, deviation = run.values("reward/mean").align(run.values("reward/std"), join="inner")
+        steps = mean.index + offset
+        low, high = mean - deviation, mean + deviation
+        ax.fill_between(steps, low, high, color=BLUE, alpha=0.12, linewidth=0)
+    draw_line(ax, run, offset, "reward/mean", label="mean ± in-group deviation")
+
+
+def draw_length(ax: Axes, run: Run, offset: int) -> None:
+    if run.has("completions/min_length") and run.has("completions/max_length"):
+        low, high = run.values("completions/min_length"), run.values("completions/max_length")
+        low, high = low.align(high, join="inner")
+        ax.fill_between(low.index + offset, low, high, color=GREEN, alpha=0.12, linewidth=0)
+    draw_line(ax, run, offset, LENGTH, GREEN, "mean, shortest to longest")
+
+
+def draw_phases(ax: Axes, run: Run, offset: int) -> None:
+    """Seconds of a step, phase upon phase."""
+    total = run.values(STEP_TIME)
+    found = {
+        phase: run.values(f"timing/{phase}_duration_s").reindex(total.index, fill_value=0)
+        for phase in PHASES
+        if run.has(f"timing/{phase}_duration_s")
+    }
+    found = {phase: part for phase, part in found.items() if part.sum() > 0.005 * total.sum()}
+    ax.margins(y=0.35)  # room for the legend
+    other = (total - sum(found.values())).clip(lower=0)
+    names = [*(PHASES[phase][0] for phase in found), "other"]
+    colors = [*(PHASES[phase][1] for phase in found), GREY]
+    ax.stackplot(
+        total.index + offset,
+        *found.values(),
+        other,
+        labels=names,
+        colors=colors,
+        alpha=0.8,
+        linewidth=0,
+    )
+
+
+def draw_memory(ax: Axes, run: Run, offset: int) -> None:
+    has_reserved = run.has("perf/memory_reserved_gb")
+    if has_reserved:
+        draw_line(ax, run, offset, "perf/memory_reserved_gb", ORANGE, "reserved")
+    label = "allocated" if has_reserved else "of the process"
+    draw_line(ax, run, offset, "perf/memory_allocated_gb", BLUE, label)
+
+
+PANELS = (
+    Panel(title="Held-out accuracy", metric=ACCURACY, draw=draw_accuracy),
+    Panel(title="Reward", metric="reward/mean", draw=draw_reward),
+    Panel(title="Completion length", metric=LENGTH, unit="tokens", draw=draw_length),
+    Panel(title="Warm-up loss", metric="sft/loss", unit=NATS),
+    Panel(title="Policy loss", metric="policy/loss"),
+    Panel(title="KL to the reference", metric="policy/kl", unit=NATS, shows_zeros=False),
+    Panel(title="Entropy", metric="policy/entropy", unit=NATS, color=GREEN),
+    Panel(title="Gradient norm", metric="policy/grad_norm", color=PURPLE),
+    Panel(title="Time of a step", metric=STEP_TIME, unit="seconds", draw=draw_phases),
+    Panel(title="Throughput", metric="perf/tokens_per_second", unit=SPEED, color=GREEN),
+    Panel(title="Memory", metric="perf/memory_allocated_gb", unit="GB", draw=draw_memory),
+)
