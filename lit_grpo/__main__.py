@@ -32,6 +32,7 @@ commands:
 {commands}
 
 examples:
+  lit-grpo sft --config quickstart_sft
   lit-grpo fit --config quickstart
   lit-grpo fit --config my.yaml --config more.yaml --model.group_size 16
   lit-grpo fit --config my.yaml --print_config

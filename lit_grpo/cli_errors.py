@@ -139,7 +139,7 @@ def unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
 def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
     argument = match["argument"].split("=")[0]
     if not argument.startswith("--"):
-        return f"{argument}: unexpected argument. Keys are given as --key value."
+        return f"{argument}: unexpected argument. Write --config FILE and --KEY VALUE."
     argument = argument.removeprefix("--")
     return f"{argument}: no such key.{suggest(argument, keys(parser))}"
 

@@ -7,6 +7,7 @@ manual optimization. Formulas live in `advantages` and `losses`.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -100,6 +101,7 @@ class GRPOModule(PolicyModule):
         self.advantage = advantage
         self.update = update
         self.rollout_step = 0
+        self._logged_names: set[str] = set()
 
     @property
     def needs_reference(self) -> bool:  # type: ignore[override]
@@ -132,7 +134,9 @@ class GRPOModule(PolicyModule):
             self.update_policy(batch, metrics)
         self.rollout_step += 1
         values = metrics.merged()
-        self.log_dict(values)
+        # Lightning would log the last value of a name once more where a step has none.
+        self._logged_names |= values.keys()
+        self.log_dict(dict.fromkeys(self._logged_names, math.nan) | values)
         return {"rollouts": rollouts, "batch": batch, "metrics": values}
 
     def collect(self, prompts: Sequence[Prompt], metrics: Metrics) -> RolloutBatch:
@@ -142,9 +146,7 @@ class GRPOModule(PolicyModule):
         self._sync_weights()
         scoring = self.rewards.open(prompts, self.group_size)
         self._generate(prompts, scoring, seed)
-        rollouts = self._await_scores(scoring)
-        add_rollout_metrics(metrics, rollouts)
-        return rollouts
+        return self._await_scores(scoring, metrics)
 
     @in_stage("weight_sync")
     def _sync_weights(self) -> None:
@@ -156,9 +158,14 @@ class GRPOModule(PolicyModule):
         for row, completion in sampled:
             scoring.add(row, completion)
 
-    @in_stage("reward")
-    def _await_scores(self, scoring: Scoring) -> RolloutBatch:
-        return scoring.result()
+    def _await_scores(self, scoring: Scoring, metrics: Metrics) -> RolloutBatch:
+        with stage(self, "reward") as details:
+            rollouts = scoring.result()
+            rewards = rollouts.rewards[rollouts.valid]
+            if len(rewards):
+                details |= {"reward_mean": rewards.mean(), "reward_std": rewards.std(correction=0)}
+        add_rollout_metrics(metrics, rollouts)
+        return rollouts
 
     def build_train_batch(self, rollouts: RolloutBatch, metrics: Metrics) -> TrainBatch | None:
         """Advantages, old and reference logprobs; None when no rank has a token to train on."""

@@ -181,6 +181,13 @@ def test_measuring_prints_and_writes_nothing(command, trained, capsys):
     assert files_in(trained.parents[2]) == before
 
 
+def test_a_report_of_a_run_draws_its_curves(trained, capsys):
+    assert main(["report", "runs/base/0"]) == 0
+    assert (trained / "curves.png").is_file()
+    assert main(["report", "runs/base/9"]) == 2
+    assert capsys.readouterr().err.startswith("error: runs/base/9: no such run directory.")
+
+
 def test_the_last_checkpoint_of_the_latest_run_goes_on_in_its_directory(trained):
     arguments = ["--config=base.yaml", "--ckpt_path=last", "--trainer.max_steps=3"]
     assert main(["fit", *arguments]) == 0

@@ -68,7 +68,7 @@ ARGUMENTS = {
     "--data.num_digits=x": "data: AdditionData.num_digits: expected int, got x.",
     "--seed_everything=x": "seed_everything: expected bool or int, got x.",
     "--print_confg": "print_confg: no such key. Did you mean print_config?",
-    "stray": "stray: unexpected argument. Keys are given as --key value.",
+    "stray": "stray: unexpected argument. Write --config FILE and --KEY VALUE.",
     "--config": "-c/--config: expected one argument",
     "--trainer.default_root_dir=${run_dri}/x": (
         "trainer.default_root_dir: ${run_dri} names no key. Did you mean run_dir?"
