@@ -103,20 +103,21 @@ def minibatches(batch: TrainBatch, num_minibatches: int) -> Iterator[TrainBatch]
         yield batch.select(torch.isin(batch.prompt_index.cpu(), part).nonzero()[:, 0])
 
 
-def micro_batches(batch: TrainBatch, max_tokens: int) -> list[Tensor]:
-    """Rows of the micro-batches of one optimizer step, each within a budget of padded tokens.
+def micro_batches(batch: TrainBatch, rows: Tensor, max_tokens: int) -> list[Tensor]:
+    """These rows in micro-batches, each within a budget of padded tokens.
 
-    Rows without a token to train on are left out. Rows of similar length go together, longest
-    first, so that little is padded and memory peaks at the start. A row beyond the budget stands
-    alone.
+    Rows of similar length go together, longest first, so that little is padded and memory peaks
+    at the start. A row beyond the budget stands alone.
+
+    Args:
+        rows: Indices of the rows that go through the model.
 
     Returns:
-        Row indices, one tensor a micro-batch; an empty list when there is nothing to train on.
+        Row indices, one tensor a micro-batch; an empty list for no rows.
     """
     prompt_lengths = batch.prompt_mask.sum(1)[batch.prompt_index].tolist()
     lengths = batch.completion_mask.sum(1).tolist()
-    trained = batch.loss_mask.any(1).nonzero()[:, 0].tolist()
-    longest_first = sorted(trained, key=lambda row: -(prompt_lengths[row] + lengths[row]))
+    longest_first = sorted(rows.tolist(), key=lambda row: -(prompt_lengths[row] + lengths[row]))
     parts: list[list[int]] = []
     widest_prompt = widest = 0
     for row in longest_first:

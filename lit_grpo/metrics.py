@@ -91,6 +91,8 @@ def add_rollout_metrics(metrics: Metrics, rollouts: RolloutBatch) -> None:
     metrics.add_all("completions/mean_length", lengths)
     metrics.maximum("completions/max_length", max(lengths))
     metrics.minimum("completions/min_length", min(lengths))
+    logprobs = [value for c in rollouts.completions for value in c.sampler_logprobs]
+    metrics.add("sampler/entropy", -sum(logprobs), len(logprobs))
     truncated = [float(completion.is_truncated) for completion in rollouts.completions]
     metrics.add_all("completions/truncated_fraction", truncated)
 
@@ -114,7 +116,7 @@ def add_advantage_metrics(metrics: Metrics, advantages: Tensor, trained: Tensor)
 def add_update_metrics(
     metrics: Metrics, batch: TrainBatch, losses: TokenLosses, entropy: Tensor
 ) -> None:
-    """``policy/…`` and ``sampler/…``: means over the tokens of the loss."""
+    """``policy/…`` and ``sampler/logprob_difference_…`` over the tokens that have a gradient."""
     mask = batch.loss_mask
     num_tokens = mask.sum()
     difference = losses.sampler_ratio.log().abs()

@@ -203,7 +203,7 @@ class GRPOModule(PolicyModule):
     def _logprobs(self, model: CausalModel, batch: TrainBatch) -> Tensor:
         """[N, C], 0 on rows that are not trained on."""
         logprobs = torch.zeros_like(batch.sampler_logprobs)
-        for rows in micro_batches(batch, self.update.max_tokens_per_micro_batch):
+        for rows in self._micro_batches(batch):
             part, _ = completion_statistics(
                 model, batch.select(rows), temperature=self.sampling.temperature
             )
@@ -225,9 +225,8 @@ class GRPOModule(PolicyModule):
         optimizer: Any = self.optimizers()
         schedule: Any = self.lr_schedulers()
         optimizer.zero_grad()
-        parts = micro_batches(batch, self.update.max_tokens_per_micro_batch)
         # A rank with nothing to train on still takes part in the gradient's reduction.
-        parts = parts or [torch.zeros(1, dtype=torch.long)]
+        parts = self._micro_batches(batch) or [torch.zeros(1, dtype=torch.long)]
         for number, rows in enumerate(parts):
             with optimizer.toggle_model(sync_grad=number == len(parts) - 1):
                 self._backward(batch.select(rows), counts, number, metrics)
@@ -240,6 +239,15 @@ class GRPOModule(PolicyModule):
         metrics.add("policy/lr", optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
+
+    def _micro_batches(self, batch: TrainBatch) -> list[Tensor]:
+        """The rows that can have a gradient: with neither a KL nor an entropy term one without
+        advantage has none, and is spared its way through the model."""
+        trained = batch.loss_mask.any(1)
+        if self.objective.kl_coef == self.objective.entropy_coef == 0:
+            trained &= batch.advantages != 0
+        rows = trained.nonzero()[:, 0]
+        return micro_batches(batch, rows, self.update.max_tokens_per_micro_batch)
 
     def _backward(
         self, batch: TrainBatch, counts: TokenCounts, number: int, metrics: Metrics

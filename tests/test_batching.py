@@ -53,7 +53,7 @@ def test_select_keeps_only_the_prompts_and_columns_that_it_needs():
     assert part.completion_ids.tolist() == [[6, 0], [4, 5]]
 
 
-def test_micro_batches_hold_every_trained_row_once_within_the_budget():
+def test_micro_batches_hold_every_row_once_within_the_budget():
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 30, (6, 4), generator=generator).tolist()
     batch = collate(
@@ -62,9 +62,9 @@ def test_micro_batches_hold_every_trained_row_once_within_the_budget():
             [[completion([1] * length) for length in row] for row in lengths],
         )
     )
-    parts = micro_batches(batch, max_tokens=80)
-    rows = torch.cat(parts)
-    assert sorted(rows.tolist()) == batch.loss_mask.any(1).nonzero()[:, 0].tolist()
+    rows = batch.loss_mask.any(1).nonzero()[:, 0]
+    parts = micro_batches(batch, rows, max_tokens=80)
+    assert sorted(torch.cat(parts).tolist()) == rows.tolist()
     for part in parts:
         selected = batch.select(part)
         width = selected.prompt_ids.shape[1] + selected.completion_ids.shape[1]
@@ -73,7 +73,10 @@ def test_micro_batches_hold_every_trained_row_once_within_the_budget():
 
 def test_a_row_beyond_the_budget_stands_alone():
     batch = collate(rollouts([[0, 1]], [[completion([1] * 50), completion([1])]]))
-    assert [part.tolist() for part in micro_batches(batch, max_tokens=10)] == [[0], [1]]
+    assert [part.tolist() for part in micro_batches(batch, torch.arange(2), max_tokens=10)] == [
+        [0],
+        [1],
+    ]
 
 
 def test_minibatches_are_whole_groups_and_at_most_as_many_as_there_are():

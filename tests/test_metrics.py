@@ -47,6 +47,7 @@ def test_rollout_metrics_count_valid_rows_only():
     assert values["reward/frac_zero_std"] == 0.5
     assert values["reward/task/error_fraction"] == pytest.approx(3 / 9)
     assert values["reward/task/ok_fraction"] == pytest.approx(6 / 9)
+    assert values["sampler/entropy"] == 1.0
     assert values["completions/max_length"] == 5
     assert values["completions/min_length"] == 1
     assert values["completions/mean_length"] == pytest.approx(14 / 9)

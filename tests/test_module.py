@@ -134,6 +134,57 @@ def test_the_gradient_is_the_same_for_any_split_into_micro_batches(aggregation):
             assert metrics[name] == pytest.approx(value, abs=1e-5), name
 
 
+def test_rows_without_advantage_are_spared_the_model_and_the_gradient_is_the_same():
+    class FirstGroupOnly(Reward):
+        def score(self, prompt, completion):
+            return float(completion.token_ids[0] < 128) if prompt.id == "1+1=" else 1.0
+
+    results = {}
+    for entropy_coef in (0.0, 1e-30):  # so small that only the rows that run differ
+        seen = []
+        module = make_module(
+            rewards=[FirstGroupOnly()], objective=Objective(entropy_coef=entropy_coef)
+        )
+        outputs = fit(module, callbacks=[RowCount(seen)])
+        results[entropy_coef] = weights(module)
+        assert sum(seen) == (4 if entropy_coef == 0 else 16)
+        assert outputs[0]["metrics"]["policy/grad_norm"] > 0
+    for name, spared in results[0.0].items():
+        torch.testing.assert_close(spared, results[1e-30][name], rtol=1e-4, atol=1e-6)
+
+
+class RowCount(L.Callback):
+    def __init__(self, seen):
+        self.seen = seen
+
+    def on_stage_end(self, trainer, pl_module, stage):
+        if stage.name == "micro_batch":
+            self.seen.append(stage.details["rows"])
+
+
+def test_a_name_without_a_value_in_a_step_is_logged_as_such(tmp_path):
+    class DownLater(Reward):
+        calls = 0
+
+        def score_group(self, prompt, completions):
+            DownLater.calls += 1
+            if DownLater.calls > len(PROMPTS):
+                raise ConnectionError("down")
+            return [float(len(c.token_ids)) for c in completions]
+
+    logged = []
+
+    class Logged(L.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            logged.append(dict(trainer.logged_metrics))
+
+    fit(make_module(rewards=[DownLater()]), callbacks=[Logged()], max_steps=-1, max_epochs=2)
+    assert logged[0]["reward/mean"] > 0
+    assert logged[1]["reward/mean"].isnan()
+    assert logged[1]["policy/loss"].isnan()
+    assert logged[1]["reward/valid_fraction"] == 0
+
+
 def test_the_sampling_temperature_applies_to_the_trained_logprobs():
     module = make_module(sampling=Sampling(max_tokens=8, temperature=0.5))
     (output,) = fit(module)
