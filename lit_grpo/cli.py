@@ -180,7 +180,9 @@ class CommandLine(LightningCLI):
         reason = getattr(self.trainer, "stop_reason", None)
         if reason is None:
             return 0
-        rank_zero_only(print)(reason.message, file=sys.stderr)
+        if rank() > 0:
+            return 0  # Lightning kills rank 0 when a rank that it started fails before it has ended
+        print(reason.message, file=sys.stderr)
         return reason.exit_code
 
     def _what(self) -> dict[str, Any]:

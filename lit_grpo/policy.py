@@ -253,7 +253,16 @@ def _is_adapter(path: str) -> bool:
 
 @contextmanager
 def _loading(what: str, source: str) -> Iterator[None]:
-    """Say which of the many things that `transformers` tried was the user's."""
+    """Say which of the many things that `transformers` tried was the user's.
+
+    What can only be a path is not asked of the Hub: offline that takes its client a minute.
+    """
+    if not Path(source).exists() and (source.count("/") > 1 or source.startswith((".", "~", "/"))):
+        raise ValueError(
+            f"no {what} could be loaded from {source!r}: there is no such directory. "
+            "Set model.policy.path to a directory that save_pretrained wrote (lit-grpo sft and "
+            "fit write RUN/final) or to a hub id."
+        )
     try:
         yield
     except (OSError, ValueError) as error:

@@ -169,6 +169,15 @@ def test_a_path_without_a_model_is_said_in_one_error(tmp_path):
         Policy(path=str(tmp_path)).load(with_reference=False)
 
 
+@pytest.mark.parametrize("path", ["runs/quickstart_sft/0/final", "./nowhere", "/no/where"])
+def test_a_path_that_is_not_there_is_not_asked_of_the_hub(path):
+    policy = Policy(path=path)
+    with pytest.raises(ValueError, match="there is no such directory"):
+        policy.load(with_reference=False)
+    with pytest.raises(ValueError, match="no tokenizer could be loaded"):
+        policy.tokenizer  # noqa: B018 - the property loads
+
+
 def test_an_unknown_architecture_is_said_in_one_error():
     with pytest.raises(
         ValueError, match="Set\nmodel.policy.architecture|Set model.policy.architecture"

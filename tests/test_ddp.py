@@ -1,0 +1,114 @@
+"""Two real processes take the step that one would take on all of their rollouts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import LLAMA
+
+from lit_grpo.policy import Policy
+
+SCRIPT = """
+import sys
+import lightning as L
+import torch
+sys.path.insert(0, {tests!r})
+from test_module import Keep, PROMPTS, ShareOfLowBytes, make_module, weights
+from lit_grpo.advantages import AdvantageConfig
+from lit_grpo.data.loader import PromptLoader
+from lit_grpo.rewards import Reward
+
+torch.set_num_threads(1)
+
+class OnlySomeRanks(ShareOfLowBytes):
+    '''The second rank's rewards are all lost.'''
+    def score(self, prompt, completion):
+        if {lost!r} and prompt.id in ("x", "22+3="):
+            raise ConnectionError("lost")
+        return super().score(prompt, completion)
+
+module = make_module(
+    rewards=[OnlySomeRanks()],
+    advantage=AdvantageConfig(deviation="batch"),
+    update={{"max_tokens_per_micro_batch": 60}},
+)
+trainer = L.Trainer(
+    max_steps=1, accelerator="cpu", devices=2, strategy="ddp", logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    callbacks=[keep := Keep()],
+)
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self):
+        return PromptLoader(PROMPTS, 4, rank=trainer.global_rank, world_size=2, shuffle=False)
+
+trainer.fit(module, Data())
+(output,) = keep.outputs
+torch.save(
+    {{
+        "batch": {{n: getattr(output["batch"], n) for n in output["batch"].__slots__}},
+        "rewards": output["rollouts"].rewards,
+        "weights": weights(module),
+        "metrics": output["metrics"],
+    }},
+    f"rank{{trainer.global_rank}}.pt",
+)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [False, True], ids=["both-ranks", "one-rank-without-rewards"])
+def test_two_ranks_take_the_step_of_the_union_of_their_rollouts(tmp_path, lost):
+    (tmp_path / "run.py").write_text(SCRIPT.format(tests=str(Path(__file__).parent), lost=lost))
+    result = subprocess.run(
+        [sys.executable, "run.py"],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        start_new_session=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
+    for name, weight in ranks[0]["weights"].items():
+        assert torch.equal(weight, ranks[1]["weights"][name]), name
+    assert ranks[0]["metrics"] == ranks[1]["metrics"]
+
+    policy = Policy(architecture=LLAMA)
+    torch.manual_seed(0)
+    policy.load(with_reference=False)
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    total, num_tokens, advantages = 0.0, 0, []
+    for rank in ranks:
+        batch = rank["batch"]
+        num_tokens += int(batch["loss_mask"].sum())
+        advantages.append(batch["advantages"])
+        for n in range(len(batch["advantages"])):
+            if batch["loss_mask"][n].any():
+                total = total + batch["advantages"][n] * logprob(policy.model, batch, n)
+    (-total / num_tokens).backward()
+    for name, parameter in policy.model.named_parameters():
+        step = before[name] - ranks[0]["weights"][name]
+        torch.testing.assert_close(step, parameter.grad, rtol=1e-3, atol=2e-6)
+
+    # The deviation over the batch is that of both ranks together.
+    rewards = torch.cat([rank["rewards"] for rank in ranks])
+    valid = ~rewards.isnan()
+    centered = torch.where(valid, rewards - rewards.nanmean(1, keepdim=True), 0.0)
+    deviation = (centered.square().sum() / (valid.sum() - 1)).sqrt()
+    expected = (centered / (deviation + 1e-4)).nan_to_num().flatten().float()
+    torch.testing.assert_close(torch.cat(advantages), expected)
+    assert ranks[0]["metrics"]["reward/mean"] == pytest.approx(rewards.nanmean().item())
+
+
+def logprob(model, batch, n):
+    """Of one row alone, without padding."""
+    prompt = batch["prompt_index"][n]
+    head = batch["prompt_ids"][prompt][batch["prompt_mask"][prompt]]
+    tail = batch["completion_ids"][n][batch["completion_mask"][n]]
+    logits = model(torch.cat([head, tail])[None]).logits[0, len(head) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, tail[:, None]).sum()
