@@ -1,0 +1,342 @@
+"""The documentation against the code: its snippets run, its tables and links are right."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import logging
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from tiny import LLAMA, completion, prompt
+
+from lit_grpo import callbacks, data, rewards
+from lit_grpo.__main__ import main
+from lit_grpo.advantages import AdvantageConfig
+from lit_grpo.batching import UpdateConfig
+from lit_grpo.cli import TRAINER_DEFAULTS
+from lit_grpo.cli_run_dir import RUN_DIR_VARIABLE
+from lit_grpo.evaluation import Evaluation
+from lit_grpo.losses import Objective
+from lit_grpo.module import GRPOModule
+from lit_grpo.policy import LoRA, Policy
+from lit_grpo.policy_module import default_optimizer
+from lit_grpo.rewards import Reward, RewardSuite
+from lit_grpo.rollout import HFEngine, Sampling
+from lit_grpo.run_directory import LOGGED
+from lit_grpo.sft import SFTModule
+from lit_grpo.types import Outcome
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
+
+# What makes the README's configs run anywhere: a tiny model, short completions, two steps.
+TINY = {
+    "trainer": {"accelerator": "cpu", "max_steps": 2, "val_check_interval": 1},
+    "model": {
+        "policy": {"path": None, "architecture": LLAMA},
+        "sampling": {"max_tokens": 6},
+        "evaluation": {"num_samples": 2},
+    },
+    "data": {"init_args": {"prompts_per_step": 4}},
+}
+# Something that differs between the completions of random weights.
+MIXED = {"class_path": "FormatReward", "init_args": {"pattern": "[a-z]", "mode": "search"}}
+TIMED = {"trainer": {"callbacks+": [{"class_path": "TimingLog", "init_args": {"stages": True}}]}}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def named_blocks() -> dict[str, str]:
+    """The README's blocks that say on their first line which file they are."""
+    found = [*blocks(README, "python"), *blocks(README, "yaml")]
+    return {block.split()[1]: block for block in found if re.match(r"# \w+\.\w+\n", block)}
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of all tables, without their heads."""
+    lines = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line] for line in lines]
+    return [row for row, after in zip(rows, [*rows[1:], [""]], strict=True)
+            if "---" not in row[0] and not after[0].startswith("---")]  # fmt: skip
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+# Runs of what the README shows
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A directory with the README's files, the working directory while a module's tests run."""
+    directory = tmp_path_factory.mktemp("readme")
+    for name, text in named_blocks().items():
+        (directory / name).write_text(text)
+    (rows,) = blocks(README, "json")
+    (directory / "train.jsonl").write_text(rows * 10)
+    (directory / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    (directory / "timed.yaml").write_text(yaml.safe_dump(TIMED))
+    (directory / "mixed.yaml").write_text(yaml.safe_dump({"model": {"rewards+": [MIXED]}}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        patch.setattr(sys, "path", [str(directory), *sys.path])
+        patch.setenv(RUN_DIR_VARIABLE, "")
+        yield directory
+    close_logs()
+
+
+def close_logs() -> None:
+    """A command leaves its log open, as it owns the process."""
+    for logger in map(logging.getLogger, LOGGED):
+        for handler in logger.handlers.copy():
+            if isinstance(handler, logging.FileHandler):
+                logger.removeHandler(handler)
+                handler.close()
+    logging.captureWarnings(False)
+
+
+@pytest.fixture(scope="module")
+def grpo_run(workplace) -> Path:
+    """The README's config with its reward, callback and engine."""
+    files = [f"--config={name}.yaml" for name in ("my", "tiny", "mixed", "timed")]
+    engine = "--model.engine=my_engines.PlainEngine"
+    assert main(["fit", *files, engine, "--run_dir=runs/my/0"]) == 0
+    return workplace / "runs/my/0"
+
+
+@pytest.fixture(scope="module")
+def sft_run(workplace) -> Path:
+    files = ["--config=warm.yaml", "--config=tiny.yaml", "--config=timed.yaml"]
+    assert main(["sft", *files, "--run_dir=runs/warm/0"]) == 0
+    return workplace / "runs/warm/0"
+
+
+def test_the_reward_has_fewer_than_15_lines_and_does_what_it_says(workplace):
+    text = named_blocks()["my_rewards.py"]
+    assert len(text.splitlines()) < 15
+    reward = importlib.import_module("my_rewards").KeywordsReward()
+    texts = ["Salt on every WAVE.", "a wave", "nothing of it"]
+    completions = [completion(text=text) for text in texts]
+    with RewardSuite([reward]) as suite:
+        asked = suite.score([prompt(keywords=["wave", "salt"])], [completions])
+        unasked = suite.score([prompt(keywords=[])], [completions])
+    assert asked.rewards.tolist() == [[1.0, 0.5, 0.0]]
+    assert not unasked.valid.any()
+    outcomes = {score.outcome for score in unasked.groups[0].scores["keywords"]}
+    assert outcomes == {Outcome.ABSTAIN}
+
+
+def test_the_engine_reports_the_logprobs_of_the_policy_that_it_was_given(grpo_run):
+    metrics = pd.read_csv(grpo_run / "metrics.csv")
+    assert len(metrics) == 2
+    assert metrics["sampler/logprob_difference_max"].max() < 1e-3
+    assert (metrics["policy/grad_norm"] > 0).all()
+    rows = pd.read_parquet(grpo_run / "completions/step_000001.parquet")
+    assert len(rows) == 4 * 8
+    assert rows.groupby("prompt_id")["completion"].nunique().max() > 1
+    assert "my_engines.PlainEngine" in (grpo_run / "config.yaml").read_text()
+
+
+def test_the_callback_ends_a_run_with_its_reason_and_exit_code(workplace, capsys):
+    guard = "--trainer.callbacks=my_callbacks.LengthGuard"
+    files = ["--config=my.yaml", "--config=tiny.yaml", "--run_dir=runs/guarded"]
+    assert main(["fit", *files, guard, "--trainer.callbacks.max_mean_length=1"]) == 4
+    assert re.search(r"Completions are \d tokens long", capsys.readouterr().err.splitlines()[-1])
+    assert not (workplace / "runs/guarded/final").exists()
+
+
+def commands() -> list[str]:
+    """Every command that any page shows and that reads a config."""
+    shell = "".join(block for page in PAGES for block in blocks(page, "sh"))
+    lines = shell.replace("\\\n", " ").splitlines()
+    return sorted({line for line in lines if re.match(r"lit-grpo (fit|sft|validate|test) ", line)})
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_that_is_shown_is_understood(line, grpo_run, capsys):
+    with pytest.raises(SystemExit) as leave:
+        main([*shlex.split(line)[1:], "--print_config"])
+    assert leave.value.code == 0
+    assert yaml.safe_load(capsys.readouterr().out)["model"]
+
+
+@pytest.mark.parametrize("number", range(len(blocks(DOCS / "configuration.md", "yaml"))))
+def test_a_fragment_of_a_config_fits_on_the_readme_s(number, workplace, capsys):
+    (workplace / "fragment.yaml").write_text(blocks(DOCS / "configuration.md", "yaml")[number])
+    with pytest.raises(SystemExit) as leave:
+        main(["fit", "--config=my.yaml", "--config=fragment.yaml", "--print_config"])
+    assert leave.value.code == 0
+
+
+# What pages point at
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def test_every_function_in_the_table_of_equations_exists():
+    table = (DOCS / "algorithm.md").read_text().split("## 1.")[0]
+    functions = [name for row in table_rows(table) for name in code(row[1])]
+    assert len(functions) > 12
+    for function in functions:
+        module, _, name = function.rpartition(".")
+        assert callable(getattr(importlib.import_module(f"lit_grpo.{module}"), name))
+
+
+def tree() -> dict[str, str]:
+    """Path -> what the README's tree says of it."""
+    (text,) = (block for block in blocks(README, "text") if block.startswith("pyproject"))
+    found, folders = {}, [""]
+    for line in text.splitlines():
+        name, _, purpose = line.strip().partition(" ")
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders[depth + 1 :] = [folders[depth] + name]
+        found[folders[depth] + name] = purpose.strip()
+    return found
+
+
+def test_the_tree_has_every_file_and_says_what_it_is_for():
+    found = tree()
+    kinds = ("lit_grpo/**/*.py", "callbacks/*.py", "configs/**/*.*", "scripts/*", "docs/*")
+    files = {path for kind in kinds for path in ROOT.glob(kind) if path.is_file()}
+    names = {path.relative_to(ROOT).as_posix() for path in files if "__pycache__" not in path.parts}
+    linked = ("lit_grpo/callbacks/", "lit_grpo/configs/")
+    names = {name for name in names if not name.startswith(linked)}
+    assert {name for name in found if not name.endswith("/")} == names | {
+        "pyproject.toml",
+        "lit_grpo/callbacks",
+        "lit_grpo/configs",
+    }
+    assert [name for name in found if not name.endswith("/") and not found[name]] == []
+
+
+# Keys
+
+
+SHIPPED = [
+    GRPOModule, SFTModule, Policy, LoRA, Sampling, HFEngine, Objective, AdvantageConfig,
+    UpdateConfig, Evaluation, Reward, data.PromptData, data.AdditionData,
+    *(kind for kind in vars(rewards).values()
+      if inspect.isclass(kind) and issubclass(kind, Reward) and kind is not Reward),
+    *(getattr(callbacks, name) for name in callbacks.__all__),
+]  # fmt: skip
+
+
+def documented_keys(name: str) -> dict[str, str]:
+    """Key -> default, from the section of that heading."""
+    text = (DOCS / "configuration.md").read_text()
+    section = re.search(rf"^#+ `?{name}`?\n(.*?)(?=^#|\Z)", text, re.DOTALL | re.MULTILINE)
+    assert section, f"docs/configuration.md has no section on {name}"
+    return {code(row[0])[0]: row[1] for row in table_rows(section[1])}
+
+
+def expected_keys(kind: type) -> dict[str, inspect.Parameter]:
+    parameters = list(inspect.signature(kind).parameters.values())
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    own = {one.name: one for one in parameters if one.kind in named}
+    if issubclass(kind, Reward) and kind is not Reward:
+        own = {name: one for name, one in own.items() if name not in expected_keys(Reward)}
+    return own
+
+
+@pytest.mark.parametrize("kind", SHIPPED, ids=lambda kind: kind.__name__)
+def test_the_documented_keys_and_defaults_are_those_of_the_signature(kind):
+    documented, expected = documented_keys(kind.__name__), expected_keys(kind)
+    assert list(documented) == list(expected)
+    for name, parameter in expected.items():
+        cell, default = documented[name], parameter.default
+        if default is parameter.empty:
+            assert cell == "required", name
+        elif default is default_optimizer:
+            assert cell == "`AdamW`, lr 1e-6, weight decay 0"
+        elif dataclasses.is_dataclass(default):
+            assert code(cell) == [type(default).__name__], name
+        else:
+            plain = list(default) if isinstance(default, tuple) else default
+            assert yaml.safe_load(code(cell)[0]) == plain, name
+
+
+def test_the_trainer_s_own_defaults_are_documented():
+    text = (DOCS / "configuration.md").read_text()
+    table = text[text.index("These differ") : text.index("And these are often set")]
+    given = {code(row[0])[0]: yaml.safe_load(code(row[1])[0]) for row in table_rows(table)}
+    assert given == TRAINER_DEFAULTS
+
+
+# Metrics
+
+
+def glossary() -> set[str]:
+    text = (DOCS / "metrics.md").read_text().split("## The row")[1]
+    names = text.split("## Completions on disk")[0]
+    return {code(row[0])[0] for row in table_rows(names)}
+
+
+def generic(column: str) -> str:
+    """``val/avg@4`` -> ``val/avg@<n>``: what the config chose, taken out of a name."""
+    column = re.sub(r"^reward/\w+/mean$", "reward/<name>/mean", column)
+    column = re.sub(
+        rf"^reward/\w+/({'|'.join(Outcome)})_fraction$", "reward/<name>/<outcome>_fraction", column
+    )
+    column = re.sub(r"^val/avg@\d+$", "val/avg@<n>", column)
+    return re.sub(r"^val/pass@\d+$", "val/pass@<k>", column)
+
+
+def test_the_glossary_has_every_metric_that_runs_log_and_no_other(grpo_run, sft_run):
+    columns = {
+        generic(name)
+        for run in (grpo_run, sft_run)
+        for name in pd.read_csv(run / "metrics.csv", nrows=0).columns
+    }
+    gpu_only = {"perf/memory_reserved_gb"}
+    assert columns | gpu_only == glossary()
+
+
+def test_the_columns_of_completions_are_documented(grpo_run):
+    text = (DOCS / "metrics.md").read_text().split("## Completions on disk")[1]
+    documented = {name for row in table_rows(text) for name in code(row[0])}
+    table = pd.read_parquet(grpo_run / "completions/step_000000.parquet")
+    columns = {re.sub(r"^(score|outcome|detail)/.*", r"\1/<name>", name) for name in table}
+    assert documented == columns
+
+
+def test_the_stages_of_a_step_are_documented(grpo_run):
+    text = (DOCS / "architecture.md").read_text().split("### Stages")[1].split("## Ranks")[0]
+    rows = {code(row[0])[0]: set(code(row[2])) for row in table_rows(text)}
+    logged: dict[str, set[str]] = {}
+    for line in (grpo_run / "run.log").read_text().splitlines():
+        if match := re.search(r"step \d+  (\w+)(?: \d+)? +[\d.]+ s +[\d.]+ GB(.*)", line):
+            logged.setdefault(match[1], set()).update(re.findall(r"  (\w+) [-\d.n]", match[2]))
+    del logged["total"]
+    assert rows == logged
+
+
+def test_the_examples_of_rows_are_json():
+    (rows,) = blocks(README, "json")
+    assert all({"prompt", "keywords", "example"} == json.loads(row).keys()
+               for row in rows.splitlines())  # fmt: skip
