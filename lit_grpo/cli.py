@@ -116,6 +116,7 @@ class CommandLine(LightningCLI):
                 "prog": f"lit-grpo {command}",
                 "description": "Every key can stand in a config file too.",
                 "parser_mode": "omegaconf+",
+                "allow_abbrev": False,
                 "dump_header": [f"lit-grpo=={__version__}"],
             },
             args=list(invocation.arguments),

@@ -225,11 +225,13 @@ class GRPOModule(PolicyModule):
         optimizer: Any = self.optimizers()
         schedule: Any = self.lr_schedulers()
         optimizer.zero_grad()
-        # A rank with nothing to train on still takes part in the gradient's reduction.
-        parts = self._micro_batches(batch) or [torch.zeros(1, dtype=torch.long)]
+        parts = self._micro_batches(batch)
         for number, rows in enumerate(parts):
             with optimizer.toggle_model(sync_grad=number == len(parts) - 1):
                 self._backward(batch.select(rows), counts, number, metrics)
+        if not parts:
+            with optimizer.toggle_model(sync_grad=True):
+                self._backward_nothing(batch)
         norm = torch.nn.utils.clip_grad_norm_(
             self.policy.trainable_parameters(), self.update.max_grad_norm
         )
@@ -239,6 +241,12 @@ class GRPOModule(PolicyModule):
         metrics.add("policy/lr", optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
+
+    def _backward_nothing(self, batch: TrainBatch) -> None:
+        """Take part in the ranks' reduction of the gradient without a row that has one."""
+        row = batch.select(torch.zeros(1, dtype=torch.long))
+        logprobs, _ = completion_statistics(self.policy.causal_model, row)
+        self.manual_backward(0.0 * logprobs.sum())
 
     def _micro_batches(self, batch: TrainBatch) -> list[Tensor]:
         """The rows that can have a gradient: with neither a KL nor an entropy term one without

@@ -15,6 +15,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from transformers import PreTrainedTokenizerBase, get_scheduler
 
 from lit_grpo.evaluation import Evaluation
@@ -82,6 +83,7 @@ class PolicyModule(L.LightningModule):
         self.policy.load(with_reference=self.needs_reference)
 
     def setup(self, stage: str) -> None:
+        refuse_untested(self.trainer)
         self.evaluation.suite.start()
         self.engine.start(self.policy)
 
@@ -190,6 +192,25 @@ class PolicyModule(L.LightningModule):
     def _base_is_elsewhere(self) -> bool:
         """The frozen base under an adapter is read from ``policy.path``, not from checkpoints."""
         return self.policy.lora is not None and self.policy.path is not None
+
+
+def refuse_untested(trainer: L.Trainer) -> None:
+    """Keep off what is known or likely to train wrongly without a word.
+
+    Raises:
+        ValueError: a strategy that shards the policy, or float16.
+    """
+    if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+        raise ValueError(
+            f"trainer.strategy must be auto or ddp, got {type(trainer.strategy).__name__} (a "
+            "sharded policy is not gathered for sampling yet, and DeepSpeed drops gradients of "
+            "several backward passes). Set trainer.strategy."
+        )
+    if trainer.precision == "16-mixed":
+        raise ValueError(
+            "trainer.precision must not be 16-mixed (gradients would be clipped before they are "
+            "unscaled). Set trainer.precision to bf16-mixed or 32-true."
+        )
 
 
 def seed_everything(seed: int) -> None:

@@ -34,7 +34,7 @@ def summarise(run_dirs: Sequence[str | Path]) -> None:
     console = Console()
     console.print(_table(runs))
     if accuracy := _accuracy_line(runs):
-        console.print(accuracy)
+        console.print(accuracy, soft_wrap=True)
     for name, path in _places(runs[-1]).items():
         console.print(f"{name:<13}{path}", soft_wrap=True, highlight=False)
 

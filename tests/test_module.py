@@ -1,8 +1,10 @@
 import math
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from tiny import LLAMA, prompt
 
 from lit_grpo.advantages import AdvantageConfig
@@ -12,6 +14,7 @@ from lit_grpo.evaluation import Evaluation
 from lit_grpo.losses import Objective
 from lit_grpo.module import GRPOModule
 from lit_grpo.policy import LoRA, Policy
+from lit_grpo.policy_module import refuse_untested
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import Sampling
 
@@ -151,6 +154,30 @@ def test_rows_without_advantage_are_spared_the_model_and_the_gradient_is_the_sam
         assert outputs[0]["metrics"]["policy/grad_norm"] > 0
     for name, spared in results[0.0].items():
         torch.testing.assert_close(spared, results[1e-30][name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_whose_advantages_are_all_zero_has_no_gradient_and_no_made_up_metrics():
+    class Same(Reward):
+        def score(self, prompt, completion):
+            return 0.5
+
+    module = make_module(
+        rewards=[Same()], update={"epochs": 2}, objective=Objective(sampler_ratio_cap=None)
+    )
+    (output,) = fit(module, max_steps=2)
+    assert module.global_step == 2
+    assert output["metrics"]["policy/grad_norm"] == 0.0
+    assert output["metrics"]["reward/frac_zero_std"] == 1.0
+    assert "policy/ratio_mean" not in output["metrics"]
+    assert "sampler/logprob_difference_max" not in output["metrics"]
+    torch.testing.assert_close(weights(module), start_weights(), rtol=0, atol=0)
+
+
+def test_what_would_train_wrongly_is_refused_before_training():
+    with pytest.raises(ValueError, match="Set trainer.precision to bf16-mixed"):
+        refuse_untested(SimpleNamespace(strategy=SingleDeviceStrategy(), precision="16-mixed"))
+    with pytest.raises(ValueError, match="Set trainer.strategy"):
+        refuse_untested(SimpleNamespace(strategy=FSDPStrategy(), precision="32-true"))
 
 
 class RowCount(L.Callback):
