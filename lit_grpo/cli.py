@@ -37,18 +37,13 @@ from lit_grpo.cli_errors import (
 )
 from lit_grpo.cli_run_dir import TRAINING, choose_run_dir, find_checkpoint, refuse_used
 from lit_grpo.module import GRPOModule
+from lit_grpo.policy_module import PolicyModule
 from lit_grpo.run_directory import CompletionsFile, FinalModel, MetricsFile, open_run_log
 from lit_grpo.sft import SFTModule
 
 log = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parent
-MODELS: dict[str, type[LightningModule]] = {
-    "sft": SFTModule,
-    "fit": GRPOModule,
-    "validate": GRPOModule,
-    "test": GRPOModule,
-}
 TRAINER_DEFAULTS = {
     "enable_model_summary": False,
     "log_every_n_steps": 1,
@@ -104,7 +99,7 @@ class CommandLine(LightningCLI):
         self.trains = command in TRAINING
         self.default_run_dir = run_dir
         super().__init__(
-            model_class=MODELS[command],
+            model_class=choose_model(command, invocation),
             datamodule_class=LightningDataModule,
             subclass_mode_model=invocation.has_model_class,
             subclass_mode_data=True,
@@ -169,9 +164,16 @@ class CommandLine(LightningCLI):
 
     def execute(self) -> int:
         """Trains or measures, and returns the exit code."""
-        if not self.trains:
+        try:
+            if self.trains:
+                return self._train()
             getattr(self.trainer, self.command)(**self._what())
             return 0
+        finally:
+            if isinstance(self.model, PolicyModule):
+                self.model.close()
+
+    def _train(self) -> int:
         run_log = self._start_run(Path(self.config.run_dir))
         try:
             self.trainer.fit(**self._what())
@@ -180,6 +182,7 @@ class CommandLine(LightningCLI):
             raise
         reason = getattr(self.trainer, "stop_reason", None)
         if reason is None:
+            rank_zero_only(log.info)("%s", how_it_ended(self.trainer))
             return 0
         if rank() > 0:
             return 0  # Lightning kills rank 0 when a rank that it started fails before it has ended
@@ -203,6 +206,25 @@ class CommandLine(LightningCLI):
         run_log = open_run_log(run_dir, rank())
         rank_zero_only(log.info)("run directory: %s", run_dir)
         return run_log
+
+
+def choose_model(command: str, invocation: Invocation) -> type[LightningModule]:
+    """What is measured may be a warm-up too."""
+    return SFTModule if command == "sft" or invocation.is_warm_up else GRPOModule
+
+
+def how_it_ended(trainer: Trainer) -> str:
+    """Why training ended that no callback of ours has ended, in one line."""
+    step = f"after optimizer step {trainer.global_step}"
+    if 0 < trainer.max_steps <= trainer.global_step:
+        return f"done {step}: max_steps is reached"
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    told = (getattr(one, "stopping_reason_message", None) for one in callbacks)
+    if reason := next(filter(None, told), None):
+        return f"ended {step}: {reason}"
+    if trainer.should_stop:
+        return f"ended {step}: a callback asked for it, or max_time is up"
+    return f"done {step}: max_epochs is reached"
 
 
 def rank() -> int:

@@ -34,6 +34,8 @@ class Invocation:
     ckpt_path: str | None
     has_model_class: bool
     """Whether ``model`` is given by ``class_path`` rather than by the keys of the shipped class."""
+    is_warm_up: bool
+    """Whether ``model`` has the key that only a warm-up has, as the saved config of one does."""
 
 
 def look_at(arguments: Sequence[str]) -> Invocation:
@@ -55,6 +57,7 @@ def look_at(arguments: Sequence[str]) -> Invocation:
         ckpt_path=_last_value("ckpt_path", configs, others),
         has_model_class=any(_names_class(config.get("model")) for config in configs)
         or any(re.match(r"--model(\.class_path)?(=|$)", argument) for argument in others),
+        is_warm_up=any(_is_warm_up(config.get("model")) for config in configs),
     )
 
 
@@ -69,6 +72,10 @@ def _last_value(key: str, configs: list[dict[str, Any]], arguments: list[str]) -
 
 def _names_class(model: Any) -> bool:
     return isinstance(model, str) or (isinstance(model, dict) and "class_path" in model)
+
+
+def _is_warm_up(model: Any) -> bool:
+    return isinstance(model, dict) and "target_column" in model
 
 
 class _FirstLook(argparse.ArgumentParser):

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import comb
 
+from torch import Tensor
+
 from lit_grpo.metrics import Metrics
 from lit_grpo.rewards import MathReward, Reward, RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling
@@ -45,6 +47,13 @@ class Evaluation:
             )
         self.suite = RewardSuite([self.accuracy or MathReward()])
 
+    @property
+    def metric_names(self) -> list[str]:
+        """What an evaluation of judged completions measures."""
+        n = self.num_samples
+        samples = [f"val/avg@{n}", *(f"val/pass@{k}" for k in self.pass_at or (n,))] if n else []
+        return ["val/accuracy", *samples]
+
     def add_metrics(
         self,
         metrics: Metrics,
@@ -56,15 +65,21 @@ class Evaluation:
     ) -> None:
         """Judge completions of these prompts and let them vote in ``val/…``."""
         greedy = self._judged(engine, prompts, 1, replace(sampling, temperature=0.0), seed)
-        metrics.add_all("val/accuracy", greedy.rewards[greedy.valid])
-        metrics.add_all("val/unscored_fraction", (~greedy.valid).double())
+        values = self._values(greedy)
+        metrics.add_all("val/accuracy", values[~values.isnan()])
+        metrics.add_all("val/unscored_fraction", values.isnan().double())
         metrics.add_all("val/mean_length", [float(len(c.token_ids)) for c in greedy.completions])
         if self.num_samples:
             sampled = self._judged(engine, prompts, self.num_samples, sampling, seed)
-            metrics.add_all(f"val/avg@{self.num_samples}", sampled.rewards[sampled.valid])
+            values = self._values(sampled)
+            metrics.add_all(f"val/avg@{self.num_samples}", values[~values.isnan()])
             for k in self.pass_at or (self.num_samples,):
-                pairs = zip(sampled.rewards, sampled.valid, strict=True)
-                metrics.add_all(f"val/pass@{k}", _pass_at(k, pairs))
+                metrics.add_all(f"val/pass@{k}", _pass_at(k, values))
+
+    def _values(self, judged: RolloutBatch) -> Tensor:
+        """[B, G] what the judge said, whatever its weight; NaN where it said nothing."""
+        (values,) = judged.parts.values()
+        return values
 
     def _judged(
         self,
@@ -80,11 +95,11 @@ class Evaluation:
         return scoring.result()
 
 
-def _pass_at(k: int, groups: object) -> list[float]:
-    """pass@k of every group with at least k judged samples."""
+def _pass_at(k: int, values: Tensor) -> list[float]:
+    """pass@k of every group of [B, G] with at least k judged samples."""
     estimates = []
-    for rewards, valid in groups:  # type: ignore[attr-defined]
-        right, judged = int((rewards[valid] == 1).sum()), int(valid.sum())
+    for group in values:
+        right, judged = int((group == 1).sum()), int((~group.isnan()).sum())
         if judged >= k:
             estimates.append(pass_at_k(judged, right, k))
     return estimates

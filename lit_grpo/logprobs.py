@@ -74,7 +74,7 @@ def completion_statistics(
             use_reentrant=False,
             preserve_rng_state=False,
         )
-        for start in range(0, len(targets), chunk_tokens)
+        for start in range(0, max(1, len(targets)), chunk_tokens)
     ]
     logprobs, entropy = (torch.cat(parts) for parts in zip(*chunks, strict=True))
     empty = torch.zeros(batch.completion_mask.shape, dtype=torch.float32, device=ids.device)

@@ -146,14 +146,15 @@ class TokenLosses:
     total: Tensor
     """With gradient."""
     surrogate: Tensor
-    kl: Tensor
+    kl: Tensor | None
+    """None without a reference."""
     ratio: Tensor
     """Current over old policy."""
     clipped_low: Tensor
     """True where the lower bound cut the gradient."""
     clipped_high: Tensor
-    sampler_ratio: Tensor
-    """Old policy over sampler, before the cap."""
+    sampler_log_ratio: Tensor
+    """Old policy over sampler, its logarithm, before the cap."""
 
 
 def token_losses(
@@ -169,19 +170,19 @@ def token_losses(
     advantages = batch.advantages[:, None].to(logprobs.dtype)
     ratio = (logprobs - old_logprobs).exp()
     surrogate = SURROGATES[objective.surrogate](ratio, advantages, objective)
-    sampler_ratio = (old_logprobs - batch.sampler_logprobs).exp()
+    sampler_log_ratio = old_logprobs - batch.sampler_logprobs
     if objective.sampler_ratio_cap is not None:
-        surrogate = surrogate * sampler_ratio.clamp(max=objective.sampler_ratio_cap)
-    kl = torch.zeros_like(logprobs)
+        surrogate = surrogate * sampler_log_ratio.exp().clamp(max=objective.sampler_ratio_cap)
+    total, kl = surrogate - objective.entropy_coef * entropy, None
     if batch.ref_logprobs is not None:
         kl = KL_ESTIMATORS[objective.kl](logprobs, batch.ref_logprobs)
-    total = surrogate + objective.kl_coef * kl - objective.entropy_coef * entropy
+        total = total + objective.kl_coef * kl
     return TokenLosses(
         total=total,
         surrogate=surrogate.detach(),
-        kl=kl.detach(),
+        kl=None if kl is None else kl.detach(),
         ratio=ratio.detach(),
         clipped_low=(ratio < 1 - objective.clip_low) & (advantages < 0),
         clipped_high=(ratio > 1 + objective.clip_high) & (advantages > 0),
-        sampler_ratio=sampler_ratio,
+        sampler_log_ratio=sampler_log_ratio,
     )

@@ -119,15 +119,16 @@ def add_update_metrics(
     """``policy/…`` and ``sampler/logprob_difference_…`` over the tokens that have a gradient."""
     mask = batch.loss_mask
     num_tokens = mask.sum()
-    difference = losses.sampler_ratio.log().abs()
+    difference = losses.sampler_log_ratio.abs()
     means = {
-        "policy/kl": losses.kl,
         "policy/entropy": entropy,
         "policy/ratio_mean": losses.ratio,
         "policy/clip_low_fraction": losses.clipped_low,
         "policy/clip_high_fraction": losses.clipped_high,
         "sampler/logprob_difference_mean": difference,
     }
+    if losses.kl is not None:
+        means["policy/kl"] = losses.kl
     for name, values in means.items():
         metrics.add(name, (values * mask).sum(), num_tokens)
     metrics.maximum("sampler/logprob_difference_max", (difference * mask).max())

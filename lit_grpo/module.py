@@ -101,14 +101,14 @@ class GRPOModule(PolicyModule):
         self.advantage = advantage
         self.update = update
         self.rollout_step = 0
-        self._logged_names: set[str] = set()
+        self._logged_names: dict[str, float] = {}
 
     @property
     def needs_reference(self) -> bool:  # type: ignore[override]
         return self.objective.kl_coef > 0
 
-    def optimizer_steps_per_batch(self) -> float:
-        return self.update.optimizer_steps
+    def optimizer_steps_of(self, num_batches: int) -> int:
+        return num_batches * self.update.optimizer_steps
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -119,9 +119,9 @@ class GRPOModule(PolicyModule):
         self.rewards.check(self.trainer.train_dataloader.prompts)  # type: ignore[union-attr]
         super().on_train_start()
 
-    def teardown(self, stage: str) -> None:
+    def close(self) -> None:
         self.rewards.close()
-        super().teardown(stage)
+        super().close()
 
     # The step
 
@@ -135,8 +135,8 @@ class GRPOModule(PolicyModule):
         self.rollout_step += 1
         values = metrics.merged()
         # Lightning would log the last value of a name once more where a step has none.
-        self._logged_names |= values.keys()
-        self.log_dict(dict.fromkeys(self._logged_names, math.nan) | values)
+        self._logged_names |= dict.fromkeys(values, math.nan)
+        self.log_dict(self._logged_names | values)
         return {"rollouts": rollouts, "batch": batch, "metrics": values}
 
     def collect(self, prompts: Sequence[Prompt], metrics: Metrics) -> RolloutBatch:
@@ -177,8 +177,9 @@ class GRPOModule(PolicyModule):
             own,
             pad_id=self.tokenizer.pad_token_id,
             overlong_filtering=self.objective.overlong_filtering,
-        ).to(self.device)
+        )
         add_advantage_metrics(metrics, batch.advantages, batch.loss_mask.any(1))
+        batch = batch.to(self.device)
         if self._count_tokens(batch).tokens == 0:
             log.warning(
                 "rollout step %d has no token to train on, so no optimizer step is taken: every "
@@ -235,6 +236,12 @@ class GRPOModule(PolicyModule):
         norm = torch.nn.utils.clip_grad_norm_(
             self.policy.trainable_parameters(), self.update.max_grad_norm
         )
+        if not norm.isfinite():
+            raise FloatingPointError(
+                f"the gradient of rollout step {self.rollout_step} is not finite (norm {norm}), "
+                "so no optimizer step is taken: the policy would be lost. Resume from the last "
+                "checkpoint with a lower learning rate or, without one, a higher precision."
+            )
         # The loss is the sum over micro-batches and ranks: one vote an optimizer step.
         metrics.add("policy/loss", 0.0, 1 / self.trainer.world_size)
         metrics.add("policy/grad_norm", norm.detach())
@@ -276,9 +283,10 @@ class GRPOModule(PolicyModule):
                 "rows": batch.num_rows,
                 "tokens": batch.loss_mask.sum(),
                 "pg_loss": (losses.surrogate * weights).sum(),
-                "kl": (losses.kl * weights).sum(),
                 "loss": loss.detach(),
             }
+            if losses.kl is not None:
+                details["kl"] = (losses.kl * weights).sum()
             add_update_metrics(metrics, batch, losses, statistics.entropy)
             metrics.add("policy/loss", details["loss"], 0.0)
 

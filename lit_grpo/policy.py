@@ -144,7 +144,7 @@ class Policy(nn.Module):
             model.enable_input_require_grads()
         self.model = model if self.lora is None else _adapted(model, self.lora)
         self.model.train()
-        self._causal_model = TwoHalves(model, compile=self.compile_forward)
+        self.causal_model = TwoHalves(model, compile=self.compile_forward)
 
     def _build(self) -> PreTrainedModel:
         assert self.architecture is not None
@@ -188,15 +188,6 @@ class Policy(nn.Module):
         settings = json.loads((Path(path) / "adapter_config.json").read_text())
         base = self._load(settings["base_model_name_or_path"])
         return PeftModel.from_pretrained(base, path).merge_and_unload()
-
-    @property
-    def has_reference(self) -> bool:
-        return self.lora is not None or self.reference_model is not None
-
-    @property
-    def causal_model(self) -> TwoHalves:
-        """The policy as ``logprobs`` wants it."""
-        return self._causal_model
 
     @contextmanager
     def reference(self) -> Iterator[TwoHalves]:

@@ -6,9 +6,12 @@ Knows no objective.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from itertools import islice
+from math import ceil
 from typing import Any, Literal
 
 import lightning as L
@@ -81,13 +84,17 @@ class PolicyModule(L.LightningModule):
     def configure_model(self) -> None:
         seed_everything(self.seed)  # the same on all ranks: the weights may be random
         self.policy.load(with_reference=self.needs_reference)
+        self.engine.start(self.policy)
 
     def setup(self, stage: str) -> None:
         refuse_untested(self.trainer)
         self.evaluation.suite.start()
-        self.engine.start(self.policy)
 
     def teardown(self, stage: str) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back what engine and rewards hold; Lightning's ``teardown`` misses failed runs."""
         self.engine.close()
         self.evaluation.suite.close()
 
@@ -115,11 +122,11 @@ class PolicyModule(L.LightningModule):
                 "Set trainer.max_steps or trainer.max_epochs, or model.lr_schedule to constant."
             )
         trainer.fit_loop.setup_data()
-        num_batches = int(trainer.num_training_batches) * trainer.max_epochs
-        return round(num_batches * self.optimizer_steps_per_batch())
+        return self.optimizer_steps_of(int(trainer.num_training_batches)) * trainer.max_epochs
 
-    def optimizer_steps_per_batch(self) -> float:
-        return 1 / self.trainer.accumulate_grad_batches
+    def optimizer_steps_of(self, num_batches: int) -> int:
+        """Optimizer steps of one epoch; its last batch steps however few were accumulated."""
+        return ceil(num_batches / self.trainer.accumulate_grad_batches)
 
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
@@ -145,9 +152,11 @@ class PolicyModule(L.LightningModule):
             self._evaluate_before_training(loader)
 
     def _evaluate_before_training(self, loader: Iterable[Sequence[Prompt]]) -> None:
+        num_batches = int(sum(self.trainer.num_val_batches))
         self.on_validation_epoch_start()
-        for batch_idx, prompts in enumerate(loader):
-            self.validation_step(prompts, batch_idx)
+        with self.trainer.precision_plugin.val_step_context():
+            for batch_idx, prompts in enumerate(islice(loader, num_batches)):
+                self.validation_step(prompts, batch_idx)
         metrics = self._val_metrics.merged()
         for logger in self.loggers:
             logger.log_metrics(metrics, step=0)
@@ -165,17 +174,24 @@ class PolicyModule(L.LightningModule):
         )
 
     def on_validation_epoch_end(self) -> None:
-        self.log_dict(self._val_metrics.merged())
+        # A checkpoint is chosen by these: where nothing could be judged, not by an older value.
+        absent = dict.fromkeys(self.evaluation.metric_names, math.nan)
+        self.log_dict(absent | self._val_metrics.merged())
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step
-    on_test_epoch_end = on_validation_epoch_end
+
+    def on_test_epoch_end(self) -> None:
+        values = self._val_metrics.merged()
+        self.log_dict({name.replace("val/", "test/"): value for name, value in values.items()})
 
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self._base_is_elsewhere:
-            frozen = {n for n, p in self.named_parameters() if not p.requires_grad}
+            # Tied weights stand in the state under each of their names.
+            every = self.named_parameters(remove_duplicate=False)
+            frozen = {name for name, parameter in every if not parameter.requires_grad}
             weights = checkpoint["state_dict"]
             checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in frozen}
 
@@ -198,7 +214,7 @@ def refuse_untested(trainer: L.Trainer) -> None:
     """Keep off what is known or likely to train wrongly without a word.
 
     Raises:
-        ValueError: a strategy that shards the policy, or float16.
+        ValueError: a strategy that shards the policy, or another precision than two.
     """
     if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
         raise ValueError(
@@ -206,10 +222,11 @@ def refuse_untested(trainer: L.Trainer) -> None:
             "sharded policy is not gathered for sampling yet, and DeepSpeed drops gradients of "
             "several backward passes). Set trainer.strategy."
         )
-    if trainer.precision == "16-mixed":
+    if trainer.precision not in ("32-true", "bf16-mixed"):
         raise ValueError(
-            "trainer.precision must not be 16-mixed (gradients would be clipped before they are "
-            "unscaled). Set trainer.precision to bf16-mixed or 32-true."
+            f"trainer.precision must be 32-true or bf16-mixed, got {trainer.precision} (float16 "
+            "gradients would be clipped before they are unscaled; for bfloat16 weights set "
+            "model.policy.dtype). Set trainer.precision."
         )
 
 

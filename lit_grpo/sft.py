@@ -23,6 +23,9 @@ from lit_grpo.types import Prompt, TrainBatch
 class SFTModule(PolicyModule):
     """Maximum likelihood of a target text after each prompt, and of its end.
 
+    Every token of a batch weighs the same, whatever the number of ranks; with
+    ``trainer.accumulate_grad_batches`` every batch does, as Lightning has it.
+
     Args:
         policy: The model to train.
         target_column: Column with the text to imitate; null for the gold answer itself.
@@ -56,7 +59,9 @@ class SFTModule(PolicyModule):
         batch = self._collate(prompts).to(self.device)
         logprobs, entropy = completion_statistics(self.policy.causal_model, batch)
         num_tokens = batch.completion_mask.sum()
-        loss = -logprobs.sum() / num_tokens
+        # Ranks average their gradients; every token of the batch weighs the same on all of them.
+        mean_tokens = self.trainer.strategy.reduce(num_tokens.float(), reduce_op="mean")
+        loss = -logprobs.sum() / mean_tokens
         self.log_dict(
             {
                 "sft/loss": loss.detach(),

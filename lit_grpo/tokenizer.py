@@ -12,7 +12,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """256 bytes, then ``<pad>`` (256) and ``<eos>`` (257); decodes what it encoded."""
+    """256 bytes, then ``<eos>`` (256) and ``<pad>`` (257); decodes what it encoded."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

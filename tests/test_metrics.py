@@ -87,7 +87,7 @@ def test_update_metrics_are_means_over_the_tokens_of_the_loss():
         ratio=plain,
         clipped_low=plain > 100,
         clipped_high=plain > 1,
-        sampler_ratio=plain.exp(),
+        sampler_log_ratio=plain,
     )
     metrics = Metrics()
     add_update_metrics(metrics, batch, losses, plain)

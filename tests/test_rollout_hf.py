@@ -137,6 +137,34 @@ def test_no_completion_is_shorter_than_min_tokens(policy):
     } == {1}
 
 
+def test_a_stop_string_among_the_first_tokens_neither_ends_nor_cuts(policy):
+    plain = generate(policy, replace(PLAIN, max_tokens=20))
+    stop = next(t for c in plain for t in c.text[:4] if t.isascii() and t.isprintable())
+    for completion in generate(policy, replace(PLAIN, max_tokens=20, min_tokens=8, stop=(stop,))):
+        head = policy.tokenizer.decode(completion.token_ids[:8], skip_special_tokens=True)
+        assert len(completion.token_ids) >= 8
+        assert completion.text.startswith(head)
+        assert stop not in completion.text[len(head) :]
+
+
+def test_hybrid_models_are_sampled_like_others():
+    architecture = LLAMA | {
+        "model_type": "qwen3_next",
+        "head_dim": 8,
+        "num_hidden_layers": 4,
+        "num_experts": 0,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }
+    policy = tiny_policy(architecture=architecture)
+    greedy = replace(PLAIN, temperature=0.0)
+    alone = [generate(policy, greedy, prompts=[one], group_size=1)[0] for one in PROMPTS]
+    grouped = generate(policy, greedy, prompts=PROMPTS[:1], group_size=3)
+    assert {c.token_ids for c in grouped} == {alone[0].token_ids}
+
+
 def test_max_tokens_ends_a_completion_as_truncated(policy):
     (completion,) = generate(policy, Sampling(max_tokens=1), prompts=PROMPTS[:1], group_size=1)
     assert completion.is_truncated

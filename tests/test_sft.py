@@ -72,6 +72,28 @@ def test_accumulated_batches_take_fewer_optimizer_steps():
     assert module.global_step == 3
 
 
+def test_the_schedule_counts_the_short_accumulation_at_an_epochs_end():
+    module = make_module(lr_schedule="linear", optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
+    rates = []
+
+    class Rates(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    L.Trainer(
+        max_epochs=2,
+        accumulate_grad_batches=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[Rates()],
+    ).fit(module, PromptLoader(PROMPTS, 1))
+    assert module.global_step == 4  # three batches and one, twice
+    assert rates == pytest.approx([1, 1, 0.75, 0.5, 0.5, 0.5, 0.25, 0.0])
+
+
 def test_another_column_can_be_the_target():
     module = make_module(target_column="solution")
     assert module.target(PROMPTS[3]) == "3 twice"

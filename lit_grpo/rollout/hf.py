@@ -48,7 +48,11 @@ class HFEngine(RolloutEngine):
         which rows it shares a batch with.
         """
         generator = torch.Generator().manual_seed(seed)
-        noise = torch.rand((len(prompts) * group_size, sampling.max_tokens), generator=generator)
+        noise = torch.rand(
+            (len(prompts) * group_size, sampling.max_tokens),
+            generator=generator,
+            dtype=torch.float32,
+        )
         longest_first = sorted(range(len(prompts)), key=lambda i: -len(prompts[i].token_ids))
         wave_size = max(1, self.max_concurrent // group_size)
         with _evaluating(self.policy.model):
@@ -90,7 +94,7 @@ class HFEngine(RolloutEngine):
         return Completion(
             token_ids=tuple(tokens),
             sampler_logprobs=tuple(logprobs),
-            text=stops.cut(self.policy.tokenizer.decode(tokens, skip_special_tokens=True)),
+            text=stops.text(tokens),
             finish_reason=reason,
             policy_version=self.version,
         )
@@ -122,7 +126,8 @@ class _RunningBatch:
             logits_to_keep=1,
         )
         self._cache = output.past_key_values
-        self._cache.batch_repeat_interleave(group_size)
+        repeated = torch.arange(len(ids), device=device).repeat_interleave(group_size)
+        self._cache.reorder_cache(repeated)
         self._mask = mask.repeat_interleave(group_size, 0)
         self.logits: Tensor = output.logits[:, -1].repeat_interleave(group_size, 0)
         """[running rows, V]"""
@@ -141,7 +146,7 @@ class _RunningBatch:
         """Drop the rows that ended and run the model on the others' new tokens."""
         if not keep.all():
             kept = keep.nonzero()[:, 0]
-            self._cache.batch_select_indices(kept)
+            self._cache.reorder_cache(kept)
             self._mask, tokens = self._mask[kept], tokens[kept]
             self.rows = [self.rows[index] for index in kept.tolist()]
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
@@ -209,11 +214,17 @@ class _Stops:
             # A token is at least one byte long, so that many tokens hold the longest string.
             window = max(len(text.encode()) for text in self.sampling.stop) + 1
             for index, row in enumerate(batch.rows):
-                tail = self.policy.tokenizer.decode(batch.sampled[row][0][-window:])
+                counted = batch.sampled[row][0][self.sampling.min_tokens :]
+                tail = self.policy.tokenizer.decode(counted[-window:])
                 stopped[index] |= any(text in tail for text in self.sampling.stop)
         return stopped
 
-    def cut(self, text: str) -> str:
-        """The text before the first stop string."""
-        found = [place for stop in self.sampling.stop if (place := text.find(stop)) >= 0]
+    def text(self, tokens: list[int]) -> str:
+        """The text of a completion, up to the first stop string that counts."""
+        decode = self.policy.tokenizer.decode
+        text = decode(tokens, skip_special_tokens=True)
+        if not self.sampling.stop:
+            return text
+        first = len(decode(tokens[: self.sampling.min_tokens], skip_special_tokens=True))
+        found = [place for stop in self.sampling.stop if (place := text.find(stop, first)) >= 0]
         return text[: min(found)] if found else text
