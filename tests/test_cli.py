@@ -177,7 +177,8 @@ def test_measuring_prints_and_writes_nothing(command, trained, capsys):
     before = files_in(trained.parents[2])
     arguments = ["--config=runs/base/0/config.yaml", "--ckpt_path=last"]
     assert main([command, *arguments]) == 0
-    assert "val/accuracy" in capsys.readouterr().out
+    prefix = "test" if command == "test" else "val"
+    assert f"{prefix}/accuracy" in capsys.readouterr().out
     assert files_in(trained.parents[2]) == before
 
 
@@ -380,3 +381,40 @@ def test_installed_plugins_are_known_by_short_name_and_a_broken_one_is_left_out(
     warning, _ = capsys.readouterr().err.splitlines()
     assert warning.startswith("warning: plugin broken_plugin is left out: ")
     assert "No module named 'nothing_here'" in warning
+
+
+WARM_UP = {
+    "trainer": BASE["trainer"] | {"max_steps": 5, "val_check_interval": 1},
+    "model": {key: BASE["model"][key] for key in BASE["model"].keys() - {"rewards", "group_size"}},
+    "data": BASE["data"],
+}
+
+
+def test_a_warm_up_can_be_measured_and_says_why_it_ended(here, capfd):
+    stop = {"monitor": "val/accuracy", "mode": "max", "stopping_threshold": -1.0}
+    callbacks = [{"class_path": "EarlyStopping", "init_args": stop}]
+    config = WARM_UP | {"trainer": WARM_UP["trainer"] | {"callbacks": callbacks}}
+    config["trainer"]["check_val_every_n_epoch"] = None
+    (here / "warm.yaml").write_text(yaml.safe_dump(config))
+    assert main(["sft", "--config=warm.yaml", "--run_dir=warm"]) == 0
+    run_log = (here / "warm" / "run.log").read_text()
+    assert "ended after optimizer step 1: Stopping threshold reached" in run_log
+    checkpoint = next((here / "warm").rglob("*.ckpt"))
+    assert main(["validate", "--config=warm/config.yaml", f"--ckpt_path={checkpoint}"]) == 0
+    assert "val/accuracy" in capfd.readouterr().out
+
+
+def test_engine_and_rewards_are_closed_after_an_error_too(here, capfd):
+    (here / "mine_engine.py").write_text(
+        "from lit_grpo.rollout import HFEngine\n"
+        "class Broken(HFEngine):\n"
+        "    def generate(self, *args, **kwargs):\n"
+        "        raise RuntimeError('the server died')\n"
+        "    def close(self):\n"
+        "        print('the engine is closed')\n"
+    )
+    engine = "--model.engine.class_path=mine_engine.Broken"
+    assert main(["fit", "--config=base.yaml", engine, "--run_dir=broken"]) == 1
+    shown = capfd.readouterr()
+    assert "the engine is closed" in shown.out
+    assert "the server died" in shown.err
