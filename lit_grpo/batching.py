@@ -51,13 +51,13 @@ def pad(
     sequences: Sequence[Sequence[float]], value: float, dtype: torch.dtype, *, left: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Ragged sequences to a tensor [R, longest] and its mask, True on what was given."""
-    longest = max(1, *map(len, sequences))
-    padded = torch.full((len(sequences), longest), value, dtype=dtype)
-    mask = torch.zeros((len(sequences), longest), dtype=torch.bool)
-    for row, sequence in enumerate(sequences):
-        place = slice(longest - len(sequence), longest) if left else slice(len(sequence))
-        padded[row, place] = torch.tensor(sequence, dtype=dtype)
-        mask[row, place] = True
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    longest = max(1, int(lengths.max()))
+    mask = torch.arange(longest) < lengths[:, None]
+    if left:
+        mask = mask.flip(1)
+    padded = torch.full(mask.shape, value, dtype=dtype)
+    padded[mask] = torch.tensor([one for sequence in sequences for one in sequence], dtype=dtype)
     return padded, mask
 
 

@@ -77,11 +77,9 @@ def add_rollout_metrics(metrics: Metrics, rollouts: RolloutBatch) -> None:
     valid, rewards = rollouts.valid, rollouts.rewards
     metrics.add_all("reward/mean", rewards[valid])
     metrics.add_all("reward/valid_fraction", valid.double())
-    for row, votes in zip(rewards, valid, strict=True):
-        if votes.sum() >= 2:
-            deviation = float(row[votes].std())
-            metrics.add("reward/std", deviation)
-            metrics.add("reward/frac_zero_std", float(deviation < 1e-9))
+    deviations = _deviations(rewards, valid)
+    metrics.add_all("reward/std", deviations)
+    metrics.add_all("reward/frac_zero_std", (deviations < 1e-9).double())
     for name, part in rollouts.parts.items():
         metrics.add_all(f"reward/{name}/mean", part[~part.isnan()])
         outcomes = [score.outcome for group in rollouts.groups for score in group.scores[name]]
@@ -95,6 +93,16 @@ def add_rollout_metrics(metrics: Metrics, rollouts: RolloutBatch) -> None:
     metrics.add("sampler/entropy", -sum(logprobs), len(logprobs))
     truncated = [float(completion.is_truncated) for completion in rollouts.completions]
     metrics.add_all("completions/truncated_fraction", truncated)
+
+
+def _deviations(rewards: Tensor, valid: Tensor) -> Tensor:
+    """Sample deviation of each group of [B, G] with two valid rows or more."""
+    groups = valid.sum(1) >= 2
+    rewards, valid = rewards[groups], valid[groups]
+    num_valid = valid.sum(1, keepdim=True)
+    means = torch.where(valid, rewards, 0.0).sum(1, keepdim=True) / num_valid
+    squares = torch.where(valid, rewards - means, 0.0).square().sum(1, keepdim=True)
+    return (squares / (num_valid - 1)).sqrt()[:, 0]
 
 
 def add_advantage_metrics(metrics: Metrics, advantages: Tensor, trained: Tensor) -> None:
