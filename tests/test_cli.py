@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -322,6 +323,8 @@ def start(directory: Path, *arguments: str, source: str = "") -> subprocess.Pope
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -169,7 +169,7 @@ def test_a_path_without_a_model_is_said_in_one_error(tmp_path):
         Policy(path=str(tmp_path)).load(with_reference=False)
 
 
-@pytest.mark.parametrize("path", ["runs/quickstart_sft/0/final", "./nowhere", "/no/where"])
+@pytest.mark.parametrize("path", ["runs/nowhere/0/final", "./nowhere", "/no/where"])
 def test_a_path_that_is_not_there_is_not_asked_of_the_hub(path):
     policy = Policy(path=path)
     with pytest.raises(ValueError, match="there is no such directory"):

@@ -137,7 +137,7 @@ def test_required_column_may_come_from_the_data_or_from_kwargs():
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A user's working directory with a module, a package and a file with a broken import."""
-    (tmp_path / "my_rewards.py").write_text(
+    (tmp_path / "own_rewards.py").write_text(
         "def short(completions, limit=3, **kwargs):\n"
         "    return [float(len(text) < limit) for text in completions]\n"
         "constant = 1\n"
@@ -150,7 +150,12 @@ def project(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "path",
-    ["my_rewards:short", "my_rewards.short", "my_rewards.py:short", "{dir}/my_rewards.py:short"],
+    [
+        "own_rewards:short",
+        "own_rewards.short",
+        "own_rewards.py:short",
+        "{dir}/own_rewards.py:short",
+    ],
 )
 def test_function_is_found_by_module_or_by_file(project, path):
     reward = FunctionReward(path.format(dir=project), kwargs={"limit": 2})
@@ -163,8 +168,8 @@ def test_function_is_found_by_module_or_by_file(project, path):
     [
         ("short", "must be module:function or path/to/file.py:function, got 'short'"),
         ("my_reward:short", "can be imported, got 'my_reward'"),
-        ("my_rewards:shrt", "my_rewards has no function 'shrt'. Did you mean short?"),
-        ("my_rewards:constant", "has no function 'constant'"),
+        ("own_rewards:shrt", "own_rewards has no function 'shrt'. Did you mean short?"),
+        ("own_rewards:constant", "has no function 'constant'"),
         ("missing.py:short", "file that exists, got missing.py"),
     ],
 )
@@ -184,7 +189,7 @@ def test_every_reward_can_be_composed_in_a_config(project):
     rewards = [
         {
             "class_path": "lit_grpo.rewards.FunctionReward",
-            "init_args": {"function": "my_rewards:short", "kwargs": {"limit": 9}, "weight": 0.5},
+            "init_args": {"function": "own_rewards:short", "kwargs": {"limit": 9}, "weight": 0.5},
         },
         {"class_path": "lit_grpo.rewards.MathReward", "init_args": {"on_error": "drop_group"}},
         {
