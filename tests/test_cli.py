@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -13,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from run_logs import close_logs
 from tiny import LLAMA
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli import CommandLine
 from lit_grpo.cli_configs import look_at
 from lit_grpo.cli_run_dir import RUN_DIR_VARIABLE
-from lit_grpo.run_directory import LOGGED, CompletionsFile, FinalModel, MetricsFile
+from lit_grpo.run_directory import CompletionsFile, FinalModel, MetricsFile
 
 BASE = {
     "trainer": {"accelerator": "cpu", "max_steps": 2, "enable_progress_bar": False},
@@ -85,16 +85,6 @@ def logs_are_closed():
     close_logs()
     yield
     close_logs()
-
-
-def close_logs() -> None:
-    """A command leaves its log open, as it owns the process."""
-    for logger in map(logging.getLogger, LOGGED):
-        for handler in logger.handlers.copy():
-            if isinstance(handler, logging.FileHandler):
-                logger.removeHandler(handler)
-                handler.close()
-    logging.captureWarnings(False)
 
 
 def write_configs(directory: Path) -> None:

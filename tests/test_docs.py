@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import inspect
 import json
-import logging
 import re
 import shlex
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from run_logs import close_logs
 from tiny import LLAMA, completion, prompt
 
 from lit_grpo import callbacks, data, rewards
@@ -30,7 +30,6 @@ from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy_module import default_optimizer
 from lit_grpo.rewards import Reward, RewardSuite
 from lit_grpo.rollout import HFEngine, Sampling
-from lit_grpo.run_directory import LOGGED
 from lit_grpo.sft import SFTModule
 from lit_grpo.types import Outcome
 
@@ -96,16 +95,6 @@ def workplace(tmp_path_factory):
         patch.setenv(RUN_DIR_VARIABLE, "")
         yield directory
     close_logs()
-
-
-def close_logs() -> None:
-    """A command leaves its log open, as it owns the process."""
-    for logger in map(logging.getLogger, LOGGED):
-        for handler in logger.handlers.copy():
-            if isinstance(handler, logging.FileHandler):
-                logger.removeHandler(handler)
-                handler.close()
-    logging.captureWarnings(False)
 
 
 @pytest.fixture(scope="module")
