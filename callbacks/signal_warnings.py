@@ -115,7 +115,7 @@ def certain_policy(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | No
     return (
         f"All sequence log-probabilities are near 0 (the lowest is {min(sums):.2g}): the policy "
         "is certain of all its completions, so there is nothing to compare. Raise "
-        "model.sampling.temperature or model.objective.entropy_coef, or give it harder prompts."
+        "model.sampling.temperature or model.objective.entropy.coef, or give it harder prompts."
     )
 
 

@@ -6,23 +6,36 @@ backward, so that no [N, C, V] tensor ever exists. Nothing here knows what a los
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from lit_grpo.packing import Pack, pack
 from lit_grpo.types import TrainBatch
 
-CHUNK_TOKENS = 1024
-"""Tokens whose logits exist at the same time: 1024 at a vocabulary of 150,000 take 0.6 GB."""
+CHUNK_LOGITS = 2**27
+"""Logits that exist at the same time, half a GB of them: those of 900 tokens at a vocabulary of
+150,000."""
 
 
 class CausalModel(Protocol):
     """A language model in two halves, so that the head can run over chunks."""
 
+    packs: bool
+    """It runs a batch as a pack, not padded."""
+    is_compiled: bool
+    """It wants packs that are laid out alike."""
+    vocab_size: int
+
     def hidden_states(self, ids: Tensor, mask: Tensor, position_ids: Tensor) -> Tensor:
         """[N, L] ids and mask to [N, L, H]."""
+
+    def packed_hidden_states(self, pack: Pack) -> Tensor:
+        """[T, H] of a pack's tokens."""
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """[T, H] to [T, V]."""
@@ -48,55 +61,73 @@ def completion_statistics(
     *,
     temperature: float = 1.0,
     entropy_gradient: bool = False,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_logits: int = CHUNK_LOGITS,
 ) -> TokenStatistics:
     """Teacher-forced logprobs and entropies of a batch's completion tokens.
 
     Args:
+        batch: On any device; the statistics are where the model is.
         temperature: The logits are divided by it, as the sampler did.
         entropy_gradient: Let the entropy carry a gradient too.
     """
+    hidden_states, predictors = (packed_states if model.packs else padded_states)(model, batch)
+    mask = batch.completion_mask.to(hidden_states.device)
+    targets = batch.completion_ids.to(hidden_states.device)[mask]
+    statistics: Callable[..., tuple[Tensor, Tensor]] = partial(
+        _chunk_statistics, model, temperature=temperature, entropy_gradient=entropy_gradient
+    )
+    size = max(1, chunk_logits // model.vocab_size)
+    if len(targets) > size:  # else all logits exist when the backward pass begins anyway
+        statistics = partial(checkpoint, statistics, use_reentrant=False, preserve_rng_state=False)
+    chunks = [
+        statistics(hidden_states, places, wanted)
+        for places, wanted in zip(predictors.split(size), targets.split(size), strict=True)
+    ]
+    empty = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+    return TokenStatistics(
+        *(empty.masked_scatter(mask, torch.cat(parts)) for parts in zip(*chunks, strict=True))
+    )
+
+
+def packed_states(model: CausalModel, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+    """[T, H] hidden states, and on the CPU [M] which of them predicts each completion token."""
+    packed = pack(batch, for_compile=model.is_compiled)
+    return model.packed_hidden_states(packed), packed.predictors
+
+
+def padded_states(model: CausalModel, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+    """The same, for models that can't run packs: each row with its prompt, padded."""
     ids = torch.cat([batch.prompt_ids[batch.prompt_index], batch.completion_ids], 1)
     mask = torch.cat([batch.prompt_mask[batch.prompt_index], batch.completion_mask], 1)
     hidden_states = model.hidden_states(ids, mask, positions(mask))
     # The hidden state one place to the left predicts a token: the last prompt token the first.
-    before = hidden_states[:, batch.prompt_ids.shape[1] - 1 : -1]
-    predictors = before[batch.completion_mask]
-    targets = batch.completion_ids[batch.completion_mask]
-    chunks = [
-        checkpoint(
-            _chunk_statistics,
-            model,
-            predictors[start : start + chunk_tokens],
-            targets[start : start + chunk_tokens],
-            temperature,
-            entropy_gradient,
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
-        for start in range(0, max(1, len(targets)), chunk_tokens)
-    ]
-    logprobs, entropy = (torch.cat(parts) for parts in zip(*chunks, strict=True))
-    empty = torch.zeros(batch.completion_mask.shape, dtype=torch.float32, device=ids.device)
-    return TokenStatistics(
-        empty.masked_scatter(batch.completion_mask, logprobs),
-        empty.masked_scatter(batch.completion_mask, entropy),
-    )
+    predicts = torch.zeros_like(mask)
+    predicts[:, batch.prompt_ids.shape[1] - 1 : -1] = batch.completion_mask
+    return hidden_states.flatten(0, 1), predicts.flatten().nonzero()[:, 0].cpu()
 
 
 def _chunk_statistics(
     model: CausalModel,
     hidden_states: Tensor,
+    predictors: Tensor,
     targets: Tensor,
+    *,
     temperature: float,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    """[T, H] and [T] to logprobs [T] and entropies [T], in float32 whatever the model's dtype."""
-    logits = model.logits(hidden_states).float() / temperature
-    log_normaliser = logits.logsumexp(-1)
-    logprobs = logits.gather(-1, targets[:, None])[:, 0] - log_normaliser
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        probabilities = (logits - log_normaliser[:, None]).exp()
+    """Logprobs [M] and entropies [M] of [M] targets, in float32 whatever the model's dtype.
+
+    A hidden state that predicts several targets goes through the head once.
+    """
+    device = hidden_states.device
+    distinct, which = (index.to(device) for index in predictors.unique(return_inverse=True))
+    logits = model.logits(hidden_states.index_select(0, distinct)).float()
+    if temperature != 1:
+        logits = logits / temperature
+    log_probabilities = logits.log_softmax(-1)
+    grad = entropy_gradient and torch.is_grad_enabled()
+    with torch.set_grad_enabled(grad), torch.autocast(device.type, enabled=False):
         # A logit of -inf has probability 0 and adds nothing.
-        entropy = log_normaliser - (probabilities * logits.clamp(min=-1e30)).sum(-1)
-    return logprobs, entropy
+        finite = log_probabilities.clamp(min=-1e30)
+        entropy = -torch.linalg.vecdot(log_probabilities.exp(), finite)
+    return log_probabilities[which, targets], entropy[which]

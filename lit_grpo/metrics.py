@@ -120,6 +120,18 @@ def add_advantage_metrics(metrics: Metrics, advantages: Tensor, trained: Tensor)
         metrics.minimum("advantage/min", values.min())
 
 
+def add_refill_metrics(metrics: Metrics, num_groups: int, num_sampled: int, num_left: int) -> None:
+    """``dynamic_sampling/…``: what filling up a rollout step's groups took.
+
+    Args:
+        num_groups: Groups that are trained on.
+        num_sampled: Groups that were sampled for them.
+        num_left: Groups among them without an advantage after the last round.
+    """
+    metrics.add("dynamic_sampling/sampled_per_group", num_sampled, num_groups)
+    metrics.add("dynamic_sampling/unfilled_fraction", num_left, num_groups)
+
+
 @torch.no_grad()
 def add_update_metrics(
     metrics: Metrics, batch: TrainBatch, losses: TokenLosses, entropy: Tensor
@@ -131,8 +143,9 @@ def add_update_metrics(
     means = {
         "policy/entropy": entropy,
         "policy/ratio_mean": losses.ratio,
-        "policy/clip_low_fraction": losses.clipped_low,
-        "policy/clip_high_fraction": losses.clipped_high,
+        "policy/clip_low_fraction": losses.beyond_low,
+        "policy/clip_high_fraction": losses.beyond_high,
+        "policy/masked_fraction": ~losses.kept,
         "sampler/logprob_difference_mean": difference,
     }
     if losses.kl is not None:

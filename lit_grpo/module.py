@@ -12,20 +12,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from lit_grpo.advantages import AdvantageConfig, compute_advantages
-from lit_grpo.batching import UpdateConfig, collate_rollouts, micro_batches, minibatches
+from lit_grpo.batching import UpdateConfig, collate_rollouts
 from lit_grpo.evaluation import Evaluation
-from lit_grpo.logprobs import CausalModel, completion_statistics
-from lit_grpo.losses import AGGREGATIONS, Objective, TokenCounts, token_losses
+from lit_grpo.losses import Objective, kl_in_reward
 from lit_grpo.metrics import (
     Metrics,
     add_advantage_metrics,
+    add_refill_metrics,
     add_rollout_metrics,
-    add_update_metrics,
 )
 from lit_grpo.policy import Policy
 from lit_grpo.policy_module import (
@@ -35,10 +33,12 @@ from lit_grpo.policy_module import (
     default_optimizer,
     seed_everything,
 )
+from lit_grpo.ranks import gather_rewards, max_over_ranks
 from lit_grpo.rewards import Reward, RewardSuite, Scoring
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stages import in_stage, stage
 from lit_grpo.types import Prompt, RolloutBatch, TrainBatch
+from lit_grpo.update import PolicyUpdate
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ class GRPOModule(PolicyModule):
         objective: What an optimizer step minimises.
         advantage: How rewards become advantages.
         update: How a rollout step becomes optimizer steps.
+        dynamic_sampling_rounds: How often a rollout step may put groups of further prompts in the
+            place of those whose advantages are all 0; 0 trains on what was sampled first.
         optimizer: Made from the trainable parameters.
         lr_schedule: Shape of the learning rate over the run's optimizer steps.
         warmup_steps: Optimizer steps of linear warm-up.
@@ -75,6 +77,7 @@ class GRPOModule(PolicyModule):
         objective: Objective = Objective(),  # noqa: B008 - frozen
         advantage: AdvantageConfig = AdvantageConfig(),  # noqa: B008 - frozen
         update: UpdateConfig = UpdateConfig(),  # noqa: B008 - frozen
+        dynamic_sampling_rounds: int = 0,
         optimizer: OptimizerCallable = default_optimizer,
         lr_schedule: Schedule = "constant",
         warmup_steps: int = 0,
@@ -89,23 +92,35 @@ class GRPOModule(PolicyModule):
                 f"group_size must be >= 2, got {group_size} (a group of one has no baseline). "
                 "Set model.group_size."
             )
+        if dynamic_sampling_rounds < 0:
+            raise ValueError(
+                f"dynamic_sampling_rounds must be >= 0, got {dynamic_sampling_rounds} (0 trains on "
+                "what was sampled first). Set model.dynamic_sampling_rounds."
+            )
         if sampling.is_greedy:
             raise ValueError(
                 "sampling.temperature must be > 0 in training, got 0 (identical completions have "
                 "no advantage over each other). Set model.sampling.temperature."
             )
+        _refuse_contradictions(policy, objective, advantage)
         self.automatic_optimization = False
         self.rewards = RewardSuite(rewards)
         self.group_size = group_size
         self.objective = objective
         self.advantage = advantage
         self.update = update
+        self.dynamic_sampling_rounds = dynamic_sampling_rounds
+        self.updater = PolicyUpdate(self, policy, sampling, objective, update)
         self.rollout_step = 0
         self._logged_names: dict[str, float] = {}
 
     @property
     def needs_reference(self) -> bool:  # type: ignore[override]
-        return self.objective.kl_coef > 0
+        return self.objective.kl.coef > 0
+
+    @property
+    def moves_reference(self) -> bool:  # type: ignore[override]
+        return self.objective.kl.refresh_every is not None
 
     def optimizer_steps_of(self, num_batches: int) -> int:
         return num_batches * self.update.optimizer_steps
@@ -133,6 +148,7 @@ class GRPOModule(PolicyModule):
         if batch is not None:
             self.update_policy(batch, metrics)
         self.rollout_step += 1
+        self.refresh_reference()
         values = metrics.merged()
         # Lightning would log the last value of a name once more where a step has none.
         self._logged_names |= dict.fromkeys(values, math.nan)
@@ -144,9 +160,16 @@ class GRPOModule(PolicyModule):
         seed = self.derive_seed(SeedPurpose.ROLLOUT, self.rollout_step)
         seed_everything(seed)
         self._sync_weights()
+        rollouts = self._sample_and_score(prompts, seed)
+        add_rollout_metrics(metrics, rollouts)
+        if self.dynamic_sampling_rounds:
+            rollouts = self._refill(rollouts, metrics)
+        return rollouts
+
+    def _sample_and_score(self, prompts: Sequence[Prompt], seed: int) -> RolloutBatch:
         scoring = self.rewards.open(prompts, self.group_size)
         self._generate(prompts, scoring, seed)
-        return self._await_scores(scoring, metrics)
+        return self._await_scores(scoring)
 
     @in_stage("weight_sync")
     def _sync_weights(self) -> None:
@@ -158,29 +181,48 @@ class GRPOModule(PolicyModule):
         for row, completion in sampled:
             scoring.add(row, completion)
 
-    def _await_scores(self, scoring: Scoring, metrics: Metrics) -> RolloutBatch:
+    def _await_scores(self, scoring: Scoring) -> RolloutBatch:
         with stage(self, "reward") as details:
             rollouts = scoring.result()
             rewards = rollouts.rewards[rollouts.valid]
             if len(rewards):
                 details |= {"reward_mean": rewards.mean(), "reward_std": rewards.std(correction=0)}
-        add_rollout_metrics(metrics, rollouts)
         return rollouts
+
+    def _refill(self, rollouts: RolloutBatch, metrics: Metrics) -> RolloutBatch:
+        """Put groups of further prompts in the place of those without an advantage.
+
+        Source: dynamic sampling, DAPO, arXiv 2503.14476 section 3.2.
+        """
+        loader: Any = self.trainer.train_dataloader
+        num_sampled = len(rollouts.groups)
+        for round in range(1, self.dynamic_sampling_rounds + 1):
+            places = self._without_signal(rollouts)
+            num_missing = max_over_ranks(self, len(places))
+            if num_missing == 0:
+                break
+            prompts = loader.take(num_missing)[: len(places)]
+            if prompts:
+                num_sampled += len(prompts)
+                seed = self.derive_seed(SeedPurpose.REFILL, self.rollout_step, round)
+                fresh = self._sample_and_score(prompts, seed)
+                rollouts = rollouts.with_groups(places, fresh)
+        left = len(self._without_signal(rollouts))
+        add_refill_metrics(metrics, len(rollouts.groups), num_sampled, left)
+        return rollouts
+
+    def _without_signal(self, rollouts: RolloutBatch) -> list[int]:
+        advantages = compute_advantages(rollouts, self.rewards.weights, self.advantage)
+        return (~advantages.any(1)).nonzero()[:, 0].tolist()
 
     def build_train_batch(self, rollouts: RolloutBatch, metrics: Metrics) -> TrainBatch | None:
         """Advantages, old and reference logprobs; None when no rank has a token to train on."""
-        weights = {reward.name: reward.weight for reward in self.rewards.rewards}
-        advantages = compute_advantages(self._gathered(rollouts), weights, self.advantage)
-        own = advantages.tensor_split(self.trainer.world_size)[self.global_rank]
         batch = collate_rollouts(
             rollouts,
-            own,
             pad_id=self.tokenizer.pad_token_id,
             overlong_filtering=self.objective.overlong_filtering,
-        )
-        add_advantage_metrics(metrics, batch.advantages, batch.loss_mask.any(1))
-        batch = batch.to(self.device)
-        if self._count_tokens(batch).tokens == 0:
+        ).to(self.device)
+        if self.updater.count_tokens(batch).tokens == 0:
             log.warning(
                 "rollout step %d has no token to train on, so no optimizer step is taken: every "
                 "row is invalid, alone in its group or filtered. See reward/valid_fraction and "
@@ -188,140 +230,86 @@ class GRPOModule(PolicyModule):
                 self.rollout_step,
             )
             return None
-        return self._with_fixed_logprobs(batch)
+        if self.objective.kl.coef > 0 and self.objective.kl.place == "reward":
+            rollouts, batch = self._with_kl_in_reward(rollouts, batch, metrics)
+        advantages = self._advantages(rollouts)
+        add_advantage_metrics(metrics, advantages, batch.loss_mask.any(1).cpu())
+        return self._with_fixed_logprobs(
+            replace(batch, advantages=advantages.float().to(self.device))
+        )
+
+    def _advantages(self, rollouts: RolloutBatch) -> Tensor:
+        """[N] of this rank's rows, among the rewards of all ranks."""
+        everywhere = gather_rewards(self, rollouts)
+        advantages = compute_advantages(everywhere, self.rewards.weights, self.advantage)
+        return advantages.tensor_split(self.trainer.world_size)[self.global_rank].flatten()
+
+    @in_stage("logprob")
+    def _with_kl_in_reward(
+        self, rollouts: RolloutBatch, batch: TrainBatch, metrics: Metrics
+    ) -> tuple[RolloutBatch, TrainBatch]:
+        """Rewards less their completions' divergence, and the old logprobs that it took."""
+        valid = rollouts.valid.flatten()[:, None].to(self.device)
+        voting = replace(batch, loss_mask=batch.completion_mask & valid)  # filtered ones too
+        old = self.updater.statistics(self.policy.causal_model, voting, every_row=True).logprobs
+        reference = self.updater.reference_logprobs(voting, every_row=True)
+        penalty = kl_in_reward(old, reference, voting.loss_mask, self.objective.kl)
+        metrics.add("policy/kl", penalty.sum() / self.objective.kl.coef, voting.loss_mask.sum())
+        penalised = rollouts.rewards - penalty.double().cpu().view_as(rollouts.rewards)
+        return replace(rollouts, rewards=penalised), replace(batch, old_logprobs=old)
 
     @in_stage("logprob")
     def _with_fixed_logprobs(self, batch: TrainBatch) -> TrainBatch:
-        """With one optimizer step a rollout the old logprobs are the current ones."""
-        if self.update.optimizer_steps > 1:
-            batch = replace(batch, old_logprobs=self._logprobs(self.policy.causal_model, batch))
-        if self.needs_reference:
-            with self.policy.reference() as reference:
-                batch = replace(batch, ref_logprobs=self._logprobs(reference, batch))
-        return batch
-
-    @torch.no_grad()
-    def _logprobs(self, model: CausalModel, batch: TrainBatch) -> Tensor:
-        """[N, C], 0 on rows that are not trained on."""
-        logprobs = torch.zeros_like(batch.sampler_logprobs)
-        for rows in self._micro_batches(batch):
-            part, _ = completion_statistics(
-                model, batch.select(rows), temperature=self.sampling.temperature
-            )
-            logprobs[rows, : part.shape[1]] = part
-        return logprobs
+        return self.updater.with_fixed_logprobs(batch)
 
     @in_stage("update")
     def update_policy(self, batch: TrainBatch, metrics: Metrics) -> None:
         """The only place where parameters change."""
-        for _ in range(self.update.epochs):
-            for minibatch in minibatches(batch, self.update.minibatches):
-                self._optimizer_step(minibatch, metrics)
+        self.updater.run(batch, metrics)
 
-    def _optimizer_step(self, batch: TrainBatch, metrics: Metrics) -> None:
-        """One gradient over the minibatch, the same for any split into micro-batches and ranks."""
-        counts = self._count_tokens(batch)
-        if counts.tokens == 0:
-            return
-        optimizer: Any = self.optimizers()
-        schedule: Any = self.lr_schedulers()
-        optimizer.zero_grad()
-        parts = self._micro_batches(batch)
-        for number, rows in enumerate(parts):
-            with optimizer.toggle_model(sync_grad=number == len(parts) - 1):
-                self._backward(batch.select(rows), counts, number, metrics)
-        if not parts:
-            with optimizer.toggle_model(sync_grad=True):
-                self._backward_nothing(batch)
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.policy.trainable_parameters(), self.update.max_grad_norm
-        )
-        if not norm.isfinite():
-            raise FloatingPointError(
-                f"the gradient of rollout step {self.rollout_step} is not finite (norm {norm}), "
-                "so no optimizer step is taken: the policy would be lost. Resume from the last "
-                "checkpoint with a lower learning rate or, without one, a higher precision."
-            )
-        # The loss is the sum over micro-batches and ranks: one vote an optimizer step.
-        metrics.add("policy/loss", 0.0, 1 / self.trainer.world_size)
-        metrics.add("policy/grad_norm", norm.detach())
-        metrics.add("policy/lr", optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-
-    def _backward_nothing(self, batch: TrainBatch) -> None:
-        """Take part in the ranks' reduction of the gradient without a row that has one."""
-        row = batch.select(torch.zeros(1, dtype=torch.long))
-        logprobs, _ = completion_statistics(self.policy.causal_model, row)
-        self.manual_backward(0.0 * logprobs.sum())
-
-    def _micro_batches(self, batch: TrainBatch) -> list[Tensor]:
-        """The rows that can have a gradient: with neither a KL nor an entropy term one without
-        advantage has none, and is spared its way through the model."""
-        trained = batch.loss_mask.any(1)
-        if self.objective.kl_coef == self.objective.entropy_coef == 0:
-            trained &= batch.advantages != 0
-        rows = trained.nonzero()[:, 0]
-        return micro_batches(batch, rows, self.update.max_tokens_per_micro_batch)
-
-    def _backward(
-        self, batch: TrainBatch, counts: TokenCounts, number: int, metrics: Metrics
-    ) -> None:
-        with stage(self, "micro_batch", number) as details:
-            statistics = completion_statistics(
-                self.policy.causal_model,
-                batch,
-                temperature=self.sampling.temperature,
-                entropy_gradient=self.objective.entropy_coef != 0,
-            )
-            losses = token_losses(*statistics, batch, self.objective)
-            weights = AGGREGATIONS[self.objective.aggregation](batch.loss_mask, counts)
-            loss = (losses.total * weights).sum()
-            # Ranks average their gradients; the weights are those of all ranks together.
-            self.manual_backward(loss * self.trainer.world_size)
-            details |= {
-                "rows": batch.num_rows,
-                "tokens": batch.loss_mask.sum(),
-                "pg_loss": (losses.surrogate * weights).sum(),
-                "loss": loss.detach(),
-            }
-            if losses.kl is not None:
-                details["kl"] = (losses.kl * weights).sum()
-            add_update_metrics(metrics, batch, losses, statistics.entropy)
-            metrics.add("policy/loss", details["loss"], 0.0)
+    def refresh_reference(self) -> None:
+        """Move the reference towards the policy where the objective says so."""
+        kl = self.objective.kl
+        if kl.refresh_every and self.rollout_step % kl.refresh_every == 0:
+            self.policy.refresh_reference(kl.refresh_mix)
 
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         checkpoint["rollout_step"] = self.rollout_step
+        control = self.updater.entropy_control
+        checkpoint["entropy_control"] = {"coef": control.coef, "last_entropy": control.last_entropy}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self.rollout_step = checkpoint["rollout_step"]
-
-    # Over ranks
-
-    def _gathered(self, rollouts: RolloutBatch) -> RolloutBatch:
-        """Rewards of all ranks, for a deviation over the batch."""
-        if self.trainer.world_size == 1:
-            return rollouts
-
-        def gather(tensor: Tensor) -> Tensor:
-            gathered = self.all_gather(tensor.to(self.device))
-            assert isinstance(gathered, Tensor)
-            return gathered.flatten(0, 1).cpu()
-
-        return replace(
-            rollouts,
-            rewards=gather(rollouts.rewards),
-            valid=gather(rollouts.valid),
-            parts={name: gather(part) for name, part in rollouts.parts.items()},
+        self.updater.entropy_control = replace(
+            self.updater.entropy_control, **checkpoint["entropy_control"]
         )
 
-    def _count_tokens(self, batch: TrainBatch) -> TokenCounts:
-        counts = torch.stack([batch.loss_mask.sum(), batch.loss_mask.any(1).sum()])
-        tokens, sequences = self.trainer.strategy.reduce(counts, reduce_op="sum").tolist()
-        return TokenCounts(
-            tokens=int(tokens), sequences=int(sequences), max_tokens=self.sampling.max_tokens
+
+def _refuse_contradictions(
+    policy: Policy, objective: Objective, advantage: AdvantageConfig
+) -> None:
+    """Choices that are possible by themselves and not together.
+
+    Raises:
+        ValueError: which, and what to set.
+    """
+    if policy.lora is not None and objective.kl.refresh_mix < 1:
+        raise ValueError(
+            f"objective.kl.refresh_mix must be 1 under LoRA, got {objective.kl.refresh_mix} (the "
+            "average of two adapters' factors is not the adapter of the average). Set "
+            "model.objective.kl.refresh_mix to 1."
+        )
+    if objective.kl.place == "reward" and advantage.deviation == "mean":
+        raise ValueError(
+            "objective.kl.place: reward takes the divergence off the rewards, and "
+            "advantage.deviation: mean needs rewards >= 0. Set model.objective.kl.place to loss."
+        )
+    if objective.kl.place == "reward" and advantage.combine == "normalise_then_sum":
+        raise ValueError(
+            "objective.kl.place: reward takes the divergence off the sum of the rewards, and "
+            "advantage.combine: normalise_then_sum makes no such sum. Set one of them otherwise."
         )

@@ -25,8 +25,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lit_grpo.packed_attention import same_attention
 from lit_grpo.tokenizer import byte_tokenizer
-from lit_grpo.two_halves import TwoHalves, check_halves
+from lit_grpo.two_halves import TwoHalves, check_halves, runs_packs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,7 @@ class Policy(nn.Module):
         self.trust_remote_code = trust_remote_code
         self.model: Any = None
         self.reference_model: PreTrainedModel | None = None
+        self.reference_adapter: nn.Module | None = None
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -123,12 +125,14 @@ class Policy(nn.Module):
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
 
-    def load(self, *, with_reference: bool) -> None:
+    def load(self, *, with_reference: bool, moving_reference: bool = False) -> None:
         """Bring the weights in, once.
 
         Args:
             with_reference: Keep what the policy starts as, for the KL term: with LoRA the policy
                 itself with its adapter off, else a frozen copy.
+            moving_reference: The reference will be refreshed: with LoRA it is an adapter of its
+                own.
 
         Raises:
             ValueError: nothing can be loaded from the path, or the model's head is not understood.
@@ -137,14 +141,19 @@ class Policy(nn.Module):
             return
         model = self._build() if self.path is None else self._load(self.path)
         check_halves(model)
+        self._packs = runs_packs(model)
         if with_reference and self.lora is None:
             self.reference_model = copy.deepcopy(model).requires_grad_(False)
         if self.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.gradient_checkpointing_enable(
+                {"use_reentrant": False, "context_fn": same_attention(model.get_decoder().config)}
+            )
             model.enable_input_require_grads()
         self.model = model if self.lora is None else _adapted(model, self.lora)
         self.model.train()
-        self.causal_model = TwoHalves(model, compile=self.compile_forward)
+        if moving_reference and self.lora is not None:
+            self.reference_adapter = _frozen_copy(self.trainable_parameters())
+        self.causal_model = TwoHalves(model, packs=self._packs, compile=self.compile_forward)
 
     def _build(self) -> PreTrainedModel:
         assert self.architecture is not None
@@ -193,10 +202,24 @@ class Policy(nn.Module):
     def reference(self) -> Iterator[TwoHalves]:
         """The reference as ``logprobs`` wants it."""
         if self.reference_model is not None:
-            yield TwoHalves(self.reference_model)
-        else:
+            yield TwoHalves(self.reference_model, packs=self._packs)
+        elif self.reference_adapter is None:
             with self.model.disable_adapter():
                 yield self.causal_model
+        else:
+            with _exchanged(self.trainable_parameters(), self.reference_adapter):
+                yield self.causal_model
+
+    @torch.no_grad()
+    def refresh_reference(self, mix: float) -> None:
+        """Move the reference towards the policy, to ``mix * policy + (1 - mix) * reference``."""
+        if self.reference_adapter is not None:
+            pairs = zip(self.reference_adapter.buffers(), self.trainable_parameters(), strict=True)
+        else:
+            assert self.reference_model is not None
+            pairs = zip(self.reference_model.parameters(), self.model.parameters(), strict=True)
+        for reference, current in pairs:
+            reference.lerp_(current, mix)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
@@ -208,6 +231,29 @@ class Policy(nn.Module):
             model = copy.deepcopy(model).merge_and_unload()
         model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
+
+
+def _frozen_copy(parameters: list[nn.Parameter]) -> nn.Module:
+    """Copies as buffers, which checkpoints hold and no optimizer sees."""
+    copies = nn.Module()
+    for number, parameter in enumerate(parameters):
+        copies.register_buffer(str(number), parameter.detach().clone())
+    return copies
+
+
+@contextmanager
+def _exchanged(parameters: list[nn.Parameter], others: nn.Module) -> Iterator[None]:
+    """The parameters with the values of others, for as long as the context lasts."""
+
+    def exchange() -> None:
+        for parameter, other in zip(parameters, others.buffers(), strict=True):
+            parameter.data, other.data = other.data, parameter.data
+
+    exchange()
+    try:
+        yield
+    finally:
+        exchange()
 
 
 def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -38,6 +38,7 @@ class SeedPurpose(IntEnum):
 
     ROLLOUT = 0
     EVALUATION = 1
+    REFILL = 2
 
 
 def default_optimizer(params: Any) -> torch.optim.Optimizer:
@@ -74,6 +75,7 @@ class PolicyModule(L.LightningModule):
         self.seed = seed
 
     needs_reference = False
+    moves_reference = False
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -83,7 +85,7 @@ class PolicyModule(L.LightningModule):
 
     def configure_model(self) -> None:
         seed_everything(self.seed)  # the same on all ranks: the weights may be random
-        self.policy.load(with_reference=self.needs_reference)
+        self.policy.load(with_reference=self.needs_reference, moving_reference=self.moves_reference)
         self.engine.start(self.policy)
 
     def setup(self, stage: str) -> None:
@@ -136,9 +138,9 @@ class PolicyModule(L.LightningModule):
 
     # Random numbers
 
-    def derive_seed(self, purpose: SeedPurpose, number: int) -> int:
+    def derive_seed(self, purpose: SeedPurpose, *number: int) -> int:
         """The seed of one numbered event of this run on this rank."""
-        sequence = np.random.SeedSequence([self.seed, self.global_rank, purpose, number])
+        sequence = np.random.SeedSequence([self.seed, self.global_rank, purpose, *number])
         return int(sequence.generate_state(1)[0])
 
     # Held-out evaluation

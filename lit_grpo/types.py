@@ -7,7 +7,7 @@ A mask is True where a token counts. Nothing here computes more than a view of i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -155,6 +155,22 @@ class RolloutBatch:
         """The N completions in row order."""
         return [completion for group in self.groups for completion in group.completions]
 
+    def with_groups(self, places: Sequence[int], fresh: RolloutBatch) -> RolloutBatch:
+        """The same batch with the groups of another one in the given places."""
+        groups = list(self.groups)
+        for place, group in zip(places, fresh.groups, strict=True):
+            groups[place] = group
+
+        def put(tensor: Tensor, new: Tensor) -> Tensor:
+            return tensor.index_copy(0, torch.tensor(places), new)
+
+        return RolloutBatch(
+            groups=tuple(groups),
+            rewards=put(self.rewards, fresh.rewards),
+            parts={name: put(part, fresh.parts[name]) for name, part in self.parts.items()},
+            valid=put(self.valid, fresh.valid),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
@@ -190,7 +206,10 @@ class TrainBatch:
     """[N, C] under the policy before the first update of this rollout step; None while the
     policy has not moved since, when they equal the current ones."""
     ref_logprobs: Tensor | None = None
-    """[N, C] under the reference; None without one."""
+    """[N, C] under the reference; None without one in the loss."""
+    entropy_mask: Tensor | None = None
+    """[N, C] True on the tokens of the loss mask whose entropy is high enough to have a surrogate;
+    None where all have."""
 
     @property
     def num_rows(self) -> int:
@@ -218,6 +237,7 @@ class TrainBatch:
             sampler_logprobs=completions(self.sampler_logprobs),
             old_logprobs=completions(self.old_logprobs),
             ref_logprobs=completions(self.ref_logprobs),
+            entropy_mask=completions(self.entropy_mask),
         )
 
     def to(self, device: torch.device | str) -> TrainBatch:

@@ -1,15 +1,12 @@
+import pytest
 import torch
 from tiny import completion, rollouts
 
 from lit_grpo.batching import collate_rollouts, micro_batches, minibatches, pad
 
 
-def collate(batch, advantages=None, **settings):
-    if advantages is None:
-        advantages = torch.zeros_like(batch.rewards)
-    return collate_rollouts(
-        batch, advantages, **({"pad_id": 0, "overlong_filtering": False} | settings)
-    )
+def collate(batch, **settings):
+    return collate_rollouts(batch, **({"pad_id": 0, "overlong_filtering": False} | settings))
 
 
 def example():
@@ -53,7 +50,8 @@ def test_select_keeps_only_the_prompts_and_columns_that_it_needs():
     assert part.completion_ids.tolist() == [[6, 0], [4, 5]]
 
 
-def test_micro_batches_hold_every_row_once_within_the_budget():
+@pytest.mark.parametrize("packed", [True, False])
+def test_micro_batches_hold_every_row_once_within_the_budget(packed):
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 30, (6, 4), generator=generator).tolist()
     batch = collate(
@@ -63,20 +61,30 @@ def test_micro_batches_hold_every_row_once_within_the_budget():
         )
     )
     rows = batch.loss_mask.any(1).nonzero()[:, 0]
-    parts = micro_batches(batch, rows, max_tokens=80)
+    parts = micro_batches(batch, rows, max_tokens=80, packed=packed)
     assert sorted(torch.cat(parts).tolist()) == rows.tolist()
     for part in parts:
         selected = batch.select(part)
-        width = selected.prompt_ids.shape[1] + selected.completion_ids.shape[1]
-        assert len(part) * width <= 80 or len(part) == 1
+        if packed:  # every prompt once, nothing padded
+            tokens = int(selected.prompt_mask.sum() + selected.completion_mask.sum())
+        else:
+            width = selected.prompt_ids.shape[1] + selected.completion_ids.shape[1]
+            tokens = len(part) * width
+        assert tokens <= 80 or len(part) == 1
+
+
+def test_the_rows_of_a_group_stay_together_where_the_prompt_is_run_once():
+    completions = [[completion([1] * length) for length in row] for row in ((9, 1), (8, 2), (7, 3))]
+    batch = collate(rollouts([[0, 1]] * 3, completions))
+    parts = micro_batches(batch, torch.arange(6), max_tokens=30, packed=True)
+    assert [sorted(batch.prompt_index[part].tolist()) for part in parts] == [[1, 1, 2, 2], [0, 0]]
 
 
 def test_a_row_beyond_the_budget_stands_alone():
     batch = collate(rollouts([[0, 1]], [[completion([1] * 50), completion([1])]]))
-    assert [part.tolist() for part in micro_batches(batch, torch.arange(2), max_tokens=10)] == [
-        [0],
-        [1],
-    ]
+    for packed in (True, False):
+        parts = micro_batches(batch, torch.arange(2), max_tokens=10, packed=packed)
+        assert [part.tolist() for part in parts] == [[0], [1]]
 
 
 def test_minibatches_are_whole_groups_and_at_most_as_many_as_there_are():

@@ -1,6 +1,8 @@
 """Every config that ships is read and all of its classes are made, without network or GPU."""
 
+import re
 import socket
+from dataclasses import dataclass
 from importlib.resources import files
 
 import pytest
@@ -9,12 +11,13 @@ import yaml
 from lit_grpo.advantages import AdvantageConfig
 from lit_grpo.cli import CommandLine, import_plugins
 from lit_grpo.cli_configs import look_at
-from lit_grpo.losses import Objective
+from lit_grpo.losses import EntropyTerm, KLTerm, Objective, SamplerCorrection
 from lit_grpo.module import GRPOModule
 from lit_grpo.sft import SFTModule
 
 CONFIGS = files("lit_grpo.configs")
 EXPERIMENTS = sorted(path.name for path in CONFIGS.iterdir() if path.name.endswith(".yaml"))
+GRPO_EXPERIMENTS = [name for name in EXPERIMENTS if not name.endswith("sft.yaml")]
 PRESETS = sorted(path.name for path in (CONFIGS / "presets").iterdir())
 
 
@@ -57,25 +60,121 @@ def test_one_seed_sets_all_seeds(name):
     assert made.datamodule.seed == made.model.seed == 7
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_sets_its_objective_and_leaves_the_rest(name):
-    plain, preset = make("quickstart.yaml"), make("quickstart.yaml", f"presets/{name}")
-    wanted = yaml.safe_load((CONFIGS / "presets" / name).read_text())["model"]
-    for key, value in wanted["objective"].items():
-        assert getattr(preset.model.objective, key) == value
-    for key, value in wanted["advantage"].items():
-        assert getattr(preset.model.advantage, key) == value
-    assert preset.model.group_size == plain.model.group_size
-    assert preset.trainer.max_steps == plain.trainer.max_steps
+@dataclass(frozen=True)
+class Method:
+    """What a paper asks for, beside the defaults of this trainer."""
+
+    objective: Objective
+    advantage: AdvantageConfig = AdvantageConfig()
+    dynamic_sampling_rounds: int = 0
 
 
-def test_the_presets_are_what_their_papers_say():
-    grpo, dapo, dr_grpo = (
-        make("quickstart.yaml", f"presets/{name}.yaml").model
-        for name in ("grpo", "dapo", "dr_grpo")
-    )
-    assert grpo.objective == Objective(aggregation="sequence", kl="k3", kl_coef=0.04)
-    assert dapo.objective == Objective(clip_high=0.28, overlong_filtering=True)
-    assert dr_grpo.objective == Objective(aggregation="constant")
-    assert grpo.advantage == dapo.advantage == AdvantageConfig(deviation="group")
-    assert dr_grpo.advantage == AdvantageConfig(deviation="none")
+METHODS = {
+    "grpo": Method(Objective(aggregation="sequence", kl=KLTerm(estimator="k3", coef=0.04))),
+    "dapo": Method(Objective(clip_high=0.28, overlong_filtering=True), dynamic_sampling_rounds=10),
+    "dr_grpo": Method(Objective(aggregation="constant"), AdvantageConfig(deviation="none")),
+    "rloo": Method(
+        Objective(aggregation="sequence_sum", kl=KLTerm(estimator="k1", coef=0.03, place="reward")),
+        AdvantageConfig(baseline="leave_one_out", deviation="none"),
+    ),
+    "reinforce_plus_plus": Method(
+        Objective(aggregation="sequence", kl=KLTerm(estimator="k1", coef=0.01, place="reward")),
+        AdvantageConfig(baseline="batch", deviation="batch"),
+    ),
+    "reinforce_plus_plus_baseline": Method(
+        Objective(aggregation="sequence", kl=KLTerm(estimator="k2", coef=0.001)),
+        AdvantageConfig(baseline="group", deviation="none", rescale=True),
+    ),
+    "gspo": Method(
+        Objective(ratio="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence")
+    ),
+    "gmpo": Method(
+        Objective(surrogate="gmpo", clip_low=0.4, clip_high=0.4, aggregation="sequence")
+    ),
+    "cispo": Method(
+        Objective(surrogate="cispo", clip_low=1.0, clip_high=4.0), dynamic_sampling_rounds=10
+    ),
+    "sapo": Method(
+        Objective(surrogate="sapo", sapo_temperatures=(1.0, 1.05), aggregation="sequence")
+    ),
+    "luspo": Method(
+        Objective(ratio="sequence", clip_low=2e-3, clip_high=2.5e-3, aggregation="sequence_sum")
+    ),
+    "vespo": Method(
+        Objective(
+            surrogate="vespo",
+            vespo_positive=(2.0, 3.0),
+            vespo_negative=(3.0, 2.0),
+            aggregation="sequence_sum",
+            sampler_correction=SamplerCorrection(level="token", max_ratio=None),
+        ),
+        AdvantageConfig(deviation="none"),
+    ),
+    "gdpo": Method(
+        Objective(aggregation="sequence"),
+        AdvantageConfig(deviation="group", combine="normalise_then_sum", rescale=True),
+    ),
+    "max_rl": Method(Objective(), AdvantageConfig(deviation="mean")),
+    "lite_ppo": Method(Objective(), AdvantageConfig(baseline="group", deviation="batch")),
+    "dual_clip": Method(Objective(ratio_cap=3.0)),
+    "two_sided_clip": Method(Objective(ratio_cap=4.0, kl=KLTerm(estimator="k3", coef=0.001))),
+    "top_entropy": Method(
+        Objective(clip_high=0.28, overlong_filtering=True, top_entropy_fraction=0.2),
+        dynamic_sampling_rounds=10,
+    ),
+    "skywork_or1": Method(
+        Objective(entropy=EntropyTerm(coef=0.0, target=0.2, coef_step=0.005)),
+    ),
+    "deepseek_v3_2": Method(
+        Objective(
+            aggregation="sequence",
+            kl=KLTerm(estimator="k3", coef=0.001, importance=True),
+            off_policy_threshold=0.5,
+        ),
+        AdvantageConfig(deviation="none"),
+    ),
+}
+
+
+def test_every_preset_has_its_method_written_out_here():
+    assert METHODS.keys() == {name.removesuffix(".yaml") for name in PRESETS}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_preset_is_what_its_paper_says(name):
+    model = make("quickstart.yaml", f"presets/{name}.yaml").model
+    assert model.objective == METHODS[name].objective
+    assert model.advantage == METHODS[name].advantage
+    assert model.dynamic_sampling_rounds == METHODS[name].dynamic_sampling_rounds
+
+
+def keys(tree: dict, path: tuple = ()) -> set[tuple]:
+    """The path to every value that is no mapping."""
+    return {
+        found
+        for key, value in tree.items()
+        for found in (keys(value, (*path, key)) if isinstance(value, dict) else {(*path, key)})
+    }
+
+
+@pytest.mark.parametrize("experiment", GRPO_EXPERIMENTS)
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_of_an_experiment_s_own_method_is_left_under_a_preset(name, experiment):
+    model = yaml.safe_load((CONFIGS / experiment).read_text())["model"]
+    own = {part: model[part] for part in ("objective", "advantage") if part in model}
+    preset = yaml.safe_load((CONFIGS / "presets" / f"{name}.yaml").read_text())["model"]
+    assert keys(own) <= keys(preset)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_preset_leaves_all_but_objective_advantage_and_dynamic_sampling(name):
+    preset = yaml.safe_load((CONFIGS / "presets" / f"{name}.yaml").read_text())
+    assert preset.keys() == {"model"}
+    assert preset["model"].keys() <= {"objective", "advantage", "dynamic_sampling_rounds"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_preset_names_its_paper_and_how_it_is_run(name):
+    text = (CONFIGS / "presets" / f"{name}.yaml").read_text()
+    assert re.search(r"^# .*arXiv \d{4}\.\d{5}", text)
+    assert f"--config presets/{name}" in text

@@ -16,7 +16,7 @@ import sys
 import lightning as L
 import torch
 sys.path.insert(0, {tests!r})
-from test_module import Keep, PROMPTS, ShareOfLowBytes, make_module, weights
+from small_runs import Keep, PROMPTS, ShareOfLowBytes, make_module, make_trainer, weights
 from lit_grpo.advantages import AdvantageConfig
 from lit_grpo.data.loader import PromptLoader
 from lit_grpo.rewards import Reward
@@ -35,11 +35,7 @@ module = make_module(
     advantage=AdvantageConfig(deviation="batch"),
     update={{"max_tokens_per_micro_batch": 60}},
 )
-trainer = L.Trainer(
-    max_steps=1, accelerator="cpu", devices=2, strategy="ddp", logger=False,
-    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    callbacks=[keep := Keep()],
-)
+trainer = make_trainer(keep := Keep(), devices=2, strategy="ddp")
 
 class Data(L.LightningDataModule):
     def train_dataloader(self):
@@ -59,13 +55,12 @@ torch.save(
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", [False, True], ids=["both-ranks", "one-rank-without-rewards"])
-def test_two_ranks_take_the_step_of_the_union_of_their_rollouts(tmp_path, lost):
-    (tmp_path / "run.py").write_text(SCRIPT.format(tests=str(Path(__file__).parent), lost=lost))
+def run(directory: Path, script: str) -> list[dict]:
+    """What the two ranks of a script wrote."""
+    (directory / "run.py").write_text(script)
     result = subprocess.run(
         [sys.executable, "run.py"],
-        cwd=tmp_path,
+        cwd=directory,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -73,7 +68,75 @@ def test_two_ranks_take_the_step_of_the_union_of_their_rollouts(tmp_path, lost):
         start_new_session=True,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
+    return [torch.load(directory / f"rank{rank}.pt") for rank in (0, 1)]
+
+
+REFILL = """
+import sys
+import lightning as L
+import torch
+sys.path.insert(0, {tests!r})
+from small_runs import Keep, make_module, make_trainer, weights
+from test_dynamic_sampling import EasyPromptsTeachNothing, prompts
+from lit_grpo.data.loader import PromptLoader
+from lit_grpo.losses import EntropyTerm, Objective
+
+torch.set_num_threads(1)
+module = make_module(
+    rewards=[EasyPromptsTeachNothing()],
+    dynamic_sampling_rounds=2,
+    objective=Objective(
+        aggregation="local_token",
+        entropy=EntropyTerm(coef=0.01, target=100.0),
+        top_entropy_fraction=0.5,
+    ),
+)
+trainer = make_trainer(keep := Keep(), max_steps=2, devices=2, strategy="ddp")
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self):
+        # The first rank lacks two groups and then one, the second none.
+        kinds = "eehh" "hehh" "hh" "hhhh" "hhhh"
+        return PromptLoader(
+            prompts(kinds), 4, rank=trainer.global_rank, world_size=2, shuffle=False
+        )
+
+trainer.fit(module, Data())
+torch.save(
+    {{
+        "ids": [[g.prompt.id for g in output["rollouts"].groups] for output in keep.outputs],
+        "weights": weights(module),
+        "metrics": [output["metrics"] for output in keep.outputs],
+        "entropy": [
+            (output["batch"].loss_mask.sum(), output["batch"].entropy_mask.sum())
+            for output in keep.outputs
+        ],
+    }},
+    f"rank{{trainer.global_rank}}.pt",
+)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_lack_unlike_numbers_of_groups_refill_together(tmp_path):
+    ranks = run(tmp_path, REFILL.format(tests=str(Path(__file__).parent)))
+    assert ranks[0]["ids"] == [["hard4", "hard8"], ["hard10", "hard11"]]
+    assert ranks[1]["ids"] == [["hard2", "hard3"], ["hard12", "hard13"]]
+    assert ranks[0]["metrics"] == ranks[1]["metrics"]
+    for name, weight in ranks[0]["weights"].items():
+        assert torch.equal(weight, ranks[1]["weights"][name]), name
+    metrics = ranks[0]["metrics"][0]
+    assert metrics["dynamic_sampling/sampled_per_group"] == (4 + 2 + 1) / 4
+    # The entropy's threshold is that of both ranks together.
+    tokens, kept = (sum(int(rank["entropy"][0][i]) for rank in ranks) for i in (0, 1))
+    assert kept / tokens == pytest.approx(0.5, abs=0.1)
+    assert metrics["policy/masked_fraction"] == pytest.approx(1 - kept / tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [False, True], ids=["both-ranks", "one-rank-without-rewards"])
+def test_two_ranks_take_the_step_of_the_union_of_their_rollouts(tmp_path, lost):
+    ranks = run(tmp_path, SCRIPT.format(tests=str(Path(__file__).parent), lost=lost))
     for name, weight in ranks[0]["weights"].items():
         assert torch.equal(weight, ranks[1]["weights"][name]), name
     assert ranks[0]["metrics"] == ranks[1]["metrics"]
@@ -99,7 +162,7 @@ def test_two_ranks_take_the_step_of_the_union_of_their_rollouts(tmp_path, lost):
     rewards = torch.cat([rank["rewards"] for rank in ranks])
     valid = ~rewards.isnan()
     centered = torch.where(valid, rewards - rewards.nanmean(1, keepdim=True), 0.0)
-    deviation = (centered.square().sum() / (valid.sum() - 1)).sqrt()
+    deviation = rewards[valid].std()
     expected = (centered / (deviation + 1e-4)).nan_to_num().flatten().float()
     torch.testing.assert_close(torch.cat(advantages), expected)
     assert ranks[0]["metrics"]["reward/mean"] == pytest.approx(rewards.nanmean().item())

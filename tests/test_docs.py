@@ -24,7 +24,7 @@ from lit_grpo.batching import UpdateConfig
 from lit_grpo.cli import TRAINER_DEFAULTS
 from lit_grpo.cli_run_dir import RUN_DIR_VARIABLE
 from lit_grpo.evaluation import Evaluation
-from lit_grpo.losses import Objective
+from lit_grpo.losses import EntropyTerm, KLTerm, Objective, SamplerCorrection
 from lit_grpo.module import GRPOModule
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy_module import default_optimizer
@@ -50,6 +50,13 @@ TINY = {
 }
 # Something that differs between the completions of random weights.
 MIXED = {"class_path": "FormatReward", "init_args": {"pattern": "[a-z]", "mode": "search"}}
+# What some metrics are logged for only.
+EVERY_METRIC = {
+    "model": {
+        "objective": {"kl": {"coef": 0.01}, "entropy": {"target": 9.0}},
+        "dynamic_sampling_rounds": 1,
+    }
+}
 TIMED = {"trainer": {"callbacks+": [{"class_path": "TimingLog", "init_args": {"stages": True}}]}}
 
 
@@ -88,6 +95,7 @@ def workplace(tmp_path_factory):
     (directory / "train.jsonl").write_text(rows * 10)
     (directory / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     (directory / "timed.yaml").write_text(yaml.safe_dump(TIMED))
+    (directory / "every_metric.yaml").write_text(yaml.safe_dump(EVERY_METRIC))
     (directory / "mixed.yaml").write_text(yaml.safe_dump({"model": {"rewards+": [MIXED]}}))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
@@ -100,11 +108,9 @@ def workplace(tmp_path_factory):
 @pytest.fixture(scope="module")
 def grpo_run(workplace) -> Path:
     """The README's config with its reward, callback and engine."""
-    files = [f"--config={name}.yaml" for name in ("my", "tiny", "mixed", "timed")]
+    files = [f"--config={name}.yaml" for name in ("my", "tiny", "mixed", "timed", "every_metric")]
     engine = "--model.engine=my_engines.PlainEngine"
-    assert (
-        main(["fit", *files, engine, "--run_dir=runs/my/0", "--model.objective.kl_coef=0.01"]) == 0
-    )
+    assert main(["fit", *files, engine, "--run_dir=runs/my/0"]) == 0
     return workplace / "runs/my/0"
 
 
@@ -213,7 +219,7 @@ def tree() -> dict[str, str]:
 
 def test_the_tree_has_every_file_and_says_what_it_is_for():
     found = tree()
-    kinds = ("lit_grpo/**/*.py", "callbacks/*.py", "configs/**/*.*", "scripts/*", "docs/*")
+    kinds = ("lit_grpo/**/*.py", "callbacks/*.py", "configs/**/*.*", "scripts/**/*", "docs/*")
     files = {path for kind in kinds for path in ROOT.glob(kind) if path.is_file()}
     names = {path.relative_to(ROOT).as_posix() for path in files if "__pycache__" not in path.parts}
     linked = ("lit_grpo/callbacks/", "lit_grpo/configs/")
@@ -230,8 +236,9 @@ def test_the_tree_has_every_file_and_says_what_it_is_for():
 
 
 SHIPPED = [
-    GRPOModule, SFTModule, Policy, LoRA, Sampling, HFEngine, Objective, AdvantageConfig,
-    UpdateConfig, Evaluation, Reward, data.PromptData, data.AdditionData,
+    GRPOModule, SFTModule, Policy, LoRA, Sampling, HFEngine, Objective, KLTerm, EntropyTerm,
+    SamplerCorrection, AdvantageConfig, UpdateConfig, Evaluation, Reward, data.PromptData,
+    data.AdditionData,
     *(kind for kind in vars(rewards).values()
       if inspect.isclass(kind) and issubclass(kind, Reward) and kind is not Reward),
     *(getattr(callbacks, name) for name in callbacks.__all__),

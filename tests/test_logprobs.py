@@ -4,6 +4,7 @@ from tiny import completion, rollouts, tiny_policy
 
 from lit_grpo.batching import collate_rollouts
 from lit_grpo.logprobs import completion_statistics
+from lit_grpo.two_halves import TwoHalves
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def ragged_batch():
         [completion([2, 3]), completion([4, 5, 6, 7, 8])],
     ]
     batch = rollouts([[0, 1], [1, 0]], completions)
-    return collate_rollouts(batch, batch.rewards, pad_id=0, overlong_filtering=False), completions
+    return collate_rollouts(batch, pad_id=0, overlong_filtering=False), completions
 
 
 def unpadded_logprobs(policy, prompt, ids, temperature):
@@ -29,10 +30,14 @@ def unpadded_logprobs(policy, prompt, ids, temperature):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 1000])
-def test_padded_and_chunked_logprobs_are_those_of_each_row_alone(policy, temperature, chunk_tokens):
+@pytest.mark.parametrize("packs", [True, False])
+def test_packed_padded_and_chunked_logprobs_are_those_of_each_row_alone(
+    policy, temperature, chunk_tokens, packs
+):
     batch, completions = ragged_batch()
+    model = TwoHalves(policy.model, packs=packs)
     got, entropy = completion_statistics(
-        policy.causal_model, batch, temperature=temperature, chunk_tokens=chunk_tokens
+        model, batch, temperature=temperature, chunk_logits=chunk_tokens * model.vocab_size
     )
     flat = [row for group in completions for row in group]
     for n, row in enumerate(flat):
@@ -52,7 +57,10 @@ def test_chunks_do_not_change_the_gradient(policy):
     for chunk_tokens in (2, 1000):
         policy.zero_grad()
         logprobs, entropy = completion_statistics(
-            policy.causal_model, batch, entropy_gradient=True, chunk_tokens=chunk_tokens
+            policy.causal_model,
+            batch,
+            entropy_gradient=True,
+            chunk_logits=chunk_tokens * policy.causal_model.vocab_size,
         )
         (logprobs.sum() - 0.5 * entropy.sum()).backward()
         gradients.append([p.grad.clone() for p in policy.trainable_parameters()])
@@ -67,27 +75,45 @@ def test_the_entropy_carries_a_gradient_only_when_asked_to(policy):
     assert asked.entropy.requires_grad
 
 
-class LargestHead:
-    """Passes everything on and remembers how many tokens the head saw at once."""
+class LargestHead(TwoHalves):
+    """Remembers how many tokens the head saw at once."""
 
-    def __init__(self, model):
-        self.model, self.most = model, 0
-        self.hidden_states = model.hidden_states
+    most = 0
 
     def logits(self, hidden_states):
         self.most = max(self.most, len(hidden_states))
-        return self.model.logits(hidden_states)
+        return super().logits(hidden_states)
 
 
 def test_no_more_logits_than_a_chunk_exist_in_forward_or_backward(policy):
     batch, _ = ragged_batch()
-    head = LargestHead(policy.causal_model)
+    head = LargestHead(policy.model, packs=True)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda t: saved.append(t.shape) or t, lambda t: t
     ):
-        logprobs, _ = completion_statistics(head, batch, chunk_tokens=3)
-    vocabulary = policy.model.config.vocab_size
-    assert not [shape for shape in saved if len(shape) > 1 and shape[-1] == vocabulary]
+        logprobs, _ = completion_statistics(head, batch, chunk_logits=3 * head.vocab_size)
+    assert not [shape for shape in saved if len(shape) > 1 and shape[-1] == head.vocab_size]
     logprobs.sum().backward()
     assert head.most == 3
+
+
+def test_the_head_runs_once_for_the_rows_that_begin_alike(policy):
+    head = LargestHead(policy.model, packs=True)
+    batch, _ = ragged_batch()
+    completion_statistics(head, batch)
+    # One prompt and three, one, two and five tokens: the first are predicted by the same token.
+    assert head.most == 1 + (3 - 1) + (1 - 1) + (2 - 1) + (5 - 1)
+
+
+def test_an_entropy_of_impossible_tokens_is_finite(policy):
+    class Forbidding(TwoHalves):
+        def logits(self, hidden_states):
+            return super().logits(hidden_states).index_fill(1, torch.tensor([0]), -torch.inf)
+
+    model = Forbidding(policy.model, packs=True)
+    logprobs, entropy = completion_statistics(model, ragged_batch()[0], entropy_gradient=True)
+    policy.zero_grad()
+    (logprobs.sum() + entropy.sum()).backward()
+    assert entropy.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in policy.trainable_parameters())

@@ -78,22 +78,25 @@ def test_advantage_metrics_are_of_trained_rows():
 
 def test_update_metrics_are_means_over_the_tokens_of_the_loss():
     batch = rollouts([[0, 1]], [[completion([1]), completion([1, 2])]])
-    batch = collate_rollouts(batch, batch.rewards, pad_id=0, overlong_filtering=False)
+    batch = collate_rollouts(batch, pad_id=0, overlong_filtering=False)
     plain = torch.tensor([[1.0, 50.0], [2.0, 3.0]])  # 50 stands on padding
     losses = TokenLosses(
-        total=plain,
+        loss=plain.sum(),
         surrogate=plain,
         kl=plain,
         ratio=plain,
-        clipped_low=plain > 100,
-        clipped_high=plain > 1,
+        beyond_low=plain > 100,
+        beyond_high=plain > 1,
+        kept=plain != 3,
         sampler_log_ratio=plain,
+        weights=plain,
     )
     metrics = Metrics()
     add_update_metrics(metrics, batch, losses, plain)
     values = metrics.merged()
     assert values["policy/kl"] == values["policy/entropy"] == values["policy/ratio_mean"] == 2.0
     assert values["policy/clip_low_fraction"] == 0
+    assert values["policy/masked_fraction"] == pytest.approx(1 / 3)
     assert values["policy/clip_high_fraction"] == pytest.approx(2 / 3)
     assert values["sampler/logprob_difference_mean"] == pytest.approx(2.0)
     assert values["sampler/logprob_difference_max"] == pytest.approx(3.0)

@@ -5,96 +5,31 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
-from tiny import LLAMA, prompt
+from small_runs import (
+    PROMPTS,
+    ShareOfLowBytes,
+    fit,
+    make_module,
+    make_trainer,
+    plain_logprobs,
+    start_weights,
+    weights,
+)
+from tiny import LLAMA
 
 from lit_grpo.advantages import AdvantageConfig
-from lit_grpo.batching import UpdateConfig
 from lit_grpo.data.loader import PromptLoader
 from lit_grpo.evaluation import Evaluation
-from lit_grpo.losses import Objective
-from lit_grpo.module import GRPOModule
+from lit_grpo.losses import EntropyTerm, KLTerm, Objective
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy_module import refuse_untested
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import Sampling
 
-PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one:", "x", "22+3=")]
-
-
-class ShareOfLowBytes(Reward):
-    """A number that differs between completions of random weights."""
-
-    def score(self, prompt, completion):
-        return sum(token < 128 for token in completion.token_ids) / len(completion.token_ids)
-
 
 class Outage(Reward):
     def score(self, prompt, completion):
         raise ConnectionError("the judge is down")
-
-
-class Keep(L.Callback):
-    """Keeps what every training step returned."""
-
-    def __init__(self):
-        self.outputs = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.outputs.append(outputs)
-
-
-def sgd(params):
-    return torch.optim.SGD(params, lr=1.0)
-
-
-def make_module(*, policy=None, rewards=None, update=None, **settings) -> GRPOModule:
-    return GRPOModule(
-        Policy(**({"architecture": LLAMA} | (policy or {}))),
-        rewards or [ShareOfLowBytes()],
-        group_size=settings.pop("group_size", 4),
-        sampling=settings.pop("sampling", Sampling(max_tokens=8, stop_token_ids=tuple(range(40)))),
-        update=UpdateConfig(**({"max_grad_norm": 1e9} | (update or {}))),
-        optimizer=settings.pop("optimizer", sgd),
-        evaluation=Evaluation(before_training=False),
-        **settings,
-    )
-
-
-def fit(module, *, max_steps=1, callbacks=(), **trainer):
-    keep = Keep()
-    L.Trainer(
-        **{
-            "max_steps": max_steps,
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "callbacks": [keep, *callbacks],
-        }
-        | trainer
-    ).fit(module, PromptLoader(PROMPTS, 4))
-    return keep.outputs
-
-
-def weights(module) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in module.policy.model.named_parameters()}
-
-
-def start_weights(**policy) -> dict[str, torch.Tensor]:
-    module = make_module(policy=policy)
-    torch.manual_seed(module.seed)
-    module.policy.load(with_reference=False)
-    return weights(module)
-
-
-def plain_logprobs(model, batch, n, temperature=1.0):
-    """One row alone, without padding, cache or chunks."""
-    p, c = batch.prompt_index[n], batch.completion_mask[n]
-    head = batch.prompt_ids[p][batch.prompt_mask[p]]
-    tail = batch.completion_ids[n][c]
-    logits = model(torch.cat([head, tail])[None]).logits[0, len(head) - 1 : -1] / temperature
-    return logits.log_softmax(-1).gather(1, tail[:, None])[:, 0]
 
 
 def test_the_update_is_the_policy_gradient_of_the_scored_rollouts():
@@ -118,9 +53,11 @@ def test_the_update_is_the_policy_gradient_of_the_scored_rollouts():
         torch.testing.assert_close(step, parameter.grad, rtol=1e-3, atol=2e-6)
 
 
-@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence_sum", "constant"])
 def test_the_gradient_is_the_same_for_any_split_into_micro_batches(aggregation):
-    objective = Objective(aggregation=aggregation, kl_coef=0.1, entropy_coef=0.01)
+    objective = Objective(
+        aggregation=aggregation, kl=KLTerm(coef=0.1), entropy=EntropyTerm(coef=0.01)
+    )
     results = []
     for max_tokens in (1, 60, 100_000):
         module = make_module(
@@ -146,7 +83,7 @@ def test_rows_without_advantage_are_spared_the_model_and_the_gradient_is_the_sam
     for entropy_coef in (0.0, 1e-30):  # so small that only the rows that run differ
         seen = []
         module = make_module(
-            rewards=[FirstGroupOnly()], objective=Objective(entropy_coef=entropy_coef)
+            rewards=[FirstGroupOnly()], objective=Objective(entropy=EntropyTerm(coef=entropy_coef))
         )
         outputs = fit(module, callbacks=[RowCount(seen)])
         results[entropy_coef] = weights(module)
@@ -162,7 +99,7 @@ def test_a_step_whose_advantages_are_all_zero_has_no_gradient_and_no_made_up_met
             return 0.5
 
     module = make_module(
-        rewards=[Same()], update={"epochs": 2}, objective=Objective(sampler_ratio_cap=None)
+        rewards=[Same()], update={"epochs": 2}, objective=Objective(sampler_correction=None)
     )
     (output,) = fit(module, max_steps=2)
     assert module.global_step == 2
@@ -209,16 +146,7 @@ def test_an_evaluation_that_could_judge_nothing_has_no_older_accuracy():
         def on_validation_end(self, trainer, pl_module):
             seen.append(float(trainer.callback_metrics["val/accuracy"]))
 
-    trainer = L.Trainer(
-        max_steps=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[Seen()],
-        num_sanity_val_steps=0,
-    )
+    trainer = make_trainer(Seen(), max_steps=2, num_sanity_val_steps=0)
     trainer.fit(module, PromptLoader(PROMPTS, 4), PromptLoader(PROMPTS, 4, training=False))
     assert seen[0] == 1.0  # whatever the weight
     assert math.isnan(seen[1])
@@ -263,7 +191,9 @@ def test_the_sampling_temperature_applies_to_the_trained_logprobs():
 
 
 def test_several_updates_a_rollout_are_several_optimizer_steps_off_the_old_policy():
-    module = make_module(update={"epochs": 2, "minibatches": 2}, objective=Objective(kl_coef=0.1))
+    module = make_module(
+        update={"epochs": 2, "minibatches": 2}, objective=Objective(kl=KLTerm(coef=0.1))
+    )
     outputs = fit(module, max_steps=8)
     assert len(outputs) == 2  # rollout steps
     assert module.global_step == 8
@@ -282,7 +212,7 @@ def test_one_update_a_rollout_needs_no_second_pass_and_has_ratio_one():
 
 
 def test_the_kl_term_is_that_to_the_policy_that_training_started_from():
-    module = make_module(objective=Objective(kl="k3", kl_coef=0.5), policy={"lora": LoRA(rank=4)})
+    module = make_module(objective=Objective(kl=KLTerm(coef=0.5)), policy={"lora": LoRA(rank=4)})
     first, second = fit(module, max_steps=2)
     assert first["metrics"]["policy/kl"] == pytest.approx(0, abs=1e-6)
     assert second["metrics"]["policy/kl"] > 1e-7
@@ -383,8 +313,7 @@ def test_batch_deviation_and_normalise_then_sum_reach_the_advantages():
     expected = torch.zeros(4, 4, dtype=torch.float64)
     for name, weight in (("share_of_low_bytes", 1.0), ("length", 0.5)):
         part = output["rollouts"].parts[name]
-        centered = part - part.mean(1, keepdim=True)
-        expected += weight * centered / (math.sqrt(centered.square().sum() / 15) + 1e-4)
+        expected += weight * (part - part.mean(1, keepdim=True)) / (part.std() + 1e-4)
     torch.testing.assert_close(output["batch"].advantages, expected.flatten().float())
 
 
@@ -424,14 +353,7 @@ def test_a_checkpoint_of_an_adapter_leaves_its_base_out_and_restores(tmp_path):
     start.save_pretrained(base)
     policy = {"architecture": None, "path": str(base), "lora": LoRA(rank=4)}
     module = make_module(policy=policy)
-    trainer = L.Trainer(
-        max_steps=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = make_trainer(max_steps=2)
     trainer.fit(module, PromptLoader(PROMPTS, 4))
     path = tmp_path / "some.ckpt"
     trainer.save_checkpoint(path)
@@ -439,14 +361,7 @@ def test_a_checkpoint_of_an_adapter_leaves_its_base_out_and_restores(tmp_path):
     assert saved
     assert all("lora" in name for name in saved)
     again = make_module(policy=policy)
-    second = L.Trainer(
-        max_steps=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    second = make_trainer(max_steps=2)
     second.fit(again, PromptLoader(PROMPTS, 4), ckpt_path=path, weights_only=True)
     torch.testing.assert_close(weights(again), weights(module), rtol=0, atol=0)
     other = make_module(policy=policy | {"lora": LoRA(rank=4, target_modules=["lm_head"])})

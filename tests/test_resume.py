@@ -43,7 +43,7 @@ model:
       init_args: {{pattern: '[0-9 -~]*', mode: full, name: printable}}
     - class_path: LengthReward
       init_args: {{start_tokens: 1, end_tokens: 4, weight: 0.1}}
-  objective: {{kl_coef: 0.01}}
+  objective: {{kl: {{coef: 0.01}}}}
   update: {{epochs: {epochs}, minibatches: {minibatches}}}
   optimizer:
     class_path: AdamW

@@ -53,7 +53,7 @@ def test_sampler_logprobs_match_teacher_forced_ones(architecture):
         parts={},
         valid=torch.ones(3, 4, dtype=torch.bool),
     )
-    batch = collate_rollouts(rollouts, rollouts.rewards, pad_id=0, overlong_filtering=False)
+    batch = collate_rollouts(rollouts, pad_id=0, overlong_filtering=False)
     logprobs, _ = completion_statistics(policy.causal_model, batch, temperature=0.7)
     assert (logprobs - batch.sampler_logprobs).abs().max() < 1e-4
 
@@ -173,10 +173,8 @@ def test_max_tokens_ends_a_completion_as_truncated(policy):
 
 def draws(probabilities, **settings):
     noise = (torch.arange(1000) + 0.5) / 1000
-    logits = torch.tensor(probabilities).log().expand(1000, -1)
-    return (
-        _draw(logits, Sampling(**settings), noise).bincount(minlength=len(probabilities)).tolist()
-    )
+    drawn = _draw(torch.tensor(probabilities).expand(1000, -1), Sampling(**settings), noise)
+    return drawn.bincount(minlength=len(probabilities)).tolist()
 
 
 def test_draws_follow_the_distribution():
@@ -191,13 +189,27 @@ def test_top_k_and_top_p_keep_the_likeliest_tokens():
 
 def test_the_last_random_number_never_draws_an_impossible_token():
     largest = torch.tensor([1 - 2**-24])
-    logits = torch.tensor([[0.3, 0.3, 0.4, 0.0]]).log()
-    assert _draw(logits, Sampling(), largest).tolist() == [2]
+    probabilities = torch.tensor([[0.3, 0.3, 0.4, 0.0]])
+    assert _draw(probabilities, Sampling(), largest).tolist() == [2]
 
 
 def test_diverged_weights_are_said_to_be_so():
     with pytest.raises(FloatingPointError, match="earlier checkpoint"):
         _draw(torch.tensor([[float("nan"), 1.0]]), Sampling(), torch.tensor([0.5]))
+
+
+def test_rows_that_leave_and_a_cache_that_grows_change_no_other_row():
+    """Many short completions leave beside few that outgrow the cache's first room twice."""
+    policy = tiny_policy(architecture=LLAMA | {"max_position_embeddings": 512})
+    sampling = Sampling(max_tokens=200, stop_token_ids=tuple(range(5)))
+    together = generate(policy, sampling, group_size=8)
+    lengths = [len(completion.token_ids) for completion in together]
+    assert min(lengths) < 32
+    assert max(lengths) > 128
+    alone = generate(policy, sampling, group_size=8, max_concurrent=1)
+    assert [c.token_ids for c in alone] == [c.token_ids for c in together]
+    for one, other in zip(alone, together, strict=True):
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
 
 
 def test_gradient_checkpointing_and_training_mode_do_not_switch_the_cache_off():

@@ -81,6 +81,19 @@ class PromptLoader:
             self._advance(stop)
             yield [self.prompts[i] for i in self._share(order[start:stop])]
 
+    def take(self, num_prompts: int) -> list[Prompt]:
+        """So many further prompts for each rank, out of turn: the next batch begins behind them.
+
+        Every rank must call this with the same number, of at most its share of a batch. An epoch
+        that is too short for them ends before.
+        """
+        num_over_ranks = num_prompts * self.world_size
+        if self._epoch_size - self.position < num_over_ranks:
+            self.epoch, self.position = self.epoch + 1, 0
+        start, order = self.position, self._order()
+        self._advance(start + num_over_ranks)
+        return [self.prompts[i] for i in self._share(order[start : start + num_over_ranks])]
+
     def state_dict(self) -> dict[str, int]:
         """The epoch, and the prompts that all ranks together have taken of it."""
         return {"epoch": self.epoch, "position": self.position}

@@ -64,6 +64,11 @@ class RewardSuite:
         self._submit: dict[str, Callable[[Call], None]] = {}
         self._warned: set[tuple[str, Outcome]] = set()
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """name -> weight in the sum."""
+        return {reward.name: reward.weight for reward in self.rewards}
+
     def start(self) -> None:
         """Starts the threads and then the rewards; does nothing when started already."""
         if self._loop is not None:

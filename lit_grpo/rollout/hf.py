@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lit_grpo.batching import pad
 from lit_grpo.logprobs import positions
+from lit_grpo.rollout._row_cache import RowCache
 from lit_grpo.rollout.engine import RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.types import Completion, FinishReason, Prompt
 
@@ -74,10 +75,11 @@ class HFEngine(RolloutEngine):
         noise = noise.to(batch.logits.device)
         for step in range(sampling.max_tokens):
             logits = batch.logits.float() / (sampling.temperature or 1.0)
-            allowed = stops.forbid(logits) if step < sampling.min_tokens else logits
+            probabilities = allowed = logits.softmax(-1)
+            if step < sampling.min_tokens:
+                allowed = stops.forbid(logits).softmax(-1)
             tokens = _draw(allowed, sampling, noise[batch.rows, step])
-            logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-            batch.append(tokens, logprobs)
+            batch.append(tokens, probabilities.gather(-1, tokens[:, None])[:, 0].log())
             stopped = stops.reached(batch, tokens) & (step + 1 >= sampling.min_tokens)
             ended = stopped | (step + 1 == sampling.max_tokens)
             for index in ended.nonzero()[:, 0].tolist():
@@ -125,11 +127,11 @@ class _RunningBatch:
             use_cache=True,
             logits_to_keep=1,
         )
-        self._cache = output.past_key_values
-        repeated = torch.arange(len(ids), device=device).repeat_interleave(group_size)
-        self._cache.reorder_cache(repeated)
-        self._mask = mask.repeat_interleave(group_size, 0)
-        self.logits: Tensor = output.logits[:, -1].repeat_interleave(group_size, 0)
+        origin = torch.arange(len(ids), device=device).repeat_interleave(group_size)
+        self._cache = RowCache(output.past_key_values, origin)
+        self._mask = None if mask.all() else mask[origin]
+        self._positions = mask.sum(1)[origin]
+        self.logits: Tensor = output.logits[:, -1][origin]
         """[running rows, V]"""
         self.rows = list(range(len(self.logits)))
         """Row of the wave that each running row is."""
@@ -145,47 +147,57 @@ class _RunningBatch:
     def advance(self, tokens: Tensor, keep: Tensor) -> None:
         """Drop the rows that ended and run the model on the others' new tokens."""
         if not keep.all():
-            kept = keep.nonzero()[:, 0]
-            self._cache.reorder_cache(kept)
-            self._mask, tokens = self._mask[kept], tokens[kept]
+            kept = self._cache.drop(keep)
+            tokens, self._positions = tokens[kept], self._positions[kept]
+            self._mask = None if self._mask is None else self._mask[kept]
             self.rows = [self.rows[index] for index in kept.tolist()]
-        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
         output = self._model(
             input_ids=tokens[:, None],
-            attention_mask=self._mask.long(),
-            position_ids=positions(self._mask)[:, -1:],
-            past_key_values=self._cache,
+            attention_mask=None if self._mask is None else self._mask.long(),
+            position_ids=self._positions[:, None],
+            past_key_values=self._cache.cache,
             use_cache=True,
             logits_to_keep=1,
         )
+        self._positions = self._positions + 1
         self.logits = output.logits[:, -1]
 
 
-def _draw(logits: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
-    """[R, V] logits and [R] uniform numbers to [R] tokens, by inverting the distribution.
+def _draw(probabilities: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
+    """[R, V] probabilities and [R] uniform numbers to [R] tokens, by inverting the
+    distribution.
 
     Raises:
-        FloatingPointError: the logits are not finite.
+        FloatingPointError: the probabilities are not numbers.
     """
-    if not logits.amax(-1).isfinite().all():
+    if sampling.is_greedy:
+        likeliest, tokens = probabilities.max(-1)
+        _check_finite(likeliest)
+        return tokens
+    if sampling.top_k:
+        kth = probabilities.topk(min(sampling.top_k, probabilities.shape[-1])).values[:, -1:]
+        probabilities = probabilities.where(probabilities >= kth, 0.0)
+    if sampling.top_p < 1:
+        ordered, order = probabilities.sort(-1, descending=True)
+        # A token stays when the likelier ones do not fill the mass yet: the first always does.
+        mass = ordered.cumsum(-1)
+        inside = mass - ordered < sampling.top_p * mass[:, -1:]
+        probabilities = probabilities.where(inside.gather(-1, order.argsort(-1)), 0.0)
+    cumulative = probabilities.cumsum(-1)
+    _check_finite(cumulative[:, -1])
+    # Below 1 by more than a rounding error, so that no token of probability 0 is ever drawn.
+    threshold = noise.clamp(max=1 - 2**-20)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+
+
+def _check_finite(values: Tensor) -> None:
+    if not values.isfinite().all():
         raise FloatingPointError(
             "the policy's logits are not finite while sampling: its weights have diverged. "
             "Go back to an earlier checkpoint with a lower learning rate or max_grad_norm."
         )
-    if sampling.is_greedy:
-        return logits.argmax(-1)
-    if sampling.top_k:
-        kth = logits.topk(min(sampling.top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, -torch.inf)
-    if sampling.top_p < 1:
-        ordered, order = logits.softmax(-1).sort(-1, descending=True)
-        # A token stays when the likelier ones do not fill the mass yet: the first always does.
-        outside = ordered.cumsum(-1) - ordered >= sampling.top_p
-        logits = logits.masked_fill(outside.gather(-1, order.argsort(-1)), -torch.inf)
-    cumulative = logits.softmax(-1).cumsum(-1)
-    # Below 1 by more than a rounding error, so that no token of probability 0 is ever drawn.
-    threshold = noise.clamp(max=1 - 2**-20)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
 
 
 @dataclass(slots=True)

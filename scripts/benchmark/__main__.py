@@ -1,0 +1,94 @@
+"""Takes the figures of docs/performance.md: `python scripts/benchmark --help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from accuracy import compare_accuracy
+from parts import compare_engine, compare_head
+from results import Result, keep, markdown, show
+from steps import compare_on_gpu, compare_steps
+from turns import Effort
+from workloads import SIZES, WORKLOADS
+
+Figures = Callable[[argparse.Namespace], Iterator[Result]]
+
+
+def steps(options: argparse.Namespace) -> Iterator[Result]:
+    for name in options.workloads:
+        yield from compare_steps(WORKLOADS[name], SIZES[options.size], effort(options))
+
+
+def engine(options: argparse.Namespace) -> Iterator[Result]:
+    for name in options.workloads:
+        yield from compare_engine(WORKLOADS[name], SIZES[options.size], effort(options))
+
+
+def head(options: argparse.Namespace) -> Iterator[Result]:
+    return compare_head(options.head_tokens)
+
+
+def accuracy(options: argparse.Namespace) -> Iterator[Result]:
+    return compare_accuracy(options.start)
+
+
+def gpu(options: argparse.Namespace) -> Iterator[Result]:
+    if not torch.cuda.is_available():
+        print("gpu is skipped: this machine has no CUDA device.")
+        return
+    yield from compare_on_gpu(effort(options))
+
+
+def effort(options: argparse.Namespace) -> Effort:
+    return Effort(rounds=options.rounds, steps=options.steps)
+
+
+FIGURES: dict[str, Figures] = {
+    "steps": steps,
+    "engine": engine,
+    "head": head,
+    "accuracy": accuracy,
+    "gpu": gpu,
+}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python scripts/benchmark",
+        description="Times this project beside TRL and beside the least that must be done.",
+    )
+    parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--size", choices=SIZES, default="10m", help="of the model")
+    parser.add_argument("--rounds", type=int, default=3, help="in which all take their turn")
+    parser.add_argument("--steps", type=int, default=2, help="of each trainer in a round")
+    parser.add_argument("--head_tokens", type=int, default=4096, help="of full logits: 2.3 MB each")
+    parser.add_argument("--start", type=Path, help="a warmed-up model for `accuracy`")
+    parser.add_argument("--json", type=Path, help="keep the results in this file")
+    parser.add_argument(
+        "--markdown", type=Path, help="measure nothing: print the tables of such a file"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    if options.markdown:
+        print(markdown(json.loads(options.markdown.read_text())))
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the trainers' processes
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    for name in options.only:
+        for result in FIGURES[name](options):
+            show([result.to_row()])
+            if options.json:
+                keep([result.to_row()], options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Single parts of a step: the engine against ``model.generate``, and the memory of the head."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import mean, median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import torch
+from results import Result
+from transformers import GenerationConfig
+from turns import Effort
+from workloads import EOS, PAD, ModelSize, Workload, prepare
+
+HEAD_TARGET = 1 / 8
+HEAD_VOCAB = 150_000
+
+
+# The engine
+
+
+def compare_engine(workload: Workload, size: ModelSize, effort: Effort) -> Iterator[Result]:
+    """Both sample the same prompts in turns, each with its own sampler."""
+    from lit_grpo.policy import Policy
+
+    with TemporaryDirectory() as name:
+        prepare(workload, size, 1, Path(name))
+        policy = Policy(path=name, dtype=size.dtype)
+        policy.load(with_reference=False)
+    samplers = {
+        "HFEngine": engine_sampler(policy, workload),
+        "model.generate": generate_sampler(policy, workload),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in samplers}
+    lengths: dict[str, list[float]] = {name: [] for name in samplers}
+    for number in range(1 + effort.rounds * effort.steps):
+        for name, sample in samplers.items():
+            start = time.perf_counter()
+            lengths[name].append(mean(sample(number)))
+            if number:  # the first warms up
+                seconds[name].append(time.perf_counter() - start)
+    yield Result(
+        figure="engine",
+        case=workload.name,
+        against="model.generate",
+        ours=median(seconds["HFEngine"]),
+        other=median(seconds["model.generate"]),
+        unit="s",
+        details={name: {"mean length": mean(of_each)} for name, of_each in lengths.items()},
+    )
+
+
+Sampler = Callable[[int], list[int]]
+"""A seed to the length of each completion."""
+
+
+def engine_sampler(policy: Any, workload: Workload) -> Sampler:
+    from lit_grpo.rollout import HFEngine, Sampling
+    from lit_grpo.types import Prompt
+
+    engine = HFEngine()
+    engine.load_weights(policy, 0)
+    prompts = [
+        Prompt(id=str(number), text="", token_ids=tuple(ids.tolist()))
+        for number, ids in enumerate(random_ids(policy, workload))
+    ]
+    sampling = Sampling(max_tokens=workload.max_tokens)
+
+    def sample(seed: int) -> list[int]:
+        sampled = engine.generate(prompts, workload.group_size, sampling, seed=seed)
+        return [len(completion.token_ids) for _, completion in sampled]
+
+    return sample
+
+
+def generate_sampler(policy: Any, workload: Workload) -> Sampler:
+    ids = random_ids(policy, workload).repeat_interleave(workload.group_size, 0)
+    ids = ids.to(policy.model.device)
+    config = GenerationConfig(
+        max_new_tokens=workload.max_tokens,
+        do_sample=True,
+        top_k=0,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+    )
+
+    def sample(seed: int) -> list[int]:
+        torch.manual_seed(seed)
+        policy.model.eval()
+        rows = policy.model.generate(
+            ids, attention_mask=torch.ones_like(ids), generation_config=config
+        )
+        not_ended = (rows[:, workload.prompt_tokens :] == EOS).cumsum(1) == 0
+        return (not_ended.sum(1) + 1).clamp(max=workload.max_tokens).tolist()
+
+    return sample
+
+
+def random_ids(policy: Any, workload: Workload) -> torch.Tensor:
+    """[B, P]"""
+    generator = torch.Generator().manual_seed(0)
+    shape = (workload.num_prompts, workload.prompt_tokens)
+    return torch.randint(PAD + 1, policy.model.config.vocab_size, shape, generator=generator)
+
+
+# The head
+
+
+def compare_head(num_tokens: int) -> Iterator[Result]:
+    """Peak memory of logprobs and their backward pass, each in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    peaks = []
+    for measured in (chunked_head, full_logits):
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            peaks.append(pool.submit(peak_gb, measured, num_tokens).result())
+    yield Result(
+        figure="head",
+        case=f"{num_tokens} tokens",
+        against=f"full logits over {HEAD_VOCAB:,} tokens of vocabulary",
+        ours=peaks[0],
+        other=peaks[1],
+        unit="GB",
+        target=HEAD_TARGET,
+    )
+
+
+def peak_gb(run: Callable[[Any, torch.Tensor], None], num_tokens: int) -> float:
+    """How much memory grows at most over what a few tokens need, in units of 2^30 bytes."""
+    from lit_grpo.policy import Policy
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    architecture = {
+        "model_type": "llama",
+        "vocab_size": HEAD_VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    policy = Policy(architecture=architecture)
+    policy.load(with_reference=False)
+    policy.to(device)
+    # Eight different rows: a prompt of one token, then completions.
+    ids = torch.randint(HEAD_VOCAB, (8, 1 + num_tokens // 8), device=device)
+    run(policy, ids[:, :2])  # gradients are there now
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run(policy, ids)
+        return (torch.cuda.max_memory_allocated() - before) / 2**30
+    before = psutil.Process().memory_info().rss
+    run(policy, ids)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**30
+
+
+def chunked_head(policy: Any, ids: torch.Tensor) -> None:
+    """Prompts of one token each, and their completions."""
+    from lit_grpo.logprobs import completion_statistics
+    from lit_grpo.types import TrainBatch
+
+    prompts, completions = ids[:, :1], ids[:, 1:]
+    batch = TrainBatch(
+        prompt_ids=prompts,
+        prompt_mask=torch.ones_like(prompts, dtype=torch.bool),
+        prompt_index=torch.arange(len(ids)),
+        completion_ids=completions,
+        completion_mask=torch.ones_like(completions, dtype=torch.bool),
+        loss_mask=torch.ones_like(completions, dtype=torch.bool),
+        advantages=torch.ones(len(ids), device=ids.device),
+        sampler_logprobs=torch.zeros(completions.shape, device=ids.device),
+    )
+    completion_statistics(policy.causal_model, batch).logprobs.sum().backward()
+
+
+def full_logits(policy: Any, ids: torch.Tensor) -> None:
+    """The plain way, without an entropy."""
+    logits = policy.model(input_ids=ids, use_cache=False).logits[:, :-1]
+    logprobs = logits.float().log_softmax(-1)
+    logprobs.gather(-1, ids[:, 1:, None]).sum().backward()

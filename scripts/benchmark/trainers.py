@@ -1,0 +1,266 @@
+"""The trainers that are compared, each as a user would run it, beating a metronome.
+
+Their libraries are imported in the process that runs them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from turns import Metronome
+from workloads import Workload
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LitTask:
+    """What this project is told.
+
+    Args:
+        directory: Where its run directory goes.
+        config: What differs from the quickstart's config.
+    """
+
+    directory: Path
+    config: Config
+
+
+def lit_grpo(metronome: Metronome, task: LitTask) -> None:
+    """This project's command line with the quickstart's callbacks and files."""
+    from lightning.pytorch import Callback
+
+    from lit_grpo.cli import CommandLine, import_plugins, silence_chatter
+    from lit_grpo.cli_configs import look_at
+
+    class Beat(Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            metronome.beat()
+
+        def on_stage_end(self, trainer: Any, module: Any, stage: Any) -> None:
+            if stage.micro_batch is None:  # those are parts of the update
+                metronome.add(stage.name, stage.seconds)
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+            metronome.lap.mean_length = outputs["metrics"]["completions/mean_length"]
+
+        def on_train_end(self, *_: Any) -> None:
+            metronome.beat()
+
+    silence_chatter()
+    import_plugins()
+    task.directory.mkdir(parents=True, exist_ok=True)
+    overrides = task.directory / "overrides.yaml"
+    overrides.write_text(yaml.safe_dump(task.config))
+    run_dir = str(task.directory / "run")
+    arguments = ["--config", "quickstart", "--config", str(overrides), "--run_dir", run_dir]
+    command = CommandLine("fit", look_at(arguments), run_dir)
+    metronome.measure = lambda: held_out_accuracy(command.model.policy)
+    command.trainer.callbacks.insert(0, Beat())
+    command.execute()
+
+
+def step_config(workload: Workload, model: Path, rows: int, num_steps: int, dtype: str) -> Config:
+    """Steps of a workload, with micro-batches of so many rows."""
+    return {
+        "trainer": {"max_steps": num_steps, "limit_val_batches": 0},
+        "model": {
+            "policy": {"path": str(model), "dtype": dtype},
+            "group_size": workload.group_size,
+            "sampling": {"max_tokens": workload.max_tokens},
+            "rewards": [
+                {
+                    "class_path": "FunctionReward",
+                    "init_args": {"function": "workloads:varied_reward"},
+                }
+            ],
+            "update": {"max_tokens_per_micro_batch": rows * workload.row_tokens},
+            "optimizer": {"class_path": "AdamW", "init_args": {"lr": 1e-6, "weight_decay": 0.0}},
+            "lr_schedule": "constant",
+            "warmup_steps": 0,
+        },
+        "data": {
+            "class_path": "PromptData",
+            "init_args": {
+                "train": str(model / "train.jsonl"),
+                "validation_size": 0,
+                "prompts_per_step": workload.num_prompts,
+                "require_answer": False,
+            },
+        },
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrlTask:
+    """What TRL is told.
+
+    Args:
+        rows: Its dataset; the workload's ``train.jsonl`` when None.
+        reward: Of its own form, importable.
+        settings: Of its ``GRPOConfig``.
+    """
+
+    model: Path
+    directory: Path
+    reward: Any
+    dtype: str = "float32"
+    rows: list[dict[str, Any]] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def trl(metronome: Metronome, task: TrlTask) -> None:
+    """TRL's GRPOTrainer, without what it does by default beside training.
+
+    Gradient checkpointing and mixed precision, which are on by default, are off: equal terms.
+    """
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    class Timed(GRPOTrainer):
+        """Says where its time goes; what it does is untouched."""
+
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            with metronome.stage("generation"):
+                generated = super()._generate(*args, **kwargs)
+            lengths = [len(ids) for ids in generated[1]]
+            metronome.lap.mean_length = sum(lengths) / len(lengths)
+            return generated
+
+        def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+            with metronome.stage("reward"):
+                return super()._calculate_rewards(*args, **kwargs)
+
+        def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
+            prepared = super()._prepare_inputs(*args, **kwargs)
+            self.update_began = time.perf_counter()
+            return prepared
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().training_step(*args, **kwargs)
+            self.update_ended = time.perf_counter()
+            metronome.add("update", self.update_ended - self.update_began)
+            return loss
+
+    class Beat(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            metronome.beat()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            metronome.add("update", time.perf_counter() - trainer.update_ended)
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            metronome.beat()
+
+    model = AutoModelForCausalLM.from_pretrained(task.model, dtype=getattr(torch, task.dtype))
+    tokenizer = AutoTokenizer.from_pretrained(task.model)
+    trainer = Timed(
+        model=model,
+        reward_funcs=task.reward,
+        args=GRPOConfig(
+            output_dir=str(task.directory),
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to="none",
+            logging_strategy="no",
+            save_strategy="no",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            **task.settings,
+        ),
+        train_dataset=Dataset.from_list(task.rows or read_rows(task.model / "train.jsonl")),
+        processing_class=tokenizer,
+        callbacks=[Beat()],
+    )
+    metronome.measure = lambda: held_out_accuracy(Sampled(model, tokenizer))
+    trainer.train()
+
+
+def step_settings(workload: Workload, rows: int, num_steps: int) -> dict[str, Any]:
+    """The same as ``step_config`` says."""
+    return {
+        "max_steps": num_steps,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": workload.num_rows // rows,
+        "num_generations": workload.group_size,
+        "max_completion_length": workload.max_tokens,
+        "learning_rate": 1e-6,
+        "lr_scheduler_type": "constant",
+    }
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A model of another trainer, as this project's engine wants it."""
+
+    model: Any
+    tokenizer: Any
+
+
+def held_out_accuracy(policy: Any) -> float:
+    """Greedy, on the sums that the quickstart holds out."""
+    from lit_grpo.data import AdditionData
+    from lit_grpo.evaluation import Evaluation
+    from lit_grpo.metrics import Metrics
+    from lit_grpo.rollout import HFEngine, Sampling
+    from lit_grpo.types import Prompt
+
+    rows = [row.columns for row in AdditionData(validation_size=512).rows("validation")]
+    prompts = [
+        Prompt(
+            id=row["prompt"],
+            text=row["prompt"],
+            token_ids=tuple(policy.tokenizer(row["prompt"])["input_ids"]),
+            answer=row["answer"],
+        )
+        for row in rows
+    ]
+    engine, metrics, evaluation = HFEngine(), Metrics(), Evaluation()
+    engine.load_weights(policy, 0)
+    with evaluation.suite:
+        evaluation.add_metrics(metrics, engine, prompts, Sampling(max_tokens=6), seed=0)
+    return metrics.merged()["val/accuracy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BareTask:
+    workload: Workload
+    model: Path
+    micro_batch_rows: int
+    dtype: str
+
+
+def bare_update(metronome: Metronome, task: BareTask) -> None:
+    """Forward, logprobs and backward of a workload's tokens, every row with its prompt; no more.
+
+    No clipping, no optimizer, no metrics: what any update has to do at least, done plainly.
+    """
+    from transformers import AutoModelForCausalLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    workload = task.workload
+    model = AutoModelForCausalLM.from_pretrained(task.model, dtype=getattr(torch, task.dtype))
+    model.to(device).train()
+    ids = torch.randint(2, model.config.vocab_size, (workload.num_rows, workload.row_tokens))
+    while True:
+        metronome.beat()
+        with metronome.stage("update"):
+            for rows in ids.to(device).split(task.micro_batch_rows):
+                keep = workload.max_tokens + 1
+                logits = model(input_ids=rows, use_cache=False, logits_to_keep=keep).logits
+                logprobs = logits[:, :-1].float().log_softmax(-1)
+                logprobs.gather(-1, rows[:, -workload.max_tokens :, None]).mean().backward()
+            model.zero_grad()
+            if device == "cuda":
+                torch.cuda.synchronize()

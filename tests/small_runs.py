@@ -1,0 +1,91 @@
+"""A small GRPO run on random weights, and independent ways to work out what it did."""
+
+import lightning as L
+import torch
+from tiny import LLAMA, prompt
+
+from lit_grpo.batching import UpdateConfig
+from lit_grpo.data.loader import PromptLoader
+from lit_grpo.evaluation import Evaluation
+from lit_grpo.module import GRPOModule
+from lit_grpo.policy import Policy
+from lit_grpo.rewards import Reward
+from lit_grpo.rollout import Sampling
+
+PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one:", "x", "22+3=")]
+
+
+class ShareOfLowBytes(Reward):
+    """A number that differs between completions of random weights."""
+
+    def score(self, prompt, completion):
+        return sum(token < 128 for token in completion.token_ids) / len(completion.token_ids)
+
+
+class Keep(L.Callback):
+    """Keeps what every training step returned."""
+
+    def __init__(self):
+        self.outputs = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.outputs.append(outputs)
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=1.0)
+
+
+def make_module(*, policy=None, rewards=None, update=None, **settings) -> GRPOModule:
+    return GRPOModule(
+        Policy(**({"architecture": LLAMA} | (policy or {}))),
+        rewards or [ShareOfLowBytes()],
+        group_size=settings.pop("group_size", 4),
+        sampling=settings.pop("sampling", Sampling(max_tokens=8, stop_token_ids=tuple(range(40)))),
+        update=UpdateConfig(**({"max_grad_norm": 1e9} | (update or {}))),
+        optimizer=settings.pop("optimizer", sgd),
+        evaluation=Evaluation(before_training=False),
+        **settings,
+    )
+
+
+def make_trainer(*callbacks, **options) -> L.Trainer:
+    defaults = {
+        "max_steps": 1,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return L.Trainer(callbacks=list(callbacks), **(defaults | options))
+
+
+def fit(module, *, callbacks=(), prompts=PROMPTS, shuffle=True, ckpt_path=None, **trainer):
+    """A real run of some optimizer steps; what each training step returned."""
+    keep = Keep()
+    loader = PromptLoader(prompts, 4, shuffle=shuffle)
+    make_trainer(keep, *callbacks, **trainer).fit(
+        module, loader, ckpt_path=ckpt_path, weights_only=True
+    )
+    return keep.outputs
+
+
+def weights(module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in module.policy.model.named_parameters()}
+
+
+def start_weights(**policy) -> dict[str, torch.Tensor]:
+    module = make_module(policy=policy)
+    torch.manual_seed(module.seed)
+    module.policy.load(with_reference=False)
+    return weights(module)
+
+
+def plain_logprobs(model, batch, n, temperature=1.0):
+    """One row alone, without padding, cache or chunks."""
+    p, c = batch.prompt_index[n], batch.completion_mask[n]
+    head = batch.prompt_ids[p][batch.prompt_mask[p]]
+    tail = batch.completion_ids[n][c]
+    logits = model(torch.cat([head, tail])[None]).logits[0, len(head) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(1, tail[:, None])[:, 0]
