@@ -37,6 +37,7 @@ from lit_grpo.ranks import gather_rewards, max_over_ranks
 from lit_grpo.rewards import Reward, RewardSuite, Scoring
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stages import in_stage, stage
+from lit_grpo.two_halves import num_compilations
 from lit_grpo.types import Prompt, RolloutBatch, TrainBatch
 from lit_grpo.update import PolicyUpdate
 
@@ -266,6 +267,8 @@ class GRPOModule(PolicyModule):
     def update_policy(self, batch: TrainBatch, metrics: Metrics) -> None:
         """The only place where parameters change."""
         self.updater.run(batch, metrics)
+        if self.policy.compile_forward:
+            metrics.maximum("perf/num_compilations", num_compilations())
 
     def refresh_reference(self) -> None:
         """Move the reference towards the policy where the objective says so."""

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     },
     "module": {
         "types", "advantages", "batching", "evaluation", "losses", "metrics", "policy",
-        "policy_module", "ranks", "rewards", "rollout", "stages", "update",
+        "policy_module", "ranks", "rewards", "rollout", "stages", "two_halves", "update",
     },
     "sft": {"types", "batching", "evaluation", "logprobs", "policy", "policy_module", "rollout"},
     "run_directory": {"types"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,15 +14,13 @@ from typing import Any
 import yaml
 from results import Result
 from trainers import LitTask, TrlTask, lit_grpo, trl
-from turns import Contestant, Effort, Runner, contest, take_turns
+from turns import Contestant, Effort, Entries, contest, take_turns
 
 TARGET = 0.5
 ACCURACY = 0.98
 EVALUATE_EVERY = 10
 TRL_MICRO_BATCH_ROWS = (1024, 256, 128)
 PROBE = Effort(rounds=1, steps=3)
-
-Entries = Mapping[str, tuple[Runner, Any]]
 
 
 def compare_accuracy(start: Path | None) -> Iterator[Result]:
@@ -36,7 +34,7 @@ def compare_accuracy(start: Path | None) -> Iterator[Result]:
         start = start or warm_up(directory / "warm_up")
         quickstart = bundled("quickstart")
         rows = best_micro_batch(start, quickstart, directory)
-        entries = {
+        entries: Entries = {
             "lit-grpo": (lit_grpo, lit_task(start, directory)),
             "trl": (trl, trl_task(start, quickstart, rows, directory)),
         }
@@ -56,7 +54,7 @@ def compare_accuracy(start: Path | None) -> Iterator[Result]:
     )
 
 
-@dataclass(kw_only=False)
+@dataclass
 class Race:
     """One trainer on its way to the accuracy; evaluations are off its clock."""
 

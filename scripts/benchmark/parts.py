@@ -28,12 +28,7 @@ HEAD_VOCAB = 150_000
 
 def compare_engine(workload: Workload, size: ModelSize, effort: Effort) -> Iterator[Result]:
     """Both sample the same prompts in turns, each with its own sampler."""
-    from lit_grpo.policy import Policy
-
-    with TemporaryDirectory() as name:
-        prepare(workload, size, 1, Path(name))
-        policy = Policy(path=name, dtype=size.dtype)
-        policy.load(with_reference=False)
+    policy = loaded_policy(workload, size)
     samplers = {
         "HFEngine": engine_sampler(policy, workload),
         "model.generate": generate_sampler(policy, workload),
@@ -55,6 +50,17 @@ def compare_engine(workload: Workload, size: ModelSize, effort: Effort) -> Itera
         unit="s",
         details={name: {"mean length": mean(of_each)} for name, of_each in lengths.items()},
     )
+
+
+def loaded_policy(workload: Workload, size: ModelSize) -> Any:
+    from lit_grpo.policy import Policy
+
+    with TemporaryDirectory() as name:
+        prepare(workload, size, 1, Path(name))
+        policy: Any = Policy(path=name, dtype=size.dtype)  # type: ignore[arg-type]
+        policy.load(with_reference=False)
+        assert policy.tokenizer  # read while its files are there
+    return policy.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 Sampler = Callable[[int], list[int]]

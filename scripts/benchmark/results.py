@@ -90,7 +90,7 @@ def keep(rows: Iterable[Row], path: Path) -> None:
 
 # Tables
 
-HEAD = ("case", "ours", "other", "ratio", "target", "met")
+HEAD = ["case", "ours", "other", "ratio", "target", "met"]
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -116,7 +116,7 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def tables(rows: Sequence[Row]) -> Iterable[tuple[str, Sequence[str], list[Sequence[str]]]]:
+def tables(rows: Sequence[Row]) -> Iterable[tuple[str, list[str], list[list[str]]]]:
     """Title, head and cells of one table a figure, and of one for its details."""
     for figure, group in groupby(sorted(rows, key=lambda row: row["figure"]), _figure):
         of_figure = list(group)

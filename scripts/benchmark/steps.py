@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from results import Result, Row
@@ -18,7 +19,7 @@ from trainers import (
     step_settings,
     trl,
 )
-from turns import Contestant, Effort, contest, take_turns
+from turns import Contestant, Effort, Entries, Runner, contest, take_turns
 from workloads import SIZES, WORKLOADS, ModelSize, Workload, prepare, varied_reward
 
 UPDATE_TARGET = 1.10
@@ -68,12 +69,12 @@ def compare_steps(workload: Workload, size: ModelSize, effort: Effort) -> Iterat
     )
 
 
-def entries(workload: Workload, size: ModelSize, effort: Effort, directory: Path) -> dict:
+def entries(workload: Workload, size: ModelSize, effort: Effort, directory: Path) -> Entries:
     """Each trainer with every size of its micro-batches: its best will count.
 
     Where completions end at random there is no bare update of the same tokens.
     """
-    runners = {}
+    runners: dict[str, tuple[Runner, Any]] = {}
     for rows in workload.micro_batch_rows:
         config = step_config(workload, directory, rows, effort.num_steps, size.dtype)
         runners[f"lit-grpo {rows}"] = (

@@ -48,7 +48,7 @@ def lit_grpo(metronome: Metronome, task: LitTask) -> None:
                 metronome.add(stage.name, stage.seconds)
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
-            metronome.lap.mean_length = outputs["metrics"]["completions/mean_length"]
+            metronome.had_length(outputs["metrics"]["completions/mean_length"])
 
         def on_train_end(self, *_: Any) -> None:
             metronome.beat()
@@ -62,7 +62,7 @@ def lit_grpo(metronome: Metronome, task: LitTask) -> None:
     arguments = ["--config", "quickstart", "--config", str(overrides), "--run_dir", run_dir]
     command = CommandLine("fit", look_at(arguments), run_dir)
     metronome.measure = lambda: held_out_accuracy(command.model.policy)
-    command.trainer.callbacks.insert(0, Beat())
+    command.trainer.callbacks.insert(0, Beat())  # type: ignore[attr-defined]
     command.execute()
 
 
@@ -131,7 +131,7 @@ def trl(metronome: Metronome, task: TrlTask) -> None:
             with metronome.stage("generation"):
                 generated = super()._generate(*args, **kwargs)
             lengths = [len(ids) for ids in generated[1]]
-            metronome.lap.mean_length = sum(lengths) / len(lengths)
+            metronome.had_length(sum(lengths) / len(lengths))
             return generated
 
         def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
@@ -251,7 +251,8 @@ def bare_update(metronome: Metronome, task: BareTask) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     workload = task.workload
     model = AutoModelForCausalLM.from_pretrained(task.model, dtype=getattr(torch, task.dtype))
-    model.to(device).train()
+    model.to(device)  # type: ignore[arg-type]
+    model.train()
     ids = torch.randint(2, model.config.vocab_size, (workload.num_rows, workload.row_tokens))
     while True:
         metronome.beat()

@@ -21,6 +21,9 @@ import torch
 Runner = Callable[["Metronome", Any], None]
 """Trains until its metronome ends the process; told what to train by its second argument."""
 
+Entries = Mapping[str, tuple[Runner, Any]]
+"""Trainers that take turns, and what each is told, by name."""
+
 STAGES = ("generation", "reward", "logprob", "update")
 
 
@@ -79,6 +82,11 @@ class Metronome:
     def add(self, stage: str, seconds: float) -> None:
         if self.lap is not None:
             self.lap.stages[stage] = self.lap.stages.get(stage, 0.0) + seconds
+
+    def had_length(self, mean_length: float) -> None:
+        """Of this step's completions."""
+        if self.lap is not None:
+            self.lap.mean_length = mean_length
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -165,13 +173,11 @@ class Contestant:
 
 
 @contextmanager
-def contest(
-    runners: Mapping[str, tuple[Runner, Any]], directory: Path
-) -> Iterator[dict[str, Contestant]]:
-    """Start trainers, each (runner, task) by name, and end them in any case."""
+def contest(entries: Entries, directory: Path) -> Iterator[dict[str, Contestant]]:
+    """Start trainers, and end them in any case."""
     contestants: dict[str, Contestant] = {}
     try:
-        for name, (runner, task) in runners.items():
+        for name, (runner, task) in entries.items():
             contestants[name] = Contestant(name, runner, task, directory)
         for contestant in contestants.values():
             contestant.wait_until_ready()
