@@ -91,30 +91,34 @@ def _attend(
 ) -> Tensor:
     """[R, heads, Q, D]; without a mask query q sees the first q + 1 keys."""
     groups = query.shape[1] // key.shape[1]
-    if query.is_cuda or softcap is not None:
-        # With a mask the fast kernels of CUDA want as many key heads as query heads.
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        groups = 1
-    if softcap is not None:
-        return _capped_attention(query, key, value, mask, scaling, softcap)
-    return scaled_dot_product_attention(
-        query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=groups > 1
-    )
+    if mask is None and softcap is None:
+        return scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1
+        )
+    if mask is None:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril()
+        mask = mask[None, None]
+    # Query heads that share a key head become more queries of one: no key has to be repeated.
+    query = query.unflatten(1, (-1, groups)).flatten(2, 3)
+    mask = mask[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)
+    if softcap is None:
+        attended = scaled_dot_product_attention(query, key, value, mask, scale=scaling)
+    else:
+        attended = _capped_attention(query, key, value, mask, scaling, softcap)
+    return attended.unflatten(2, (groups, -1)).flatten(1, 2)
 
 
 def _capped_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    mask: Tensor,
     scaling: float | None,
     softcap: float,
 ) -> Tensor:
-    """Written out, since torch has no kernel that caps the scores."""
+    """Written out, since no kernel of torch caps the scores."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = torch.tanh(query @ key.transpose(2, 3) * scale / softcap) * softcap
-    if mask is None:
-        mask = torch.ones_like(scores, dtype=torch.bool).tril()
     scores = scores.masked_fill(~mask, -torch.inf)
     return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
 

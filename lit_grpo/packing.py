@@ -196,10 +196,7 @@ def _block(rows: _Rows) -> Block:
     fresh = rows.fresh[:, None]
     positions = rows.shared[:, None] + torch.arange(max(2, int(fresh.max()))).minimum(fresh - 1)
     keys = rows.places[:, : int(rows.lengths.max())]
-    sees = torch.arange(keys.shape[1]) <= positions[..., None]
-    return Block(
-        queries=rows.places.gather(1, positions),
-        keys=keys,
-        positions=positions,
-        mask=sees[:, None] if rows.shared.any() else None,
-    )
+    mask = None
+    if rows.shared.any():
+        mask = torch.arange(keys.shape[1]) <= positions[:, None, :, None]
+    return Block(rows.places.gather(1, positions), keys, positions, mask)

@@ -145,15 +145,19 @@ class Policy(nn.Module):
         if with_reference and self.lora is None:
             self.reference_model = copy.deepcopy(model).requires_grad_(False)
         if self.gradient_checkpointing:
-            model.gradient_checkpointing_enable(
-                {"use_reentrant": False, "context_fn": same_attention(model.get_decoder().config)}
-            )
-            model.enable_input_require_grads()
+            self._checkpoint_layers(model)
         self.model = model if self.lora is None else _adapted(model, self.lora)
         self.model.train()
         if moving_reference and self.lora is not None:
             self.reference_adapter = _frozen_copy(self.trainable_parameters())
         self.causal_model = TwoHalves(model, packs=self._packs, compile=self.compile_forward)
+
+    def _checkpoint_layers(self, model: PreTrainedModel) -> None:
+        settings: dict[str, Any] = {"use_reentrant": False}
+        if not self.compile_forward:  # which computes again just what it has traced
+            settings["context_fn"] = same_attention(model.get_decoder().config)
+        model.gradient_checkpointing_enable(settings)
+        model.enable_input_require_grads()
 
     def _build(self) -> PreTrainedModel:
         assert self.architecture is not None

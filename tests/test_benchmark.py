@@ -15,9 +15,10 @@ import pytest
 import torch
 
 pytest.importorskip("trl")
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts" / "benchmark"))
-accuracy, parts, results, steps, turns, workloads = map(
-    importlib.import_module, ("accuracy", "parts", "results", "steps", "turns", "workloads")
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+accuracy, parts, results, steps, turns, workloads = (
+    importlib.import_module(f"_benchmark.{name}")
+    for name in ("accuracy", "parts", "results", "steps", "turns", "workloads")
 )
 
 TINY = workloads.SIZES["tiny"]
@@ -136,7 +137,7 @@ def test_tables_hold_every_figure_with_its_details_and_command():
     text = results.markdown([result(target=0.4, details=details).to_row()])
     assert "| a | 1.000 s | 2.000 s | 0.500 | ≤ 0.400 | no |" in text
     assert "| a trl | 1.250 | no |" in text
-    assert "python scripts/benchmark" in text
+    assert "python scripts/benchmark.py" in text
 
 
 # Tiny runs

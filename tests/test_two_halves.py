@@ -183,10 +183,17 @@ def test_such_a_model_runs_padded_and_the_log_says_why(caplog):
     assert_same_as_alone(policy, some_batch())
 
 
-def test_batches_of_all_shapes_are_compiled_once(monkeypatch):
-    """Which program is made is decided before machine code is: the fastest backend will do."""
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    policy = tiny_policy(architecture=LLAMA | {"num_hidden_layers": 1}, compile=True)
+@pytest.mark.parametrize(
+    ("backend", "gradient_checkpointing"), [("eager", False), ("aot_eager", True)]
+)
+def test_batches_of_all_shapes_are_compiled_once(monkeypatch, backend, gradient_checkpointing):
+    """Which program is made is decided before machine code is: a fast backend will do."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    policy = tiny_policy(
+        architecture=LLAMA | {"num_hidden_layers": 1},
+        compile=True,
+        gradient_checkpointing=gradient_checkpointing,
+    )
     counts = [num_compilations()]
     for seed in range(6):
         assert_same_as_alone(policy, some_batch(seed))

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from results import Result, Row
-from trainers import (
+from _benchmark.results import Result, Row
+from _benchmark.trainers import (
     BareTask,
     LitTask,
     TrlTask,
@@ -19,9 +19,10 @@ from trainers import (
     step_settings,
     trl,
 )
-from turns import Contestant, Effort, Entries, Runner, contest, take_turns
-from workloads import SIZES, WORKLOADS, ModelSize, Workload, prepare, varied_reward
+from _benchmark.turns import Contestant, Effort, Entries, Runner, contest, take_turns
+from _benchmark.workloads import SIZES, WORKLOADS, ModelSize, Workload, prepare, varied_reward
 
+STEP_TARGETS = {"short_equal": 0.9, "short_varied": 0.6, "long_shared": 0.3}
 UPDATE_TARGET = 1.10
 OVERHEAD_TARGET = 0.02
 GPU_SIZES = ("0.5b", "1.5b")
@@ -46,6 +47,7 @@ def compare_steps(workload: Workload, size: ModelSize, effort: Effort) -> Iterat
         ours=ours.seconds,
         other=theirs.seconds,
         unit="s",
+        target=STEP_TARGETS.get(workload.name),
         details={one.name: breakdown(one) for one in contestants.values()},
     )
     if bare is not None:
@@ -106,12 +108,12 @@ def _best(contestants: dict[str, Contestant], prefix: str) -> Contestant | None:
 
 def breakdown(contestant: Contestant) -> Row:
     """Where the time of a step goes, in seconds, and what it was spent on."""
-    return contestant.stages | {
+    figures = contestant.stages | {
         "step": contestant.seconds,
         "cpu": contestant.cpu_seconds,
         "mean length": contestant.mean_length,
-        "peak GB": contestant.peak_gb,
     }
+    return figures | ({"peak GB": contestant.peak_gb} if contestant.peak_gb else {})
 
 
 def compare_on_gpu(effort: Effort) -> Iterator[Result]:

@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 import torch
-from results import Result
+from _benchmark.results import Result
+from _benchmark.turns import Effort
+from _benchmark.workloads import EOS, PAD, ModelSize, Workload, prepare
 from transformers import GenerationConfig
-from turns import Effort
-from workloads import EOS, PAD, ModelSize, Workload, prepare
 
 HEAD_TARGET = 1 / 8
 HEAD_VOCAB = 150_000

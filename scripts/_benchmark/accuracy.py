@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
-from results import Result
-from trainers import LitTask, TrlTask, lit_grpo, trl
-from turns import Contestant, Effort, Entries, contest, take_turns
+from _benchmark.results import Result
+from _benchmark.trainers import LitTask, TrlTask, lit_grpo, trl
+from _benchmark.turns import Contestant, Effort, Entries, contest, take_turns
 
 TARGET = 0.5
 ACCURACY = 0.98

@@ -22,6 +22,8 @@ from rich.table import Table
 
 LIBRARIES = ("torch", "transformers", "trl", "lightning")
 
+PIPE_WIDTH = 140
+
 Row = dict[str, Any]
 
 
@@ -65,7 +67,7 @@ class Result:
     details: dict[str, Row] = field(default_factory=dict)
     date: str = field(default_factory=lambda: date.today().isoformat())
     command: str = field(
-        default_factory=lambda: shlex.join(["python", "scripts/benchmark", *sys.argv[1:]])
+        default_factory=lambda: shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]])
     )
     machine: Row = field(default_factory=machine)
 
@@ -94,8 +96,8 @@ HEAD = ["case", "ours", "other", "ratio", "target", "met"]
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Tables in the terminal."""
-    console = Console()
+    """Tables in the terminal; a pipe has room for all columns."""
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     for title, head, cells in tables(rows):
         table = Table(*head, title=title, title_justify="left")
         for line in cells:

@@ -1,4 +1,4 @@
-"""Takes the figures of docs/performance.md: `python scripts/benchmark --help`."""
+"""Takes the figures of docs/performance.md: `python scripts/benchmark.py --help`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from accuracy import compare_accuracy
-from parts import compare_engine, compare_head
-from results import Result, keep, markdown, show
-from steps import compare_on_gpu, compare_steps
-from turns import Effort
-from workloads import SIZES, WORKLOADS
+from _benchmark.accuracy import compare_accuracy
+from _benchmark.parts import compare_engine, compare_head
+from _benchmark.results import Result, keep, markdown, show
+from _benchmark.steps import compare_on_gpu, compare_steps
+from _benchmark.turns import Effort
+from _benchmark.workloads import SIZES, WORKLOADS
 
 Figures = Callable[[argparse.Namespace], Iterator[Result]]
 
@@ -59,7 +59,7 @@ FIGURES: dict[str, Figures] = {
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python scripts/benchmark",
+        prog="python scripts/benchmark.py",
         description="Times this project beside TRL and beside the least that must be done.",
     )
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))

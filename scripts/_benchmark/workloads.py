@@ -49,6 +49,12 @@ class Workload:
     def row_tokens(self) -> int:
         return self.prompt_tokens + self.max_tokens
 
+    @property
+    def own_tokens(self) -> int:
+        """A row's share of the tokens that have to be run: a prompt's once a group, and not the
+        last of a completion, which predicts nothing."""
+        return round(self.prompt_tokens / self.group_size) + self.max_tokens - 1
+
 
 WORKLOADS = {
     workload.name: workload

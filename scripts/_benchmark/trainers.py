@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 import yaml
-from turns import Metronome
-from workloads import Workload
+from _benchmark.turns import Metronome
+from _benchmark.workloads import Workload, varied_reward
 
 Config = dict[str, Any]
 
@@ -77,7 +77,7 @@ def step_config(workload: Workload, model: Path, rows: int, num_steps: int, dtyp
             "rewards": [
                 {
                     "class_path": "FunctionReward",
-                    "init_args": {"function": "workloads:varied_reward"},
+                    "init_args": {"function": f"{varied_reward.__module__}:varied_reward"},
                 }
             ],
             "update": {"max_tokens_per_micro_batch": rows * workload.row_tokens},
@@ -242,7 +242,7 @@ class BareTask:
 
 
 def bare_update(metronome: Metronome, task: BareTask) -> None:
-    """Forward, logprobs and backward of a workload's tokens, every row with its prompt; no more.
+    """Forward, logprobs and backward of as many tokens as an update has to run; no more.
 
     No clipping, no optimizer, no metrics: what any update has to do at least, done plainly.
     """
@@ -253,15 +253,15 @@ def bare_update(metronome: Metronome, task: BareTask) -> None:
     model = AutoModelForCausalLM.from_pretrained(task.model, dtype=getattr(torch, task.dtype))
     model.to(device)  # type: ignore[arg-type]
     model.train()
-    ids = torch.randint(2, model.config.vocab_size, (workload.num_rows, workload.row_tokens))
+    ids = torch.randint(2, model.config.vocab_size, (workload.num_rows, workload.own_tokens))
     while True:
         metronome.beat()
         with metronome.stage("update"):
             for rows in ids.to(device).split(task.micro_batch_rows):
-                keep = workload.max_tokens + 1
+                targets = rows[:, -workload.max_tokens :, None]
+                keep = targets.shape[1]
                 logits = model(input_ids=rows, use_cache=False, logits_to_keep=keep).logits
-                logprobs = logits[:, :-1].float().log_softmax(-1)
-                logprobs.gather(-1, rows[:, -workload.max_tokens :, None]).mean().backward()
+                logits.float().log_softmax(-1).gather(-1, targets).mean().backward()
             model.zero_grad()
             if device == "cuda":
                 torch.cuda.synchronize()
