@@ -198,6 +198,19 @@ def test_diverged_weights_are_said_to_be_so():
         _draw(torch.tensor([[float("nan"), 1.0]]), Sampling(), torch.tensor([0.5]))
 
 
+def test_a_token_next_to_a_forbidden_certain_one_has_a_finite_logprob():
+    policy = tiny_policy()
+    eos = policy.tokenizer.eos_token_id
+    policy.model.lm_head.bias = torch.nn.Parameter(torch.zeros(policy.model.config.vocab_size))
+    with torch.no_grad():
+        policy.model.lm_head.bias[eos] = 200.0
+    completions = generate(policy, replace(PLAIN, min_tokens=3))
+    assert {len(completion.token_ids) for completion in completions} == {4}
+    for completion in completions:
+        assert completion.sampler_logprobs[:3] == pytest.approx([-203] * 3, abs=8)
+        assert completion.sampler_logprobs[3] == 0
+
+
 def test_rows_that_leave_and_a_cache_that_grows_change_no_other_row():
     """Many short completions leave beside few that outgrow the cache's first room twice."""
     policy = tiny_policy(architecture=LLAMA | {"max_position_embeddings": 512})

@@ -12,7 +12,7 @@ def states(*numbers: float, length: int = 1) -> torch.Tensor:
 def test_rows_are_copies_of_their_prompt_and_take_tokens_behind_it():
     prefilled = DynamicCache()
     prefilled.update(states(1, 2, length=3), states(-1, -2, length=3), 0)
-    rows = RowCache(prefilled, torch.tensor([0, 0, 1]))
+    rows = RowCache(prefilled, torch.tensor([0, 0, 1]), max_tokens=4)
     keys, values = rows.cache.update(states(5, 6, 7), states(-5, -6, -7), 0)
     assert keys[:, 0, :, 0].tolist() == [[1, 1, 1, 5], [1, 1, 1, 6], [2, 2, 2, 7]]
     assert torch.equal(values, -keys)
@@ -22,7 +22,7 @@ def test_rows_are_copies_of_their_prompt_and_take_tokens_behind_it():
 def test_a_row_that_leaves_is_replaced_by_the_last_ones():
     prefilled = DynamicCache()
     prefilled.update(states(0, 1, 2, 3, 4), states(0, 1, 2, 3, 4), 0)
-    rows = RowCache(prefilled, torch.arange(5))
+    rows = RowCache(prefilled, torch.arange(5), max_tokens=4)
     now = rows.drop(torch.tensor([False, True, False, True, True]))
     assert sorted(now.tolist()) == [1, 3, 4]
     keys, _ = rows.cache.update(states(*now.tolist()), states(*now.tolist()), 0)
@@ -33,7 +33,7 @@ def test_a_row_that_leaves_is_replaced_by_the_last_ones():
 def test_the_room_grows_and_keeps_what_was_written():
     prefilled = DynamicCache()
     prefilled.update(states(1), states(1), 0)
-    rows = RowCache(prefilled, torch.tensor([0]))
+    rows = RowCache(prefilled, torch.tensor([0]), max_tokens=3 * FIRST_ROOM)
     for number in range(3 * FIRST_ROOM):
         keys, _ = rows.cache.update(states(number), states(number), 0)
     assert keys.flatten().tolist() == [1, *range(3 * FIRST_ROOM)]

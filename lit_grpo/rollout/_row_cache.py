@@ -14,7 +14,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 FIRST_ROOM = 64
-"""Tokens that a row has room for at first; the room doubles when it is full."""
+"""Tokens that a row has room for at first; the room doubles when it is full, up to the most that
+it can need: memory that is never written costs time, too."""
 
 
 class RowLayer(DynamicLayer):
@@ -23,15 +24,17 @@ class RowLayer(DynamicLayer):
     Args:
         prefilled: The layer after the prompts.
         origin: [R] the prompt of each row.
+        max_tokens: The most that a row takes behind its prompt.
     """
 
-    def __init__(self, prefilled: DynamicLayer, origin: Tensor) -> None:
+    def __init__(self, prefilled: DynamicLayer, origin: Tensor, max_tokens: int) -> None:
         super().__init__()
         assert prefilled.keys is not None
         assert prefilled.values is not None
         self.lazy_initialization(prefilled.keys, prefilled.values)
         self._buffers: tuple[Tensor, ...] = (prefilled.keys, prefilled.values)
         self._num_rows, self._length = len(origin), prefilled.keys.shape[-2]
+        self._most = self._length + max_tokens
         self._enlarge(origin)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
@@ -47,18 +50,19 @@ class RowLayer(DynamicLayer):
     def keep(self, num_rows: int, targets: Tensor, sources: Tensor) -> None:
         """Move rows into the places of rows that left, and forget all behind the first few."""
         for buffer in self._buffers:
-            buffer[targets, :, : self._length] = buffer[sources, :, : self._length]
+            used = buffer[:, :, : self._length]
+            used.index_copy_(0, targets, used.index_select(0, sources))
         self._num_rows = num_rows
         self._look()
 
     def _enlarge(self, rows: Tensor) -> None:
         old, used = self._buffers, min(self._length, self._buffers[0].shape[-2])
-        room = max(FIRST_ROOM, used) + used
+        room = min(self._most, max(FIRST_ROOM, used) + used)
         self._buffers = tuple(
             buffer.new_empty(len(rows), buffer.shape[1], room, buffer.shape[3]) for buffer in old
         )
         for new, buffer in zip(self._buffers, old, strict=True):
-            new[:, :, :used] = buffer[rows, :, :used]
+            new[:, :, :used] = buffer[:, :, :used].index_select(0, rows)
         self._look()
 
     def _look(self) -> None:
@@ -73,13 +77,14 @@ class RowCache:
     Args:
         prefilled: What the model made of the prompts.
         origin: [R] the prompt of each row.
+        max_tokens: The most that a row takes behind its prompt.
     """
 
-    def __init__(self, prefilled: DynamicCache, origin: Tensor) -> None:
+    def __init__(self, prefilled: DynamicCache, origin: Tensor, max_tokens: int) -> None:
         self.cache = prefilled
         for index, layer in enumerate(prefilled.layers):
             if type(layer) is DynamicLayer and layer.is_initialized:
-                prefilled.layers[index] = RowLayer(layer, origin)
+                prefilled.layers[index] = RowLayer(layer, origin, max_tokens)
             else:
                 layer.reorder_cache(origin)  # type: ignore[arg-type]
 

@@ -70,16 +70,18 @@ class HFEngine(RolloutEngine):
         """Sample one wave to its end; yields (row of the wave, completion)."""
         model, tokenizer = self.policy.model, self.policy.tokenizer
         ids, mask = pad(prompt_ids, tokenizer.pad_token_id or 0, torch.long, left=True)
-        batch = _RunningBatch(model, ids, mask, group_size)
+        batch = _RunningBatch(model, ids, mask, group_size, sampling.max_tokens)
         stops = _Stops(self.policy, sampling)
         noise = noise.to(batch.logits.device)
         for step in range(sampling.max_tokens):
-            logits = batch.logits.float() / (sampling.temperature or 1.0)
+            logits = batch.logits.float()
+            if sampling.temperature not in (0, 1):
+                logits = logits / sampling.temperature
             probabilities = allowed = logits.softmax(-1)
             if step < sampling.min_tokens:
                 allowed = stops.forbid(logits).softmax(-1)
             tokens = _draw(allowed, sampling, noise[batch.rows, step])
-            batch.append(tokens, probabilities.gather(-1, tokens[:, None])[:, 0].log())
+            batch.append(tokens, _logprobs(logits, probabilities, tokens))
             stopped = stops.reached(batch, tokens) & (step + 1 >= sampling.min_tokens)
             ended = stopped | (step + 1 == sampling.max_tokens)
             for index in ended.nonzero()[:, 0].tolist():
@@ -116,7 +118,14 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
 class _RunningBatch:
     """The rows of a wave that are not finished, their cache and their next logits."""
 
-    def __init__(self, model: torch.nn.Module, ids: Tensor, mask: Tensor, group_size: int) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        ids: Tensor,
+        mask: Tensor,
+        group_size: int,
+        max_tokens: int,
+    ) -> None:
         device = next(model.parameters()).device
         self._model = model
         mask = mask.to(device)
@@ -128,7 +137,7 @@ class _RunningBatch:
             logits_to_keep=1,
         )
         origin = torch.arange(len(ids), device=device).repeat_interleave(group_size)
-        self._cache = RowCache(output.past_key_values, origin)
+        self._cache = RowCache(output.past_key_values, origin, max_tokens)
         self._mask = None if mask.all() else mask[origin]
         self._positions = mask.sum(1)[origin]
         self.logits: Tensor = output.logits[:, -1][origin]
@@ -190,6 +199,13 @@ def _draw(probabilities: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
     # Below 1 by more than a rounding error, so that no token of probability 0 is ever drawn.
     threshold = noise.clamp(max=1 - 2**-20)[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+
+
+def _logprobs(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> Tensor:
+    """[R] of the tokens, by way of the likeliest one: where it is forbidden, the probability of the
+    one that was drawn may be too small for a float, and its logarithm would be -inf."""
+    below_top = logits.gather(-1, tokens[:, None])[:, 0] - logits.amax(-1)
+    return below_top + probabilities.amax(-1).log()
 
 
 def _check_finite(values: Tensor) -> None:
