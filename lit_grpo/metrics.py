@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.losses import TokenLosses
+from lit_grpo.ranks import gather_objects
 from lit_grpo.types import Outcome, RolloutBatch, TrainBatch
 
 
@@ -44,7 +45,7 @@ class Metrics:
     def merged(self) -> dict[str, float]:
         """The values over all ranks; every rank must call this."""
         merged = Metrics()
-        for sums, counts, maxima, minima in _gather(self._as_floats()):
+        for sums, counts, maxima, minima in gather_objects(self._as_floats()):
             for name, total in sums.items():
                 merged.add(name, total, counts[name])
             for name, value in maxima.items():
@@ -62,14 +63,6 @@ class Metrics:
             {name: max(map(float, values)) for name, values in self._maxima.items()},
             {name: min(map(float, values)) for name, values in self._minima.items()},
         )
-
-
-def _gather(values: tuple[dict[str, float], ...]) -> list[tuple[dict[str, float], ...]]:
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [values]
-    gathered: list = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, values)
-    return gathered
 
 
 def add_rollout_metrics(metrics: Metrics, rollouts: RolloutBatch) -> None:

@@ -33,7 +33,7 @@ from lit_grpo.policy_module import (
     default_optimizer,
     seed_everything,
 )
-from lit_grpo.ranks import gather_rewards, max_over_ranks
+from lit_grpo.ranks import gather_objects, gather_rewards
 from lit_grpo.rewards import Reward, RewardSuite, Scoring
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stages import in_stage, stage
@@ -199,7 +199,7 @@ class GRPOModule(PolicyModule):
         num_sampled = len(rollouts.groups)
         for round in range(1, self.dynamic_sampling_rounds + 1):
             places = self._without_signal(rollouts)
-            num_missing = max_over_ranks(self, len(places))
+            num_missing = max(gather_objects(len(places)))
             if num_missing == 0:
                 break
             prompts = loader.take(num_missing)[: len(places)]
@@ -231,7 +231,7 @@ class GRPOModule(PolicyModule):
                 self.rollout_step,
             )
             return None
-        if self.objective.kl.coef > 0 and self.objective.kl.place == "reward":
+        if self.objective.kl.is_in_reward:
             rollouts, batch = self._with_kl_in_reward(rollouts, batch, metrics)
         advantages = self._advantages(rollouts)
         add_advantage_metrics(metrics, advantages, batch.loss_mask.any(1).cpu())

@@ -89,6 +89,13 @@ class _Rows(NamedTuple):
     def select(self, rows: Tensor) -> _Rows:
         return _Rows(*(tensor[rows] for tensor in self))
 
+    @property
+    def kinds(self) -> tuple[_Rows, _Rows]:
+        """Those that share nothing, whose attention needs no mask, and the others; of both the rows
+        that add a token."""
+        alone, adds = self.shared == 0, self.fresh > 0
+        return self.select(alone & adds), self.select(~alone & adds)
+
 
 def pack(batch: TrainBatch, *, for_compile: bool = False) -> Pack:
     """The batch's tokens in one row and what a model needs to run over them, on the CPU.
@@ -147,11 +154,10 @@ def _rows(ids: Tensor, lengths: Tensor) -> tuple[_Rows, Tensor]:
 
 
 def _similar_rows(rows: _Rows) -> list[_Rows]:
-    """Rows that are padded little together; apart those that share nothing and need no mask."""
-    alone, adds = rows.shared == 0, rows.fresh > 0
+    """Rows of a kind that are padded little together."""
     return [
         kind.select(part)
-        for kind in (rows.select(alone & adds), rows.select(~alone & adds))
+        for kind in rows.kinds
         if len(kind.lengths)
         for part in _split(kind.fresh.argsort(descending=True, stable=True), kind.fresh, SPLITS)
     ]
@@ -170,13 +176,12 @@ def _split(rows: Tensor, lengths: Tensor, splits: int) -> list[Tensor]:
 def _two_blocks(rows: _Rows) -> list[_Rows]:
     """One block of rows that share nothing and one of the others, of two rows at least: the number
     of blocks and a side of length one are what compiled programs differ in."""
-    alone, adds = rows.shared == 0, rows.fresh > 0
-    others = rows.select(~alone & adds)
+    alone, others = rows.kinds
     if len(others.lengths) == 0:  # the last token of the first row once more
         others = _Rows(rows.lengths[:1], rows.lengths[:1] - 1, rows.places[:1])
-    blocks = rows.select(alone & adds), others
     return [
-        block.select(torch.arange(max(2, len(n := block.lengths))) % len(n)) for block in blocks
+        block.select(torch.arange(max(2, len(n := block.lengths))) % len(n))
+        for block in (alone, others)
     ]
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import lightning as L
 import torch
 from torch import Tensor
 
 from lit_grpo.types import RolloutBatch
+
+Value = TypeVar("Value")
 
 
 def gather_rewards(module: L.LightningModule, rollouts: RolloutBatch) -> RolloutBatch:
@@ -30,13 +33,13 @@ def gather_rewards(module: L.LightningModule, rollouts: RolloutBatch) -> Rollout
     )
 
 
-def gather_values(values: Tensor) -> Tensor:
-    """[T] of this rank to those of all ranks, whose numbers may differ."""
+def gather_objects(value: Value) -> list[Value]:
+    """What each rank has, in the order of the ranks; on the CPU."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return values
-    gathered: list[Tensor] = [values] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, values.cpu())
-    return torch.cat(gathered)
+        return [value]
+    gathered: list = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(gathered, value)
+    return gathered
 
 
 def sum_over_ranks(module: L.LightningModule, values: Sequence[Tensor]) -> list[float]:
@@ -44,10 +47,3 @@ def sum_over_ranks(module: L.LightningModule, values: Sequence[Tensor]) -> list[
     summed = module.trainer.strategy.reduce(torch.stack(list(values)), reduce_op="sum")
     assert isinstance(summed, Tensor)
     return summed.tolist()
-
-
-def max_over_ranks(module: L.LightningModule, value: int) -> int:
-    """The largest of the ranks' values."""
-    gathered = module.all_gather(torch.tensor(value, device=module.device))
-    assert isinstance(gathered, Tensor)
-    return int(gathered.max())

@@ -215,6 +215,11 @@ class TrainBatch:
     def num_rows(self) -> int:
         return self.completion_ids.shape[0]
 
+    @property
+    def choice_mask(self) -> Tensor:
+        """[N, C] True on the tokens that may have a surrogate and an entropy bonus."""
+        return self.loss_mask if self.entropy_mask is None else self.entropy_mask
+
     def select(self, rows: Tensor) -> TrainBatch:
         """The given rows with the prompts that they need, trimmed to their longest tokens."""
         prompt_rows, prompt_index = torch.unique(self.prompt_index[rows], return_inverse=True)

@@ -25,7 +25,7 @@ from lit_grpo.losses import (
 )
 from lit_grpo.metrics import Metrics, add_update_metrics
 from lit_grpo.policy import Policy
-from lit_grpo.ranks import gather_values, sum_over_ranks
+from lit_grpo.ranks import gather_objects, sum_over_ranks
 from lit_grpo.rollout import Sampling
 from lit_grpo.stages import stage
 from lit_grpo.types import TrainBatch
@@ -66,7 +66,7 @@ class PolicyUpdate:
             batch = replace(batch, old_logprobs=old.logprobs)
             if masks_entropy:
                 batch = replace(batch, entropy_mask=self._entropy_mask(batch, old.entropy))
-        if self.objective.kl.coef > 0 and self.objective.kl.place == "loss":
+        if self.objective.kl.is_in_loss:
             batch = replace(batch, ref_logprobs=self.reference_logprobs(batch))
         return batch
 
@@ -77,7 +77,7 @@ class PolicyUpdate:
 
     def _entropy_mask(self, batch: TrainBatch, entropy: Tensor) -> Tensor:
         """The tokens of all ranks with the highest entropy before the first update."""
-        entropies = gather_values(entropy[batch.loss_mask])
+        entropies = torch.cat(gather_objects(entropy[batch.loss_mask].cpu()))
         threshold = entropy_threshold(entropies, self.objective.top_entropy_fraction)
         return top_entropy_tokens(entropy, batch.loss_mask, threshold)
 
@@ -112,8 +112,7 @@ class PolicyUpdate:
 
     def count_tokens(self, batch: TrainBatch) -> TokenCounts:
         """Of the batch over all ranks."""
-        trained = batch.loss_mask if batch.entropy_mask is None else batch.entropy_mask
-        local = [batch.loss_mask.sum(), batch.loss_mask.any(1).sum(), trained.sum()]
+        local = [batch.loss_mask.sum(), batch.loss_mask.any(1).sum(), batch.choice_mask.sum()]
         tokens, sequences, entropy_tokens = map(int, sum_over_ranks(self.module, local))
         return TokenCounts(
             tokens=tokens,
@@ -152,9 +151,10 @@ class PolicyUpdate:
         )
         if not norm.isfinite():
             raise FloatingPointError(
-                f"the gradient is not finite (norm {norm}), so no optimizer step is taken: the "
-                "policy would be lost. Resume from the last checkpoint with a lower learning "
-                "rate or, without one, a higher precision."
+                f"the gradient after optimizer step {self.module.global_step} is not finite (norm "
+                f"{norm}), so no optimizer step is taken: the policy would be lost. Resume from "
+                "the last checkpoint with a lower learning rate or, without one, a higher "
+                "precision."
             )
         return norm
 
@@ -214,5 +214,4 @@ class PolicyUpdate:
                 details["kl"] = (losses.kl * losses.weights).sum()
             add_update_metrics(metrics, batch, losses, statistics.entropy)
             metrics.add("policy/loss", details["loss"], 0.0)
-        mask = batch.loss_mask if batch.entropy_mask is None else batch.entropy_mask
-        return (statistics.entropy.detach() * mask).sum()
+        return (statistics.entropy.detach() * batch.choice_mask).sum()

@@ -49,14 +49,13 @@ def train_batch(advantages: Any, mask: Any, **fields: Any) -> TrainBatch:
 
 def counts_of(*ranks: TrainBatch) -> TokenCounts:
     """Of one optimizer batch as the first of these ranks sees it."""
-    bonus_masks = [b.loss_mask if b.entropy_mask is None else b.entropy_mask for b in ranks]
     return TokenCounts(
         tokens=sum(int(batch.loss_mask.sum()) for batch in ranks),
         sequences=sum(int(batch.loss_mask.any(1).sum()) for batch in ranks),
         max_tokens=MAX_TOKENS,
         local_tokens=int(ranks[0].loss_mask.sum()),
         num_ranks=len(ranks),
-        entropy_tokens=sum(int(mask.sum()) for mask in bonus_masks),
+        entropy_tokens=sum(int(batch.choice_mask.sum()) for batch in ranks),
     )
 
 

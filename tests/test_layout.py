@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "logprobs": {"types", "packing"},
     "two_halves": {"types", "packed_attention", "packing", "logprobs"},
     "batching": {"types"},
-    "metrics": {"types", "losses"},
+    "metrics": {"types", "losses", "ranks"},
     "stages": {"types"},
     "ranks": {"types"},
     "policy": {"types", "tokenizer", "packed_attention", "two_halves"},

@@ -76,10 +76,7 @@ class PromptLoader:
             self.position = 0
         epoch, order = self.epoch, self._order()
         while self.epoch == epoch:
-            start, stop = self.position, self._next_stop()
-            # Before the batch leaves: a state saved after it points behind it.
-            self._advance(stop)
-            yield [self.prompts[i] for i in self._share(order[start:stop])]
+            yield self._hand_out(order, self._next_stop())
 
     def take(self, num_prompts: int) -> list[Prompt]:
         """So many further prompts for each rank, out of turn: the next batch begins behind them.
@@ -90,9 +87,7 @@ class PromptLoader:
         num_over_ranks = num_prompts * self.world_size
         if self._epoch_size - self.position < num_over_ranks:
             self.epoch, self.position = self.epoch + 1, 0
-        start, order = self.position, self._order()
-        self._advance(start + num_over_ranks)
-        return [self.prompts[i] for i in self._share(order[start : start + num_over_ranks])]
+        return self._hand_out(self._order(), self.position + num_over_ranks)
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, and the prompts that all ranks together have taken of it."""
@@ -102,6 +97,13 @@ class PromptLoader:
         """Let the next iteration go on where the state was taken."""
         self.epoch = state["epoch"]
         self._advance(state["position"])
+
+    def _hand_out(self, order: np.ndarray, stop: int) -> list[Prompt]:
+        """This rank's share of the prompts up to a position."""
+        start = self.position
+        # Before the prompts leave: a state saved after them points behind them.
+        self._advance(stop)
+        return [self.prompts[i] for i in self._share(order[start:stop])]
 
     def _advance(self, position: int) -> None:
         """Move on to a position, or to the next epoch when no batch is left behind it."""

@@ -83,6 +83,14 @@ class KLTerm:
             "in the new reference). Set model.objective.kl.refresh_mix.",
         )
 
+    @property
+    def is_in_loss(self) -> bool:
+        return self.coef > 0 and self.place == "loss"
+
+    @property
+    def is_in_reward(self) -> bool:
+        return self.coef > 0 and self.place == "reward"
+
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyTerm:
@@ -265,4 +273,4 @@ class Objective:
     def moves_every_row(self) -> bool:
         """Whether a row of advantage 0 can have a gradient."""
         has_bonus = self.entropy.coef != 0 or self.entropy.target is not None
-        return has_bonus or (self.kl.coef > 0 and self.kl.place == "loss")
+        return has_bonus or self.kl.is_in_loss

@@ -59,11 +59,12 @@ def token_losses(
     """
     mask, advantages = batch.loss_mask, batch.advantages[:, None].to(logprobs.dtype)
     old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+    log_ratio = logprobs - old_logprobs
     sampler_log_ratio = old_logprobs - batch.sampler_logprobs
     terms = PolicyTerms(
         logprobs=logprobs,
-        log_ratio=logprobs - old_logprobs,
-        ratio=RATIOS[objective.ratio](logprobs - old_logprobs, mask),
+        log_ratio=log_ratio,
+        ratio=RATIOS[objective.ratio](log_ratio, mask),
         advantages=advantages,
         mask=mask,
         correction=_correction(sampler_log_ratio, mask, objective),
@@ -77,7 +78,7 @@ def token_losses(
     weights = AGGREGATIONS[objective.aggregation](mask, counts)
     loss = (total * weights).sum()
     if entropy_coef != 0:
-        bonus = (entropy * by_entropy_token(_bonus_mask(batch), counts)).sum()
+        bonus = (entropy * by_entropy_token(batch.choice_mask, counts)).sum()
         loss = loss - entropy_coef * bonus
     ratio, (low, high) = terms.ratio.detach().expand_as(mask), objective.ratio_bounds
     return TokenLosses(
@@ -103,14 +104,10 @@ def _correction(sampler_log_ratio: Tensor, mask: Tensor, objective: Objective) -
 def _kept_tokens(terms: PolicyTerms, batch: TrainBatch, objective: Objective) -> Tensor:
     """[N, C] False where a mask takes the surrogate out; such a token still counts in the
     aggregation."""
-    kept = _bonus_mask(batch)
+    kept = batch.choice_mask
     if objective.off_policy_threshold is not None:
         log_ratio = terms.logprobs - batch.sampler_logprobs
         kept = kept & on_policy_rows(
             log_ratio, terms.advantages, terms.mask, objective.off_policy_threshold
         )
     return kept
-
-
-def _bonus_mask(batch: TrainBatch) -> Tensor:
-    return batch.loss_mask if batch.entropy_mask is None else batch.entropy_mask
