@@ -1,6 +1,7 @@
 """A small GRPO run on random weights, and independent ways to work out what it did."""
 
 import lightning as L
+import pytest
 import torch
 from tiny import LLAMA, prompt
 
@@ -71,21 +72,31 @@ def fit(module, *, callbacks=(), prompts=PROMPTS, shuffle=True, ckpt_path=None, 
     return keep.outputs
 
 
+def policy_weights(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+
+
 def weights(module) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in module.policy.model.named_parameters()}
+    return policy_weights(module.policy)
 
 
-def start_weights(**policy) -> dict[str, torch.Tensor]:
-    module = make_module(policy=policy)
-    torch.manual_seed(module.seed)
-    module.policy.load(with_reference=False)
-    return weights(module)
+def start_policy() -> Policy:
+    """What a run of `make_module` starts from."""
+    torch.manual_seed(0)
+    policy = Policy(architecture=LLAMA)
+    policy.load(with_reference=False)
+    return policy
 
 
-def plain_logprobs(model, batch, n, temperature=1.0):
-    """One row alone, without padding, cache or chunks."""
-    p, c = batch.prompt_index[n], batch.completion_mask[n]
-    head = batch.prompt_ids[p][batch.prompt_mask[p]]
-    tail = batch.completion_ids[n][c]
-    logits = model(torch.cat([head, tail])[None]).logits[0, len(head) - 1 : -1] / temperature
-    return logits.log_softmax(-1).gather(1, tail[:, None])[:, 0]
+def start_weights() -> dict[str, torch.Tensor]:
+    return policy_weights(start_policy())
+
+
+def assert_same_runs(runs, *, rtol: float, atol: float, metrics_atol: float) -> None:
+    """Every (weights, metrics) is that of the last one, up to rounding."""
+    whole_weights, whole_metrics = runs[-1]
+    for split_weights, split_metrics in runs[:-1]:
+        for name, whole in whole_weights.items():
+            torch.testing.assert_close(split_weights[name], whole, rtol=rtol, atol=atol)
+        for name, value in whole_metrics.items():
+            assert split_metrics[name] == pytest.approx(value, abs=metrics_atol), name

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import LLAMA
+from small_runs import start_policy, start_weights
+from tiny import alone
 
-from lit_grpo.policy import Policy
+from lit_grpo.types import TrainBatch
 
 SCRIPT = """
 import sys
@@ -141,18 +142,15 @@ def test_two_ranks_take_the_step_of_the_union_of_their_rollouts(tmp_path, lost):
         assert torch.equal(weight, ranks[1]["weights"][name]), name
     assert ranks[0]["metrics"] == ranks[1]["metrics"]
 
-    policy = Policy(architecture=LLAMA)
-    torch.manual_seed(0)
-    policy.load(with_reference=False)
-    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    policy, before = start_policy(), start_weights()
     total, num_tokens, advantages = 0.0, 0, []
     for rank in ranks:
-        batch = rank["batch"]
-        num_tokens += int(batch["loss_mask"].sum())
-        advantages.append(batch["advantages"])
-        for n in range(len(batch["advantages"])):
-            if batch["loss_mask"][n].any():
-                total = total + batch["advantages"][n] * logprob(policy.model, batch, n)
+        batch = TrainBatch(**rank["batch"])
+        num_tokens += int(batch.loss_mask.sum())
+        advantages.append(batch.advantages)
+        for n in range(batch.num_rows):
+            if batch.loss_mask[n].any():
+                total = total + batch.advantages[n] * alone(policy.model, batch, n)[0].sum()
     (-total / num_tokens).backward()
     for name, parameter in policy.model.named_parameters():
         step = before[name] - ranks[0]["weights"][name]
@@ -166,12 +164,3 @@ def test_two_ranks_take_the_step_of_the_union_of_their_rollouts(tmp_path, lost):
     expected = (centered / (deviation + 1e-4)).nan_to_num().flatten().float()
     torch.testing.assert_close(torch.cat(advantages), expected)
     assert ranks[0]["metrics"]["reward/mean"] == pytest.approx(rewards.nanmean().item())
-
-
-def logprob(model, batch, n):
-    """Of one row alone, without padding."""
-    prompt = batch["prompt_index"][n]
-    head = batch["prompt_ids"][prompt][batch["prompt_mask"][prompt]]
-    tail = batch["completion_ids"][n][batch["completion_mask"][n]]
-    logits = model(torch.cat([head, tail])[None]).logits[0, len(head) - 1 : -1]
-    return logits.log_softmax(-1).gather(1, tail[:, None]).sum()

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tiny import completion, rollouts, tiny_policy
+from tiny import alone, completion, rollouts, tiny_policy
 
 from lit_grpo.batching import collate_rollouts
 from lit_grpo.logprobs import completion_statistics
@@ -21,13 +21,6 @@ def ragged_batch():
     return collate_rollouts(batch, pad_id=0, overlong_filtering=False), completions
 
 
-def unpadded_logprobs(policy, prompt, ids, temperature):
-    """The plain way: one row, no padding, all logits at once."""
-    logits = policy.model(torch.tensor([[*prompt, *ids]])).logits[0].float() / temperature
-    logprobs = logits.log_softmax(-1)[len(prompt) - 1 : -1]
-    return logprobs.gather(1, torch.tensor(ids)[:, None])[:, 0], logprobs
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 1000])
 @pytest.mark.parametrize("packs", [True, False])
@@ -41,13 +34,10 @@ def test_packed_padded_and_chunked_logprobs_are_those_of_each_row_alone(
     )
     flat = [row for group in completions for row in group]
     for n, row in enumerate(flat):
-        prompt = list(b"1+1=")
-        expected, full = unpadded_logprobs(policy, prompt, row.token_ids, temperature)
+        expected, expected_entropy = alone(policy.model, batch, n, temperature)
         size = len(row.token_ids)
         torch.testing.assert_close(got[n, :size], expected, rtol=0, atol=1e-5)
-        torch.testing.assert_close(
-            entropy[n, :size], -(full.exp() * full).sum(1), rtol=0, atol=1e-4
-        )
+        torch.testing.assert_close(entropy[n, :size], expected_entropy, rtol=0, atol=1e-4)
         assert not got[n, size:].any()
 
 

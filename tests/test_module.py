@@ -8,14 +8,15 @@ from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from small_runs import (
     PROMPTS,
     ShareOfLowBytes,
+    assert_same_runs,
     fit,
     make_module,
     make_trainer,
-    plain_logprobs,
+    start_policy,
     start_weights,
     weights,
 )
-from tiny import LLAMA
+from tiny import LLAMA, alone
 
 from lit_grpo.advantages import AdvantageConfig
 from lit_grpo.data.loader import PromptLoader
@@ -37,13 +38,10 @@ def test_the_update_is_the_policy_gradient_of_the_scored_rollouts():
     module = make_module()
     (output,) = fit(module)
     batch = output["batch"]
-    reference = Policy(architecture=LLAMA)
-    torch.manual_seed(module.seed)
-    reference.load(with_reference=False)
-    before = {name: p.detach().clone() for name, p in reference.model.named_parameters()}
+    reference, before = start_policy(), start_weights()
     num_tokens = batch.completion_mask.sum()
     loss = -sum(
-        batch.advantages[n] * plain_logprobs(reference.model, batch, n).sum()
+        batch.advantages[n] * alone(reference.model, batch, n)[0].sum()
         for n in range(batch.num_rows)
     )
     (loss / num_tokens).backward()
@@ -67,11 +65,7 @@ def test_the_gradient_is_the_same_for_any_split_into_micro_batches(aggregation):
         )
         outputs = fit(module)
         results.append((weights(module), outputs[0]["metrics"]))
-    for split, metrics in results[:-1]:
-        for name, whole in results[-1][0].items():
-            torch.testing.assert_close(split[name], whole, rtol=1e-4, atol=1e-6)
-        for name, value in results[-1][1].items():
-            assert metrics[name] == pytest.approx(value, abs=1e-5), name
+    assert_same_runs(results, rtol=1e-4, atol=1e-6, metrics_atol=1e-5)
 
 
 def test_rows_without_advantage_are_spared_the_model_and_the_gradient_is_the_same():
@@ -218,7 +212,7 @@ def test_the_kl_term_is_that_to_the_policy_that_training_started_from():
     assert second["metrics"]["policy/kl"] > 1e-7
     batch, rows = second["batch"], range(second["batch"].num_rows)
     with torch.no_grad(), module.policy.model.disable_adapter():
-        expected = [plain_logprobs(module.policy.model, batch, n) for n in rows]
+        expected = [alone(module.policy.model, batch, n)[0] for n in rows]
     for n in rows:
         got = batch.ref_logprobs[n][batch.completion_mask[n]]
         torch.testing.assert_close(got, expected[n], rtol=0, atol=1e-5)

@@ -4,27 +4,20 @@ import pytest
 import torch
 from small_runs import (
     PROMPTS,
+    assert_same_runs,
     fit,
     make_module,
     make_trainer,
-    plain_logprobs,
+    start_policy,
     start_weights,
     weights,
 )
-from tiny import LLAMA
+from tiny import alone
 
 from lit_grpo.advantages import AdvantageConfig
 from lit_grpo.data.loader import PromptLoader
 from lit_grpo.losses import EntropyTerm, KLTerm, Objective, SamplerCorrection
-from lit_grpo.policy import LoRA, Policy
-
-
-def start_policy() -> Policy:
-    """The policy that every run of this file starts from."""
-    policy = Policy(architecture=LLAMA)
-    torch.manual_seed(0)
-    policy.load(with_reference=False)
-    return policy
+from lit_grpo.policy import LoRA
 
 
 def test_everything_at_once_has_the_same_gradient_for_any_split_into_micro_batches():
@@ -45,11 +38,7 @@ def test_everything_at_once_has_the_same_gradient_for_any_split_into_micro_batch
         )
         outputs = fit(module, max_steps=2)  # two updates on the same rollouts
         results.append((weights(module), outputs[-1]["metrics"]))
-    for split, metrics in results[:-1]:
-        for name, whole in results[-1][0].items():
-            torch.testing.assert_close(split[name], whole, rtol=1e-3, atol=1e-5)
-        for name, value in results[-1][1].items():
-            assert metrics[name] == pytest.approx(value, abs=1e-4), name
+    assert_same_runs(results, rtol=1e-3, atol=1e-5, metrics_atol=1e-4)
 
 
 def test_the_divergence_is_taken_off_the_reward_before_the_advantages():
@@ -60,7 +49,7 @@ def test_the_divergence_is_taken_off_the_reward_before_the_advantages():
     assert batch.ref_logprobs is None  # nothing of it is in the loss
     start = start_policy()
     with torch.no_grad():
-        ref = torch.stack([plain_logprobs(start.model, batch, n).sum() for n in range(16)])
+        ref = torch.stack([alone(start.model, batch, n)[0].sum() for n in range(16)])
     penalty = 0.3 * (batch.old_logprobs.sum(1) - ref).double()
     assert penalty.abs().max() > 1e-3
     penalised = rewards - penalty.view(4, 4)
@@ -76,14 +65,8 @@ def test_only_the_tokens_of_highest_entropy_have_a_gradient():
     (output,) = fit(module)
     batch = output["batch"]
     policy, num_tokens = start_policy(), int(batch.loss_mask.sum())
-    entropies, logprobs = [], []
-    for n in range(batch.num_rows):
-        head = batch.prompt_ids[batch.prompt_index[n]][batch.prompt_mask[batch.prompt_index[n]]]
-        tail = batch.completion_ids[n][batch.completion_mask[n]]
-        logits = policy.model(torch.cat([head, tail])[None]).logits[0, len(head) - 1 : -1]
-        spread = torch.distributions.Categorical(logits=logits)
-        entropies.append(spread.entropy().detach())
-        logprobs.append(spread.log_prob(tail))
+    rows = [alone(policy.model, batch, n) for n in range(batch.num_rows)]
+    logprobs, entropies = zip(*rows, strict=True)
     threshold = torch.cat(entropies).quantile(0.75)
     loss = -sum(
         batch.advantages[n] * (logprobs[n] * (entropies[n] >= threshold)).sum()

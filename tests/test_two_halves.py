@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from packs import batch_of, random_rows
-from tiny import LLAMA, tiny_policy
+from tiny import LLAMA, alone, tiny_policy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_grpo.batching import pad
@@ -38,15 +38,6 @@ ARCHITECTURES = {
 
 def some_batch(seed: int = 0):
     return batch_of(*random_rows(random.Random(seed), longest=24, vocabulary=5))
-
-
-def alone(model, batch, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The plain way: one row, no padding, all logits of the whole model at once."""
-    prompt = batch.prompt_ids[batch.prompt_index[row]][batch.prompt_mask[batch.prompt_index[row]]]
-    completion = batch.completion_ids[row][batch.completion_mask[row]]
-    logits = model(torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
-    full = logits.log_softmax(-1)
-    return full.gather(1, completion[:, None])[:, 0], -(full.exp() * full).sum(1)
 
 
 def gradients(policy, logprobs, batch) -> list[torch.Tensor]:

@@ -79,3 +79,14 @@ def score(value: float | None) -> Score:
 def as_tensor(values: Sequence[Sequence[float | None]]) -> torch.Tensor:
     filled = [[float("nan") if v is None else v for v in row] for row in values]
     return torch.tensor(filled, dtype=torch.float64)
+
+
+def alone(model, batch, row: int, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprobs and entropies of one row of a train batch, the plain way: the whole model on that
+    row, without padding, cache or chunks."""
+    index = batch.prompt_index[row]
+    prompt = batch.prompt_ids[index][batch.prompt_mask[index]]
+    completion = batch.completion_ids[row][batch.completion_mask[row]]
+    logits = model(torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
+    full = (logits / temperature).log_softmax(-1)
+    return full.gather(1, completion[:, None])[:, 0], -(full.exp() * full).sum(1)

@@ -116,17 +116,34 @@ class TrlTask:
 
 
 def trl(metronome: Metronome, task: TrlTask) -> None:
-    """TRL's GRPOTrainer, without what it does by default beside training.
-
-    Gradient checkpointing and mixed precision, which are on by default, are off: equal terms.
-    """
+    """TRL's GRPOTrainer, without what it does by default beside training."""
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(task.model, dtype=getattr(torch, task.dtype))
+    tokenizer = AutoTokenizer.from_pretrained(task.model)
+    trainer_class, beat = timed_trl(metronome)
+    trainer = trainer_class(
+        model=model,
+        reward_funcs=task.reward,
+        args=equal_terms(task),
+        train_dataset=Dataset.from_list(task.rows or read_rows(task.model / "train.jsonl")),
+        processing_class=tokenizer,
+        callbacks=[beat],
+    )
+    metronome.measure = lambda: held_out_accuracy(Sampled(model, tokenizer))
+    trainer.train()
+
+
+def timed_trl(metronome: Metronome) -> tuple[Any, Any]:
+    """A trainer class that says where its time goes, and the callback that makes it wait; what it
+    does is untouched."""
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
+
+    update_ended = 0.0
 
     class Timed(GRPOTrainer):
-        """Says where its time goes; what it does is untouched."""
-
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
             with metronome.stage("generation"):
                 generated = super()._generate(*args, **kwargs)
@@ -144,9 +161,10 @@ def trl(metronome: Metronome, task: TrlTask) -> None:
             return prepared
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            nonlocal update_ended
             loss = super().training_step(*args, **kwargs)
-            self.update_ended = time.perf_counter()
-            metronome.add("update", self.update_ended - self.update_began)
+            update_ended = time.perf_counter()
+            metronome.add("update", update_ended - self.update_began)
             return loss
 
     class Beat(TrainerCallback):
@@ -154,33 +172,29 @@ def trl(metronome: Metronome, task: TrlTask) -> None:
             metronome.beat()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            metronome.add("update", time.perf_counter() - trainer.update_ended)
+            metronome.add("update", time.perf_counter() - update_ended)
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
             metronome.beat()
 
-    model = AutoModelForCausalLM.from_pretrained(task.model, dtype=getattr(torch, task.dtype))
-    tokenizer = AutoTokenizer.from_pretrained(task.model)
-    trainer = Timed(
-        model=model,
-        reward_funcs=task.reward,
-        args=GRPOConfig(
-            output_dir=str(task.directory),
-            bf16=False,
-            gradient_checkpointing=False,
-            report_to="none",
-            logging_strategy="no",
-            save_strategy="no",
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-            **task.settings,
-        ),
-        train_dataset=Dataset.from_list(task.rows or read_rows(task.model / "train.jsonl")),
-        processing_class=tokenizer,
-        callbacks=[Beat()],
+    return Timed, Beat()
+
+
+def equal_terms(task: TrlTask) -> Any:
+    """Its settings; gradient checkpointing and mixed precision, its defaults, are off."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=str(task.directory),
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        logging_strategy="no",
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **task.settings,
     )
-    metronome.measure = lambda: held_out_accuracy(Sampled(model, tokenizer))
-    trainer.train()
 
 
 def step_settings(workload: Workload, rows: int, num_steps: int) -> dict[str, Any]:
