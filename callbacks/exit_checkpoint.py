@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,7 +21,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from lit_grpo.callbacks.stop import stop_run
+from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.types import StopReason
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -97,23 +98,30 @@ class ExitCheckpoint(Callback):
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._stop_if_asked(trainer)
 
-    def _stop_if_asked(self, trainer: L.Trainer) -> None:
-        """All ranks agree on the signal that any of them got.
+    def on_wait(self, trainer: L.Trainer, pl_module: L.LightningModule, _: None) -> None:
+        """Rewards may be a long time coming: the step is left undone, to be made on resuming."""
+        self._stop_on_signal(trainer, is_step_unfinished=True)
 
-        Between two optimizer steps a gradient that is being accumulated would be lost.
-        """
+    def _stop_if_asked(self, trainer: L.Trainer) -> None:
+        """Between two optimizer steps a gradient that is being accumulated would be lost."""
         num_batches = trainer.fit_loop.batch_idx + 1
-        if num_batches % trainer.accumulate_grad_batches and not trainer.is_last_batch:
-            return
+        if num_batches % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch:
+            self._stop_on_signal(trainer)
+
+    def _stop_on_signal(self, trainer: L.Trainer, *, is_step_unfinished: bool = False) -> None:
+        """All ranks agree on the signal that any of them got."""
         received = torch.tensor(self.received or 0, device=trainer.strategy.root_device)
         signum = int(trainer.strategy.reduce(received, reduce_op="max"))
         if signum:
-            num_steps = trainer.fit_loop.total_batch_idx + 1
+            num_steps = trainer.fit_loop.total_batch_idx + 1 - is_step_unfinished
             message = (
                 f"Ended by {signal.Signals(signum).name} after {num_steps} steps. "
                 f"Resume with:\n  {resume_command(self.path)}"
             )
-            stop_run(trainer, StopReason(exit_code=128 + signum, message=message))
+            reason = StopReason(
+                exit_code=128 + signum, message=message, is_step_unfinished=is_step_unfinished
+            )
+            stop_run(trainer, reason)
 
     # Ending
 
@@ -148,7 +156,8 @@ class ExitCheckpoint(Callback):
         """Say that it was saved where the last batch ended: from there Lightning resumes exactly.
 
         From the end of training it does not: it takes the epoch for done even when it was cut
-        short, drops the position of the data loader, and may count a step twice.
+        short, drops the position of the data loader, and may count a step twice. A step that was
+        left undone is taken back, so that the last batch is the one before it.
         """
         if not self._is_saving:
             return
@@ -158,6 +167,13 @@ class ExitCheckpoint(Callback):
             loops["epoch_progress"][span]["processed"] -= 1
             loops["epoch_progress"][span]["completed"] -= 1
         loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
+        reason = get_stop_reason(trainer)
+        if reason is not None and reason.is_step_unfinished:
+            progress = loops["epoch_loop.batch_progress"]
+            progress["is_last_batch"] = False
+            for span, counter in product(("total", "current"), progress["total"]):
+                progress[span][counter] -= 1
+            loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
 
     def _restore_handlers(self) -> None:
         for signum, handler in self._previous_handlers.items():

@@ -12,12 +12,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from lit_grpo.callbacks.symptoms import (
-    MOST,
-    find_failure,
-    identical_fraction,
-    truncated_fraction,
-)
+from lit_grpo.callbacks.symptoms import MOST, identical_fraction, truncated_fraction
+from lit_grpo.failures import find_failure
 from lit_grpo.types import RolloutBatch, TrainBatch
 
 log = logging.getLogger(__name__)

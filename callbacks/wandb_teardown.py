@@ -16,7 +16,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
 
-from lit_grpo.callbacks.stop import get_stop_reason
+from lit_grpo.stopping import get_stop_reason
 
 log = logging.getLogger(__name__)
 

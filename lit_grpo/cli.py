@@ -27,6 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 import lit_grpo.data  # noqa: F401 - makes its short class names known, as the imports below do
 from lit_grpo import __version__
 from lit_grpo.cli_configs import Invocation, look_at
+from lit_grpo.cli_environment import override, tell_overridden
 from lit_grpo.cli_errors import (
     broken_import,
     complain,
@@ -90,6 +91,12 @@ class Parser(LightningArgumentParser):
             raise ValueError(line) from ex
         raise argparse.ArgumentError(None, quote(line)) from ex
 
+    def dump(self, cfg: Any, **kwargs: Any) -> str:
+        """The config as it would run: --print_config comes before anything could override it."""
+        cfg = cfg.clone()
+        override(cfg)
+        return super().dump(cfg, **kwargs)
+
 
 class CommandLine(LightningCLI):
     """Everything that one command was told, parsed and made."""
@@ -144,6 +151,7 @@ class CommandLine(LightningCLI):
             raise ValueError(line) from error
 
     def before_instantiate_classes(self) -> None:
+        self.overridden = override(self.config)
         run_dir = Path(self.config.run_dir)
         if self.config.ckpt_path is not None:
             self.config.ckpt_path = find_checkpoint(self.config.ckpt_path, run_dir)
@@ -167,6 +175,7 @@ class CommandLine(LightningCLI):
         try:
             if self.trains:
                 return self._train()
+            tell_overridden(self.overridden)
             getattr(self.trainer, self.command)(**self._what())
             return 0
         finally:
@@ -205,6 +214,7 @@ class CommandLine(LightningCLI):
             self.parser.save(config, path, skip_unset=False, overwrite=True, multifile=False)
         run_log = open_run_log(run_dir, rank())
         rank_zero_only(log.info)("run directory: %s", run_dir)
+        tell_overridden(self.overridden)
         return run_log
 
 

@@ -7,24 +7,28 @@ for a name. Nothing here logs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lit_grpo.losses import TokenLosses
 from lit_grpo.ranks import gather_objects
-from lit_grpo.types import Outcome, RolloutBatch, TrainBatch
+from lit_grpo.types import Observed, Outcome, RolloutBatch, TrainBatch
 
 
 class Metrics:
-    """Named means, maxima and minima. A name without a value is absent, never 0."""
+    """Named means, extremes, totals and percentiles. A name without a value is absent, never 0."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, float | Tensor] = defaultdict(float)
         self._counts: defaultdict[str, float | Tensor] = defaultdict(float)
         self._maxima: dict[str, list[float | Tensor]] = defaultdict(list)
         self._minima: dict[str, list[float | Tensor]] = defaultdict(list)
+        self._totals: defaultdict[str, float] = defaultdict(float)
+        self._samples: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
 
     def add(self, name: str, total: float | Tensor, count: float | Tensor = 1.0) -> None:
         """Let ``count`` values with this total vote in the mean."""
@@ -42,26 +46,45 @@ class Metrics:
     def minimum(self, name: str, value: float | Tensor) -> None:
         self._minima[name].append(value)
 
+    def total(self, name: str, value: float) -> None:
+        """Let a value be added up over the step and the ranks."""
+        self._totals[name] += value
+
+    def percentile(self, name: str, values: Sequence[float], percent: float) -> None:
+        """Let values be among those whose percentile is taken, linear between neighbours."""
+        self._samples[name, percent].extend(values)
+
     def merged(self) -> dict[str, float]:
         """The values over all ranks; every rank must call this."""
         merged = Metrics()
-        for sums, counts, maxima, minima in gather_objects(self._as_floats()):
+        for sums, counts, maxima, minima, totals, samples in gather_objects(self._as_floats()):
             for name, total in sums.items():
                 merged.add(name, total, counts[name])
             for name, value in maxima.items():
                 merged.maximum(name, value)
             for name, value in minima.items():
                 merged.minimum(name, value)
-        sums, counts, maxima, minima = merged._as_floats()
+            for name, value in totals.items():
+                merged.total(name, value)
+            for (name, percent), values in samples.items():
+                merged.percentile(name, values, percent)
+        sums, counts, maxima, minima, totals, samples = merged._as_floats()
         means = {name: sums[name] / counts[name] for name in sums if counts[name]}
-        return means | maxima | minima
+        percentiles = {
+            name: float(np.percentile(values, percent))
+            for (name, percent), values in samples.items()
+            if values
+        }
+        return means | maxima | minima | totals | percentiles
 
-    def _as_floats(self) -> tuple[dict[str, float], ...]:
+    def _as_floats(self) -> tuple[dict[Any, Any], ...]:
         return (
             {name: float(value) for name, value in self._sums.items()},
             {name: float(value) for name, value in self._counts.items()},
             {name: max(map(float, values)) for name, values in self._maxima.items()},
             {name: min(map(float, values)) for name, values in self._minima.items()},
+            dict(self._totals),
+            dict(self._samples),
         )
 
 
@@ -96,6 +119,17 @@ def _deviations(rewards: Tensor, valid: Tensor) -> Tensor:
     means = torch.where(valid, rewards, 0.0).sum(1, keepdim=True) / num_valid
     squares = torch.where(valid, rewards - means, 0.0).square().sum(1, keepdim=True)
     return (squares / (num_valid - 1)).sqrt()[:, 0]
+
+
+def add_observed_metrics(metrics: Metrics, observed: Observed) -> None:
+    """What a reward measured while it scored, under the names that it gives."""
+    for name, value in observed.totals.items():
+        metrics.total(name, value)
+    for name, values in observed.means.items():
+        metrics.add_all(name, values)
+    for name, values in observed.samples.items():
+        metrics.add_all(name, values)
+        metrics.percentile(f"{name}_p95", values, 95)
 
 
 def add_advantage_metrics(metrics: Metrics, advantages: Tensor, trained: Tensor) -> None:

@@ -17,28 +17,24 @@ from torch import Tensor
 
 from lit_grpo.advantages import AdvantageConfig, compute_advantages
 from lit_grpo.batching import UpdateConfig, collate_rollouts
+from lit_grpo.collection import Collector
 from lit_grpo.evaluation import Evaluation
 from lit_grpo.losses import Objective, kl_in_reward
-from lit_grpo.metrics import (
-    Metrics,
-    add_advantage_metrics,
-    add_refill_metrics,
-    add_rollout_metrics,
-)
+from lit_grpo.metrics import Metrics, add_advantage_metrics
+from lit_grpo.outage import OutagePolicy, StepAbandoned
 from lit_grpo.policy import Policy
 from lit_grpo.policy_module import (
     PolicyModule,
     Schedule,
-    SeedPurpose,
     default_optimizer,
-    seed_everything,
 )
-from lit_grpo.ranks import gather_objects, gather_rewards
-from lit_grpo.rewards import Reward, RewardSuite, Scoring
+from lit_grpo.ranks import gather_rewards
+from lit_grpo.rewards import Reward, RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling
-from lit_grpo.stages import in_stage, stage
+from lit_grpo.stages import in_stage
+from lit_grpo.stopping import stop_run
 from lit_grpo.two_halves import num_compilations
-from lit_grpo.types import Prompt, RolloutBatch, TrainBatch
+from lit_grpo.types import Prompt, RolloutBatch, StopReason, TrainBatch
 from lit_grpo.update import PolicyUpdate
 
 log = logging.getLogger(__name__)
@@ -58,6 +54,7 @@ class GRPOModule(PolicyModule):
         update: How a rollout step becomes optimizer steps.
         dynamic_sampling_rounds: How often a rollout step may put groups of further prompts in the
             place of those whose advantages are all 0; 0 trains on what was sampled first.
+        outage: What becomes of a rollout step whose scores are absent.
         optimizer: Made from the trainable parameters.
         lr_schedule: Shape of the learning rate over the run's optimizer steps.
         warmup_steps: Optimizer steps of linear warm-up.
@@ -79,6 +76,7 @@ class GRPOModule(PolicyModule):
         advantage: AdvantageConfig = AdvantageConfig(),  # noqa: B008 - frozen
         update: UpdateConfig = UpdateConfig(),  # noqa: B008 - frozen
         dynamic_sampling_rounds: int = 0,
+        outage: OutagePolicy = OutagePolicy(),  # noqa: B008 - frozen
         optimizer: OptimizerCallable = default_optimizer,
         lr_schedule: Schedule = "constant",
         warmup_steps: int = 0,
@@ -111,6 +109,7 @@ class GRPOModule(PolicyModule):
         self.advantage = advantage
         self.update = update
         self.dynamic_sampling_rounds = dynamic_sampling_rounds
+        self.collector = Collector(self, outage)
         self.updater = PolicyUpdate(self, policy, sampling, objective, update)
         self.rollout_step = 0
         self._logged_names: dict[str, float] = {}
@@ -141,10 +140,14 @@ class GRPOModule(PolicyModule):
 
     # The step
 
-    def training_step(self, prompts: Sequence[Prompt], batch_idx: int) -> dict[str, Any]:
-        """rollout -> reward -> advantage -> loss -> optimizer."""
+    def training_step(self, prompts: Sequence[Prompt], batch_idx: int) -> dict[str, Any] | None:
+        """rollout -> reward -> advantage -> loss -> optimizer; None for a step that is not made."""
         metrics = Metrics()
-        rollouts = self.collect(prompts, metrics)
+        try:
+            rollouts = self.collect(prompts, metrics)
+        except StepAbandoned as abandoned:
+            self._end_before_this_step(abandoned.reason)
+            return None
         batch = self.build_train_batch(rollouts, metrics)
         if batch is not None:
             self.update_policy(batch, metrics)
@@ -158,63 +161,11 @@ class GRPOModule(PolicyModule):
 
     def collect(self, prompts: Sequence[Prompt], metrics: Metrics) -> RolloutBatch:
         """B scored groups; scoring overlaps generation."""
-        seed = self.derive_seed(SeedPurpose.ROLLOUT, self.rollout_step)
-        seed_everything(seed)
-        self._sync_weights()
-        rollouts = self._sample_and_score(prompts, seed)
-        add_rollout_metrics(metrics, rollouts)
-        if self.dynamic_sampling_rounds:
-            rollouts = self._refill(rollouts, metrics)
-        return rollouts
+        return self.collector.collect(prompts, metrics)
 
-    def _sample_and_score(self, prompts: Sequence[Prompt], seed: int) -> RolloutBatch:
-        scoring = self.rewards.open(prompts, self.group_size)
-        self._generate(prompts, scoring, seed)
-        return self._await_scores(scoring)
-
-    @in_stage("weight_sync")
-    def _sync_weights(self) -> None:
-        self.engine.load_weights(self.policy, self.global_step)
-
-    @in_stage("generation")
-    def _generate(self, prompts: Sequence[Prompt], scoring: Scoring, seed: int) -> None:
-        sampled = self.engine.generate(prompts, self.group_size, self.sampling, seed=seed)
-        for row, completion in sampled:
-            scoring.add(row, completion)
-
-    def _await_scores(self, scoring: Scoring) -> RolloutBatch:
-        with stage(self, "reward") as details:
-            rollouts = scoring.result()
-            rewards = rollouts.rewards[rollouts.valid]
-            if len(rewards):
-                details |= {"reward_mean": rewards.mean(), "reward_std": rewards.std(correction=0)}
-        return rollouts
-
-    def _refill(self, rollouts: RolloutBatch, metrics: Metrics) -> RolloutBatch:
-        """Put groups of further prompts in the place of those without an advantage.
-
-        Source: dynamic sampling, DAPO, arXiv 2503.14476 section 3.2.
-        """
-        loader: Any = self.trainer.train_dataloader
-        num_sampled = len(rollouts.groups)
-        for round in range(1, self.dynamic_sampling_rounds + 1):
-            places = self._without_signal(rollouts)
-            num_missing = max(gather_objects(len(places)))
-            if num_missing == 0:
-                break
-            prompts = loader.take(num_missing)[: len(places)]
-            if prompts:
-                num_sampled += len(prompts)
-                seed = self.derive_seed(SeedPurpose.REFILL, self.rollout_step, round)
-                fresh = self._sample_and_score(prompts, seed)
-                rollouts = rollouts.with_groups(places, fresh)
-        left = len(self._without_signal(rollouts))
-        add_refill_metrics(metrics, len(rollouts.groups), num_sampled, left)
-        return rollouts
-
-    def _without_signal(self, rollouts: RolloutBatch) -> list[int]:
-        advantages = compute_advantages(rollouts, self.rewards.weights, self.advantage)
-        return (~advantages.any(1)).nonzero()[:, 0].tolist()
+    def _end_before_this_step(self, reason: StopReason) -> None:
+        stop_run(self.trainer, reason)
+        self.trainer.train_dataloader.rewind()  # type: ignore[union-attr]
 
     def build_train_batch(self, rollouts: RolloutBatch, metrics: Metrics) -> TrainBatch | None:
         """Advantages, old and reference logprobs; None when no rank has a token to train on."""
@@ -281,12 +232,14 @@ class GRPOModule(PolicyModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         checkpoint["rollout_step"] = self.rollout_step
+        checkpoint["rewards"] = self.rewards.state_dict()
         control = self.updater.entropy_control
         checkpoint["entropy_control"] = {"coef": control.coef, "last_entropy": control.last_entropy}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self.rollout_step = checkpoint["rollout_step"]
+        self.rewards.load_state_dict(checkpoint["rewards"])
         self.updater.entropy_control = replace(
             self.updater.entropy_control, **checkpoint["entropy_control"]
         )

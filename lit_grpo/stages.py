@@ -1,7 +1,8 @@
 """Tells callbacks which phase of a rollout step begins and ends, while the step still runs.
 
 Any callback may define ``on_stage_start(trainer, pl_module, name)`` and
-``on_stage_end(trainer, pl_module, stage)``. Nothing here logs or keeps a record.
+``on_stage_end(trainer, pl_module, stage)``; one that may end a run while it waits for rewards
+defines ``on_wait(trainer, pl_module, _)``. Nothing here logs or keeps a record.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def stage(
 
     On a GPU the phase ends when the device has done its work, so that seconds are its own.
     """
-    _notify(module, "on_stage_start", name)
+    notify(module, "on_stage_start", name)
     details: dict[str, Any] = {}
     start = time.perf_counter()
     yield details
@@ -40,7 +41,7 @@ def stage(
         micro_batch=micro_batch,
         details=details,
     )
-    _notify(module, "on_stage_end", finished)
+    notify(module, "on_stage_end", finished)
 
 
 def in_stage(name: str) -> Callable[[Method], Method]:
@@ -57,7 +58,8 @@ def in_stage(name: str) -> Callable[[Method], Method]:
     return decorate
 
 
-def _notify(module: L.LightningModule, hook: str, argument: object) -> None:
+def notify(module: L.LightningModule, hook: str, argument: object) -> None:
+    """Call a hook that Lightning does not know on every callback that defines it."""
     for callback in module.trainer.callbacks:  # type: ignore[attr-defined]
         if listener := getattr(callback, hook, None):
             listener(module.trainer, module, argument)

@@ -82,11 +82,19 @@ class Outcome(StrEnum):
 
     OK = "ok"
     ABSTAIN = "abstain"
+    """The reward does not apply, or has nothing to say."""
     TIMEOUT = "timeout"
     RATE_LIMITED = "rate_limited"
+    UNAVAILABLE = "unavailable"
+    """The service could not be reached or failed (5xx)."""
+    CONTENT_FILTERED = "content_filtered"
+    OUT_OF_TOKENS = "out_of_tokens"
+    """The judge's reply was cut off at its token limit."""
     PARSE_ERROR = "parse_error"
+    BUDGET_SPENT = "budget_spent"
     ERROR = "error"
     TRUNCATED = "truncated"
+    """The completion was cut off and the reward does not score such ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +128,28 @@ class Score:
     @property
     def is_ok(self) -> bool:
         return self.outcome is Outcome.OK
+
+    @property
+    def is_failure(self) -> bool:
+        """Neither a value nor the statement that the reward does not apply."""
+        return self.outcome not in (Outcome.OK, Outcome.ABSTAIN)
+
+    @property
+    def is_outage(self) -> bool:
+        """A failure that lies not in the completion, so that asking again may give a value."""
+        return self.is_failure and self.outcome is not Outcome.TRUNCATED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a reward measured while it scored, apart from the scores; metrics carry the names."""
+
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """Summed over the rollout step and all ranks."""
+    means: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Their mean over the rollout step and all ranks counts."""
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Their mean and their 95th percentile count; the name of the latter ends with ``_p95``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,8 +301,10 @@ class Stage:
 class StopReason:
     """Why a run ended before its last step; the command line exits with ``exit_code``.
 
-    A callback sets it as ``trainer.stop_reason`` beside ``trainer.should_stop = True``.
+    It is set by ``stopping.stop_run``.
     """
 
     exit_code: int
     message: str
+    is_step_unfinished: bool = False
+    """The rollout step in flight was not trained on: a resumed run makes it again."""

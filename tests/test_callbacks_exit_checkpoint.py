@@ -26,7 +26,7 @@ import sys, time
 from pathlib import Path
 from toy_rollouts import fit, outputs, rollouts
 from lit_grpo.callbacks import ExitCheckpoint
-from lit_grpo.callbacks.stop import get_stop_reason
+from lit_grpo.stopping import get_stop_reason
 
 run_dir = Path(sys.argv[1])
 

@@ -11,7 +11,7 @@ import pytest
 from toy_rollouts import completion, failed, fit, outputs, rollouts
 
 from lit_grpo.callbacks import ZeroRewardBreaker
-from lit_grpo.callbacks.stop import get_stop_reason
+from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import Outcome
 
 ZERO = rollouts([[0.0, 0.0]])
@@ -130,7 +130,7 @@ import os
 import sys
 from toy_rollouts import fit, outputs, rollouts
 from lit_grpo.callbacks import ZeroRewardBreaker
-from lit_grpo.callbacks.stop import get_stop_reason
+from lit_grpo.stopping import get_stop_reason
 
 rank = int(os.environ.get("LOCAL_RANK", 0))
 

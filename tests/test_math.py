@@ -3,12 +3,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tiny import completion, prompt
+from worker_processes import guards_of, is_alive, is_busy, wait_until, workers_of
 
 from lit_grpo.rewards import MathReward, RewardSuite
 from lit_grpo.rewards._answers import compare
@@ -132,37 +132,37 @@ def test_answer_that_hangs_is_a_timeout_and_the_next_one_is_scored_right():
     with RewardSuite([MathReward(deadline_seconds=1.0, num_workers=1)]) as suite:
         hung, after = scores(suite, ("5", HANGS), (r"2\sqrt{3}", r"\boxed{\sqrt{12}}"))
         assert (hung.value, hung.outcome) == (None, "timeout")
-        assert "no verdict within 1 s" in hung.detail
+        assert "no answer within 1 s" in hung.detail
         assert after.value == 1.0
 
 
 def test_worker_that_is_killed_is_an_error_and_is_replaced():
-    others = children(os.getpid())
+    others = workers_of(os.getpid())
     with RewardSuite([MathReward(deadline_seconds=20, num_workers=1)]) as suite:
         scores(suite, ("5", r"\boxed{\sqrt{25}}"))
         scoring = suite.open([prompt(answer="5")], 1)
         scoring.add(0, completion(text=HANGS))
-        (worker,) = children(os.getpid()) - others
+        (worker,) = workers_of(os.getpid()) - others
         wait_until(lambda: is_busy(worker))
         os.kill(worker, signal.SIGKILL)
         (score,) = scoring.result().groups[0].scores["math"]
         assert (score.value, score.outcome) == (None, "error")
-        assert "worker died (exit code -9)" in score.detail
+        assert "worker died (exit code 137, SIGKILL)" in score.detail
         assert scores(suite, ("5", r"\boxed{\sqrt{25}}"))[0].value == 1.0
 
 
 def test_workers_start_when_needed_and_are_gone_after_close():
-    others = children(os.getpid())
+    others = guards_of(os.getpid())
     suite = RewardSuite([MathReward(num_workers=2)])
     suite.start()
     assert scores(suite, ("5", "5"), ("5", "6"))[0].value == 1.0
-    assert children(os.getpid()) == others
+    assert guards_of(os.getpid()) == others
     pairs = [("5", rf"\boxed{{\sqrt{{{n}}}}}") for n in range(20, 30)]
     assert [score.value for score in scores(suite, *pairs)] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
-    assert len(children(os.getpid()) - others) == 2
+    assert len(guards_of(os.getpid()) - others) == 2
     suite.open([prompt(answer="5")], 1).add(0, completion(text=HANGS))
     suite.close()
-    assert children(os.getpid()) == others
+    assert guards_of(os.getpid()) == others
 
 
 TRAINER = r"""
@@ -200,12 +200,12 @@ def start_trainer(how):
 @pytest.mark.parametrize("how", ["idle", "busy"])
 def test_workers_are_gone_when_the_trainer_is_killed(how):
     trainer = start_trainer(how)
-    (worker,) = children(trainer.pid)
+    (guard,), (worker,) = guards_of(trainer.pid), workers_of(trainer.pid)
     if how == "busy":
         wait_until(lambda: is_busy(worker))
     trainer.kill()
     trainer.communicate()
-    wait_until(lambda: not is_alive(worker))
+    wait_until(lambda: not is_alive(worker) and not is_alive(guard))
 
 
 def test_trainer_that_forgets_to_close_ends_without_noise():
@@ -266,41 +266,3 @@ def test_gsm8k_solutions_are_right_for_their_own_gold_only():
     assert all(compare(gold, answer) is True for gold, answer in zip(golds, answers, strict=True))
     for (gold, _), (other, answer) in pairwise(zip(golds, answers, strict=True)):
         assert compare(gold, answer) is (gold.number == other.number)
-
-
-def children(pid):
-    """Process ids of the living math-verify workers of a process."""
-    found = set()
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            command = (status.parent / "cmdline").read_text()
-            parent = status.read_text().split("PPid:\t")[1].split("\n")[0]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(parent) == pid and "_math_worker.py" in command:
-            found.add(int(status.parent.name))
-    return found
-
-
-def is_alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def is_busy(pid):
-    """Whether the process has computed for half a second since it was first asked about."""
-    ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
-    return ticks - _first_ticks.setdefault(pid, ticks) > 0.5 * os.sysconf("SC_CLK_TCK")
-
-
-_first_ticks: dict[int, int] = {}
-
-
-def wait_until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition never came true"
-        time.sleep(0.02)

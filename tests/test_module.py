@@ -22,6 +22,7 @@ from lit_grpo.advantages import AdvantageConfig
 from lit_grpo.data.loader import PromptLoader
 from lit_grpo.evaluation import Evaluation
 from lit_grpo.losses import EntropyTerm, KLTerm, Objective
+from lit_grpo.outage import OutagePolicy
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy_module import refuse_untested
 from lit_grpo.rewards import Reward
@@ -171,7 +172,8 @@ def test_a_name_without_a_value_in_a_step_is_logged_as_such(tmp_path):
         def on_train_batch_end(self, trainer, *_):
             logged.append(dict(trainer.logged_metrics))
 
-    fit(make_module(rewards=[DownLater()]), callbacks=[Logged()], max_steps=-1, max_epochs=2)
+    module = make_module(rewards=[DownLater()], outage=OutagePolicy(max_absent_fraction=1))
+    fit(module, callbacks=[Logged()], max_steps=-1, max_epochs=2)
     assert logged[0]["reward/mean"] > 0
     assert logged[1]["reward/mean"].isnan()
     assert logged[1]["policy/loss"].isnan()
@@ -228,8 +230,8 @@ def test_two_runs_of_one_seed_are_bit_identical_and_another_seed_differs():
     assert not torch.equal(runs[0], runs[2])
 
 
-def test_no_optimizer_step_is_taken_on_an_outage(caplog):
-    module = make_module(rewards=[Outage()])
+def test_no_optimizer_step_is_taken_where_no_row_is_valid(caplog):
+    module = make_module(rewards=[Outage()], outage=OutagePolicy(max_absent_fraction=1))
     outputs = fit(module, max_steps=-1, max_epochs=2)
     assert [output["batch"] for output in outputs] == [None, None]
     assert module.global_step == 0

@@ -1,5 +1,6 @@
 import asyncio
 import functools
+import pickle
 
 import jsonargparse
 import pytest
@@ -46,7 +47,9 @@ def test_function_of_the_trl_form_works_unchanged():
 
 
 def test_async_function_works_unchanged():
-    batch = run(FunctionReward(slow_accuracy, kwargs={"scale": 2}), prompt(answer="2"), "2", "3")
+    batch = run(
+        FunctionReward(slow_accuracy, reward_kwargs={"scale": 2}), prompt(answer="2"), "2", "3"
+    )
     assert batch.parts["slow_accuracy"].tolist() == [[2.0, 0.0]]
 
 
@@ -101,7 +104,7 @@ def test_wrapped_function_keeps_its_name_and_its_parameters():
     def wrapped(*args, **kwargs):
         return [1.0]
 
-    assert FunctionReward(wrapped, kwargs={"scale": 2}).name == "slow_accuracy"
+    assert FunctionReward(wrapped, reward_kwargs={"scale": 2}).name == "slow_accuracy"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,119 @@ def test_wrapped_function_keeps_its_name_and_its_parameters():
 )
 def test_kwargs_that_the_function_does_not_take_are_refused(function, kwargs, message):
     with pytest.raises(ValueError, match=message):
-        FunctionReward(function, kwargs=kwargs)
+        FunctionReward(function, reward_kwargs=kwargs)
+
+
+# verl's form, as its users write it
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if data_source != "openai/gsm8k":
+        raise NotImplementedError(f"Reward function is not implemented for {data_source=}")
+    return 1.0 if solution_str.strip() == ground_truth else 0.0
+
+
+def with_details(data_source, solution_str, ground_truth, extra_info, format_score=0.1):
+    right = solution_str == ground_truth
+    score = 1.0 if right else format_score
+    return {"score": score, "acc": right, "split": extra_info["split"]}
+
+
+def forgets_the_score(solution_str, **kwargs):
+    return {"acc": True}
+
+
+async def asks_a_service(data_source, solution_str, ground_truth, extra_info, threshold=0.5):
+    await asyncio.sleep(0)
+    return {"score": float(len(solution_str) / 10 > threshold)}
+
+
+def verl_row(**columns):
+    """A row as verl's preprocessing of GSM8K writes it."""
+    given = {
+        "data_source": "openai/gsm8k",
+        "reward_model": {"style": "rule", "ground_truth": "72"},
+        "extra_info": {"split": "train", "index": 0},
+    }
+    return prompt(answer="gold", **(given | columns))
+
+
+def test_function_of_verls_form_works_unchanged():
+    batch = run(FunctionReward(compute_score), verl_row(), "72", " 72\n", "7")
+    assert batch.parts["compute_score"].tolist() == [[1.0, 1.0, 0.0]]
+
+
+def test_dict_of_a_function_of_verls_form_gives_its_score():
+    reward = FunctionReward(with_details, reward_kwargs={"format_score": 0.25})
+    assert run(reward, verl_row(), "72", "7").rewards.tolist() == [[1.0, 0.25]]
+
+
+def test_dict_without_a_score_is_an_error_and_not_a_zero():
+    batch = run(FunctionReward(forgets_the_score), verl_row(), "72")
+    (score,) = batch.groups[0].scores["forgets_the_score"]
+    assert (score.value, score.outcome) == (None, "error")
+    assert "must have the key 'score', got acc" in score.detail
+
+
+def test_async_function_of_verls_form_works_unchanged():
+    reward = FunctionReward(asks_a_service, reward_kwargs={"threshold": 0.2})
+    assert run(reward, verl_row(), "123", "1").rewards.tolist() == [[1.0, 0.0]]
+    assert reward.is_async
+
+
+def test_function_of_verls_form_gets_verls_four_arguments_and_no_column():
+    seen = []
+
+    def look(solution_str, **given):
+        seen.append(given | {"solution_str": solution_str})
+        return len(seen)
+
+    row = verl_row(ability="math")
+    assert run(FunctionReward(look), row, "a", "b").rewards.tolist() == [[1.0, 2.0]]
+    assert seen[1] == {
+        "data_source": "openai/gsm8k",
+        "solution_str": "b",
+        "ground_truth": "72",
+        "extra_info": {"split": "train", "index": 0},
+    }
+
+
+def test_ground_truth_is_the_gold_answer_where_the_row_has_no_reward_model():
+    row = prompt(answer="72", data_source="openai/gsm8k")
+    assert run(FunctionReward(compute_score), row, "72", "7").rewards.tolist() == [[1.0, 0.0]]
+
+
+def test_ground_truth_may_be_other_than_text():
+    def within(solution_str, ground_truth):
+        return float(ground_truth["low"] <= float(solution_str) <= ground_truth["high"])
+
+    row = verl_row(reward_model={"ground_truth": {"low": 1, "high": 2}})
+    assert run(FunctionReward(within), row, "1.5", "3").rewards.tolist() == [[1.0, 0.0]]
+
+
+def test_row_without_what_a_function_of_verls_form_requires_is_refused_before_training():
+    reward = FunctionReward(compute_score)
+    reward.check([verl_row()])
+    with pytest.raises(ValueError, match="data_source is missing from prompt p, which has extra"):
+        reward.check([prompt(answer="72")])
+    with pytest.raises(ValueError, match="ground_truth is missing"):
+        reward.check([prompt(answer=None, data_source="openai/gsm8k")])
+    FunctionReward(compute_score, reward_kwargs={"data_source": "x"}).check([prompt(answer="72")])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"format_scor": 0}, "It accepts data_source, .*, format_score. Did you mean format_score"),
+        ({"solution_str": "x"}, "got 'solution_str'"),
+    ],
+)
+def test_kwargs_that_a_function_of_verls_form_does_not_take_are_refused(kwargs, message):
+    with pytest.raises(ValueError, match=f"reward_kwargs must be named .*{message}"):
+        FunctionReward(with_details, reward_kwargs=kwargs)
+
+
+# The data
 
 
 def test_data_without_a_required_column_is_refused_before_training():
@@ -126,8 +241,8 @@ def test_data_without_a_required_column_is_refused_before_training():
         suite.check([prompt(answer="2")])
 
 
-def test_required_column_may_come_from_the_data_or_from_kwargs():
-    reward = FunctionReward(wants_state, kwargs={"trainer_state": None})
+def test_required_column_may_come_from_the_data_or_from_reward_kwargs():
+    reward = FunctionReward(wants_state, reward_kwargs={"trainer_state": None})
     reward.check([prompt()])
     FunctionReward(accuracy).check([prompt(answer="2")])
     with pytest.raises(ValueError, match="answer is missing from prompt p, which has none"):
@@ -158,7 +273,7 @@ def project(tmp_path, monkeypatch):
     ],
 )
 def test_function_is_found_by_module_or_by_file(project, path):
-    reward = FunctionReward(path.format(dir=project), kwargs={"limit": 2})
+    reward = FunctionReward(path.format(dir=project), reward_kwargs={"limit": 2})
     assert run(reward, CHAT, "2", "33").parts["short"].tolist() == [[1.0, 1.0]]
     assert run(reward, prompt(), "2", "33").parts["short"].tolist() == [[1.0, 0.0]]
 
@@ -183,13 +298,24 @@ def test_import_error_inside_the_users_module_is_shown_as_it_is(project):
         FunctionReward("needs_more:f")
 
 
+@pytest.mark.parametrize("path", ["own_rewards:short", "own_rewards.py:short"])
+def test_reward_that_is_pickled_finds_its_function_again(project, path):
+    reward = pickle.loads(pickle.dumps(FunctionReward(path, {"limit": 2}, weight=0.5)))
+    assert (reward.name, reward.weight) == ("short", 0.5)
+    assert run(reward, prompt(), "2", "33").parts["short"].tolist() == [[1.0, 0.0]]
+
+
 def test_every_reward_can_be_composed_in_a_config(project):
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--rewards", type=list[Reward])
     rewards = [
         {
             "class_path": "lit_grpo.rewards.FunctionReward",
-            "init_args": {"function": "own_rewards:short", "kwargs": {"limit": 9}, "weight": 0.5},
+            "init_args": {
+                "function": "own_rewards:short",
+                "reward_kwargs": {"limit": 9},
+                "weight": 0.5,
+            },
         },
         {"class_path": "lit_grpo.rewards.MathReward", "init_args": {"on_error": "drop_group"}},
         {
@@ -203,7 +329,11 @@ def test_every_reward_can_be_composed_in_a_config(project):
     ]
     made = parser.instantiate_classes(parser.parse_object({"rewards": rewards})).rewards
     assert [one.name for one in made] == ["short", "math", "format", "overlong"]
-    assert (made[0].weight, made[0].kwargs, made[1].on_error) == (0.5, {"limit": 9}, "drop_group")
+    assert (made[0].weight, made[0].reward_kwargs, made[1].on_error) == (
+        0.5,
+        {"limit": 9},
+        "drop_group",
+    )
     rewards[1]["init_args"] = {"wieght": 2}
     with pytest.raises(jsonargparse.ArgumentError, match="wieght"):
         parser.parse_object({"rewards": rewards})

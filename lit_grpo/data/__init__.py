@@ -1,6 +1,7 @@
 """Prompts from files, datasets and a built-in task, in a deterministic and resumable order."""
 
 from lit_grpo.data.addition import AdditionData
+from lit_grpo.data.contrast import RubricData
 from lit_grpo.data.loader import PromptLoader
 from lit_grpo.data.module import PromptData, PromptDataModule
 from lit_grpo.data.prompts import PromptFormat, build_prompts
@@ -13,6 +14,7 @@ __all__ = [
     "PromptFormat",
     "PromptLoader",
     "Row",
+    "RubricData",
     "build_prompts",
     "read_rows",
 ]

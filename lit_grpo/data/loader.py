@@ -60,6 +60,7 @@ class PromptLoader:
         self.shuffle = shuffle and training
         self.epoch = 0
         self.position = 0
+        self._before_batch = self.state_dict()
         self._min_batch_size = batch_size if training else world_size
         self._check_sizes()
         limit = epoch_limit if isinstance(epoch_limit, int) else int(len(self) * epoch_limit)
@@ -76,6 +77,7 @@ class PromptLoader:
             self.position = 0
         epoch, order = self.epoch, self._order()
         while self.epoch == epoch:
+            self._before_batch = self.state_dict()
             yield self._hand_out(order, self._next_stop())
 
     def take(self, num_prompts: int) -> list[Prompt]:
@@ -88,6 +90,10 @@ class PromptLoader:
         if self._epoch_size - self.position < num_over_ranks:
             self.epoch, self.position = self.epoch + 1, 0
         return self._hand_out(self._order(), self.position + num_over_ranks)
+
+    def rewind(self) -> None:
+        """Take back the last batch and what was taken since: a state saved now is before them."""
+        self.load_state_dict(self._before_batch)
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, and the prompts that all ranks together have taken of it."""

@@ -14,11 +14,6 @@ from lit_grpo.types import Outcome, Score
 MAX_DETAIL_CHARACTERS = 500
 
 
-def is_failure(score: Score) -> bool:
-    """Neither a value nor the statement that the reward does not apply."""
-    return score.outcome not in (Outcome.OK, Outcome.ABSTAIN)
-
-
 def as_scores(result: object, count: int, seconds: float) -> tuple[Score, ...]:
     """What ``score_group`` returned, as ``count`` scores that share its ``seconds``."""
     if not isinstance(result, Iterable) or isinstance(result, str | bytes | dict):

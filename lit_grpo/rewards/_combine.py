@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from lit_grpo.rewards._boundary import is_failure
 from lit_grpo.rewards.reward import Reward
 from lit_grpo.types import Group, Outcome, RolloutBatch, Score
 
@@ -37,7 +36,7 @@ def combine(rewards: Sequence[Reward], groups: Iterable[Group]) -> RolloutBatch:
         any_applies |= applies
         valid &= ~applies | ~part.isnan()
         if reward.on_error == "drop_group":
-            valid &= ~_where(groups, reward.name, is_failure).any(1, keepdim=True)
+            valid &= ~_where(groups, reward.name, _is_failure).any(1, keepdim=True)
         total += torch.where(applies, reward.weight * part, 0.0)
     valid &= any_applies
     return RolloutBatch(
@@ -63,3 +62,7 @@ def _where(groups: Sequence[Group], name: str, test: Callable[[Score], bool]) ->
 
 def _is_abstention(score: Score) -> bool:
     return score.outcome is Outcome.ABSTAIN
+
+
+def _is_failure(score: Score) -> bool:
+    return score.is_failure

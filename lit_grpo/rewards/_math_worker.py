@@ -1,29 +1,24 @@
-"""A process of its own that asks math-verify, so that the trainer can kill an answer that hangs.
+"""What a worker process calls to ask math-verify, on which some answers hang.
 
-It reads one JSON request a line on stdin and answers on stdout; it ends when stdin does. It is
-run as a file and imports nothing of this package, which keeps its start short.
+It imports nothing of this package, which keeps the start of a worker short.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
-import signal
-import sys
 from functools import lru_cache
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Eq, FiniteSet, Float, Interval, Tuple, nan, simplify, solve, zoo
 
-MAX_MEMORY_BYTES = 4 * 2**30
-"""Of address space; what needs more fails here and not in the trainer."""
 NUMERIC_PRECISION = 200
 """Digits; with math-verify's 15, all numbers below 1e-15 are equal."""
 MAX_RELATIVE_ERROR = 1e-5
 """Of a decimal against an irrational number; math-verify alone looks at six decimals."""
+
+logging.disable(logging.CRITICAL)
 
 
 @lru_cache(maxsize=10_000)
@@ -100,34 +95,3 @@ def _are_both_unsolvable(gold: Any, answer: Any) -> bool:
     with contextlib.suppress(NotImplementedError):
         return not solve(gold, *gold.free_symbols)
     return False
-
-
-def _reply(request: dict[str, str], deadline_seconds: float) -> dict[str, Any]:
-    # Kills this process, by default action, should the trainer be gone and unable to.
-    signal.setitimer(signal.ITIMER_REAL, deadline_seconds + 1)
-    try:
-        return {"result": is_equal(**request) if "answer" in request else is_answer(**request)}
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"[:500]}
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def main(deadline_seconds: float) -> None:
-    """Serves requests ``{"gold": …, "answer": …}``, or without ``answer`` to test a gold."""
-    logging.disable(logging.CRITICAL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    # Only replies may reach the pipe, whatever a library prints.
-    with os.fdopen(os.dup(1), "w") as replies:
-        os.dup2(2, 1)
-        print(json.dumps({"result": "ready"}), file=replies, flush=True)
-        for line in sys.stdin:
-            print(json.dumps(_reply(json.loads(line), deadline_seconds)), file=replies, flush=True)
-
-
-if __name__ == "__main__":
-    main(float(sys.argv[1]))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar, cast
 
-from lit_grpo.rewards._boundary import as_score, as_scores, failed_scores, is_failure
+from lit_grpo.rewards._boundary import as_score, as_scores, failed_scores
 from lit_grpo.rewards.reward import Reward
 from lit_grpo.types import Completion, Prompt, Score
 
@@ -70,7 +70,7 @@ class Call:
         """Delivers the scores, or returns the seconds to wait before the next try."""
         self.tries.append(scores)
         may_retry = self.reward.on_error == "retry" and len(self.tries) <= self.reward.num_retries
-        if may_retry and any(map(is_failure, scores)):
+        if may_retry and any(score.is_failure for score in scores):
             ceiling = FIRST_BACKOFF_SECONDS * 2 ** (len(self.tries) - 1)
             # Jitter keeps calls that failed together from coming back together.
             return min(ceiling, MAX_BACKOFF_SECONDS) * _jitter.uniform(0.5, 1.5)

@@ -1,4 +1,4 @@
-"""Any reward function of the TRL form as a reward, unchanged.
+"""Any reward function of TRL's or of verl's form as a reward, unchanged.
 
 It passes what the function asks for and refuses what it does not take; it never looks inside.
 """
@@ -6,47 +6,51 @@ It passes what the function asks for and refuses what it does not take; it never
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import inspect
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from lit_grpo.rewards._load_function import load_function
 from lit_grpo.rewards.reward import Reward, Value
 from lit_grpo.types import Completion, Prompt
 
-RESERVED = ("prompts", "completions", "completion_ids")
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class FunctionReward(Reward):
-    """Calls ``f(prompts, completions, **columns) -> list[float | None]``, sync or async.
+    """Calls a function of TRL's or, when it has a parameter ``solution_str``, of verl's form.
 
-    The function is called once a group. ``prompts`` and ``completions`` are texts, or lists of
-    messages when the prompt is a conversation. Every column of the row arrives under its name as a
-    list of G equal values, ``answer`` and ``completion_ids`` too; a function without ``**kwargs``
-    gets only those that it names.
+    TRL: ``f(prompts, completions, **columns) -> list[float | None]``, once a group. ``prompts``
+    and ``completions`` are texts, or lists of messages when the prompt is a conversation. Every
+    column of the row arrives under its name as a list of G equal values, ``answer`` and
+    ``completion_ids`` too.
+
+    verl: ``f(data_source, solution_str, ground_truth, extra_info) -> float | dict``, once a
+    completion. ``ground_truth`` is the one in the column ``reward_model``, else the gold answer;
+    ``data_source`` and ``extra_info`` are columns, and ``extra_info`` is empty without one. The
+    value of a dict is its ``score``.
+
+    Either may be ``async def``. A function without ``**kwargs`` gets only what it names.
 
     Args:
         function: ``module:function``, ``module.function``, ``path/to/file.py:function``, or a
             callable.
-        kwargs: further keyword arguments. Each must be a named parameter of the function, since
-            one that vanishes into its ``**kwargs`` would be a silent mistake.
+        reward_kwargs: further keyword arguments. Each must be a named parameter of the function,
+            since one that vanishes into its ``**kwargs`` would be a silent mistake.
     """
 
     def __init__(
         self,
         function: str | Callable[..., Any],
-        kwargs: dict[str, Any] | None = None,
+        reward_kwargs: dict[str, Any] | None = None,
         *,
         name: str | None = None,
         **settings: Any,
     ) -> None:
-        self.function = load_function(function) if isinstance(function, str) else function
-        self.kwargs = dict(kwargs or {})
+        self._source = function
+        self.function = _resolve(function)
+        self.reward_kwargs = dict(reward_kwargs or {})
         super().__init__(name=name or _default_name(self.function), **settings)
         parameters = inspect.signature(self.function).parameters.values()
         self._named = [one.name for one in parameters if one.kind in NAMED]
@@ -57,117 +61,132 @@ class FunctionReward(Reward):
         self._refuse_unknown_kwargs()
 
     @property
+    def is_grouped(self) -> bool:
+        return self._form is TRL
+
+    @property
     def is_async(self) -> bool:
         function = self.function
         call = getattr(function, "__call__", None)  # noqa: B004 - an object with async __call__
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
-    def score_group(self, prompt: Prompt, completions: Sequence[Completion]) -> Sequence[Value]:
-        return self.function(**self._arguments(prompt, completions))
+    def score(self, prompt: Prompt, completion: Completion) -> Value | Awaitable[Value]:
+        result = self._call(self._form.row(prompt) | {"solution_str": completion.text})
+        return _value_of(result) if inspect.isawaitable(result) else _value(result)
+
+    def score_group(
+        self, prompt: Prompt, completions: Sequence[Completion]
+    ) -> Sequence[Value] | Awaitable[Sequence[Value]]:
+        size = len(completions)
+        columns = {name: [value] * size for name, value in self._form.row(prompt).items()}
+        return self._call(columns | _conversations(prompt, completions))
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuses data without a column that the function requires."""
         for prompt in prompts:
-            given = set(RESERVED) | set(_columns(prompt)) | set(self.kwargs)
+            row = self._form.row(prompt)
+            given = {*self._form.reserved, *row, *self.reward_kwargs}
             if missing := sorted(self._required - given):
                 raise ValueError(
                     f"every column that {self.name} requires must be in the data, "
                     f"{', '.join(missing)} is missing from prompt {prompt.id}, which has "
-                    f"{', '.join(sorted(_columns(prompt))) or 'none'}. Map the column in the "
-                    "data module, set it in kwargs, or give the parameter a default."
+                    f"{', '.join(sorted(row)) or 'none'}. Map the column in the data module, set "
+                    "it in reward_kwargs, or give the parameter a default."
                 )
 
-    def _arguments(self, prompt: Prompt, completions: Sequence[Completion]) -> dict[str, Any]:
-        size = len(completions)
-        columns = {name: [value] * size for name, value in _columns(prompt).items()}
-        if prompt.messages is None:
-            prompts: list[Any] = [prompt.text] * size
-            texts: list[Any] = [one.text for one in completions]
-        else:
-            prompts = [[dict(message) for message in prompt.messages] for _ in completions]
-            texts = [[{"role": "assistant", "content": one.text}] for one in completions]
-        ids = [list(one.token_ids) for one in completions]
-        given = columns | {"prompts": prompts, "completions": texts, "completion_ids": ids}
+    @property
+    def _form(self) -> Form:
+        return VERL if "solution_str" in self._named else TRL
+
+    def _call(self, given: dict[str, Any]) -> Any:
         if not self._takes_all:
             given = {name: value for name, value in given.items() if name in self._named}
-        return given | self.kwargs
+        return self.function(**(given | self.reward_kwargs))
 
     def _refuse_unknown_kwargs(self) -> None:
-        accepted = [name for name in self._named if name not in RESERVED]
-        for name in self.kwargs:
+        accepted = [name for name in self._named if name not in self._form.reserved]
+        for name in self.reward_kwargs:
             if name not in accepted:
                 near = difflib.get_close_matches(name, accepted, n=1)
                 hint = f" Did you mean {near[0]}?" if near else ""
                 raise ValueError(
-                    f"kwargs must be named parameters of {self.name}, got {name!r} (it would not "
-                    f"reach the function). It accepts {', '.join(accepted) or 'none'}.{hint}"
+                    f"reward_kwargs must be named parameters of {self.name}, got {name!r} (it "
+                    f"would not reach the function). It accepts "
+                    f"{', '.join(accepted) or 'none'}.{hint}"
                 )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A function that came from a path goes to another process as that path."""
+        return {name: value for name, value in vars(self).items() if name != "function"}
 
-def load_function(path: str) -> Callable[..., Any]:
-    """The function at ``module:function``, ``module.function`` or ``file.py:function``.
-
-    Raises:
-        ValueError: there is no such module, file or function.
-    """
-    place, colon, name = path.rpartition(":")
-    if not colon:
-        place, _, name = path.rpartition(".")
-    if not place or not name:
-        raise ValueError(
-            f"function must be module:function or path/to/file.py:function, got {path!r} "
-            "(it is imported from there). Set function in the init_args of FunctionReward."
-        )
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-    function = getattr(module, name, None)
-    if not callable(function):
-        near = difflib.get_close_matches(name, [one for one in dir(module) if one[0] != "_"], n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise ValueError(f"function must exist, {place} has no function {name!r}.{hint}")
-    return function
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.function = _resolve(self._source)
 
 
-def _load_module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there, something that it imports is not
-        raise ValueError(
-            f"function must be in a module that can be imported, got {name!r} ({error}). Install "
-            "it, or name the file: path/to/file.py:function."
-        ) from None
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ValueError(
-            f"function must be in a file that exists, got {path} (looked in {Path.cwd()})."
-        )
-    name = f"{path.stem} at {path.resolve()}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Registered before it runs, since dataclasses and pickle look a module up by name.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+def _resolve(function: str | Callable[..., Any]) -> Callable[..., Any]:
+    return load_function(function) if isinstance(function, str) else function
 
 
 def _default_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _columns(prompt: Prompt) -> Mapping[str, Any]:
-    """The columns as TRL passes them: all but the prompt itself, and the gold as ``answer``."""
+def _trl_row(prompt: Prompt) -> dict[str, Any]:
+    """All columns but the prompt itself, and the gold as ``answer``."""
     gold = {} if prompt.answer is None else {"answer": prompt.answer}
-    hidden = {"prompt", "completion", *RESERVED}
+    hidden = {"prompt", "completion", *TRL.reserved}
     columns = gold | dict(prompt.columns)
     return {name: value for name, value in columns.items() if name not in hidden}
+
+
+def _verl_row(prompt: Prompt) -> dict[str, Any]:
+    """What verl takes of a row; a data source or a gold that the row lacks is left out."""
+    columns = prompt.columns
+    marked = columns.get("reward_model")
+    gold = marked.get("ground_truth") if isinstance(marked, Mapping) else None
+    row = {
+        "data_source": columns.get("data_source"),
+        "ground_truth": prompt.answer if gold is None else gold,
+        "extra_info": columns.get("extra_info") or {},
+    }
+    return {name: value for name, value in row.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What functions of one form are called with."""
+
+    reserved: tuple[str, ...]
+    """Arguments made of the completions."""
+    row: Callable[[Prompt], dict[str, Any]]
+    """Arguments made of the row."""
+
+
+TRL = Form(reserved=("prompts", "completions", "completion_ids"), row=_trl_row)
+VERL = Form(reserved=("solution_str",), row=_verl_row)
+
+
+def _conversations(prompt: Prompt, completions: Sequence[Completion]) -> dict[str, Any]:
+    """TRL's arguments made of the completions: texts, or messages in a conversation."""
+    ids = [list(one.token_ids) for one in completions]
+    if prompt.messages is None:
+        prompts: list[Any] = [prompt.text for _ in completions]
+        texts: list[Any] = [one.text for one in completions]
+    else:
+        prompts = [[dict(message) for message in prompt.messages] for _ in completions]
+        texts = [[{"role": "assistant", "content": one.text}] for one in completions]
+    return {"prompts": prompts, "completions": texts, "completion_ids": ids}
+
+
+async def _value_of(result: Awaitable[Any]) -> Value:
+    return _value(await result)
+
+
+def _value(result: Any) -> Value:
+    """The value of what a function of verl's form returned; the boundary judges the rest."""
+    if not isinstance(result, Mapping):
+        return result
+    if "score" not in result:
+        raise ValueError(f"a dict must have the key 'score', got {', '.join(map(str, result))}")
+    return result["score"]

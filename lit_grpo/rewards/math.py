@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from lit_grpo.rewards._answers import Answer, compare
 from lit_grpo.rewards._extraction import STOP_MARKERS, find_answer, read_gold
-from lit_grpo.rewards._math_pool import MathPool, MathWorkerError
+from lit_grpo.rewards._worker_pool import WorkerError, WorkerPool, check_positive
 from lit_grpo.rewards.reward import Reward
 from lit_grpo.types import Completion, Prompt
 
+FUNCTIONS = Path(__file__).with_name("_math_worker.py")
+MAX_MEMORY_GB = 4.0
+"""What math-verify needs beyond it fails in its worker and not in the trainer."""
 NUM_SHOWN = 5
 
 _read_gold = lru_cache(maxsize=100_000)(read_gold)
@@ -53,23 +57,24 @@ class MathReward(Reward):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        limits = {"deadline_seconds": deadline_seconds, "num_workers": num_workers}
-        for setting, value in (limits | {"tail_characters": tail_characters}).items():
-            if value <= 0:
-                raise ValueError(
-                    f"{setting} must be positive, got {value}. "
-                    f"Set {setting} in the init_args of MathReward."
-                )
         self.correct = correct
         self.wrong = wrong
         self.deadline_seconds = deadline_seconds
         self.num_workers = num_workers
         self.tail_characters = tail_characters
         self.stop_markers = tuple(stop_markers)
-        self._pool: MathPool | None = None
+        check_positive(self, "deadline_seconds", "num_workers", "tail_characters")
+        self._pool: WorkerPool | None = None
 
     def start(self) -> None:
-        self._pool = MathPool(self.num_workers, self.deadline_seconds)
+        self._pool = WorkerPool(
+            FUNCTIONS,
+            ("is_answer", "1"),
+            num_workers=self.num_workers,
+            deadline_seconds=self.deadline_seconds,
+            max_memory_gb=MAX_MEMORY_GB,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None
@@ -104,18 +109,18 @@ class MathReward(Reward):
         verdict = compare(gold, answer)
         if verdict is not None:
             return verdict
-        return await self._started_pool().is_equal(gold.text, answer.text)
+        return await self._started_pool().call("is_equal", gold.text, answer.text)
 
     async def _is_readable(self, gold: str | None) -> bool:
         answer = _read_gold(gold or "")
         if answer is None or answer.kind != "expression":
             return answer is not None
         try:
-            return await self._started_pool().is_answer(answer.text)
-        except (TimeoutError, MathWorkerError):
+            return await self._started_pool().call("is_answer", answer.text)
+        except (TimeoutError, WorkerError):
             return False
 
-    def _started_pool(self) -> MathPool:
+    def _started_pool(self) -> WorkerPool:
         if self._pool is None:
             raise RuntimeError("MathReward is not started; call start() of its suite first")
         return self._pool

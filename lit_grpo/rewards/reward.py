@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from lit_grpo.types import Completion, Prompt, Score
+from lit_grpo.types import Completion, Observed, Prompt, Score
 
 OnError = Literal["retry", "mask", "drop_group", "raise"]
 Value = float | Score | None
@@ -86,10 +86,30 @@ class Reward:
     def close(self) -> object:
         """Releases what ``start`` acquired; scores that are still pending are lost."""
 
+    def observe(self) -> Observed:
+        """What was measured since the last call, for the metrics of a rollout step."""
+        return Observed()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know, such as money spent; every rank calls this."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes a state back."""
+
     @property
     def is_grouped(self) -> bool:
         """Whether siblings are scored together; ``score_group`` wins over ``score``."""
         return type(self).score_group is not Reward.score_group
+
+    @property
+    def siblings_per_call(self) -> int | None:
+        """How many completions of one prompt ``score_group`` is given at a time, at most.
+
+        None means all G, when the last of them has been generated. A number lets scoring begin as
+        soon as so many are there.
+        """
+        return None
 
     @property
     def is_async(self) -> bool:

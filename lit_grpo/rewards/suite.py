@@ -9,16 +9,19 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lit_grpo.rewards._boundary import is_failure
 from lit_grpo.rewards._combine import combine
 from lit_grpo.rewards._runners import Call, LoopThread, SyncRunner
 from lit_grpo.rewards.reward import Reward, check_settings
-from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score
+from lit_grpo.types import Completion, Group, Observed, Outcome, Prompt, RolloutBatch, Score
 
 _log = logging.getLogger(__name__)
+
+MAX_WAIT_SECONDS = threading.TIMEOUT_MAX
 
 
 class RewardFailed(RuntimeError):
@@ -110,6 +113,20 @@ class RewardSuite:
             scoring.add(row, completion)
         return scoring.result()
 
+    def observe(self) -> list[Observed]:
+        """What each reward measured since the last call."""
+        return [reward.observe() for reward in self.rewards]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What each reward wants kept, by name; every rank must call this."""
+        return {reward.name: reward.state_dict() for reward in self._running}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Gives each running reward its state back."""
+        for reward in self._running:
+            if reward.name in state:
+                reward.load_state_dict(state[reward.name])
+
     def close(self) -> None:
         """Cancels what is pending and closes the rewards, within about 2 seconds."""
         if self._loop is None:
@@ -184,6 +201,8 @@ class Scoring:
             reward.name: [None] * num_rows for reward in suite.rewards
         }
         self._missing = [group_size] * len(self._prompts)
+        self._siblings: dict[tuple[str, int], list[int]] = defaultdict(list)
+        """(reward, group) -> rows that wait for others to be scored with."""
         self._num_pending = num_rows * len(suite.rewards)
         self._failure: RewardFailed | None = None
         self._changed = threading.Condition()
@@ -198,11 +217,28 @@ class Scoring:
         group = row // self._group_size
         self._missing[group] -= 1
         for reward in self._suite.rewards:
-            if not reward.is_grouped:
-                self._submit(reward, (row,))
-            elif not self._missing[group]:
-                self._submit(reward, tuple(self._rows(group)))
+            self._take(reward, group, row, is_last=not self._missing[group])
         self._suite._expire()
+
+    def _take(self, reward: Reward, group: int, row: int, *, is_last: bool) -> None:
+        waiting = self._siblings[reward.name, group]
+        waiting.append(row)
+        size = reward.siblings_per_call if reward.is_grouped else 1
+        if is_last or len(waiting) == size:
+            self._submit(reward, tuple(sorted(waiting)))
+            waiting.clear()
+
+    def wait(self, seconds: float = MAX_WAIT_SECONDS) -> bool:
+        """Whether ``result`` has nothing to wait for, now or within these seconds."""
+        self._refuse_unready()
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while self._num_pending and self._failure is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(min(left, self._suite._expire() or left))
+        return True
 
     def result(self) -> RolloutBatch:
         """Waits for the scores that are still missing.
@@ -210,18 +246,48 @@ class Scoring:
         Raises:
             RewardFailed: a reward with ``on_error="raise"`` failed.
         """
+        self.wait()
+        if self._failure is not None:
+            self.cancel()
+            raise self._failure
+        return combine(self._suite.rewards, map(self._group, range(len(self._prompts))))
+
+    def expire(self, seconds: float) -> None:
+        """Gives up on every score that is still missing after these seconds of waiting."""
+        detail = f"no score within {seconds:g} s after generation (score_deadline_seconds)"
+        late = Score(value=None, outcome=Outcome.TIMEOUT, detail=detail)
+        for reward in self._suite.rewards:
+            self._fill(reward.name, dict.fromkeys(range(len(self._completions)), late))
+
+    def ask_again(self) -> None:
+        """Scores once more what failed for another reason than the completion's own."""
+        for reward in self._suite.rewards:
+            for group in range(len(self._prompts)):
+                rows = [row for row in self._rows(group) if self._is_outage(reward.name, row)]
+                if rows and reward.is_grouped and reward.siblings_per_call is None:
+                    rows = list(self._rows(group))
+                with self._changed:
+                    for row in rows:
+                        self._scores[reward.name][row] = None
+                    self._num_pending += len(rows)
+                for row in rows:
+                    self._take(reward, group, row, is_last=row == rows[-1])
+
+    def _is_outage(self, name: str, row: int) -> bool:
+        score = self._scores[name][row]
+        return score is not None and score.is_outage
+
+    def _refuse_unready(self) -> None:
         if self.is_cancelled:
             raise RuntimeError("this scoring was cancelled, so it has no result")
         if any(self._missing):
             rows = [row for row, one in enumerate(self._completions) if one is None]
             raise RuntimeError(f"rows {rows[:8]} were never added, so they have no scores")
-        with self._changed:
-            while self._num_pending and self._failure is None:
-                self._changed.wait(self._suite._expire())
-        if self._failure is not None:
-            self.cancel()
-            raise self._failure
-        return combine(self._suite.rewards, map(self._group, range(len(self._prompts))))
+
+    @property
+    def counted_rewards(self) -> list[str]:
+        """The names of those that have a weight in the sum."""
+        return [name for name, weight in self._suite.weights.items() if weight]
 
     def cancel(self) -> None:
         """Forgets the step: what was not begun is not scored."""
@@ -241,16 +307,21 @@ class Scoring:
 
     def deliver(self, call: Call, scores: tuple[Score, ...]) -> None:
         """Takes the scores of a call, on whichever thread made it."""
-        failed = next(filter(is_failure, scores), None)
+        failed = next((score for score in scores if score.is_failure), None)
         if failed is not None:
             self._suite._warn(call, failed)
-        slots = self._scores[call.reward.name]
-        for row, score in zip(call.rows, scores, strict=True):
-            slots[row] = score
-        with self._changed:
-            self._num_pending -= len(scores)
-            if failed is not None and call.reward.on_error == "raise" and self._failure is None:
+            if call.reward.on_error == "raise" and self._failure is None:
                 self._failure = RewardFailed(call.reward.name, call.prompt.id, failed)
+        self._fill(call.reward.name, dict(zip(call.rows, scores, strict=True)))
+
+    def _fill(self, name: str, scores: Mapping[int, Score]) -> None:
+        """Enters scores where there are none yet; what comes too late is dropped."""
+        slots = self._scores[name]
+        with self._changed:
+            for row, score in scores.items():
+                if slots[row] is None:
+                    slots[row] = score
+                    self._num_pending -= 1
             if not self._num_pending or self._failure is not None:
                 self._changed.notify_all()
 

@@ -1,4 +1,4 @@
-"""How a callback ends a run."""
+"""How a run is ended before its last step, by a callback or by the step itself."""
 
 from __future__ import annotations
 

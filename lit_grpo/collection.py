@@ -1,0 +1,93 @@
+"""Prompts to scored groups: generation, scoring beside it, and groups that replace those without
+signal. Changes no parameter and knows no loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lit_grpo.advantages import compute_advantages
+from lit_grpo.metrics import Metrics, add_observed_metrics, add_refill_metrics, add_rollout_metrics
+from lit_grpo.outage import OutagePolicy, Outages
+from lit_grpo.policy_module import SeedPurpose, seed_everything
+from lit_grpo.ranks import gather_objects
+from lit_grpo.stages import stage
+from lit_grpo.types import Prompt, RolloutBatch
+
+if TYPE_CHECKING:
+    from lit_grpo.module import GRPOModule
+
+
+class Collector:
+    """Collects the rollouts of one step after the other."""
+
+    def __init__(self, module: GRPOModule, outage: OutagePolicy) -> None:
+        self._module = module
+        self._outages = Outages(module, outage)
+
+    def collect(self, prompts: Sequence[Prompt], metrics: Metrics) -> RolloutBatch:
+        """B scored groups; scoring overlaps generation.
+
+        Raises:
+            StepAbandoned: too many scores are absent, or the run was asked to end meanwhile.
+        """
+        module = self._module
+        seed = module.derive_seed(SeedPurpose.ROLLOUT, module.rollout_step)
+        seed_everything(seed)
+        with stage(module, "weight_sync"):
+            module.engine.load_weights(module.policy, module.global_step)
+        rollouts = self._sample_and_score(prompts, seed)
+        assert rollouts is not None
+        add_rollout_metrics(metrics, rollouts)
+        if module.dynamic_sampling_rounds:
+            rollouts = self._refill(rollouts, metrics)
+        for observed in module.rewards.observe():
+            add_observed_metrics(metrics, observed)
+        return rollouts
+
+    def _sample_and_score(self, prompts: Sequence[Prompt], seed: int) -> RolloutBatch | None:
+        """None without prompts; every rank must call it, also without any."""
+        module = self._module
+        scoring = None
+        if prompts:
+            scoring = module.rewards.open(prompts, module.group_size)
+            with stage(module, "generation"):
+                sampled = module.engine.generate(
+                    prompts, module.group_size, module.sampling, seed=seed
+                )
+                for row, completion in sampled:
+                    scoring.add(row, completion)
+        with stage(module, "reward") as details:
+            rollouts = self._outages.await_scores(scoring)
+            if rollouts is not None and rollouts.valid.any():
+                rewards = rollouts.rewards[rollouts.valid]
+                details |= {"reward_mean": rewards.mean(), "reward_std": rewards.std(correction=0)}
+        return rollouts
+
+    def _refill(self, rollouts: RolloutBatch, metrics: Metrics) -> RolloutBatch:
+        """Put groups of further prompts in the place of those without an advantage.
+
+        Source: dynamic sampling, DAPO, arXiv 2503.14476 section 3.2.
+        """
+        module = self._module
+        loader: Any = module.trainer.train_dataloader
+        num_sampled = len(rollouts.groups)
+        for round in range(1, module.dynamic_sampling_rounds + 1):
+            places = self._without_signal(rollouts)
+            num_missing = max(gather_objects(len(places)))
+            if num_missing == 0:
+                break
+            prompts = loader.take(num_missing)[: len(places)]
+            num_sampled += len(prompts)
+            seed = module.derive_seed(SeedPurpose.REFILL, module.rollout_step, round)
+            if fresh := self._sample_and_score(prompts, seed):
+                rollouts = rollouts.with_groups(places, fresh)
+        left = len(self._without_signal(rollouts))
+        add_refill_metrics(metrics, len(rollouts.groups), num_sampled, left)
+        return rollouts
+
+    def _without_signal(self, rollouts: RolloutBatch) -> list[int]:
+        module = self._module
+        advantages = compute_advantages(rollouts, module.rewards.weights, module.advantage)
+        return (~advantages.any(1)).nonzero()[:, 0].tolist()

@@ -1,0 +1,125 @@
+"""Prompts that ask the policy for a rubric, by choice with excerpts of a good and a bad answer.
+
+It shows answers only, never their gold scores. How a rubric is scored is for the reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from lit_grpo.data.columns import list_rows
+from lit_grpo.data.module import PromptData, Split
+from lit_grpo.data.sources import Row
+from lit_grpo.scored_answers import ScoredAnswers, read_scored_answers
+
+RUBRIC_TEMPLATE = """\
+Write a rubric for grading answers to the question below: a short list of criteria, each of which \
+can be checked in the answer itself.
+
+Question:
+{{ question }}
+{%- if good_excerpt %}
+
+A good answer to it begins:
+{{ good_excerpt }}
+
+A bad answer to it begins:
+{{ bad_excerpt }}
+
+Find what makes the one better than the other. The rubric must do for any answer, so do not \
+describe or quote these two.
+{%- endif %}
+"""
+
+
+class RubricData(PromptData):
+    """Prompts that ask for a rubric by which stored answers will be graded.
+
+    Args:
+        template: jinja2 over the columns of the row, ``good_excerpt`` and ``bad_excerpt``; both are
+            null without ``use_contrastive`` and where no answer is better than another. When not
+            given, one that asks for a rubric for the column ``question``.
+        use_contrastive: Show the policy how the best and the worst stored answer begin.
+        excerpt_characters: Longest excerpt.
+        answers_column: The column with the stored answers: a list of texts, or JSON of one.
+        gold_column: The column with their gold scores: a list of numbers, or JSON of one.
+        require_answer: Refuse rows without a gold answer, which a rubric is not compared with.
+        settings: As of PromptData.
+    """
+
+    overridden_by_environment: ClassVar[Mapping[str, str]] = {
+        "use_contrastive": "REWARD_USE_CONTRASTIVE"
+    }
+
+    def __init__(
+        self,
+        train: str | list[str] | None = None,
+        validation: str | list[str] | None = None,
+        test: str | list[str] | None = None,
+        *,
+        template: str | None = None,
+        use_contrastive: bool = False,
+        excerpt_characters: int = 400,
+        answers_column: str = "answers",
+        gold_column: str = "gold_scores",
+        require_answer: bool = False,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            *(train, validation, test),
+            template=RUBRIC_TEMPLATE if template is None else template,
+            require_answer=require_answer,
+            **settings,
+        )
+        if excerpt_characters < 1:
+            raise ValueError(
+                f"excerpt_characters must be >= 1, got {excerpt_characters} (nothing would be "
+                "shown). Set data.excerpt_characters, or data.use_contrastive: false."
+            )
+        self.use_contrastive = use_contrastive
+        self.excerpt_characters = excerpt_characters
+        self.answers_column = answers_column
+        self.gold_column = gold_column
+
+    def rows(self, split: Split) -> list[Row]:
+        """The rows of a split, each with its two excerpts as further columns.
+
+        Raises:
+            ValueError: rows whose answers or gold scores cannot be read, where they are shown.
+        """
+        rows = super().rows(split)
+        stored = self._stored(rows) if self.use_contrastive else [None] * len(rows)
+        return [
+            replace(row, columns={**row.columns, **self._excerpts(one)})
+            for row, one in zip(rows, stored, strict=True)
+        ]
+
+    def _stored(self, rows: Sequence[Row]) -> list[ScoredAnswers]:
+        stored, refused, reason = [], [], ""
+        for row in rows:
+            try:
+                stored.append(
+                    read_scored_answers(row.columns, self.answers_column, self.gold_column)
+                )
+            except ValueError as error:
+                refused.append(row)
+                reason = reason or str(error)
+        if refused:
+            raise ValueError(
+                f"use_contrastive needs answers and gold scores in every row, {len(refused)} of "
+                f"{len(rows)} have none that can be read: {list_rows(refused)} (the first: "
+                f"{reason}). Fill or drop these rows, set data.answers_column and "
+                "data.gold_column, or data.use_contrastive: false."
+            )
+        return stored
+
+    def _excerpts(self, stored: ScoredAnswers | None) -> dict[str, str | None]:
+        if stored is None or not stored.has_contrast:
+            return {"good_excerpt": None, "bad_excerpt": None}
+        return {"good_excerpt": self._cut(stored.best), "bad_excerpt": self._cut(stored.worst)}
+
+    def _cut(self, answer: str) -> str:
+        limit = self.excerpt_characters
+        return answer if len(answer) <= limit else answer[:limit].rstrip() + " …"

@@ -1,0 +1,82 @@
+"""What judging took since it was last asked: calls, waits, tokens, dollars."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from lit_grpo.judge.budget import Cause
+from lit_grpo.judge.config import Price
+from lit_grpo.types import Observed
+
+MILLION = 1e6
+COUNTS = ("calls", "retries", "rate_limited", "parse_errors", "cache_hits")
+TOKENS = ("prompt_tokens", "cached_prompt_tokens", "completion_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one call."""
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    """Of the prompt tokens, those that the server had in its cache."""
+    completion_tokens: int = 0
+
+    @classmethod
+    def of(cls, usage: Any) -> Usage:
+        """What a reply of the openai package says, nothing where it says nothing."""
+        if usage is None:
+            return cls()
+        details = getattr(usage, "prompt_tokens_details", None)
+        return cls(
+            prompt_tokens=getattr(usage, "prompt_tokens", None) or 0,
+            cached_prompt_tokens=getattr(details, "cached_tokens", None) or 0,
+            completion_tokens=getattr(usage, "completion_tokens", None) or 0,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def cost(self, price: Price | None) -> float:
+        """US dollars; 0 without a price."""
+        if price is None:
+            return 0.0
+        cached = price.prompt if price.cached_prompt is None else price.cached_prompt
+        fresh_tokens = self.prompt_tokens - self.cached_prompt_tokens
+        dollars = fresh_tokens * price.prompt + self.cached_prompt_tokens * cached
+        return (dollars + self.completion_tokens * price.completion) / MILLION
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Counts up until it is read."""
+
+    totals: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    samples: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def count(self, name: str, amount: float = 1) -> None:
+        self.totals[f"judge/{name}"] += amount
+
+    def sample(self, name: str, value: float) -> None:
+        self.samples[name].append(value)
+
+    def enter_usage(self, usage: Usage, cost: float) -> None:
+        for name in TOKENS:
+            self.count(name, getattr(usage, name))
+        self.count("cost_usd", cost)
+
+    def enter_waits(self, waited: dict[Cause, float]) -> None:
+        self.sample("timing/semaphore_wait_s", sum(waited.values()))
+        for cause, seconds in waited.items():
+            self.totals[f"timing/judge_wait_{cause}_s"] += seconds
+
+    def read(self) -> Observed:
+        """What was entered since the last reading; counts that did not move are 0."""
+        zeros = dict.fromkeys((f"judge/{name}" for name in (*COUNTS, *TOKENS, "cost_usd")), 0.0)
+        # Taken before it is read: another thread may be writing.
+        totals, self.totals = self.totals, defaultdict(float)
+        samples, self.samples = self.samples, defaultdict(list)
+        return Observed(totals=zeros | totals, samples=dict(samples))

@@ -1,0 +1,81 @@
+"""The stored answers of a row with their gold scores, however its file holds them.
+
+Refuses what cannot be compared; it never fills in a score.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+MIN_ANSWERS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredAnswers:
+    """Answers to one question, two or more, and how good each of them is."""
+
+    answers: tuple[str, ...]
+    gold_scores: tuple[float, ...]
+    """One an answer, finite."""
+
+    @property
+    def has_contrast(self) -> bool:
+        """Whether one answer is better than another."""
+        return min(self.gold_scores) < max(self.gold_scores)
+
+    @property
+    def best(self) -> str:
+        return self.answers[self.gold_scores.index(max(self.gold_scores))]
+
+    @property
+    def worst(self) -> str:
+        return self.answers[self.gold_scores.index(min(self.gold_scores))]
+
+
+def read_scored_answers(
+    columns: Mapping[str, Any], answers_column: str, gold_column: str
+) -> ScoredAnswers:
+    """Reads two columns of a row: lists, arrays, or JSON text of a list.
+
+    Raises:
+        ValueError: why they cannot be read.
+    """
+    answers = _as_list(columns, answers_column)
+    gold_scores = _as_list(columns, gold_column)
+    if len(answers) != len(gold_scores):
+        raise ValueError(f"{len(gold_scores)} in {gold_column} for {len(answers)} {answers_column}")
+    if len(answers) < MIN_ANSWERS:
+        raise ValueError(f"{len(answers)} in {answers_column}, an order needs {MIN_ANSWERS}")
+    for place, (answer, gold) in enumerate(zip(answers, gold_scores, strict=True)):
+        if not isinstance(answer, str):
+            raise ValueError(f"{answers_column}[{place}] is {answer!r}, not text")
+        if not _is_number(gold):
+            raise ValueError(f"{gold_column}[{place}] is {gold!r}, not a finite number")
+    return ScoredAnswers(answers=tuple(answers), gold_scores=tuple(map(float, gold_scores)))
+
+
+def _as_list(columns: Mapping[str, Any], name: str) -> list[Any]:
+    if name not in columns:
+        raise ValueError(f"no column {name}")
+    value = columns[name]
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"{name} is text but not JSON ({error})") from None
+    if hasattr(value, "tolist"):  # parquet read by pandas holds arrays
+        value = value.tolist()
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        raise ValueError(f"{name} is null")
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} is not a list but a {type(value).__name__}")
+    return list(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

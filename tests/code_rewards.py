@@ -1,0 +1,101 @@
+"""Rewards that run what the policy wrote, as their users write them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from lit_grpo.rewards import Reward
+
+
+class RunCode(Reward):
+    """Executes the completion; its value is what this leaves in ``value``."""
+
+    def __init__(self, factor: float = 1.0, **settings):
+        super().__init__(**settings)
+        self.factor = factor
+
+    def score(self, prompt, completion):
+        scope = {"prompt": prompt, "process": os.getpid()}
+        exec(completion.text, scope)
+        value = scope["value"]
+        return self.factor * value if isinstance(value, float) else value
+
+
+class Longest(Reward):
+    """1 for the longest completion of a group."""
+
+    def score_group(self, prompt, completions):
+        if any(one.text == "crash" for one in completions):
+            os._exit(7)
+        longest = max(len(one.text) for one in completions)
+        return [float(len(one.text) == longest) for one in completions]
+
+
+class LongerOfTwo(Longest):
+    @property
+    def siblings_per_call(self):
+        return 2
+
+
+class Diary(Reward):
+    """Writes down which process ran which hook."""
+
+    def __init__(self, file: str, **settings):
+        super().__init__(**settings)
+        self.file = Path(file)
+
+    def note(self, what):
+        with self.file.open("a") as diary:
+            diary.write(f"{what} {os.getpid()}\n")
+
+    async def start(self):
+        self.note("start")
+
+    def check(self, prompts):
+        self.note("check")
+        if any(one.answer is None for one in prompts):
+            raise ValueError("every prompt needs tests")
+
+    def score(self, prompt, completion):
+        self.note("score")
+        return 1.0
+
+    def close(self):
+        self.note("close")
+
+
+class NeedsSandbox(Reward):
+    def start(self):
+        raise FileNotFoundError("no sandbox at /opt/sandbox")
+
+    def score(self, prompt, completion):
+        return 1.0
+
+
+class HoldsLambda(RunCode):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.clean = lambda text: text.strip()
+
+
+class Counts(RunCode):
+    def state_dict(self):
+        return {"count": 1}
+
+
+class Waits(Reward):
+    async def score(self, prompt, completion):
+        return 1.0
+
+
+def runs(data_source, solution_str, ground_truth, extra_info=None, points=1.0):
+    """verl's form."""
+    scope: dict = {}
+    exec(solution_str, scope)
+    return {"score": points * float(scope["value"] == ground_truth)}
+
+
+def lengths(prompts, completions, **columns):
+    """TRL's form."""
+    return [float(len(text)) for text in completions]

@@ -1,0 +1,57 @@
+"""The worker processes of a trainer, seen through /proc."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def guards_of(trainer: int) -> set[int]:
+    """Process ids of the guards that the trainer started, one a worker."""
+    return {pid for pid, parent in _worker_processes().items() if parent == trainer}
+
+
+def workers_of(trainer: int) -> set[int]:
+    """Process ids of the workers themselves."""
+    found = _worker_processes()
+    return {pid for pid, parent in found.items() if found.get(parent) == trainer}
+
+
+def _worker_processes() -> dict[int, int]:
+    """Process id to parent's of everything that runs the worker's file."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            command = (status.parent / "cmdline").read_text()
+            parent = status.read_text().split("PPid:\t")[1].split("\n")[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if "rewards/_worker.py" in command:
+            found[int(status.parent.name)] = int(parent)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def is_busy(pid: int) -> bool:
+    """Whether the process has computed for half a second since it was first asked about."""
+    ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+    return ticks - _first_ticks.setdefault(pid, ticks) > 0.5 * os.sysconf("SC_CLK_TCK")
+
+
+_first_ticks: dict[int, int] = {}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition never came true"
+        time.sleep(0.02)
