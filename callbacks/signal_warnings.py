@@ -8,17 +8,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
 
-from lit_grpo.callbacks.symptoms import MOST, identical_fraction, truncated_fraction
-from lit_grpo.failures import find_failure
+from lit_grpo.symptoms import (
+    MOST,
+    NO_ADVANTAGE,
+    equal_rewards,
+    identical_fraction,
+    nothing_to_compare,
+    truncated_fraction,
+)
 from lit_grpo.types import RolloutBatch, TrainBatch
 
 log = logging.getLogger(__name__)
 
-NO_ADVANTAGE = 1e-6
 CERTAIN = 0.01
 """A sequence with a log-probability this near to 0 would be drawn 99 times of 100."""
 
@@ -64,17 +67,11 @@ class SignalWarnings(Callback):
 def no_token_counts(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:
     if batch is not None and batch.loss_mask.any():
         return None
-    if not rollouts.valid.any():
-        failure = find_failure(rollouts)
-        why = f"no row is valid: {failure}" if failure else "no row is valid."
-    elif batch is None or not rollouts.valid.sum(1).ge(2).any():
-        why = "no group has two valid rows to compare."
-    else:
-        why = (
-            "every valid row is filtered. See model.objective.overlong_filtering and "
-            f"model.sampling.max_tokens: {truncated_fraction(rollouts):.0%} of the completions "
-            "were cut off."
-        )
+    why = nothing_to_compare(rollouts) or (
+        "every valid row is filtered. See model.objective.overlong_filtering and "
+        f"model.sampling.max_tokens: {truncated_fraction(rollouts):.0%} of the completions "
+        "were cut off."
+    )
     return f"No token counts in the loss, so the policy did not move: {why}"
 
 
@@ -83,19 +80,7 @@ def no_advantage(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None
         return None
     if batch.advantages[trained].abs().max() >= NO_ADVANTAGE:
         return None
-    if cancelling := _differing_parts(rollouts):
-        return (
-            f"All advantages are 0 although {' and '.join(cancelling)} differ inside groups: "
-            "their weighted sum does not, they cancel out. Change the rewards' weights, or "
-            "normalise each reward before the sum."
-        )
-    mean = rollouts.rewards[rollouts.valid].mean()
-    return (
-        f"All advantages are 0: inside each group all rewards are equal (their mean is {mean:.3g})"
-        ", so only the KL and entropy terms move the policy. If it solves these prompts, give it "
-        "harder ones; if it solves none, easier ones or a longer warm-up; if the rewards should "
-        "differ, look at the reward. A larger model.group_size makes equal rewards rarer."
-    )
+    return equal_rewards(rollouts)
 
 
 def certain_policy(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:
@@ -142,16 +127,3 @@ CHECKS: Mapping[str, Check] = {
     "identical completions": identical_completions,
     "truncated completions": truncated_completions,
 }
-
-
-def _differing_parts(rollouts: RolloutBatch) -> list[str]:
-    return [
-        repr(name)
-        for name, part in rollouts.parts.items()
-        if any(_differ(row[valid]) for row, valid in zip(part, rollouts.valid, strict=True))
-    ]
-
-
-def _differ(values: Tensor) -> bool:
-    values = values[~torch.isnan(values)]
-    return values.numel() > 1 and bool(values.max() - values.min() > NO_ADVANTAGE)

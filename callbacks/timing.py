@@ -15,6 +15,7 @@ import psutil
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from lit_grpo.callbacks.reward_waits import describe_wait
 from lit_grpo.types import RolloutBatch, Stage
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ STAGE_METRICS = {
 }
 
 GB = 2**30
+REPEAT_EVERY = 50
 
 
 class TimingLog(Callback):
@@ -35,7 +37,8 @@ class TimingLog(Callback):
 
     ``perf/memory_allocated_gb`` and ``perf/memory_reserved_gb`` are the step's peaks on the GPU, in
     units of 2^30 bytes. Without a GPU the first is the resident memory of the process and there is
-    no second.
+    no second. Where most of a step is a wait for rewards a warning says what to change, at the
+    first such step and at every 50th.
 
     Args:
         stages: Also write a line to the log as each stage ends, while the step still runs: number,
@@ -46,6 +49,7 @@ class TimingLog(Callback):
         self.stages = stages
         self._step_start = time.perf_counter()
         self._seconds: dict[str, float] = {}
+        self._num_waiting_steps = 0
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -77,11 +81,21 @@ class TimingLog(Callback):
             rollouts = outputs["rollouts"]
             metrics |= self._stage_metrics(step_seconds)
             metrics |= _rollout_metrics(trainer, rollouts, step_seconds)
+            if trainer.is_global_zero:
+                exposed = metrics.get("timing/reward_exposed_duration_s", 0.0)
+                self._warn_of_wait(describe_wait(outputs["metrics"], exposed, step_seconds))
             if self.stages and trainer.is_global_zero:
                 step = trainer.fit_loop.total_batch_idx
                 memory = memory_gb(pl_module.device)
                 log.info("%s", _step_line(step, step_seconds, memory, rollouts))
         pl_module.log_dict(metrics)
+
+    def _warn_of_wait(self, reason: str | None) -> None:
+        if reason is None:
+            return
+        if self._num_waiting_steps % REPEAT_EVERY == 0:
+            log.warning("%s", reason)
+        self._num_waiting_steps += 1
 
     def _stage_metrics(self, step_seconds: float) -> dict[str, float]:
         metrics = {

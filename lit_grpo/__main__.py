@@ -20,6 +20,9 @@ COMMANDS = {
     "fit": "train a policy with GRPO",
     "validate": "measure a checkpoint on the validation prompts",
     "test": "measure a checkpoint on the test prompts",
+    "rewards": "sample and score a few prompts without training: signal, time and cost of a step",
+    "judge-check": "ask the judges of the config: do they answer and tell good from bad",
+    "rescore": "score a run's logged completions again under changed rewards, and show what moves",
     "report": "draw and sum up the curves of one or more runs",
 }
 
@@ -38,6 +41,9 @@ examples:
   lit-grpo fit --config my.yaml --print_config
   lit-grpo fit --config runs/my/0/config.yaml --ckpt_path last
   lit-grpo validate --config runs/my/0/config.yaml --ckpt_path last
+  lit-grpo rewards --config my.yaml --n 8
+  lit-grpo judge-check --config my.yaml
+  lit-grpo rescore runs/my/0 --config other_rewards.yaml --last 10
   lit-grpo report runs/my/0 runs/my/1
 
 bundled configs (a file of that name in the working directory comes first):
@@ -45,7 +51,8 @@ bundled configs (a file of that name in the working directory comes first):
 
 exit codes:
   0 done, 1 crashed (the traceback is in run.log), 2 wrong command, config or data,
-  130 interrupted; a callback that stops a run chooses its own.
+  130 interrupted; a callback that stops a run chooses its own. judge-check: 1 where a judge
+  cannot tell good from bad, 2 where it cannot be asked.
 
 `lit-grpo COMMAND --help` lists every key of a command."""
 
@@ -80,7 +87,7 @@ def dispatch(command: str, arguments: list[str]) -> int:
 
 def help_text() -> str:
     return HELP.format(
-        commands="\n".join(f"  {name:<10}{purpose}" for name, purpose in COMMANDS.items()),
+        commands="\n".join(f"  {name:<13}{purpose}" for name, purpose in COMMANDS.items()),
         configs="\n".join(f"  {name}" for name in bundled_configs()) or "  (none)",
     )
 

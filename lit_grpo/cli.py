@@ -36,6 +36,7 @@ from lit_grpo.cli_errors import (
     explain_interpolation,
     quote,
 )
+from lit_grpo.cli_measure import MEASURES, add_options, measure, one_device, with_run
 from lit_grpo.cli_run_dir import TRAINING, choose_run_dir, find_checkpoint, refuse_used
 from lit_grpo.module import GRPOModule
 from lit_grpo.policy_module import PolicyModule
@@ -71,7 +72,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     silence_chatter()
     import_plugins()
     try:
-        invocation = look_at(arguments)
+        invocation = look_at(with_run(arguments) if command == "rescore" else arguments)
         with choose_run_dir(command, invocation) as run_dir:
             return CommandLine(command, invocation, run_dir).execute()
     except SystemExit as leave:
@@ -104,6 +105,7 @@ class CommandLine(LightningCLI):
     def __init__(self, command: str, invocation: Invocation, run_dir: str) -> None:
         self.command = command
         self.trains = command in TRAINING
+        self.config_name = invocation.name
         self.default_run_dir = run_dir
         super().__init__(
             model_class=choose_model(command, invocation),
@@ -138,6 +140,7 @@ class CommandLine(LightningCLI):
             type=str | None,
             help="A checkpoint to go on from, or `last` for the last one in run_dir.",
         )
+        add_options(parser, self.command)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         try:
@@ -162,6 +165,8 @@ class CommandLine(LightningCLI):
         """Adds what every training writes; measuring writes nothing."""
         given, run_dir = self.config_init.trainer, self.config.run_dir
         kwargs["default_root_dir"] = given.default_root_dir or run_dir
+        if self.command in MEASURES:
+            kwargs |= one_device(given)
         if not self.trains:
             return super().instantiate_trainer(logger=False, **kwargs)
         return super().instantiate_trainer(
@@ -176,6 +181,8 @@ class CommandLine(LightningCLI):
             if self.trains:
                 return self._train()
             tell_overridden(self.overridden)
+            if self.command in MEASURES:
+                return measure(self)
             getattr(self.trainer, self.command)(**self._what())
             return 0
         finally:

@@ -11,7 +11,7 @@ from math import comb
 
 from torch import Tensor
 
-from lit_grpo.metrics import Metrics
+from lit_grpo.metrics import Metrics, add_observed_metrics
 from lit_grpo.rewards import MathReward, Reward, RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.types import Prompt, RolloutBatch
@@ -75,6 +75,8 @@ class Evaluation:
             metrics.add_all(f"val/avg@{self.num_samples}", values[~values.isnan()])
             for k in self.pass_at or (self.num_samples,):
                 metrics.add_all(f"val/pass@{k}", _pass_at(k, values))
+        for observed in self.suite.observe():
+            add_observed_metrics(metrics, observed, prefix="val/")
 
     def _values(self, judged: RolloutBatch) -> Tensor:
         """[B, G] what the judge said, whatever its weight; NaN where it said nothing."""

@@ -121,15 +121,15 @@ def _deviations(rewards: Tensor, valid: Tensor) -> Tensor:
     return (squares / (num_valid - 1)).sqrt()[:, 0]
 
 
-def add_observed_metrics(metrics: Metrics, observed: Observed) -> None:
+def add_observed_metrics(metrics: Metrics, observed: Observed, prefix: str = "") -> None:
     """What a reward measured while it scored, under the names that it gives."""
     for name, value in observed.totals.items():
-        metrics.total(name, value)
+        metrics.total(prefix + name, value)
     for name, values in observed.means.items():
-        metrics.add_all(name, values)
+        metrics.add_all(prefix + name, values)
     for name, values in observed.samples.items():
-        metrics.add_all(name, values)
-        metrics.percentile(f"{name}_p95", values, 95)
+        metrics.add_all(prefix + name, values)
+        metrics.percentile(f"{prefix}{name}_p95", values, 95)
 
 
 def add_advantage_metrics(metrics: Metrics, advantages: Tensor, trained: Tensor) -> None:

@@ -165,6 +165,7 @@ class GRPOModule(PolicyModule):
 
     def _end_before_this_step(self, reason: StopReason) -> None:
         stop_run(self.trainer, reason)
+        self.log_dict(self._logged_names)  # or the row would repeat the values of the last step
         self.trainer.train_dataloader.rewind()  # type: ignore[union-attr]
 
     def build_train_batch(self, rollouts: RolloutBatch, metrics: Metrics) -> TrainBatch | None:

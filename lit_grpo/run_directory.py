@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -204,14 +205,27 @@ class CompletionsFile(Callback):
             return
         rank = "" if trainer.world_size == 1 else f"_rank{trainer.global_rank}"
         path = self.directory / f"step_{step:06d}{rank}.parquet"
-        partial = path.with_suffix(".partial")
-        self.directory.mkdir(parents=True, exist_ok=True)
-        pq.write_table(completions_table(step, outputs["rollouts"], outputs["batch"]), partial)
-        os.replace(partial, path)
+        write_table(completions_table(step, outputs["rollouts"], outputs["batch"]), path)
 
 
-def completions_table(step: int, rollouts: RolloutBatch, batch: TrainBatch | None) -> pa.Table:
-    """N rows, in row order."""
+def write_table(table: pa.Table, path: Path) -> None:
+    """Writes a parquet file, which a reader sees whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    pq.write_table(table, partial)
+    os.replace(partial, path)
+
+
+def free_path(path: Path) -> Path:
+    """The path, or one with the next number where there is such a file: ``rewards-1.parquet``."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(1))
+    return next(one for one in chain([path], numbered) if not one.exists())
+
+
+def completions_table(
+    step: int, rollouts: RolloutBatch, batch: TrainBatch | None = None
+) -> pa.Table:
+    """N rows, in row order; without advantages where nothing was trained on."""
     rows = [(g, c) for g in rollouts.groups for c in g.completions]
     text, number = pa.string(), pa.float64()
     columns = {
@@ -221,6 +235,7 @@ def completions_table(step: int, rollouts: RolloutBatch, batch: TrainBatch | Non
         "completion": pa.array([completion.text for _, completion in rows], text),
         "finish_reason": pa.array([completion.finish_reason for _, completion in rows], text),
         "num_tokens": pa.array([len(completion.token_ids) for _, completion in rows], pa.int64()),
+        "token_ids": pa.array([c.token_ids for _, c in rows], pa.list_(pa.int32())),
         "answer": pa.array([group.prompt.answer for group, _ in rows], text),
         "reward": pa.array(rollouts.rewards.flatten().numpy(), number, from_pandas=True),
         "valid": pa.array(rollouts.valid.flatten().numpy(), pa.bool_()),
@@ -231,6 +246,8 @@ def completions_table(step: int, rollouts: RolloutBatch, batch: TrainBatch | Non
         columns[f"score/{name}"] = pa.array([score.value for score in scores], number)
         columns[f"outcome/{name}"] = pa.array([str(score.outcome) for score in scores], text)
         columns[f"detail/{name}"] = pa.array([score.detail for score in scores], text)
+        columns[f"seconds/{name}"] = pa.array([score.seconds for score in scores], number)
+        columns[f"cost/{name}"] = pa.array([score.cost for score in scores], number)
     return pa.table(columns)
 
 

@@ -12,6 +12,7 @@ import torch
 from _benchmark.accuracy import compare_accuracy
 from _benchmark.parts import compare_engine, compare_head
 from _benchmark.results import Result, keep, markdown, show
+from _benchmark.rewards import compare_calls, compare_exposed
 from _benchmark.steps import compare_on_gpu, compare_steps
 from _benchmark.turns import Effort
 from _benchmark.workloads import SIZES, WORKLOADS
@@ -37,6 +38,11 @@ def accuracy(options: argparse.Namespace) -> Iterator[Result]:
     return compare_accuracy(options.start)
 
 
+def rewards(options: argparse.Namespace) -> Iterator[Result]:
+    yield from compare_calls(effort(options))
+    yield from compare_exposed(SIZES[options.size], effort(options))
+
+
 def gpu(options: argparse.Namespace) -> Iterator[Result]:
     if not torch.cuda.is_available():
         print("gpu is skipped: this machine has no CUDA device.")
@@ -53,6 +59,7 @@ FIGURES: dict[str, Figures] = {
     "engine": engine,
     "head": head,
     "accuracy": accuracy,
+    "rewards": rewards,
     "gpu": gpu,
 }
 

@@ -100,7 +100,8 @@ def test_a_module_without_rollouts_logs_its_step_only(tmp_path):
 def stage_log(tmp_path, caplog, **options):
     with caplog.at_level(logging.INFO, logger="lit_grpo"):
         rows(tmp_path, Stages(lambda step: STAGES, **options), steps=1)
-    return [record.getMessage() for record in caplog.records if record.name.startswith("lit_grpo")]
+    ours = [record for record in caplog.records if record.name.startswith("lit_grpo")]
+    return [record.getMessage() for record in ours if record.levelno == logging.INFO]
 
 
 def test_stage_log_has_a_line_as_each_stage_ends_and_one_for_the_step(tmp_path, caplog):

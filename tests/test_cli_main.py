@@ -31,7 +31,8 @@ def test_version_is_the_one_of_the_distribution(capsys):
         ("validat", "error: validat: no such command. Did you mean validate?\n"),
         (
             "--config",
-            "error: --config: no such command. Choose from sft, fit, validate, test, report.\n",
+            "error: --config: no such command. Choose from sft, fit, validate, test, rewards, "
+            "judge-check, rescore, report.\n",
         ),
     ],
 )

@@ -18,6 +18,7 @@ from lit_grpo.sft import SFTModule
 CONFIGS = files("lit_grpo.configs")
 EXPERIMENTS = sorted(path.name for path in CONFIGS.iterdir() if path.name.endswith(".yaml"))
 GRPO_EXPERIMENTS = [name for name in EXPERIMENTS if not name.endswith("sft.yaml")]
+REWARDS = sorted(path.name for path in (CONFIGS / "rewards").iterdir())
 PRESETS = sorted(path.name for path in (CONFIGS / "presets").iterdir())
 
 
@@ -52,6 +53,14 @@ def test_a_shipped_experiment_is_read_and_made(name):
     assert {"ExitCheckpoint", "RolloutProgressBar", "CompletionsFile", "FinalModel"} <= names
     if name != "quickstart_sft.yaml":
         assert {"TimingLog", "ZeroRewardBreaker", "SignalWarnings"} <= names
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_rewards_go_on_top_of_every_experiment(name):
+    for experiment in GRPO_EXPERIMENTS:
+        plain, made = make(experiment), make(experiment, f"rewards/{name}")
+        assert type(made.datamodule) is type(plain.datamodule)
+        assert [reward.name for reward in made.model.rewards.rewards] == [name.split(".")[0]]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

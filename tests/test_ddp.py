@@ -56,11 +56,11 @@ torch.save(
 """
 
 
-def run(directory: Path, script: str) -> list[dict]:
+def run(directory: Path, script: str, *arguments: str) -> list[dict]:
     """What the two ranks of a script wrote."""
     (directory / "run.py").write_text(script)
     result = subprocess.run(
-        [sys.executable, "run.py"],
+        [sys.executable, "run.py", *arguments],
         cwd=directory,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -164,3 +164,71 @@ def test_two_ranks_take_the_step_of_the_union_of_their_rollouts(tmp_path, lost):
     expected = (centered / (deviation + 1e-4)).nan_to_num().flatten().float()
     torch.testing.assert_close(torch.cat(advantages), expected)
     assert ranks[0]["metrics"]["reward/mean"] == pytest.approx(rewards.nanmean().item())
+
+
+OUTAGE = """
+import sys
+import lightning as L
+import torch
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from small_runs import PROMPTS, ShareOfLowBytes, make_module, make_trainer, weights
+from lit_grpo.callbacks import ExitCheckpoint
+from lit_grpo.data.loader import PromptLoader
+from lit_grpo.outage import OutagePolicy
+from lit_grpo.stopping import get_stop_reason
+
+torch.set_num_threads(1)
+mood = sys.argv[1]
+
+class DownOnOneRank(ShareOfLowBytes):
+    '''In the second step, for good or for the first two attempts at it.'''
+    num_calls = 0
+
+    def score(self, prompt, completion):
+        self.num_calls += 1
+        is_down = self.num_calls > 4 if mood == "down" else 4 < self.num_calls <= 12
+        if mood != "up" and module.global_rank and module.rollout_step == 1 and is_down:
+            raise ConnectionError("lost on one rank")
+        return super().score(prompt, completion)
+
+outage = OutagePolicy(
+    max_absent_fraction=0.4, first_pause_seconds=0.1, give_up_after_seconds=0.3
+)
+module = make_module(rewards=[DownOnOneRank()], outage=outage)
+trainer = make_trainer(ExitCheckpoint("."), max_steps=3, devices=2, strategy="ddp")
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self):
+        return PromptLoader(PROMPTS, 2, rank=trainer.global_rank, world_size=2, seed=3)
+
+ckpt = "last.ckpt" if Path("last.ckpt").exists() else None
+trainer.fit(module, Data(), ckpt_path=ckpt, weights_only=True)
+reason = get_stop_reason(trainer)
+torch.save(
+    {{
+        "weights": weights(module),
+        "reason": reason and reason.message,
+        "step": module.rollout_step,
+    }},
+    f"rank{{trainer.global_rank}}.pt",
+)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_wait_and_stop_together_when_one_has_no_scores_and_go_on_exactly(tmp_path):
+    script = OUTAGE.format(tests=str(Path(__file__).parent))
+    runs = {}
+    for directory, mood in (("whole", "up"), ("short", "short"), ("cut", "down"), ("cut", "up")):
+        (tmp_path / directory).mkdir(exist_ok=True)
+        runs[directory, mood] = run(tmp_path / directory, script, mood)
+    for rank in runs["cut", "down"]:
+        assert "lost on one rank" in rank["reason"]
+        assert "4 of the 8 rows (50%)" in rank["reason"]
+        assert rank["step"] == 1
+    for key in (("short", "short"), ("cut", "up")):
+        for whole, rank in zip(runs["whole", "up"], runs[key], strict=True):
+            assert (rank["reason"], rank["step"]) == (None, 3)
+            for name, weight in whole["weights"].items():
+                assert torch.equal(weight, rank["weights"][name]), (key, name)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from judge_server import JudgeServer
 from run_logs import close_logs
 from tiny import LLAMA, completion, prompt
 
@@ -24,11 +25,14 @@ from lit_grpo.batching import UpdateConfig
 from lit_grpo.cli import TRAINER_DEFAULTS
 from lit_grpo.cli_run_dir import RUN_DIR_VARIABLE
 from lit_grpo.evaluation import Evaluation
+from lit_grpo.judge import Judge, Limits, Price
 from lit_grpo.losses import EntropyTerm, KLTerm, Objective, SamplerCorrection
 from lit_grpo.module import GRPOModule
+from lit_grpo.outage import OutagePolicy
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy_module import default_optimizer
-from lit_grpo.rewards import Reward, RewardSuite
+from lit_grpo.rewards import JudgedReward, Reward, RewardSuite
+from lit_grpo.rewards.alignment import Alignment
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.sft import SFTModule
 from lit_grpo.types import Outcome
@@ -119,6 +123,19 @@ def sft_run(workplace) -> Path:
     files = ["--config=warm.yaml", "--config=tiny.yaml", "--config=timed.yaml"]
     assert main(["sft", *files, "--run_dir=runs/warm/0"]) == 0
     return workplace / "runs/warm/0"
+
+
+@pytest.fixture(scope="module")
+def judged_run(workplace) -> Path:
+    """The README's config with a judge beside its rewards, which gives two opinions on each."""
+    with JudgeServer() as server:
+        judge = {"model": "m", "base_url": f"{server.url}/v1", "auth": "none", "temperature": None}
+        reward = {"class_path": "JudgeReward", "init_args": {"judge": judge, "votes": 2}}
+        config = {"trainer": {"callbacks": []}, "model": {"rewards+": [reward]}}
+        (workplace / "judged.yaml").write_text(yaml.safe_dump(config))
+        files = [f"--config={name}.yaml" for name in ("my", "tiny", "judged")]
+        assert main(["fit", *files, "--run_dir=runs/judged"]) == 0
+    return workplace / "runs/judged"
 
 
 def test_the_reward_has_fewer_than_15_lines_and_does_what_it_says(workplace):
@@ -237,10 +254,10 @@ def test_the_tree_has_every_file_and_says_what_it_is_for():
 
 SHIPPED = [
     GRPOModule, SFTModule, Policy, LoRA, Sampling, HFEngine, Objective, KLTerm, EntropyTerm,
-    SamplerCorrection, AdvantageConfig, UpdateConfig, Evaluation, Reward, data.PromptData,
-    data.AdditionData,
+    SamplerCorrection, AdvantageConfig, UpdateConfig, Evaluation, OutagePolicy, Reward, Judge,
+    Limits, Price, data.PromptData, data.RubricData, data.AdditionData,
     *(kind for kind in vars(rewards).values()
-      if inspect.isclass(kind) and issubclass(kind, Reward) and kind is not Reward),
+      if inspect.isclass(kind) and issubclass(kind, Reward) and kind not in (Reward, JudgedReward)),
     *(getattr(callbacks, name) for name in callbacks.__all__),
 ]  # fmt: skip
 
@@ -301,17 +318,19 @@ def generic(column: str) -> str:
     column = re.sub(
         rf"^reward/\w+/({'|'.join(Outcome)})_fraction$", "reward/<name>/<outcome>_fraction", column
     )
+    column = re.sub(r"^timing/judge_wait_\w+_s$", "timing/judge_wait_<setting>_s", column)
     column = re.sub(r"^val/avg@\d+$", "val/avg@<n>", column)
     return re.sub(r"^val/pass@\d+$", "val/pass@<k>", column)
 
 
-def test_the_glossary_has_every_metric_that_runs_log_and_no_other(grpo_run, sft_run):
+def test_the_glossary_has_every_metric_that_runs_log_and_no_other(grpo_run, sft_run, judged_run):
     columns = {
         generic(name)
-        for run in (grpo_run, sft_run)
+        for run in (grpo_run, sft_run, judged_run)
         for name in pd.read_csv(run / "metrics.csv", nrows=0).columns
     }
-    elsewhere = {"perf/memory_reserved_gb", "perf/num_compilations"}
+    parts = {f"reward/<name>/{one.name}" for one in dataclasses.fields(Alignment)}
+    elsewhere = {"perf/memory_reserved_gb", "perf/num_compilations", *parts}
     assert columns | elsewhere == glossary()
 
 
@@ -319,7 +338,8 @@ def test_the_columns_of_completions_are_documented(grpo_run):
     text = (DOCS / "metrics.md").read_text().split("## Completions on disk")[1]
     documented = {name for row in table_rows(text) for name in code(row[0])}
     table = pd.read_parquet(grpo_run / "completions/step_000000.parquet")
-    columns = {re.sub(r"^(score|outcome|detail)/.*", r"\1/<name>", name) for name in table}
+    of_rewards = r"^(score|outcome|detail|seconds|cost)/.*"
+    columns = {re.sub(of_rewards, r"\1/<name>", name) for name in table}
     assert documented == columns
 
 

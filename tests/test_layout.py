@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "policy": {"types", "tokenizer", "packed_attention", "two_halves"},
     "rollout": {"types", "batching", "logprobs"},
     "failures": {"types"},
+    "symptoms": {"types", "failures"},
     "judge": {"types"},
     "rewards": {"types", "judge", "scored_answers"},
     "evaluation": {"types", "metrics", "rewards", "rollout"},
@@ -47,9 +48,15 @@ MAY_IMPORT = {
     },
     "sft": {"types", "batching", "evaluation", "logprobs", "policy", "policy_module", "rollout"},
     "run_directory": {"types"},
+    "reward_trial": {
+        "types", "failures", "module", "policy_module", "rewards", "run_directory", "symptoms",
+    },
+    "judge_check": {"types", "failures", "judge", "rewards"},
+    "reward_changes": {"failures", "rewards"},
+    "rescore": {"types", "failures", "reward_changes", "rewards", "run_directory"},
     "curves": set(),
     "report": {"curves"},
-    "callbacks": {"types", "failures", "stopping"},
+    "callbacks": {"types", "stopping", "symptoms"},
 }  # fmt: skip
 
 

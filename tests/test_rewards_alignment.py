@@ -301,7 +301,7 @@ def test_the_parts_are_metrics_under_the_reward_s_name_once():
         reward = RubricAlignmentReward(server.judge(), name="rubrics", lambda_info=0.0)
         server.script(says(answer="yes"))
         with RewardSuite([reward]) as suite:
-            suite.score([row()] * 2, [[rubric(num_tokens=64)], [rubric(num_tokens=128)]])
+            suite.score([row()] * 2, [[rubric("One.", 64)], [rubric("Another.", 128)]])
             (first,), (second,) = suite.observe(), suite.observe()
     assert sorted(first.means["reward/rubrics/length"]) == pytest.approx([0.125, 0.25])
     assert first.means["reward/rubrics/correlation"] == pytest.approx([1, 1])

@@ -1,6 +1,7 @@
 """Tiny real classifiers, written to disk by the test that reads them; the byte tokenizer."""
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import subprocess
@@ -228,7 +229,8 @@ def test_every_setting_is_reached_from_a_config():
     given = {"path": "rm", "label": "good", "batch_size": 4, "weight": 0.5, "on_error": "raise"}
     config = {"class_path": "lit_grpo.rewards.scorer.ScorerReward", "init_args": given}
     reward = parser.instantiate_classes(parser.parse_object({"reward": config})).reward
-    assert {name: getattr(reward, name) for name in given} == given
+    reached = {**vars(reward), **dataclasses.asdict(reward.settings)}
+    assert {name: reached[name] for name in given} == given
 
 
 def test_settings_out_of_range_are_refused(tmp_path):

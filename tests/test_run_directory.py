@@ -17,6 +17,7 @@ from lit_grpo.run_directory import (
     CompletionsFile,
     FinalModel,
     MetricsFile,
+    free_path,
     last_checkpoint,
     next_run_dir,
     open_run_log,
@@ -179,7 +180,7 @@ def test_checkpoints_without_a_directory_go_into_the_run_directory(tmp_path):
 
 
 def test_completions_are_written_with_scores_and_advantages(tmp_path):
-    down = failed(Outcome.TIMEOUT, "30 s are over")
+    down = failed(Outcome.TIMEOUT, "30 s are over", seconds=30.0)
     completions = [completion("7"), completion("it is", "length"), completion("no")]
     batch = rollouts([[1.0, 0.0, down]], completions)
     trained = train_batch([0.5, -0.5, 0.0], trained=[True, True, False])
@@ -191,6 +192,7 @@ def test_completions_are_written_with_scores_and_advantages(tmp_path):
     assert frame["completion"].tolist() == ["7", "it is", "no"]
     assert frame["finish_reason"].tolist() == ["stop", "length", "stop"]
     assert frame["num_tokens"].tolist() == [1, 5, 2]
+    assert [list(ids) for ids in frame["token_ids"]] == [[55], [*b"it is"], [*b"no"]]
     assert frame["answer"].tolist() == ["7"] * 3
     assert frame["reward"].tolist()[:2] == [1.0, 0.0]
     assert frame["valid"].tolist() == [True, True, False]
@@ -199,6 +201,8 @@ def test_completions_are_written_with_scores_and_advantages(tmp_path):
     assert frame[["reward", "advantage", "score/math"]].iloc[2].isna().all()
     assert frame["outcome/math"].tolist() == ["ok", "ok", "timeout"]
     assert frame["detail/math"].tolist() == ["", "", "30 s are over"]
+    assert frame["seconds/math"].tolist() == [0.25, 0.25, 30.0]
+    assert frame["cost/math"].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_completions_are_written_every_nth_step_also_without_a_train_batch(tmp_path):
@@ -212,6 +216,13 @@ def test_completions_are_written_every_nth_step_also_without_a_train_batch(tmp_p
 def test_completions_at_no_step_at_all_are_refused(tmp_path):
     with pytest.raises(ValueError, match="every_n_steps must be >= 1, got 0"):
         CompletionsFile(tmp_path, every_n_steps=0)
+
+
+def test_a_file_is_never_put_where_one_is(tmp_path):
+    assert free_path(tmp_path / "a.parquet") == tmp_path / "a.parquet"
+    for name in ("a.parquet", "a-1.parquet", "a-3.parquet"):
+        (tmp_path / name).touch()
+    assert free_path(tmp_path / "a.parquet") == tmp_path / "a-2.parquet"
 
 
 # final/
@@ -251,7 +262,8 @@ def test_a_stopped_run_has_no_final_model(tmp_path):
 
 
 @pytest.fixture
-def run_log(tmp_path):
+def run_log(tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="lightning.pytorch")  # commands silence it
     handler = open_run_log(tmp_path)
     yield tmp_path / "run.log"
     for name in LOGGED:

@@ -65,6 +65,7 @@ class Grant:
 
     waited: dict[Cause, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds by what was waited for."""
+    is_given: bool = False
     _tokens: list[float] | None = None
 
     @contextmanager
@@ -74,6 +75,15 @@ class Grant:
             yield
         finally:
             self.waited[cause] += time.monotonic() - start
+
+    def explain(self) -> JudgeFailure:
+        """Why a call that ran out of time before it began had to wait so long."""
+        cause, seconds = max(self.waited.items(), key=lambda one: one[1])
+        return JudgeFailure(
+            Outcome.TIMEOUT if cause == "max_concurrency" else Outcome.RATE_LIMITED,
+            f"no call within limits.deadline_seconds: {seconds:.1f} s went into waiting for "
+            f"{cause}",
+        )
 
     def settle(self, num_tokens: int) -> None:
         """Count the tokens that the call took instead of those that were expected."""
@@ -129,6 +139,7 @@ class CallBudget:
                 cause, seconds = wait
                 with grant.waiting_for(cause):
                     await asyncio.sleep(seconds)
+            grant.is_given = True
             yield
         finally:
             slots.release()
@@ -192,10 +203,11 @@ def budget_of(judge: Judge) -> CallBudget:
         known = _budgets.get(place)
         if known is None:
             known = _budgets[place] = CallBudget(judge.limits, *_rank_and_world_size())
-        elif known.limits != judge.limits:
+        elif known.limits.shared != judge.limits.shared:
             raise ValueError(
                 f"rewards that ask the same judge, {judge.model}, must give it the same limits, "
-                f"got {judge.limits} and {known.limits} (they share them). Set the same limits."
+                f"got {judge.limits.shared} and {known.limits.shared} (they share them). Set the "
+                "same limits."
             )
         known.num_clients += 1
         return known

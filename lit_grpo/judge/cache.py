@@ -33,11 +33,19 @@ class VerdictCache:
                 "a judge's cache needs the package diskcache, which is not installed. "
                 "Install it with: pip install 'lit-grpo[judge]'."
             ) from None
+
+        class JsonAlone(diskcache.JSONDisk):
+            """Loads no pickle, as JSONDisk would: one in a shared directory could do anything."""
+
+            def fetch(self, mode: int, *place: Any) -> Any:
+                if mode == diskcache.core.MODE_PICKLE:
+                    raise ValueError("an entry that is a pickle")
+                return super().fetch(mode, *place)
+
         try:
-            # JSON, since a pickle from a shared directory could run anything. Nothing is evicted:
-            # each entry was paid for.
+            # Nothing is evicted: each entry was paid for.
             self._entries = diskcache.Cache(
-                str(directory.expanduser()), disk=diskcache.JSONDisk, eviction_policy="none"
+                str(directory.expanduser()), disk=JsonAlone, eviction_policy="none"
             )
         except (OSError, sqlite3.Error) as error:
             raise ValueError(

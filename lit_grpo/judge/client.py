@@ -114,18 +114,19 @@ class JudgeClient:
         costs: list[float] = []
         failures: list[JudgeFailure] = []
         while True:
-            by_schema = self._demands_schema
+            by_schema, grant = self._demands_schema, Grant()
             try:
-                async with asyncio.timeout_at(_loop_time(deadline)):
-                    verdicts = await self._call(question, by_schema, costs)
+                async with asyncio.timeout_at(_loop_time(deadline)) as timer:
+                    verdicts = await self._call(question, by_schema, grant, costs)
                 return Answer(verdicts=verdicts, cost=sum(costs))
             except Exception as error:
-                failure = as_failure(error)
+                is_waiting = timer.expired() and not grant.is_given
+                failure = grant.explain() if is_waiting else as_failure(error)
             if by_schema and failure.refuses_schema and self.judge.reply_format == "auto":
                 self._give_up_schema(failure)
                 continue
             failures.append(failure)
-            if failure.outcome in COUNTED:
+            if grant.is_given and failure.outcome in COUNTED:
                 self.ledger.count(COUNTED[failure.outcome])
             wait = _seconds_before_retry(failures, self.judge.limits.num_retries)
             if wait is None or time.monotonic() + wait > deadline:
@@ -134,11 +135,10 @@ class JudgeClient:
             await asyncio.sleep(wait)
 
     async def _call(
-        self, question: Question, by_schema: bool, costs: list[float]
+        self, question: Question, by_schema: bool, grant: Grant, costs: list[float]
     ) -> Mapping[str, Verdict]:
         """One HTTP request, whatever comes of it entered in the books."""
         request = self._request(question, by_schema)
-        grant = Grant()
         try:
             async with self.budget.slot(grant, self._expected_tokens(question)):
                 completion = await self._send(request)

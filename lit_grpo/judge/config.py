@@ -5,13 +5,16 @@ Secrets are named by the variables that hold them and never stand here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 Api = Literal["openai", "azure", "azure_v1"]
 Auth = Literal["key", "token", "entra", "none"]
+VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+"""In capitals, as is usual: small letters tell keys such as ``hf_…`` from names."""
 ReplyFormat = Literal["auto", "schema", "text"]
 
 
@@ -68,6 +71,12 @@ class Limits:
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise _refusal(f"limits.{name}", "positive", value)
 
+    @property
+    def shared(self) -> dict[str, float | None]:
+        """Those that all who ask the deployment have in common."""
+        names = ("max_concurrency", "requests_per_minute", "tokens_per_minute", "max_cost_usd")
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
@@ -83,7 +92,7 @@ class Judge:
             ``AZURE_API_VERSION``.
         auth: ``key``; ``token`` for an Entra token in a variable; ``entra`` for one that
             azure-identity fetches and renews; ``none`` for a server that asks for nothing.
-        secret_variable: Name of the variable that holds the key or the token. When null
+        secret_variable: Name, in capitals, of the variable with the key or the token. When null
             ``OPENAI_API_KEY``, on Azure ``AZURE_OPENAI_API_KEY`` or ``AZURE_API_KEY``, and
             ``AZURE_OPENAI_AD_TOKEN`` for a token.
         temperature: Null leaves it out, as reasoning models need.
@@ -106,7 +115,7 @@ class Judge:
     temperature: float | None = 0.0
     max_completion_tokens: int = 1024
     reply_format: ReplyFormat = "auto"
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    extra_body: Mapping[str, Any] | None = None
     limits: Limits = Limits()
     price: Price | None = None
     cache: Path | None = None
@@ -116,6 +125,12 @@ class Judge:
             raise _refusal("max_completion_tokens", ">= 1", self.max_completion_tokens)
         if self.temperature is not None and self.temperature < 0:
             raise _refusal("temperature", ">= 0, or null", self.temperature)
+        if self.secret_variable is not None and not VARIABLE.fullmatch(self.secret_variable):
+            raise ValueError(
+                "secret_variable must be the name of an environment variable in capitals, such as "
+                "OPENAI_API_KEY, got something else (a key itself would be saved with the config). "
+                "Export the key and name its variable."
+            )
         if self.limits.max_cost_usd is not None and self.price is None:
             raise ValueError(
                 "price must be given beside limits.max_cost_usd, got null (without prices nothing "

@@ -6,7 +6,7 @@ An item is missing, or judged; it never gets the verdict of another one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,13 +51,21 @@ class Examiner:
     items_per_call: int = 1
     client: JudgeClient = field(init=False)
     _cache: VerdictCache | None = field(init=False, default=None)
+    _in_flight: dict[str, asyncio.Task[dict[str, Finding]]] = field(
+        init=False, default_factory=dict
+    )
+    """Key -> the call that will bring its finding: equal items are asked, and paid, once."""
 
     def __post_init__(self) -> None:
-        self.client = JudgeClient(self.judge)
         if self.judge.cache is not None:
             self._cache = VerdictCache(self.judge.cache)
+        self.client = JudgeClient(self.judge)
 
     async def close(self) -> None:
+        tasks = set(self._in_flight.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.client.close()
         if self._cache is not None:
             self._cache.close()
@@ -76,19 +84,42 @@ class Examiner:
             vote: Which of several independent opinions this is.
         """
         keys = [self._key(context, item, form, vote) for item in items]
-        findings = {place: self._remembered(key, form) for place, key in enumerate(keys)}
-        open_places = [place for place, one in findings.items() if one is None]
-        size = self.items_per_call
-        chunks = [open_places[i : i + size] for i in range(0, len(open_places), size)]
+        found = {key: self._remembered(key, form) for key in keys}
+        item_of = dict(zip(keys, items, strict=True))
+        fresh = [k for k, one in found.items() if one is None and k not in self._in_flight]
+        for first in range(0, len(fresh), self.items_per_call):
+            chunk = fresh[first : first + self.items_per_call]
+            self._send(context, {key: item_of[key] for key in chunk}, form)
+        waiting = {key: self._in_flight[key] for key, one in found.items() if one is None}
+        for key, task in waiting.items():
+            found[key] = (await asyncio.shield(task))[key]  # others may wait for it, too
+        first_place = {key: place for place, key in reversed(list(enumerate(keys)))}
+        findings = [(key, found[key]) for key in keys]
+        return [
+            one if key in fresh and place == first_place[key] else replace(one, cost=0.0)
+            for place, (key, one) in enumerate(findings)
+            if one is not None
+        ]
 
-        async def ask_and_keep(chunk: Sequence[int]) -> None:
-            found = await self._ask(context, [items[place] for place in chunk], form)
-            for place, finding in zip(chunk, found, strict=True):
-                findings[place] = finding
-                await self._remember(keys[place], finding)
+    def _send(self, context: Mapping[str, Any], items: Mapping[str, Item], form: Form) -> None:
+        """Asks for verdicts on items by key, for all who want one of them meanwhile."""
+        task = asyncio.create_task(self._ask_and_keep(context, items, form))
+        self._in_flight |= dict.fromkeys(items, task)
+        task.add_done_callback(lambda task: self._land(items, task))
 
-        await asyncio.gather(*map(ask_and_keep, chunks))
-        return [finding for finding in findings.values() if finding is not None]
+    def _land(self, keys: Iterable[str], task: asyncio.Task[dict[str, Finding]]) -> None:
+        for key in keys:
+            del self._in_flight[key]
+        if not task.cancelled():
+            task.exception()  # it may be that nobody waits any more to see it
+
+    async def _ask_and_keep(
+        self, context: Mapping[str, Any], items: Mapping[str, Item], form: Form
+    ) -> dict[str, Finding]:
+        found = dict(zip(items, await self._ask(context, list(items.values()), form), strict=True))
+        for key, finding in found.items():
+            await self._remember(key, finding)
+        return found
 
     async def _ask(
         self, context: Mapping[str, Any], items: Sequence[Item], form: Form
@@ -124,7 +155,7 @@ class Examiner:
         judge = self.judge
         return cache_key(
             deployment=(judge.api, base_url(judge), judge.model),
-            sampling=(judge.temperature, judge.max_completion_tokens, dict(judge.extra_body)),
+            sampling=(judge.temperature, judge.max_completion_tokens, dict(judge.extra_body or {})),
             template=self.template.text,
             form=form.words(1),
             content=(dict(context), dict(item)),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateError, meta
+from jinja2 import StrictUndefined, TemplateError, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lit_grpo.types import Message
@@ -41,18 +41,23 @@ class JudgeTemplate:
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
         try:
-            used = meta.find_undeclared_variables(environment.parse(self.text))
+            tree = environment.parse(self.text)
             self._template = environment.from_string(self.text)
         except TemplateError as error:
             raise ValueError(f"{self.path} is not a jinja2 template: {error}.") from error
-        self._check(used, {*variables, "nonce", "reply_form"}, {*needed, "nonce"})
+        self._check_blocks()
+        used = meta.find_undeclared_variables(tree)
+        self._check_variables(used, {*variables, "nonce", "reply_form"}, set(needed))
+        self._check_marks(tree)
 
-    def _check(self, used: set[str], known: set[str], needed: set[str]) -> None:
+    def _check_blocks(self) -> None:
         if missing := [block for block in BLOCKS if block not in self._template.blocks]:
             raise ValueError(
                 f"{self.path} must have the blocks {' and '.join(BLOCKS)}, {missing[0]} is missing "
                 f"(each becomes a message). Write {{% block {missing[0]} %}} … {{% endblock %}}."
             )
+
+    def _check_variables(self, used: set[str], known: set[str], needed: set[str]) -> None:
         if unknown := sorted(used - known):
             raise ValueError(
                 f"{self.path} uses {unknown[0]!r}, which it is not given. "
@@ -61,7 +66,15 @@ class JudgeTemplate:
         if unused := sorted(needed - used):
             raise ValueError(
                 f"{self.path} must use {unused[0]!r} (without it the judge would not see what it "
-                "judges, or could not tell it from instructions)."
+                "judges)."
+            )
+
+    def _check_marks(self, tree: nodes.Template) -> None:
+        (user,) = (one for one in tree.find_all(nodes.Block) if one.name == "user")
+        if not any(name.name == "nonce" for name in user.find_all(nodes.Name)):
+            raise ValueError(
+                f"{self.path} must use 'nonce' in block user (marks with it say what is to be "
+                "judged: without them an answer could pass for an instruction)."
             )
 
     def render(self, values: Mapping[str, Any]) -> list[Message]:

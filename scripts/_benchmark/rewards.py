@@ -1,0 +1,132 @@
+"""What rewards cost in time: calls to a judge against the least they can take, and how much of
+judging generation hides. The judge is a process of its own with a set latency.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from _benchmark.parts import loaded_policy, random_ids
+from _benchmark.results import Result
+from _benchmark.turns import Effort
+from _benchmark.workloads import WORKLOADS, ModelSize
+
+sys.path.append(str(Path(__file__).parent.parent))
+from _toy_judge import ToyJudge, toy_judge
+
+NUM_CALLS = 64
+CALLS_TARGET = 1.15
+EXPOSED_TARGET = 0.15
+CASES = [(0.25, 8), (0.5, 16), (1.0, 32)]
+"""Seconds a call, and calls at a time."""
+
+
+def compare_calls(effort: Effort) -> Iterator[Result]:
+    """64 calls against 64 L / c, the time that c calls at a time take without any overhead."""
+    for latency, concurrency in CASES:
+        with toy_judge(latency=latency) as judge:
+            seconds = [judging_seconds(judge, concurrency) for _ in range(effort.rounds)]
+        yield Result(
+            figure="reward calls",
+            case=f"{NUM_CALLS} calls of {latency} s, {concurrency} at a time",
+            against="calls x latency / concurrency",
+            ours=median(seconds),
+            other=NUM_CALLS * latency / concurrency,
+            unit="s",
+            target=CALLS_TARGET,
+        )
+
+
+def judging_seconds(judge: ToyJudge, concurrency: int) -> float:
+    """Of all completions at once, by a suite that has been started."""
+    from lit_grpo.types import Completion, Prompt
+
+    prompts = [Prompt(id=str(n), text="1+1=", token_ids=(1,)) for n in range(NUM_CALLS // 8)]
+    completions = [
+        [
+            Completion(token_ids=(1,), sampler_logprobs=(0.0,), text=f"{n}", finish_reason="stop")
+            for n in range(8)
+        ]
+        for _ in prompts
+    ]
+    with started_suite(judge, concurrency) as suite:
+        start = time.perf_counter()
+        rollouts = suite.score(prompts, completions)
+        assert rollouts.valid.all()
+        return time.perf_counter() - start
+
+
+def started_suite(judge: ToyJudge, concurrency: int) -> Any:
+    from lit_grpo.judge import Judge, Limits
+    from lit_grpo.rewards import JudgeReward, RewardSuite
+
+    limits = Limits(max_concurrency=concurrency)
+    reward = JudgeReward(Judge(model="toy", base_url=f"{judge.url}/v1", auth="none", limits=limits))
+    suite = RewardSuite([reward])
+    suite.start()
+    return suite
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of generation, of the wait for scores after it, and of judging it all by itself."""
+
+    generation: float
+    exposed: float
+    judging: float
+
+
+def compare_exposed(size: ModelSize, effort: Effort) -> Iterator[Result]:
+    """The wait after generation against the time of judging, which takes as long as generation."""
+    workload = replace(WORKLOADS["short_varied"], num_prompts=16)
+    policy = loaded_policy(workload, size)
+    with toy_judge() as judge, started_suite(judge, 16) as suite:
+        generation = median(step(policy, workload, suite, seed).generation for seed in (1, 2))
+        judge.set(latency=16 * generation / workload.num_rows)
+        steps = [step(policy, workload, suite, seed) for seed in range(3, 3 + effort.rounds)]
+    taken = min(steps, key=lambda one: abs(one.exposed - median(s.exposed for s in steps)))
+    yield Result(
+        figure="reward exposed",
+        case=f"{workload.num_rows} completions, 32 generated and 16 judged at a time",
+        against="judging by itself",
+        ours=taken.exposed,
+        other=taken.judging,
+        unit="s",
+        target=EXPOSED_TARGET,
+        details={"step": {"generation (s)": taken.generation, "judging (s)": taken.judging}},
+    )
+
+
+def step(policy: Any, workload: Any, suite: Any, seed: int) -> Step:
+    """Generates and scores as a training step does."""
+    from lit_grpo.rollout import HFEngine, Sampling
+    from lit_grpo.types import Prompt
+
+    engine = HFEngine(max_concurrent=32)
+    engine.load_weights(policy, 0)
+    torch.manual_seed(0)
+    prompts = [
+        Prompt(id=str(number), text="1+1=", token_ids=tuple(ids.tolist()))
+        for number, ids in enumerate(random_ids(policy, workload))
+    ]
+    sampling = Sampling(max_tokens=workload.max_tokens)
+    scoring = suite.open(prompts, workload.group_size)
+    start = time.perf_counter()
+    for row, completion in engine.generate(prompts, workload.group_size, sampling, seed=seed):
+        scoring.add(row, completion)
+    generated = time.perf_counter()
+    rollouts = scoring.result()
+    scored = time.perf_counter()
+    suite.score(prompts, [group.completions for group in rollouts.groups])
+    return Step(
+        generation=generated - start,
+        exposed=scored - generated,
+        judging=time.perf_counter() - scored,
+    )

@@ -1,0 +1,206 @@
+"""Trains beside a judge that fails 30% of its calls and goes down for five attempts at a step, and
+proves from what the run wrote that no reward was invented: `python scripts/failing_judge.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import lightning as L
+import pandas as pd
+import torch
+from _toy_judge import HIGHEST, ToyJudge, grade, toy_judge
+from rich.console import Console
+from rich.table import Table
+
+from lit_grpo.data import AdditionData
+from lit_grpo.evaluation import Evaluation
+from lit_grpo.judge import Judge, Limits
+from lit_grpo.module import GRPOModule
+from lit_grpo.outage import OutagePolicy
+from lit_grpo.policy import Policy
+from lit_grpo.rewards import JudgeReward
+from lit_grpo.rollout import Sampling
+from lit_grpo.run_directory import CompletionsFile, MetricsFile
+from lit_grpo.stopping import get_stop_reason
+
+FAILURE_RATE = 0.3
+NUM_ATTEMPTS_DOWN = 5
+ABSENT = ["score/judge", "reward", "advantage"]
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
+class Outage(L.Callback, logging.Handler):
+    """Takes the judge down when a step begins, and back up after so many attempts at it."""
+
+    def __init__(self, judge: ToyJudge, step: int) -> None:
+        logging.Handler.__init__(self)
+        self._judge = judge
+        self._step = step
+        self.num_attempts = 0
+        self.weights_before: list[torch.Tensor] = []
+        self.weights_after: list[torch.Tensor] = []
+
+    def on_stage_start(self, trainer: L.Trainer, module: Any, name: str) -> None:
+        if module.rollout_step != self._step:
+            return
+        if name == "generation":
+            self.weights_before = copy_of(module)
+            self._judge.set(is_down=True)
+        elif name == "logprob":
+            self.weights_after = copy_of(module)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "not trained on" in record.getMessage():
+            self.num_attempts += 1
+            if self.num_attempts == NUM_ATTEMPTS_DOWN:
+                self._judge.set(is_down=False)
+
+
+def copy_of(module: Any) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in module.policy.model.parameters()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a run left behind."""
+
+    completions: pd.DataFrame
+    metrics: pd.DataFrame
+    num_attempts: int
+    """At the step that the judge was down for."""
+    weights_before: list[torch.Tensor]
+    weights_after: list[torch.Tensor]
+    num_optimizer_steps: int
+    stop_reason: str
+    calls: dict[str, int]
+
+
+def train(run_dir: Path, num_steps: int) -> Evidence:
+    """A small run whose judge fails, with the waits of a real one shortened."""
+    with toy_judge(failure_rate=FAILURE_RATE) as judge:
+        outage = Outage(judge, step=num_steps // 2)
+        watched = logging.getLogger("lit_grpo.outage")
+        watched.addHandler(outage)
+        module = make_module(judge.url)
+        trainer = L.Trainer(
+            max_steps=num_steps,
+            accelerator="cpu",
+            logger=MetricsFile(run_dir),
+            callbacks=[outage, CompletionsFile(run_dir)],
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,
+            limit_val_batches=0,
+        )
+        try:
+            trainer.fit(module, AdditionData(num_digits=1, validation_size=8, prompts_per_step=8))
+        finally:
+            module.close()
+            watched.removeHandler(outage)
+        reason = get_stop_reason(trainer)
+        return Evidence(
+            completions=pd.concat(map(pd.read_parquet, sorted(run_dir.glob("completions/*")))),
+            metrics=pd.read_csv(run_dir / "metrics.csv"),
+            num_attempts=outage.num_attempts,
+            weights_before=outage.weights_before,
+            weights_after=outage.weights_after,
+            num_optimizer_steps=trainer.global_step,
+            stop_reason=reason.message if reason else "",
+            calls=judge.counts(),
+        )
+
+
+def make_module(url: str) -> GRPOModule:
+    limits = Limits(max_concurrency=32, num_retries=1, call_timeout_seconds=10)
+    judge = Judge(model="toy", base_url=f"{url}/v1", auth="none", limits=limits)
+    return GRPOModule(
+        Policy(architecture=MODEL),
+        [JudgeReward(judge)],
+        group_size=4,
+        sampling=Sampling(max_tokens=3),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        outage=OutagePolicy(first_pause_seconds=0.2, give_up_after_seconds=30),
+        evaluation=Evaluation(before_training=False),
+    )
+
+
+def findings(evidence: Evidence, num_steps: int) -> dict[str, tuple[bool, str]]:
+    """What must hold, whether it does, and the numbers that say so."""
+    rows = evidence.completions
+    scores = rows["score/judge"]
+    absent = rows["outcome/judge"] != "ok"
+    truth = rows.completion.map(grade) / HIGHEST
+    right = (scores == truth)[~absent]
+    pairs = zip(evidence.weights_before, evidence.weights_after, strict=True)
+    failed = {kind: count for kind, count in evidence.calls.items() if kind != "verdict"}
+    outcomes = rows["outcome/judge"][absent].value_counts().to_dict()
+    return {
+        "calls failed": (
+            sum(failed.values()) > FAILURE_RATE / 2 * sum(evidence.calls.values()),
+            f"{sum(failed.values())} of {sum(evidence.calls.values())}: {counted(failed)}",
+        ),
+        "every score is the judge's": (right.all(), f"{right.sum()} of {len(rows)} rows have one"),
+        "no zero was invented": (
+            not (scores == 0).any() and truth.min() > 0,
+            f"{(scores == 0).sum()} zeros, the lowest grade is {truth.min():.1f}",
+        ),
+        "an absent score has no reward and no advantage": (
+            absent.any() and rows[absent][ABSENT].isna().to_numpy().all(),
+            f"{absent.sum()} rows: {counted(outcomes)}",
+        ),
+        "it learned": (
+            evidence.metrics["reward/mean"].tail(3).mean() > evidence.metrics["reward/mean"][0],
+            " → ".join(f"{evidence.metrics['reward/mean'].iloc[i]:.2f}" for i in (0, -1)),
+        ),
+        "the outage was waited out": (
+            evidence.num_attempts >= NUM_ATTEMPTS_DOWN,
+            f"{evidence.num_attempts} attempts at the step",
+        ),
+        "the policy did not move on it": (
+            bool(evidence.weights_after) and all(torch.equal(*pair) for pair in pairs),
+            "weights are bit-identical",
+        ),
+        "the run ended right": (
+            evidence.num_optimizer_steps == len(evidence.metrics) == num_steps
+            and not evidence.stop_reason,
+            evidence.stop_reason or f"{evidence.num_optimizer_steps} optimizer steps",
+        ),
+    }
+
+
+def counted(kinds: dict[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python scripts/failing_judge.py", description=__doc__)
+    parser.add_argument("--steps", type=int, default=20)
+    num_steps = parser.parse_args().steps
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as directory:
+        found = findings(train(Path(directory), num_steps), num_steps)
+    table = Table(box=None)
+    for column in ("", "holds", "seen"):
+        table.add_column(column)
+    for name, (holds, seen) in found.items():
+        table.add_row(name, "[green]yes" if holds else "[red]no", seen)
+    Console(width=140 if not sys.stdout.isatty() else None).print(table)
+    return 0 if all(holds for holds, _ in found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

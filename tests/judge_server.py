@@ -1,0 +1,257 @@
+"""A server of chat completions on a real socket that does as a test says, and keeps what it got."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from lit_grpo.judge import Form, Grade, Judge, Limits, Price, Text
+from lit_grpo.judge import client as judge_client
+from lit_grpo.judge.client import JudgeClient, Question
+
+GRADED = Form({"explanation": Text(), "score": Grade(10)})
+QUESTION = Question(messages=[{"role": "user", "content": "Grade 2."}], form=GRADED, ids=["X"])
+PRICE = Price(prompt=1.0, completion=10.0)
+"""A reply of 100 and 10 tokens costs 0.0002 dollars."""
+REPLY_COST = 0.0002
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the server does with one request."""
+
+    body: Any = None
+    """Sent as JSON; bytes are sent as they are."""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Before it answers."""
+    is_dropped: bool = False
+    """The connection is closed without an answer."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What stands between the marks of a prompt."""
+
+    kind: str
+    id: str
+    text: str
+
+
+@dataclass
+class Request:
+    """One request as it arrived."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: dict[str, Any]
+    time: float
+
+    @property
+    def texts(self) -> list[str]:
+        return [message["content"] for message in self.body["messages"]]
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        wanted = self.body.get("response_format")
+        return wanted and wanted["json_schema"]["schema"]
+
+    @property
+    def sections(self) -> list[Section]:
+        """The material of the user's message, read as the system's message says."""
+        system, user = self.texts
+        nonce = re.search(r"<<([0-9a-f]{16})", system)[1]
+        found: list[Section] = []
+        lines: list[str] | None = None
+        for line in user.split("\n"):
+            if lines is None and line.startswith(f"<<{nonce} "):
+                kind, _, id = line.removeprefix(f"<<{nonce} ").partition(" ")
+                lines = []
+            elif lines is not None and line.startswith(f"{nonce}>>"):
+                found.append(Section(kind, id, "\n".join(lines)))
+                lines = None
+            elif lines is not None:
+                lines.append(line)
+        return found
+
+    def of(self, kind: str) -> list[Section]:
+        return [one for one in self.sections if one.kind == kind]
+
+
+Behaviour = Callable[[Request], Reply]
+
+
+class JudgeServer:
+    """Answers with the scripted replies first, then by ``behaviour``."""
+
+    def __init__(self, behaviour: Behaviour | None = None) -> None:
+        self.behaviour = behaviour or (lambda request: says(score=10))
+        self.requests: list[Request] = []
+        self.most_at_once = 0
+        self._script: list[Reply] = []
+        self._num_inside = 0
+        self._lock = threading.Lock()
+        self._is_closing = threading.Event()
+
+    def script(self, *replies: Reply) -> None:
+        """The next replies, one a request."""
+        with self._lock:
+            self._script += replies
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_port}"
+
+    def judge(self, **settings: Any) -> Judge:
+        """A judge that asks this server, impatient where a test says nothing."""
+        limits = {"call_timeout_seconds": 20.0, "deadline_seconds": 60.0}
+        limits |= settings.pop("limits", {})
+        given = {"model": "m", "base_url": f"{self.url}/v1", "auth": "none"} | settings
+        return Judge(limits=Limits(**limits), **given)
+
+    def answer(self, request: Request) -> Reply:
+        with self._lock:
+            self.requests.append(request)
+            self._num_inside += 1
+            self.most_at_once = max(self.most_at_once, self._num_inside)
+            scripted = self._script.pop(0) if self._script else None
+        try:
+            reply = scripted or self.behaviour(request)
+            self._is_closing.wait(reply.seconds)
+            return reply
+        finally:
+            with self._lock:
+                self._num_inside -= 1
+
+    def __enter__(self) -> JudgeServer:
+        self._http = _Http(("127.0.0.1", 0), _handler(self))
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_closing.set()
+        self._http.shutdown()
+        self._http.server_close()
+
+
+class _Http(ThreadingHTTPServer):
+    request_queue_size = 128
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up is what some tests are about."""
+
+
+def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            self._answer(json.loads(body))
+
+        def do_GET(self) -> None:
+            self._answer({})
+
+        def _answer(self, body: dict[str, Any]) -> None:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            reply = server.answer(Request(self.path, headers, body, time.monotonic()))
+            self.close_connection = reply.is_dropped
+            if not reply.is_dropped:
+                self._send(reply)
+
+        def _send(self, reply: Reply) -> None:
+            body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
+            self.send_response(reply.status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            for name, value in reply.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    return Handler
+
+
+def writes(
+    text: str | None, *, finish_reason: str = "stop", seconds: float = 0.0, **message: Any
+) -> Reply:
+    """A completion with this text, of 100 prompt and 10 completion tokens."""
+    message = {"role": "assistant", "content": text} | message
+    body = {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [{"index": 0, "finish_reason": finish_reason, "message": message}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+    }
+    return Reply(body, seconds=seconds)
+
+
+def says(*, seconds: float = 0.0, **fields: Any) -> Reply:
+    """One verdict as the form of a single item wants it."""
+    return writes(json.dumps({"explanation": "because", **fields}), seconds=seconds)
+
+
+def refuses(status: int, message: str = "no", code: str | None = None, **headers: str) -> Reply:
+    """An error of OpenAI's form; underscores of header names stand for hyphens."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Reply({"error": {"message": message, "code": code}}, status=status, headers=named)
+
+
+DROPS = Reply(is_dropped=True)
+
+
+def judges(kind: str, rule: Callable[[Request, Section], Mapping[str, Any]]) -> Behaviour:
+    """An obedient judge: a verdict by a fixed rule on each section of a kind, nothing else."""
+
+    def behave(request: Request) -> Reply:
+        found = request.of(kind)
+        verdicts = [{"explanation": "by the rule", **rule(request, one)} for one in found]
+        if len(found) == 1:
+            return writes(json.dumps(verdicts[0]))
+        pairs = zip(verdicts, found, strict=True)
+        return writes(json.dumps({"verdicts": [{"id": one.id} | v for v, one in pairs]}))
+
+    return behave
+
+
+def first_line_is(right: str) -> Callable[[Request, Section], Mapping[str, Any]]:
+    """10 for an answer whose first line is the right one, 0 for every other."""
+    return lambda request, one: {"score": 10 if one.text.split("\n")[0] == right else 0}
+
+
+def ask(judge: Judge, *questions: Question) -> list[Any]:
+    """The answer or the failure of each question, asked side by side, and the client's books."""
+    answers, _ = ask_with_books(judge, *questions)
+    return answers
+
+
+def ask_with_books(judge: Judge, *questions: Question) -> tuple[list[Any], Mapping[str, float]]:
+    async def run() -> tuple[list[Any], Mapping[str, float]]:
+        client = JudgeClient(judge)
+        asked = (client.ask(one) for one in questions or [QUESTION])
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        totals = client.ledger.read().totals
+        await client.close()
+        return answers, totals
+
+    return asyncio.run(run())
+
+
+def hurry(monkeypatch: Any) -> None:
+    """Makes the first waits short, where a test is not about them."""
+    monkeypatch.setattr(judge_client, "FIRST_BACKOFF_SECONDS", 0.01)

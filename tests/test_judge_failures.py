@@ -1,0 +1,73 @@
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from lit_grpo.judge import JudgeFailure
+from lit_grpo.judge.failures import MAX_DETAIL_CHARACTERS, as_failure, retry_after_seconds
+from lit_grpo.types import Outcome
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after": "0"}, 0.0),
+        ({"retry-after": "-3"}, 0.0),
+        ({"retry-after-ms": "250"}, 0.25),
+        ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
+        ({"retry-after-ms": "soon", "retry-after": "7"}, 7.0),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": ""}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+    ],
+)
+def test_the_time_to_wait_is_read_from_either_header(headers, seconds):
+    assert retry_after_seconds(headers) == seconds
+
+
+def test_a_date_to_come_back_at_is_seconds_from_now():
+    then = datetime.now(UTC) + timedelta(seconds=100)
+    seconds = retry_after_seconds({"retry-after": format_datetime(then, usegmt=True)})
+    assert 90 < seconds <= 100
+
+
+def test_a_failure_stays_itself():
+    failure = JudgeFailure(Outcome.TIMEOUT, "late")
+    assert as_failure(failure) is failure
+
+
+def test_a_deadline_that_passed_is_a_timeout():
+    failure = as_failure(TimeoutError())
+    assert failure.outcome is Outcome.TIMEOUT
+    assert "limits.deadline_seconds" in failure.detail
+
+
+def test_an_error_of_our_own_is_an_error_that_is_not_retried():
+    failure = as_failure(AttributeError("no such thing"))
+    assert failure.outcome is Outcome.ERROR
+    assert not failure.may_pass
+    assert failure.detail == "AttributeError: no such thing"
+
+
+def test_a_detail_is_kept_short():
+    assert len(JudgeFailure(Outcome.ERROR, "x" * 10_000).detail) == MAX_DETAIL_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("status", "detail", "refuses"),
+    [
+        (400, "Unknown parameter: response_format", True),
+        (400, "Invalid json_schema", True),
+        (422, "structured output is not supported", True),
+        (400, "the prompt is too long", False),
+        (500, "response_format", False),
+        (None, "response_format", False),
+    ],
+)
+def test_a_refused_schema_is_told_from_other_refusals(status, detail, refuses):
+    assert JudgeFailure(Outcome.ERROR, detail, status=status).refuses_schema is refuses

@@ -1,0 +1,52 @@
+from types import SimpleNamespace
+
+import pytest
+
+from lit_grpo.judge import Price
+from lit_grpo.judge.ledger import Ledger, Usage
+
+
+def test_tokens_cost_what_their_kind_costs():
+    usage = Usage(prompt_tokens=1000, cached_prompt_tokens=400, completion_tokens=50)
+    assert usage.num_tokens == 1050
+    assert usage.cost(Price(prompt=2.0, completion=8.0)) == pytest.approx(0.0024)
+    price = Price(prompt=2.0, completion=8.0, cached_prompt=0.5)
+    assert usage.cost(price) == pytest.approx(0.0018)
+    assert usage.cost(None) == 0
+
+
+def test_a_reply_may_say_nothing_of_its_tokens():
+    assert Usage.of(None) == Usage.of("many") == Usage()
+    partial = SimpleNamespace(prompt_tokens=None, completion_tokens=3, prompt_tokens_details=None)
+    assert Usage.of(partial) == Usage(completion_tokens=3)
+
+
+def test_cached_tokens_are_read_from_the_details():
+    details = SimpleNamespace(cached_tokens=7)
+    usage = SimpleNamespace(prompt_tokens=10, completion_tokens=3, prompt_tokens_details=details)
+    assert Usage.of(usage).cached_prompt_tokens == 7
+
+
+def test_a_reading_begins_anew_and_names_what_did_not_move():
+    ledger = Ledger()
+    ledger.count("calls")
+    ledger.count("calls")
+    ledger.enter_usage(Usage(prompt_tokens=5, completion_tokens=2), 0.5)
+    ledger.enter_waits({"max_concurrency": 1.0, "retry_after": 2.0})
+    read = ledger.read()
+    assert read.totals == {
+        "judge/calls": 2,
+        "judge/retries": 0,
+        "judge/rate_limited": 0,
+        "judge/parse_errors": 0,
+        "judge/cache_hits": 0,
+        "judge/prompt_tokens": 5,
+        "judge/cached_prompt_tokens": 0,
+        "judge/completion_tokens": 2,
+        "judge/cost_usd": 0.5,
+        "timing/judge_wait_max_concurrency_s": 1.0,
+        "timing/judge_wait_retry_after_s": 2.0,
+    }
+    assert read.samples == {"timing/semaphore_wait_s": [3.0]}
+    assert not any(ledger.read().totals.values())
+    assert not ledger.read().samples
