@@ -24,6 +24,7 @@ from _toy_judge import ToyJudge, toy_judge
 NUM_CALLS = 64
 CALLS_TARGET = 1.15
 EXPOSED_TARGET = 0.15
+EXPOSED_CONCURRENCY = (8, 16)
 CASES = [(0.25, 8), (0.5, 16), (1.0, 32)]
 """Seconds a call, and calls at a time."""
 
@@ -48,7 +49,7 @@ def judging_seconds(judge: ToyJudge, concurrency: int) -> float:
     """Of all completions at once, by a suite that has been started."""
     from lit_grpo.types import Completion, Prompt
 
-    prompts = [Prompt(id=str(n), text="1+1=", token_ids=(1,)) for n in range(NUM_CALLS // 8)]
+    prompts = [Prompt(id=str(n), text=f"{n}+1=", token_ids=(1,)) for n in range(NUM_CALLS // 8)]
     completions = [
         [
             Completion(token_ids=(1,), sampler_logprobs=(0.0,), text=f"{n}", finish_reason="stop")
@@ -56,11 +57,18 @@ def judging_seconds(judge: ToyJudge, concurrency: int) -> float:
         ]
         for _ in prompts
     ]
+    before = num_calls(judge)
     with started_suite(judge, concurrency) as suite:
         start = time.perf_counter()
         rollouts = suite.score(prompts, completions)
-        assert rollouts.valid.all()
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+    assert rollouts.valid.all()
+    assert num_calls(judge) - before == NUM_CALLS + 1  # and one that asks whether it is there
+    return seconds
+
+
+def num_calls(judge: ToyJudge) -> int:
+    return sum(judge.counts().values())
 
 
 def started_suite(judge: ToyJudge, concurrency: int) -> Any:
@@ -84,24 +92,30 @@ class Step:
 
 
 def compare_exposed(size: ModelSize, effort: Effort) -> Iterator[Result]:
-    """The wait after generation against the time of judging, which takes as long as generation."""
+    """The wait after generation against the time of judging, which takes as long as generation.
+
+    The last completion is judged after all generation: c of N at a time leave c / N at the least.
+    """
     workload = replace(WORKLOADS["short_varied"], num_prompts=16)
     policy = loaded_policy(workload, size)
-    with toy_judge() as judge, started_suite(judge, 16) as suite:
-        generation = median(step(policy, workload, suite, seed).generation for seed in (1, 2))
-        judge.set(latency=16 * generation / workload.num_rows)
-        steps = [step(policy, workload, suite, seed) for seed in range(3, 3 + effort.rounds)]
-    taken = min(steps, key=lambda one: abs(one.exposed - median(s.exposed for s in steps)))
-    yield Result(
-        figure="reward exposed",
-        case=f"{workload.num_rows} completions, 32 generated and 16 judged at a time",
-        against="judging by itself",
-        ours=taken.exposed,
-        other=taken.judging,
-        unit="s",
-        target=EXPOSED_TARGET,
-        details={"step": {"generation (s)": taken.generation, "judging (s)": taken.judging}},
-    )
+    for concurrency in EXPOSED_CONCURRENCY:
+        with toy_judge() as judge, started_suite(judge, concurrency) as suite:
+            steps = []
+            for seed in range(1, 2 + effort.rounds):  # the first warms up
+                judge.set(latency=0.0)
+                seconds = step(policy, workload, suite, seed).generation
+                judge.set(latency=concurrency * seconds / workload.num_rows)
+                steps.append(step(policy, workload, suite, seed))
+        yield Result(
+            figure="reward exposed",
+            case=f"{workload.num_rows} completions, {concurrency} judged at a time",
+            against="judging by itself",
+            ours=median(one.exposed for one in steps[1:]),
+            other=median(one.judging for one in steps[1:]),
+            unit="s",
+            target=EXPOSED_TARGET,
+            details={"": {"generation (s)": median(one.generation for one in steps[1:])}},
+        )
 
 
 def step(policy: Any, workload: Any, suite: Any, seed: int) -> Step:
@@ -113,7 +127,7 @@ def step(policy: Any, workload: Any, suite: Any, seed: int) -> Step:
     engine.load_weights(policy, 0)
     torch.manual_seed(0)
     prompts = [
-        Prompt(id=str(number), text="1+1=", token_ids=tuple(ids.tolist()))
+        Prompt(id=str(number), text=f"{number}+1=", token_ids=tuple(ids.tolist()))
         for number, ids in enumerate(random_ids(policy, workload))
     ]
     sampling = Sampling(max_tokens=workload.max_tokens)
