@@ -67,7 +67,7 @@ class Diary(Reward):
 
 class NeedsSandbox(Reward):
     def start(self):
-        raise FileNotFoundError("no sandbox at /opt/sandbox")
+        raise FileNotFoundError("no sandbox at nowhere/sandbox")
 
     def score(self, prompt, completion):
         return 1.0

@@ -359,7 +359,7 @@ def test_reward_or_limit_that_cannot_be_is_refused_with_what_to_do(make, message
     ("reward", "error", "message"),
     [
         (HoldsLambda(), ValueError, "holds_lambda is not .*lambda.* in its start"),
-        (NeedsSandbox(), RuntimeError, "FileNotFoundError: no sandbox at /opt/sandbox"),
+        (NeedsSandbox(), RuntimeError, "FileNotFoundError: no sandbox at nowhere/sandbox"),
     ],
 )
 def test_reward_that_cannot_start_in_a_worker_stops_the_run_with_the_cause(reward, error, message):
