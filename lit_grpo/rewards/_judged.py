@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch.distributed
 
-from lit_grpo.judge import Examiner, Finding, Judge, JudgeTemplate, Verdict
+from lit_grpo.judge import Examiner, Finding, Form, Item, Judge, JudgeTemplate, Verdict
 from lit_grpo.rewards.reward import Reward
 from lit_grpo.types import Observed, Prompt, Score
+
+NUM_SHOWN = 5
 
 
 class JudgedReward(Reward):
@@ -94,6 +97,15 @@ class JudgedReward(Reward):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.examiner.client.budget.resume(state.get("spent_usd", 0.0))
 
+    async def opinions(
+        self, context: Mapping[str, Any], items: Sequence[Item], form: Form
+    ) -> list[tuple[Finding, ...]]:
+        """For each item what came of each vote on it."""
+        votes = (
+            self.examiner.examine(context, items, form, vote=vote) for vote in range(self.votes)
+        )
+        return list(zip(*await asyncio.gather(*votes), strict=True))
+
     def as_score(
         self,
         findings: Sequence[Finding],
@@ -113,6 +125,22 @@ class JudgedReward(Reward):
             self._agreements.append(agreement([key(verdict) for verdict in verdicts]))
         detail = str(verdicts[0].get("explanation", ""))
         return Score(value=value_of(verdicts), detail=detail, cost=cost)
+
+
+def unreadable_rows(prompts: Sequence[Prompt], read: Callable[[Prompt], object]) -> dict[str, str]:
+    """The ids of the rows that cannot be read, and why not; ``read`` raises a ValueError."""
+    problems = {}
+    for prompt in prompts:
+        try:
+            read(prompt)
+        except ValueError as error:
+            problems[prompt.id] = str(error)
+    return problems
+
+
+def show_problems(problems: Mapping[str, str]) -> str:
+    """The first few of them."""
+    return "; ".join(f"{id}: {why}" for id, why in list(problems.items())[:NUM_SHOWN])
 
 
 def failed_score(findings: Sequence[Finding], cost: float) -> Score:

@@ -14,11 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lit_grpo.judge import Finding, Form, Grade, Judge, Text
-from lit_grpo.rewards._judged import JudgedReward
+from lit_grpo.rewards._judged import JudgedReward, show_problems, unreadable_rows
 from lit_grpo.scored_answers import ScoredAnswers, read_scored_answers
 from lit_grpo.types import Completion, Observed, Outcome, Prompt, Score
 
-NUM_SHOWN = 5
 ENOUGH_DEVIATION = 0.2
 """Of the judge's scores, from 0 to 1; below it a rubric barely tells answers apart."""
 
@@ -118,14 +117,8 @@ class RubricAlignmentReward(JudgedReward):
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuses rows without a question, or without answers and gold scores that can be read."""
-        problems = {}
-        for prompt in prompts:
-            try:
-                self._read(prompt)
-            except ValueError as error:
-                problems[prompt.id] = str(error)
-        if problems:
-            shown = "; ".join(f"{id}: {why}" for id, why in list(problems.items())[:NUM_SHOWN])
+        if problems := unreadable_rows(prompts, self._read):
+            shown = show_problems(problems)
             raise ValueError(
                 f"every row must have a question in column {self.question_column!r}, answers in "
                 f"{self.answers_column!r} and a gold score for each in {self.gold_column!r}, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,15 +63,9 @@ class JudgeReward(JudgedReward):
             "highest": self.highest,
         }
         items = [{"answer": completion.text} for completion in completions]
-        votes = await asyncio.gather(
-            *(
-                self.examiner.examine(context, items, self.form, vote=vote)
-                for vote in range(self.votes)
-            )
-        )
         return [
             self.as_score(findings, self._value, lambda verdict: verdict["score"])
-            for findings in zip(*votes, strict=True)
+            for findings in await self.opinions(context, items, self.form)
         ]
 
     def _value(self, verdicts: Sequence[Any]) -> float:

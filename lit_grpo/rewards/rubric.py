@@ -5,7 +5,6 @@ The judge decides on each criterion; the points are the row's, and the sum is do
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -13,10 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_grpo.judge import Finding, Form, Judge, Text, YesNo
-from lit_grpo.rewards._judged import JudgedReward, agreement, failed_score, question_of
+from lit_grpo.rewards._judged import (
+    JudgedReward,
+    agreement,
+    failed_score,
+    question_of,
+    show_problems,
+    unreadable_rows,
+)
 from lit_grpo.types import Completion, Outcome, Prompt, Score
-
-NUM_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +73,10 @@ class RubricReward(JudgedReward):
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Refuses rows without a rubric that can be read."""
-        problems = {}
-        for prompt in prompts:
-            try:
-                read_rubric(prompt.columns.get(self.column))
-            except ValueError as error:
-                problems[prompt.id] = str(error)
-        if problems:
-            shown = "; ".join(f"{id}: {why}" for id, why in list(problems.items())[:NUM_SHOWN])
+        if problems := unreadable_rows(
+            prompts, lambda one: read_rubric(one.columns.get(self.column))
+        ):
+            shown = show_problems(problems)
             raise ValueError(
                 f"every row must have a rubric in column {self.column!r}, {len(problems)} of "
                 f"{len(prompts)} have none that can be read: {shown} (nothing could be scored). "
@@ -91,13 +91,7 @@ class RubricReward(JudgedReward):
             return Score(value=None, outcome=Outcome.ABSTAIN, detail=detail)
         context = {"question": question_of(prompt), "answer": completion.text}
         items = [{"criterion": one.text} for one in rubric]
-        votes = await asyncio.gather(
-            *(
-                self.examiner.examine(context, items, self.form, vote=vote)
-                for vote in range(self.votes)
-            )
-        )
-        return self._summed(rubric, available, list(zip(*votes, strict=True)))
+        return self._summed(rubric, available, await self.opinions(context, items, self.form))
 
     def _summed(
         self,
