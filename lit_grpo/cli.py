@@ -40,8 +40,10 @@ from lit_grpo.cli_measure import MEASURES, add_options, measure, one_device, wit
 from lit_grpo.cli_run_dir import TRAINING, choose_run_dir, find_checkpoint, refuse_used
 from lit_grpo.module import GRPOModule
 from lit_grpo.policy_module import PolicyModule
+from lit_grpo.rollout import EngineFailed
 from lit_grpo.run_directory import CompletionsFile, FinalModel, MetricsFile, open_run_log
 from lit_grpo.sft import SFTModule
+from lit_grpo.stopping import ENGINE_EXIT_CODE
 
 log = logging.getLogger(__name__)
 
@@ -283,8 +285,11 @@ def import_plugins() -> None:
 
 
 def report_error(error: Exception) -> int:
-    """One line and exit code 2 for what a user can put right, a traceback and 1 for the rest."""
+    """One line and exit code 2 for what a user can put right, the engine's last words and 5 where
+    it gave up, a traceback and 1 for the rest."""
     error = constructor_error(error)
+    if isinstance(error, EngineFailed):
+        return complain(str(error), exit_code=ENGINE_EXIT_CODE)
     if is_for_user(error):
         return complain(str(error))
     traceback.print_exception(error)

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lit_grpo.advantages import compute_advantages
+from lit_grpo.flights import Flight, Flights, without_stale_groups
 from lit_grpo.metrics import Metrics, add_observed_metrics, add_refill_metrics, add_rollout_metrics
-from lit_grpo.outage import OutagePolicy, Outages
+from lit_grpo.outage import OutagePolicy, Outages, refuse_failed_engines
 from lit_grpo.policy_module import SeedPurpose, seed_everything
 from lit_grpo.ranks import gather_objects
+from lit_grpo.rollout import EngineFailed
 from lit_grpo.stages import stage
 from lit_grpo.types import Prompt, RolloutBatch
 
@@ -22,44 +24,55 @@ if TYPE_CHECKING:
 class Collector:
     """Collects the rollouts of one step after the other."""
 
-    def __init__(self, module: GRPOModule, outage: OutagePolicy) -> None:
+    def __init__(
+        self, module: GRPOModule, outage: OutagePolicy, max_head_offpolicyness: int
+    ) -> None:
         self._module = module
         self._outages = Outages(module, outage)
+        self._flights = Flights(module, max_head_offpolicyness)
 
     def collect(self, prompts: Sequence[Prompt], metrics: Metrics) -> RolloutBatch:
         """B scored groups; scoring overlaps generation.
 
         Raises:
-            StepAbandoned: too many scores are absent, or the run was asked to end meanwhile.
+            StepAbandoned: the engine gave up, too many scores are absent, or the run was asked to
+                end meanwhile.
         """
         module = self._module
-        seed = module.derive_seed(SeedPurpose.ROLLOUT, module.rollout_step)
-        seed_everything(seed)
+        seed_everything(module.derive_seed(SeedPurpose.ROLLOUT, module.rollout_step))
         with stage(module, "weight_sync"):
-            module.engine.load_weights(module.policy, module.global_step)
-        rollouts = self._sample_and_score(prompts, seed)
+            refuse_failed_engines(self._load_weights())
+        rollouts = self._scored(self._flights.present(prompts))
         assert rollouts is not None
+        limit = self._flights.max_head_offpolicyness
+        rollouts = without_stale_groups(rollouts, module.global_step, limit, metrics)
         add_rollout_metrics(metrics, rollouts)
         if module.dynamic_sampling_rounds:
             rollouts = self._refill(rollouts, metrics)
-        for observed in module.rewards.observe():
+        for observed in [*module.rewards.observe(), module.engine.observe()]:
             add_observed_metrics(metrics, observed)
         return rollouts
 
-    def _sample_and_score(self, prompts: Sequence[Prompt], seed: int) -> RolloutBatch | None:
+    def close(self) -> None:
+        """Forget what is under way for later steps."""
+        self._flights.cancel()
+
+    def _load_weights(self) -> str:
+        """Why the engine does not have them; empty when it does."""
+        try:
+            self._module.engine.load_weights(self._module.policy, self._module.global_step)
+        except EngineFailed as error:
+            return str(error)
+        return ""
+
+    def _scored(self, flight: Flight) -> RolloutBatch | None:
         """None without prompts; every rank must call it, also without any."""
         module = self._module
-        scoring = None
-        if prompts:
-            scoring = module.rewards.open(prompts, module.group_size)
+        if flight.prompts:
             with stage(module, "generation"):
-                sampled = module.engine.generate(
-                    prompts, module.group_size, module.sampling, seed=seed
-                )
-                for row, completion in sampled:
-                    scoring.add(row, completion)
+                flight.land()
         with stage(module, "reward") as details:
-            rollouts = self._outages.await_scores(scoring)
+            rollouts = self._outages.await_scores(flight.scoring, flight.failure)
             if rollouts is not None and rollouts.valid.any():
                 rewards = rollouts.rewards[rollouts.valid]
                 details |= {"reward_mean": rewards.mean(), "reward_std": rewards.std(correction=0)}
@@ -81,7 +94,7 @@ class Collector:
             prompts = loader.take(num_missing)[: len(places)]
             num_sampled += len(prompts)
             seed = module.derive_seed(SeedPurpose.REFILL, module.rollout_step, round)
-            if fresh := self._sample_and_score(prompts, seed):
+            if fresh := self._scored(Flight(module, prompts, seed)):
                 rollouts = rollouts.with_groups(places, fresh)
         left = len(self._without_signal(rollouts))
         add_refill_metrics(metrics, len(rollouts.groups), num_sampled, left)

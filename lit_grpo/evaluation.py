@@ -68,7 +68,7 @@ class Evaluation:
         values = self._values(greedy)
         metrics.add_all("val/accuracy", values[~values.isnan()])
         metrics.add_all("val/unscored_fraction", values.isnan().double())
-        metrics.add_all("val/mean_length", [float(len(c.token_ids)) for c in greedy.completions])
+        metrics.add_all("val/mean_length", [float(len(c.token_ids)) for c in greedy.sampled])
         if self.num_samples:
             sampled = self._judged(engine, prompts, self.num_samples, sampling, seed)
             values = self._values(sampled)

@@ -20,6 +20,7 @@ ADVICE = {
     Outcome.BUDGET_SPENT: "Raise limits.max_cost_usd of its judge",
     Outcome.PARSE_ERROR: "Look at what it is asked and what it answers",
     Outcome.ABSTAIN: "Look at why it declines to score these prompts",
+    Outcome.NOT_SAMPLED: "Look at the rollout engine's log",
     Outcome.TRUNCATED: "Raise model.sampling.max_tokens, or let it score truncated completions",
 }
 

@@ -101,13 +101,21 @@ def add_rollout_metrics(metrics: Metrics, rollouts: RolloutBatch) -> None:
         outcomes = [score.outcome for group in rollouts.groups for score in group.scores[name]]
         for outcome in Outcome:
             metrics.add(f"reward/{name}/{outcome}_fraction", outcomes.count(outcome), len(outcomes))
-    lengths = [len(completion.token_ids) for completion in rollouts.completions]
+    _add_completion_metrics(metrics, rollouts)
+
+
+def _add_completion_metrics(metrics: Metrics, rollouts: RolloutBatch) -> None:
+    failed = [float(completion.is_failed) for completion in rollouts.completions]
+    metrics.add_all("rollout/failed_fraction", failed)
+    if not (sampled := rollouts.sampled):
+        return
+    lengths = [len(completion.token_ids) for completion in sampled]
     metrics.add_all("completions/mean_length", lengths)
     metrics.maximum("completions/max_length", max(lengths))
     metrics.minimum("completions/min_length", min(lengths))
-    logprobs = [value for c in rollouts.completions for value in c.sampler_logprobs]
+    logprobs = [value for completion in sampled for value in completion.sampler_logprobs]
     metrics.add("sampler/entropy", -sum(logprobs), len(logprobs))
-    truncated = [float(completion.is_truncated) for completion in rollouts.completions]
+    truncated = [float(completion.is_truncated) for completion in sampled]
     metrics.add_all("completions/truncated_fraction", truncated)
 
 

@@ -55,6 +55,9 @@ class GRPOModule(PolicyModule):
         dynamic_sampling_rounds: How often a rollout step may put groups of further prompts in the
             place of those whose advantages are all 0; 0 trains on what was sampled first.
         outage: What becomes of a rollout step whose scores are absent.
+        max_head_offpolicyness: Optimizer steps that the policy may be ahead of the weights that
+            wrote a completion's first token. 0 samples, then updates; more lets an engine that
+            can sample the next rollout steps during the update.
         optimizer: Made from the trainable parameters.
         lr_schedule: Shape of the learning rate over the run's optimizer steps.
         warmup_steps: Optimizer steps of linear warm-up.
@@ -77,6 +80,7 @@ class GRPOModule(PolicyModule):
         update: UpdateConfig = UpdateConfig(),  # noqa: B008 - frozen
         dynamic_sampling_rounds: int = 0,
         outage: OutagePolicy = OutagePolicy(),  # noqa: B008 - frozen
+        max_head_offpolicyness: int = 0,
         optimizer: OptimizerCallable = default_optimizer,
         lr_schedule: Schedule = "constant",
         warmup_steps: int = 0,
@@ -102,6 +106,9 @@ class GRPOModule(PolicyModule):
                 "no advantage over each other). Set model.sampling.temperature."
             )
         _refuse_contradictions(policy, objective, advantage)
+        _check_overlap(
+            max_head_offpolicyness, update.optimizer_steps, dynamic_sampling_rounds, self.engine
+        )
         self.automatic_optimization = False
         self.rewards = RewardSuite(rewards)
         self.group_size = group_size
@@ -109,7 +116,7 @@ class GRPOModule(PolicyModule):
         self.advantage = advantage
         self.update = update
         self.dynamic_sampling_rounds = dynamic_sampling_rounds
-        self.collector = Collector(self, outage)
+        self.collector = Collector(self, outage, max_head_offpolicyness)
         self.updater = PolicyUpdate(self, policy, sampling, objective, update)
         self.rollout_step = 0
         self._logged_names: dict[str, float] = {}
@@ -135,6 +142,7 @@ class GRPOModule(PolicyModule):
         super().on_train_start()
 
     def close(self) -> None:
+        self.collector.close()
         self.rewards.close()
         super().close()
 
@@ -243,6 +251,35 @@ class GRPOModule(PolicyModule):
         self.rewards.load_state_dict(checkpoint["rewards"])
         self.updater.entropy_control = replace(
             self.updater.entropy_control, **checkpoint["entropy_control"]
+        )
+
+
+def _check_overlap(
+    max_head_offpolicyness: int, optimizer_steps: int, rounds: int, engine: RolloutEngine
+) -> None:
+    """Whether rollouts can be sampled ahead as far as they may.
+
+    Raises:
+        ValueError: why not, and what to set.
+    """
+    if 0 < max_head_offpolicyness < optimizer_steps or max_head_offpolicyness < 0:
+        raise ValueError(
+            f"max_head_offpolicyness must be 0 or >= update.epochs * update.minibatches = "
+            f"{optimizer_steps}, got {max_head_offpolicyness} (rollouts that are sampled during an "
+            "update are so many optimizer steps old after it). Set model.max_head_offpolicyness."
+        )
+    if max_head_offpolicyness and not engine.overlaps_updates:
+        raise ValueError(
+            f"max_head_offpolicyness must be 0 with {type(engine).__name__}, got "
+            f"{max_head_offpolicyness} (it samples with the weights that are being updated, or on "
+            "their device). Set model.max_head_offpolicyness to 0, or model.engine to an engine "
+            "with servers of its own."
+        )
+    if max_head_offpolicyness and rounds:
+        raise ValueError(
+            f"max_head_offpolicyness must be 0 with dynamic_sampling_rounds, got "
+            f"{max_head_offpolicyness} and {rounds} (replacing groups takes the prompts that are "
+            "under way already). Set one of them to 0."
         )
 
 

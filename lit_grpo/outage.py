@@ -17,6 +17,7 @@ from lit_grpo.failures import Failure, find_failure
 from lit_grpo.ranks import gather_objects
 from lit_grpo.rewards import RewardFailed, Scoring
 from lit_grpo.stages import notify
+from lit_grpo.stopping import ENGINE_EXIT_CODE
 from lit_grpo.types import Outcome, RolloutBatch, StopReason
 
 log = logging.getLogger(__name__)
@@ -83,9 +84,9 @@ class OutagePolicy:
 class StepAbandoned(Exception):
     """The rollout step in flight is not to be trained on, and the run ends; on all ranks alike."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, exit_code: int = EXIT_CODE) -> None:
         super().__init__(message)
-        self.reason = StopReason(exit_code=EXIT_CODE, message=message, is_step_unfinished=True)
+        self.reason = StopReason(exit_code=exit_code, message=message, is_step_unfinished=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +95,17 @@ class Standing:
 
     num_rows: int = 0
     num_absent: int = 0
+    """Rows without a score that may get one yet."""
+    num_failed: int = 0
+    """Rows without a completion, which will get none."""
     failure: Failure | None = None
     final: str = ""
     """Why there is no sense in asking again; empty when there is."""
 
     def __str__(self) -> str:
-        share = self.num_absent / self.num_rows
-        return f"{self.num_absent} of the {self.num_rows} rows ({share:.0%}) have no score: " + str(
-            self.failure
-        )
+        missing = self.num_absent + self.num_failed
+        share = missing / self.num_rows
+        return f"{missing} of the {self.num_rows} rows ({share:.0%}) have no score: {self.failure}"
 
 
 class Outages:
@@ -112,13 +115,20 @@ class Outages:
         self._module = module
         self._policy = policy
 
-    def await_scores(self, scoring: Scoring | None) -> RolloutBatch | None:
+    def await_scores(
+        self, scoring: Scoring | None, engine_failure: str = ""
+    ) -> RolloutBatch | None:
         """The scored rollouts of this rank; None for a rank that has nothing to score.
 
+        Args:
+            engine_failure: Why this rank's engine gave up, so that there is nothing to wait for.
+
         Raises:
-            StepAbandoned: too many scores stay absent, or the run was asked to end meanwhile.
+            StepAbandoned: an engine gave up, too many scores stay absent, or the run was asked to
+                end meanwhile; on all ranks alike.
         """
         try:
+            refuse_failed_engines(engine_failure)
             return self._await(scoring)
         except StepAbandoned:
             if scoring is not None:
@@ -158,7 +168,10 @@ class Outages:
     def _is_fit_to_train(self, standing: Standing) -> bool:
         if standing.final:
             raise StepAbandoned(f"Stopped: {standing.final}")
-        return standing.num_absent <= self._policy.max_absent_fraction * standing.num_rows
+        limit = self._policy.max_absent_fraction * standing.num_rows
+        if standing.num_failed > limit:
+            raise StepAbandoned(f"Stopped, since completions could not be sampled: {standing}")
+        return standing.num_absent + standing.num_failed <= limit
 
     def _wait(self, scoring: Scoring | None) -> None:
         """Until every rank has its scores, or has given them up."""
@@ -182,6 +195,16 @@ class Outages:
             raise StepAbandoned("Ended by a callback while it waited for rewards.")
 
 
+def refuse_failed_engines(failure: str) -> None:
+    """Every rank must call it, with why its own engine gave up or nothing.
+
+    Raises:
+        StepAbandoned: the engine of any rank gave up.
+    """
+    if failures := [one for one in gather_objects(failure) if one]:
+        raise StepAbandoned(f"Stopped: {failures[0]}", ENGINE_EXIT_CODE)
+
+
 def stand(rollouts: RolloutBatch, rewards: Sequence[str]) -> Standing:
     """How the scores of these rewards stand on this rank."""
     rows = [
@@ -193,6 +216,7 @@ def stand(rollouts: RolloutBatch, rewards: Sequence[str]) -> Standing:
     return Standing(
         num_rows=len(rows),
         num_absent=sum(any(score.is_outage for score in row) for row in rows),
+        num_failed=len(rows) - len(rollouts.sampled),
         failure=find_failure(rollouts, rewards),
         final=f"the judge's money is spent: {spent[0].detail}." if spent else "",
     )
@@ -203,6 +227,7 @@ def _over_ranks(standings: list[Standing]) -> Standing:
     return Standing(
         num_rows=sum(one.num_rows for one in standings),
         num_absent=sum(one.num_absent for one in standings),
+        num_failed=sum(one.num_failed for one in standings),
         failure=worst.failure,
         final=next((one.final for one in standings if one.final), ""),
     )

@@ -111,6 +111,11 @@ class Policy(nn.Module):
         self.reference_model: PreTrainedModel | None = None
         self.reference_adapter: nn.Module | None = None
 
+    @property
+    def source(self) -> str | None:
+        """Where the weights that it starts from can be read; None where they stand nowhere."""
+        return None if self.path is None or _is_adapter(self.path) else self.path
+
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, loaded when first asked for."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from itertools import islice
 from math import ceil
@@ -24,9 +25,11 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 from lit_grpo.evaluation import Evaluation
 from lit_grpo.metrics import Metrics
 from lit_grpo.policy import Policy
-from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
+from lit_grpo.ranks import gather_objects
+from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
 from lit_grpo.stages import in_stage
-from lit_grpo.types import Prompt
+from lit_grpo.stopping import ENGINE_EXIT_CODE, get_stop_reason, stop_run
+from lit_grpo.types import Prompt, StopReason
 
 log = logging.getLogger(__name__)
 
@@ -163,17 +166,37 @@ class PolicyModule(L.LightningModule):
         for logger in self.loggers:
             logger.log_metrics(metrics, step=0)
         log.info("before training: %s", ", ".join(f"{k} {v:.3f}" for k, v in metrics.items()))
+        if reason := get_stop_reason(self.trainer):
+            raise EngineFailed(reason.message)  # there is no step to keep
 
     def on_validation_epoch_start(self) -> None:
         self._val_metrics = Metrics()
-        self.engine.load_weights(self.policy, self.global_step)
+        with self._engine_may_fail():
+            self.engine.load_weights(self.policy, self.global_step)
 
     @in_stage("evaluation")
     def validation_step(self, prompts: Sequence[Prompt], batch_idx: int) -> None:
         seed = self.derive_seed(SeedPurpose.EVALUATION, batch_idx)
-        self.evaluation.add_metrics(
-            self._val_metrics, self.engine, prompts, self.sampling, seed=seed
-        )
+        with self._engine_may_fail():
+            self.evaluation.add_metrics(
+                self._val_metrics, self.engine, prompts, self.sampling, seed=seed
+            )
+
+    @contextmanager
+    def _engine_may_fail(self) -> Iterator[None]:
+        """An evaluation without an engine is left out and ends a training, with its checkpoint;
+        every rank must come here."""
+        failure = ""
+        try:
+            yield
+        except EngineFailed as error:
+            failure = str(error)
+        failures = [one for one in gather_objects(failure) if one]
+        if failures and (self.trainer.state.fn != "fit" or self.trainer.sanity_checking):
+            raise EngineFailed(failures[0])
+        if failures:
+            message = f"Stopped at an evaluation: {failures[0]}"
+            stop_run(self.trainer, StopReason(exit_code=ENGINE_EXIT_CODE, message=message))
 
     def on_validation_epoch_end(self) -> None:
         # A checkpoint is chosen by these: where nothing could be judged, not by an older value.

@@ -42,6 +42,13 @@ def gather_objects(value: Value) -> list[Value]:
     return gathered
 
 
+def get_rank() -> int:
+    """The number of this process among those of the run; 0 where there is one."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 0
+    return torch.distributed.get_rank()
+
+
 def sum_over_ranks(module: L.LightningModule, values: Sequence[Tensor]) -> list[float]:
     """Each value summed over all ranks, in one reduction."""
     summed = module.trainer.strategy.reduce(torch.stack(list(values)), reduce_op="sum")

@@ -6,6 +6,9 @@ import lightning as L
 
 from lit_grpo.types import StopReason
 
+ENGINE_EXIT_CODE = 5
+"""Of a command whose rollout engine gave up."""
+
 
 def stop_run(trainer: L.Trainer, reason: StopReason) -> None:
     """End the run after this rollout step, without a last validation; the first reason wins.

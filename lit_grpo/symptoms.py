@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -15,19 +17,23 @@ NO_ADVANTAGE = 1e-6
 
 
 def truncated_fraction(rollouts: RolloutBatch) -> float:
-    completions = rollouts.completions
-    return sum(completion.is_truncated for completion in completions) / len(completions)
+    return _fraction(completion.is_truncated for completion in rollouts.sampled)
 
 
 def empty_fraction(rollouts: RolloutBatch) -> float:
-    completions = rollouts.completions
-    return sum(not completion.text.strip() for completion in completions) / len(completions)
+    return _fraction(not completion.text.strip() for completion in rollouts.sampled)
 
 
 def identical_fraction(rollouts: RolloutBatch) -> float:
     """Of the groups, those whose completions are all the same."""
-    same = [len({c.token_ids for c in group.completions}) == 1 for group in rollouts.groups]
-    return sum(same) / len(same)
+    return _fraction(
+        len({c.token_ids for c in group.completions}) == 1 for group in rollouts.groups
+    )
+
+
+def _fraction(holds: Iterable[bool]) -> float:
+    counted = list(holds)
+    return sum(counted) / max(1, len(counted))
 
 
 def likely_causes(rollouts: RolloutBatch) -> list[str]:

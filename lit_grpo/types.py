@@ -31,6 +31,7 @@ class Tokenizer(Protocol):
     def __call__(self, text: str, **kwargs: Any) -> Any: ...
     def decode(self, token_ids: list[int], **kwargs: Any) -> Any: ...
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+    def save_pretrained(self, save_directory: str) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,8 @@ class Completion:
     """One sampled continuation of a prompt.
 
     ``token_ids`` include the end-of-sequence token when one was sampled and the tokens of a stop
-    string; ``text`` has neither.
+    string; ``text`` has neither. One that an engine could not sample is `failed`: its row is
+    absent, which no reward sees and nothing is trained on.
     """
 
     token_ids: tuple[int, ...]
@@ -69,8 +71,19 @@ class Completion:
     """[C] natural logarithms under the sampling temperature, before top-p and top-k."""
     text: str
     finish_reason: FinishReason
-    policy_version: int = 0
-    """Optimizer steps that the weights had seen when they wrote these tokens."""
+    policy_versions: tuple[int, ...] = ()
+    """[C] optimizer steps that the weights had seen when they wrote each token; empty when nobody
+    knows."""
+    failure: str = ""
+    """Why there is no completion."""
+
+    @classmethod
+    def failed(cls, why: str) -> Completion:
+        return cls(token_ids=(), sampler_logprobs=(), text="", finish_reason="failed", failure=why)
+
+    @property
+    def is_failed(self) -> bool:
+        return self.finish_reason == "failed"
 
     @property
     def is_truncated(self) -> bool:
@@ -95,6 +108,8 @@ class Outcome(StrEnum):
     ERROR = "error"
     TRUNCATED = "truncated"
     """The completion was cut off and the reward does not score such ones."""
+    NOT_SAMPLED = "not_sampled"
+    """The engine gave no completion to score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +152,7 @@ class Score:
     @property
     def is_outage(self) -> bool:
         """A failure that lies not in the completion, so that asking again may give a value."""
-        return self.is_failure and self.outcome is not Outcome.TRUNCATED
+        return self.is_failure and self.outcome not in (Outcome.TRUNCATED, Outcome.NOT_SAMPLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +199,11 @@ class RolloutBatch:
     def completions(self) -> list[Completion]:
         """The N completions in row order."""
         return [completion for group in self.groups for completion in group.completions]
+
+    @property
+    def sampled(self) -> list[Completion]:
+        """The completions without those that failed."""
+        return [completion for completion in self.completions if not completion.is_failed]
 
     def with_groups(self, places: Sequence[int], fresh: RolloutBatch) -> RolloutBatch:
         """The same batch with the groups of another one in the given places."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from _benchmark.accuracy import compare_accuracy
+from _benchmark.engines import compare_client, compare_overlap
 from _benchmark.parts import compare_engine, compare_head
 from _benchmark.results import Result, keep, markdown, show
 from _benchmark.rewards import compare_calls, compare_exposed
@@ -43,6 +44,11 @@ def rewards(options: argparse.Namespace) -> Iterator[Result]:
     yield from compare_exposed(SIZES[options.size], effort(options))
 
 
+def engines(options: argparse.Namespace) -> Iterator[Result]:
+    yield from compare_client(effort(options))
+    yield from compare_overlap(SIZES[options.size], effort(options))
+
+
 def gpu(options: argparse.Namespace) -> Iterator[Result]:
     if not torch.cuda.is_available():
         print("gpu is skipped: this machine has no CUDA device.")
@@ -60,6 +66,7 @@ FIGURES: dict[str, Figures] = {
     "head": head,
     "accuracy": accuracy,
     "rewards": rewards,
+    "engines": engines,
     "gpu": gpu,
 }
 

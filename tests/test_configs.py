@@ -13,12 +13,14 @@ from lit_grpo.cli import CommandLine, import_plugins
 from lit_grpo.cli_configs import look_at
 from lit_grpo.losses import EntropyTerm, KLTerm, Objective, SamplerCorrection
 from lit_grpo.module import GRPOModule
+from lit_grpo.rollout import HFEngine, RolloutEngine, VLLMServerEngine
 from lit_grpo.sft import SFTModule
 
 CONFIGS = files("lit_grpo.configs")
 EXPERIMENTS = sorted(path.name for path in CONFIGS.iterdir() if path.name.endswith(".yaml"))
 GRPO_EXPERIMENTS = [name for name in EXPERIMENTS if not name.endswith("sft.yaml")]
 REWARDS = sorted(path.name for path in (CONFIGS / "rewards").iterdir())
+ENGINES = sorted(path.name for path in (CONFIGS / "engines").iterdir())
 PRESETS = sorted(path.name for path in (CONFIGS / "presets").iterdir())
 
 
@@ -61,6 +63,25 @@ def test_rewards_go_on_top_of_every_experiment(name):
         plain, made = make(experiment), make(experiment, f"rewards/{name}")
         assert type(made.datamodule) is type(plain.datamodule)
         assert [reward.name for reward in made.model.rewards.rewards] == [name.split(".")[0]]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_engines_go_on_top_of_every_experiment_and_change_nothing_else(name):
+    for experiment in GRPO_EXPERIMENTS:
+        plain, made = make(experiment), make(experiment, f"engines/{name}")
+        assert isinstance(made.model.engine, RolloutEngine)
+        assert not isinstance(made.model.engine, HFEngine)
+        configs = [one.config.as_dict()["model"] for one in (plain, made)]
+        assert configs[0] | {"engine": None} == configs[1] | {"engine": None}
+
+
+def test_the_production_config_trains_an_adapter_by_a_server_and_a_judge():
+    made = make("rubric_8b.yaml")
+    assert made.trainer.max_steps == 2000
+    assert made.model.policy.lora.rank == 64
+    assert made.model.policy.path == "runs/rubric_8b_sft/0/final"
+    assert isinstance(made.model.engine, VLLMServerEngine)
+    assert [reward.name for reward in made.model.rewards.rewards] == ["rubric_alignment"]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

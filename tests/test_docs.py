@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import sglang_server
 import yaml
 from judge_server import JudgeServer
 from run_logs import close_logs
+from sglang_server import OFFLINE
 from tiny import LLAMA, completion, prompt
 
 from lit_grpo import callbacks, data, rewards
@@ -33,7 +35,16 @@ from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy_module import default_optimizer
 from lit_grpo.rewards import JudgedReward, Reward, RewardSuite
 from lit_grpo.rewards.alignment import Alignment
-from lit_grpo.rollout import HFEngine, Sampling
+from lit_grpo.rollout import (
+    HFEngine,
+    Launch,
+    Proof,
+    Sampling,
+    Supervision,
+    VLLMEngine,
+    VLLMServerEngine,
+)
+from lit_grpo.rollout.served import ServedEngine
 from lit_grpo.sft import SFTModule
 from lit_grpo.types import Outcome
 
@@ -62,6 +73,20 @@ EVERY_METRIC = {
     }
 }
 TIMED = {"trainer": {"callbacks+": [{"class_path": "TimingLog", "init_args": {"stages": True}}]}}
+
+
+SERVED = {
+    "trainer": {"callbacks": [], "max_steps": 1},
+    "model": {
+        "engine": {
+            "class_path": "SGLangEngine",
+            "init_args": {
+                "launch": {"program": [sys.executable, sglang_server.__file__], "env": OFFLINE},
+                "supervision": {"health_timeout": 60},
+            },
+        }
+    },
+}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -123,6 +148,15 @@ def sft_run(workplace) -> Path:
     files = ["--config=warm.yaml", "--config=tiny.yaml", "--config=timed.yaml"]
     assert main(["sft", *files, "--run_dir=runs/warm/0"]) == 0
     return workplace / "runs/warm/0"
+
+
+@pytest.fixture(scope="module")
+def served_run(workplace) -> Path:
+    """The README's config with an engine that has a server of its own."""
+    (workplace / "served.yaml").write_text(yaml.safe_dump(SERVED))
+    files = [f"--config={name}.yaml" for name in ("my", "tiny", "served")]
+    assert main(["fit", *files, "--run_dir=runs/served"]) == 0
+    return workplace / "runs/served"
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +289,7 @@ def test_the_tree_has_every_file_and_says_what_it_is_for():
 SHIPPED = [
     GRPOModule, SFTModule, Policy, LoRA, Sampling, HFEngine, Objective, KLTerm, EntropyTerm,
     SamplerCorrection, AdvantageConfig, UpdateConfig, Evaluation, OutagePolicy, Reward, Judge,
+    ServedEngine, VLLMServerEngine, VLLMEngine, Launch, Proof, Supervision,
     Limits, Price, data.PromptData, data.RubricData, data.AdditionData,
     *(kind for kind in vars(rewards).values()
       if inspect.isclass(kind) and issubclass(kind, Reward) and kind not in (Reward, JudgedReward)),
@@ -274,6 +309,7 @@ def expected_keys(kind: type) -> dict[str, inspect.Parameter]:
     parameters = list(inspect.signature(kind).parameters.values())
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     own = {one.name: one for one in parameters if one.kind in named}
+    own.pop("dialect", None)  # a subclass gives it
     if issubclass(kind, Reward) and kind is not Reward:
         own = {name: one for name, one in own.items() if name not in expected_keys(Reward)}
     return own
@@ -323,10 +359,12 @@ def generic(column: str) -> str:
     return re.sub(r"^val/pass@\d+$", "val/pass@<k>", column)
 
 
-def test_the_glossary_has_every_metric_that_runs_log_and_no_other(grpo_run, sft_run, judged_run):
+def test_the_glossary_has_every_metric_that_runs_log_and_no_other(
+    grpo_run, sft_run, judged_run, served_run
+):
     columns = {
         generic(name)
-        for run in (grpo_run, sft_run, judged_run)
+        for run in (grpo_run, sft_run, judged_run, served_run)
         for name in pd.read_csv(run / "metrics.csv", nrows=0).columns
     }
     parts = {f"reward/<name>/{one.name}" for one in dataclasses.fields(Alignment)}

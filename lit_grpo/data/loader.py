@@ -91,6 +91,15 @@ class PromptLoader:
             self.epoch, self.position = self.epoch + 1, 0
         return self._hand_out(self._order(), self.position + num_over_ranks)
 
+    def peek(self, number: int) -> list[Prompt]:
+        """This rank's share of the number-th further batch, 1 for the next; takes nothing."""
+        state, before = self.state_dict(), self._before_batch
+        for _ in range(number):
+            prompts = self._hand_out(self._order(), self._next_stop())
+        self.load_state_dict(state)
+        self._before_batch = before
+        return prompts
+
     def rewind(self) -> None:
         """Take back the last batch and what was taken since: a state saved now is before them."""
         self.load_state_dict(self._before_batch)

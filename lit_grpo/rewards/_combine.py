@@ -20,7 +20,7 @@ def combine(rewards: Sequence[Reward], groups: Iterable[Group]) -> RolloutBatch:
     The rule, for rewards of non-zero weight (the others are monitored only):
 
     1. A reward that abstained on all rows of a group does not apply to that prompt: it is left
-       out of the sum.
+       out of the sum. (Rows that were not sampled have no say in this.)
     2. A row is valid when every reward that applies gave it a value, and at least one applies.
     3. A reward that failed (neither a value nor an abstention) on one row of a group makes the
        whole group invalid if its ``on_error`` is ``drop_group``.
@@ -28,11 +28,11 @@ def combine(rewards: Sequence[Reward], groups: Iterable[Group]) -> RolloutBatch:
     groups = tuple(groups)
     parts = {reward.name: _values(groups, reward.name) for reward in rewards}
     total = torch.zeros(len(groups), len(groups[0].completions), dtype=torch.float64)
-    valid = torch.ones_like(total, dtype=torch.bool)
+    valid = torch.tensor([[not c.is_failed for c in group.completions] for group in groups])
     any_applies = torch.zeros(len(groups), 1, dtype=torch.bool)
     for reward in (reward for reward in rewards if reward.weight):
         part = parts[reward.name]
-        applies = ~_where(groups, reward.name, _is_abstention).all(1, keepdim=True)
+        applies = _where(groups, reward.name, _is_statement).any(1, keepdim=True)
         any_applies |= applies
         valid &= ~applies | ~part.isnan()
         if reward.on_error == "drop_group":
@@ -60,8 +60,8 @@ def _where(groups: Sequence[Group], name: str, test: Callable[[Score], bool]) ->
     return torch.tensor([[test(score) for score in group.scores[name]] for group in groups])
 
 
-def _is_abstention(score: Score) -> bool:
-    return score.outcome is Outcome.ABSTAIN
+def _is_statement(score: Score) -> bool:
+    return score.outcome not in (Outcome.ABSTAIN, Outcome.NOT_SAMPLED)
 
 
 def _is_failure(score: Score) -> bool:

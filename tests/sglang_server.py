@@ -1,0 +1,192 @@
+"""A server with SGLang's native API in front of a real tiny model on the CPU, for tests.
+
+``python tests/sglang_server.py --model-path DIR --port N`` takes the flags of ``python -m
+sglang.launch_server``. Tests start it with ``running_server`` and spoil it with ``faults``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+START_SECONDS = 120
+ANSWER_SECONDS = 60
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+class RunningServer:
+    """The server as a process of its own, the leader of its own group."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """Status and reply, as JSON where it is."""
+        return self._send(urllib.request.Request(self.url + path))
+
+    def post(self, path: str, **body: Any) -> tuple[int, Any]:
+        headers = {"content-type": "application/json"}
+        data = json.dumps(body).encode()
+        return self._send(urllib.request.Request(self.url + path, data=data, headers=headers))
+
+    def _send(self, request: urllib.request.Request) -> tuple[int, Any]:
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as reply:
+                return reply.status, _decoded(reply.read())
+        except urllib.error.HTTPError as error:
+            return error.code, _decoded(error.read())
+
+    def faults(self, **faults: Any) -> None:
+        """From now on these alone, named as the fields of ``_sglang_faults.Faults``."""
+        status, reply = self.post("/test/faults", **faults)
+        assert status == 200, reply
+
+    def log(self) -> dict[str, Any]:
+        """The fields of ``_sglang_faults.Log``."""
+        return self.get("/test/log")[1]
+
+    def kill(self) -> None:
+        """The whole group, as a crash would."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextmanager
+def running_server(model_dir: str | Path, **flags: Any) -> Iterator[RunningServer]:
+    """Start it, wait until it answers, and kill it in the end.
+
+    ``flags`` are the command line's with underscores: True stands alone, a list gives several
+    values.
+
+    Raises:
+        RuntimeError: it ended or did not answer in time; the text is the end of its log.
+    """
+    flags = {"model_path": str(model_dir), "port": free_port()} | flags
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, __file__, *_command_line(flags)],
+            env=os.environ | OFFLINE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        server = RunningServer(process, flags["port"])
+        try:
+            _wait_until_it_answers(server, log)
+            yield server
+        finally:
+            server.kill()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        return place.getsockname()[1]
+
+
+def _command_line(flags: dict[str, Any]) -> list[str]:
+    words = []
+    for name, value in flags.items():
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return words
+
+
+def _wait_until_it_answers(server: RunningServer, log: IO[bytes]) -> None:
+    """By a call that its own log leaves out."""
+    end = time.monotonic() + START_SECONDS
+    while server.process.poll() is None and time.monotonic() < end:
+        with suppress(OSError):
+            server.log()
+            return
+        time.sleep(0.05)
+    log.seek(0)
+    raise RuntimeError(f"the server did not start:\n{log.read().decode()[-3000:]}")
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode()
+
+
+SERVED_FLAGS: dict[str, dict[str, Any]] = {
+    "--model-path": {"required": True},
+    "--host": {"default": "127.0.0.1"},
+    "--port": {"type": int, "default": 30000},
+    "--served-model-name": {},
+    "--random-seed": {"type": int, "default": 0},
+    "--context-length": {"type": int},
+    "--max-running-requests": {"type": int, "default": 1024},
+    "--weight-version": {"default": "default"},
+    "--max-lora-rank": {"type": int},
+    "--lora-paths": {"nargs": "*", "default": []},
+    "--lora-target-modules": {"nargs": "*"},
+    "--enable-lora": {"action": "store_true"},
+    "--skip-tokenizer-init": {"action": "store_true"},
+    "--incremental-streaming-output": {"action": "store_true"},
+    "--enable-deterministic-inference": {"action": "store_true"},
+    "--enable-memory-saver": {"action": "store_true"},
+    "--enable-weights-cpu-backup": {"action": "store_true"},
+    "--never-healthy": {"action": "store_true", "help": "a fault, and no flag of SGLang"},
+}
+IGNORED_SWITCHES = ("trust-remote-code", "disable-cuda-graph", "disable-radix-cache")
+IGNORED_SWITCHES += ("enable-metrics", "log-requests", "enable-dp-attention")
+IGNORED_VALUES = ("dtype", "mem-fraction-static", "attention-backend", "sampling-backend")
+IGNORED_VALUES += (
+    "log-level",
+    "log-level-http",
+    "chunked-prefill-size",
+    "max-loras-per-batch",
+    "load-format",
+)
+IGNORED_VALUES += ("lora-backend", "stream-interval", "page-size", "base-gpu-id")
+SIZES = {"--tp-size": "--tensor-parallel-size", "--dp-size": "--data-parallel-size"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """An unknown flag ends the process, as it does in SGLang."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name, settings in SERVED_FLAGS.items():
+        parser.add_argument(name, **settings)
+    for name, alias in SIZES.items():
+        parser.add_argument(name, alias, type=int, default=1)
+    for name in IGNORED_SWITCHES:
+        parser.add_argument(f"--{name}", action="store_true")
+    for name in IGNORED_VALUES:
+        parser.add_argument(f"--{name}")
+    return parser
+
+
+def main() -> None:
+    flags = parser().parse_args()
+    import torch
+    from _sglang_api import Server
+    from aiohttp import web
+
+    torch.set_num_threads(1)
+    app = Server(flags).app()
+    web.run_app(
+        app, host=flags.host, port=flags.port, handler_cancellation=True, shutdown_timeout=1.0
+    )
+
+
+if __name__ == "__main__":
+    main()

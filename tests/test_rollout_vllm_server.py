@@ -1,0 +1,305 @@
+"""The engine for vLLM servers against a real vLLM on a CPU: logprobs, weights, deaths."""
+
+import copy
+import json
+import os
+import re
+import signal
+import threading
+import time
+import urllib.request
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from served_engines import assert_written_by, generate
+from tiny import prompt, tiny_policy
+from vllm_environment import launch_on_cpu, needs_vllm
+from vllm_settings import ARCHITECTURE
+
+from lit_grpo.policy import LoRA
+from lit_grpo.rollout import EngineFailed, HFEngine, Proof, Sampling, Supervision, VLLMServerEngine
+
+pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(400)]
+
+SHORT = Sampling(max_tokens=12)
+LONG = Sampling(max_tokens=200)
+PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one: ", "x", "22+3=" * 20)]
+
+
+@contextmanager
+def serving(policy, **settings):
+    """A started engine whose server has the policy's weights as version 0."""
+    launch = launch_on_cpu(**settings.pop("launch", {}))
+    engine = VLLMServerEngine(launch=launch, **settings)
+    try:
+        engine.start(policy)
+        engine.load_weights(policy, 0)
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_policy(architecture=ARCHITECTURE)
+
+
+@pytest.fixture(scope="module")
+def engine(policy, tmp_path_factory):
+    """One server for the tests that leave it well; each gives it the weights that it wants."""
+    directory = tmp_path_factory.mktemp("engine")
+    supervision = Supervision(
+        health_interval=0.5,
+        health_timeout=5,
+        silence_timeout=5,
+        first_backoff=0.1,
+        max_restarts=9,
+    )
+    with serving(policy, directory=str(directory), supervision=supervision) as engine:
+        yield engine
+
+
+@pytest.fixture
+def fresh(policy, engine):
+    """The engine with the policy's own weights, under a version of its own."""
+    engine.load_weights(policy, engine.version + 1)
+    return engine
+
+
+def moved(policy, by: float = 0.05):
+    """The same policy with other weights."""
+    model = copy.deepcopy(policy.model)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(by * torch.randn(parameter.shape, generator=generator))
+    return SimpleNamespace(model=model, tokenizer=policy.tokenizer, source=None)
+
+
+def url(engine) -> str:
+    return engine._fleet.servers[0].url
+
+
+def ask(engine, path: str):
+    with urllib.request.urlopen(url(engine) + path, timeout=10) as reply:
+        return json.loads(reply.read() or b"null")
+
+
+def processes(engine) -> list[psutil.Process]:
+    """The server's main process and its children."""
+    port = re.search(r":(\d+)$", url(engine))[1]
+    (main,) = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if port in (line := process.info["cmdline"] or []) and "_guard.py" not in " ".join(line)
+        and "--port" in line
+    ]  # fmt: skip
+    return [main, *main.children(recursive=True)]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+# What it samples
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_logprobs_are_those_of_transformers(policy, fresh, temperature):
+    sampling = Sampling(max_tokens=12, temperature=temperature)
+    completions = generate(fresh, PROMPTS, sampling)
+    assert_written_by({fresh.version: policy.model}, PROMPTS, completions, temperature or 1.0)
+
+
+def test_greedy_completions_are_those_of_the_policy_itself(policy, fresh):
+    sampling = Sampling(max_tokens=12, temperature=0)
+    engine = HFEngine()
+    engine.load_weights(policy, 0)
+    ours = generate(engine, PROMPTS, sampling, group_size=1)
+    theirs = generate(fresh, PROMPTS, sampling, group_size=1)
+    assert [one.token_ids for one in theirs] == [one.token_ids for one in ours]
+    assert [one.text for one in theirs] == [one.text for one in ours]
+    assert [one.finish_reason for one in theirs] == [one.finish_reason for one in ours]
+
+
+def test_a_seed_draws_the_same_again_and_every_prompt_and_sample_its_own(fresh):
+    twins = [prompt("1+1=", id=name) for name in "ab"]
+    first = generate(fresh, twins, SHORT, seed=3)
+    assert first == generate(fresh, twins, SHORT, seed=3)
+    assert len({one.token_ids for one in first}) == 8
+    assert first != generate(fresh, twins, SHORT, seed=4)
+
+
+def test_stops_end_a_completion_as_they_do_in_the_policy_s_own_engine(policy, fresh):
+    engine = HFEngine()
+    engine.load_weights(policy, 0)
+    prompts = [prompt(f"{n}+1=", id=str(n)) for n in range(16)]
+    free = generate(engine, prompts, Sampling(max_tokens=12, temperature=0), group_size=1)
+    sampled = [token for one in free for token in one.token_ids[4:8]]
+    letters = {token: policy.tokenizer.decode([token]) for token in sampled}
+    token = next(one for one, text in letters.items() if text.isascii() and text.isprintable())
+    for stops in ({"stop_token_ids": (token,)}, {"stop": (letters[token],)}):
+        for min_tokens in (0, 8):
+            sampling = Sampling(max_tokens=12, temperature=0, min_tokens=min_tokens, **stops)
+            ours = generate(engine, prompts, sampling, group_size=1)
+            theirs = generate(fresh, prompts, sampling, group_size=1)
+            assert any(one.finish_reason == "stop" for one in ours), sampling
+            for mine, its in zip(ours, theirs, strict=True):
+                assert its.token_ids == mine.token_ids, sampling
+                assert (its.text, its.finish_reason) == (mine.text, mine.finish_reason)
+
+
+@pytest.mark.parametrize("settings", [{"top_p": 0.9}, {"top_k": 5}])
+def test_logprobs_of_a_truncated_distribution_are_refused(fresh, settings):
+    with pytest.raises(ValueError, match="raw_logprobs"):
+        generate(fresh, PROMPTS, Sampling(max_tokens=4, **settings))
+
+
+def test_closing_early_ends_what_runs(fresh):
+    rows = iter(fresh.generate(PROMPTS, 4, Sampling(max_tokens=250), seed=1))
+    next(rows)
+    rows.close()
+    deadline = time.monotonic() + 30
+    while running(fresh) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert running(fresh) == 0
+
+
+def running(engine) -> float:
+    """Requests that the server is at."""
+    with urllib.request.urlopen(url(engine) + "/metrics", timeout=10) as reply:
+        return float(
+            re.search(r"^vllm:num_requests_running{.*} (.*)$", reply.read().decode(), re.M)[1]
+        )
+
+
+# Its weights
+
+
+def test_new_weights_are_those_that_it_samples_with(policy, fresh):
+    other = moved(policy)
+    generate(fresh, PROMPTS, SHORT)  # fills its prefix cache with the old ones
+    fresh.load_weights(other, fresh.version + 1)
+    completions = generate(fresh, PROMPTS, SHORT)
+    assert_written_by({fresh.version: other.model}, PROMPTS, completions)
+    assert ask(fresh, "/weight_info")["weight_version"] == str(fresh.version)
+
+
+def test_what_runs_at_an_update_goes_on_and_says_which_weights_wrote_each_token(policy, fresh):
+    other, old = moved(policy), fresh.version
+    prompts, found = PROMPTS[:3], []
+    sampling = threading.Thread(
+        target=lambda: found.extend(generate(fresh, prompts, LONG, group_size=2))
+    )
+    sampling.start()
+    while not fresh._fleet.servers[0].in_flight:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    fresh.load_weights(other, old + 1)
+    sampling.join()
+    assert any(set(one.policy_versions) == {old, old + 1} for one in found)
+    assert_written_by({old: policy.model, old + 1: other.model}, prompts, found)
+
+
+def test_a_prefix_cache_that_outlives_an_update_is_found_out(policy):
+    class Careless:
+        """Passes everything on but what would reset the prefix cache; a pause does, too."""
+
+        def __init__(self, endpoint):
+            self.endpoint = endpoint
+
+        async def call(self, method, path, *args, **settings):
+            if path in ("/pause", "/reset_prefix_cache", "/resume"):
+                return {"success": True}
+            return await self.endpoint.call(method, path, *args, **settings)
+
+    with serving(policy, proof=Proof(every=1)) as engine:
+        update = engine.dialect.update
+        engine.dialect.update = lambda endpoint, *rest: update(Careless(endpoint), *rest)
+        with pytest.raises(
+            EngineFailed, match=r"differ .* by [\d.]+ .* 0\.005 is allowed"
+        ) as error:
+            engine.load_weights(moved(policy), 1)
+        assert re.search(r"\(mean -[\d.]+, trainer -[\d.]+\)", str(error.value))
+
+
+def test_tied_embeddings_that_a_reload_leaves_stale_are_found_out():
+    tied = tiny_policy(architecture=ARCHITECTURE | {"tie_word_embeddings": True})
+    with serving(tied, proof=Proof(every=1)) as engine:
+        with pytest.raises(EngineFailed, match="does not: its logprobs .* tied embeddings"):
+            engine.load_weights(moved(tied, by=0.2), 1)
+        with pytest.raises(EngineFailed):
+            generate(engine, PROMPTS, SHORT)
+
+
+def test_a_server_whose_logprobs_ignore_the_temperature_is_found_out(policy):
+    raw = {"flags": {"logprobs-mode": "raw_logprobs"}}
+    with pytest.raises(EngineFailed, match="another --logprobs-mode"), serving(policy, launch=raw):
+        pass
+
+
+def test_an_adapter_alone_travels_and_the_old_one_is_unloaded(tmp_path):
+    base = tiny_policy(architecture=ARCHITECTURE)
+    base.save_pretrained(tmp_path / "base")
+    policy = tiny_policy(
+        architecture=None,
+        path=str(tmp_path / "base"),
+        lora=LoRA(rank=4, target_modules=["q_proj", "v_proj"]),
+    )
+    with serving(policy, directory=str(tmp_path / "engine"), proof=Proof(every=1)) as engine:
+        assert_written_by({0: policy.model}, PROMPTS, generate(engine, PROMPTS, SHORT))
+        with torch.no_grad():
+            for parameter in policy.trainable_parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        for version in (1, 2):
+            engine.load_weights(policy, version)
+            completions = generate(engine, PROMPTS, SHORT)
+            assert_written_by({version: policy.model}, PROMPTS, completions)
+        names = {one["id"] for one in ask(engine, "/v1/models")["data"]}
+        assert names == {"policy", "policy-v1", "policy-v2"}  # of the last two, no older one
+        files = {path.name for path in (tmp_path / "engine/weights/v2").iterdir()}
+        assert files == {"adapter_model.safetensors", "adapter_config.json"}
+
+
+# Its deaths
+
+
+@pytest.mark.parametrize("victim", ["the worker", "the main process"])
+def test_a_server_that_is_killed_is_back_with_the_policy_s_weights(policy, fresh, victim):
+    other = moved(policy)
+    fresh.load_weights(other, fresh.version + 1)
+    everyone = processes(fresh)
+    doomed = everyone[0] if victim == "the main process" else everyone[-1]
+    killer = threading.Timer(0.5, doomed.send_signal, [signal.SIGKILL])
+    killer.start()
+    completions = generate(fresh, PROMPTS, LONG, group_size=8)
+    assert_written_by({fresh.version: other.model}, PROMPTS, completions)
+    assert fresh.observe().totals["rollout/restarts"] == 1
+    assert not any(map(is_alive, everyone))
+
+
+def test_a_server_whose_engine_stands_still_is_found_out_although_it_says_it_is_well(policy, fresh):
+    everyone = processes(fresh)
+    core = next(one for one in everyone if "EngineCore" in one.name() or "EngineCor" in one.name())
+    stopper = threading.Timer(0.5, os.kill, [core.pid, signal.SIGSTOP])
+    stopper.start()
+    completions = generate(fresh, PROMPTS, LONG, group_size=8)
+    assert_written_by({fresh.version: policy.model}, PROMPTS, completions)
+    assert fresh.observe().totals["rollout/restarts"] == 1
+    assert not any(map(is_alive, everyone))
+
+
+def test_nothing_is_left_when_it_is_closed(policy, tmp_path):
+    shared = set(os.listdir("/dev/shm"))
+    with serving(policy, directory=str(tmp_path)) as engine:
+        everyone = processes(engine)
+        generate(engine, PROMPTS, SHORT)
+    assert not any(map(is_alive, everyone))
+    assert set(os.listdir("/dev/shm")) <= shared
+    assert [path.name for path in tmp_path.iterdir() if path.name != "server_0.log"] in (
+        [],
+        ["model"],
+    )
