@@ -19,6 +19,8 @@ from lit_grpo.rollout._vllm_sampling import adapter_room
 from lit_grpo.rollout.vllm import VLLMEngine
 from lit_grpo.tokenizer import byte_tokenizer
 
+pytestmark = pytest.mark.timeout(600)  # vLLM starts several times, on a busy machine perhaps
+
 PROMPTS = ["12+34=", "a longer prompt", "x"]
 
 
@@ -30,7 +32,7 @@ def run(*arguments, cwd):
         env=os.environ | ENV,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
     )
     assert process.returncode == 0, process.stdout + process.stderr
 

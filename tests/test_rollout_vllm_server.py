@@ -22,7 +22,7 @@ from vllm_settings import ARCHITECTURE
 from lit_grpo.policy import LoRA
 from lit_grpo.rollout import EngineFailed, HFEngine, Proof, Sampling, Supervision, VLLMServerEngine
 
-pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SHORT = Sampling(max_tokens=12)
 LONG = Sampling(max_tokens=200)
