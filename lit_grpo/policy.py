@@ -285,12 +285,31 @@ def _adapted(model: PreTrainedModel, lora: LoRA) -> nn.Module:
         modules_to_save=lora.modules_to_save,
     )
     try:
-        return get_peft_model(model, config)
+        adapted = get_peft_model(model, config)
     except ValueError as error:
         raise ValueError(
             f"no adapter can be put on {type(model).__name__}: {error} "
             "Set model.policy.lora.target_modules."
         ) from None
+    _refuse_adapted_twins(adapted, model)
+    return adapted
+
+
+def _refuse_adapted_twins(adapted: nn.Module, model: PreTrainedModel) -> None:
+    """Merging the adapter of a tied layer would change the layer that shares its weights, too."""
+    pairs = model.all_tied_weights_keys.items()
+    twins = {name.removesuffix(".weight") for pair in pairs for name in pair}
+    layers = {
+        name.removeprefix("base_model.model.")
+        for name, layer in adapted.named_modules()
+        if hasattr(layer, "base_layer")
+    }
+    if both := sorted(twins & layers):
+        raise ValueError(
+            f"an adapter cannot be put on {both[0]}: its weights are tied to another layer's, which "
+            "merging would change, too. Take it out of model.policy.lora.target_modules; to train "
+            "it in full name it in modules_to_save."
+        )
 
 
 def _is_adapter(path: str) -> bool:

@@ -188,3 +188,11 @@ def test_an_unknown_architecture_is_said_in_one_error():
 def test_modules_that_no_adapter_fits_are_said_in_one_error():
     with pytest.raises(ValueError, match="Set model.policy.lora.target_modules"):
         tiny_policy(lora=LoRA(target_modules=["nowhere"]))
+
+
+def test_an_adapter_on_a_tied_layer_is_refused_since_merging_would_change_its_twin():
+    architecture = LLAMA | {"tie_word_embeddings": True}
+    with pytest.raises(ValueError, match="lm_head: its weights are tied"):
+        tiny_policy(architecture=architecture, lora=LoRA(target_modules=["q_proj", "lm_head"]))
+    assert tiny_policy(architecture=architecture, lora=LoRA(target_modules=["q_proj"])).model
+    assert tiny_policy(lora=LoRA(target_modules=["q_proj", "lm_head"])).model

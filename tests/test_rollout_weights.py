@@ -132,16 +132,6 @@ def test_a_merged_weight_of_gpt2_takes_the_product_transposed():
     )
 
 
-def test_a_tied_head_with_an_adapter_of_its_own_comes_apart_from_the_embedding(tmp_path):
-    policy = tiny_policy(architecture=TIED, lora=LoRA(rank=3, target_modules=["lm_head"]))
-    with torch.no_grad():
-        for parameter in policy.trainable_parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
-    save_weights(policy.model, tmp_path / "new", dtype=None, is_writer=True)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
-    torch.testing.assert_close(logits(loaded), logits(policy.model), atol=1e-4, rtol=1e-4)
-
-
 def test_weights_that_a_checkpoint_holds_fused_are_gathered_together_and_fused(tmp_path):
     settings = LLAMA | {"model_type": "hrm_text", "vocab_size": 64, "head_dim": 8}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
