@@ -306,7 +306,7 @@ def _refuse_adapted_twins(adapted: nn.Module, model: PreTrainedModel) -> None:
     }
     if both := sorted(twins & layers):
         raise ValueError(
-            f"an adapter cannot be put on {both[0]}: its weights are tied to another layer's, which "
+            f"no adapter can be put on {both[0]}: its weights are tied to another layer's, which "
             "merging would change, too. Take it out of model.policy.lora.target_modules; to train "
             "it in full name it in modules_to_save."
         )

@@ -314,9 +314,11 @@ def run_rank(rank: int, directory: Path) -> None:
         notes[name, "written"] = gathered.count, gathered.kept
         if name in ADAPTED:
             save_adapter(model, directory / f"{name} adapter", is_writer=rank == 0)
+    if rank == 0:
+        (directory / "file").touch()
     try:
-        save_weights(model, directory / "absent" / "new", dtype=None, **writing)
-    except FileNotFoundError:
+        save_weights(model, directory / "file" / "new", dtype=None, **writing)
+    except (FileExistsError, NotADirectoryError):
         notes["failed"] = True
     model(IDS).logits.sum().backward()  # no rank is behind, and the policy can go on
     torch.save(notes, directory / f"rank{rank}.pt")
