@@ -54,7 +54,10 @@ ARGUMENTS = {
         "model.sampling.temprature: no such key. Did you mean temperature?"
     ),
     "--model.engine=HFEngin": "model.engine: no class is called HFEngin. Did you mean HFEngine?",
-    "--model.engine=Unlike": "model.engine: no class is called Unlike. Known: HFEngine.",
+    "--model.engine=Unlike": (
+        "model.engine: no class is called Unlike. Known: HFEngine, SGLangEngine, ServedEngine, "
+        "VLLMEngine, VLLMServerEngine."
+    ),
     "--model.engine=lit_grpo.data.AdditionData": (
         "model.engine: expected RolloutEngine or null, got lit_grpo.data.AdditionData."
     ),

@@ -20,7 +20,15 @@ from vllm_environment import launch_on_cpu, needs_vllm
 from vllm_settings import ARCHITECTURE
 
 from lit_grpo.policy import LoRA
-from lit_grpo.rollout import EngineFailed, HFEngine, Proof, Sampling, Supervision, VLLMServerEngine
+from lit_grpo.rollout import (
+    EngineFailed,
+    HFEngine,
+    Proof,
+    Sampling,
+    Supervision,
+    VLLMServerEngine,
+    _guard,
+)
 
 pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -293,13 +301,11 @@ def test_a_server_whose_engine_stands_still_is_found_out_although_it_says_it_is_
 
 
 def test_nothing_is_left_when_it_is_closed(policy, tmp_path):
-    shared = set(os.listdir("/dev/shm"))
     with serving(policy, directory=str(tmp_path)) as engine:
         everyone = processes(engine)
         generate(engine, PROMPTS, SHORT)
+        shared = _guard._shared_memory(everyone[0].pid)
     assert not any(map(is_alive, everyone))
-    assert set(os.listdir("/dev/shm")) <= shared
-    assert [path.name for path in tmp_path.iterdir() if path.name != "server_0.log"] in (
-        [],
-        ["model"],
-    )
+    assert shared
+    assert not any(path.exists() for path in shared)
+    assert [path.name for path in tmp_path.iterdir()] == ["server_0.log"]
