@@ -12,11 +12,15 @@ import psutil
 import sglang_server
 import torch
 from sglang_server import OFFLINE, RunningServer
+from tiny import prompt
 
 from lit_grpo.policy import Policy
 from lit_grpo.rollout import Launch, Sampling, SGLangEngine, Supervision, _guard
 from lit_grpo.types import Completion, Prompt
 
+PROMPTS = [prompt("12+34=", id="a"), prompt("a longer prompt", id="b"), prompt("x", id="c")]
+PLAIN = Sampling(max_tokens=12)
+LORA = {"enable_lora": True, "max_lora_rank": 4, "lora_target_modules": ["q_proj", "v_proj"]}
 PROGRAM = [sys.executable, sglang_server.__file__]
 QUICK = {
     "startup_timeout": 60.0,

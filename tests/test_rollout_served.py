@@ -17,6 +17,9 @@ from uuid import uuid4
 import psutil
 import pytest
 from served_engines import (
+    LORA,
+    PLAIN,
+    PROMPTS,
     assert_written_by,
     generate,
     launch,
@@ -32,13 +35,10 @@ from lit_grpo.policy import LoRA
 from lit_grpo.rollout import EngineFailed, Sampling, SGLangEngine, _guard
 from lit_grpo.rollout._process import ServerProcess
 
-PROMPTS = [prompt("12+34=", id="a"), prompt("a longer prompt", id="b"), prompt("x", id="c")]
-PLAIN = Sampling(max_tokens=12)
 LONG = Sampling(max_tokens=60)
 TESTS = Path(__file__).parent
 WITH_WORKER = [sys.executable, str(TESTS / "server_with_worker.py")]
 SEEDED = {"enable_deterministic_inference": True, "incremental_streaming_output": True}
-LORA = {"enable_lora": True, "max_lora_rank": 4, "lora_target_modules": ["q_proj", "v_proj"]}
 
 
 @pytest.fixture(scope="module")

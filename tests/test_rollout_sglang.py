@@ -9,7 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 from served_engines import (
+    LORA,
+    PLAIN,
     PROGRAM,
+    PROMPTS,
     assert_written_by,
     generate,
     launch,
@@ -26,11 +29,8 @@ from lit_grpo.rollout import EngineFailed, HFEngine, Launch, Sampling
 from lit_grpo.rollout._dialect import Model
 from lit_grpo.rollout.sglang import SGLangDialect
 
-PROMPTS = [prompt("12+34=", id="a"), prompt("a longer prompt", id="b"), prompt("x", id="c")]
-PLAIN = Sampling(max_tokens=12)
 GREEDY = replace(PLAIN, temperature=0.0)
 SEEDED = {"enable_deterministic_inference": True}
-LORA = {"enable_lora": True, "max_lora_rank": 4, "lora_target_modules": ["q_proj", "v_proj"]}
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from served_engines import assert_written_by, generate
 from tiny import prompt, tiny_policy
 from vllm_environment import launch_on_cpu, needs_vllm
 from vllm_settings import ARCHITECTURE
+from worker_processes import is_alive
 
 from lit_grpo.policy import LoRA
 from lit_grpo.rollout import (
@@ -106,10 +107,6 @@ def processes(engine) -> list[psutil.Process]:
         and "--port" in line
     ]  # fmt: skip
     return [main, *main.children(recursive=True)]
-
-
-def is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 # What it samples
@@ -286,7 +283,7 @@ def test_a_server_that_is_killed_is_back_with_the_policy_s_weights(policy, fresh
     completions = generate(fresh, PROMPTS, LONG, group_size=8)
     assert_written_by({fresh.version: other.model}, PROMPTS, completions)
     assert fresh.observe().totals["rollout/restarts"] == 1
-    assert not any(map(is_alive, everyone))
+    assert not any(is_alive(process.pid) for process in everyone)
 
 
 def test_a_server_whose_engine_stands_still_is_found_out_although_it_says_it_is_well(policy, fresh):
@@ -297,7 +294,7 @@ def test_a_server_whose_engine_stands_still_is_found_out_although_it_says_it_is_
     completions = generate(fresh, PROMPTS, LONG, group_size=8)
     assert_written_by({fresh.version: policy.model}, PROMPTS, completions)
     assert fresh.observe().totals["rollout/restarts"] == 1
-    assert not any(map(is_alive, everyone))
+    assert not any(is_alive(process.pid) for process in everyone)
 
 
 def test_nothing_is_left_when_it_is_closed(policy, tmp_path):
@@ -305,7 +302,7 @@ def test_nothing_is_left_when_it_is_closed(policy, tmp_path):
         everyone = processes(engine)
         generate(engine, PROMPTS, SHORT)
         shared = _guard._shared_memory(everyone[0].pid)
-    assert not any(map(is_alive, everyone))
+    assert not any(is_alive(process.pid) for process in everyone)
     assert shared
     assert not any(path.exists() for path in shared)
     assert [path.name for path in tmp_path.iterdir()] == ["server_0.log"]

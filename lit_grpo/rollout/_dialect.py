@@ -200,6 +200,16 @@ class Dialect(ABC):
         """Drop an adapter that nothing samples with any more."""
 
 
+def token_versions(
+    spans: Sequence[Mapping[str, Any]], num_tokens: int, adapter: WeightUpdate | None
+) -> list[str]:
+    """Label of the weights that wrote each token: the server's, or an adapter's own, whose weights
+    never change."""
+    if adapter:
+        return [str(adapter.version)] * num_tokens
+    return [str(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
+
+
 def as_flags(options: Mapping[str, Any]) -> list[str]:
     """Command-line options; None and False leave one out, True has no value, a list several."""
     words: list[str] = []

@@ -17,6 +17,7 @@ from torch import Tensor
 from lit_grpo.rollout._dialect import Dialect, Request, WeightUpdate, one_token_each
 from lit_grpo.rollout._http import Endpoint
 from lit_grpo.rollout.engine import SampledPolicy
+from lit_grpo.rollout.hf import evaluating
 
 NUM_PLACES = 4
 """Last positions of a sequence whose next token is compared."""
@@ -95,11 +96,9 @@ def expect(
     length = min(LONGEST, max_length - SPARE_PLACES)
     drawn = np.random.default_rng(0).integers(vocabulary, size=(proof.num_sequences, length))
     sequences = torch.from_numpy(drawn)
-    was_training = model.training
-    model.eval()
-    device = next(model.parameters()).device
-    output = model(input_ids=sequences.to(device), use_cache=False, logits_to_keep=NUM_PLACES)
-    model.train(was_training)
+    ids = sequences.to(next(model.parameters()).device)
+    with evaluating(model):
+        output = model(input_ids=ids, use_cache=False, logits_to_keep=NUM_PLACES)
     return Expectation(
         sequences=sequences,
         logprobs=(output.logits.float() / temperature).log_softmax(-1).cpu(),

@@ -57,7 +57,7 @@ class HFEngine(RolloutEngine):
         )
         longest_first = sorted(range(len(prompts)), key=lambda i: -len(prompts[i].token_ids))
         wave_size = max(1, self.max_concurrent // group_size)
-        with _evaluating(self.policy.model):
+        with evaluating(self.policy.model):
             for start in range(0, len(prompts), wave_size):
                 wave = longest_first[start : start + wave_size]
                 rows = [i * group_size + j for i in wave for j in range(group_size)]
@@ -106,7 +106,7 @@ class HFEngine(RolloutEngine):
 
 
 @contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Training mode switches the key-value cache off under gradient checkpointing."""
     was_training = model.training
     model.eval()

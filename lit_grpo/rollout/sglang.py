@@ -17,6 +17,7 @@ from lit_grpo.rollout._dialect import (
     Request,
     Sample,
     WeightUpdate,
+    token_versions,
 )
 from lit_grpo.rollout._http import Endpoint, Refused, ServerTrouble, field
 from lit_grpo.rollout.engine import Sampling
@@ -189,11 +190,5 @@ def _grow(sample: Sample, event: Mapping[str, Any], request: Request) -> None:
             f"{request.sampling.max_tokens} may be sampled: its context or its cache is too short",
         )
     sample.finish_reason = reason
-    sample.versions = _versions(sample, meta, request.adapter)
-
-
-def _versions(sample: Sample, meta: Mapping[str, Any], adapter: WeightUpdate | None) -> list[str]:
-    if adapter:  # the label is the server's; an adapter's weights never change
-        return [str(adapter.version)] * len(sample.token_ids)
-    spans = meta["weight_versions"]
-    return [str(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
+    spans = meta["weight_versions"] if not request.adapter else ()
+    sample.versions = token_versions(spans, len(sample.token_ids), request.adapter)

@@ -17,6 +17,7 @@ from lit_grpo.rollout._dialect import (
     Request,
     Sample,
     WeightUpdate,
+    token_versions,
 )
 from lit_grpo.rollout._http import Endpoint, ServerTrouble, field
 from lit_grpo.rollout._vllm_sampling import (
@@ -126,7 +127,7 @@ class VLLMDialect(Dialect):
         reset = await endpoint.call(
             "POST", "/reset_prefix_cache", seconds=seconds, reset_running_requests="true"
         )
-        if not reset["success"]:
+        if not field(reset, "success"):
             raise ServerTrouble("its prefix cache could not be reset after a weight update")
         await self._label(endpoint, update, seconds)
         await endpoint.call("POST", "/resume", seconds=seconds)
@@ -159,7 +160,4 @@ def _grow(sample: Sample, choice: Mapping[str, Any], adapter: WeightUpdate | Non
     if choice["finish_reason"] not in ("stop", "length"):
         raise ServerTrouble(f"a completion ended with {choice['finish_reason']!r}")
     sample.finish_reason = choice["finish_reason"]
-    spans = choice["weight_versions"]
-    sample.versions = [span["version"] for span in spans for _ in range(span["start"], span["end"])]
-    if adapter:  # the label is the server's; an adapter's weights never change
-        sample.versions = [str(adapter.version)] * len(sample.token_ids)
+    sample.versions = token_versions(choice["weight_versions"], len(sample.token_ids), adapter)
