@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 from _benchmark.accuracy import compare_accuracy
-from _benchmark.engines import compare_client, compare_overlap
+from _benchmark.engines import compare_client
+from _benchmark.overlap import compare_overlap
 from _benchmark.parts import compare_engine, compare_head
 from _benchmark.results import Result, keep, markdown, show
 from _benchmark.rewards import compare_calls, compare_exposed

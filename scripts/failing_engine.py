@@ -9,20 +9,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pandas as pd
 import psutil
-from rich.console import Console
-from rich.table import Table
+from _findings import Findings, exit_code_of, read_run
+
+from lit_grpo.rollout import _guard
 
 ROOT = Path(__file__).parent.parent
 LIT_GRPO = [sys.executable, "-m", "lit_grpo"]
 NUM_STEPS = 30
 KILLS = {8: "main process", 15: "engine core", 22: "worker"}
 """Rows of metrics.csv -> what is killed when so many are there."""
+TITLES = {"engine core": "VLLM::EngineCor", "worker": "VLLM::Worker"}
+"""What vLLM calls its processes, as far as the kernel keeps it."""
 TOLERANCE = 0.03
 """Of the accuracies: 1.5 standard deviations of a difference of two of 512 sums at 0.9."""
 
@@ -38,7 +42,8 @@ class Evidence:
 
     @property
     def accuracy(self) -> float:
-        return self.metrics["val/accuracy"].dropna().iloc[-1]
+        """Of the final policy; NaN where it was not evaluated."""
+        return self.metrics["val/accuracy"].iloc[-1]
 
 
 def warm_up(run_dir: Path) -> Path:
@@ -58,18 +63,13 @@ def train(
         "--trainer.max_steps", str(num_steps), "--trainer.val_check_interval", str(num_steps),
         *options,
     ]  # fmt: skip
-    trainer = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    trainer = subprocess.Popen(command, cwd=ROOT)
     try:
         killed = tuple(kill_on_the_way(trainer, run_dir / "metrics.csv", kills))
         exit_code = trainer.wait()
     finally:
         trainer.kill()
-    return Evidence(
-        metrics=pd.read_csv(run_dir / "metrics.csv"),
-        completions=pd.concat(map(pd.read_parquet, sorted(run_dir.glob("completions/*")))),
-        exit_code=exit_code,
-        killed=killed,
-    )
+    return Evidence(**read_run(run_dir), exit_code=exit_code, killed=killed)
 
 
 def kill_on_the_way(trainer: subprocess.Popen, metrics: Path, kills: dict[int, str]) -> list[str]:
@@ -92,14 +92,22 @@ def num_rows(metrics: Path) -> int:
 def find(trainer: int, victim: str) -> psutil.Process:
     """One of the server's processes."""
     below = psutil.Process(trainer).children(recursive=True)
-    names = {"engine core": "VLLM::EngineCor", "worker": "VLLM::Worker"}
-    if victim in names:
-        return next(one for one in below if names[victim] in " ".join([one.name(), *one.cmdline()]))
-    return next(one for one in below if "vllm.entrypoints.openai.api_server" in one.cmdline()[:3])
+    guard = next(one for one in below if _guard.__file__ in words(one))
+    main, *others = guard.children(recursive=True)
+    if victim == "main process":
+        return main
+    return next(one for one in others if TITLES[victim] in " ".join(words(one)))
 
 
-def findings(calm: Evidence, killed: Evidence, num_steps: int) -> dict[str, tuple[bool, str]]:
-    """Statement -> whether it holds, and by which figures."""
+def words(process: psutil.Process) -> list[str]:
+    """Its name and command line; empty where it has ended."""
+    with suppress(psutil.Error):
+        return [process.name(), *process.cmdline()]
+    return []
+
+
+def findings(calm: Evidence, killed: Evidence, num_steps: int) -> Findings:
+    """What must hold."""
     steps, restarts = len(killed.metrics), killed.metrics["rollout/restarts"].sum()
     failed = killed.metrics["rollout/failed_fraction"].max()
     proofs = killed.metrics["sampler/proof_difference"].notna().sum()
@@ -146,12 +154,7 @@ def main() -> int:
             train(directory / name, policy, NUM_STEPS, kills, arguments.options)
             for name, kills in (("in_peace", {}), ("killed", KILLS))
         )
-    found = findings(calm, killed, NUM_STEPS)
-    table = Table("finding", "holds", "figures")
-    for statement, (holds, figures) in found.items():
-        table.add_row(statement, "yes" if holds else "NO", figures)
-    Console().print(table)
-    return 0 if all(holds for holds, _ in found.values()) else 1
+    return exit_code_of(findings(calm, killed, NUM_STEPS))
 
 
 if __name__ == "__main__":

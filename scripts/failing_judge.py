@@ -15,9 +15,8 @@ from typing import Any
 import lightning as L
 import pandas as pd
 import torch
+from _findings import Findings, exit_code_of, read_run
 from _toy_judge import HIGHEST, ToyJudge, grade, toy_judge
-from rich.console import Console
-from rich.table import Table
 
 from lit_grpo.data import AdditionData
 from lit_grpo.evaluation import Evaluation
@@ -113,8 +112,7 @@ def train(run_dir: Path, num_steps: int) -> Evidence:
             watched.removeHandler(outage)
         reason = get_stop_reason(trainer)
         return Evidence(
-            completions=pd.concat(map(pd.read_parquet, sorted(run_dir.glob("completions/*")))),
-            metrics=pd.read_csv(run_dir / "metrics.csv"),
+            **read_run(run_dir),
             num_attempts=outage.num_attempts,
             weights_before=outage.weights_before,
             weights_after=outage.weights_after,
@@ -138,8 +136,8 @@ def make_module(url: str) -> GRPOModule:
     )
 
 
-def findings(evidence: Evidence, num_steps: int) -> dict[str, tuple[bool, str]]:
-    """What must hold, whether it does, and the numbers that say so."""
+def findings(evidence: Evidence, num_steps: int) -> Findings:
+    """What must hold."""
     rows = evidence.completions
     scores = rows["score/judge"]
     absent = rows["outcome/judge"] != "ok"
@@ -192,14 +190,7 @@ def main() -> int:
     num_steps = parser.parse_args().steps
     torch.set_num_threads(1)
     with TemporaryDirectory() as directory:
-        found = findings(train(Path(directory), num_steps), num_steps)
-    table = Table(box=None)
-    for column in ("", "holds", "seen"):
-        table.add_column(column)
-    for name, (holds, seen) in found.items():
-        table.add_row(name, "[green]yes" if holds else "[red]no", seen)
-    Console(width=140 if not sys.stdout.isatty() else None).print(table)
-    return 0 if all(holds for holds, _ in found.values()) else 1
+        return exit_code_of(findings(train(Path(directory), num_steps), num_steps))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def evidence(script, tmp_path_factory):
 
 
 def denied(script, evidence) -> set[str]:
-    return {name for name, (holds, _) in script.findings(evidence, NUM_STEPS).items() if not holds}
+    return importlib.import_module("_findings").denied(script.findings(evidence, NUM_STEPS))
 
 
 @pytest.mark.slow
@@ -57,8 +57,36 @@ def test_a_policy_that_moved_on_the_outage_would_be_found(script, evidence):
 
 
 @pytest.mark.slow
+def test_a_policy_that_nobody_looked_at_would_be_found(script, evidence):
+    unseen = replace(evidence, weights_before=[], weights_after=[])
+    assert "the policy did not move on it" in denied(script, unseen)
+
+
+@pytest.mark.slow
+def test_a_judge_that_hardly_failed_would_be_found(script, evidence):
+    well = replace(evidence, calls=evidence.calls | {"verdict": 10**6})
+    assert "calls failed" in denied(script, well)
+
+
+@pytest.mark.slow
+def test_a_run_that_learned_nothing_would_be_found(script, evidence):
+    metrics = evidence.metrics.assign(**{"reward/mean": 0.5})
+    assert "it learned" in denied(script, replace(evidence, metrics=metrics))
+
+
+@pytest.mark.slow
+def test_an_outage_that_ended_too_soon_would_be_found(script, evidence):
+    soon = replace(evidence, num_attempts=script.NUM_ATTEMPTS_DOWN - 1)
+    assert "the outage was waited out" in denied(script, soon)
+
+
+@pytest.mark.slow
 def test_a_run_that_ended_early_would_be_found(script, evidence):
-    assert "the run ended right" in denied(script, replace(evidence, num_optimizer_steps=3))
+    early = replace(evidence, num_optimizer_steps=NUM_STEPS - 1)
+    stopped = replace(evidence, stop_reason="the judge is down")
+    unlogged = replace(evidence, metrics=evidence.metrics.iloc[:-1])
+    for run in (early, stopped, unlogged):
+        assert "the run ended right" in denied(script, run)
 
 
 def test_the_toy_judge_ends_with_whoever_started_it():

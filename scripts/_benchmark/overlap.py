@@ -1,0 +1,136 @@
+"""What sampling during the update saves: a step that does against one that does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import lightning as L
+import torch
+from _benchmark.parts import loaded_policy
+from _benchmark.results import Result
+from _benchmark.turns import Effort
+from _benchmark.workloads import SIZES, WORKLOADS, ModelSize, Workload
+
+OVERLAP_TARGET = 0.65
+WARM_UP_STEPS = 2
+NUM_TOKENS = SIZES["tiny"].vocab_size
+"""Every model knows so many."""
+
+
+def compare_overlap(size: ModelSize, effort: Effort) -> Iterator[Result]:
+    """A step whose generation, on a device of its own, takes as long as the update."""
+    workload = replace(WORKLOADS["short_equal"], num_prompts=8)
+    num_steps = WARM_UP_STEPS + effort.num_steps
+    update = median(step_seconds(workload, size, waiting_engine(0.0), 0, num_steps))
+    synchronous, overlapping = (
+        step_seconds(workload, size, waiting_engine(update), ahead, num_steps) for ahead in (0, 1)
+    )
+    yield Result(
+        figure="overlap",
+        case="generation and update equally long, max_head_offpolicyness 1",
+        against="the same with 0",
+        ours=median(overlapping),
+        other=median(synchronous),
+        unit="s",
+        target=OVERLAP_TARGET,
+        details={"": {"update (s)": update}},
+    )
+
+
+def step_seconds(
+    workload: Workload, size: ModelSize, engine: Any, ahead: int, num_steps: int
+) -> list[float]:
+    """Of real training steps, but for their engine."""
+    from lit_grpo.evaluation import Evaluation
+    from lit_grpo.module import GRPOModule
+    from lit_grpo.policy import Policy
+    from lit_grpo.rollout import Sampling
+
+    with TemporaryDirectory() as directory:
+        loaded_policy(workload, size).save_pretrained(directory)
+        module = GRPOModule(
+            Policy(path=directory),
+            [reward_of_tokens()],
+            group_size=workload.group_size,
+            sampling=Sampling(max_tokens=workload.max_tokens),
+            engine=engine,
+            max_head_offpolicyness=ahead,
+            evaluation=Evaluation(before_training=False),
+        )
+        clock = Clock()
+        trainer = L.Trainer(
+            max_steps=num_steps, accelerator="auto", devices=1, callbacks=[clock], logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(module, prompt_loader(workload))
+        module.close()
+    return clock.seconds[WARM_UP_STEPS:]
+
+
+class Clock(L.Callback):
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._last = 0.0
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        now = time.perf_counter()
+        if self._last:
+            self.seconds.append(now - self._last)
+        self._last = now
+
+
+def prompt_loader(workload: Workload) -> Any:
+    from lit_grpo.data.loader import PromptLoader
+    from lit_grpo.types import Prompt
+
+    ids = torch.randint(2, NUM_TOKENS, (workload.num_prompts, workload.prompt_tokens)).tolist()
+    prompts = [Prompt(id=str(n), text="", token_ids=tuple(one)) for n, one in enumerate(ids)]
+    return PromptLoader(prompts, workload.num_prompts)
+
+
+def reward_of_tokens() -> Any:
+    from lit_grpo.rewards import Reward
+
+    class Parity(Reward):
+        """Differs between completions, at no cost."""
+
+        def score(self, prompt: Any, completion: Any) -> float:
+            return float(completion.token_ids[0] % 2)
+
+    return Parity()
+
+
+def waiting_engine(seconds: float) -> Any:
+    """Takes its time, as a server on another device would, and samples at random."""
+    from lit_grpo.rollout import RolloutEngine
+    from lit_grpo.types import Completion
+
+    class Waiting(RolloutEngine):
+        overlaps_updates = True
+
+        def load_weights(self, policy: Any, version: int) -> None:
+            self.version = version
+
+        def generate(self, prompts: Any, group_size: int, sampling: Any, *, seed: int) -> Any:
+            version, size = self.version, (len(prompts) * group_size, sampling.max_tokens)
+            time.sleep(seconds)
+            noise = torch.Generator().manual_seed(seed)
+            drawn = torch.randint(2, NUM_TOKENS, size, generator=noise)
+            for row, tokens in enumerate(drawn.tolist()):
+                yield (
+                    row,
+                    Completion(
+                        token_ids=tuple(tokens),
+                        sampler_logprobs=(-7.0,) * len(tokens),
+                        text="",
+                        finish_reason="stop",
+                        policy_versions=(version,) * len(tokens),
+                    ),
+                )
+
+    return Waiting()
