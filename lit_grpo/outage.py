@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import lightning as L
 
 from lit_grpo.failures import Failure, find_failure
-from lit_grpo.ranks import gather_objects
+from lit_grpo.ranks import any_failure, gather_objects
 from lit_grpo.rewards import RewardFailed, Scoring
 from lit_grpo.stages import notify
 from lit_grpo.stopping import ENGINE_EXIT_CODE
@@ -201,8 +201,8 @@ def refuse_failed_engines(failure: str) -> None:
     Raises:
         StepAbandoned: the engine of any rank gave up.
     """
-    if failures := [one for one in gather_objects(failure) if one]:
-        raise StepAbandoned(f"Stopped: {failures[0]}", ENGINE_EXIT_CODE)
+    if why := any_failure(failure):
+        raise StepAbandoned(f"Stopped: {why}", ENGINE_EXIT_CODE)
 
 
 def stand(rollouts: RolloutBatch, rewards: Sequence[str]) -> Standing:

@@ -9,7 +9,6 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -25,26 +24,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lit_grpo.adapter import LoRA, is_adapter, put_on
 from lit_grpo.packed_attention import same_attention
 from lit_grpo.tokenizer import byte_tokenizer
 from lit_grpo.two_halves import TwoHalves, check_halves, runs_packs
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoRA:
-    """A low-rank adapter (arXiv 2106.09685); the reference is the policy with it switched off.
-
-    Args:
-        rank: Rank of the update.
-        alpha: The update is scaled by ``alpha / rank``.
-        target_modules: Names of the linear layers to adapt, or ``all-linear``.
-        modules_to_save: Layers that are trained in full beside the adapter.
-    """
-
-    rank: int = 16
-    alpha: int = 32
-    target_modules: list[str] | str = "all-linear"
-    modules_to_save: list[str] | None = None
 
 
 class Policy(nn.Module):
@@ -92,7 +75,7 @@ class Policy(nn.Module):
                 f"weights), got path={path!r} and architecture={architecture!r}. "
                 "Set model.policy.path or model.policy.architecture."
             )
-        if not merge_lora and (lora is None or path is None or _is_adapter(path)):
+        if not merge_lora and (lora is None or path is None or is_adapter(path)):
             raise ValueError(
                 "merge_lora: false writes the adapter alone, which needs model.policy.lora and, "
                 "as its base, a model.policy.path that is itself no adapter."
@@ -114,7 +97,7 @@ class Policy(nn.Module):
     @property
     def source(self) -> str | None:
         """Where the weights that it starts from can be read; None where they stand nowhere."""
-        return None if self.path is None or _is_adapter(self.path) else self.path
+        return None if self.path is None or is_adapter(self.path) else self.path
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -151,7 +134,7 @@ class Policy(nn.Module):
             self.reference_model = copy.deepcopy(model).requires_grad_(False)
         if self.gradient_checkpointing:
             self._checkpoint_layers(model)
-        self.model = model if self.lora is None else _adapted(model, self.lora)
+        self.model = model if self.lora is None else put_on(model, self.lora)
         self.model.train()
         if moving_reference and self.lora is not None:
             self.reference_adapter = _frozen_copy(self.trainable_parameters())
@@ -187,7 +170,7 @@ class Policy(nn.Module):
         )
 
     def _load(self, path: str) -> PreTrainedModel:
-        if _is_adapter(path):
+        if is_adapter(path):
             return self._load_merged(path)
         with _loading("model", path):
             config = AutoConfig.from_pretrained(path, trust_remote_code=self.trust_remote_code)
@@ -271,49 +254,6 @@ def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
         if name.endswith(("dropout", "pdrop", "dropout_prob")) and isinstance(value, float):
             setattr(config, name, 0.0)
     return config
-
-
-def _adapted(model: PreTrainedModel, lora: LoRA) -> nn.Module:
-    from peft import LoraConfig, TaskType, get_peft_model
-
-    config = LoraConfig(
-        task_type=TaskType.CAUSAL_LM,
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=0.0,
-        target_modules=lora.target_modules,
-        modules_to_save=lora.modules_to_save,
-    )
-    try:
-        adapted = get_peft_model(model, config)
-    except ValueError as error:
-        raise ValueError(
-            f"no adapter can be put on {type(model).__name__}: {error} "
-            "Set model.policy.lora.target_modules."
-        ) from None
-    _refuse_adapted_twins(adapted, model)
-    return adapted
-
-
-def _refuse_adapted_twins(adapted: nn.Module, model: PreTrainedModel) -> None:
-    """Merging the adapter of a tied layer would change the layer that shares its weights, too."""
-    pairs = model.all_tied_weights_keys.items()
-    twins = {name.removesuffix(".weight") for pair in pairs for name in pair}
-    layers = {
-        name.removeprefix("base_model.model.")
-        for name, layer in adapted.named_modules()
-        if hasattr(layer, "base_layer")
-    }
-    if both := sorted(twins & layers):
-        raise ValueError(
-            f"no adapter can be put on {both[0]}: its weights are tied to another layer's, which "
-            "merging would change, too. Take it out of model.policy.lora.target_modules; to train "
-            "it in full name it in modules_to_save."
-        )
-
-
-def _is_adapter(path: str) -> bool:
-    return (Path(path) / "adapter_config.json").is_file()
 
 
 @contextmanager

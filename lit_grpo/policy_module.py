@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 from lit_grpo.evaluation import Evaluation
 from lit_grpo.metrics import Metrics
 from lit_grpo.policy import Policy
-from lit_grpo.ranks import gather_objects
+from lit_grpo.ranks import any_failure
 from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
 from lit_grpo.stages import in_stage
 from lit_grpo.stopping import ENGINE_EXIT_CODE, get_stop_reason, stop_run
@@ -191,11 +191,11 @@ class PolicyModule(L.LightningModule):
             yield
         except EngineFailed as error:
             failure = str(error)
-        failures = [one for one in gather_objects(failure) if one]
-        if failures and (self.trainer.state.fn != "fit" or self.trainer.sanity_checking):
-            raise EngineFailed(failures[0])
-        if failures:
-            message = f"Stopped at an evaluation: {failures[0]}"
+        why = any_failure(failure)
+        if why and (self.trainer.state.fn != "fit" or self.trainer.sanity_checking):
+            raise EngineFailed(why)
+        if why:
+            message = f"Stopped at an evaluation: {why}"
             stop_run(self.trainer, StopReason(exit_code=ENGINE_EXIT_CODE, message=message))
 
     def on_validation_epoch_end(self) -> None:

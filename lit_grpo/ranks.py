@@ -42,6 +42,11 @@ def gather_objects(value: Value) -> list[Value]:
     return gathered
 
 
+def any_failure(failure: str) -> str:
+    """What the first rank says that has failed, empty where none has; every rank must call it."""
+    return next(filter(None, gather_objects(failure)), "")
+
+
 def get_rank() -> int:
     """The number of this process among those of the run; 0 where there is one."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):

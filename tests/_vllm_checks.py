@@ -17,7 +17,7 @@ import torch
 from tiny import prompt, tiny_policy
 from vllm_settings import ARCHITECTURE, FLAGS, MAX_MODEL_LEN
 
-from lit_grpo.policy import LoRA
+from lit_grpo.adapter import LoRA
 from lit_grpo.rollout import EngineFailed, Proof, Sampling
 from lit_grpo.rollout.vllm import VLLMEngine
 

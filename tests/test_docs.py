@@ -22,6 +22,7 @@ from tiny import LLAMA, completion, prompt
 
 from lit_grpo import callbacks, data, rewards
 from lit_grpo.__main__ import main
+from lit_grpo.adapter import LoRA
 from lit_grpo.advantages import AdvantageConfig
 from lit_grpo.batching import UpdateConfig
 from lit_grpo.cli import TRAINER_DEFAULTS
@@ -31,7 +32,7 @@ from lit_grpo.judge import Judge, Limits, Price
 from lit_grpo.losses import EntropyTerm, KLTerm, Objective, SamplerCorrection
 from lit_grpo.module import GRPOModule
 from lit_grpo.outage import OutagePolicy
-from lit_grpo.policy import LoRA, Policy
+from lit_grpo.policy import Policy
 from lit_grpo.policy_module import default_optimizer
 from lit_grpo.rewards import JudgedReward, Reward, RewardSuite
 from lit_grpo.rewards.alignment import Alignment

@@ -18,12 +18,13 @@ from small_runs import (
 )
 from tiny import LLAMA, alone
 
+from lit_grpo.adapter import LoRA
 from lit_grpo.advantages import AdvantageConfig
 from lit_grpo.data.loader import PromptLoader
 from lit_grpo.evaluation import Evaluation
 from lit_grpo.losses import EntropyTerm, KLTerm, Objective
 from lit_grpo.outage import OutagePolicy
-from lit_grpo.policy import LoRA, Policy
+from lit_grpo.policy import Policy
 from lit_grpo.policy_module import refuse_untested
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import Sampling

@@ -14,10 +14,10 @@ from small_runs import (
 )
 from tiny import alone
 
+from lit_grpo.adapter import LoRA
 from lit_grpo.advantages import AdvantageConfig
 from lit_grpo.data.loader import PromptLoader
 from lit_grpo.losses import EntropyTerm, KLTerm, Objective, SamplerCorrection
-from lit_grpo.policy import LoRA
 
 
 def test_everything_at_once_has_the_same_gradient_for_any_split_into_micro_batches():

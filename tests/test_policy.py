@@ -3,7 +3,8 @@ import torch
 from tiny import LLAMA, tiny_policy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lit_grpo.policy import LoRA, Policy
+from lit_grpo.adapter import LoRA
+from lit_grpo.policy import Policy
 from lit_grpo.tokenizer import byte_tokenizer
 from lit_grpo.two_halves import TwoHalves, check_halves
 

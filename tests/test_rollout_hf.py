@@ -4,9 +4,9 @@ import pytest
 import torch
 from tiny import LLAMA, prompt, tiny_policy
 
+from lit_grpo.adapter import LoRA
 from lit_grpo.batching import collate_rollouts
 from lit_grpo.logprobs import completion_statistics
-from lit_grpo.policy import LoRA
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.rollout.hf import _draw
 from lit_grpo.types import Group, RolloutBatch

@@ -31,7 +31,7 @@ from sglang_server import OFFLINE, free_port, running_server
 from tiny import prompt, tiny_policy
 from worker_processes import is_alive, wait_until
 
-from lit_grpo.policy import LoRA
+from lit_grpo.adapter import LoRA
 from lit_grpo.rollout import EngineFailed, Sampling, SGLangEngine, _guard
 from lit_grpo.rollout._process import ServerProcess
 
@@ -571,6 +571,16 @@ def test_a_forked_process_that_holds_the_pipe_does_not_keep_a_server_up(tmp_path
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_the_end_of_a_log_begins_with_the_errors_that_are_no_longer_at_its_end(tmp_path):
+    said = ["RuntimeError: the cause", "RuntimeError: the cause", "EngineDeadError: see above"]
+    said += [f"leaked {number}" for number in range(30)]
+    server = ServerProcess(["printf", "%s\\n", *said], {}, tmp_path / "log")
+    wait_until(lambda: not server.is_running)
+    server.end()
+    last = [f"leaked {number}" for number in range(27, 30)]
+    assert server.log_tail(3).split("\n") == [said[0], said[2], "...", *last]
 
 
 # Closing while it runs

@@ -24,7 +24,7 @@ from sglang_server import running_server
 from tiny import prompt, tiny_policy
 from worker_processes import wait_until
 
-from lit_grpo.policy import LoRA
+from lit_grpo.adapter import LoRA
 from lit_grpo.rollout import EngineFailed, HFEngine, Launch, Sampling
 from lit_grpo.rollout._dialect import Model
 from lit_grpo.rollout.sglang import SGLangDialect

@@ -20,7 +20,7 @@ from vllm_environment import launch_on_cpu, needs_vllm
 from vllm_settings import ARCHITECTURE
 from worker_processes import is_alive
 
-from lit_grpo.policy import LoRA
+from lit_grpo.adapter import LoRA
 from lit_grpo.rollout import (
     EngineFailed,
     HFEngine,
@@ -95,6 +95,13 @@ def url(engine) -> str:
 def ask(engine, path: str):
     with urllib.request.urlopen(url(engine) + path, timeout=10) as reply:
         return json.loads(reply.read() or b"null")
+
+
+def num_generated(engine) -> float:
+    """Tokens that the server has sampled since its start."""
+    with urllib.request.urlopen(url(engine) + "/metrics", timeout=10) as reply:
+        text = reply.read().decode()
+    return float(re.search(r"^vllm:generation_tokens_total\S* (\S+)$", text, re.M)[1])
 
 
 def processes(engine) -> list[psutil.Process]:
@@ -195,14 +202,13 @@ def test_new_weights_are_those_that_it_samples_with(policy, fresh):
 
 def test_what_runs_at_an_update_goes_on_and_says_which_weights_wrote_each_token(policy, fresh):
     other, old = moved(policy), fresh.version
-    prompts, found = PROMPTS[:3], []
+    prompts, found, so_far = PROMPTS[:3], [], num_generated(fresh)
     sampling = threading.Thread(
-        target=lambda: found.extend(generate(fresh, prompts, LONG, group_size=2))
+        target=lambda: found.extend(generate(fresh, prompts, LONG, group_size=8))
     )
     sampling.start()
-    while not fresh._fleet.servers[0].in_flight:
+    while num_generated(fresh) == so_far:
         time.sleep(0.01)
-    time.sleep(0.3)
     fresh.load_weights(other, old + 1)
     sampling.join()
     assert any(set(one.policy_versions) == {old, old + 1} for one in found)

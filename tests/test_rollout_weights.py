@@ -19,7 +19,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import GroupWeightRename
 
-from lit_grpo.policy import LoRA, Policy
+from lit_grpo.adapter import LoRA
+from lit_grpo.policy import Policy
 from lit_grpo.rollout._weights import named_weights, save_adapter, save_weights
 
 IDS = torch.tensor([[1, 2, 3, 4]])

@@ -3,9 +3,10 @@ import pytest
 import torch
 from tiny import LLAMA, prompt
 
+from lit_grpo.adapter import LoRA
 from lit_grpo.data.loader import PromptLoader
 from lit_grpo.evaluation import Evaluation
-from lit_grpo.policy import LoRA, Policy
+from lit_grpo.policy import Policy
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.sft import SFTModule
 

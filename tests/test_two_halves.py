@@ -8,9 +8,9 @@ from packs import batch_of, random_rows
 from tiny import LLAMA, alone, tiny_policy
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from lit_grpo.adapter import LoRA
 from lit_grpo.batching import pad
 from lit_grpo.logprobs import completion_statistics, packed_states
-from lit_grpo.policy import LoRA
 from lit_grpo.two_halves import TwoHalves, num_compilations, packing_obstacle
 
 HEADS = LLAMA | {"head_dim": 8}

@@ -20,9 +20,12 @@ FLAGS: dict[str, Any] = {
     "max-num-seqs": 64,
     "kv-cache-memory-bytes": 32 * 2**20,
     "block-size": 32,
+    # Room for whole prompts: one in parts, with a seed, ends vLLM's engine on a CPU.
+    "max-num-batched-tokens": 64 * MAX_MODEL_LEN,
 }
 ENV = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",  # compiling takes longer than any test
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # or every server's worker keeps to the first core
 }

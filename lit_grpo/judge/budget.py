@@ -7,7 +7,6 @@ of what is asked.
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 import time
 from collections import defaultdict, deque
@@ -19,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed
 
+from lit_grpo.backoff import jitter
 from lit_grpo.judge.config import Judge, Limits
 from lit_grpo.judge.connection import base_url
 from lit_grpo.judge.failures import JudgeFailure
@@ -28,7 +28,6 @@ WINDOW_SECONDS = 60.0
 HOLD_JITTER = 0.25
 """Of the time that a server asks to wait: spreads those who were refused together."""
 
-_jitter = random.Random()
 _budgets: dict[tuple[str, str], CallBudget] = {}
 _registry_lock = threading.Lock()
 
@@ -170,7 +169,7 @@ class CallBudget:
             self._refuse_overspending()
             now = time.monotonic()
             if (held := self._held_until - now) > 0:
-                return "retry_after", held * (1 + _jitter.uniform(0, HOLD_JITTER))
+                return "retry_after", held * (1 + jitter.uniform(0, HOLD_JITTER))
             for cause, window in self._windows.items():
                 if (seconds := window.seconds_until(amounts[cause], now)) > 0:
                     return cause, seconds

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lit_grpo.backoff import backoff, jitter
 from lit_grpo.judge.budget import CallBudget, Grant, budget_of, release
 from lit_grpo.judge.config import Judge
 from lit_grpo.judge.connection import connect, secret_variables, without_secret
@@ -36,8 +36,6 @@ NO_REPLY_TOKENS = 256
 """What a reply is taken to be long before any has come."""
 
 PROBE = Form({"answer": Text()})
-
-_jitter = random.Random()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,9 +252,8 @@ def _seconds_before_retry(failures: Sequence[JudgeFailure], num_retries: int) ->
     if not last.may_pass or len(failures) > num_retries or num_unreadable >= MAX_UNREADABLE:
         return None
     if last.retry_after is not None:
-        return last.retry_after + _jitter.uniform(0, RETRY_AFTER_JITTER * max(1, last.retry_after))
-    ceiling = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** (len(failures) - 1))
-    return ceiling * _jitter.uniform(0.5, 1.5)
+        return last.retry_after + jitter.uniform(0, RETRY_AFTER_JITTER * max(1, last.retry_after))
+    return backoff(len(failures), FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
 
 
 def _last_word(failures: Sequence[JudgeFailure], cost: float) -> JudgeFailure:

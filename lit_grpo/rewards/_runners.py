@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import random
 import threading
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar, cast
 
+from lit_grpo.backoff import backoff
 from lit_grpo.rewards._boundary import as_score, as_scores, failed_scores
 from lit_grpo.rewards.reward import Reward
 from lit_grpo.types import Completion, Prompt, Score
@@ -28,8 +28,6 @@ FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
 CLOSE_SECONDS = 1.8
 
-# A generator of its own: the global one belongs to the run's seed.
-_jitter = random.Random()
 _log = logging.getLogger(__name__)
 
 
@@ -71,9 +69,7 @@ class Call:
         self.tries.append(scores)
         may_retry = self.reward.on_error == "retry" and len(self.tries) <= self.reward.num_retries
         if may_retry and any(score.is_failure for score in scores):
-            ceiling = FIRST_BACKOFF_SECONDS * 2 ** (len(self.tries) - 1)
-            # Jitter keeps calls that failed together from coming back together.
-            return min(ceiling, MAX_BACKOFF_SECONDS) * _jitter.uniform(0.5, 1.5)
+            return backoff(len(self.tries), FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
         self.receiver.deliver(self, scores if len(self.tries) == 1 else self._with_all_tries())
         return None
 

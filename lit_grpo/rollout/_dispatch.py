@@ -6,13 +6,13 @@ Runs on the fleet's event loop; brings no server up or down.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lit_grpo.backoff import backoff
 from lit_grpo.rollout._dialect import Dialect, Request, Sample
 from lit_grpo.rollout._http import Refused, ServerTrouble
 from lit_grpo.rollout._server import Server
@@ -20,9 +20,6 @@ from lit_grpo.rollout.engine import EngineFailed
 
 Deliver = Callable[[int, Sample | str], None]
 """Takes the number of a sample, and it or why there is none."""
-
-# A generator of its own: the global one belongs to the run's seed.
-_jitter = random.Random()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +80,11 @@ class Dispatcher:
         if not left:
             return
         server.suspect()
-        await asyncio.sleep(backoff(failures, self._limits.first_backoff, self._limits.max_backoff))
+        limits = self._limits
+        await asyncio.sleep(backoff(failures + 1, limits.first_backoff, limits.max_backoff))
         if server.life == life and server.is_ready:  # else it was not the request's fault
             failures += 1
-        if failures > self._limits.retries:
+        if failures > limits.retries:
             self._refuse(left, f"given up after {failures} attempts: {trouble}", deliver)
             return
         self.num_retries += 1
@@ -97,7 +95,7 @@ class Dispatcher:
         self, server: Server, request: Request, left: dict[int, int], deliver: Deliver
     ) -> None:
         clock = asyncio.get_running_loop().time
-        first = server.update
+        first = server.weights.update
         assert first is not None
         request = replace(request, adapter=first if first.is_adapter else None)
         server.last_news = clock()
@@ -165,8 +163,3 @@ async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, None]]) -> N
     finally:
         for task in tasks:
             task.cancel()
-
-
-def backoff(number: int, first: float, longest: float) -> float:
-    """Seconds before a further attempt; jitter keeps those that failed together apart."""
-    return min(first * 2**number, longest) * _jitter.uniform(0.5, 1.5)

@@ -10,10 +10,12 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_grpo.rollout._dispatch import Dispatcher, backoff
+from lit_grpo.backoff import backoff
+from lit_grpo.rollout._dispatch import Dispatcher
 from lit_grpo.rollout._http import Refused, ServerTrouble
 from lit_grpo.rollout._proof import NotProven
-from lit_grpo.rollout._server import Server, Target
+from lit_grpo.rollout._server import Server
+from lit_grpo.rollout._server_weights import Target
 from lit_grpo.rollout._supervision import Supervision
 from lit_grpo.rollout.engine import EngineFailed
 
@@ -96,7 +98,7 @@ class Fleet:
 
     async def _pause(self, server: Server, reason: str, restarts: int) -> None:
         policy = self._supervision
-        seconds = backoff(restarts, policy.first_backoff, policy.max_backoff)
+        seconds = backoff(restarts + 1, policy.first_backoff, policy.max_backoff)
         self.num_restarts += 1
         log.warning(
             "Server %s is taken out: %s. Restart %d of %d in %.1f s.%s",
@@ -130,7 +132,7 @@ class Fleet:
 
     async def _switch(self, server: Server) -> None:
         """To the newest target, which may change meanwhile."""
-        while self._target is not None and server.update != self._target.update:
+        while self._target is not None and server.weights.update != self._target.update:
             difference = await server.switch(self._target)
             if difference is not None:
                 self.differences.append(difference)
@@ -164,9 +166,7 @@ class Fleet:
 
     async def versions_in_use(self) -> set[int]:
         """What the requests of this rank began with."""
-        return {
-            version for server in self.servers for version, number in server.users.items() if number
-        }
+        return set().union(*(server.versions_in_use for server in self.servers))
 
     async def switch(self, target: Target) -> None:
         """Every server that is well samples with these weights when this returns, one at least.
@@ -177,7 +177,7 @@ class Fleet:
         self._target = target
         self._change()
         await asyncio.gather(*(self._switch_ready(one) for one in self.servers if one.is_ready))
-        while not any(one.is_ready and one.update == target.update for one in self.servers):
+        while not any(one.is_ready and one.weights.update == target.update for one in self.servers):
             self._raise_failure()
             await self._next_change()
         self._raise_failure()

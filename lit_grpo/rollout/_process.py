@@ -1,9 +1,11 @@
-"""A server's processes, as one thing that starts, ends and leaves nothing behind."""
+"""A server's processes and an engine's files, as things that leave nothing behind however their
+owner ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,6 +19,7 @@ from lit_grpo.rollout import _guard
 GRACE_SECONDS = 5.0
 """A server that was asked to end is killed after them."""
 TAIL_LINES = 15
+ERROR_LINES = 6
 
 
 class ServerProcess:
@@ -71,11 +74,13 @@ class ServerProcess:
         return self._guard.poll() is None
 
     def log_tail(self, num_lines: int = TAIL_LINES) -> str:
-        """The last lines that it printed."""
+        """The last lines that it printed, after the errors before them: what servers print when
+        they go down often fills more than a tail."""
         with self.log_path.open("rb") as log:
             log.seek(self._log_start)
-            text = log.read().decode(errors="replace")
-        return "\n".join(text.splitlines()[-num_lines:])
+            lines = log.read().decode(errors="replace").splitlines()
+        errors = _errors(lines[:-num_lines])
+        return "\n".join(errors + ["..."] * bool(errors) + lines[-num_lines:])
 
     def end(self) -> None:
         """Ask it to end, kill what is left, return when nothing is."""
@@ -92,3 +97,26 @@ class ServerProcess:
         self._guard.stdout.close()
         for process in _guard.members(self.pid):  # only where the guard itself was killed
             process.kill()
+
+
+class Scratch:
+    """A temporary directory that is gone when this process is, SIGKILL included."""
+
+    def __init__(self, prefix: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        # A line, or nobody left who could write one: either way it is time.
+        remover = ["sh", "-c", 'read -r _; rm -rf "$0"', str(self.path)]
+        self._remover = subprocess.Popen(remover, stdin=subprocess.PIPE, start_new_session=True)
+
+    def remove(self) -> None:
+        """Returns when it is gone."""
+        self._remover.communicate(b"\n")
+
+
+def _errors(lines: Sequence[str]) -> list[str]:
+    """The last lines that name an exception, each once, in the order in which they came."""
+    first: dict[str, str] = {}
+    for line in lines:
+        if match := re.search(r"\b\w*(Error|Exception)\b: .*", line):
+            first.setdefault(match[0], line)
+    return list(first.values())[-ERROR_LINES:]

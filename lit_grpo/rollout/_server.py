@@ -1,4 +1,4 @@
-"""One inference server: its processes if they are ours, its address, its weights, its load.
+"""One inference server: its processes if they are ours, its address, its load.
 
 Knows whether the server is well; what follows from that is the fleet's.
 """
@@ -6,34 +6,18 @@ Knows whether the server is well; what follows from that is the fleet's.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from lit_grpo.rollout._dialect import Dialect, Sample, WeightUpdate, one_token_each
 from lit_grpo.rollout._http import Endpoint, Refused, ServerTrouble
 from lit_grpo.rollout._process import ServerProcess
-from lit_grpo.rollout._proof import Expectation, prove
+from lit_grpo.rollout._server_weights import ServerWeights, Target
 from lit_grpo.rollout._supervision import Supervision
-
-log = logging.getLogger(__name__)
 
 STARTUP_POLL_SECONDS = 0.3
 SUSPICIOUS_POLL_SECONDS = 1.0
-UPDATE_ATTEMPTS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The weights that every server should sample with, and what proves it."""
-
-    update: WeightUpdate
-    expectation: Expectation
-    is_proof_due: bool
-    versions_in_use: frozenset[int] = frozenset()
-    """What requests of any rank began with and are not done with."""
 
 
 class Server:
@@ -62,23 +46,20 @@ class Server:
         self.last_news = 0.0
         self.life = 0
         """How often it has been taken out."""
-        self.update: WeightUpdate | None = None
-        """The weights that it samples with."""
         self.users: Counter[int] = Counter()
         """Requests at work by the version that they began with."""
         self.log_tail = ""
-        self._newest_version = -1
         self._dialect = dialect
         self._supervision = supervision
         self._request_timeout = request_timeout
         self._start = start
         self._is_led = is_led
         self._process: ServerProcess | None = None
-        self._is_proven = False
         self._suspicion = asyncio.Event()
         self._doom = ""
-        self._updating = asyncio.Lock()
         self.endpoint: Endpoint
+        self.weights: ServerWeights
+        """What it holds since it came up."""
 
     # Coming up
 
@@ -89,8 +70,10 @@ class Server:
             ServerTrouble: it ended, or took too long.
         """
         self.endpoint = Endpoint(self.url, self._request_timeout)
-        self.update, self._is_proven, self._doom = None, False, ""
-        self._retired: list[WeightUpdate] = []
+        self.weights = ServerWeights(
+            self.endpoint, self._dialect, self._supervision, is_led=self._is_led
+        )
+        self._doom = ""
         if self._start is not None:
             await self._launch(self._start)
         clock = asyncio.get_running_loop().time
@@ -130,70 +113,14 @@ class Server:
             ServerTrouble, Refused: the update failed, and failed again.
             NotProven: it samples with others nevertheless.
         """
-        async with self._updating:
-            if self.update == target.update:
-                return None
-            self._newest_version = target.update.version
-            if self._is_led:
-                await self._until_updated(target.update)
-                difference = None
-            else:
-                await self._update(target.update)
-                difference = await self._prove(target)
-            previous, self.update = self.update, target.update
-        if previous is not None and previous.is_adapter and not self._is_led:
-            self._retired.append(previous)
-            await self._forget_unused(target.versions_in_use)
+        difference = await self.weights.switch(target)
+        await self.weights.forget_unused(target.versions_in_use | self.versions_in_use)
         return difference
 
-    async def _forget_unused(self, in_use: frozenset[int]) -> None:
-        """What still samples with an adapter goes on with it to its end; to the one before the
-        last update another rank may be about to send a request."""
-        in_use |= {version for version, number in self.users.items() if number}
-        for update in [one for one in self._retired[:-1] if one.version not in in_use]:
-            self._retired.remove(update)
-            seconds = self._supervision.weight_sync_timeout
-            await self._dialect.forget(self.endpoint, update, seconds)
-
-    async def _prove(self, target: Target) -> float | None:
-        if self._is_proven and not target.is_proof_due:
-            return None
-        adapter = target.update if target.update.is_adapter else None
-        seconds = self._supervision.weight_sync_timeout
-        try:
-            async with asyncio.timeout(seconds):
-                difference = await prove(self._dialect, self.endpoint, target.expectation, adapter)
-        except TimeoutError:
-            raise ServerTrouble(f"it could not be proven within {seconds:g} s") from None
-        self._is_proven = True
-        return difference
-
-    async def _until_updated(self, update: WeightUpdate) -> None:
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self._supervision.weight_sync_timeout
-        seconds = self._supervision.health_timeout
-        while not self._may_have(
-            await self._dialect.read_version(self.endpoint, seconds), update.version
-        ):
-            if clock() > deadline:
-                raise ServerTrouble(f"it was not given version {update.version}")
-            await asyncio.sleep(STARTUP_POLL_SECONDS)
-
-    async def _update(self, update: WeightUpdate) -> None:
-        """A failed update leaves the server paused, or half-way: repeated, it is whole again."""
-        seconds = self._supervision.weight_sync_timeout
-        for attempt in range(1, UPDATE_ATTEMPTS + 1):
-            try:
-                await self._dialect.update(self.endpoint, update, seconds)
-                label = await self._dialect.read_version(self.endpoint, seconds)
-            except (ServerTrouble, Refused) as error:
-                if attempt == UPDATE_ATTEMPTS:
-                    raise
-                log.warning("%s: weight update failed, once more: %s", self.url, error)
-            else:
-                if label != str(update.version):
-                    raise ServerTrouble(f"it has weights {label!r} after version {update.version}")
-                return
+    @property
+    def versions_in_use(self) -> set[int]:
+        """What requests of this rank began with and are not done with."""
+        return {version for version, number in self.users.items() if number}
 
     # Being watched
 
@@ -206,17 +133,9 @@ class Server:
         """
         if not sample.is_whole:
             raise ServerTrouble("a completion lacks logprobs or versions of some of its tokens")
-        labels = set(sample.versions)
-        if strange := {one for one in labels if not self._may_have(one, first.version)}:
-            self.condemn(f"it samples with weights {sorted(strange)}, not {first.version}")
-            raise ServerTrouble(self._doom)
-
-    def _may_have(self, label: str, oldest: int) -> bool:
-        """Whether these are weights that it was given, since the oldest; of the newest ones the
-        lead knows first."""
-        if not label.isdecimal() or int(label) < oldest:
-            return False
-        return self._is_led or int(label) <= self._newest_version
+        if strange := self.weights.find_strange(set(sample.versions), first):
+            self.condemn(strange)
+            raise ServerTrouble(strange)
 
     async def has_its_weights(self) -> bool:
         return await self._version_problem() is None
@@ -254,7 +173,7 @@ class Server:
         self._suspicion.clear()
 
     async def _problem(self) -> str | None:
-        if self._updating.locked():
+        if self.weights.is_changing:
             return None  # an update has a deadline of its own
         return (
             await self._health_problem()
@@ -271,25 +190,21 @@ class Server:
         return None
 
     async def _version_problem(self) -> str | None:
-        """It may have been restarted behind our back, with the weights that it began with."""
-        expected = self.update
         try:
-            seconds = self._supervision.health_timeout
-            label = await self._dialect.read_version(self.endpoint, seconds)
+            wrong = await self.weights.find_wrong()
         except (ServerTrouble, Refused) as error:
             return str(error)
-        is_old_news = self._updating.locked() or self.update != expected
-        if is_old_news or expected is None or self._may_have(label, expected.version):
-            return None
-        self.condemn(f"it has weights {label!r}, not version {expected.version}")
-        return self._doom
+        if wrong is not None:
+            self.condemn(wrong)
+        return wrong
 
     async def _silence_problem(self) -> str | None:
         clock = asyncio.get_running_loop().time
         silence = clock() - self.last_news
         if not self.in_flight or silence < self._supervision.silence_timeout:
             return None
-        adapter = self.update if self.update and self.update.is_adapter else None
+        update = self.weights.update
+        adapter = update if update and update.is_adapter else None
         probe = one_token_each((0,), 1, 1.0, adapter)
         try:
             async with asyncio.timeout(self._supervision.health_timeout):
