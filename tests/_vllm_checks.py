@@ -222,7 +222,7 @@ def check_adapter(weight_sync):
         if weight_sync != "full":
             loaded.append(sorted(engine._vllm._llm.llm_engine.list_loras()))
     result = sampled(engine, policy, PLAIN)
-    scratch = Path(engine._scratch.name)
+    scratch = engine._scratch.path
     directories = sorted(path.name for path in scratch.glob("adapter-*"))
     engine.close()
     return {

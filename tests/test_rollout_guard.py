@@ -9,7 +9,8 @@ from uuid import uuid4
 
 from worker_processes import is_alive, wait_until
 
-from lit_grpo.rollout._process import Scratch, ServerProcess
+from lit_grpo.rollout._process import ServerProcess
+from lit_grpo.rollout._scratch import Scratch
 
 LATE_MEMORY = """
 import signal, sys
@@ -39,7 +40,7 @@ def test_memory_that_a_server_makes_after_it_was_asked_to_end_goes_with_it(tmp_p
 
 OWNER = """
 import sys, time
-from lit_grpo.rollout._process import Scratch
+from lit_grpo.rollout._scratch import Scratch
 scratch = Scratch("lit-grpo-test-")
 (scratch.path / "model").mkdir()
 (scratch.path / "model" / "weights").write_text("large")
@@ -69,3 +70,10 @@ def test_a_scratch_directory_is_gone_when_it_is_removed_and_its_process_too():
     scratch.remove()
     assert not scratch.path.exists()
     assert not is_alive(scratch._remover.pid)
+
+
+def test_a_scratch_directory_that_is_kept_stays():
+    scratch = Scratch("lit-grpo-test-")
+    scratch.keep()
+    assert not is_alive(scratch._remover.pid)
+    scratch.path.rmdir()

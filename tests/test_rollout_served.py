@@ -364,6 +364,19 @@ def test_an_update_that_fails_once_is_made_again(server):
         assert engine.observe().totals["rollout/restarts"] == 0
 
 
+def test_a_server_that_dies_in_its_update_is_not_waited_for_until_that_takes_too_long(two):
+    """Its health tells; the update itself gets neither an answer nor an error."""
+    policy = tiny_policy()
+    patient = {"weight_sync_timeout": 600.0}
+    with serving(policy, urls=[server.url for server in two], supervision=patient) as engine:
+        wait_until(lambda: engine.observe().means["rollout/ready_fraction"] == [1.0, 1.0])
+        two[0].faults(hang_updates=1, unhealthy_checks=5)
+        engine.load_weights(stirred(policy), 1)
+        assert_written_by({1: policy.model}, PROMPTS, generate(engine, PROMPTS, PLAIN))
+        wait_until(lambda: engine.observe().means["rollout/ready_fraction"] == [1.0, 1.0])
+        assert [one.get("/model_info")[1]["weight_version"] for one in two] == ["1", "1"]
+
+
 @pytest.mark.parametrize("fault", [{"refuse_updates": 2}, {"hang_updates": 2}], ids=str)
 def test_a_server_that_fails_its_update_twice_is_taken_out_and_comes_back(two, fault):
     policy = tiny_policy()

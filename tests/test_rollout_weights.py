@@ -21,7 +21,8 @@ from transformers.core_model_loading import GroupWeightRename
 
 from lit_grpo.adapter import LoRA
 from lit_grpo.policy import Policy
-from lit_grpo.rollout._weights import named_weights, save_adapter, save_weights
+from lit_grpo.rollout._named_weights import named_weights
+from lit_grpo.rollout._weights import save_adapter, save_weights
 
 IDS = torch.tensor([[1, 2, 3, 4]])
 TIED = LLAMA | {"tie_word_embeddings": True}

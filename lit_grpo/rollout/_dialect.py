@@ -12,6 +12,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from lit_grpo.rollout._http import Endpoint
 from lit_grpo.rollout.engine import Sampling
 from lit_grpo.types import FinishReason
@@ -90,12 +93,24 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostWeights:
+    """Full weights in this process's memory."""
+
+    tensors: Mapping[str, Tensor]
+    """By their names in a checkpoint."""
+    device: torch.device
+    """What they are sent from, one after the other: the policy's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightUpdate:
-    """The policy's weights of one version, on disk where every server can read them."""
+    """The policy's weights of one version, on disk where every server can read them, or here."""
 
     version: int
     path: Path
     is_adapter: bool
+    weights: HostWeights | None = field(default=None, compare=False, repr=False)
+    """In place of the path's, on the rank that updates the servers."""
 
     @property
     def name(self) -> str:
@@ -135,6 +150,9 @@ class Sample:
 
 class Dialect(ABC):
     """How to talk to one kind of server. Any request may raise ``Refused`` or ``ServerTrouble``."""
+
+    reads_files = True
+    """Whether full weights come to it in files, not from the trainer's memory."""
 
     shares_requests = False
     """Whether one request can have several samples, each with noise of its own."""

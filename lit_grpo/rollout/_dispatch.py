@@ -82,6 +82,8 @@ class Dispatcher:
         server.suspect()
         limits = self._limits
         await asyncio.sleep(backoff(failures + 1, limits.first_backoff, limits.max_backoff))
+        if failures == limits.retries:  # its last one: make sure
+            await server.until_judged()
         if server.life == life and server.is_ready:  # else it was not the request's fault
             failures += 1
         if failures > limits.retries:

@@ -183,12 +183,14 @@ class Fleet:
         self._raise_failure()
 
     async def _switch_ready(self, server: Server) -> None:
+        life = server.life
         try:
             await self._switch(server)
         except NotProven as error:
             self.fail(str(error))
         except (ServerTrouble, Refused) as error:
-            server.condemn(f"its weights could not be updated: {error}")
+            if server.life == life:  # else it has been taken out meanwhile
+                server.condemn(f"its weights could not be updated: {error}")
 
     # Waiting for each other
 

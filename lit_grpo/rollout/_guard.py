@@ -15,18 +15,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 POLL_SECONDS = 1.0
+GRACE_POLL_SECONDS = 0.1
 KILL_SECONDS = 10.0
 
 
 def main() -> int:
-    """Arguments: seconds to end in, a directory to remove at the end, one to remove where the
-    asker is gone by then (may be empty), the command."""
-    grace_seconds, scratch, asker_scratch, *command = sys.argv[1:]
+    """Arguments: seconds to end in, a directory to remove at the end, the command."""
+    grace_seconds, scratch, *command = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the pipe says when to end
     server = subprocess.Popen(
@@ -37,13 +38,10 @@ def main() -> int:
         preexec_fn=_die_with_parent,
     )
     print(server.pid, flush=True)
-    asker, shared = os.getppid(), set()
-    while server.poll() is None and os.getppid() == asker and not _is_asker_done():
-        shared |= _shared_memory(server.pid)
+    asker = os.getppid()
+    shared = _watch(server, lambda: _is_asker_done() or os.getppid() != asker)
     end_session(server, float(grace_seconds), shared)
     shutil.rmtree(scratch, ignore_errors=True)
-    if asker_scratch and os.getppid() != asker:
-        shutil.rmtree(asker_scratch, ignore_errors=True)
     return server.returncode
 
 
@@ -63,21 +61,39 @@ def _die_with_parent() -> None:
 
 def end_session(server: subprocess.Popen, grace_seconds: float, shared: set[Path]) -> None:
     """Ask the server to end, kill what is left of its session, and remove its shared memory."""
-    shared = shared | _shared_memory(server.pid)
-    if server.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            server.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(grace_seconds)
+    deadline = time.monotonic() + grace_seconds
+    server.terminate()
+    shared = shared | _watch(server, lambda: _is_past(deadline))
     deadline = time.monotonic() + KILL_SECONDS
     while (left := members(server.pid)) and time.monotonic() < deadline:
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        _signal(left, signal.SIGSTOP)  # what stands still makes no more memory
+        shared |= _shared_memory(server.pid)
+        _signal(left, signal.SIGKILL)
         psutil.wait_procs(left, timeout=1)
     server.wait()
     for path in shared:
         path.unlink(missing_ok=True)
+
+
+def _watch(server: subprocess.Popen, is_over: Callable[[], bool]) -> set[Path]:
+    """The shared memory that its session has had until it ended, or it was over: a server that is
+    only starting makes some at any moment, whatever it has been asked."""
+    shared: set[Path] = set()
+    while server.poll() is None and not is_over():
+        shared |= _shared_memory(server.pid)
+    return shared | _shared_memory(server.pid)
+
+
+def _is_past(deadline: float) -> bool:
+    """Takes a moment."""
+    time.sleep(GRACE_POLL_SECONDS)
+    return time.monotonic() > deadline
+
+
+def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
 
 
 def members(session: int) -> list[psutil.Process]:

@@ -4,8 +4,9 @@ refused (the request is at fault) or trouble (the server is). Knows no server's 
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakSet
@@ -13,7 +14,9 @@ from weakref import WeakSet
 import aiohttp
 
 CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 2.0
 SHOWN_CHARACTERS = 500
+TAKEN_OUT = "it has been taken out"
 
 
 class Refused(Exception):
@@ -28,6 +31,10 @@ class ServerTrouble(Exception):
     """The server is gone, silent, broken or overloaded: another one, or this one later, may do."""
 
 
+class NoAnswer(ServerTrouble):
+    """None within the time that there was: it may be busy."""
+
+
 class Endpoint:
     """One server's address. Belongs to the event loop that it was made on.
 
@@ -38,13 +45,18 @@ class Endpoint:
 
     def __init__(self, url: str, silence_seconds: float) -> None:
         self.url = url.rstrip("/")
+        self.at_close: list[Callable[[], None]] = []
+        """What ends with it."""
         streaming = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds
         )
-        # As many connections as requests are let in; those are counted elsewhere.
+        # As many connections as requests are let in; those are counted elsewhere. Servers close
+        # an idle one after 5 s, and a request that is under way to it at that moment fails.
         self._streams = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=streaming
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+            timeout=streaming,
         )
+        self._calls: set[asyncio.Task[str]] = set()
         self._replies: WeakSet[aiohttp.ClientResponse] = WeakSet()
 
     async def call(
@@ -55,17 +67,32 @@ class Endpoint:
         Raises:
             Refused, ServerTrouble
         """
+        call = asyncio.create_task(self._call(method, path, body, seconds, query))
+        self._calls.add(call)
+        try:
+            text = await call
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise ServerTrouble(f"{method} {path}: {TAKEN_OUT}") from None
+        finally:
+            self._calls.discard(call)
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    async def _call(
+        self, method: str, path: str, body: Any, seconds: float, query: Mapping[str, str]
+    ) -> str:
         timeout = aiohttp.ClientTimeout(total=seconds)
         async with _troubles(f"{method} {path}", seconds):
             connector = aiohttp.TCPConnector(force_close=True)
             async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
                 url = self.url + path
                 async with session.request(method, url, json=body, params=query) as response:
-                    text = await _checked_text(response)
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
+                    return await _checked_text(response)
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[Any]:
         """The server-sent events of a streamed reply, parsed.
@@ -74,7 +101,7 @@ class Endpoint:
             Refused, ServerTrouble: also where the stream ends before its end.
         """
         if self._streams.closed:
-            raise ServerTrouble("it has been taken out")
+            raise ServerTrouble(TAKEN_OUT)
         async with _troubles(f"POST {path}", None):
             async with self._streams.post(self.url + path, json=body) as response:
                 self._replies.add(response)
@@ -93,10 +120,14 @@ class Endpoint:
                 raise ServerTrouble(f"POST {path}: the stream broke off")
 
     async def close(self) -> None:
-        """What is being streamed breaks off: the session alone would let its readers wait."""
+        """What is being asked or streamed breaks off: a session alone would let readers wait."""
+        for call in list(self._calls):
+            call.cancel()
         for reply in list(self._replies):
             reply.close()
         await self._streams.close()
+        for end in self.at_close:
+            end()
 
 
 @asynccontextmanager
@@ -105,7 +136,7 @@ async def _troubles(what: str, seconds: float | None) -> AsyncGenerator[None]:
         yield
     except TimeoutError:
         limit = f" within {seconds:g} s" if seconds else " in time"
-        raise ServerTrouble(f"{what}: no answer{limit}") from None
+        raise NoAnswer(f"{what}: no answer{limit}") from None
     except (aiohttp.ClientError, OSError) as error:
         raise ServerTrouble(f"{what}: {type(error).__name__}: {error}") from None
 
@@ -130,8 +161,8 @@ async def _checked_text(response: aiohttp.ClientResponse) -> str:
 
 def _parsed(data: bytes) -> Any:
     try:
-        event = json.loads(data)
-    except ValueError:
+        event = json.loads(data.decode())
+    except ValueError:  # of the encoding, too
         raise ServerTrouble(f"unreadable event {data[:SHOWN_CHARACTERS]!r}") from None
     if isinstance(event, dict) and (error := event.get("error")):
         _raise_for_status(error.get("code") if isinstance(error, dict) else None, str(error))

@@ -67,9 +67,7 @@ def server_starts(
     launch: Launch,
     model: Model,
     ports: Sequence[int],
-    *,
     logs: Path,
-    scratch: Path | None,
 ) -> list[Callable[[], ServerProcess]]:
     """What starts each server, each time anew; their logs are ``server_0.log`` and so on."""
     starts: list[Callable[[], ServerProcess]] = []
@@ -80,7 +78,7 @@ def server_starts(
         command = dialect.command(launch, model, port)
         log_path = logs / f"server_{number}.log"
         env |= launch.env or {}
-        starts.append(partial(ServerProcess, command, env, log_path, asker_scratch=scratch))
+        starts.append(partial(ServerProcess, command, env, log_path))
     return starts
 
 

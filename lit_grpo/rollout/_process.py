@@ -1,5 +1,4 @@
-"""A server's processes and an engine's files, as things that leave nothing behind however their
-owner ends."""
+"""A server's processes, as one thing that starts, ends and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -29,22 +28,13 @@ class ServerProcess:
         command: The program and its arguments.
         env: Variables on top of this process's own.
         log_path: Gets what it prints, after what is there.
-        asker_scratch: A directory to remove where this process ends without having ended it.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        log_path: Path,
-        *,
-        asker_scratch: Path | None = None,
-    ) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
         self.log_path = log_path
         scratch = tempfile.mkdtemp(prefix="lit-grpo-")
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        guard = [sys.executable, _guard.__file__, str(GRACE_SECONDS), scratch]
-        guard += [str(asker_scratch or ""), *command]
+        guard = [sys.executable, _guard.__file__, str(GRACE_SECONDS), scratch, *command]
         with log_path.open("ab") as log:
             log.write(f"$ {shlex.join(command)}\n".encode())
             log.flush()
@@ -97,20 +87,6 @@ class ServerProcess:
         self._guard.stdout.close()
         for process in _guard.members(self.pid):  # only where the guard itself was killed
             process.kill()
-
-
-class Scratch:
-    """A temporary directory that is gone when this process is, SIGKILL included."""
-
-    def __init__(self, prefix: str) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=prefix))
-        # A line, or nobody left who could write one: either way it is time.
-        remover = ["sh", "-c", 'read -r _; rm -rf "$0"', str(self.path)]
-        self._remover = subprocess.Popen(remover, stdin=subprocess.PIPE, start_new_session=True)
-
-    def remove(self) -> None:
-        """Returns when it is gone."""
-        self._remover.communicate(b"\n")
 
 
 def _errors(lines: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from lit_grpo.rollout._dialect import Dialect, Sample, WeightUpdate, one_token_each
-from lit_grpo.rollout._http import Endpoint, Refused, ServerTrouble
+from lit_grpo.rollout._http import Endpoint, NoAnswer, Refused, ServerTrouble
 from lit_grpo.rollout._process import ServerProcess
 from lit_grpo.rollout._server_weights import ServerWeights, Target
 from lit_grpo.rollout._supervision import Supervision
@@ -56,6 +56,7 @@ class Server:
         self._is_led = is_led
         self._process: ServerProcess | None = None
         self._suspicion = asyncio.Event()
+        self._judged = asyncio.Event()
         self._doom = ""
         self.endpoint: Endpoint
         self.weights: ServerWeights
@@ -142,7 +143,13 @@ class Server:
 
     def suspect(self) -> None:
         """Look at it now."""
+        self._judged.clear()
         self._suspicion.set()
+
+    async def until_judged(self) -> None:
+        """Returns when it has been looked at since the last suspicion, and found well or taken
+        out."""
+        await self._judged.wait()
 
     def condemn(self, reason: str) -> None:
         """Take it out now."""
@@ -162,6 +169,8 @@ class Server:
                 return "its process ended"
             problem = await self._problem()
             failures = failures + 1 if problem else 0
+            if not problem and not self._suspicion.is_set():
+                self._judged.set()
             if problem and failures >= self._supervision.unhealthy_after:
                 return problem
 
@@ -173,20 +182,20 @@ class Server:
         self._suspicion.clear()
 
     async def _problem(self) -> str | None:
-        if self.weights.is_changing:
-            return None  # an update has a deadline of its own
+        if self.weights.is_changing:  # which has a deadline of its own, and keeps a server busy
+            return await self._health_problem(may_be_busy=True)
         return (
             await self._health_problem()
             or await self._version_problem()
             or await self._silence_problem()
         )
 
-    async def _health_problem(self) -> str | None:
+    async def _health_problem(self, *, may_be_busy: bool = False) -> str | None:
         try:
             seconds = self._supervision.health_timeout
             await self._dialect.check_health(self.endpoint, seconds)
         except (ServerTrouble, Refused) as error:
-            return str(error)
+            return None if may_be_busy and isinstance(error, NoAnswer) else str(error)
         return None
 
     async def _version_problem(self) -> str | None:
@@ -227,6 +236,7 @@ class Server:
         self.is_ready = False
         self.life += 1
         self._suspicion.clear()
+        self._judged.set()
         await self.endpoint.close()
         if self._process is not None:
             await asyncio.to_thread(self._process.end)

@@ -97,6 +97,7 @@ class ServerWeights:
                 await self._dialect.update(self._endpoint, update, seconds)
                 label = await self._dialect.read_version(self._endpoint, seconds)
             except (ServerTrouble, Refused) as error:
+                self._is_proven = False  # half of them may have arrived
                 if attempt == UPDATE_ATTEMPTS:
                     raise
                 log.warning("%s: weight update failed, once more: %s", self._endpoint.url, error)

@@ -1,7 +1,6 @@
-"""The policy's weights on their way to an inference server: by the names on disk, one at a time.
+"""The policy's weights on their way to inference servers: in files, or in this process's memory.
 
-Gathers a sharded policy tensor by tensor and merges an adapter on the fly. Never changes the
-policy and never talks to a server.
+Never changes the policy and never talks to a server.
 """
 
 from __future__ import annotations
@@ -9,12 +8,10 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -22,14 +19,11 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-NamedTensor = tuple[str, Tensor]
-Deltas = dict[str, Callable[[], Tensor]]
+from lit_grpo.rollout._named_weights import NamedTensor, gather, named_weights, without_peft
+
 WeightSync = Literal["auto", "full", "adapter"]
 
 
@@ -47,33 +41,6 @@ def sends_adapter(model: Any, weight_sync: WeightSync) -> bool:
             "takes nothing else in an adapter). Set model.engine.init_args.weight_sync to full."
         )
     return fits and weight_sync != "full"
-
-
-def named_weights(model: Any) -> Iterator[NamedTensor]:
-    """Every weight under its name in a checkpoint, as ``save_pretrained`` would write it.
-
-    An adapter is merged, tied weights come once. Gathering is collective: every rank has to
-    iterate to the end. Weights of an unsharded model may be its own memory: do not write to them.
-    Fused weights (the experts of a layer) come apart after they have been gathered together.
-
-    Args:
-        model: A ``transformers`` model, or a ``peft`` model around one; sharded or not.
-
-    Raises:
-        ValueError: the names in a checkpoint follow from the whole model only.
-    """
-    base = _base(model)
-    weights, deltas = base.state_dict(keep_vars=True), {}
-    if base is not model:
-        weights, deltas = _without_adapter(weights), _deltas(base, model.active_adapter)
-    weights = _untied(base, weights, deltas)
-    for names in _converted_together(base, weights):
-        # Nothing here keeps a gathered tensor while the next is gathered.
-        converted = revert_weight_conversion(
-            base, {name: _gather(weights[name], deltas.get(name)) for name in names}
-        )
-        while converted:
-            yield converted.popitem()
 
 
 def save_weights(
@@ -102,7 +69,19 @@ def save_weights(
             with _replacing(Path(directory)) as folder:
                 on_cpu = map(partial(_on_cpu, dtype=dtype), weights)
                 names = _write_shards(on_cpu, folder, shard_bytes)
-                _write_configs(_base(model), folder, dtype, names)
+                _write_configs(without_peft(model), folder, dtype, names)
+
+
+def copy_weights(model: Any, *, dtype: torch.dtype | None, is_keeper: bool) -> dict[str, Tensor]:
+    """The weights in host memory, which do not change with the model's.
+
+    Every rank has to call it; ``model`` and ``dtype`` are as in ``save_weights``.
+
+    Args:
+        is_keeper: Whether this rank gets them; the others only take part in the gathering.
+    """
+    with _to_the_end(named_weights(model)) as weights:
+        return dict(map(partial(_on_cpu, dtype=dtype, copy=True), weights)) if is_keeper else {}
 
 
 def save_adapter(model: Any, directory: str | Path, *, is_writer: bool) -> None:
@@ -126,102 +105,12 @@ def save_adapter(model: Any, directory: str | Path, *, is_writer: bool) -> None:
     # Embeddings count as adapted only where LoRA is put on them; to find out whether they were
     # resized peft would ask the Hub.
     adapter = get_peft_model_state_dict(model, save_embedding_layers=False)
-    with _to_the_end((name, _gather(tensor)) for name, tensor in adapter.items()) as weights:
+    with _to_the_end((name, gather(tensor)) for name, tensor in adapter.items()) as weights:
         if is_writer:
             with _replacing(Path(directory)) as folder:
                 on_cpu = dict(map(partial(_on_cpu, dtype=None), weights))
                 save_file(on_cpu, folder / "adapter_model.safetensors", metadata={"format": "pt"})
                 config.save_pretrained(str(folder))
-
-
-def _base(model: Any) -> PreTrainedModel:
-    return model if isinstance(model, PreTrainedModel) else model.get_base_model()
-
-
-def _without_adapter(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The base's weights by their names without adapter, trained copies in place of originals."""
-    return {
-        _plain(name): weight
-        for name, weight in weights.items()
-        if not re.search(r"\.(lora_\w+|original_module)\.", name)
-    }
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"\.(base_layer|modules_to_save\.\w+)(?=\.)", "", name)
-
-
-def _deltas(base: PreTrainedModel, adapter: str) -> Deltas:
-    """What the adapter adds to each weight that it is put on."""
-    from peft.tuners.lora import LoraLayer
-
-    layers: list[tuple[str, Any]] = [
-        (path, layer) for path, layer in base.named_modules() if isinstance(layer, LoraLayer)
-    ]
-    assert not any(layer.lora_variant for _, layer in layers), "such an update is no plain product"
-    return {
-        _plain(f"{path}.{getattr(layer, 'parameter_name', 'weight')}"): partial(
-            layer.get_delta_weight, adapter
-        )
-        for path, layer in layers
-    }
-
-
-def _untied(base: PreTrainedModel, weights: dict[str, Tensor], deltas: Deltas) -> dict[str, Tensor]:
-    """The weights without those that are another one's twin; an adapter parts twins."""
-
-    def is_twin(name: str) -> bool:
-        other = base.all_tied_weights_keys.get(name, "")
-        return weights.get(other) is weights[name] and deltas.keys().isdisjoint((name, other))
-
-    return {name: weight for name, weight in weights.items() if not is_twin(name)}
-
-
-def _converted_together(base: PreTrainedModel, weights: dict[str, Tensor]) -> list[list[str]]:
-    """Names in groups that become one checkpoint tensor, or several; most stand alone."""
-    transforms = getattr(base, "_weight_conversions", None)
-    if transforms is None:  # a model that was not loaded
-        transforms = get_model_conversion_mapping(base, add_legacy=False)
-    converters = [
-        transform.reverse_transform()
-        for transform in reversed(transforms)
-        if isinstance(transform, WeightConverter)
-    ]
-    groups = defaultdict(list)
-    for name in weights:
-        matches = (converter.rename_source_key(name) for converter in converters)
-        groups[next((new for new, pattern in matches if pattern is not None), name)].append(name)
-    if transforms:
-        _check_converted(base, weights, list(groups.values()))
-    return list(groups.values())
-
-
-def _check_converted(
-    base: PreTrainedModel, weights: dict[str, Tensor], groups: list[list[str]]
-) -> None:
-    """Group by group the names must become the same as all at once; tried without any data."""
-
-    def converted(names: Iterable[str]) -> list[str]:
-        empty = {name: torch.empty(weights[name].shape, device="meta") for name in names}
-        return list(revert_weight_conversion(base, empty))
-
-    streamed, whole = sorted(chain(*map(converted, groups))), sorted(converted(weights))
-    if streamed != whole:
-        raise ValueError(
-            f"weights of {type(base).__name__} cannot be sent: their names in a checkpoint must "
-            f"follow from each alone, got {sorted({*streamed} ^ {*whole})[:4]} that follow from "
-            "the whole model (a server would load wrong weights). Set model.engine to HFEngine, "
-            "or model.policy.lora and let the engine send the adapter alone."
-        )
-
-
-@torch.no_grad()
-def _gather(weight: Tensor, delta: Callable[[], Tensor] | None = None) -> Tensor:
-    """The whole tensor; a delta is added shard by shard, and rounded as the weight is."""
-    weight = weight.detach()
-    if delta is not None:
-        weight = (weight + delta()).to(weight.dtype)
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 @contextmanager
@@ -248,9 +137,10 @@ def _replacing(directory: Path) -> Iterator[Path]:
         os.replace(folder, directory)
 
 
-def _on_cpu(weight: NamedTensor, dtype: torch.dtype | None) -> NamedTensor:
+def _on_cpu(weight: NamedTensor, dtype: torch.dtype | None, *, copy: bool = False) -> NamedTensor:
     name, tensor = weight
-    return name, tensor.to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+    dtype = dtype if tensor.is_floating_point() else None
+    return name, tensor.to("cpu", dtype, copy=copy).contiguous()
 
 
 def _write_shards(weights: Iterator[NamedTensor], folder: Path, shard_bytes: int) -> set[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from lit_grpo.ranks import gather_objects, get_rank
-from lit_grpo.rollout._dialect import Dialect, Launch, Sample, WeightUpdate
+from lit_grpo.rollout._dialect import Dialect, Launch, Sample
 from lit_grpo.rollout._dispatch import Dispatcher, RequestLimits, gather_or_cancel
 from lit_grpo.rollout._fleet import Fleet
 from lit_grpo.rollout._launching import (
@@ -29,12 +28,15 @@ from lit_grpo.rollout._launching import (
     server_starts,
     warn_of_public_address,
 )
+from lit_grpo.rollout._outbox import Outbox
 from lit_grpo.rollout._process import ServerProcess
 from lit_grpo.rollout._proof import LONGEST, Expectation, Proof, expect
 from lit_grpo.rollout._requests import group_requests, to_completion
-from lit_grpo.rollout._server import Server, Target
+from lit_grpo.rollout._scratch import Scratch
+from lit_grpo.rollout._server import Server
+from lit_grpo.rollout._server_weights import Target
 from lit_grpo.rollout._supervision import Supervision
-from lit_grpo.rollout._weights import WeightSync, save_adapter, save_weights, sends_adapter
+from lit_grpo.rollout._weights import WeightSync, sends_adapter
 from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.types import Completion, Observed, Prompt
 
@@ -104,6 +106,7 @@ class ServedEngine(RolloutEngine):
         self._thread: threading.Thread | None = None
         self._num_updates = 0
         self._running: set[Future[None]] = set()
+        self._scratch: Scratch | None = None
 
     overlaps_updates = True
 
@@ -119,6 +122,13 @@ class ServedEngine(RolloutEngine):
         self._directory = Path(gather_objects(self._make_directory())[0]).absolute()
         dtype = self.launch.dtype if self.launch else None
         self._dtype = dtype or str(policy.model.dtype).removeprefix("torch.")
+        self._outbox = Outbox(
+            self._directory / "weights",
+            dtype=getattr(torch, self._dtype),
+            is_adapter=self._is_adapter_sent,
+            in_files=self.dialect.reads_files,
+            is_keeper=self._is_lead,
+        )
         urls, starts = self._sites(policy, ports[0])
         for url in urls:
             warn_of_public_address(url)
@@ -131,9 +141,11 @@ class ServedEngine(RolloutEngine):
         """The lead's is everybody's; a note of an earlier failure would end this run."""
         if not self._is_lead:
             return ""
-        directory = self._configured_directory or tempfile.mkdtemp(prefix="lit-grpo-engine-")
-        Path(directory, FAILURE_NOTE).unlink(missing_ok=True)
-        return directory
+        if self._configured_directory is None:
+            self._scratch = Scratch("lit-grpo-engine-")
+            return str(self._scratch.path)
+        Path(self._configured_directory, FAILURE_NOTE).unlink(missing_ok=True)
+        return self._configured_directory
 
     def _sites(
         self, policy: SampledPolicy, ports: Sequence[int]
@@ -147,11 +159,7 @@ class ServedEngine(RolloutEngine):
             return urls, None
         path, with_adapters = self._directory / "model", self._is_adapter_sent
         model = model_to_serve(policy, path, dtype=self._dtype, with_adapters=with_adapters)
-        starts = server_starts(
-            self.dialect, self.launch, model, ports,
-            logs=self._directory, scratch=None if self._configured_directory else self._directory,
-        )  # fmt: skip
-        return urls, starts
+        return urls, server_starts(self.dialect, self.launch, model, ports, self._directory)
 
     async def _open_fleet(
         self, urls: Sequence[str], starts: Sequence[Callable[[], ServerProcess]] | None
@@ -184,8 +192,8 @@ class ServedEngine(RolloutEngine):
         if self._is_lead:
             for name in ("weights", "model"):
                 shutil.rmtree(self._directory / name, ignore_errors=True)
-            if self._configured_directory is None and not self._fleet.has_failed:
-                shutil.rmtree(self._directory, ignore_errors=True)
+            if self._scratch is not None:
+                (self._scratch.keep if self._fleet.has_failed else self._scratch.remove)()
 
     def health(self) -> bool:
         return any(server.is_ready for server in self._fleet.servers)
@@ -210,22 +218,20 @@ class ServedEngine(RolloutEngine):
         self._policy = policy
         if version == self.version:
             return
-        path = self._directory / "weights" / f"v{version}"
         in_use = frozenset().union(*gather_objects(self._run(self._fleet.versions_in_use())))
         target = Target(
-            update=WeightUpdate(version=version, path=path, is_adapter=self._is_adapter_sent),
+            update=self._outbox.put(policy, version),
             expectation=self._expectation(policy),
             is_proof_due=self._num_updates % self.proof.every == 0,
             versions_in_use=in_use,
         )
-        self._write(policy, path)
         # The others' servers have the weights when rank 0 has given them.
         failure = gather_objects(self._switch(target) if self._is_lead else "")[0]
         failures = gather_objects(failure if self._is_lead or failure else self._switch(target))
         if any(failures):
             raise EngineFailed(next(filter(None, failures)))
-        if self._is_lead:
-            self._remove_weights_but({self.version, version} | in_use)
+        # A server that comes up this moment may still read those of the last update.
+        self._outbox.remove_all_but({self.version, version} | in_use)
         self._num_updates += 1
         self.version = version
 
@@ -242,13 +248,6 @@ class ServedEngine(RolloutEngine):
             max_length=min((one for one in lengths if one), default=LONGEST),
         )
 
-    def _write(self, policy: SampledPolicy, path: Path) -> None:
-        if self._is_adapter_sent:
-            save_adapter(policy.model, path, is_writer=self._is_lead)
-        else:
-            dtype = getattr(torch, self._dtype)
-            save_weights(policy.model, path, dtype=dtype, is_writer=self._is_lead)
-
     def _switch(self, target: Target) -> str:
         """Why no server has the weights; empty when one has."""
         try:
@@ -256,12 +255,6 @@ class ServedEngine(RolloutEngine):
         except EngineFailed as error:
             return str(error)
         return ""
-
-    def _remove_weights_but(self, versions: set[int]) -> None:
-        """A server that comes up this moment may still read those of the last update."""
-        for path in (self._directory / "weights").glob("v*"):
-            if int(path.name[1:]) not in versions:
-                shutil.rmtree(path, ignore_errors=True)
 
     # Rollouts
 

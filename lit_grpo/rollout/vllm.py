@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -16,6 +14,7 @@ import torch
 from lit_grpo.rollout._colocated import ColocatedVLLM
 from lit_grpo.rollout._dialect import Dialect, one_token_each
 from lit_grpo.rollout._launching import model_to_start_with
+from lit_grpo.rollout._named_weights import named_weights
 from lit_grpo.rollout._proof import (
     NUM_SAMPLES,
     Expectation,
@@ -25,8 +24,9 @@ from lit_grpo.rollout._proof import (
     expect,
 )
 from lit_grpo.rollout._requests import group_requests, to_completion
+from lit_grpo.rollout._scratch import Scratch
 from lit_grpo.rollout._vllm_sampling import LogprobsMode, adapter_room, check_sampling
-from lit_grpo.rollout._weights import WeightSync, named_weights, save_adapter, sends_adapter
+from lit_grpo.rollout._weights import WeightSync, save_adapter, sends_adapter
 from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.types import Completion, Observed, Prompt
 
@@ -91,12 +91,12 @@ class VLLMEngine(RolloutEngine):
         _refuse_process_group()
         self._is_adapter_sent = sends_adapter(policy.model, self.weight_sync)
         self._dtype = self.dtype or str(policy.model.dtype).removeprefix("torch.")
-        self._scratch = TemporaryDirectory(prefix="lit-grpo-engine-")
-        tokenizer = str(Path(self._scratch.name, "tokenizer"))  # it need not be the model's own
+        self._scratch = Scratch("lit-grpo-engine-")
+        tokenizer = str(self._scratch.path / "tokenizer")  # it need not be the model's own
         policy.tokenizer.save_pretrained(tokenizer)
         policy.model.config.save_pretrained(tokenizer)
         arguments = {
-            "model": model_to_start_with(policy, Path(self._scratch.name, "model")),
+            "model": model_to_start_with(policy, self._scratch.path / "model"),
             "tokenizer": tokenizer,
             "dtype": self._dtype,
             "max_model_len": self.max_model_len,
@@ -113,7 +113,7 @@ class VLLMEngine(RolloutEngine):
         """Give back all memory, and what was written on the way."""
         if self._vllm.is_started:
             self._vllm.close()
-            self._scratch.cleanup()
+            self._scratch.remove()
             self.version = -1
 
     def health(self) -> bool:
@@ -142,7 +142,7 @@ class VLLMEngine(RolloutEngine):
 
     def _send(self) -> None:
         if self._is_adapter_sent:
-            path = Path(self._scratch.name, f"adapter-{self._num_updates}")
+            path = self._scratch.path / f"adapter-{self._num_updates}"
             save_adapter(self._policy.model, path, is_writer=True)
             self._vllm.load_adapter(path)
         else:

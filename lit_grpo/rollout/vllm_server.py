@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 from lit_grpo.rollout._dialect import (
     NEWS_TOKENS,
@@ -20,13 +20,15 @@ from lit_grpo.rollout._dialect import (
     token_versions,
 )
 from lit_grpo.rollout._http import Endpoint, ServerTrouble, field
+from lit_grpo.rollout._transfer import NCCLTransfer, check_transfer
 from lit_grpo.rollout._vllm_sampling import (
     LogprobsMode,
     adapter_room,
     check_sampling,
     sampling_params,
 )
-from lit_grpo.rollout.engine import Sampling
+from lit_grpo.rollout._weights import sends_adapter
+from lit_grpo.rollout.engine import SampledPolicy, Sampling
 from lit_grpo.rollout.served import ServedEngine
 
 
@@ -35,26 +37,48 @@ class VLLMServerEngine(ServedEngine):
 
     Servers that are attached to need ``VLLM_SERVER_DEV_MODE=1``,
     ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``, ``--enable-scale-out``, ``--served-model-name policy``
-    and ``--logprobs-mode`` as given here.
+    and ``--logprobs-mode`` as given here, for a transfer by NCCL
+    ``--weight-transfer-config '{"backend": "nccl"}'``, too.
 
     Args:
         logprobs_mode: Which logprobs vLLM reports. ``processed_logprobs`` are under the
             temperature, which training needs. ``raw_logprobs`` are right at temperature 1 only,
             where they allow top-p and top-k.
+        weight_transfer: How full weights travel. ``disk`` writes them to ``directory``. ``nccl``
+            keeps a copy in rank 0's host memory and sends it from GPU to GPU; it needs vLLM in the
+            trainer's environment, too, and GPUs of the servers' own (`VLLMEngine` shares one).
         **engine: As for `ServedEngine`.
     """
 
-    def __init__(self, logprobs_mode: LogprobsMode = "processed_logprobs", **engine: Any) -> None:
-        super().__init__(VLLMDialect(logprobs_mode), **engine)
+    def __init__(
+        self,
+        logprobs_mode: LogprobsMode = "processed_logprobs",
+        weight_transfer: Literal["disk", "nccl"] = "disk",
+        **engine: Any,
+    ) -> None:
+        transfer = NCCLTransfer() if weight_transfer == "nccl" else None
+        super().__init__(VLLMDialect(logprobs_mode, transfer), **engine)
+        self.weight_transfer = weight_transfer
+
+    def start(self, policy: SampledPolicy) -> None:
+        if self.weight_transfer == "nccl":
+            check_transfer(is_adapter_sent=sends_adapter(policy.model, self.weight_sync))
+        super().start(policy)
 
 
 class VLLMDialect(Dialect):
-    """Talks to ``vllm serve``."""
+    """Talks to ``vllm serve``.
+
+    Args:
+        transfer: Brings full weights to it; None where it reads files.
+    """
 
     shares_requests = True
 
-    def __init__(self, logprobs_mode: LogprobsMode) -> None:
+    def __init__(self, logprobs_mode: LogprobsMode, transfer: NCCLTransfer | None = None) -> None:
         self.logprobs_mode = logprobs_mode
+        self.reads_files = transfer is None
+        self._transfer = transfer
         if logprobs_mode == "raw_logprobs":
             self.temperature_of_logprobs = 1.0
 
@@ -75,6 +99,7 @@ class VLLMDialect(Dialect):
             "tensor-parallel-size": launch.tensor_parallel_size,
             "data-parallel-size": launch.data_parallel_size,
             "logprobs-mode": self.logprobs_mode,
+            "weight-transfer-config": None if self.reads_files else '{"backend": "nccl"}',
             "enable-scale-out": True,
             "uvicorn-log-level": "warning",  # a line a request would fill the log
             **adapters,
@@ -121,8 +146,7 @@ class VLLMDialect(Dialect):
             await self._label(endpoint, update, seconds)
             return
         await endpoint.call("POST", "/pause", seconds=seconds, mode="keep")
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(update.path)}}
-        await endpoint.call("POST", "/collective_rpc", reload, seconds=seconds)
+        await self._replace_weights(endpoint, update, seconds)
         # Also of what runs: its keys and values are the old weights'.
         reset = await endpoint.call(
             "POST", "/reset_prefix_cache", seconds=seconds, reset_running_requests="true"
@@ -131,6 +155,15 @@ class VLLMDialect(Dialect):
             raise ServerTrouble("its prefix cache could not be reset after a weight update")
         await self._label(endpoint, update, seconds)
         await endpoint.call("POST", "/resume", seconds=seconds)
+
+    async def _replace_weights(
+        self, endpoint: Endpoint, update: WeightUpdate, seconds: float
+    ) -> None:
+        if self._transfer is not None and update.weights is not None:
+            await self._transfer.send(endpoint, update.weights, seconds)
+            return
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(update.path)}}
+        await endpoint.call("POST", "/collective_rpc", reload, seconds=seconds)
 
     async def _label(self, endpoint: Endpoint, update: WeightUpdate, seconds: float) -> None:
         label = {"new_version": str(update.version)}

@@ -1,0 +1,91 @@
+"""`lit-grpo` in a process of its own, with each of the engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import sglang_server
+from vllm_environment import PYTHON
+from vllm_settings import ENV
+
+MAX_MODEL_LEN = 64
+"""What the quickstart's model has room for."""
+CPU_FLAGS = {
+    "enforce-eager": True,
+    "max-num-seqs": 256,
+    "kv-cache-memory-bytes": 2**27,
+    "block-size": 32,
+    "enable-chunked-prefill": False,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "HFEngine": {},
+    "VLLMServerEngine": {"config": "engines/vllm_cpu", "launch.python": str(PYTHON)},
+    "VLLMEngine": {
+        "config": "engines/vllm",
+        "dtype": "float32",
+        "max_model_len": MAX_MODEL_LEN,
+        "flags": CPU_FLAGS,
+    },
+    "SGLangEngine": {
+        "config": "engines/sglang",
+        "launch.dtype": "float32",
+        "launch.program": [sys.executable, sglang_server.__file__],
+    },
+}
+"""What a config gets besides to sample with an engine on a CPU: a file, and init_args."""
+INTERPRETERS = {"VLLMEngine": PYTHON}
+"""The engines that need another one than the tests'."""
+
+
+def command(verb: str, config: str, settings: Mapping[str, Any], *, engine: str = "HFEngine"):
+    """The command line, whose working directory keeps the run as ``run``."""
+    python = INTERPRETERS.get(engine, sys.executable)
+    words = [str(python), "-m", "lit_grpo", verb, "--config", config, "--run_dir", "run"]
+    return words + engine_options(engine) + as_options(settings)
+
+
+def engine_options(engine: str) -> list[str]:
+    """All that a command line says about its engine."""
+    settings = dict(SETTINGS[engine])
+    config = ["--config", settings.pop("config")] if settings else []
+    return config + as_options(
+        {f"model.engine.init_args.{name}": value for name, value in settings.items()}
+    )
+
+
+def as_options(settings: Mapping[str, Any]) -> list[str]:
+    return [
+        f"--{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in settings.items()
+    ]
+
+
+def start(words: list[str], cwd: Path, **variables: str) -> subprocess.Popen[str]:
+    """In a process group of its own; all that it says is in ``said.txt``."""
+    with (cwd / "said.txt").open("w") as said:
+        return subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=os.environ | ENV | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def run_to_its_end(words: list[str], cwd: Path, *, seconds: float = 600) -> None:
+    process = start(words, cwd)
+    try:
+        exit_code = process.wait(seconds)
+    finally:
+        process.kill()
+        process.wait()
+    assert exit_code == 0, (cwd / "said.txt").read_text()[-5000:]

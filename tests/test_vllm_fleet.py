@@ -1,0 +1,218 @@
+"""Two real vLLM servers of one engine: sampling beside the update, and the death of one."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from served_engines import assert_written_by, generate
+from small_runs import fit, make_module
+from tiny import alone, prompt, tiny_policy
+from vllm_environment import launch_on_cpu, needs_vllm
+from vllm_servers import counter, processes_of
+from vllm_settings import ARCHITECTURE
+from worker_processes import is_alive, wait_until
+
+from lit_grpo.rollout import Sampling, Supervision, VLLMServerEngine
+
+pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+LONG = Sampling(max_tokens=200)
+PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one: ", "x", "22+3=" * 20)]
+NUM_STEPS = 4
+STARTING_SECONDS = 500
+
+
+class SharedEngine(VLLMServerEngine):
+    """Outlives the trainings that it is given to, and says in a diary when it samples."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.diary = []
+
+    def generate(self, *arguments, **settings):
+        self.diary.append("generation begins")
+        yield from super().generate(*arguments, **settings)
+        self.diary.append("generation ends")
+
+    def close(self):
+        """Not yet."""
+
+    def end(self):
+        super().close()
+
+    @property
+    def servers(self):
+        return self._fleet.servers
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_policy(architecture=ARCHITECTURE)
+
+
+@pytest.fixture(scope="module")
+def started(policy, tmp_path_factory):
+    """One start for all tests here; each leaves both servers well."""
+    engine = SharedEngine(
+        launch=launch_on_cpu(num_servers=2),
+        directory=str(tmp_path_factory.mktemp("engine")),
+        supervision=Supervision(health_interval=0.5, health_timeout=10, first_backoff=0.1),
+    )
+    try:
+        engine.start(policy)
+        yield engine
+    finally:
+        engine.end()
+
+
+@pytest.fixture
+def engine(policy, started):
+    """Both servers have the policy's own weights, under a version that no training gets to."""
+    started.load_weights(policy, max(started.version, 99) + 1)
+    wait_until(lambda: all(server.is_ready for server in started.servers), STARTING_SECONDS)
+    started.observe()
+    started.diary.clear()
+    return started
+
+
+# A death among them
+
+
+def test_the_other_server_takes_over_and_the_killed_one_comes_back_proven(policy, engine):
+    urls = [server.url for server in engine.servers]
+    everyone, before = processes_of(urls[0]), num_generated(urls)
+    with ThreadPoolExecutor(1) as pool:
+        sampling = pool.submit(generate, engine, PROMPTS, LONG, group_size=32)
+        wait_until(
+            lambda: all(now > then for now, then in zip(num_generated(urls), before, strict=True))
+        )
+        everyone[0].kill()
+        completions = sampling.result(STARTING_SECONDS)
+    assert_written_by({engine.version: policy.model}, PROMPTS, completions)
+    wait_until(lambda: engine._fleet.num_restarts)
+    wait_until(lambda: all(server.is_ready for server in engine.servers), STARTING_SECONDS)
+    assert not any(is_alive(process.pid) for process in everyone)
+    observed = engine.observe()
+    assert observed.totals["rollout/restarts"] == 1
+    assert observed.totals["rollout/retries"] >= 1
+    assert observed.means["rollout/ready_fraction"] == [1.0, 1.0]
+    (difference,) = observed.means["sampler/proof_difference"]  # of the one that came back
+    assert difference < 1e-4
+    assert_both_serve(policy, engine)
+
+
+def num_generated(urls):
+    """Tokens that each of the servers has sampled since its start."""
+    return [counter(url, "generation_tokens_total") for url in urls]
+
+
+def assert_both_serve(policy, engine):
+    urls = [server.url for server in engine.servers]
+    before = num_generated(urls)
+    completions = generate(engine, PROMPTS, LONG, seed=1)
+    assert_written_by({engine.version: policy.model}, PROMPTS, completions)
+    after = num_generated(urls)
+    shares = [now - then for now, then in zip(after, before, strict=True)]
+    assert min(shares) > 0
+    assert sum(shares) == sum(len(one.token_ids) for one in completions)
+    assert engine.observe().totals == {"rollout/restarts": 0, "rollout/retries": 0}
+
+
+# Sampling beside the update
+
+
+class Witness(L.Callback):
+    """Keeps the model of every version, and says in the engine's diary when it is updated."""
+
+    def __init__(self, diary):
+        self.diary = diary
+        self.models = {}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.models[trainer.global_step] = copy.deepcopy(pl_module.policy.model)
+
+    def on_stage_start(self, trainer, pl_module, name):
+        if name == "update":
+            self.diary.append("update begins")
+
+    def on_stage_end(self, trainer, pl_module, stage):
+        if stage.name == "update":
+            self.diary.append("update ends")
+
+
+@pytest.fixture
+def asynchronous(engine):
+    """A training whose next step is sampled while the policy is updated."""
+    witness = Witness(engine.diary)
+    module = make_module(
+        policy={"architecture": ARCHITECTURE},
+        engine=engine,
+        sampling=LONG,
+        max_head_offpolicyness=1,
+    )
+    outputs = fit(module, callbacks=[witness], prompts=PROMPTS, max_steps=NUM_STEPS)
+    return SimpleNamespace(outputs=outputs, models=witness.models, diary=list(engine.diary))
+
+
+def test_a_training_that_samples_one_step_ahead(asynchronous):
+    run = asynchronous
+    assert len(run.outputs) == NUM_STEPS
+    assert_versions_are_those_that_wrote_each_token(run)
+    assert_differences_are_those_of_the_older_weights(run)
+    assert_the_update_runs_beside_the_next_generation(run.diary)
+
+
+def assert_versions_are_those_that_wrote_each_token(run):
+    ages, mixed = [], []
+    for step, output in enumerate(run.outputs):
+        rollouts = output["rollouts"]
+        assert rollouts.valid.all()
+        prompts = [group.prompt for group in rollouts.groups]
+        assert_written_by(run.models, prompts, rollouts.completions)
+        versions = [set(completion.policy_versions) for completion in rollouts.completions]
+        ages.append({step - version for one in versions for version in one})
+        mixed += [one for one in versions if len(one) == 2]
+        assert output["metrics"]["rollout/head_offpolicyness_max"] == max(ages[-1])
+        assert output["metrics"]["rollout/stale_fraction"] == 0
+    assert ages[0] == {0}
+    assert set().union(*ages) == {0, 1}
+    assert mixed  # some went on over an update
+
+
+def assert_differences_are_those_of_the_older_weights(run):
+    for step, output in enumerate(run.outputs):
+        batch, metrics = output["batch"], output["metrics"]
+        differences = torch.cat(
+            [difference(run.models[step], batch, row) for row in range(batch.num_rows)]
+        )
+        for name, value in (("mean", differences.mean()), ("max", differences.max())):
+            logged = metrics[f"sampler/logprob_difference_{name}"]
+            assert logged == pytest.approx(value.item(), rel=0.01, abs=1e-5)
+    largest = [one["metrics"]["sampler/logprob_difference_max"] for one in run.outputs]
+    assert largest[0] < 1e-4
+    assert max(largest) > 1e-2
+
+
+@torch.no_grad()
+def difference(model, batch, row):
+    """Of the logprobs of a row that is trained on."""
+    ours, _ = alone(model, batch, row)
+    theirs = batch.sampler_logprobs[row][batch.completion_mask[row]]
+    return (ours - theirs).abs()[: len(theirs) if batch.advantages[row] else 0]
+
+
+def assert_the_update_runs_beside_the_next_generation(diary):
+    """The next step's generation has begun before an update ends, and goes on beyond some."""
+    events = {kind: [n for n, one in enumerate(diary) if one == kind] for kind in set(diary)}
+    assert {kind: len(places) for kind, places in events.items()} == dict.fromkeys(
+        ("generation begins", "generation ends", "update begins", "update ends"), NUM_STEPS
+    )
+    for step in range(NUM_STEPS - 1):
+        assert events["generation begins"][step + 1] < events["update ends"][step]
+    assert any(
+        events["update ends"][step] < events["generation ends"][step + 1]
+        for step in range(NUM_STEPS - 1)
+    )

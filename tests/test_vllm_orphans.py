@@ -1,0 +1,147 @@
+"""The trainer is killed, and nothing is left of the vLLM that it sampled with: no process, no
+port, no shared memory, no file."""
+
+import os
+import signal
+import socket
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from engine_runs import command, start
+from vllm_environment import needs_vllm
+from vllm_settings import ARCHITECTURE
+from worker_processes import is_alive, wait_until
+
+pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+GONE_SECONDS = 60
+STARTING_SECONDS = 500
+REWARD = """
+from lit_grpo.rewards import Reward
+
+class LowBytes(Reward):
+    def score(self, prompt, completion):
+        return sum(token < 128 for token in completion.token_ids) / len(completion.token_ids)
+"""
+GRPO = {
+    "model.policy.path": None,
+    "model.policy.architecture": ARCHITECTURE,
+    "model.rewards": [{"class_path": "low_bytes.LowBytes"}],
+    "data.init_args.prompts_per_step": 32,
+    "data.init_args.validation_size": 32,
+    "trainer.max_steps": 100_000,
+    "trainer.val_check_interval": 100_000,
+}
+
+
+@contextmanager
+def training(engine, directory):
+    """A run that goes on and on, whose temporary files lie in ``directory/tmp``."""
+    settings = dict(GRPO)
+    if engine == "VLLMServerEngine":
+        settings["model.engine.init_args.directory"] = None  # which the trainer would have removed
+    (directory / "tmp").mkdir()
+    (directory / "low_bytes.py").write_text(REWARD)
+    words = command("fit", "quickstart", settings, engine=engine)
+    trainer = start(words, directory, TMPDIR=str(directory / "tmp"))
+    try:
+        yield trainer
+    finally:
+        trainer.kill()
+        trainer.wait()
+
+
+class Traces:
+    """What of a process could outlive it: those of its sessions, their ports, their shared memory.
+    A server that is only starting makes more, so that one has to look until they are gone."""
+
+    def __init__(self, trainer):
+        below = psutil.Process(trainer.pid).children(recursive=True)
+        self.sessions = {os.getsid(process.pid) for process in below} | {trainer.pid}
+        self.processes, self.ports, self.memory = set(), set(), set()
+        self.look()
+
+    def look(self):
+        living = {
+            pid for pid in psutil.pids() if is_alive(pid) and session_of(pid) in self.sessions
+        }
+        self.processes |= living
+        for pid in living:
+            with suppress(OSError, psutil.Error):
+                self.ports |= listening_ports(pid)
+                self.memory |= shared_memory(pid)
+        return living
+
+
+def session_of(pid):
+    with suppress(ProcessLookupError):
+        return os.getsid(pid)
+
+
+def listening_ports(pid):
+    connections = psutil.Process(pid).net_connections(kind="tcp")
+    return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
+
+
+def shared_memory(pid):
+    """Files of a process that lie in memory, mapped or only open."""
+    links = [path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()]
+    maps = [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    found = {Path(path) for path in [*links, *maps]}
+    return {path for path in found if path.is_relative_to("/dev/shm") and path.exists()}
+
+
+def is_listening(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def assert_nothing_is_left(traces, directory):
+    wait_until(lambda: not traces.look(), GONE_SECONDS)
+    wait_until(lambda: not list((directory / "tmp").glob("lit-grpo-*")), GONE_SECONDS)
+    assert [path for path in traces.memory if path.exists()] == []
+    assert not any(map(is_listening, traces.ports))
+
+
+def kill(trainer):
+    os.killpg(trainer.pid, signal.SIGKILL)
+    trainer.wait()
+
+
+def num_steps(directory):
+    path = directory / "run" / "metrics.csv"
+    return len(path.read_text().splitlines()) - 1 if path.exists() else 0
+
+
+@pytest.mark.parametrize("engine", ["VLLMServerEngine", "VLLMEngine"])
+def test_nothing_is_left_when_the_trainer_is_killed_in_training(engine, tmp_path):
+    with training(engine, tmp_path) as trainer:
+        wait_until(lambda: trainer.poll() is not None or num_steps(tmp_path) >= 2, STARTING_SECONDS)
+        assert trainer.poll() is None, (tmp_path / "said.txt").read_text()[-5000:]
+        traces = Traces(trainer)
+        assert list((tmp_path / "tmp").glob("lit-grpo-*"))
+        if engine == "VLLMServerEngine":
+            assert len(traces.processes) >= 5
+            assert traces.memory
+            assert traces.ports
+        kill(trainer)
+    assert_nothing_is_left(traces, tmp_path)
+
+
+def test_nothing_is_left_when_the_trainer_is_killed_while_its_server_starts(tmp_path):
+    with training("VLLMServerEngine", tmp_path) as trainer:
+        wait_until(lambda: "VLLM::EngineCore" in below(trainer), STARTING_SECONDS)
+        traces = Traces(trainer)
+        kill(trainer)
+    assert_nothing_is_left(traces, tmp_path)
+
+
+def below(trainer):
+    """What the processes below it call themselves; one that has ended meanwhile has no name."""
+    names = []
+    for process in psutil.Process(trainer.pid).children(recursive=True):
+        with suppress(psutil.Error):
+            names += process.cmdline()[:1]
+    return names
