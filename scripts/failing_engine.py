@@ -58,7 +58,7 @@ def train(
 ) -> Evidence:
     """The quickstart's GRPO with a vLLM server, whose processes are killed on the way."""
     command = [
-        *LIT_GRPO, "fit", "--config", "quickstart", "--config", "engines/vllm_cpu",
+        *LIT_GRPO, "fit", "--config", "quickstart", "--config", "engines/vllm_server_cpu",
         "--run_dir", str(run_dir), "--model.policy.path", str(policy),
         "--trainer.max_steps", str(num_steps), "--trainer.val_check_interval", str(num_steps),
         *options,

@@ -14,24 +14,10 @@ import sglang_server
 from vllm_environment import PYTHON
 from vllm_settings import ENV
 
-MAX_MODEL_LEN = 64
-"""What the quickstart's model has room for."""
-CPU_FLAGS = {
-    "enforce-eager": True,
-    "max-num-seqs": 256,
-    "kv-cache-memory-bytes": 2**27,
-    "block-size": 32,
-    "enable-chunked-prefill": False,
-}
 SETTINGS: dict[str, dict[str, Any]] = {
     "HFEngine": {},
-    "VLLMServerEngine": {"config": "engines/vllm_cpu", "launch.python": str(PYTHON)},
-    "VLLMEngine": {
-        "config": "engines/vllm",
-        "dtype": "float32",
-        "max_model_len": MAX_MODEL_LEN,
-        "flags": CPU_FLAGS,
-    },
+    "VLLMServerEngine": {"config": "engines/vllm_server_cpu", "launch.python": str(PYTHON)},
+    "VLLMEngine": {"config": "engines/vllm_cpu"},
     "SGLangEngine": {
         "config": "engines/sglang",
         "launch.dtype": "float32",

@@ -90,7 +90,7 @@ def test_the_client_is_timed_beside_a_bare_one(served, recorded):
         recorded, lambda: figures.append(engines.client_figure(*served, 3, 2, 4, EFFORT))
     )
     (figure,) = figures
-    assert (figure.figure, figure.against) == ("engine client", "bare aiohttp client")
+    assert (figure.figure, figure.against) == ("engine client", "a bare asynchronous client")
     assert (figure.case, figure.unit) == ("3 x 2 completions of 4 tokens", "s")
     assert figure.target == pytest.approx(1 / 0.95)
     assert min(figure.ours, figure.other) > 0

@@ -3,6 +3,7 @@ nothing is left behind. Real processes, real kills, real HTTP, a real tiny model
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from uuid import uuid4
 
 import psutil
 import pytest
+from gate import Gate
 from served_engines import (
     LORA,
     PLAIN,
@@ -201,6 +203,19 @@ def test_a_killed_server_is_not_held_against_the_requests(policy, server, direct
 # Servers that do not come up
 
 
+def test_a_run_whose_only_server_is_given_up_ends_whatever_is_under_way(policy, directory):
+    """Also what was at its last attempt, and waited to hear whose fault that was."""
+    settings = {"request_retries": 0, "supervision": {"max_restarts": 0}}
+    with (
+        running_server(directory, **SEEDED) as other,
+        serving(policy, urls=[other.url], **settings) as engine,
+        in_the_middle(engine, [other]) as running,
+    ):
+        other.kill()
+        with pytest.raises(EngineFailed, match="was restarted 0 times in a row"):
+            running.result(60)
+
+
 def test_a_port_that_is_taken_is_said_at_once(policy, traces):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -364,15 +379,25 @@ def test_an_update_that_fails_once_is_made_again(server):
         assert engine.observe().totals["rollout/restarts"] == 0
 
 
+def num_updates(server) -> int:
+    return server.log()["requests"].get("/update_weights_from_disk", 0)
+
+
 def test_a_server_that_dies_in_its_update_is_not_waited_for_until_that_takes_too_long(two):
-    """Its health tells; the update itself gets neither an answer nor an error."""
-    policy = tiny_policy()
+    """It listens no more; the update itself gets neither an answer nor an error."""
+    policy, gate = tiny_policy(), Gate(two[0].port)
     patient = {"weight_sync_timeout": 600.0}
-    with serving(policy, urls=[server.url for server in two], supervision=patient) as engine:
+    with serving(policy, urls=[gate.url, two[1].url], supervision=patient) as engine:
         wait_until(lambda: engine.observe().means["rollout/ready_fraction"] == [1.0, 1.0])
-        two[0].faults(hang_updates=1, unhealthy_checks=5)
-        engine.load_weights(stirred(policy), 1)
+        so_far = num_updates(two[0])
+        two[0].faults(hang_updates=1)
+        with ThreadPoolExecutor(1) as pool:
+            updating = pool.submit(engine.load_weights, stirred(policy), 1)
+            wait_until(lambda: num_updates(two[0]) > so_far)
+            gate.shut()
+            updating.result(60)
         assert_written_by({1: policy.model}, PROMPTS, generate(engine, PROMPTS, PLAIN))
+        gate.open()
         wait_until(lambda: engine.observe().means["rollout/ready_fraction"] == [1.0, 1.0])
         assert [one.get("/model_info")[1]["weight_version"] for one in two] == ["1", "1"]
 
@@ -584,6 +609,33 @@ def test_a_forked_process_that_holds_the_pipe_does_not_keep_a_server_up(tmp_path
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+MAPS = """
+import mmap, sys, time
+files = [open(path, "rb") for path in sys.argv[2:]]
+maps = [mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) for file in files]
+open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
+
+
+def test_files_in_folders_of_shared_memory_and_those_of_others_stay(tmp_path):
+    """A model may be read from there, and what was there before is somebody else's."""
+    folder = Path(tempfile.mkdtemp(prefix="lit-grpo-test-", dir="/dev/shm"))
+    files = [folder / "model.safetensors", Path(f"{folder}-theirs")]
+    try:
+        for file in files:
+            file.write_bytes(b"weights")
+        ready = tmp_path / "ready"
+        command = [sys.executable, "-c", MAPS, str(ready), *map(str, files)]
+        server = ServerProcess(command, {}, tmp_path / "log")
+        wait_until(ready.exists)
+        server.end()
+        assert [file.read_bytes() for file in files] == [b"weights", b"weights"]
+    finally:
+        files[1].unlink(missing_ok=True)
+        shutil.rmtree(folder)
 
 
 def test_the_end_of_a_log_begins_with_the_errors_that_are_no_longer_at_its_end(tmp_path):

@@ -113,6 +113,11 @@ class WeightUpdate:
     """In place of the path's, on the rank that updates the servers."""
 
     @property
+    def adapter(self) -> WeightUpdate | None:
+        """To sample with; None where the server's own weights are these."""
+        return self if self.is_adapter else None
+
+    @property
     def name(self) -> str:
         """Of the adapter; a name of its own a version, or a server's cache would be stale."""
         return f"policy-v{self.version}"

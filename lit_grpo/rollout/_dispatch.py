@@ -70,21 +70,27 @@ class Dispatcher:
         left = dict(request.seeds)
         server = await self._acquire(len(left))
         life, trouble = server.life, ""
+
+        def is_same() -> bool:
+            return server.life == life and server.is_ready
+
         try:
             await self._stream(server, request, left, deliver)
         except Refused as error:
+            trouble = str(error)
             if await server.has_its_weights():  # else it was restarted, and knows no adapter
-                self._refuse(left, str(error), deliver)
+                self._refuse(left, trouble, deliver)
         except ServerTrouble as error:
             trouble = str(error)
         if not left:
             return
-        server.suspect()
+        if is_same():
+            server.suspect()
         limits = self._limits
         await asyncio.sleep(backoff(failures + 1, limits.first_backoff, limits.max_backoff))
-        if failures == limits.retries:  # its last one: make sure
+        if failures == limits.retries and is_same():  # its last attempt: make sure
             await server.until_judged()
-        if server.life == life and server.is_ready:  # else it was not the request's fault
+        if is_same():  # else it was not the request's fault
             failures += 1
         if failures > limits.retries:
             self._refuse(left, f"given up after {failures} attempts: {trouble}", deliver)
@@ -99,7 +105,7 @@ class Dispatcher:
         clock = asyncio.get_running_loop().time
         first = server.weights.update
         assert first is not None
-        request = replace(request, adapter=first if first.is_adapter else None)
+        request = replace(request, adapter=first.adapter)
         server.last_news = clock()
         server.users[first.version] += 1
         try:
@@ -107,7 +113,7 @@ class Dispatcher:
                 async for number, sample in stream:
                     server.last_news = clock()
                     if sample.finish_reason is not None:
-                        server.check(sample, first)
+                        server.check(sample, first.version)
                         del left[number]
                         self._release(server, 1)
                         deliver(number, sample)

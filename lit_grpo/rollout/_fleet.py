@@ -66,8 +66,8 @@ class Fleet:
         """Give up when the lead does."""
         while self._failure is None:
             await asyncio.sleep(FAILURE_POLL_SECONDS)
-            if self._failure_note.exists():
-                self.fail(self._failure_note.read_text())
+            if self._failure_note.exists() and (message := self._failure_note.read_text()):
+                self.fail(message)
 
     async def close(self) -> None:
         for keeper in self._keepers:
@@ -154,18 +154,29 @@ class Fleet:
         if self._failure is not None:
             return
         self._failure = EngineFailed(message)
-        if self._is_lead:
-            self._failure_note.parent.mkdir(parents=True, exist_ok=True)
-            self._failure_note.write_text(message)
         for server in self.servers:
             server.condemn("the engine gave up")
         self.dispatcher.fail(self._failure)
         self._change()
+        if self._is_lead:
+            self._tell_the_others(message)
+
+    def _tell_the_others(self, message: str) -> None:
+        try:
+            self._failure_note.parent.mkdir(parents=True, exist_ok=True)
+            self._failure_note.write_text(message)
+        except OSError as error:
+            log.error("Other ranks are not told that the engine gave up: %s", error)
 
     # Weights
 
-    async def versions_in_use(self) -> set[int]:
-        """What the requests of this rank began with."""
+    async def expect_version(self, version: int) -> set[int]:
+        """Servers may be given it from now on; returns what the requests of this rank began with.
+
+        Every rank must have been told before any switches.
+        """
+        for server in self.servers:
+            server.newest = version
         return set().union(*(server.versions_in_use for server in self.servers))
 
     async def switch(self, target: Target) -> None:

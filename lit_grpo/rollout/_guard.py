@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+SHARED = Path("/dev/shm")
 POLL_SECONDS = 1.0
 GRACE_POLL_SECONDS = 0.1
 KILL_SECONDS = 10.0
@@ -28,6 +29,7 @@ KILL_SECONDS = 10.0
 def main() -> int:
     """Arguments: seconds to end in, a directory to remove at the end, the command."""
     grace_seconds, scratch, *command = sys.argv[1:]
+    others = set(SHARED.iterdir()) if SHARED.exists() else set()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the pipe says when to end
     server = subprocess.Popen(
@@ -40,7 +42,7 @@ def main() -> int:
     print(server.pid, flush=True)
     asker = os.getppid()
     shared = _watch(server, lambda: _is_asker_done() or os.getppid() != asker)
-    end_session(server, float(grace_seconds), shared)
+    end_session(server, float(grace_seconds), shared, others)
     shutil.rmtree(scratch, ignore_errors=True)
     return server.returncode
 
@@ -59,19 +61,22 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def end_session(server: subprocess.Popen, grace_seconds: float, shared: set[Path]) -> None:
-    """Ask the server to end, kill what is left of its session, and remove its shared memory."""
+def end_session(
+    server: subprocess.Popen, grace_seconds: float, shared: set[Path], others: set[Path]
+) -> None:
+    """Ask the server to end, kill what is left of its session, and remove its shared memory, but
+    for what others made before it."""
     deadline = time.monotonic() + grace_seconds
     server.terminate()
     shared = shared | _watch(server, lambda: _is_past(deadline))
     deadline = time.monotonic() + KILL_SECONDS
     while (left := members(server.pid)) and time.monotonic() < deadline:
-        _signal(left, signal.SIGSTOP)  # what stands still makes no more memory
+        signal_all(left, signal.SIGSTOP)  # what stands still makes no more memory
         shared |= _shared_memory(server.pid)
-        _signal(left, signal.SIGKILL)
+        signal_all(left, signal.SIGKILL)
         psutil.wait_procs(left, timeout=1)
     server.wait()
-    for path in shared:
+    for path in shared - others:
         path.unlink(missing_ok=True)
 
 
@@ -90,10 +95,10 @@ def _is_past(deadline: float) -> bool:
     return time.monotonic() > deadline
 
 
-def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+def signal_all(processes: list[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            process.send_signal(number)
+            process.sendsignal_all(number)
 
 
 def members(session: int) -> list[psutil.Process]:
@@ -107,13 +112,14 @@ def members(session: int) -> list[psutil.Process]:
 
 
 def _shared_memory(session: int) -> set[Path]:
-    """What the session's processes have in /dev/shm: a killed process leaves it there."""
+    """What the session's processes have in /dev/shm: a killed process leaves it there. Files in
+    folders there are somebody's, such as the weights of a model."""
     found = set()
     for process in members(session):
         with contextlib.suppress(psutil.Error, OSError):
             for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
                 path = line[line.find("/") :]
-                if path.startswith("/dev/shm/") and not path.endswith(" (deleted)"):
+                if Path(path).parent == SHARED and not path.endswith(" (deleted)"):
                     found.add(Path(path))
     return found
 

@@ -31,8 +31,8 @@ class ServerTrouble(Exception):
     """The server is gone, silent, broken or overloaded: another one, or this one later, may do."""
 
 
-class NoAnswer(ServerTrouble):
-    """None within the time that there was: it may be busy."""
+class NobodyThere(ServerTrouble):
+    """Nobody listens at its address."""
 
 
 class Endpoint:
@@ -67,6 +67,8 @@ class Endpoint:
         Raises:
             Refused, ServerTrouble
         """
+        if self._streams.closed:
+            raise ServerTrouble(f"{method} {path}: {TAKEN_OUT}")
         call = asyncio.create_task(self._call(method, path, body, seconds, query))
         self._calls.add(call)
         try:
@@ -136,7 +138,9 @@ async def _troubles(what: str, seconds: float | None) -> AsyncGenerator[None]:
         yield
     except TimeoutError:
         limit = f" within {seconds:g} s" if seconds else " in time"
-        raise NoAnswer(f"{what}: no answer{limit}") from None
+        raise ServerTrouble(f"{what}: no answer{limit}") from None
+    except aiohttp.ClientConnectorError as error:
+        raise NobodyThere(f"{what}: {error}") from None
     except (aiohttp.ClientError, OSError) as error:
         raise ServerTrouble(f"{what}: {type(error).__name__}: {error}") from None
 

@@ -7,11 +7,14 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from lit_grpo.rollout import _guard
 
@@ -32,9 +35,9 @@ class ServerProcess:
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
         self.log_path = log_path
-        scratch = tempfile.mkdtemp(prefix="lit-grpo-")
+        self._scratch = tempfile.mkdtemp(prefix="lit-grpo-")
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        guard = [sys.executable, _guard.__file__, str(GRACE_SECONDS), scratch, *command]
+        guard = [sys.executable, _guard.__file__, str(GRACE_SECONDS), self._scratch, *command]
         with log_path.open("ab") as log:
             log.write(f"$ {shlex.join(command)}\n".encode())
             log.flush()
@@ -44,14 +47,14 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=os.environ | {"TMPDIR": scratch} | dict(env),
+                env=os.environ | {"TMPDIR": self._scratch} | dict(env),
                 start_new_session=True,
             )
         assert self._guard.stdout is not None
         line = self._guard.stdout.readline()
         if not line:
             with self._guard:  # has ended, and takes nothing away
-                shutil.rmtree(scratch, ignore_errors=True)
+                shutil.rmtree(self._scratch, ignore_errors=True)
             raise FileNotFoundError(
                 f"{command[0]!r} could not be started: {self.log_tail(1)} (it is the server's "
                 "interpreter or program). Set model.engine.init_args.launch.python or .program."
@@ -85,8 +88,10 @@ class ServerProcess:
             self._guard.wait()
         assert self._guard.stdout is not None
         self._guard.stdout.close()
-        for process in _guard.members(self.pid):  # only where the guard itself was killed
-            process.kill()
+        if left := _guard.members(self.pid):  # the guard itself was killed
+            _guard.signal_all(left, signal.SIGKILL)
+            psutil.wait_procs(left, _guard.KILL_SECONDS)
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 def _errors(lines: Sequence[str]) -> list[str]:

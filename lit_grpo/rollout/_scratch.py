@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Scratch:
-    """A new directory that is gone when this process is, SIGKILL included."""
+    """A new directory that is gone when this process and what it forked are, SIGKILL included."""
 
     def __init__(self, prefix: str) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=prefix))

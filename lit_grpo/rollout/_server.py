@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
 
-from lit_grpo.rollout._dialect import Dialect, Sample, WeightUpdate, one_token_each
-from lit_grpo.rollout._http import Endpoint, NoAnswer, Refused, ServerTrouble
+from lit_grpo.rollout._dialect import Dialect, Sample, one_token_each
+from lit_grpo.rollout._http import Endpoint, NobodyThere, Refused, ServerTrouble
 from lit_grpo.rollout._process import ServerProcess
 from lit_grpo.rollout._server_weights import ServerWeights, Target
 from lit_grpo.rollout._supervision import Supervision
@@ -48,6 +48,8 @@ class Server:
         """How often it has been taken out."""
         self.users: Counter[int] = Counter()
         """Requests at work by the version that they began with."""
+        self.newest = -1
+        """Version of the last weights that it may have been given, by whatever rank."""
         self.log_tail = ""
         self._dialect = dialect
         self._supervision = supervision
@@ -72,7 +74,11 @@ class Server:
         """
         self.endpoint = Endpoint(self.url, self._request_timeout)
         self.weights = ServerWeights(
-            self.endpoint, self._dialect, self._supervision, is_led=self._is_led
+            self.endpoint,
+            self._dialect,
+            self._supervision,
+            lambda: self.newest,
+            is_led=self._is_led,
         )
         self._doom = ""
         if self._start is not None:
@@ -88,12 +94,10 @@ class Server:
             await asyncio.sleep(STARTUP_POLL_SECONDS)
 
     async def _launch(self, start: Callable[[], ServerProcess]) -> None:
-        starting = asyncio.create_task(asyncio.to_thread(start))
-        try:
-            self._process = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            self._process = await starting  # or nobody would end it
-            raise
+        def launch() -> None:
+            self._process = start()
+
+        await _to_its_end(launch)
 
     async def _startup_problem(self) -> str | None:
         try:
@@ -125,16 +129,16 @@ class Server:
 
     # Being watched
 
-    def check(self, sample: Sample, first: WeightUpdate) -> None:
+    def check(self, sample: Sample, oldest: int) -> None:
         """Refuse what lacks a logprob, and what other weights wrote than those that the server
-        was given since the request.
+        was given since the version that the request began with.
 
         Raises:
             ServerTrouble
         """
         if not sample.is_whole:
             raise ServerTrouble("a completion lacks logprobs or versions of some of its tokens")
-        if strange := self.weights.find_strange(set(sample.versions), first):
+        if strange := self.weights.find_strange(set(sample.versions), oldest):
             self.condemn(strange)
             raise ServerTrouble(strange)
 
@@ -183,19 +187,19 @@ class Server:
 
     async def _problem(self) -> str | None:
         if self.weights.is_changing:  # which has a deadline of its own, and keeps a server busy
-            return await self._health_problem(may_be_busy=True)
+            return await self._health_problem(must_be_there=True)
         return (
             await self._health_problem()
             or await self._version_problem()
             or await self._silence_problem()
         )
 
-    async def _health_problem(self, *, may_be_busy: bool = False) -> str | None:
+    async def _health_problem(self, *, must_be_there: bool = False) -> str | None:
         try:
             seconds = self._supervision.health_timeout
             await self._dialect.check_health(self.endpoint, seconds)
         except (ServerTrouble, Refused) as error:
-            return None if may_be_busy and isinstance(error, NoAnswer) else str(error)
+            return None if must_be_there and not isinstance(error, NobodyThere) else str(error)
         return None
 
     async def _version_problem(self) -> str | None:
@@ -213,8 +217,7 @@ class Server:
         if not self.in_flight or silence < self._supervision.silence_timeout:
             return None
         update = self.weights.update
-        adapter = update if update and update.is_adapter else None
-        probe = one_token_each((0,), 1, 1.0, adapter)
+        probe = one_token_each((0,), 1, 1.0, update and update.adapter)
         try:
             async with asyncio.timeout(self._supervision.health_timeout):
                 async with aclosing(self._dialect.stream(self.endpoint, probe)) as stream:
@@ -237,8 +240,20 @@ class Server:
         self.life += 1
         self._suspicion.clear()
         self._judged.set()
-        await self.endpoint.close()
-        if self._process is not None:
-            await asyncio.to_thread(self._process.end)
-            self.log_tail = self._process.log_tail()
-            self._process = None
+        try:
+            await self.endpoint.close()
+        finally:
+            if (process := self._process) is not None:
+                self._process = None
+                await _to_its_end(process.end)
+                self.log_tail = process.log_tail()
+
+
+async def _to_its_end(function: Callable[[], None]) -> None:
+    """Run it in a thread; who is cancelled meanwhile is so after it."""
+    running = asyncio.create_task(asyncio.to_thread(function))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await running
+        raise

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
 
 from lit_grpo.rollout._dialect import Dialect, WeightUpdate
 from lit_grpo.rollout._http import Endpoint, Refused, ServerTrouble
@@ -36,20 +36,27 @@ class ServerWeights:
     """What a server that has come up holds.
 
     Args:
+        newest: Version of the last weights that it may have been given.
         is_led: Another rank gives the server its weights; here they are waited for.
     """
 
     def __init__(
-        self, endpoint: Endpoint, dialect: Dialect, supervision: Supervision, *, is_led: bool
+        self,
+        endpoint: Endpoint,
+        dialect: Dialect,
+        supervision: Supervision,
+        newest: Callable[[], int],
+        *,
+        is_led: bool,
     ) -> None:
         self.update: WeightUpdate | None = None
         """The last one; None for those that it began with."""
         self._endpoint = endpoint
         self._dialect = dialect
         self._supervision = supervision
+        self._newest = newest
         self._is_led = is_led
         self._is_proven = False
-        self._newest_version = -1
         self._retired: list[WeightUpdate] = []
         self._updating = asyncio.Lock()
 
@@ -65,14 +72,14 @@ class ServerWeights:
         async with self._updating:
             if self.update == target.update:
                 return None
-            self._newest_version = target.update.version
             if self._is_led:
                 await self._until_updated(target.update)
                 difference = None
             else:
                 await self._update(target.update)
                 difference = await self._prove(target)
-            previous, self.update = self.update, target.update
+            # Without the copies of the weights: they are the newest target's alone.
+            previous, self.update = self.update, replace(target.update, weights=None)
         if previous is not None and previous.is_adapter and not self._is_led:
             self._retired.append(previous)
         return difference
@@ -122,7 +129,7 @@ class ServerWeights:
     async def _prove(self, target: Target) -> float | None:
         if self._is_proven and not target.is_proof_due:
             return None
-        adapter = target.update if target.update.is_adapter else None
+        adapter = target.update.adapter
         seconds = self._supervision.weight_sync_timeout
         try:
             async with asyncio.timeout(seconds):
@@ -148,15 +155,12 @@ class ServerWeights:
             return None
         return f"it has weights {label!r}, not version {expected.version}"
 
-    def find_strange(self, labels: set[str], first: WeightUpdate) -> str | None:
-        """What is wrong with the labels of a completion's tokens whose request began with the
-        first one: other weights wrote them than those that the server was given since."""
-        strange = sorted(label for label in labels if not self._may_be(label, first.version))
-        return f"it samples with weights {strange}, not {first.version}" if strange else None
+    def find_strange(self, labels: set[str], oldest: int) -> str | None:
+        """What is wrong with the labels of a completion's tokens: other weights wrote them than
+        those that the server was given since the oldest."""
+        strange = sorted(label for label in labels if not self._may_be(label, oldest))
+        return f"it samples with weights {strange}, not {oldest}" if strange else None
 
     def _may_be(self, label: str, oldest: int) -> bool:
-        """Whether these are weights that it was given, since the oldest; of the newest ones the
-        lead knows first."""
-        if not label.isdecimal() or int(label) < oldest:
-            return False
-        return self._is_led or int(label) <= self._newest_version
+        """Whether these are weights that it was given, since the oldest."""
+        return label.isdecimal() and oldest <= int(label) <= self._newest()

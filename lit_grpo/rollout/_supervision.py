@@ -21,7 +21,7 @@ class Supervision:
         max_restarts: Restarts in a row after which a server is given up, and the run with the
             last one; an hour of good service forgets them.
         first_backoff: Seconds before the first restart; each further one waits twice as long.
-        max_backoff: Longest wait, in seconds.
+        max_backoff: Longest wait, in seconds, give or take half of it.
 
     Raises:
         ValueError: a number that is not positive.

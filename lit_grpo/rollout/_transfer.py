@@ -123,7 +123,9 @@ class Group:
 
         async def join() -> None:
             what = "the meeting of its NCCL group"
-            self._communicator = await _in_thread(partial(_join, meeting, device), what, seconds)
+            self._communicator = await _in_thread(
+                partial(_join, meeting, device), what, seconds, undo=_destroy
+            )
 
         body = {"init_info": meeting | wire}
         invite = endpoint.call("POST", "/init_weight_transfer_engine", body, seconds=seconds)
@@ -132,8 +134,12 @@ class Group:
     def close(self) -> None:
         """Give the group up; what still waits in it is let go."""
         if self._communicator is not None:  # which may take seconds, and the server is gone
-            threading.Thread(target=self._communicator.destroy, daemon=True).start()
+            threading.Thread(target=_destroy, args=[self._communicator], daemon=True).start()
             self._communicator = None
+
+
+def _destroy(communicator: Any) -> None:
+    communicator.destroy()
 
 
 async def _end_update(endpoint: Endpoint, seconds: float) -> None:
@@ -193,26 +199,45 @@ def _use(device: torch.device) -> None:
         torch.accelerator.set_device_index(device.index)
 
 
-async def _in_thread(function: Callable[[], T], what: str, seconds: float) -> T:
+async def _in_thread(
+    function: Callable[[], T],
+    what: str,
+    seconds: float,
+    undo: Callable[[T], None] = lambda result: None,
+) -> T:
     """Its result; a function that hangs keeps neither the event loop nor the process from ending.
+
+    Args:
+        undo: Gets a result that nobody waits for any more.
 
     Raises:
         ServerTrouble: it failed, or took too long.
     """
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+    is_given_up = threading.Event()
 
     def work() -> None:
         try:
-            result.set_result(function())
+            found = function()
         except BaseException as error:
             result.set_exception(error)
+            return
+        result.set_result(found)
+        if is_given_up.is_set():
+            undo(found)
 
     threading.Thread(target=work, name=what, daemon=True).start()
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds) as limit:
             return await asyncio.wrap_future(result)
-    except TimeoutError:
+    except asyncio.CancelledError:
+        is_given_up.set()
+        raise
+    except TimeoutError as error:
+        if not limit.expired():
+            raise ServerTrouble(f"{what}: {type(error).__name__}: {error}") from error
+        is_given_up.set()
         raise ServerTrouble(f"{what}: not done within {seconds:g} s") from None
     except Exception as error:
         raise ServerTrouble(f"{what}: {type(error).__name__}: {error}") from error

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lit_grpo.ranks import gather_objects, get_rank
+from lit_grpo.ranks import any_failure, gather_objects, get_rank
 from lit_grpo.rollout._dialect import Dialect, Launch, Sample
 from lit_grpo.rollout._dispatch import Dispatcher, RequestLimits, gather_or_cancel
 from lit_grpo.rollout._fleet import Fleet
@@ -218,7 +218,7 @@ class ServedEngine(RolloutEngine):
         self._policy = policy
         if version == self.version:
             return
-        in_use = frozenset().union(*gather_objects(self._run(self._fleet.versions_in_use())))
+        in_use = frozenset().union(*gather_objects(self._run(self._fleet.expect_version(version))))
         target = Target(
             update=self._outbox.put(policy, version),
             expectation=self._expectation(policy),
@@ -227,9 +227,8 @@ class ServedEngine(RolloutEngine):
         )
         # The others' servers have the weights when rank 0 has given them.
         failure = gather_objects(self._switch(target) if self._is_lead else "")[0]
-        failures = gather_objects(failure if self._is_lead or failure else self._switch(target))
-        if any(failures):
-            raise EngineFailed(next(filter(None, failures)))
+        if why := any_failure(failure if self._is_lead or failure else self._switch(target)):
+            raise EngineFailed(why)
         # A server that comes up this moment may still read those of the last update.
         self._outbox.remove_all_but({self.version, version} | in_use)
         self._num_updates += 1

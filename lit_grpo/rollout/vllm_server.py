@@ -6,7 +6,7 @@ Source: vLLM's RL endpoints, checked against release 0.32.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Literal
 
 from lit_grpo.rollout._dialect import (
@@ -19,7 +19,7 @@ from lit_grpo.rollout._dialect import (
     WeightUpdate,
     token_versions,
 )
-from lit_grpo.rollout._http import Endpoint, ServerTrouble, field
+from lit_grpo.rollout._http import Endpoint, Refused, ServerTrouble, field
 from lit_grpo.rollout._transfer import NCCLTransfer, check_transfer
 from lit_grpo.rollout._vllm_sampling import (
     LogprobsMode,
@@ -141,6 +141,8 @@ class VLLMDialect(Dialect):
 
     async def update(self, endpoint: Endpoint, update: WeightUpdate, seconds: float) -> None:
         if update.is_adapter:
+            with suppress(Refused):  # what broke off, or an earlier run, may have left one
+                await self.forget(endpoint, update, seconds)
             adapter = {"lora_name": update.name, "lora_path": str(update.path)}
             await endpoint.call("POST", "/v1/load_lora_adapter", adapter, seconds=seconds)
             await self._label(endpoint, update, seconds)

@@ -48,7 +48,7 @@ def client_figure(
     return Result(
         figure="engine client",
         case=f"{num_prompts} x {group_size} completions of {max_tokens} tokens",
-        against="bare aiohttp client",
+        against="a bare asynchronous client",
         ours=ours,
         other=other,
         unit="s",
