@@ -98,7 +98,7 @@ def _is_past(deadline: float) -> bool:
 def signal_all(processes: list[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            process.sendsignal_all(number)
+            process.send_signal(number)
 
 
 def members(session: int) -> list[psutil.Process]:
