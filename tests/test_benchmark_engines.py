@@ -94,7 +94,8 @@ def test_the_client_is_timed_beside_a_bare_one(served, recorded):
     assert (figure.case, figure.unit) == ("3 x 2 completions of 4 tokens", "s")
     assert figure.target == pytest.approx(1 / 0.95)
     assert min(figure.ours, figure.other) > 0
-    assert len(requests) == 2 * 2 * 3  # a warm-up and a round of each, a request a prompt
+    laps = 1 + engines.LAPS_A_ROUND  # one warms up
+    assert len(requests) == 2 * laps * 3  # of both, a request a prompt
 
 
 # Sampling during the update

@@ -2,9 +2,7 @@
 
 import copy
 import json
-import os
 import re
-import signal
 import threading
 import time
 import urllib.request
@@ -102,6 +100,22 @@ def num_generated(engine) -> float:
     with urllib.request.urlopen(url(engine) + "/metrics", timeout=10) as reply:
         text = reply.read().decode()
     return float(re.search(r"^vllm:generation_tokens_total\S* (\S+)$", text, re.M)[1])
+
+
+@contextmanager
+def once_it_generates(engine, action):
+    """The action is taken in the middle of what the body generates."""
+    so_far = num_generated(engine)
+
+    def act_when_due():
+        while num_generated(engine) == so_far:
+            time.sleep(0.005)
+        action()
+
+    actor = threading.Thread(target=act_when_due)
+    actor.start()
+    yield
+    actor.join()
 
 
 def processes(engine) -> list[psutil.Process]:
@@ -284,9 +298,8 @@ def test_a_server_that_is_killed_is_back_with_the_policy_s_weights(policy, fresh
     fresh.load_weights(other, fresh.version + 1)
     everyone = processes(fresh)
     doomed = everyone[0] if victim == "the main process" else everyone[-1]
-    killer = threading.Timer(0.5, doomed.send_signal, [signal.SIGKILL])
-    killer.start()
-    completions = generate(fresh, PROMPTS, LONG, group_size=8)
+    with once_it_generates(fresh, doomed.kill):
+        completions = generate(fresh, PROMPTS, LONG, group_size=8)
     assert_written_by({fresh.version: other.model}, PROMPTS, completions)
     assert fresh.observe().totals["rollout/restarts"] == 1
     assert not any(is_alive(process.pid) for process in everyone)
@@ -295,9 +308,8 @@ def test_a_server_that_is_killed_is_back_with_the_policy_s_weights(policy, fresh
 def test_a_server_whose_engine_stands_still_is_found_out_although_it_says_it_is_well(policy, fresh):
     everyone = processes(fresh)
     core = next(one for one in everyone if "EngineCore" in one.name() or "EngineCor" in one.name())
-    stopper = threading.Timer(0.5, os.kill, [core.pid, signal.SIGSTOP])
-    stopper.start()
-    completions = generate(fresh, PROMPTS, LONG, group_size=8)
+    with once_it_generates(fresh, core.suspend):
+        completions = generate(fresh, PROMPTS, LONG, group_size=8)
     assert_written_by({fresh.version: policy.model}, PROMPTS, completions)
     assert fresh.observe().totals["rollout/restarts"] == 1
     assert not any(is_alive(process.pid) for process in everyone)

@@ -4,6 +4,7 @@ port, no shared memory, no file."""
 import os
 import signal
 import socket
+import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -34,6 +35,13 @@ GRPO = {
     "trainer.max_steps": 100_000,
     "trainer.val_check_interval": 100_000,
 }
+
+
+@pytest.fixture
+def tmp_path():
+    """A short path: vLLM has sockets in its temporary directory, and 107 characters for theirs."""
+    with tempfile.TemporaryDirectory(prefix="lg-", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
 
 
 @contextmanager
