@@ -9,12 +9,12 @@ import urllib.request
 from contextlib import contextmanager
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from served_engines import assert_written_by, generate
 from tiny import prompt, tiny_policy
 from vllm_environment import launch_on_cpu, needs_vllm
+from vllm_servers import counter, processes_of
 from vllm_settings import ARCHITECTURE
 from worker_processes import is_alive
 
@@ -97,9 +97,7 @@ def ask(engine, path: str):
 
 def num_generated(engine) -> float:
     """Tokens that the server has sampled since its start."""
-    with urllib.request.urlopen(url(engine) + "/metrics", timeout=10) as reply:
-        text = reply.read().decode()
-    return float(re.search(r"^vllm:generation_tokens_total\S* (\S+)$", text, re.M)[1])
+    return counter(url(engine), "generation_tokens_total")
 
 
 @contextmanager
@@ -116,18 +114,6 @@ def once_it_generates(engine, action):
     actor.start()
     yield
     actor.join()
-
-
-def processes(engine) -> list[psutil.Process]:
-    """The server's main process and its children."""
-    port = re.search(r":(\d+)$", url(engine))[1]
-    (main,) = [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if port in (line := process.info["cmdline"] or []) and "_guard.py" not in " ".join(line)
-        and "--port" in line
-    ]  # fmt: skip
-    return [main, *main.children(recursive=True)]
 
 
 # What it samples
@@ -296,7 +282,7 @@ def test_an_adapter_alone_travels_and_the_old_one_is_unloaded(tmp_path):
 def test_a_server_that_is_killed_is_back_with_the_policy_s_weights(policy, fresh, victim):
     other = moved(policy)
     fresh.load_weights(other, fresh.version + 1)
-    everyone = processes(fresh)
+    everyone = processes_of(url(fresh))
     doomed = everyone[0] if victim == "the main process" else everyone[-1]
     with once_it_generates(fresh, doomed.kill):
         completions = generate(fresh, PROMPTS, LONG, group_size=8)
@@ -306,7 +292,7 @@ def test_a_server_that_is_killed_is_back_with_the_policy_s_weights(policy, fresh
 
 
 def test_a_server_whose_engine_stands_still_is_found_out_although_it_says_it_is_well(policy, fresh):
-    everyone = processes(fresh)
+    everyone = processes_of(url(fresh))
     core = next(one for one in everyone if "EngineCore" in one.name() or "EngineCor" in one.name())
     with once_it_generates(fresh, core.suspend):
         completions = generate(fresh, PROMPTS, LONG, group_size=8)
@@ -317,7 +303,7 @@ def test_a_server_whose_engine_stands_still_is_found_out_although_it_says_it_is_
 
 def test_nothing_is_left_when_it_is_closed(policy, tmp_path):
     with serving(policy, directory=str(tmp_path)) as engine:
-        everyone = processes(engine)
+        everyone = processes_of(url(engine))
         generate(engine, PROMPTS, SHORT)
         shared = _guard._shared_memory(everyone[0].pid)
     assert not any(is_alive(process.pid) for process in everyone)
