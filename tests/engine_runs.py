@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,7 @@ def run_to_its_end(words: list[str], cwd: Path, *, seconds: float = 600) -> None
     try:
         exit_code = process.wait(seconds)
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert exit_code == 0, (cwd / "said.txt").read_text()[-5000:]

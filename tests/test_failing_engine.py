@@ -13,9 +13,11 @@ from types import SimpleNamespace
 import pandas as pd
 import psutil
 import pytest
+from engine_runs import run_to_its_end
 from served_engines import PROGRAM, QUICK
 from sglang_server import OFFLINE
 from tiny import tiny_policy
+from vllm_environment import PYTHON, needs_vllm
 from worker_processes import is_alive, wait_until
 
 from lit_grpo.rollout._process import ServerProcess
@@ -24,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 script, shared = (importlib.import_module(name) for name in ("failing_engine", "_findings"))
 
+COMMAND = [sys.executable, str(ROOT / "scripts" / "failing_engine.py")]
 NAN = float("nan")
 NUM_STEPS = 4
 DEATHS = {1: "main process", 2: "worker"}
@@ -225,6 +228,19 @@ def processes_of(run_dir):
     return [one for one in psutil.process_iter() if str(run_dir) in " ".join(script.words(one))]
 
 
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_thirty_steps_with_three_kills_end_as_well_as_those_in_peace(tmp_path):
+    """The whole command, before a real vLLM."""
+    python = f"--model.engine.init_args.launch.python={PYTHON}"
+    run_to_its_end([*COMMAND, "--dir", str(tmp_path), "--", python], tmp_path, seconds=2000)
+    restarts = pd.read_csv(tmp_path / "killed" / "metrics.csv")["rollout/restarts"]
+    assert len(restarts) == script.NUM_STEPS == 30
+    assert restarts.sum() == len(script.KILLS) == 3
+    assert processes_of(tmp_path) == []
+
+
 SMALL = {
     "model": {
         "rewards": [{"class_path": "small_runs.ShareOfLowBytes"}],
@@ -248,6 +264,5 @@ SMALL = {
 
 
 def test_the_script_says_what_it_does():
-    command = [sys.executable, str(ROOT / "scripts" / "failing_engine.py"), "--help"]
-    reply = subprocess.run(command, capture_output=True, text=True, check=True)
+    reply = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True)
     assert "killed three times" in " ".join(reply.stdout.split())

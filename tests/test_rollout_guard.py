@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from worker_processes import is_alive, wait_until
 
+from lit_grpo.rollout import _process
 from lit_grpo.rollout._process import ServerProcess
 from lit_grpo.rollout._scratch import Scratch
 
@@ -36,6 +37,30 @@ def test_memory_that_a_server_makes_after_it_was_asked_to_end_goes_with_it(tmp_p
     server.end()
     assert not is_alive(server.pid)
     assert not Path("/dev/shm", name).exists()
+
+
+SEMAPHORE = """
+import multiprocessing, signal, sys
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+lock = multiprocessing.get_context("spawn").Lock()
+with open(sys.argv[1], "w") as file:
+    file.write(lock._semlock.name)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_semaphore_of_a_server_that_has_to_be_killed_goes_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(_process, "GRACE_SECONDS", 0.2)
+    written = tmp_path / "name"
+    server = ServerProcess([sys.executable, "-c", SEMAPHORE, str(written)], {}, tmp_path / "log")
+    wait_until(lambda: written.exists() and written.read_text())
+    semaphore = Path("/dev/shm", f"sem.{written.read_text().lstrip('/')}")
+    assert semaphore.exists()
+    server.end()
+    assert not is_alive(server.pid)
+    assert not semaphore.exists()
 
 
 OWNER = """

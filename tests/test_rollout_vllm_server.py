@@ -215,7 +215,7 @@ def test_what_runs_at_an_update_goes_on_and_says_which_weights_wrote_each_token(
     assert_written_by({old: policy.model, old + 1: other.model}, prompts, found)
 
 
-def test_a_prefix_cache_that_outlives_an_update_is_found_out(policy):
+def test_a_prefix_cache_that_outlives_an_update_is_found_out(policy, tmp_path):
     class Careless:
         """Passes everything on but what would reset the prefix cache; a pause does, too."""
 
@@ -227,7 +227,7 @@ def test_a_prefix_cache_that_outlives_an_update_is_found_out(policy):
                 return {"success": True}
             return await self.endpoint.call(method, path, *args, **settings)
 
-    with serving(policy, proof=Proof(every=1)) as engine:
+    with serving(policy, directory=str(tmp_path), proof=Proof(every=1)) as engine:
         update = engine.dialect.update
         engine.dialect.update = lambda endpoint, *rest: update(Careless(endpoint), *rest)
         with pytest.raises(
@@ -237,18 +237,19 @@ def test_a_prefix_cache_that_outlives_an_update_is_found_out(policy):
         assert re.search(r"\(mean -[\d.]+, trainer -[\d.]+\)", str(error.value))
 
 
-def test_tied_embeddings_that_a_reload_leaves_stale_are_found_out():
+def test_tied_embeddings_that_a_reload_leaves_stale_are_found_out(tmp_path):
     tied = tiny_policy(architecture=ARCHITECTURE | {"tie_word_embeddings": True})
-    with serving(tied, proof=Proof(every=1)) as engine:
+    with serving(tied, directory=str(tmp_path), proof=Proof(every=1)) as engine:
         with pytest.raises(EngineFailed, match="does not: its logprobs .* tied embeddings"):
             engine.load_weights(moved(tied, by=0.2), 1)
         with pytest.raises(EngineFailed):
             generate(engine, PROMPTS, SHORT)
 
 
-def test_a_server_whose_logprobs_ignore_the_temperature_is_found_out(policy):
+def test_a_server_whose_logprobs_ignore_the_temperature_is_found_out(policy, tmp_path):
     raw = {"flags": {"logprobs-mode": "raw_logprobs"}}
-    with pytest.raises(EngineFailed, match="another --logprobs-mode"), serving(policy, launch=raw):
+    found_out = pytest.raises(EngineFailed, match="another --logprobs-mode")
+    with found_out, serving(policy, directory=str(tmp_path), launch=raw):
         pass
 
 

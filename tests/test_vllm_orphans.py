@@ -94,11 +94,13 @@ def listening_ports(pid):
 
 
 def shared_memory(pid):
-    """Files of a process that lie in memory, mapped or only open."""
-    links = [path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()]
-    maps = [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    found = {Path(path) for path in [*links, *maps]}
-    return {path for path in found if path.is_relative_to("/dev/shm") and path.exists()}
+    """Files of a process that lie in memory, mapped or only open; a semaphore is mapped by its
+    maker under a name that is gone."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    numbers = {line.split()[4] for line in maps if " /dev/shm/" in line}
+    links = {path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()}
+    files = Path("/dev/shm").rglob("*")
+    return {path for path in files if path in links or str(path.stat().st_ino) in numbers}
 
 
 def is_listening(port):

@@ -113,15 +113,24 @@ def members(session: int) -> list[psutil.Process]:
 
 def _shared_memory(session: int) -> set[Path]:
     """What the session's processes have in /dev/shm: a killed process leaves it there. Files in
-    folders there are somebody's, such as the weights of a model."""
-    found = set()
+    folders there are somebody's, such as the weights of a model.
+
+    By inode: whoever makes a semaphore has it mapped under a name that is gone.
+    """
+    mapped = set()
     for process in members(session):
         with contextlib.suppress(psutil.Error, OSError):
             for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
-                path = line[line.find("/") :]
-                if Path(path).parent == SHARED and not path.endswith(" (deleted)"):
-                    found.add(Path(path))
-    return found
+                _, _, _, _, inode, *path = line.split(maxsplit=5)
+                if path and path[0].startswith(f"{SHARED}/"):
+                    mapped.add(int(inode))
+    return {path for path in SHARED.iterdir() if _inode(path) in mapped} if mapped else set()
+
+
+def _inode(path: Path) -> int | None:
+    with contextlib.suppress(OSError):  # gone meanwhile
+        return path.stat().st_ino
+    return None
 
 
 if __name__ == "__main__":
