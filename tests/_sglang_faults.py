@@ -49,7 +49,7 @@ class Log:
     """Opened by clients that sent something."""
     generating: int = 0
     """/generate calls that are inside now."""
-    most_generating: int = 0
-    """Most /generate calls that were inside at once."""
+    most_unfinished: int = 0
+    """Most sequences that were under way at once, since the last ``POST /test/count_anew``."""
     dropped: int = 0
     """Sequences aborted because the connection of their call was lost."""

@@ -43,6 +43,8 @@ class Engine:
         self.is_paused = False
         self.num_dropped = 0
         """Requests whose consumer left before they had finished."""
+        self.most_unfinished = 0
+        """Most requests that were under way at once, since they were last counted anew."""
         self._is_frozen = False
         self._is_updating = False
         self._places = asyncio.Semaphore(flags.max_running_requests)
@@ -59,6 +61,7 @@ class Engine:
         """Calls ``emit`` after each new token and at the end; to cancel it aborts the request."""
         await until(lambda: not (self.is_paused or self._is_updating))
         self.requests[request.rid] = request
+        self.most_unfinished = max(self.most_unfinished, self._num_unfinished)
         try:
             async with self._places:
                 while request.finish_reason is None:
@@ -69,6 +72,14 @@ class Engine:
         finally:
             del self.requests[request.rid]
             self.num_dropped += request.finish_reason is None
+
+    def count_anew(self) -> None:
+        self.most_unfinished = self._num_unfinished
+
+    @property
+    def _num_unfinished(self) -> int:
+        """One that has finished does not count, though its consumer may not know yet."""
+        return sum(one.finish_reason is None for one in self.requests.values())
 
     def _may_step(self, request: Request) -> bool:
         is_running = request.cache is not None

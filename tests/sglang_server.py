@@ -61,6 +61,10 @@ class RunningServer:
         """The fields of ``_sglang_faults.Log``."""
         return self.get("/test/log")[1]
 
+    def count_anew(self) -> None:
+        """The log's ``most_unfinished`` is of what runs from now on."""
+        assert self.post("/test/count_anew")[0] == 200
+
     def kill(self) -> None:
         """The whole group, as a crash would."""
         with suppress(ProcessLookupError):
