@@ -99,7 +99,7 @@ class ExitCheckpoint(Callback):
             self._stop_if_asked(trainer)
 
     def on_wait(self, trainer: L.Trainer, pl_module: L.LightningModule, _: None) -> None:
-        """Rewards may be a long time coming: the step is left undone, to be made on resuming."""
+        """What it waits for may be long in coming: the step is left undone, to be made anew."""
         self._stop_on_signal(trainer, is_step_unfinished=True)
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:

@@ -6,6 +6,7 @@ Reads clocks and counters only.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -50,6 +51,7 @@ class TimingLog(Callback):
         self._step_start = time.perf_counter()
         self._seconds: dict[str, float] = {}
         self._num_waiting_steps = 0
+        self._logged_names: dict[str, float] = {}
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -88,7 +90,9 @@ class TimingLog(Callback):
                 step = trainer.fit_loop.total_batch_idx
                 memory = memory_gb(pl_module.device)
                 log.info("%s", _step_line(step, step_seconds, memory, rollouts))
-        pl_module.log_dict(metrics)
+        # Lightning would log the last value of a name once more where a step has none.
+        self._logged_names |= dict.fromkeys(metrics, math.nan)
+        pl_module.log_dict(self._logged_names | metrics)
 
     def _warn_of_wait(self, reason: str | None) -> None:
         if reason is None:

@@ -5,12 +5,13 @@ signal. Changes no parameter and knows no loss.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from lit_grpo.advantages import compute_advantages
 from lit_grpo.flights import Flight, Flights, without_stale_groups
 from lit_grpo.metrics import Metrics, add_observed_metrics, add_refill_metrics, add_rollout_metrics
-from lit_grpo.outage import OutagePolicy, Outages, refuse_failed_engines
+from lit_grpo.outage import OutagePolicy, Outages, StepAbandoned, refuse_failed_engines
 from lit_grpo.policy_module import SeedPurpose, seed_everything
 from lit_grpo.ranks import gather_objects
 from lit_grpo.rollout import EngineFailed
@@ -68,9 +69,12 @@ class Collector:
     def _scored(self, flight: Flight) -> RolloutBatch | None:
         """None without prompts; every rank must call it, also without any."""
         module = self._module
-        if flight.prompts:
-            with stage(module, "generation"):
-                flight.land()
+        try:
+            with stage(module, "generation") if flight.prompts else nullcontext():
+                self._outages.await_completions(flight.land)
+        except StepAbandoned:
+            flight.cancel()
+            raise
         with stage(module, "reward") as details:
             rollouts = self._outages.await_scores(flight.scoring, flight.failure)
             if rollouts is not None and rollouts.valid.any():

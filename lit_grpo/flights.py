@@ -37,6 +37,7 @@ class Flight:
         self._module = module
         self._seed = seed
         self._thread: threading.Thread | None = None
+        self._is_cancelled = False
         self._error: BaseException | None = None
         if prompts:
             self.scoring = module.rewards.open(prompts, module.group_size)
@@ -46,17 +47,27 @@ class Flight:
         self._thread = threading.Thread(target=self._sample_aside, name="flight", daemon=True)
         self._thread.start()
 
-    def land(self) -> None:
-        """Returns when every completion is with the rewards, or the engine has given up."""
+    def land(self, seconds: float) -> bool:
+        """Whether every completion is with the rewards, or the engine has given up.
+
+        Args:
+            seconds: To wait for an engine that can sample in a thread; others take their time.
+        """
+        if self._thread is None and self._module.engine.overlaps_updates:
+            self.take_off()
         if self._thread is None:
             self._sample()
         else:
-            self._thread.join()
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                return False
         if self._error is not None:
             raise self._error
+        return True
 
     def cancel(self) -> None:
-        """Forget what is not scored yet."""
+        """Forget what is not scored yet; the engine hears of it with its next completion."""
+        self._is_cancelled = True
         if self.scoring is not None:
             self.scoring.cancel()
 
@@ -70,10 +81,13 @@ class Flight:
         if self.scoring is None:
             return
         module = self._module
+        completions = module.engine.generate(
+            self.prompts, module.group_size, module.sampling, seed=self._seed
+        )
         try:
-            for row, completion in module.engine.generate(
-                self.prompts, module.group_size, module.sampling, seed=self._seed
-            ):
+            for row, completion in completions:
+                if self._is_cancelled:
+                    return
                 self.scoring.add(row, completion)
         except EngineFailed as error:
             self.failure = str(error)

@@ -1,4 +1,4 @@
-"""Waits for a step's scores, and refuses to train where too many of them are absent.
+"""Waits for a step's completions and scores; refuses to train where too many are absent.
 
 Such a step is scored again, then the run pauses, then it ends with the cause. Nothing here knows
 what a score is worth.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import lightning as L
@@ -135,6 +135,18 @@ class Outages:
                 scoring.cancel()
             raise
 
+    def await_completions(self, land: Callable[[float], bool]) -> None:
+        """Until every rank's completions are with its rewards, or its engine has given up.
+
+        Args:
+            land: Waits for so many seconds; says whether this rank's are.
+
+        Raises:
+            StepAbandoned: the run was asked to end meanwhile; on all ranks alike.
+        """
+        while not all(gather_objects(land(SLICE_SECONDS))):
+            self._end_if_asked()
+
     def _await(self, scoring: Scoring | None) -> RolloutBatch | None:
         rollouts, standing = self._attempt(scoring)
         for pause in self._policy.pauses():
@@ -192,7 +204,7 @@ class Outages:
         """Lets callbacks end the run; they hear of every second of waiting, on all ranks."""
         notify(self._module, "on_wait", None)
         if self._module.trainer.should_stop:
-            raise StepAbandoned("Ended by a callback while it waited for rewards.")
+            raise StepAbandoned("Ended by a callback while it waited for completions or rewards.")
 
 
 def refuse_failed_engines(failure: str) -> None:

@@ -244,8 +244,8 @@ def refuse_untested(trainer: L.Trainer) -> None:
     if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
         raise ValueError(
             f"trainer.strategy must be auto or ddp, got {type(trainer.strategy).__name__} (a "
-            "sharded policy is not gathered for sampling yet, and DeepSpeed drops gradients of "
-            "several backward passes). Set trainer.strategy."
+            "step on a sharded policy is not tested yet, and DeepSpeed drops gradients of several "
+            "backward passes). Set trainer.strategy."
         )
     if trainer.precision not in ("32-true", "bf16-mixed"):
         raise ValueError(

@@ -1,8 +1,8 @@
 """Tells callbacks which phase of a rollout step begins and ends, while the step still runs.
 
 Any callback may define ``on_stage_start(trainer, pl_module, name)`` and
-``on_stage_end(trainer, pl_module, stage)``; one that may end a run while it waits for rewards
-defines ``on_wait(trainer, pl_module, _)``. Nothing here logs or keeps a record.
+``on_stage_end(trainer, pl_module, stage)``; one that may end a run while it waits for completions
+or rewards defines ``on_wait(trainer, pl_module, _)``. Nothing here logs or keeps a record.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Server:
             {
                 "model_path": self.engine.model_path,
                 "served_model_name": self.flags.served_model_name or self.flags.model_path,
-                "tokenizer_path": self.flags.model_path,
+                "tokenizer_path": self.flags.tokenizer_path or self.flags.model_path,
                 "is_generation": True,
                 "weight_version": self.faults.weight_version or self.engine.weight_version,
                 "model_type": config.model_type,

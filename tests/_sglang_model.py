@@ -29,9 +29,8 @@ class Engine:
         self.flags = flags
         self.model = AutoModelForCausalLM.from_pretrained(flags.model_path, dtype=torch.float32)
         self.model.eval()
-        self.tokenizer = (
-            None if flags.skip_tokenizer_init else AutoTokenizer.from_pretrained(flags.model_path)
-        )
+        path = flags.tokenizer_path or flags.model_path
+        self.tokenizer = None if flags.skip_tokenizer_init else AutoTokenizer.from_pretrained(path)
         self.eos_ids = self._end_of_sequence_ids()
         self.context_length = flags.context_length or self.model.config.max_position_embeddings
         self.model_path = flags.model_path

@@ -133,6 +133,7 @@ def _decoded(body: bytes) -> Any:
 
 SERVED_FLAGS: dict[str, dict[str, Any]] = {
     "--model-path": {"required": True},
+    "--tokenizer-path": {"help": "the model's own without it"},
     "--host": {"default": "127.0.0.1"},
     "--port": {"type": int, "default": 30000},
     "--served-model-name": {},

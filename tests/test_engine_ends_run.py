@@ -167,7 +167,6 @@ def test_the_step_in_flight_leaves_no_result_no_completions_and_no_final_model(e
     assert not ended.has_final
 
 
-@pytest.mark.xfail(strict=True, reason="TimingLog leaves them in the row of a step that was undone")
 def test_the_step_in_flight_does_not_repeat_the_durations_of_the_one_before(ended):
     durations = ["timing/generation_duration_s", "timing/update_duration_s"]
     before = ended.metrics[durations].iloc[ended.num_whole - 1]

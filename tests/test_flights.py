@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from small_runs import PROMPTS, Keep, fit, make_module, make_trainer, weights
 from tiny import prompt
 
@@ -14,7 +15,8 @@ from lit_grpo.data.loader import PromptLoader
 from lit_grpo.flights import without_stale_groups
 from lit_grpo.metrics import Metrics
 from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine
-from lit_grpo.stopping import get_stop_reason
+from lit_grpo.stopping import get_stop_reason, stop_run
+from lit_grpo.types import StopReason
 
 
 class AsideEngine(RolloutEngine):
@@ -206,6 +208,39 @@ def test_an_engine_that_gives_up_ends_the_run_before_the_step(num_ahead):
     assert reason.is_step_unfinished
     assert trainer.global_step == module.rollout_step == 2
     assert trainer.train_dataloader.state_dict() == {"epoch": 2, "position": 0}
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1])
+def test_a_run_may_be_ended_while_completions_are_waited_for(num_ahead):
+    is_heard, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(AsideEngine):
+        def generate(self, prompts, group_size, sampling, *, seed):
+            samples = super().generate(prompts, group_size, sampling, seed=seed)
+            is_third = len([one for one in self.diary if one[0] == "generate"]) == 2
+            try:
+                for number, sample in enumerate(samples):
+                    if is_third and number == 1:
+                        may_go_on.wait(60)
+                    yield sample
+            except GeneratorExit:
+                is_heard.set()
+                raise
+
+    class Ends(Callback):
+        def on_wait(self, trainer, pl_module, _):
+            message = "ended while it waited"
+            stop_run(trainer, StopReason(exit_code=1, message=message, is_step_unfinished=True))
+
+    module = make_module(engine=Slow(), max_head_offpolicyness=num_ahead)
+    trainer = make_trainer(max_steps=5)
+    trainer.callbacks.append(Ends())
+    trainer.fit(module, PromptLoader(PROMPTS, 4))
+    assert get_stop_reason(trainer).message == "ended while it waited"
+    assert trainer.global_step == module.rollout_step == 2
+    assert trainer.train_dataloader.state_dict() == {"epoch": 2, "position": 0}
+    may_go_on.set()
+    assert is_heard.wait(60)  # what was asked for is broken off
 
 
 def test_a_defect_of_an_engine_is_not_swallowed_by_its_thread():

@@ -4,6 +4,7 @@ import json
 import logging
 import socket
 import sys
+from dataclasses import replace
 
 import pytest
 from served_engines import serving
@@ -19,11 +20,13 @@ from lit_grpo.rollout import (
     VLLMServerEngine,
 )
 from lit_grpo.rollout._dialect import Model
-from lit_grpo.rollout._launching import server_starts, warn_of_public_address
+from lit_grpo.rollout._launching import choose_ports, server_starts, warn_of_public_address
 from lit_grpo.rollout._transfer import NCCLTransfer
 from lit_grpo.rollout.vllm_server import VLLMDialect
 
-PLAIN_MODEL = Model(path="/models/small", dtype="bfloat16", adapter_rank=None)
+PLAIN_MODEL = Model(
+    path="/models/small", tokenizer="/tokenizers/mine", dtype="bfloat16", adapter_rank=None
+)
 
 # Addresses
 
@@ -105,11 +108,44 @@ def test_servers_are_either_launched_or_attached_to(engine):
 
 
 @pytest.mark.parametrize(
+    "url", ["10.0.0.2:8000", "10.0.0.2", "http://", "http://[::1", "http://a:b", "ftp://a"]
+)
+def test_what_is_no_address_of_a_server_is_refused(url):
+    with pytest.raises(ValueError, match=r"such as 'http://.*model\.engine\.init_args\.urls"):
+        VLLMServerEngine(urls=[url], directory="/shared")
+
+
+def test_servers_on_other_machines_need_a_directory_that_they_see():
+    with pytest.raises(ValueError, match=r"init_args\.directory"):
+        VLLMServerEngine(urls=["http://127.0.0.1:8000", "http://10.0.0.2:8000"])
+    VLLMServerEngine(urls=["http://127.0.0.1:8000", "http://localhost:1", "http://[::1]:8000"])
+    VLLMServerEngine(urls=["http://10.0.0.2:8000"], directory="/shared")
+
+
+@pytest.mark.parametrize("host", ["8.8.8.8", "no-such-host.invalid", "[::1]"])
+def test_servers_cannot_listen_for_another_machine(host):
+    with pytest.raises(ValueError, match=r"Set model\.engine\.init_args\.launch\.host"):
+        choose_ports(Launch(host=host))
+
+
+def test_a_server_is_not_started_where_somebody_has_come_to_listen(tmp_path):
+    """He would get its requests and weights."""
+    dialect = VLLMDialect("processed_logprobs")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (start,) = server_starts(dialect, Launch(port=port), PLAIN_MODEL, [port], tmp_path)
+        with pytest.raises(OSError, match="in use"):
+            start()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     ("setting", "value"),
     [
         ("num_servers", 0),
         ("tensor_parallel_size", 0),
         ("data_parallel_size", -1),
+        ("port", 0),
         ("devices", ["0"]),
         ("devices", ["0", "1", "2"]),
         ("devices", []),
@@ -145,10 +181,17 @@ def test_no_restarts_may_be_wanted_but_not_fewer():
         Supervision(max_restarts=-1)
 
 
-@pytest.mark.parametrize("setting", ["every", "num_sequences"])
+@pytest.mark.parametrize("setting", ["every", "num_sequences", "tolerance"])
 def test_a_proof_that_proves_nothing_is_refused(setting):
     with pytest.raises(ValueError, match=rf"Set model\.engine\.init_args\.proof\.{setting}"):
         Proof(**{setting: 0})
+
+
+def test_proofs_come_close_together_at_first_and_then_every_so_often():
+    due = [number for number in range(151) if Proof().is_due(number)]
+    assert due == [0, 1, 2, 4, 8, 16, 32, 50, 100, 150]
+    assert [number for number in range(9) if Proof(every=3).is_due(number)] == [0, 1, 2, 3, 6]
+    assert all(map(Proof(every=1).is_due, range(9)))
 
 
 @pytest.mark.parametrize("engine", [VLLMServerEngine, SGLangEngine])
@@ -180,6 +223,7 @@ def options(**settings) -> dict[str, str | bool]:
 
 ALWAYS = {
     "--model": "/models/small",
+    "--tokenizer": "/tokenizers/mine",
     "--served-model-name": "policy",
     "--host": "127.0.0.1",
     "--port": "8000",
@@ -207,6 +251,7 @@ def test_what_is_not_set_is_left_to_vllm():
         ({"host": "10.0.0.2"}, {"--host": "10.0.0.2"}),
         ({"flags": {"max-num-seqs": 64}}, {"--max-num-seqs": "64"}),
         ({"flags": {"enforce-eager": True}}, {"--enforce-eager": True}),
+        ({"flags": {"hf-overrides": {"a": "b"}}}, {"--hf-overrides": '{"a": "b"}'}),
         ({"flags": {"uvicorn-log-level": "info"}}, {"--uvicorn-log-level": "info"}),
     ],
     ids=str,
@@ -228,13 +273,13 @@ def test_a_flag_that_is_false_takes_an_option_away():
 @pytest.mark.parametrize(("rank", "room"), [(1, "1"), (4, "8"), (8, "8"), (33, "64")])
 def test_adapters_get_the_next_room_that_vllm_has(rank, room):
     """And two of them at a time: what runs goes on with the one before."""
-    model = Model(path="/models/small", dtype="bfloat16", adapter_rank=rank)
+    model = replace(PLAIN_MODEL, adapter_rank=rank)
     adapters = {"--enable-lora": True, "--max-lora-rank": room, "--max-loras": "2"}
     assert options(model=model) == ALWAYS | adapters
 
 
 def test_an_adapter_for_which_vllm_has_no_room_is_refused():
-    model = Model(path="/models/small", dtype="bfloat16", adapter_rank=513)
+    model = replace(PLAIN_MODEL, adapter_rank=513)
     with pytest.raises(ValueError, match=r"got 513.*Set model\.policy\.lora\.rank"):
         command(model=model)
 

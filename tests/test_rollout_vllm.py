@@ -202,7 +202,7 @@ def test_only_the_newest_adapter_stays_loaded_and_on_disk(checks):
 
 
 @needs_vllm
-def test_a_tied_head_that_stays_stale_is_found_out_at_the_next_proof(checks):
+def test_a_tied_head_that_stays_stale_is_found_out_at_the_first_change(checks):
     tied = checks["tied"]
     assert max(tied["proofs_before"]) < 1e-4  # at the first update old and new are the same
     assert tied["failure"]["type"] == "EngineFailed"

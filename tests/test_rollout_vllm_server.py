@@ -6,17 +6,18 @@ import re
 import threading
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
-from served_engines import assert_written_by, generate
+from served_engines import assert_written_by, generate, stirred
+from sglang_server import free_port
 from tiny import prompt, tiny_policy
-from vllm_environment import launch_on_cpu, needs_vllm
+from vllm_environment import PYTHON, ROOT, launch_on_cpu, needs_vllm
 from vllm_servers import counter, processes_of
-from vllm_settings import ARCHITECTURE
-from worker_processes import is_alive
+from vllm_settings import ARCHITECTURE, ENV, FLAGS, MAX_MODEL_LEN
+from worker_processes import is_alive, wait_until
 
 from lit_grpo.adapter import LoRA
 from lit_grpo.rollout import (
@@ -28,6 +29,8 @@ from lit_grpo.rollout import (
     VLLMServerEngine,
     _guard,
 )
+from lit_grpo.rollout._dialect import as_flags
+from lit_grpo.rollout._process import ServerProcess
 
 pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -117,6 +120,15 @@ def once_it_generates(engine, action):
 
 
 # What it samples
+
+
+def test_a_completion_that_the_context_cuts_is_absent(fresh):
+    longer = Sampling(max_tokens=2 * MAX_MODEL_LEN, min_tokens=MAX_MODEL_LEN - 50)
+    for one in generate(fresh, PROMPTS[:1], longer):
+        assert one.is_failed
+        assert re.match(
+            r"cut at 3\d\d tokens, where 640 may be sampled: .* max_model_len", one.failure
+        )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -227,7 +239,7 @@ def test_a_prefix_cache_that_outlives_an_update_is_found_out(policy, tmp_path):
                 return {"success": True}
             return await self.endpoint.call(method, path, *args, **settings)
 
-    with serving(policy, directory=str(tmp_path), proof=Proof(every=1)) as engine:
+    with serving(policy, directory=str(tmp_path)) as engine:
         update = engine.dialect.update
         engine.dialect.update = lambda endpoint, *rest: update(Careless(endpoint), *rest)
         with pytest.raises(
@@ -239,7 +251,7 @@ def test_a_prefix_cache_that_outlives_an_update_is_found_out(policy, tmp_path):
 
 def test_tied_embeddings_that_a_reload_leaves_stale_are_found_out(tmp_path):
     tied = tiny_policy(architecture=ARCHITECTURE | {"tie_word_embeddings": True})
-    with serving(tied, directory=str(tmp_path), proof=Proof(every=1)) as engine:
+    with serving(tied, directory=str(tmp_path)) as engine:
         with pytest.raises(EngineFailed, match="does not: its logprobs .* tied embeddings"):
             engine.load_weights(moved(tied, by=0.2), 1)
         with pytest.raises(EngineFailed):
@@ -251,6 +263,24 @@ def test_a_server_whose_logprobs_ignore_the_temperature_is_found_out(policy, tmp
     found_out = pytest.raises(EngineFailed, match="another --logprobs-mode")
     with found_out, serving(policy, directory=str(tmp_path), launch=raw):
         pass
+
+
+def test_half_precision_passes_its_proof_and_stale_weights_do_not(policy, tmp_path):
+    launch = {"dtype": "bfloat16"}
+    with serving(policy, directory=str(tmp_path), launch=launch) as engine:
+        engine.load_weights(moved(policy), 1)
+        differences = engine.observe().means["sampler/proof_difference"]
+        assert len(differences) == 2
+        assert all(
+            1e-5 < one < 0.02 for one in differences
+        )  # coarser than float32, and far from 0.1
+        engine.dialect._replace_weights = _do_nothing
+        with pytest.raises(EngineFailed, match=r"differ .* where 0\.1 is allowed"):
+            engine.load_weights(moved(policy, by=0.2), 2)
+
+
+async def _do_nothing(*_):
+    """An update that only seems to happen."""
 
 
 def test_an_adapter_alone_travels_and_the_old_one_is_unloaded(tmp_path):
@@ -300,6 +330,57 @@ def test_a_server_whose_engine_stands_still_is_found_out_although_it_says_it_is_
     assert_written_by({fresh.version: policy.model}, PROMPTS, completions)
     assert fresh.observe().totals["rollout/restarts"] == 1
     assert not any(is_alive(process.pid) for process in everyone)
+
+
+# Attached to
+
+
+def documented_command() -> list[str]:
+    """The docs' own for servers that get adapters, with the flags that a CPU wants."""
+    text = (ROOT / "docs" / "engines.md").read_text()
+    (variables, flags) = re.search(r"^(.*) vllm serve MODEL \\\n(.*)$", text, re.M).groups()
+    (lora,) = re.findall(r"add `(--enable-lora [^`]+)`", text)
+    words = f"{flags} {lora}".replace("10.0.0.2", "127.0.0.1").split()
+    module = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server"]
+    return ["env", *variables.split(), *module, *words, *as_flags(FLAGS)]
+
+
+def test_a_server_started_as_documented_and_left_paused_is_taken_up(tmp_path):
+    base = tiny_policy(architecture=ARCHITECTURE)
+    base.save_pretrained(tmp_path / "base")
+    lora = LoRA(rank=4, target_modules=["q_proj", "v_proj"])
+    policy = stirred(tiny_policy(architecture=None, path=str(tmp_path / "base"), lora=lora))
+    port = free_port()
+    words = ["--model", str(tmp_path / "base"), "--port", str(port), "--dtype", "float32"]
+    words += ["--max-model-len", str(MAX_MODEL_LEN)]
+    server = ServerProcess(documented_command() + words, ENV, tmp_path / "server.log")
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: not server.is_running or is_well(url), 300)
+        assert server.is_running, server.log_tail()
+        urllib.request.urlopen(f"{url}/pause?mode=keep", data=b"", timeout=20).close()
+        engine = VLLMServerEngine(urls=[url], directory=str(tmp_path / "engine"))
+        try:
+            engine.start(policy)
+            engine.load_weights(policy, 0)
+            completions = generate(engine, PROMPTS, SHORT)
+            assert engine.observe().totals["rollout/restarts"] == 0
+        finally:
+            engine.close()
+        assert is_well(url)  # it is somebody else's
+    finally:
+        server.end()
+    assert_written_by({0: policy.model}, PROMPTS, completions)
+
+
+def is_well(url) -> bool:
+    with suppress(OSError):
+        urllib.request.urlopen(f"{url}/health", timeout=5).close()
+        return True
+    return False
+
+
+# What is left
 
 
 def test_nothing_is_left_when_it_is_closed(policy, tmp_path):

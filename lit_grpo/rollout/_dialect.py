@@ -4,6 +4,7 @@ nothing.
 
 from __future__ import annotations
 
+import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -67,6 +68,8 @@ class Launch:
         for name in ("num_servers", "tensor_parallel_size", "data_parallel_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"launch.{name} must be >= 1, got {getattr(self, name)}.")
+        if self.port == 0:
+            raise ValueError("launch.port must be >= 1, or null for a free one, got 0.")
         if self.devices is not None and len(self.devices) != self.num_servers:
             raise ValueError(
                 f"launch.devices must name the GPUs of each of the {self.num_servers} servers, got "
@@ -85,6 +88,8 @@ class Model:
 
     path: str
     """Directory or hub id."""
+    tokenizer: str
+    """Directory: it need not be the model's own."""
     dtype: str
     adapter_rank: int | None
     """Largest rank of the adapters that it will be given; None when it gets full weights."""
@@ -155,6 +160,9 @@ class Sample:
 
 class Dialect(ABC):
     """How to talk to one kind of server. Any request may raise ``Refused`` or ``ServerTrouble``."""
+
+    needs: str
+    """What a server that is attached to must have been started with."""
 
     reads_files = True
     """Whether full weights come to it in files, not from the trainer's memory."""
@@ -234,13 +242,18 @@ def token_versions(
 
 
 def as_flags(options: Mapping[str, Any]) -> list[str]:
-    """Command-line options; None and False leave one out, True has no value, a list several."""
+    """Command-line options; None and False leave one out, True has no value, a list several, and
+    a mapping becomes JSON."""
     words: list[str] = []
     for name, value in options.items():
         if value is not None and value is not False:
             values = value if isinstance(value, list | tuple) else [] if value is True else [value]
-            words += [f"--{name}", *map(str, values)]
+            words += [f"--{name}", *map(_as_word, values)]
     return words
+
+
+def _as_word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
 
 
 def one_token_each(

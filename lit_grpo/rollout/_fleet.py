@@ -83,13 +83,11 @@ class Fleet:
 
     async def _keep_up(self, server: Server) -> None:
         restarts = 0
-        clock = asyncio.get_running_loop().time
         while True:
-            began = clock()
             reason = await self._serve(server)
             if self._failure is not None:
                 return
-            restarts = 0 if clock() - began > GOOD_SERVICE_SECONDS else restarts
+            restarts = 0 if server.seconds_of_service > GOOD_SERVICE_SECONDS else restarts
             if restarts == self._supervision.max_restarts:
                 self._give_up(server, reason)
                 return
@@ -101,9 +99,10 @@ class Fleet:
         seconds = backoff(restarts + 1, policy.first_backoff, policy.max_backoff)
         self.num_restarts += 1
         log.warning(
-            "Server %s is taken out: %s. Restart %d of %d in %.1f s.%s",
+            "Server %s is taken out: %s. %s %d of %d in %.1f s.%s",
             server.url,
             reason,
+            "Next look" if server.is_attached else "Restart",
             restarts + 1,
             policy.max_restarts,
             seconds,
@@ -119,7 +118,7 @@ class Fleet:
                 await self._next_change()
             await self._switch(server)
             log.info("Server %s serves version %d.", server.url, self._target.update.version)
-            server.is_ready = True
+            server.begin_service()
             self._change()
             return await server.until_unwell()
         except (ServerTrouble, Refused, OSError) as error:
@@ -139,10 +138,11 @@ class Fleet:
 
     def _give_up(self, server: Server, reason: str) -> None:
         server.has_given_up = True
+        what_was_done = "looked for again" if server.is_attached else "restarted"
         message = (
-            f"the inference server at {server.url} was restarted "
+            f"the inference server at {server.url} was {what_was_done} "
             f"{self._supervision.max_restarts} times in a row and is not well: {reason}."
-            f"{_quoted(server.log_tail)}"
+            f"{server.advice}{_quoted(server.log_tail)}"
         )
         if all(one.has_given_up for one in self.servers):
             self.fail(message)
@@ -171,7 +171,8 @@ class Fleet:
     # Weights
 
     async def expect_version(self, version: int) -> set[int]:
-        """Servers may be given it from now on; returns what the requests of this rank began with.
+        """Servers may be given it from now on; returns what is in use: what the requests of this
+        rank began with, and what servers are being given this moment.
 
         Every rank must have been told before any switches.
         """

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -21,10 +21,6 @@ TAKEN_OUT = "it has been taken out"
 
 class Refused(Exception):
     """The server understood the request and will never fulfil it (4xx)."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(f"{status}: {text}")
-        self.status = status
 
 
 class ServerTrouble(Exception):
@@ -116,7 +112,7 @@ class Endpoint:
                         data = event.partition(b"data: ")[2]
                         if data == b"[DONE]":
                             is_done = True  # read on to the end, or the connection is lost
-                        else:
+                        elif not event.startswith(b":"):  # a comment, with which a proxy waits
                             yield _parsed(data)
             if not is_done:
                 raise ServerTrouble(f"POST {path}: the stream broke off")
@@ -159,7 +155,7 @@ def field(reply: Any, name: str) -> Any:
 async def _checked_text(response: aiohttp.ClientResponse) -> str:
     text = await response.text()
     if response.status >= 400:
-        _raise_for_status(response.status, text)
+        _raise_for_status(response.status, text, f"{response.method} {response.url.path}: ")
     return text
 
 
@@ -173,9 +169,20 @@ def _parsed(data: bytes) -> Any:
     return event
 
 
-def _raise_for_status(status: Any, text: str) -> None:
+def _raise_for_status(status: Any, text: str, what: str = "") -> None:
     """What a failed request is, wherever its status stood."""
-    text = text[:SHOWN_CHARACTERS]
+    message = f"{what}{status or 'error in the stream'}: {text[:SHOWN_CHARACTERS]}"
     if isinstance(status, int) and 400 <= status < 500 and status not in (408, 429):
-        raise Refused(status, text)
-    raise ServerTrouble(f"{status or 'error in the stream'}: {text}")
+        raise Refused(message)
+    raise ServerTrouble(message)
+
+
+@contextmanager
+def understanding(event: Any) -> Iterator[None]:
+    """Takes an event apart inside: what has another form is the server's trouble."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ServerTrouble(
+            f"an event that cannot be understood ({error!r}): {str(event)[:SHOWN_CHARACTERS]!r}"
+        ) from error

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,16 @@ def choose_ports(launch: Launch) -> list[int]:
     """One for each server: the configured ones, or free ones.
 
     Raises:
-        ValueError: a configured one is taken.
+        ValueError: a configured one is taken, or the host is not this machine.
     """
     if launch.port is None:
-        return _free_ports(launch.host, launch.num_servers)
+        try:
+            return _free_ports(launch.host, launch.num_servers)
+        except OSError as error:
+            raise ValueError(
+                f"launch.host must be an address of this machine, got {launch.host!r} "
+                f"({error.strerror}). Set model.engine.init_args.launch.host."
+            ) from None
     ports = [launch.port + number for number in range(launch.num_servers)]
     for port in ports:
         try:
@@ -78,8 +85,19 @@ def server_starts(
         command = dialect.command(launch, model, port)
         log_path = logs / f"server_{number}.log"
         env |= launch.env or {}
-        starts.append(partial(ServerProcess, command, env, log_path))
+        starts.append(partial(_start, command, env, log_path, (launch.host, port)))
     return starts
+
+
+def _start(
+    command: Sequence[str], env: Mapping[str, str], log_path: Path, address: tuple[str, int]
+) -> ServerProcess:
+    """
+    Raises:
+        OSError: somebody listens at its address meanwhile, who would get its requests and weights.
+    """
+    _bound(*address).close()
+    return ServerProcess(command, env, log_path)
 
 
 def model_to_serve(
@@ -87,10 +105,19 @@ def model_to_serve(
 ) -> Model:
     """The policy, or the base that its adapters will be put on."""
     path = model_to_start_with(policy, directory)
+    tokenizer = save_tokenizer(policy, directory / "tokenizer")
+    plain = Model(path=path, tokenizer=tokenizer, dtype=dtype, adapter_rank=None)
     if not with_adapters:
-        return Model(path=path, dtype=dtype, adapter_rank=None)
+        return plain
     rank = policy.model.peft_config["default"].r
-    return Model(path=path, dtype=dtype, adapter_rank=rank, adapter_modules=_adapted(policy.model))
+    return replace(plain, adapter_rank=rank, adapter_modules=_adapted(policy.model))
+
+
+def save_tokenizer(policy: SampledPolicy, directory: Path) -> str:
+    """Where a server finds the policy's, which need not be the model's own."""
+    policy.tokenizer.save_pretrained(str(directory))
+    policy.model.config.save_pretrained(str(directory))
+    return str(directory)
 
 
 def _adapted(model: Any) -> tuple[str, ...]:
@@ -110,7 +137,6 @@ def model_to_start_with(policy: SampledPolicy, directory: Path) -> str:
         return policy.source
     with _without_adapter(policy.model):
         save_weights(policy.model, directory, dtype=None, is_writer=True)
-    policy.tokenizer.save_pretrained(str(directory))
     return str(directory)
 
 
@@ -121,6 +147,32 @@ def _without_adapter(model: Any) -> AbstractContextManager[None]:
     from peft.helpers import rescale_adapter_scale
 
     return rescale_adapter_scale(model, 0.0)
+
+
+def check_url(url: str) -> None:
+    """
+    Raises:
+        ValueError: it names no server.
+    """
+    try:
+        parts = urlsplit(url)
+        is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of its host or port
+        is_whole = False
+    if not is_whole:
+        raise ValueError(
+            f"urls must be such as 'http://10.0.0.2:8000', got {url!r}. Set "
+            "model.engine.init_args.urls."
+        )
+
+
+def is_on_this_machine(url: str) -> bool:
+    """As far as its address tells."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def warn_of_public_address(url: str) -> None:

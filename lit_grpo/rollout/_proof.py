@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_grpo.rollout._dialect import Dialect, Request, WeightUpdate, one_token_each
-from lit_grpo.rollout._http import Endpoint
+from lit_grpo.rollout._dialect import Dialect, Request, Sample, WeightUpdate, one_token_each
+from lit_grpo.rollout._http import Endpoint, ServerTrouble
 from lit_grpo.rollout.engine import SampledPolicy
 from lit_grpo.rollout.hf import evaluating
 
@@ -34,11 +34,13 @@ TOLERANCES = {"float32": 5e-3, "bfloat16": 0.1, "float16": 0.1}
 class Proof:
     """How it is proven that a server holds the policy's weights.
 
-    At the first weight update, at every so many further ones and after every restart some
-    sequences are replayed through the trainer, and the server's logprobs compared with them.
+    At the first weight updates, then at every so many and after every restart some sequences are
+    replayed through the trainer, and the server's logprobs compared with them.
 
     Args:
-        every: Weight updates from one proof to the next.
+        every: Weight updates from one proof to the next. The first ones are closer together,
+            1, 2, 4, 8 and so on after the first: a server may begin with the very weights of the
+            first update, which it would pass without having read them.
         num_sequences: How many sequences.
         tolerance: Largest mean difference of the logprobs that passes; null for 0.005 with
             float32 weights and 0.1 with half precision.
@@ -58,6 +60,17 @@ class Proof:
                     f"proof.{name} must be >= 1, got {getattr(self, name)} (weights that nobody "
                     f"looks at may be stale). Set model.engine.init_args.proof.{name}."
                 )
+
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise ValueError(
+                f"proof.tolerance must be positive, got {self.tolerance} (no proof would pass). "
+                "Set model.engine.init_args.proof.tolerance."
+            )
+
+    def is_due(self, num_updates: int) -> bool:
+        """At the update after so many."""
+        is_early = num_updates < self.every and num_updates.bit_count() == 1
+        return is_early or num_updates % self.every == 0
 
 
 class NotProven(Exception):
@@ -89,7 +102,8 @@ class Expectation:
 def expect(
     policy: SampledPolicy, proof: Proof, *, temperature: float, dtype: str, max_length: int
 ) -> Expectation:
-    """Run the sequences through the policy; under a sharded strategy all ranks must call it."""
+    """Run the sequences through the policy, in its own precision whatever the trainer's is; under
+    a sharded strategy all ranks must call it."""
     model = policy.model
     vocabulary = model.get_input_embeddings().weight.shape[0]
     vocabulary = min(vocabulary, getattr(model.config, "vocab_size", vocabulary))
@@ -97,7 +111,7 @@ def expect(
     drawn = np.random.default_rng(0).integers(vocabulary, size=(proof.num_sequences, length))
     sequences = torch.from_numpy(drawn)
     ids = sequences.to(next(model.parameters()).device)
-    with evaluating(model):
+    with evaluating(model), torch.autocast(ids.device.type, enabled=False):
         output = model(input_ids=ids, use_cache=False, logits_to_keep=NUM_PLACES)
     return Expectation(
         sequences=sequences,
@@ -121,8 +135,8 @@ async def prove(
         pairs = {}
         async with aclosing(dialect.stream(endpoint, request)) as stream:
             async for number, sample in stream:
-                token = sample.token_ids[0]
-                pairs[number] = (sample.logprobs[0], logprobs[token].item())
+                if sample.finish_reason is not None:
+                    pairs[number] = _both(sample, logprobs)
         return list(pairs.values())
 
     requests = [
@@ -135,6 +149,13 @@ async def prove(
     answers = await asyncio.gather(*(compare(*one) for one in requests))
     pairs = [pair for answer in answers for pair in answer]
     return check_pairs(pairs, expected, f"the server at {endpoint.url}")
+
+
+def _both(sample: Sample, logprobs: Tensor) -> tuple[float, float]:
+    """The server's and the trainer's logprob of the one token."""
+    if not sample.is_whole:
+        raise ServerTrouble("a token to compare came without its logprob or its version")
+    return sample.logprobs[0], logprobs[sample.token_ids[0]].item()
 
 
 def check_pairs(

@@ -41,6 +41,11 @@ def to_completion(sample: Sample | str, tokenizer: Tokenizer, sampling: Sampling
     if isinstance(sample, str):
         return Completion.failed(sample)
     assert sample.finish_reason is not None
+    if sample.finish_reason == "length" and len(sample.token_ids) < sampling.max_tokens:
+        return Completion.failed(
+            f"cut at {len(sample.token_ids)} tokens, where {sampling.max_tokens} may be sampled: "
+            "with its prompt it is longer than the engine's max_model_len, or than its cache"
+        )
     return Completion(
         token_ids=tuple(sample.token_ids),
         sampler_logprobs=tuple(sample.logprobs),

@@ -47,10 +47,13 @@ class Server:
         self.life = 0
         """How often it has been taken out."""
         self.users: Counter[int] = Counter()
-        """Requests at work by the version that they began with."""
+        """Requests at work by the version that they began with, and updates by theirs."""
         self.newest = -1
         """Version of the last weights that it may have been given, by whatever rank."""
         self.log_tail = ""
+        self.is_attached = start is None
+        """Somebody else runs it, or another rank."""
+        self._served_since = float("inf")
         self._dialect = dialect
         self._supervision = supervision
         self._request_timeout = request_timeout
@@ -71,6 +74,7 @@ class Server:
 
         Raises:
             ServerTrouble: it ended, or took too long.
+            Refused: it lacks what it should have been started with.
         """
         self.endpoint = Endpoint(self.url, self._request_timeout)
         self.weights = ServerWeights(
@@ -81,6 +85,7 @@ class Server:
             is_led=self._is_led,
         )
         self._doom = ""
+        self._served_since = float("inf")
         if self._start is not None:
             await self._launch(self._start)
         clock = asyncio.get_running_loop().time
@@ -101,9 +106,9 @@ class Server:
 
     async def _startup_problem(self) -> str | None:
         try:
-            if self._start is None and not self._is_led:
+            if self.is_attached and not self._is_led:
                 await self._dialect.recover(self.endpoint, self._supervision.health_timeout)
-        except (ServerTrouble, Refused) as error:
+        except ServerTrouble as error:
             return str(error)
         return await self._health_problem()
 
@@ -118,14 +123,34 @@ class Server:
             ServerTrouble, Refused: the update failed, and failed again.
             NotProven: it samples with others nevertheless.
         """
-        difference = await self.weights.switch(target)
+        version = target.update.version
+        self.users[version] += 1  # its files must stay
+        try:
+            difference = await self.weights.switch(target)
+        finally:
+            self.users[version] -= 1
         await self.weights.forget_unused(target.versions_in_use | self.versions_in_use)
         return difference
 
     @property
     def versions_in_use(self) -> set[int]:
-        """What requests of this rank began with and are not done with."""
+        """What requests of this rank began with and are not done with, and what it is given."""
         return {version for version, number in self.users.items() if number}
+
+    def begin_service(self) -> None:
+        """It is up, and has its weights."""
+        self.is_ready = True
+        self._served_since = asyncio.get_running_loop().time()
+
+    @property
+    def seconds_of_service(self) -> float:
+        """Since it began; less than 0 where it did not get so far."""
+        return asyncio.get_running_loop().time() - self._served_since
+
+    @property
+    def advice(self) -> str:
+        """What whoever runs it should look at; empty for one that is launched here."""
+        return f" Such a server needs {self._dialect.needs}." if self.is_attached else ""
 
     # Being watched
 

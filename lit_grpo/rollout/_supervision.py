@@ -39,8 +39,9 @@ class Supervision:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < 0 or (value == 0 and name != "max_restarts"):
+            rule = ">= 0" if name == "max_restarts" else "positive"
+            if not (value > 0 or (value == 0 and rule == ">= 0")):
                 raise ValueError(
-                    f"supervision.{name} must be positive, got {value}. "
+                    f"supervision.{name} must be {rule}, got {value}. "
                     f"Set model.engine.init_args.supervision.{name}."
                 )

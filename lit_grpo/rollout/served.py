@@ -23,7 +23,9 @@ from lit_grpo.rollout._dialect import Dialect, Launch, Sample
 from lit_grpo.rollout._dispatch import Dispatcher, RequestLimits, gather_or_cancel
 from lit_grpo.rollout._fleet import Fleet
 from lit_grpo.rollout._launching import (
+    check_url,
     choose_ports,
+    is_on_this_machine,
     model_to_serve,
     server_starts,
     warn_of_public_address,
@@ -61,7 +63,8 @@ class ServedEngine(RolloutEngine):
         request_timeout: Seconds without a further token after which a request is given up.
         request_retries: Further attempts at a request that a server failed at; attempts that ended
             with their server do not count.
-        max_concurrency: Completions that one server is asked for at a time.
+        max_concurrency: Completions that one server is asked for at a time, by each process of
+            the run.
         proof: How it is proven that a server holds the policy's weights.
         supervision: How servers are watched and restarted.
 
@@ -87,6 +90,14 @@ class ServedEngine(RolloutEngine):
             raise ValueError(
                 f"launch and urls exclude each other, got {launch} and {urls} (servers are either "
                 "started or attached to). Set one of them in model.engine.init_args."
+            )
+        for url in urls or []:
+            check_url(url)
+        if directory is None and not all(map(is_on_this_machine, urls or [])):
+            raise ValueError(
+                f"directory must be set for servers on other machines, got null and {urls} (they "
+                "read the weights from there). Set model.engine.init_args.directory to one that "
+                "all machines see under the same path."
             )
         if request_timeout <= 0 or request_retries < 0 or max_concurrency < 1:
             raise ValueError(
@@ -222,7 +233,7 @@ class ServedEngine(RolloutEngine):
         target = Target(
             update=self._outbox.put(policy, version),
             expectation=self._expectation(policy),
-            is_proof_due=self._num_updates % self.proof.every == 0,
+            is_proof_due=self.proof.is_due(self._num_updates),
             versions_in_use=in_use,
         )
         # The others' servers have the weights when rank 0 has given them.

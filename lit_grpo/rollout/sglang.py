@@ -19,7 +19,7 @@ from lit_grpo.rollout._dialect import (
     WeightUpdate,
     token_versions,
 )
-from lit_grpo.rollout._http import Endpoint, Refused, ServerTrouble, field
+from lit_grpo.rollout._http import Endpoint, Refused, ServerTrouble, field, understanding
 from lit_grpo.rollout.engine import Sampling
 from lit_grpo.rollout.served import ServedEngine
 
@@ -45,6 +45,11 @@ class SGLangDialect(Dialect):
     """Talks to ``python -m sglang.launch_server``. The samples of one request would share their
     noise: each has a request of its own."""
 
+    needs = (
+        "--enable-deterministic-inference, for adapters --enable-lora, --max-lora-rank and "
+        "--lora-target-modules"
+    )
+
     def command(self, launch: Launch, model: Model, port: int) -> list[str]:
         adapters = {}
         if model.adapter_rank is not None:
@@ -56,6 +61,7 @@ class SGLangDialect(Dialect):
             }
         options = {
             "model-path": model.path,
+            "tokenizer-path": model.tokenizer,
             "host": launch.host,
             "port": port,
             "dtype": launch.dtype or model.dtype,
@@ -106,7 +112,8 @@ class SGLangDialect(Dialect):
         sample = Sample()
         async with aclosing(endpoint.events("/generate", _body(request))) as events:
             async for event in events:
-                _grow(sample, event, request)
+                with understanding(event):
+                    _grow(sample, event, request)
                 yield number, sample
         if sample.finish_reason is None:
             raise ServerTrouble("the stream ended before its completion did")
@@ -183,12 +190,6 @@ def _grow(sample: Sample, event: Mapping[str, Any], request: Request) -> None:
     sample.logprobs[start:] = [logprob for logprob, *_ in meta["output_token_logprobs"]]
     if reason is None:
         return
-    if reason == "length" and len(sample.token_ids) < request.sampling.max_tokens:
-        raise Refused(
-            200,
-            f"the server cut a completion at {len(sample.token_ids)} tokens, where "
-            f"{request.sampling.max_tokens} may be sampled: its context or its cache is too short",
-        )
     sample.finish_reason = reason
     spans = meta["weight_versions"] if not request.adapter else ()
     sample.versions = token_versions(spans, len(sample.token_ids), request.adapter)

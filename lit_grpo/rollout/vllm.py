@@ -13,7 +13,7 @@ import torch
 
 from lit_grpo.rollout._colocated import ColocatedVLLM
 from lit_grpo.rollout._dialect import Dialect, one_token_each
-from lit_grpo.rollout._launching import model_to_start_with
+from lit_grpo.rollout._launching import model_to_start_with, save_tokenizer
 from lit_grpo.rollout._named_weights import named_weights
 from lit_grpo.rollout._proof import (
     NUM_SAMPLES,
@@ -92,12 +92,9 @@ class VLLMEngine(RolloutEngine):
         self._is_adapter_sent = sends_adapter(policy.model, self.weight_sync)
         self._dtype = self.dtype or str(policy.model.dtype).removeprefix("torch.")
         self._scratch = Scratch("lit-grpo-engine-")
-        tokenizer = str(self._scratch.path / "tokenizer")  # it need not be the model's own
-        policy.tokenizer.save_pretrained(tokenizer)
-        policy.model.config.save_pretrained(tokenizer)
         arguments = {
             "model": model_to_start_with(policy, self._scratch.path / "model"),
-            "tokenizer": tokenizer,
+            "tokenizer": save_tokenizer(policy, self._scratch.path / "tokenizer"),
             "dtype": self._dtype,
             "max_model_len": self.max_model_len,
             "gpu_memory_utilization": self.memory_fraction,
@@ -131,8 +128,7 @@ class VLLMEngine(RolloutEngine):
         self._policy = policy
         if version == self.version:
             return
-        is_proof_due = self._num_updates % self.proof.every == 0
-        expected = self._expectation() if is_proof_due else None
+        expected = self._expectation() if self.proof.is_due(self._num_updates) else None
         self._vllm.wake()
         self._send()
         if expected is not None:

@@ -19,7 +19,7 @@ from lit_grpo.rollout._dialect import (
     WeightUpdate,
     token_versions,
 )
-from lit_grpo.rollout._http import Endpoint, Refused, ServerTrouble, field
+from lit_grpo.rollout._http import Endpoint, Refused, ServerTrouble, field, understanding
 from lit_grpo.rollout._transfer import NCCLTransfer, check_transfer
 from lit_grpo.rollout._vllm_sampling import (
     LogprobsMode,
@@ -35,10 +35,12 @@ from lit_grpo.rollout.served import ServedEngine
 class VLLMServerEngine(ServedEngine):
     """Rollouts by one or several vLLM servers over HTTP, launched here or attached to.
 
-    Servers that are attached to need ``VLLM_SERVER_DEV_MODE=1``,
-    ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``, ``--enable-scale-out``, ``--served-model-name policy``
-    and ``--logprobs-mode`` as given here, for a transfer by NCCL
-    ``--weight-transfer-config '{"backend": "nccl"}'``, too.
+    Servers that are attached to need ``VLLM_SERVER_DEV_MODE=1``, ``--enable-scale-out``,
+    ``--served-model-name policy`` and ``--logprobs-mode`` as given here; for adapters
+    ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``, ``--enable-lora``, ``--max-lora-rank`` and
+    ``--max-loras 2``, too; for a transfer by NCCL
+    ``--weight-transfer-config '{"backend": "nccl"}'``; with ``--data-parallel-size``
+    ``--api-server-count 1``.
 
     Args:
         logprobs_mode: Which logprobs vLLM reports. ``processed_logprobs`` are under the
@@ -73,6 +75,10 @@ class VLLMDialect(Dialect):
         transfer: Brings full weights to it; None where it reads files.
     """
 
+    needs = (
+        "VLLM_SERVER_DEV_MODE=1, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-scale-out, for "
+        "adapters --enable-lora, --max-lora-rank and --max-loras 2"
+    )
     shares_requests = True
 
     def __init__(self, logprobs_mode: LogprobsMode, transfer: NCCLTransfer | None = None) -> None:
@@ -90,6 +96,7 @@ class VLLMDialect(Dialect):
             adapters = {"enable-lora": True, "max-lora-rank": room, "max-loras": 2}
         options = {
             "model": model.path,
+            "tokenizer": model.tokenizer,
             "served-model-name": "policy",
             "host": launch.host,
             "port": port,
@@ -117,6 +124,9 @@ class VLLMDialect(Dialect):
     def check(self, sampling: Sampling) -> None:
         check_sampling(sampling, self.logprobs_mode)
 
+    async def recover(self, endpoint: Endpoint, seconds: float) -> None:
+        await endpoint.call("POST", "/resume", seconds=seconds)
+
     async def check_health(self, endpoint: Endpoint, seconds: float) -> None:
         await endpoint.call("GET", "/health", seconds=seconds)
 
@@ -132,9 +142,11 @@ class VLLMDialect(Dialect):
         numbers = list(samples)
         async with aclosing(endpoint.events("/inference/v1/generate", _body(request))) as events:
             async for event in events:
-                for choice in event["choices"]:
-                    number = numbers[choice["index"]]
-                    _grow(samples[number], choice, request.adapter)
+                with understanding(event):
+                    grown = [numbers[choice["index"]] for choice in event["choices"]]
+                    for number, choice in zip(grown, event["choices"], strict=True):
+                        _grow(samples[number], choice, request.adapter)
+                for number in grown:
                     yield number, samples[number]
         if any(sample.finish_reason is None for sample in samples.values()):
             raise ServerTrouble("the stream ended before its completions did")
