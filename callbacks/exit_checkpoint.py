@@ -34,8 +34,9 @@ class ExitCheckpoint(Callback):
     """Writes ``last.ckpt`` when training ends, be it done, stopped by a callback or by a signal.
 
     SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 end the run after the rollout step in flight, on all ranks
-    whichever got it, with exit code 128 + signal; a second one ends the process at once. Under
-    SLURM with automatic requeue SIGUSR1 stays with Lightning.
+    whichever got it, with exit code 128 + signal; a step that waits for servers' completions or for
+    rewards is left undone. A second one ends the process at once. Under SLURM with automatic
+    requeue SIGUSR1 stays with Lightning.
 
     ``ModelCheckpoint(save_last=True)`` may write into the same directory: both mean the same file,
     the latest wins, and no ``last-v1.ckpt`` appears. The file is written beside its place and moved

@@ -220,7 +220,8 @@ def test_what_runs_at_an_update_goes_on_and_says_which_weights_wrote_each_token(
     )
     sampling.start()
     while num_generated(fresh) == so_far:
-        time.sleep(0.01)
+        time.sleep(0.005)
+    pause(url(fresh))  # or it might be done before the update begins, which ends the pause
     fresh.load_weights(other, old + 1)
     sampling.join()
     assert any(set(one.policy_versions) == {old, old + 1} for one in found)
@@ -358,7 +359,7 @@ def test_a_server_started_as_documented_and_left_paused_is_taken_up(tmp_path):
     try:
         wait_until(lambda: not server.is_running or is_well(url), 300)
         assert server.is_running, server.log_tail()
-        urllib.request.urlopen(f"{url}/pause?mode=keep", data=b"", timeout=20).close()
+        pause(url)
         engine = VLLMServerEngine(urls=[url], directory=str(tmp_path / "engine"))
         try:
             engine.start(policy)
@@ -373,7 +374,12 @@ def test_a_server_started_as_documented_and_left_paused_is_taken_up(tmp_path):
     assert_written_by({0: policy.model}, PROMPTS, completions)
 
 
-def is_well(url) -> bool:
+def pause(url: str) -> None:
+    """As the first half of an update does."""
+    urllib.request.urlopen(f"{url}/pause?mode=keep", data=b"", timeout=20).close()
+
+
+def is_well(url: str) -> bool:
     with suppress(OSError):
         urllib.request.urlopen(f"{url}/health", timeout=5).close()
         return True

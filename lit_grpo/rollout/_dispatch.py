@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lit_grpo.backoff import backoff
 from lit_grpo.rollout._dialect import Dialect, Request, Sample
 from lit_grpo.rollout._http import Refused, ServerTrouble
 from lit_grpo.rollout._server import Server
+from lit_grpo.rollout._tasks import gather_or_cancel
 from lit_grpo.rollout.engine import EngineFailed
 
 Deliver = Callable[[int, Sample | str], None]
@@ -161,13 +161,3 @@ class Dispatcher:
     def _release(self, server: Server, num_samples: int) -> None:
         server.in_flight -= num_samples
         self.hand_out()
-
-
-async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """All of them; where one fails the others are cancelled."""
-    tasks = [asyncio.ensure_future(one) for one in coroutines]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()

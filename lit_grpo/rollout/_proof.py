@@ -5,7 +5,6 @@ The same sequences every time, so that a server that answers from a stale cache 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from lit_grpo.rollout._dialect import Dialect, Request, Sample, WeightUpdate, one_token_each
 from lit_grpo.rollout._http import Endpoint, ServerTrouble
+from lit_grpo.rollout._tasks import gather_or_cancel
 from lit_grpo.rollout.engine import SampledPolicy
 from lit_grpo.rollout.hf import evaluating
 
@@ -146,7 +146,7 @@ async def prove(
             one_token_each(tokens, NUM_SAMPLES, expected.temperature, adapter)
         )
     ]
-    answers = await asyncio.gather(*(compare(*one) for one in requests))
+    answers = await gather_or_cancel([compare(*one) for one in requests])
     pairs = [pair for answer in answers for pair in answer]
     return check_pairs(pairs, expected, f"the server at {endpoint.url}")
 

@@ -20,7 +20,7 @@ import torch
 
 from lit_grpo.ranks import any_failure, gather_objects, get_rank
 from lit_grpo.rollout._dialect import Dialect, Launch, Sample
-from lit_grpo.rollout._dispatch import Dispatcher, RequestLimits, gather_or_cancel
+from lit_grpo.rollout._dispatch import Dispatcher, RequestLimits
 from lit_grpo.rollout._fleet import Fleet
 from lit_grpo.rollout._launching import (
     check_url,
@@ -38,6 +38,7 @@ from lit_grpo.rollout._scratch import Scratch
 from lit_grpo.rollout._server import Server
 from lit_grpo.rollout._server_weights import Target
 from lit_grpo.rollout._supervision import Supervision
+from lit_grpo.rollout._tasks import gather_or_cancel
 from lit_grpo.rollout._weights import WeightSync, sends_adapter
 from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.types import Completion, Observed, Prompt
@@ -116,7 +117,7 @@ class ServedEngine(RolloutEngine):
         self._configured_directory = directory
         self._thread: threading.Thread | None = None
         self._num_updates = 0
-        self._running: set[Future[None]] = set()
+        self._running: set[Future[Any]] = set()
         self._scratch: Scratch | None = None
 
     overlaps_updates = True
