@@ -72,14 +72,17 @@ class Collector:
         try:
             with stage(module, "generation") if flight.prompts else nullcontext():
                 self._outages.await_completions(flight.land)
+            with stage(module, "reward") as details:
+                rollouts = self._outages.await_scores(flight.scoring, flight.failure)
+                if rollouts is not None and rollouts.valid.any():
+                    rewards = rollouts.rewards[rollouts.valid]
+                    details |= {
+                        "reward_mean": rewards.mean(),
+                        "reward_std": rewards.std(correction=0),
+                    }
         except StepAbandoned:
             flight.cancel()
             raise
-        with stage(module, "reward") as details:
-            rollouts = self._outages.await_scores(flight.scoring, flight.failure)
-            if rollouts is not None and rollouts.valid.any():
-                rewards = rollouts.rewards[rollouts.valid]
-                details |= {"reward_mean": rewards.mean(), "reward_std": rewards.std(correction=0)}
         return rollouts
 
     def _refill(self, rollouts: RolloutBatch, metrics: Metrics) -> RolloutBatch:

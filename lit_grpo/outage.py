@@ -127,13 +127,8 @@ class Outages:
             StepAbandoned: an engine gave up, too many scores stay absent, or the run was asked to
                 end meanwhile; on all ranks alike.
         """
-        try:
-            refuse_failed_engines(engine_failure)
-            return self._await(scoring)
-        except StepAbandoned:
-            if scoring is not None:
-                scoring.cancel()
-            raise
+        refuse_failed_engines(engine_failure)
+        return self._await(scoring)
 
     def await_completions(self, land: Callable[[float], bool]) -> None:
         """Until every rank's completions are with its rewards, or its engine has given up.

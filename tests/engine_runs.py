@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,24 @@ def start(words: list[str], cwd: Path, **variables: str) -> subprocess.Popen[str
 
 
 def run_to_its_end(words: list[str], cwd: Path, *, seconds: float = 600) -> None:
-    process = start(words, cwd)
-    try:
+    with running(words, cwd) as process:
         exit_code = process.wait(seconds)
+    assert exit_code == 0, (cwd / "said.txt").read_text()[-5000:]
+
+
+@contextmanager
+def running(words: list[str], cwd: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """As `start`; its group is gone in the end."""
+    process = start(words, cwd, **variables)
+    try:
+        yield process
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert exit_code == 0, (cwd / "said.txt").read_text()[-5000:]
+
+
+def num_steps(cwd: Path) -> int:
+    """Rows that the run has written so far."""
+    path = cwd / "run" / "metrics.csv"
+    return len(path.read_text().splitlines()) - 1 if path.exists() else 0

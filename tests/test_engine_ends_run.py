@@ -2,17 +2,14 @@
 been. The whole command, before the tests' own server."""
 
 import json
-import os
 import shlex
-import signal
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
-from engine_runs import command, start
+from engine_runs import command, num_steps, running
 from safetensors.torch import load_file
 from served_engines import PROGRAM, QUICK, launched_servers
 from sglang_server import OFFLINE
@@ -60,17 +57,10 @@ def config(model: Path, broken: Path) -> dict:
     }
 
 
-@contextmanager
 def training(directory: Path, *options: str):
     """The command on its way; it says everything in ``said.txt``."""
     words = [*command("fit", "quickstart", {}), "--config", "small.yaml", *options]
-    process = start(words, directory, PYTHONPATH=str(Path(__file__).parent))
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    return running(words, directory, PYTHONPATH=str(Path(__file__).parent))
 
 
 def train(directory: Path, *options: str) -> None:
@@ -90,18 +80,13 @@ def timeless(table: pd.DataFrame) -> list[str]:
     return [name for name in table if name.startswith(TIMELESS)]
 
 
-def num_rows(directory: Path) -> int:
-    path = directory / "run" / "metrics.csv"
-    return len(path.read_text().splitlines()) - 1 if path.exists() else 0
-
-
 def final_weights(directory: Path) -> dict[str, torch.Tensor]:
     return load_file(directory / "run" / "final" / "model.safetensors")
 
 
 def kill_its_server_for_good(process, directory: Path, broken: Path) -> int:
     """In the middle of a step's generation; returns the process id of the server."""
-    wait_until(lambda: process.poll() is not None or num_rows(directory) >= LEAST_STEPS, 240)
+    wait_until(lambda: process.poll() is not None or num_steps(directory) >= LEAST_STEPS, 240)
     assert process.poll() is None, said(directory)
     (server,) = launched_servers(process.pid)
     server.faults(hang_generate=10**6)
@@ -129,7 +114,7 @@ def ended(directories):
     directory = directories.broken
     with training(directory) as process:
         server = kill_its_server_for_good(process, directory, directories.mark)
-        num_whole = num_rows(directory)
+        num_whole = num_steps(directory)
         exit_code = process.wait(120)
     checkpoint = directory / "run" / "checkpoints" / "last.ckpt"
     return SimpleNamespace(

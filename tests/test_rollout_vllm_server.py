@@ -213,17 +213,14 @@ def test_new_weights_are_those_that_it_samples_with(policy, fresh):
 
 
 def test_what_runs_at_an_update_goes_on_and_says_which_weights_wrote_each_token(policy, fresh):
-    other, old = moved(policy), fresh.version
-    prompts, found, so_far = PROMPTS[:3], [], num_generated(fresh)
-    sampling = threading.Thread(
-        target=lambda: found.extend(generate(fresh, prompts, LONG, group_size=8))
-    )
-    sampling.start()
-    while num_generated(fresh) == so_far:
-        time.sleep(0.005)
-    pause(url(fresh))  # or it might be done before the update begins, which ends the pause
-    fresh.load_weights(other, old + 1)
-    sampling.join()
+    other, old, prompts = moved(policy), fresh.version, PROMPTS[:3]
+
+    def update():
+        pause(url(fresh))  # or it might be done before the update begins, which ends the pause
+        fresh.load_weights(other, old + 1)
+
+    with once_it_generates(fresh, update):
+        found = generate(fresh, prompts, LONG, group_size=8)
     assert any(set(one.policy_versions) == {old, old + 1} for one in found)
     assert_written_by({old: policy.model, old + 1: other.model}, prompts, found)
 

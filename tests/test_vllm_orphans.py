@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engine_runs import command, start
+from engine_runs import command, num_steps, start
 from vllm_environment import needs_vllm
 from vllm_settings import ARCHITECTURE
 from worker_processes import is_alive, wait_until
@@ -118,11 +118,6 @@ def assert_nothing_is_left(traces, directory):
 def kill(trainer):
     os.killpg(trainer.pid, signal.SIGKILL)
     trainer.wait()
-
-
-def num_steps(directory):
-    path = directory / "run" / "metrics.csv"
-    return len(path.read_text().splitlines()) - 1 if path.exists() else 0
 
 
 @pytest.mark.parametrize("engine", ["VLLMServerEngine", "VLLMEngine"])
