@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.symptoms import (
+from lit_grpo.diagnostics import (
     MOST,
     NO_ADVANTAGE,
     equal_rewards,

@@ -6,21 +6,18 @@ Acts only where a WandbLogger is among the loggers, and imports nothing of wandb
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from functools import wraps
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
 
+from lit_grpo.concurrency import call_with_timeout
 from lit_grpo.stopping import get_stop_reason
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 LOGGING_CALLS = ("log_metrics", "log_hyperparams", "log_graph", "save")
 UPLOADING_CALLS = ("after_save_checkpoint", "finalize")
@@ -69,7 +66,7 @@ class WandbTeardown(Callback):
         if self._failed:
             return
         try:
-            call_bounded(call, timeout_seconds)
+            call_with_timeout(call, timeout_seconds, "wandb")
         except Exception as error:  # whatever wandb does, the run goes on
             self._failed = True
             self.hung = isinstance(error, TimeoutError)
@@ -99,28 +96,3 @@ class WandbTeardown(Callback):
                 logger.experiment.finish(exit_code=exit_code)
 
             self._attempt(finish, "finish", self.timeout_seconds)
-
-
-def call_bounded(call: Callable[[], T], timeout_seconds: float) -> T:
-    """The result of a call in a daemon thread, which is left behind when time is up.
-
-    Raises:
-        TimeoutError: it did not come back in time.
-        Exception: what the call raised.
-    """
-    results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            results.put((call(), None))
-        except BaseException as error:
-            results.put((None, error))
-
-    threading.Thread(target=run, daemon=True, name="bounded-call").start()
-    try:
-        result, error = results.get(timeout=timeout_seconds)
-    except Empty:
-        raise TimeoutError(f"no answer within {timeout_seconds:g} s") from None
-    if error is not None:
-        raise error
-    return result

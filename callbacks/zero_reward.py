@@ -14,8 +14,8 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from lit_grpo.diagnostics import likely_causes
 from lit_grpo.stopping import stop_run
-from lit_grpo.symptoms import likely_causes
 from lit_grpo.types import RolloutBatch, StopReason
 
 log = logging.getLogger(__name__)

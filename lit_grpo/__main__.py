@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 
 from lit_grpo import __version__
-from lit_grpo.cli_configs import bundled_configs
-from lit_grpo.cli_errors import complain, did_you_mean
+from lit_grpo.cli.configs import bundled_configs
+from lit_grpo.cli.errors import complain, did_you_mean
 
 COMMANDS = {
     "sft": "warm a policy up on the answers of the data, for GRPO to start from",
@@ -76,7 +76,7 @@ def dispatch(command: str, arguments: list[str]) -> int:
     elif command == "report":
         return report(arguments)
     elif command in COMMANDS:
-        from lit_grpo.cli import run
+        from lit_grpo.cli.app import run
 
         return run(command, arguments)
     else:
@@ -96,7 +96,7 @@ def report(run_dirs: list[str]) -> int:
     """The curves of ``run_dirs``, each the directory of one run."""
     if not run_dirs or run_dirs[0].startswith("-"):
         return complain("report needs the directory of one or more runs: lit-grpo report runs/my/0")
-    from lit_grpo.report import report
+    from lit_grpo.runs.report import report
 
     try:
         report(run_dirs)

@@ -18,7 +18,7 @@ import pandas as pd
 import psutil
 from _findings import Findings, exit_code_of, read_run
 
-from lit_grpo.rollout import _guard
+from lit_grpo.rollout.server import guard as server_guard
 
 ROOT = Path(__file__).parent.parent
 LIT_GRPO = [sys.executable, "-m", "lit_grpo"]
@@ -92,7 +92,7 @@ def num_rows(metrics: Path) -> int:
 def find(trainer: int, victim: str) -> psutil.Process:
     """One of the server's processes."""
     below = psutil.Process(trainer).children(recursive=True)
-    guard = next(one for one in below if _guard.__file__ in words(one))
+    guard = next(one for one in below if server_guard.__file__ in words(one))
     main, *others = guard.children(recursive=True)
     if victim == "main process":
         return main

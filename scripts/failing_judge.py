@@ -19,15 +19,13 @@ from _findings import Findings, exit_code_of, read_run
 from _toy_judge import HIGHEST, ToyJudge, grade, toy_judge
 
 from lit_grpo.data import AdditionData
-from lit_grpo.evaluation import Evaluation
 from lit_grpo.judge import Judge, Limits
-from lit_grpo.module import GRPOModule
-from lit_grpo.outage import OutagePolicy
 from lit_grpo.policy import Policy
 from lit_grpo.rewards import JudgeReward
 from lit_grpo.rollout import Sampling
-from lit_grpo.run_directory import CompletionsFile, MetricsFile
+from lit_grpo.runs.files import CompletionsFile, MetricsFile
 from lit_grpo.stopping import get_stop_reason
+from lit_grpo.training import Evaluation, GRPOModule, OutagePolicy
 
 FAILURE_RATE = 0.3
 NUM_ATTEMPTS_DOWN = 5
@@ -92,7 +90,7 @@ def train(run_dir: Path, num_steps: int) -> Evidence:
     """A small run whose judge fails, with the waits of a real one shortened."""
     with toy_judge(failure_rate=FAILURE_RATE) as judge:
         outage = Outage(judge, step=num_steps // 2)
-        watched = logging.getLogger("lit_grpo.outage")
+        watched = logging.getLogger("lit_grpo.training.score_gate")
         watched.addHandler(outage)
         module = make_module(judge.url)
         trainer = L.Trainer(

@@ -8,13 +8,11 @@ from importlib.resources import files
 import pytest
 import yaml
 
-from lit_grpo.advantages import AdvantageConfig
-from lit_grpo.cli import CommandLine, import_plugins
-from lit_grpo.cli_configs import look_at
-from lit_grpo.losses import EntropyTerm, KLTerm, Objective, SamplerCorrection
-from lit_grpo.module import GRPOModule
+from lit_grpo.cli.app import CommandLine, import_plugins
+from lit_grpo.cli.configs import look_at
+from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective, SamplerCorrection
 from lit_grpo.rollout import HFEngine, RolloutEngine, VLLMServerEngine
-from lit_grpo.sft import SFTModule
+from lit_grpo.training import GRPOModule, SFTModule
 
 CONFIGS = files("lit_grpo.configs")
 EXPERIMENTS = sorted(path.name for path in CONFIGS.iterdir() if path.name.endswith(".yaml"))

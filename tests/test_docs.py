@@ -16,26 +16,21 @@ import pytest
 import sglang_server
 import yaml
 from judge_server import JudgeServer
+from paths import ROOT
 from run_logs import close_logs
 from sglang_server import OFFLINE
 from tiny import LLAMA, completion, prompt
 
 from lit_grpo import callbacks, data, rewards
 from lit_grpo.__main__ import main
-from lit_grpo.adapter import LoRA
-from lit_grpo.advantages import AdvantageConfig
-from lit_grpo.batching import UpdateConfig
-from lit_grpo.cli import TRAINER_DEFAULTS
-from lit_grpo.cli_run_dir import RUN_DIR_VARIABLE
-from lit_grpo.evaluation import Evaluation
+from lit_grpo.cli.app import TRAINER_DEFAULTS
+from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 from lit_grpo.judge import Judge, Limits, Price
-from lit_grpo.losses import EntropyTerm, KLTerm, Objective, SamplerCorrection
-from lit_grpo.module import GRPOModule
-from lit_grpo.outage import OutagePolicy
-from lit_grpo.policy import Policy
-from lit_grpo.policy_module import default_optimizer
-from lit_grpo.rewards import JudgedReward, Reward, RewardSuite
-from lit_grpo.rewards.alignment import Alignment
+from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective, SamplerCorrection
+from lit_grpo.policy import LoRA, Policy
+from lit_grpo.rewards import JudgedReward, Reward
+from lit_grpo.rewards.judged.alignment import Alignment
+from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import (
     HFEngine,
     Launch,
@@ -45,11 +40,11 @@ from lit_grpo.rollout import (
     VLLMEngine,
     VLLMServerEngine,
 )
-from lit_grpo.rollout.served import ServedEngine
-from lit_grpo.sft import SFTModule
+from lit_grpo.rollout.server.engine import ServedEngine
+from lit_grpo.training import Evaluation, GRPOModule, OutagePolicy, SFTModule, UpdateConfig
+from lit_grpo.training.base import default_optimizer
 from lit_grpo.types import Outcome
 
-ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from lit_grpo.data.columns import list_rows
 from lit_grpo.data.module import PromptData, Split
+from lit_grpo.data.scored_answers import ScoredAnswers, read_scored_answers
 from lit_grpo.data.sources import Row
-from lit_grpo.scored_answers import ScoredAnswers, read_scored_answers
 
 RUBRIC_TEMPLATE = """\
 Write a rubric for grading answers to the question below: a short list of criteria, each of which \

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed
 
-from lit_grpo.backoff import jitter
+from lit_grpo.concurrency import jitter
 from lit_grpo.judge.config import Judge, Limits
 from lit_grpo.judge.connection import base_url
 from lit_grpo.judge.failures import JudgeFailure

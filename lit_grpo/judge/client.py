@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lit_grpo.backoff import backoff, jitter
+from lit_grpo.concurrency import backoff, jitter
 from lit_grpo.judge.budget import CallBudget, Grant, budget_of, release
 from lit_grpo.judge.config import Judge
 from lit_grpo.judge.connection import connect, secret_variables, without_secret

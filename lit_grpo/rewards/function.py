@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lit_grpo.rewards._load_function import load_function
+from lit_grpo.rewards.load_function import load_function
 from lit_grpo.rewards.reward import Reward, Value
 from lit_grpo.types import Completion, Prompt
 

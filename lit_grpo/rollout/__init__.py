@@ -1,13 +1,13 @@
-"""Engines that turn prompts into completions, and the contract that they share."""
+"""Rollout engines: prompts to completions. Subclass ``RolloutEngine`` for a new one."""
 
-from lit_grpo.rollout._dialect import Launch
-from lit_grpo.rollout._proof import Proof
-from lit_grpo.rollout._supervision import Supervision
 from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
-from lit_grpo.rollout.hf import HFEngine
+from lit_grpo.rollout.hf.engine import HFEngine
+from lit_grpo.rollout.server.api import Launch
+from lit_grpo.rollout.server.config import Supervision
 from lit_grpo.rollout.sglang import SGLangEngine
-from lit_grpo.rollout.vllm import VLLMEngine
-from lit_grpo.rollout.vllm_server import VLLMServerEngine
+from lit_grpo.rollout.vllm.in_process import VLLMEngine
+from lit_grpo.rollout.vllm.server import VLLMServerEngine
+from lit_grpo.rollout.weight_check import Proof
 
 __all__ = [
     "EngineFailed",

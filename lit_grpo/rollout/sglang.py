@@ -9,19 +9,12 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
-from lit_grpo.rollout._dialect import (
-    NEWS_TOKENS,
-    Dialect,
-    Launch,
-    Model,
-    Request,
-    Sample,
-    WeightUpdate,
-    token_versions,
-)
-from lit_grpo.rollout._http import Endpoint, Refused, ServerTrouble, field, understanding
 from lit_grpo.rollout.engine import Sampling
-from lit_grpo.rollout.served import ServedEngine
+from lit_grpo.rollout.requests import Request, Sample
+from lit_grpo.rollout.server.api import NEWS_TOKENS, Dialect, Launch, Model, token_versions
+from lit_grpo.rollout.server.endpoint import Endpoint, Refused, ServerTrouble, field, understanding
+from lit_grpo.rollout.server.engine import ServedEngine
+from lit_grpo.rollout.weights.store import WeightUpdate
 
 
 class SGLangEngine(ServedEngine):

@@ -130,8 +130,8 @@ def bare_seconds(
     engine: Any, prompts: list[Any], group_size: int, sampling: Any, seed: int
 ) -> float:
     """No more than sending, as many at a time as the engine does, and reading the replies."""
-    from lit_grpo.rollout._requests import group_requests
-    from lit_grpo.rollout.vllm_server import _body
+    from lit_grpo.rollout.requests import group_requests
+    from lit_grpo.rollout.vllm.server import _body
 
     requests = group_requests(engine._policy, prompts, group_size, sampling, seed)
     url = f"{engine._fleet.servers[0].url}/inference/v1/generate"

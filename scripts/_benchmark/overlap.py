@@ -46,10 +46,9 @@ def step_seconds(
     workload: Workload, size: ModelSize, engine: Any, ahead: int, num_steps: int
 ) -> list[float]:
     """Of real training steps, but for their engine."""
-    from lit_grpo.evaluation import Evaluation
-    from lit_grpo.module import GRPOModule
     from lit_grpo.policy import Policy
     from lit_grpo.rollout import Sampling
+    from lit_grpo.training import Evaluation, GRPOModule
 
     with TemporaryDirectory() as directory:
         loaded_policy(workload, size).save_pretrained(directory)
@@ -85,7 +84,7 @@ class Clock(L.Callback):
 
 
 def prompt_loader(workload: Workload) -> Any:
-    from lit_grpo.data.loader import PromptLoader
+    from lit_grpo.data import PromptLoader
     from lit_grpo.types import Prompt
 
     ids = torch.randint(2, NUM_TOKENS, (workload.num_prompts, workload.prompt_tokens)).tolist()

@@ -168,7 +168,7 @@ def peak_gb(run: Callable[[Any, torch.Tensor], None], num_tokens: int) -> float:
 
 def chunked_head(policy: Any, ids: torch.Tensor) -> None:
     """Prompts of one token each, and their completions."""
-    from lit_grpo.logprobs import completion_statistics
+    from lit_grpo.policy.logprobs import completion_statistics
     from lit_grpo.types import TrainBatch
 
     prompts, completions = ids[:, :1], ids[:, 1:]

@@ -36,8 +36,8 @@ def lit_grpo(metronome: Metronome, task: LitTask) -> None:
     """This project's command line with the quickstart's callbacks and files."""
     from lightning.pytorch import Callback
 
-    from lit_grpo.cli import CommandLine, import_plugins, silence_chatter
-    from lit_grpo.cli_configs import look_at
+    from lit_grpo.cli.app import CommandLine, import_plugins, silence_chatter
+    from lit_grpo.cli.configs import look_at
 
     class Beat(Callback):
         def on_train_batch_start(self, *_: Any) -> None:
@@ -225,9 +225,9 @@ class Sampled:
 def held_out_accuracy(policy: Any) -> float:
     """Greedy, on the sums that the quickstart holds out."""
     from lit_grpo.data import AdditionData
-    from lit_grpo.evaluation import Evaluation
-    from lit_grpo.metrics import Metrics
     from lit_grpo.rollout import HFEngine, Sampling
+    from lit_grpo.training import Evaluation
+    from lit_grpo.training.metrics import Metrics
     from lit_grpo.types import Prompt
 
     rows = [row.columns for row in AdditionData(validation_size=512).rows("validation")]

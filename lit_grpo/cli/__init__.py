@@ -1,0 +1,1 @@
+"""The command line: config and arguments to objects, one module for each command."""

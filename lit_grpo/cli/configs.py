@@ -1,0 +1,125 @@
+"""What a command line names: its config files, and what they say about run directory and model.
+
+Looks into the files before the real parser exists, because its arguments depend on the answers.
+It judges no key and resolves no interpolation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from lit_grpo.cli.errors import did_you_mean
+
+BUNDLED = Path(__file__).parent.parent / "configs"
+ENVIRONMENT = re.compile(r"\$\{\s*oc\.env:\s*(\w+)")
+SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?(_|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """A command line after the first look."""
+
+    arguments: tuple[str, ...]
+    """Config files as paths first, so that all other arguments override them."""
+    name: str
+    """The names of the config files in one, such as ``quickstart-dapo``; empty without any."""
+    run_dir: str | None
+    ckpt_path: str | None
+    has_model_class: bool
+    """Whether ``model`` is given by ``class_path`` rather than by the keys of the shipped class."""
+    is_warm_up: bool
+    """Whether ``model`` has the key that only a warm-up has, as the saved config of one does."""
+
+
+def look_at(arguments: Sequence[str]) -> Invocation:
+    """Finds and reads the config files among the arguments.
+
+    Raises:
+        ValueError: a file that does not exist or is no YAML mapping, or a secret interpolated.
+    """
+    parser = _FirstLook(add_help=False, allow_abbrev=False)
+    parser.add_argument("-c", "--config", action="append", default=[])
+    named, others = parser.parse_known_args(arguments)
+    refuse_secrets(others, "the command line")
+    paths = [find_config(name) for name in named.config]
+    configs = [read_config(path) for path in paths]
+    return Invocation(
+        arguments=(*(f"--config={path}" for path in paths), *others),
+        name="-".join(path.stem for path in paths),
+        run_dir=_last_value("run_dir", configs, others),
+        ckpt_path=_last_value("ckpt_path", configs, others),
+        has_model_class=any(_names_class(config.get("model")) for config in configs)
+        or any(re.match(r"--model(\.class_path)?(=|$)", argument) for argument in others),
+        is_warm_up=any(_is_warm_up(config.get("model")) for config in configs),
+    )
+
+
+def _last_value(key: str, configs: list[dict[str, Any]], arguments: list[str]) -> str | None:
+    """What the parser will make of a key: the command line overrides later files, they earlier."""
+    parser = _FirstLook(add_help=False, allow_abbrev=False)
+    parser.add_argument(f"--{key}")
+    values = [config.get(key) for config in configs]
+    values.append(vars(parser.parse_known_args(arguments)[0])[key])
+    return next((value for value in reversed(values) if value is not None), None)
+
+
+def _names_class(model: Any) -> bool:
+    return isinstance(model, str) or (isinstance(model, dict) and "class_path" in model)
+
+
+def _is_warm_up(model: Any) -> bool:
+    return isinstance(model, dict) and "target_column" in model
+
+
+class _FirstLook(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message.removeprefix("argument "))
+
+
+def bundled_configs() -> list[str]:
+    """The names of the configs that ship, such as ``quickstart`` and ``presets/dapo``."""
+    paths = (path.relative_to(BUNDLED).with_suffix("") for path in BUNDLED.rglob("*.yaml"))
+    return sorted((path.as_posix() for path in paths), key=lambda name: (name.count("/"), name))
+
+
+def find_config(name: str) -> Path:
+    """The file of that name, or the bundled config of that name with or without ``.yaml``."""
+    candidates = [Path(name), BUNDLED / name, BUNDLED / f"{name}.yaml"]
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
+        known = bundled_configs()
+        hint = did_you_mean(name.removesuffix(".yaml"), known)
+        raise ValueError(f"{name}: no such config.{hint} Bundled configs: {', '.join(known)}.")
+    return path
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text())
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ValueError(f"{path}, line {line}: {error.problem} (not valid YAML).") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: cannot be read as YAML: {error}") from error
+    if not isinstance(config, dict):
+        got = "nothing" if config is None else f"a {type(config).__name__}"
+        raise ValueError(f"{path}: a config must be a mapping of keys to values, got {got}.")
+    refuse_secrets(config, str(path))
+    return config
+
+
+def refuse_secrets(values: Any, where: str) -> None:
+    """An interpolated secret would be saved with the config: only its variable's name may be."""
+    for variable in ENVIRONMENT.findall(str(values)):
+        if SECRET.search(variable):
+            raise ValueError(
+                f"{where}: ${{oc.env:{variable}}} would end up in the saved config.yaml in plain "
+                f"text. Give the name {variable} to a key that takes a variable's name."
+            )

@@ -1,0 +1,177 @@
+"""What ``lit-grpo rescore`` does: logged completions of a run scored again, and what moves.
+
+A row whose prompt the data no longer has is counted and left out; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.progress import track
+
+from lit_grpo.cli.reward_changes import Comparison, Row, print_changes
+from lit_grpo.diagnostics import find_failure
+from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.runs.files import completions_table, free_path, write_table
+from lit_grpo.types import Completion, Prompt, RolloutBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedStep:
+    """The rows of a file whose prompts are known, G of each prompt in a row."""
+
+    step: int
+    rows: Sequence[Row]
+    prompts: Sequence[Prompt]
+    num_lost: int
+    """Rows whose prompt the data no longer has."""
+
+
+def rescore(
+    suite: RewardSuite,
+    run_dir: Path,
+    read_prompts: Callable[[], Sequence[Prompt]],
+    *,
+    group_size: int,
+    last: int | None,
+    name: str,
+) -> None:
+    """Scores what a run has logged under these rewards, prints what moves, and keeps it.
+
+    Args:
+        group_size: Of the run.
+        last: Rollout steps, the last ones; None for all.
+        name: Of the file in ``rescored/``; a number is added where there is one already.
+
+    Raises:
+        ValueError: a run without completions that can be scored again.
+        RewardFailed: a reward with ``on_error: raise`` gave no value.
+    """
+    paths = logged_steps(run_dir, last)
+    prompts = {prompt.id: prompt for prompt in read_prompts()}
+    steps = [read_step(path, prompts, group_size) for path in paths]
+    num_lost = sum(step.num_lost for step in steps)
+    steps = [step for step in steps if step.rows]
+    if not steps:
+        raise ValueError(
+            f"{run_dir}: the data has none of the prompts that its {num_lost} completions were "
+            "written for (nothing can be scored again). Set data as it was in the run."
+        )
+    rollouts = _score_again(suite, steps, group_size)
+    tables = [completions_table(step.step, one) for step, one in zip(steps, rollouts, strict=True)]
+    table = pa.concat_tables(tables, promote_options="default")
+    before = [row for step in steps for row in step.rows]
+    path = free_path(run_dir / "rescored" / f"{name}.parquet")
+    write_table(_with_old(table, before), path)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    print_changes(
+        console, Comparison(before=before, after=table.to_pylist(), group_size=group_size)
+    )
+    for line in [*_what_is_missing(num_lost, rollouts), f"Completions: {path}"]:
+        console.print(line)
+
+
+def _what_is_missing(num_lost: int, rollouts: Sequence[RolloutBatch]) -> list[str]:
+    lines = []
+    if num_lost:
+        lines.append(
+            f"{num_lost} rows are left out: the data no longer has their prompts, or has them with "
+            "another text. Set data as it was in the run."
+        )
+    failures = [failure for one in rollouts if (failure := find_failure(one))]
+    if failures:
+        worst = max(failures, key=lambda failure: failure.fraction)
+        lines.append(f"Not all is scored; of the worst step, {worst}")
+    return lines
+
+
+def logged_steps(run_dir: Path, last: int | None) -> list[Path]:
+    """The files with a run's completions, those of all ranks, in the order of the steps.
+
+    Raises:
+        ValueError: there are none.
+    """
+    paths = sorted((run_dir / "completions").glob("step_*.parquet"))
+    if not paths:
+        raise ValueError(f"{run_dir} has no completions/*.parquet to score again.")
+    names = sorted({_step_name(path) for path in paths})
+    kept = set(names if last is None else names[-last:])
+    return [path for path in paths if _step_name(path) in kept]
+
+
+def _step_name(path: Path) -> str:
+    return path.stem.partition("_rank")[0]
+
+
+def read_step(path: Path, prompts: Mapping[str, Prompt], group_size: int) -> LoggedStep:
+    """The groups of a file whose prompts are found again, by id and by text.
+
+    Raises:
+        ValueError: groups of another size, or a file that lacks the tokens.
+    """
+    table = pq.read_table(path)
+    if "token_ids" not in table.column_names:
+        raise ValueError(
+            f"{path} has no column token_ids, which rewards may need (an older lit-grpo wrote it). "
+            "Score the completions of a newer run."
+        )
+    rows = table.to_pylist()
+    _refuse_other_size(path, rows, group_size)
+    kept: list[Row] = []
+    found: list[Prompt] = []
+    for start in range(0, len(rows), group_size):
+        group = rows[start : start + group_size]
+        prompt = prompts.get(group[0]["prompt_id"])
+        if prompt is not None and prompt.text == group[0]["prompt"]:
+            kept += group
+            found.append(prompt)
+    return LoggedStep(
+        step=rows[0]["step"], rows=kept, prompts=found, num_lost=len(rows) - len(kept)
+    )
+
+
+def _refuse_other_size(path: Path, rows: Sequence[Row], group_size: int) -> None:
+    """Two groups of one prompt may stand side by side, but not all groups of a file do."""
+    sizes = [len(list(group)) for _, group in groupby(row["prompt_id"] for row in rows)]
+    if min(sizes) != group_size or any(size % group_size for size in sizes):
+        raise ValueError(
+            f"model.group_size must be the one of the run, got {group_size}, and {path} has groups "
+            f"of {min(sizes)} (siblings are scored together). Leave model.group_size as it was."
+        )
+
+
+def _score_again(
+    suite: RewardSuite, steps: Sequence[LoggedStep], group_size: int
+) -> list[RolloutBatch]:
+    suite.start()
+    suite.check(list({one.id: one for step in steps for one in step.prompts}.values()))
+    console = Console(stderr=True)
+    scored = []
+    is_live = console.is_terminal
+    for step in track(steps, "scoring", console=console, transient=True, disable=not is_live):
+        completions = list(map(_completion, step.rows))
+        starts = range(0, len(completions), group_size)
+        groups = [completions[start : start + group_size] for start in starts]
+        scored.append(suite.score(step.prompts, groups))
+    return scored
+
+
+def _completion(row: Row) -> Completion:
+    """What was logged of a completion; the sampler's log-probabilities were not."""
+    return Completion(
+        token_ids=tuple(row["token_ids"]),
+        sampler_logprobs=(),
+        text=row["completion"],
+        finish_reason=row["finish_reason"],
+    )
+
+
+def _with_old(table: pa.Table, before: Sequence[Row]) -> pa.Table:
+    old = pa.array([row["reward"] for row in before], pa.float64())
+    return table.append_column("reward_before", old)

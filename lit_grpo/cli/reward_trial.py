@@ -1,0 +1,218 @@
+"""What ``lit-grpo rewards`` does: a few completions, scored as in training, and what they show.
+
+Nothing is trained. A completion that could not be scored is counted as such, never as a zero.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+
+from lit_grpo.diagnostics import find_failure, no_signal, truncated_fraction
+from lit_grpo.rewards import JudgedReward, Reward
+from lit_grpo.runs.files import completions_table, free_path, write_table
+from lit_grpo.training import GRPOModule
+from lit_grpo.training.seeds import SeedPurpose
+from lit_grpo.types import Observed, Prompt, RolloutBatch, Score
+
+SECONDS_PER_MINUTE = 60
+LATENCY = "timing/judge_api_latency_s"
+TOKENS = ("judge/prompt_tokens", "judge/completion_tokens")
+
+ASSUMPTIONS = (
+    "a step: {num_rows} completions on one process. A judge is taken to answer as fast as here, "
+    "limits.max_concurrency calls at a time and within its limits a minute (rewards that share one "
+    "add up); other async rewards to keep at least the rate of this trial, by their p95; a sync "
+    "reward to score one by one. What a first call takes to start workers is counted; generation "
+    "hides a part of it all."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What came of the completions, and what they took."""
+
+    rollouts: RolloutBatch
+    generation_seconds: float
+    observed: Mapping[str, Observed]
+    """reward -> what it measured while it scored."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.rollouts.rewards.numel()
+
+
+def try_rewards(
+    module: GRPOModule, prompts: Sequence[Prompt], *, num_rows_a_step: int, path: Path
+) -> None:
+    """Samples and scores the completions of these prompts, prints what they show, keeps them.
+
+    Args:
+        module: Its engine has the policy's weights, and its rewards are started.
+        num_rows_a_step: Completions of a rollout step, for the projection.
+        path: Of the table with a row a completion; a number is added where there is one already.
+
+    Raises:
+        RewardFailed: a reward with ``on_error: raise`` gave no value.
+    """
+    trial = run_trial(module, prompts)
+    console = Console()
+    console.print(summary_table(trial, module.rewards.rewards, num_rows_a_step))
+    for line in _notes(trial, module, num_rows_a_step):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    path = free_path(path)
+    write_table(completions_table(0, trial.rollouts), path)
+    console.print(f"Completions: {path}", soft_wrap=True, highlight=False, markup=False)
+
+
+def run_trial(module: GRPOModule, prompts: Sequence[Prompt]) -> Trial:
+    """The completions that the first rollout step would give these prompts, scored."""
+    suite, group_size = module.rewards, module.group_size
+    suite.observe()  # what starting took is not what scoring takes
+    scoring = suite.open(prompts, group_size)
+    seed = module.derive_seed(SeedPurpose.ROLLOUT, 0)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        generating = progress.add_task("generating", total=len(prompts) * group_size)
+        start = time.perf_counter()
+        for row, one in module.engine.generate(prompts, group_size, module.sampling, seed=seed):
+            scoring.add(row, one)
+            progress.advance(generating)
+        seconds = time.perf_counter() - start
+        progress.add_task("scoring", total=None)
+        rollouts = scoring.result()
+    observed = dict(zip(suite.weights, suite.observe(), strict=True))
+    return Trial(rollouts=rollouts, generation_seconds=seconds, observed=observed)
+
+
+# Projections
+
+
+def projected_seconds(
+    reward: Reward, scores: Sequence[Score], observed: Observed, num_rows: int
+) -> float:
+    """Seconds that scoring so many completions takes, from what scoring some of them took.
+
+    Example: a judge that took 8 calls of 2 s for 8 completions, with a concurrency of 4 and 30
+    requests a minute, takes max(64 * 2 / 4, 64 / 30 * 60) = 128 s for 64.
+    """
+    factor = num_rows / len(scores)
+    seconds = [score.seconds for score in scores]
+    if isinstance(reward, JudgedReward):
+        return _judging_seconds(reward, observed, factor)
+    return factor * (float(np.percentile(seconds, 95)) if reward.is_async else sum(seconds))
+
+
+def _judging_seconds(reward: JudgedReward, observed: Observed, factor: float) -> float:
+    """What so many times the calls take with nothing but the judge's limits to hold them up."""
+    limits, totals = reward.judge.limits, observed.totals
+    latencies = observed.samples.get(LATENCY, [])
+    tokens = sum(totals[name] for name in TOKENS if name in totals)
+    bounds = [factor * sum(latencies) / limits.max_concurrency, max(latencies, default=0.0)]
+    if limits.requests_per_minute:
+        bounds.append(factor * len(latencies) / limits.requests_per_minute * SECONDS_PER_MINUTE)
+    if limits.tokens_per_minute:
+        bounds.append(factor * tokens / limits.tokens_per_minute * SECONDS_PER_MINUTE)
+    return max(bounds)
+
+
+def in_group_deviation(values: Tensor) -> float | None:
+    """Mean sample deviation of the groups of [B, G] with two values or more; None without any."""
+    groups = [row[~row.isnan()] for row in values]
+    deviations = [row.std().item() for row in groups if row.numel() > 1]
+    return sum(deviations) / len(deviations) if deviations else None
+
+
+# What is printed
+
+
+def summary_table(trial: Trial, rewards: Sequence[Reward], num_rows_a_step: int) -> Table:
+    """A row a reward, and one of their weighted sum."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("reward", no_wrap=True)
+    for name in ("mean", "in-group std", "outcomes", "p50", "p95", "a step", "$ a step"):
+        table.add_column(name, justify="right")
+    rollouts = trial.rollouts
+    for reward in rewards:
+        scores = [score for group in rollouts.groups for score in group.scores[reward.name]]
+        p50, p95 = np.percentile([score.seconds for score in scores], [50, 95])
+        observed = trial.observed[reward.name]
+        cost = sum(score.cost for score in scores) * num_rows_a_step / len(scores)
+        table.add_row(
+            reward.name,
+            *_mean_and_deviation(rollouts.parts[reward.name]),
+            _outcomes(scores),
+            _clock(p50),
+            _clock(p95),
+            _clock(projected_seconds(reward, scores, observed, num_rows_a_step)),
+            f"{cost:.3g}" if cost else "–",
+        )
+    valid = f"valid {rollouts.valid.double().mean():.0%}"
+    table.add_row("weighted sum", *_mean_and_deviation(rollouts.rewards), valid, *[""] * 4)
+    return table
+
+
+def _mean_and_deviation(values: Tensor) -> tuple[str, str]:
+    deviation = in_group_deviation(values)
+    mean = values.nanmean().item()
+    return (
+        "–" if np.isnan(mean) else f"{mean:.3f}",
+        "–" if deviation is None else f"{deviation:.3f}",
+    )
+
+
+def _clock(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+
+
+def _outcomes(scores: Sequence[Score]) -> str:
+    """``ok 75%, timeout 25%``, the most common first."""
+    outcomes = [str(score.outcome) for score in scores]
+    shares = {outcome: outcomes.count(outcome) / len(outcomes) for outcome in outcomes}
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{outcome} {share:.0%}" for outcome, share in ordered)
+
+
+def _notes(trial: Trial, module: GRPOModule, num_rows_a_step: int) -> list[str]:
+    rollouts = trial.rollouts
+    lengths = [len(completion.token_ids) for completion in rollouts.completions]
+    scaled = trial.generation_seconds * num_rows_a_step / trial.num_rows
+    return [
+        f"{trial.num_rows} completions of {len(rollouts.groups)} prompts, "
+        f"{truncated_fraction(rollouts):.0%} cut off at model.sampling.max_tokens "
+        f"{module.sampling.max_tokens}; length {np.mean(lengths):.1f}, at most {max(lengths)}. "
+        f"Generation took {_clock(trial.generation_seconds)}, for {num_rows_a_step} it takes at "
+        f"most about {_clock(scaled)}.",
+        ASSUMPTIONS.format(num_rows=num_rows_a_step),
+        *_judge_notes(trial, module.rewards.rewards),
+        *(no_signal(rollouts) or _failures(rollouts)),
+    ]
+
+
+def _failures(rollouts: RolloutBatch) -> list[str]:
+    failure = find_failure(rollouts)
+    return [] if failure is None else [f"Not all is scored: {failure}"]
+
+
+def _judge_notes(trial: Trial, rewards: Sequence[Reward]) -> list[str]:
+    """What makes a projection too low."""
+    notes = []
+    for reward in rewards:
+        if not isinstance(reward, JudgedReward):
+            continue
+        if hits := trial.observed[reward.name].totals.get("judge/cache_hits"):
+            notes.append(
+                f"{hits:.0f} verdicts of {reward.name!r} came from the judge's cache: new "
+                "completions take more seconds and dollars than projected."
+            )
+        if reward.judge.price is None:
+            notes.append(f"The cost of {reward.name!r} is unknown: its judge has no price.")
+    return notes

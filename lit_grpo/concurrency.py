@@ -1,0 +1,101 @@
+"""Waiting, retrying and threads: the few pieces that every room shares.
+
+Nothing here knows what it waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+jitter = random.Random()
+"""A generator of its own: the global one belongs to the run's seed."""
+
+
+def backoff(num_failures: int, first: float, longest: float) -> float:
+    """Return the seconds to wait before the next attempt.
+
+    ``first`` after one failure, twice as long after each further one, at most ``longest``, give or
+    take half. The jitter keeps calls that failed together from coming back together.
+    """
+    return min(first * 2 ** (num_failures - 1), longest) * jitter.uniform(0.5, 1.5)
+
+
+async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results in order; if one fails, cancel the others and wait for them to end."""
+    tasks = [asyncio.ensure_future(one) for one in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def run_in_daemon_thread(function: Callable[[], T], name: str) -> Future[T]:
+    """Run a function in a thread that never keeps the process from exiting."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # a running call cannot be cancelled
+
+    def work() -> None:
+        try:
+            result = function()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
+
+
+def call_with_timeout(function: Callable[[], T], seconds: float, name: str) -> T:
+    """Return the result of a function, or leave its thread behind when the time is up.
+
+    Raises:
+        TimeoutError: it took longer than ``seconds``.
+        BaseException: what the function raised.
+    """
+    future = run_in_daemon_thread(function, name)
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        if future.done():
+            raise
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+
+
+class EventLoopThread:
+    """A persistent event loop in a daemon thread, so that async clients outlive a single call."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine on the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run a coroutine on the loop and wait for its result."""
+        return self.submit(coroutine).result(timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Cancel what still runs and end the thread; leave it behind if that takes too long."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        self.loop.run_forever()
+        if left := asyncio.all_tasks(self.loop):
+            for task in left:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self.loop.close()

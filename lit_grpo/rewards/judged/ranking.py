@@ -1,0 +1,120 @@
+"""A reward by the order in which a language model puts the completions of a prompt.
+
+Only siblings are compared, so a value says nothing about how good a whole group is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any, Literal
+
+from lit_grpo.judge import Finding, Form, Judge, Order, Text
+from lit_grpo.rewards.judged.base import JudgedReward, agreement, failed_score, question_of
+from lit_grpo.types import Completion, Prompt, Score
+
+Kind = Literal["listwise", "pairwise"]
+LEAST_ANSWERED = 0.5
+"""Of the comparisons of a completion, the share that must have come for it to have a value."""
+
+
+class RankingReward(JudgedReward):
+    """The share of siblings that a completion is put before, from 0 to 1.
+
+    Equal texts are shown once and share their value; where all are equal it is 0.5. The order in
+    which answers are shown is shuffled; every second vote shows the one before from its end, so
+    that a judge's liking for a place cancels out.
+
+    Args:
+        judge: Which model, where, and what it may use up.
+        template: A template that ships, or the path of one of your own, which is given
+            ``question``, ``reference`` (none without one) and ``items``, sets with an ``id`` and
+            ``answers``, each with ``label`` and ``answer``.
+        votes: Orders that are asked for, each of another shuffle; their mean counts.
+        kind: ``listwise`` asks for an order of the whole group in one call, ``pairwise`` for one of
+            every two, which is surer, and G(G-1)/2 calls.
+        show_reference: Show the judge the gold answer of a row that has one.
+    """
+
+    template_variables = ("question", "reference", "items")
+    template_needs = ("question", "items")
+    votes_differ = True
+
+    def __init__(
+        self,
+        judge: Judge,
+        template: str = "ranking",
+        votes: int = 1,
+        kind: Kind = "listwise",
+        show_reference: bool = True,
+        **settings: Any,
+    ) -> None:
+        super().__init__(judge, template, votes, **settings)
+        self.kind = kind
+        self.show_reference = show_reference
+
+    async def score_group(
+        self, prompt: Prompt, completions: Sequence[Completion]
+    ) -> Sequence[Score]:
+        texts = list(dict.fromkeys(completion.text for completion in completions))
+        if len(texts) == 1:
+            return [Score(value=0.5, detail="all completions are equal")] * len(completions)
+        sets = list(combinations(texts, 2)) if self.kind == "pairwise" else [tuple(texts)]
+        context = {
+            "question": question_of(prompt),
+            "reference": prompt.answer if self.show_reference else None,
+        }
+        asked = [(one, vote) for one in sets for vote in range(self.votes)]
+        found = await asyncio.gather(*(self._order(context, one, vote) for one, vote in asked))
+        self._note_agreement([ranks for _, ranks in found])
+        cost = sum(finding.cost for finding, _ in found) / len(completions)
+        return [self._score(completion.text, found, asked, cost) for completion in completions]
+
+    async def _order(
+        self, context: Mapping[str, Any], texts: Sequence[str], vote: int
+    ) -> tuple[Finding, Mapping[str, float]]:
+        """What the judge says of a set, and for each text the share of the others it beats."""
+        shown = sorted(texts)
+        # By the texts alone: a cache finds the same question again.
+        random.Random(repr((vote // 2, shown))).shuffle(shown)
+        if vote % 2:
+            shown.reverse()
+        labels = tuple(f"A{number}" for number in range(1, len(shown) + 1))
+        pairs = zip(labels, shown, strict=True)
+        item = {"answers": [{"label": label, "answer": text} for label, text in pairs]}
+        form = Form({"explanation": Text(), "order": Order(labels)})
+        (finding,) = await self.examiner.examine(context, [item], form, vote=vote)
+        if finding.verdict is None:
+            return finding, {}
+        text_of = dict(zip(labels, shown, strict=True))
+        last = len(shown) - 1
+        order = enumerate(finding.verdict["order"])
+        return finding, {text_of[label]: 1 - place / last for place, label in order}
+
+    def _score(
+        self,
+        text: str,
+        found: Sequence[tuple[Finding, Mapping[str, float]]],
+        asked: Sequence[tuple[Sequence[str], int]],
+        cost: float,
+    ) -> Score:
+        mine = [one for one, (texts, _) in zip(found, asked, strict=True) if text in texts]
+        shares = [ranks[text] for _, ranks in mine if ranks]
+        if len(shares) < LEAST_ANSWERED * len(mine):
+            return failed_score([finding for finding, _ in mine], cost)
+        detail = f"before {sum(shares) / len(shares):.0%} of its siblings in {len(shares)} orders"
+        return Score(value=sum(shares) / len(shares), detail=detail, cost=cost)
+
+    def _note_agreement(self, orders: Sequence[Mapping[str, float]]) -> None:
+        """Of every two texts that were compared more than once, how often the same one won."""
+        wins: dict[tuple[str, str], list[bool]] = {}
+        for ranks in orders:
+            for first, second in _pairs(ranks):
+                wins.setdefault((first, second), []).append(ranks[first] > ranks[second])
+        self._agreements += [agreement(one) for one in wins.values() if len(one) > 1]
+
+
+def _pairs(ranks: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    return combinations(sorted(ranks), 2)

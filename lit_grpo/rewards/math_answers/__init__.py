@@ -1,0 +1,1 @@
+"""Final answers in text, compared exactly or by math-verify in worker processes."""

@@ -1,0 +1,1 @@
+"""A local reward model that scores completions in batches."""

@@ -1,0 +1,6 @@
+"""Scoring a rollout step: run the rewards beside generation and decide which rows count."""
+
+from lit_grpo.rewards.scoring.scoring import RewardFailed, Scoring
+from lit_grpo.rewards.scoring.suite import RewardSuite
+
+__all__ = ["RewardFailed", "RewardSuite", "Scoring"]

@@ -1,0 +1,237 @@
+"""Rollouts by the policy's own `transformers` model, in this process.
+
+Every prompt is prefilled once and its cache repeated G times; finished rows leave the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lit_grpo.policy.body_and_head import evaluation_mode
+from lit_grpo.policy.padding import pad, positions
+from lit_grpo.rollout.engine import RolloutEngine, SampledPolicy, Sampling
+from lit_grpo.rollout.hf.row_cache import RowCache
+from lit_grpo.rollout.requests import completion_text, stop_token_ids
+from lit_grpo.types import Completion, FinishReason, Prompt
+
+
+class HFEngine(RolloutEngine):
+    """Samples with the live policy, so that its weights are never stale.
+
+    Args:
+        max_concurrent: Completions that are sampled at the same time; bounds the key-value cache.
+    """
+
+    def __init__(self, max_concurrent: int = 512) -> None:
+        if max_concurrent < 1:
+            raise ValueError(
+                f"max_concurrent must be >= 1, got {max_concurrent} (it is the number of "
+                "completions sampled together). Set model.engine.init_args.max_concurrent."
+            )
+        self.max_concurrent = max_concurrent
+
+    def load_weights(self, policy: SampledPolicy, version: int) -> None:
+        """Keep the policy itself: there is nothing to copy."""
+        self.policy = policy
+        self.version = version
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, *, seed: int
+    ) -> Iterator[tuple[int, Completion]]:
+        """Prompts of similar length run together, longest first.
+
+        Each row has its own stream of random numbers, so that a completion does not depend on
+        which rows it shares a batch with.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.rand(
+            (len(prompts) * group_size, sampling.max_tokens),
+            generator=generator,
+            dtype=torch.float32,
+        )
+        longest_first = sorted(range(len(prompts)), key=lambda i: -len(prompts[i].token_ids))
+        wave_size = max(1, self.max_concurrent // group_size)
+        with evaluation_mode(self.policy.model):
+            for start in range(0, len(prompts), wave_size):
+                wave = longest_first[start : start + wave_size]
+                rows = [i * group_size + j for i in wave for j in range(group_size)]
+                ids = [prompts[i].token_ids for i in wave]
+                for n, completion in self._sample(ids, group_size, sampling, noise[rows]):
+                    yield rows[n], completion
+
+    def _sample(
+        self, prompt_ids: list[tuple[int, ...]], group_size: int, sampling: Sampling, noise: Tensor
+    ) -> Iterator[tuple[int, Completion]]:
+        """Sample one wave to its end; yields (row of the wave, completion)."""
+        model, tokenizer = self.policy.model, self.policy.tokenizer
+        ids, mask = pad(prompt_ids, tokenizer.pad_token_id or 0, torch.long, left=True)
+        batch = _RunningBatch(model, ids, mask, group_size, sampling.max_tokens)
+        stops = _Stops(self.policy, sampling)
+        noise = noise.to(batch.logits.device)
+        for step in range(sampling.max_tokens):
+            logits = batch.logits.float()
+            if sampling.temperature not in (0, 1):
+                logits = logits / sampling.temperature
+            probabilities = allowed = logits.softmax(-1)
+            if step < sampling.min_tokens:
+                allowed = stops.forbid(logits).softmax(-1)
+            tokens = _draw(allowed, sampling, noise[batch.rows, step])
+            batch.append(tokens, _logprobs(logits, probabilities, tokens))
+            stopped = stops.reached(batch, tokens) & (step + 1 >= sampling.min_tokens)
+            ended = stopped | (step + 1 == sampling.max_tokens)
+            for index in ended.nonzero()[:, 0].tolist():
+                reason: FinishReason = "stop" if stopped[index] else "length"
+                yield batch.rows[index], self._completion(batch, index, reason, stops)
+            if ended.all():
+                return
+            batch.advance(tokens, ~ended)
+
+    def _completion(
+        self, batch: _RunningBatch, index: int, reason: FinishReason, stops: _Stops
+    ) -> Completion:
+        tokens, logprobs = batch.sampled[batch.rows[index]]
+        return Completion(
+            token_ids=tuple(tokens),
+            sampler_logprobs=tuple(logprobs),
+            text=stops.text(tokens),
+            finish_reason=reason,
+            policy_versions=(self.version,) * len(tokens),
+        )
+
+
+class _RunningBatch:
+    """The rows of a wave that are not finished, their cache and their next logits."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        ids: Tensor,
+        mask: Tensor,
+        group_size: int,
+        max_tokens: int,
+    ) -> None:
+        device = next(model.parameters()).device
+        self._model = model
+        mask = mask.to(device)
+        output = model(
+            input_ids=ids.to(device),
+            attention_mask=mask.long(),
+            position_ids=positions(mask),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        origin = torch.arange(len(ids), device=device).repeat_interleave(group_size)
+        self._cache = RowCache(output.past_key_values, origin, max_tokens)
+        self._mask = None if mask.all() else mask[origin]
+        self._positions = mask.sum(1)[origin]
+        self.logits: Tensor = output.logits[:, -1][origin]
+        """[running rows, V]"""
+        self.rows = list(range(len(self.logits)))
+        """Row of the wave that each running row is."""
+        self.sampled: list[tuple[list[int], list[float]]] = [([], []) for _ in self.rows]
+        """Tokens and logprobs of every row of the wave so far."""
+
+    def append(self, tokens: Tensor, logprobs: Tensor) -> None:
+        pairs = zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True)
+        for row, token, logprob in pairs:
+            self.sampled[row][0].append(token)
+            self.sampled[row][1].append(logprob)
+
+    def advance(self, tokens: Tensor, keep: Tensor) -> None:
+        """Drop the rows that ended and run the model on the others' new tokens."""
+        if not keep.all():
+            kept = self._cache.drop(keep)
+            tokens, self._positions = tokens[kept], self._positions[kept]
+            self._mask = None if self._mask is None else self._mask[kept]
+            self.rows = [self.rows[index] for index in kept.tolist()]
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
+        output = self._model(
+            input_ids=tokens[:, None],
+            attention_mask=None if self._mask is None else self._mask.long(),
+            position_ids=self._positions[:, None],
+            past_key_values=self._cache.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self._positions = self._positions + 1
+        self.logits = output.logits[:, -1]
+
+
+def _draw(probabilities: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
+    """[R, V] probabilities and [R] uniform numbers to [R] tokens, by inverting the
+    distribution.
+
+    Raises:
+        FloatingPointError: the probabilities are not numbers.
+    """
+    if sampling.is_greedy:
+        likeliest, tokens = probabilities.max(-1)
+        _check_finite(likeliest)
+        return tokens
+    if sampling.top_k:
+        kth = probabilities.topk(min(sampling.top_k, probabilities.shape[-1])).values[:, -1:]
+        probabilities = probabilities.where(probabilities >= kth, 0.0)
+    if sampling.top_p < 1:
+        ordered, order = probabilities.sort(-1, descending=True)
+        # A token stays when the likelier ones do not fill the mass yet: the first always does.
+        mass = ordered.cumsum(-1)
+        inside = mass - ordered < sampling.top_p * mass[:, -1:]
+        probabilities = probabilities.where(inside.gather(-1, order.argsort(-1)), 0.0)
+    cumulative = probabilities.cumsum(-1)
+    _check_finite(cumulative[:, -1])
+    # Below 1 by more than a rounding error, so that no token of probability 0 is ever drawn.
+    threshold = noise.clamp(max=1 - 2**-20)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+
+
+def _logprobs(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> Tensor:
+    """[R] of the tokens, by way of the likeliest one: where it is forbidden, the probability of the
+    one that was drawn may be too small for a float, and its logarithm would be -inf."""
+    below_top = logits.gather(-1, tokens[:, None])[:, 0] - logits.amax(-1)
+    return below_top + probabilities.amax(-1).log()
+
+
+def _check_finite(values: Tensor) -> None:
+    if not values.isfinite().all():
+        raise FloatingPointError(
+            "the policy's logits are not finite while sampling: its weights have diverged. "
+            "Go back to an earlier checkpoint with a lower learning rate or max_grad_norm."
+        )
+
+
+@dataclass(slots=True)
+class _Stops:
+    """What ends a completion: the model's and the user's tokens, and strings."""
+
+    policy: SampledPolicy
+    sampling: Sampling
+    token_ids: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = stop_token_ids(self.policy, self.sampling)
+        self.token_ids = torch.tensor(known, dtype=torch.long)
+
+    def forbid(self, logits: Tensor) -> Tensor:
+        """The logits with every stop token ruled out."""
+        return logits.index_fill(-1, self.token_ids.to(logits.device), -torch.inf)
+
+    def reached(self, batch: _RunningBatch, tokens: Tensor) -> Tensor:
+        """[R] True on the running rows that end with this token."""
+        stopped = torch.isin(tokens, self.token_ids.to(tokens.device))
+        if self.sampling.stop:
+            # A token is at least one byte long, so that many tokens hold the longest string.
+            window = max(len(text.encode()) for text in self.sampling.stop) + 1
+            for index, row in enumerate(batch.rows):
+                counted = batch.sampled[row][0][self.sampling.min_tokens :]
+                tail = self.policy.tokenizer.decode(counted[-window:])
+                stopped[index] |= any(text in tail for text in self.sampling.stop)
+        return stopped
+
+    def text(self, tokens: list[int]) -> str:
+        return completion_text(self.policy.tokenizer, tokens, self.sampling)

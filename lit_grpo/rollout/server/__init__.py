@@ -1,0 +1,1 @@
+"""Inference servers over HTTP: launched, supervised, restarted, and given checked weights."""

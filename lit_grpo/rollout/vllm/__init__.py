@@ -1,0 +1,1 @@
+"""Rollouts by vLLM, in this process or as a server."""

@@ -1,0 +1,9 @@
+"""Training: the GRPO step, the supervised warm-up, and what they share."""
+
+from lit_grpo.training.batching import UpdateConfig
+from lit_grpo.training.evaluation import Evaluation
+from lit_grpo.training.grpo import GRPOModule
+from lit_grpo.training.score_gate import OutagePolicy
+from lit_grpo.training.sft import SFTModule
+
+__all__ = ["Evaluation", "GRPOModule", "OutagePolicy", "SFTModule", "UpdateConfig"]

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from paths import SUPPORT
+from toy_rollouts import fit, outputs, rollouts
+
+from lit_grpo.callbacks import ExitCheckpoint, ZeroRewardBreaker
+from lit_grpo.runs.files import MetricsFile
+from lit_grpo.types import StopReason
+
+STEP = outputs(rollouts([[0.0, 1.0]]))
+
+RUN = """
+import sys, time
+from pathlib import Path
+from toy_rollouts import fit, outputs, rollouts
+from lit_grpo.callbacks import ExitCheckpoint
+from lit_grpo.stopping import get_stop_reason
+
+run_dir = Path(sys.argv[1])
+
+def step(number):
+    if number:
+        (run_dir / "started").touch()
+        time.sleep(1.5)
+    return outputs(rollouts([[0.0, 1.0]]))
+
+trainer = fit(step, [ExitCheckpoint(run_dir / "checkpoints")], steps=4, **OPTIONS)
+reason = get_stop_reason(trainer)
+sys.stdout.write(f"steps {trainer.global_step} {reason.message if reason else 'done'}\\n")
+sys.exit(reason.exit_code if reason else 0)
+"""
+
+
+@contextmanager
+def running(run_dir: Path, options: str = "{}") -> Iterator[subprocess.Popen]:
+    """A run in the middle of its second step."""
+    script = run_dir / "run.py"
+    script.write_text(RUN.replace("OPTIONS", options))
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(run_dir)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT)},
+        start_new_session=True,
+    )
+    try:
+        while not (run_dir / "started").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def saved(run_dir: Path) -> dict:
+    return torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum):
+    with running(tmp_path) as process:
+        process.send_signal(signum)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + signum
+    assert f"steps 2 Ended by {signum.name} after 2 steps." in stdout
+    assert f"--ckpt_path {tmp_path}/checkpoints/last.ckpt" in stdout
+    assert f"{signum.name}: ending after this rollout step" in stderr
+    assert saved(tmp_path)["global_step"] == 2
+    assert os.listdir(tmp_path / "checkpoints") == ["last.ckpt"]
+
+
+def test_the_echo_of_a_launcher_is_the_same_stop_and_a_second_signal_ends_at_once(tmp_path):
+    with running(tmp_path) as process:
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        time.sleep(1.2)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_ends_all_ranks(tmp_path):
+    with running(tmp_path, "{'strategy': 'ddp', 'devices': 2}") as process:
+        (rank_1,) = children_of(process.pid)
+        os.kill(rank_1, signal.SIGTERM)
+        stdout, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert stdout.count("steps 2 Ended by SIGTERM after 2 steps.") == 2
+    assert saved(tmp_path)["global_step"] == 2
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_finished_run_has_its_last_checkpoint_and_its_handlers_back(tmp_path):
+    before = [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)]
+    inside = []
+
+    class Look(Callback):
+        def on_train_batch_end(self, *args):
+            inside.append(signal.getsignal(signal.SIGINT))
+
+    fit(lambda step: STEP, [ExitCheckpoint(tmp_path), Look()], steps=2)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
+    assert inside[0] not in before
+    assert [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_handlers_are_back_after_a_crash_and_the_earlier_checkpoint_is_there(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    fit(lambda step: STEP, [ExitCheckpoint(tmp_path)], steps=2)
+    with pytest.raises(ZeroDivisionError):
+        fit(lambda step: 1 // 0, [ExitCheckpoint(tmp_path)], steps=2)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 2
+
+
+def test_a_save_that_fails_leaves_the_earlier_checkpoint(tmp_path):
+    fit(lambda step: STEP, [ExitCheckpoint(tmp_path)], steps=1)
+
+    class Unsavable(Callback):
+        def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+            checkpoint["no"] = (n for n in ())
+
+    with pytest.raises(TypeError, match="pickle"):
+        fit(lambda step: STEP, [Unsavable(), ExitCheckpoint(tmp_path)], steps=2)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 1
+
+
+def test_a_stop_by_another_callback_is_saved_and_keeps_its_reason(tmp_path):
+    zero = outputs(rollouts([[0.0, 0.0]]))
+    breaker = ZeroRewardBreaker(alert_after=1, stop_after=2)
+    trainer = fit(lambda step: zero, [breaker, ExitCheckpoint(tmp_path)], steps=9)
+    assert trainer.stop_reason.exit_code == 3
+    state = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert state["global_step"] == 2
+    assert state["callbacks"]["ZeroRewardBreaker"]["streak"] == 2
+
+
+class StopAt(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.step:
+            trainer.should_stop = True
+
+
+# Epochs have three steps, and every second step is followed by a validation: the stops cut an epoch
+# short, fall on its end, on a validation, and on neither.
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 4])
+@pytest.mark.parametrize("limits", [{"steps": 8}, {"steps": -1, "max_epochs": 3}])
+def test_a_resumed_run_goes_on_exactly_where_it_was_stopped(tmp_path, stop_at, limits):
+    def run(directory, *callbacks, **options):
+        torch.manual_seed(0)
+        return fit(
+            lambda step: STEP,
+            [*callbacks, ExitCheckpoint(directory)],
+            validate_every=2,
+            num_batches=3,
+            logger=MetricsFile(directory),
+            **limits,
+            **options,
+        )
+
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "cut", StopAt(stop_at))
+    resumed = run(tmp_path / "cut", ckpt_path=tmp_path / "cut" / "last.ckpt")
+    assert torch.equal(resumed.model.linear.weight, whole.model.linear.weight)
+    assert resumed.global_step == whole.global_step
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+
+
+def losses(directory):
+    with (directory / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [(row["step"], row["epoch"], row["policy/loss"]) for row in rows]
+
+
+def test_a_run_that_is_over_can_be_made_longer(tmp_path):
+    torch.manual_seed(0)
+    whole = fit(lambda step: STEP, [], steps=5, num_batches=3)
+    torch.manual_seed(0)
+    fit(lambda step: STEP, [ExitCheckpoint(tmp_path)], steps=2, num_batches=3)
+    last = tmp_path / "last.ckpt"
+    longer = fit(lambda step: STEP, [], steps=5, num_batches=3, ckpt_path=last)
+    assert torch.equal(longer.model.linear.weight, whole.model.linear.weight)
+
+
+def test_model_checkpoint_shares_last_ckpt_also_when_the_exit_wrote_it_first(tmp_path):
+    def run(steps, **options):
+        checkpoint = ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=4)
+        fit(
+            lambda step: STEP,
+            [checkpoint, ExitCheckpoint(tmp_path)],
+            steps=steps,
+            enable_checkpointing=True,
+            **options,
+        )
+
+    run(2)
+    run(5, ckpt_path=tmp_path / "last.ckpt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch=0-step=4.ckpt", "last.ckpt"]
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
+
+
+def test_a_link_of_that_name_is_replaced_and_what_it_points_to_stays(tmp_path):
+    (tmp_path / "best.ckpt").write_text("best")
+    (tmp_path / "last.ckpt").symlink_to("best.ckpt")
+    fit(lambda step: STEP, [ExitCheckpoint(tmp_path)], steps=1)
+    assert (tmp_path / "best.ckpt").read_text() == "best"
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 1
+
+
+def test_the_first_reason_to_stop_wins(tmp_path):
+    reason = StopReason(exit_code=7, message="first")
+
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            trainer.stop_reason = reason
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = fit(lambda step: STEP, [Stop(), ExitCheckpoint(tmp_path)], steps=3)
+    assert trainer.global_step == 1
+    assert trainer.stop_reason is reason

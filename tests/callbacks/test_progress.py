@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import SUPPORT
+from toy_rollouts import fit, outputs, rollouts
+
+from lit_grpo.callbacks import RolloutProgressBar
+from lit_grpo.callbacks.progress import metrics_line
+
+METRICS = {
+    "reward/mean": 0.5,
+    "reward/std": 0.25,
+    "policy/kl": 0.001,
+    "completions/mean_length": 12.4,
+    "perf/tokens_per_second": 1234.5,
+}
+STEP = outputs(rollouts([[0.0, 1.0]]), **METRICS)
+
+
+def plain_lines(capsys, steps, every_n_steps, **options):
+    bar = RolloutProgressBar(every_n_steps=every_n_steps)
+    fit(lambda step: STEP, [bar], steps=steps, enable_progress_bar=True, **options)
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+
+
+def test_without_a_terminal_there_is_a_plain_line_first_last_and_every_n_steps(capsys):
+    lines = plain_lines(capsys, steps=7, every_n_steps=3)
+    assert [line.split("  ")[0] for line in lines] == [
+        "step 1/7",
+        "step 3/7",
+        "step 6/7",
+        "step 7/7",
+    ]
+    assert re.fullmatch(
+        r"step 3/7  \d+\.\d\d s/step  reward 0\.500±0\.250  loss \d+\.\d{4}  kl 0\.0010"
+        r"  len 12  tok/s 123[45]",
+        lines[1],
+    )
+
+
+def test_plain_lines_tell_of_each_validation(capsys):
+    lines = plain_lines(capsys, steps=4, every_n_steps=9, validate_every=2)
+    assert "acc" not in lines[0]
+    assert lines[1] == "step 2/4  validation  acc 0.500"
+    assert lines[-1] == "step 4/4  validation  acc 0.500"
+
+
+def test_the_total_counts_rollout_steps_when_one_has_several_optimizer_steps(capsys):
+    lines = plain_lines(capsys, steps=8, every_n_steps=2, num_updates=2)
+    assert [line.split("  ")[0] for line in lines] == ["step 1/4", "step 2/4", "step 4/4"]
+
+
+def test_sft_shows_loss_and_accuracy():
+    shown = metrics_line({"sft/loss": 0.123456, "val/accuracy": 0.75, "epoch": 3})
+    assert shown == "loss 0.1235  acc 0.750"
+
+
+def test_a_line_at_every_no_step_is_refused():
+    with pytest.raises(ValueError, match="every_n_steps must be >= 1, got 0"):
+        RolloutProgressBar(every_n_steps=0)
+
+
+LIVE = """
+from test_progress import STEP
+from toy_rollouts import fit
+from lit_grpo.callbacks import RolloutProgressBar
+fit(lambda step: STEP, [RolloutProgressBar()], steps=4, validate_every=2, enable_progress_bar=True)
+"""
+
+
+def test_in_a_terminal_there_is_one_live_bar_over_the_run():
+    lines = re.split(r"[\r\n]+", run_in_terminal(LIVE))
+    bars = [number for number, line in enumerate(lines) if line.startswith("Training")]
+    assert " 4/4 " in lines[bars[-1]]
+    metrics = lines[bars[-1] + 1].rstrip()
+    assert re.fullmatch(
+        r"reward 0\.500±0\.250  loss \S+  kl 0\.0010  len 12  tok/s 123[45]  acc 0\.500",
+        metrics,
+    )
+    assert not any(line.startswith("step ") for line in lines)
+
+
+def run_in_terminal(script: str) -> str:
+    """What a terminal of 80 columns is sent, without its control sequences."""
+    parent, child = pty.openpty()
+    environment = os.environ | {"PYTHONPATH": str(SUPPORT)}
+    environment |= {"COLUMNS": "80", "TERM": "xterm", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=child,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        cwd=Path(__file__).parent,
+        start_new_session=True,
+    )
+    os.close(child)
+    output = b""
+    try:
+        while chunk := os.read(parent, 65536):
+            output += chunk
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    assert process.wait() == 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import csv
+import logging
+import re
+
+import pytest
+import torch
+from toy_rollouts import completion, failed, fit, outputs, rollouts, train_batch
+
+from lit_grpo.callbacks import TimingLog
+from lit_grpo.runs.files import MetricsFile
+from lit_grpo.types import Outcome, Stage
+
+BATCH = rollouts(
+    [[0.0, 1.0, failed(Outcome.TIMEOUT, seconds=30.0)]],
+    [completion("7"), completion("seven"), completion("sieben")],
+)
+STEP = outputs(BATCH, train_batch([-1.0, 1.0, 0.0]))
+
+STAGES = (
+    Stage(name="weight_sync", seconds=0.5),
+    Stage(name="generation", seconds=2.0),
+    Stage(name="reward", seconds=0.125),
+    Stage(name="micro_batch", seconds=0.25, micro_batch=0, details={"pg_loss": -0.5, "rows": 2}),
+    Stage(name="micro_batch", seconds=0.25, micro_batch=1, details={"kl": torch.tensor(0.01)}),
+    Stage(name="update", seconds=0.75),
+)
+
+
+class Stages(TimingLog):
+    """Gets the stages that a module would report in the middle of its step."""
+
+    def __init__(self, stages_of_step, **options):
+        super().__init__(**options)
+        self.stages_of_step = stages_of_step
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        for stage in self.stages_of_step(batch_idx):
+            self.on_stage_end(trainer, pl_module, stage)
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+
+def rows(tmp_path, callback, make_outputs=lambda step: STEP, steps=2):
+    file = MetricsFile(tmp_path)
+    fit(make_outputs, [callback], steps=steps, logger=file)
+    with file.path.open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_stage_seconds_stand_in_the_row_of_the_step(tmp_path):
+    first, second = rows(tmp_path, Stages(lambda step: STAGES))
+    assert first["timing/generation_duration_s"] == "2.0"
+    assert first["timing/reward_exposed_duration_s"] == "0.125"
+    assert first["timing/update_duration_s"] == "0.75"
+    assert first["timing/weight_sync_duration_s"] == "0.5"
+    assert first["policy/loss"]
+    assert second["timing/generation_duration_s"] == "2.0"
+
+
+def test_a_stage_that_comes_twice_is_added_up_and_one_that_stays_away_took_no_time(tmp_path):
+    twice = [Stage(name="logprob", seconds=0.25), Stage(name="logprob", seconds=0.5)]
+    first, second = rows(tmp_path, Stages(lambda step: twice if step == 0 else []))
+    assert first["timing/logprob_duration_s"] == "0.75"
+    assert second["timing/logprob_duration_s"] == "0.0"
+    assert "timing/generation_duration_s" not in first
+
+
+def test_gpu_phase_is_the_step_without_the_exposed_reward(tmp_path):
+    first, _ = rows(tmp_path, Stages(lambda step: STAGES))
+    step = float(first["timing/step_duration_s"])
+    assert float(first["timing/gpu_phase_duration_s"]) == pytest.approx(step - 0.125, abs=1e-6)
+
+
+def test_reward_total_adds_up_all_scores_also_failed_ones(tmp_path):
+    first, _ = rows(tmp_path, TimingLog())
+    assert float(first["timing/reward_total_duration_s"]) == 0.25 + 0.25 + 30.0
+
+
+def test_tokens_per_second_counts_completion_tokens(tmp_path):
+    first, _ = rows(tmp_path, TimingLog())
+    tokens = float(first["perf/tokens_per_second"]) * float(first["timing/step_duration_s"])
+    assert tokens == pytest.approx(1 + 5 + 6, rel=1e-4)
+
+
+def test_memory_without_a_gpu_is_resident_memory_and_nothing_is_reserved(tmp_path):
+    first, _ = rows(tmp_path, TimingLog())
+    assert 0.05 < float(first["perf/memory_allocated_gb"]) < 16
+    assert "perf/memory_reserved_gb" not in first
+
+
+def test_a_module_without_rollouts_logs_its_step_only(tmp_path):
+    first, _ = rows(tmp_path, TimingLog(), make_outputs=lambda step: {})
+    assert [name for name in first if name.startswith(("timing/", "perf/"))] == [
+        "timing/step_duration_s",
+        "perf/memory_allocated_gb",
+    ]
+
+
+def stage_log(tmp_path, caplog, **options):
+    with caplog.at_level(logging.INFO, logger="lit_grpo"):
+        rows(tmp_path, Stages(lambda step: STAGES, **options), steps=1)
+    ours = [record for record in caplog.records if record.name.startswith("lit_grpo")]
+    return [record.getMessage() for record in ours if record.levelno == logging.INFO]
+
+
+def test_stage_log_has_a_line_as_each_stage_ends_and_one_for_the_step(tmp_path, caplog):
+    lines = stage_log(tmp_path, caplog, stages=True)
+    assert len(lines) == len(STAGES) + 1
+    number = r"\d+\.\d\d"
+    assert re.fullmatch(rf"step 0  generation +2\.00 s +{number} GB", lines[1])
+    assert re.fullmatch(
+        rf"step 0  micro_batch 0 +0\.25 s +{number} GB  pg_loss -0\.5  rows 2", lines[3]
+    )
+    assert lines[4].endswith("GB  kl 0.01")
+    assert re.fullmatch(
+        rf"step 0  total +{number} s +{number} GB  rewards 0\.500±0\.500 \(2 of 3 valid\)",
+        lines[-1],
+    )
+
+
+def test_there_is_no_stage_log_by_default(tmp_path, caplog):
+    assert stage_log(tmp_path, caplog) == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_memory_on_a_gpu_is_the_peak_of_the_step(tmp_path):
+    def allocate_in_first_step(step):
+        if step == 0:
+            torch.empty(2**28, dtype=torch.uint8, device="cuda")
+        return STEP
+
+    file = MetricsFile(tmp_path)
+    fit(allocate_in_first_step, [TimingLog()], steps=2, logger=file, accelerator="gpu")
+    with file.path.open(newline="") as opened:
+        first, second = csv.DictReader(opened)
+    assert 0.25 <= float(first["perf/memory_allocated_gb"]) < 0.5
+    assert float(second["perf/memory_allocated_gb"]) < 0.25
+    assert float(first["perf/memory_reserved_gb"]) >= 0.25

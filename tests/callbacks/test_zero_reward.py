@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from paths import SUPPORT
+from toy_rollouts import completion, failed, fit, outputs, rollouts
+
+from lit_grpo.callbacks import ZeroRewardBreaker
+from lit_grpo.stopping import get_stop_reason
+from lit_grpo.types import Outcome
+
+ZERO = rollouts([[0.0, 0.0]])
+GOOD = rollouts([[0.0, 1.0]])
+
+
+def run(breaker, batches, **options):
+    return fit(lambda step: outputs(batches[step]), [breaker], steps=len(batches), **options)
+
+
+def test_run_stops_after_so_many_zero_steps_with_an_exit_code():
+    breaker = ZeroRewardBreaker(alert_after=2, stop_after=3)
+    trainer = run(breaker, [GOOD, ZERO, ZERO, ZERO, ZERO])
+    reason = get_stop_reason(trainer)
+    assert trainer.global_step == 4
+    assert reason.exit_code == 3
+    assert "3 rollout steps in a row, since rollout step 1" in reason.message
+    assert "in 3 every valid reward was exactly 0" in reason.message
+    assert "could be scored" not in reason.message
+
+
+def test_one_reward_that_is_not_zero_ends_the_streak():
+    breaker = ZeroRewardBreaker(alert_after=1, stop_after=2)
+    trainer = run(breaker, [ZERO, GOOD, ZERO, GOOD])
+    assert get_stop_reason(trainer) is None
+    assert trainer.global_step == 4
+
+
+def test_a_negative_reward_is_a_reward():
+    breaker = ZeroRewardBreaker(alert_after=1, stop_after=1)
+    assert get_stop_reason(run(breaker, [rollouts([[0.0, -1.0]])])) is None
+
+
+def test_a_zero_reward_of_an_invalid_row_does_not_hide_the_streak():
+    nothing_valid = rollouts([[None, None]])
+    trainer = run(ZeroRewardBreaker(alert_after=1, stop_after=2), [ZERO, nothing_valid])
+    message = get_stop_reason(trainer).message
+    assert "in 1 every valid reward was exactly 0" in message
+    assert "in 1 no completion could be scored" in message
+
+
+def test_alert_comes_once_and_names_the_stop(caplog):
+    with caplog.at_level(logging.WARNING, logger="lit_grpo"):
+        run(ZeroRewardBreaker(alert_after=2, stop_after=9), [ZERO] * 4)
+    (record,) = caplog.records
+    assert "No reward for 2 rollout steps in a row" in record.getMessage()
+    assert "stopped after 9 such steps" in record.getMessage()
+
+
+def stop_message(batch):
+    return get_stop_reason(run(ZeroRewardBreaker(1, 1), [batch])).message
+
+
+def test_an_outage_is_named_with_its_reward_and_a_sample():
+    down = failed(Outcome.TIMEOUT, "no answer from https://judge.example within 30 s")
+    message = stop_message(rollouts([[down, down], [down, failed(Outcome.PARSE_ERROR)]]))
+    assert "75% of the scores of reward 'math' ended as timeout" in message
+    assert "no answer from https://judge.example within 30 s" in message
+    assert "service" in message
+
+
+def test_truncation_is_named_with_its_fraction():
+    cut = [completion(f"{n} and then", "length") for n in range(3)] + [completion("7")]
+    message = stop_message(rollouts([[0.0] * 4], cut))
+    assert "75% of the completions were cut off" in message
+    assert "model.sampling.max_tokens" in message
+
+
+def test_identical_completions_are_named():
+    message = stop_message(rollouts([[0.0] * 2], [completion("same"), completion("same")]))
+    assert "all completions are identical" in message
+
+
+def test_empty_completions_point_at_the_engine():
+    message = stop_message(rollouts([[0.0] * 2], [completion(""), completion(" ")]))
+    assert "100% of the completions are empty" in message
+    assert "engine" in message
+
+
+def test_otherwise_the_format_never_matched_and_a_sample_is_shown():
+    message = stop_message(rollouts([[0.0] * 2], [completion("it is 8"), completion("9")]))
+    assert "no completion has the format or the answer" in message
+    assert "'it is 8'" in message
+    assert "'7'" in message
+
+
+def test_streak_survives_a_checkpoint():
+    breaker = ZeroRewardBreaker(alert_after=2, stop_after=3)
+    run(breaker, [ZERO, ZERO])
+    resumed = ZeroRewardBreaker(alert_after=2, stop_after=3)
+    resumed.load_state_dict(breaker.state_dict())
+    message = get_stop_reason(run(resumed, [rollouts([[None, None]])])).message
+    assert "3 rollout steps in a row, since rollout step 0" in message
+    assert "in 2 every valid reward was exactly 0 and in 1 no completion" in message
+
+
+def test_a_stopped_run_does_not_validate_once_more():
+    breaker = ZeroRewardBreaker(alert_after=1, stop_after=2)
+    trainer = run(breaker, [ZERO, ZERO, ZERO], validate_every=3)
+    assert "val/accuracy" not in trainer.callback_metrics
+
+
+def test_a_module_without_rollouts_is_left_alone():
+    trainer = fit(lambda step: {}, [ZeroRewardBreaker(1, 1)], steps=2)
+    assert get_stop_reason(trainer) is None
+
+
+@pytest.mark.parametrize(("alert_after", "stop_after"), [(0, 10), (11, 10)])
+def test_an_alert_outside_the_streak_raises(alert_after, stop_after):
+    with pytest.raises(ValueError, match="alert_after must be >= 1 and at most stop_after"):
+        ZeroRewardBreaker(alert_after, stop_after)
+
+
+TWO_RANKS = """
+import os
+import sys
+from toy_rollouts import fit, outputs, rollouts
+from lit_grpo.callbacks import ZeroRewardBreaker
+from lit_grpo.stopping import get_stop_reason
+
+rank = int(os.environ.get("LOCAL_RANK", 0))
+
+def step(number):
+    return outputs(rollouts([[0.0, 1.0 if rank == 1 and number == 1 else 0.0]]))
+
+breaker = ZeroRewardBreaker(alert_after=1, stop_after=2)
+trainer = fit(step, [breaker], steps=9, strategy="ddp", devices=2)
+reason = get_stop_reason(trainer)
+sys.stdout.write(f"rank {rank} steps {trainer.global_step} code {reason.exit_code}\\n")
+"""
+
+
+@pytest.mark.slow
+def test_a_reward_on_one_rank_ends_the_streak_of_all(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(TWO_RANKS)
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        stdout, _ = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert sorted(stdout.splitlines()) == ["rank 0 steps 4 code 3", "rank 1 steps 4 code 3"]

@@ -1,0 +1,206 @@
+"""What a person sees who makes a mistake: every case runs in one real process, to share imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny import LLAMA
+
+BASE = {
+    "run_dir": "run",
+    "trainer": {"accelerator": "cpu", "max_steps": 1},
+    "model": {"policy": {"architecture": LLAMA}, "rewards": ["MathReward"]},
+    "data": {"class_path": "AdditionData", "init_args": {"num_digits": 2}},
+}
+
+MODULES = {
+    "broken_import": "import nothing_here\n",
+    "broken_syntax": "class MyReward:\n    def score(:\n",
+    "broken_name": "x = 1\ny = zz\n",
+    "broken_key": "{}['a']\n",
+    "broken_value": "int('a')\n",
+    "mine": (
+        "from lit_grpo.training.grpo import GRPOModule\n"
+        "class MyGRPO(GRPOModule):\n"
+        "    def __init__(self, *args, extra: int = 0, **kwargs):\n"
+        "        super().__init__(*args, **kwargs)\n"
+    ),
+}
+
+CHILD = """
+import contextlib, io, json, sys
+from lit_grpo.cli.app import run
+answers = []
+for arguments in json.load(sys.stdin):
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
+        answers.append((run("fit", arguments), stderr.getvalue()))
+print(json.dumps(answers))
+"""
+
+ARGUMENTS = {
+    "--trainer.max_stepz=3": "trainer.max_stepz: no such key. Did you mean max_steps?",
+    "--trainer.max_stepz 3": "trainer.max_stepz: no such key. Did you mean max_steps?",
+    "--trainr.max_steps=3": "trainr.max_steps: no such key. Did you mean trainer?",
+    "--trainer.max_steps=three": "trainer.max_steps: expected int, got three.",
+    "--trainer.max_steps": "trainer.max_steps: expected one argument",
+    "--model.group_sise=3": "model.group_sise: no such key. Did you mean group_size?",
+    "--model.sampling.temprature=1": (
+        "model.sampling.temprature: no such key. Did you mean temperature?"
+    ),
+    "--model.engine=HFEngin": "model.engine: no class is called HFEngin. Did you mean HFEngine?",
+    "--model.engine=Unlike": (
+        "model.engine: no class is called Unlike. Known: HFEngine, SGLangEngine, ServedEngine, "
+        "VLLMEngine, VLLMServerEngine."
+    ),
+    "--model.engine=lit_grpo.data.AdditionData": (
+        "model.engine: expected RolloutEngine or null, got lit_grpo.data.AdditionData."
+    ),
+    "--model.optimizer=AdamW --model.optimizer.lrr=1": (
+        "model.optimizer: AdamW.lrr: no such key. Did you mean lr?"
+    ),
+    "--model.optimizer=AdamWW": "model.optimizer: no class is called AdamWW. Did you mean AdamW?",
+    "--data=AditionData": "data: no class is called AditionData. Did you mean AdditionData?",
+    "--data.num_digitz=1": "data: AdditionData.num_digitz: no such key. Did you mean num_digits?",
+    "--data.num_digits=0": "num_digits must be >= 1, got 0. Set data.num_digits.",
+    "--data.num_digits=x": "data: AdditionData.num_digits: expected int, got x.",
+    "--seed_everything=x": "seed_everything: expected bool or int, got x.",
+    "--print_confg": "print_confg: no such key. Did you mean print_config?",
+    "stray": "stray: unexpected argument. Write --config FILE and --KEY VALUE.",
+    "--config": "-c/--config: expected one argument",
+    "--trainer.default_root_dir=${run_dri}/x": (
+        "trainer.default_root_dir: ${run_dri} names no key. Did you mean run_dir?"
+    ),
+    "--trainer.default_root_dir=${oc.env:NO_SUCH_NAME}": (
+        "trainer.default_root_dir: cannot interpolate: "
+        "Environment variable 'NO_SUCH_NAME' not found"
+    ),
+    "--trainer.default_root_dir=${run_dir": (
+        "trainer.default_root_dir: cannot interpolate: no viable alternative at input '${run_dir'"
+    ),
+    "--model.class_path=mine.MyGRPO --model.extra=x": "model: MyGRPO.extra: expected int, got x.",
+    "--model.class_path=mine.MyGRPO --model.group_sise=4": (
+        "model: MyGRPO.group_sise: no such key. Did you mean group_size?"
+    ),
+    "--model=mine.MyGRP": (
+        "model: mine.MyGRP cannot be imported: module 'mine' has no attribute 'MyGRP'. "
+        "Did you mean MyGRPO?"
+    ),
+    "--ckpt_path=last": (
+        "run has no checkpoint to go on from. Leave --ckpt_path out to start afresh."
+    ),
+    "--ckpt_path=no.ckpt": "no.ckpt: no such checkpoint. Set ckpt_path to a file or to last.",
+}
+
+FILES = {
+    "{trainer: {max_stepz: 3}}": "trainer.max_stepz: no such key. Did you mean max_steps?",
+    "{trainr: {max_steps: 3}}": "trainr.max_steps: no such key. Did you mean trainer?",
+    "{group_size: 3}": "group_size: no such key. Did you mean model.group_size?",
+    "{model: {group_sise: 3}}": "model.group_sise: no such key. Did you mean group_size?",
+    "{model: {group_size: eight}}": "model.group_size: expected int, got eight.",
+    "{model: {group_size: 1}}": (
+        "group_size must be >= 2, got 1 (a group of one has no baseline). Set model.group_size."
+    ),
+    "{model: {lr_schedule: cosin}}": (
+        "model.lr_schedule: expected one of constant, linear, cosine, got cosin. "
+        "Did you mean cosine?"
+    ),
+    "{model: {policy: {architectur: {a: 1}}}}": (
+        "model.policy: Policy.architectur.a: no such key. Did you mean architecture?"
+    ),
+    "{model: {rewards: MathReward}}": "model.rewards: expected list[Reward], got MathReward.",
+    "{model: {rewards: null}}": "model.rewards: required, but not given.",
+    "{model: {rewards: [MathRewerd]}}": (
+        "model.rewards: no class is called MathRewerd. Did you mean MathReward?"
+    ),
+    "{model: {rewards: [{class_path: MathRewerd}]}}": (
+        "model.rewards: no class is called MathRewerd. Did you mean MathReward?"
+    ),
+    "{model: {rewards: [{class_path: MathReward, init_args: {weigt: 2}}]}}": (
+        "model.rewards: MathReward.weigt: no such key. Did you mean weight?"
+    ),
+    "{model: {rewards: [{class_path: MathReward, weight: 2}]}}": (
+        "model.rewards: MathReward.class_path: the arguments of a class stand beside it under "
+        "init_args."
+    ),
+    "{model: {rewards: [{class_path: MathReward, init_args: {weight: heavy}}]}}": (
+        "model.rewards: MathReward.weight: expected float, got heavy."
+    ),
+    "{model: {rewards: [{class_path: FormatReward}]}}": (
+        "model.rewards: FormatReward.pattern: required, but not given."
+    ),
+    "{model: {rewards: [lit_grpo.rollout.HFEngine]}}": (
+        "model.rewards: lit_grpo.rollout.HFEngine is not a Reward."
+    ),
+    "{model: {rewards: [no_module.MyReward]}}": (
+        "model.rewards: no_module.MyReward cannot be imported: No module named 'no_module'."
+    ),
+    "{model: {rewards: [lit_grpo.rewards.MathRewerd]}}": (
+        "model.rewards: lit_grpo.rewards.MathRewerd cannot be imported: module "
+        "'lit_grpo.rewards' has no attribute 'MathRewerd'. Did you mean MathReward?"
+    ),
+    "{model: {rewards: [broken_import.MyReward]}}": (
+        "broken_import.py, line 1: ModuleNotFoundError: No module named 'nothing_here'"
+    ),
+    "{model: {rewards: [broken_syntax.MyReward]}}": (
+        "broken_syntax.py, line 2: SyntaxError: invalid syntax"
+    ),
+    "{model: {rewards: [broken_name.MyReward]}}": (
+        "broken_name.py, line 2: NameError: name 'zz' is not defined"
+    ),
+    "{model: {rewards: [broken_key.MyReward]}}": "broken_key.py, line 1: KeyError: 'a'",
+    "{model: {engine: broken_value.MyEngine}}": (
+        "broken_value.py, line 1: ValueError: invalid literal for int() with base 10: 'a'"
+    ),
+    "{trainer: {callbacks: [EarlyStoping]}}": (
+        "trainer.callbacks: no class is called EarlyStoping. Did you mean EarlyStopping?"
+    ),
+    "{trainer: {callbacks+: [{class_path: EarlyStopping}]}}": (
+        "trainer.callbacks: EarlyStopping.monitor: required, but not given."
+    ),
+    "{trainer: {logger: CSVLoger}}": (
+        "trainer.logger: no class is called CSVLoger. Did you mean CSVLogger?"
+    ),
+    "{trainer: {accelerator: gpuu}}": "You selected an invalid accelerator name",
+    "{data: null}": "data: required, but not given.",
+    "- a list": "case.yaml: a config must be a mapping of keys to values, got a list.",
+    "a: 'x": "case.yaml, line 1: found unexpected end of stream (not valid YAML).",
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> dict[str, tuple[int, str]]:
+    directory: Path = tmp_path_factory.mktemp("mistakes")
+    (directory / "base.yaml").write_text(yaml.safe_dump(BASE))
+    for name, source in MODULES.items():
+        (directory / f"{name}.py").write_text(source)
+    cases = [["--config", "base.yaml", *arguments.split()] for arguments in ARGUMENTS]
+    for number, text in enumerate(FILES):
+        (directory / str(number)).mkdir()
+        (directory / str(number) / "case.yaml").write_text(text)
+        cases.append(["--config", "base.yaml", "--config", f"{number}/case.yaml"])
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        input=json.dumps(cases),
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.returncode == 0, child.stderr
+    results = json.loads(child.stdout.splitlines()[-1])
+    return dict(zip([*ARGUMENTS, *FILES], results, strict=True))
+
+
+@pytest.mark.parametrize(("mistake", "line"), [*ARGUMENTS.items(), *FILES.items()])
+def test_a_mistake_is_one_clear_line_and_exit_code_2(mistake, line, answers):
+    exit_code, stderr = answers[mistake]
+    assert exit_code == 2
+    assert line in stderr
+    assert stderr.startswith("error: ")
+    assert stderr.count("\n") == 1

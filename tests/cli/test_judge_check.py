@@ -1,0 +1,269 @@
+"""``lit-grpo judge-check`` against judges on real sockets: good ones, blind ones, absent ones."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_base import BASE
+from judge_server import JudgeServer, Reply, Request, Section, judges, refuses, writes
+from run_logs import close_logs
+from tiny import prompt
+
+from lit_grpo.__main__ import main
+from lit_grpo.cli.judge_check import gold_pairs, judge_the_judge, told_apart
+from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
+from lit_grpo.policy.byte_tokenizer import byte_tokenizer
+from lit_grpo.types import Outcome, Score
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setenv(RUN_DIR_VARIABLE, "")
+    monkeypatch.setenv("COLUMNS", "120")
+    yield tmp_path
+    close_logs()
+
+
+def ready(request: Request):
+    return writes('{"answer": "yes"}')
+
+
+def grader(grade):
+    """A judge that is ready and gives each answer the grade of a rule."""
+    obeys = judges("answer", lambda request, one: {"score": grade(request, one)})
+    return lambda request: ready(request) if is_probe(request) else obeys(request)
+
+
+def is_probe(request: Request) -> bool:
+    return "Are you ready" in request.texts[-1]
+
+
+def by_reference(request: Request, one: Section) -> int:
+    (reference,) = request.of("reference")
+    return 10 if one.text == reference.text else 1
+
+
+def check(server: JudgeServer, **settings) -> int:
+    write_config(server, **settings)
+    return main(["judge-check", "--config=my.yaml"])
+
+
+def write_config(
+    server: JudgeServer, *, kind="JudgeReward", data=None, model=None, **judge
+) -> None:
+    asked = {"model": "gpt-x", "base_url": f"{server.url}/v1", "auth": "none"} | judge
+    reward = {"class_path": kind, "init_args": {"judge": asked}}
+    settings = BASE["model"] | {"rewards": ["MathReward", reward]} | (model or {})
+    config = BASE | {"model": settings} | (data or {})
+    Path("my.yaml").write_text(yaml.safe_dump(config))
+
+
+def rows(*lines: str) -> dict:
+    Path("rows.jsonl").write_text("\n".join(lines) + "\n")
+    settings = {"train": "rows.jsonl", "require_answer": False, "prompts_per_step": 1}
+    return {"data": {"class_path": "PromptData", "init_args": settings}}
+
+
+def test_a_judge_that_knows_the_gold_answer_passes(capsys):
+    with JudgeServer(grader(by_reference)) as server:
+        assert check(server, price={"prompt": 1.0, "completion": 10.0}) == 0
+        assert len(server.requests) == 1 + 2 * 4
+        place = f"model gpt-x at {server.url}/v1, api openai, auth none"
+    shown = capsys.readouterr().out
+    assert place in shown
+    assert shown.count("told apart") == 4
+    assert "pairs: calls 8, latency" in shown
+    assert "800 tokens read and 80 written, 0.0016 dollars" in shown
+    assert shown.endswith(
+        "The good answer scored higher in 4 of 4 pairs: the judge tells good from bad.\n"
+    )
+    assert not Path("runs").exists()
+
+
+def test_a_blind_judge_fails_with_exit_code_1(capsys):
+    with JudgeServer(grader(lambda request, one: 7)) as server:
+        assert check(server) == 1
+    shown = capsys.readouterr().out
+    assert shown.count("not told apart") == 4
+    assert "scored higher in 0 of 4 pairs, and 75% would do" in shown
+
+
+def test_a_ranking_judge_is_asked_for_an_order(capsys):
+    def behave(request):
+        if is_probe(request):
+            return ready(request)
+        (reference,) = request.of("reference")
+        shown = {one.id: one.text for one in request.of("answer")}
+        order = sorted(shown, key=lambda label: shown[label] != reference.text)
+        labels = [label.split()[-1] for label in order]
+        return writes(f'{{"explanation": "", "order": {labels}}}'.replace("'", '"'))
+
+    with JudgeServer(behave) as server:
+        assert check(server, kind="RankingReward") == 0
+    assert "in 4 of 4 pairs" in capsys.readouterr().out
+
+
+def test_judges_of_held_out_accuracy_and_those_that_only_monitor_are_checked_too(capsys):
+    with JudgeServer(grader(by_reference)) as server:
+        judge = {"base_url": f"{server.url}/v1", "auth": "none"}
+        accuracy, monitor = (
+            {"class_path": "JudgeReward", "init_args": {"judge": judge | {"model": name}, **more}}
+            for name, more in (("other", {}), ("watching", {"weight": 0.0, "on_error": "raise"}))
+        )
+        model = {"evaluation": {"accuracy": accuracy}, "rewards": ["MathReward", monitor]}
+        assert check(server, model=model) == 0
+    shown = capsys.readouterr().out
+    assert "model other at" in shown
+    assert "model watching at" in shown
+
+
+def test_a_refused_key_is_one_line_with_what_to_set_and_no_secret(capsys, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-very-secret-indeed")
+    with JudgeServer(lambda request: refuses(401, "bad key sk-very-secret-indeed")) as server:
+        assert check(server, auth="key", secret_variable="MY_KEY") == 2
+    shown = capsys.readouterr()
+    assert "auth key from MY_KEY" in shown.out
+    (line,) = shown.err.splitlines()
+    assert line.startswith("error: the judge must answer before training begins")
+    assert "Set model, base_url, api (now openai) or the key in MY_KEY." in line
+    assert "very-secret" not in shown.out + shown.err
+
+
+def test_a_key_in_the_config_is_refused_and_not_printed(capsys):
+    with JudgeServer(grader(by_reference)) as server:
+        assert check(server, auth="key", secret_variable="hf_VerySecretIndeed0123456789") == 2
+        assert not server.requests
+    shown = capsys.readouterr()
+    assert "secret_variable must be the name of an environment variable" in shown.err
+    assert "VerySecret" not in shown.out + shown.err
+
+
+def test_a_judge_that_is_down_cannot_be_asked(capsys):
+    with JudgeServer(lambda request: refuses(503, "down")) as server:
+        assert check(server, limits={"num_retries": 0}) == 2
+    shown = capsys.readouterr().out
+    assert "The judge scored no pair: unavailable" in shown
+    assert "base_url and limits of the judge" in shown
+
+
+def test_a_cached_verdict_is_no_proof(here):
+    with JudgeServer(grader(by_reference)) as server:
+        for _ in range(2):
+            assert check(server, cache=str(here / "cache")) == 0
+        assert len(server.requests) == 2 * 9
+
+
+def test_rows_without_gold_answers_are_replaced_by_obvious_pairs(capsys):
+    def obvious(request, one):
+        return 10 if one.text in ("Paris", "42", "An elephant.", "Red") else 0
+
+    with JudgeServer(grader(obvious)) as server:
+        assert check(server, data=rows('{"prompt": "Write a poem."}')) == 0
+    assert "What is the capital of France?" in capsys.readouterr().out
+
+
+def test_a_rubric_without_gold_answers_has_its_access_checked_only(capsys):
+    rubric = rows('{"prompt": "Greet me.", "rubric": [{"criterion": "Polite.", "points": 1}]}')
+    with JudgeServer(ready) as server:
+        assert check(server, kind="RubricReward", data=rubric) == 0
+        assert len(server.requests) == 1
+    assert "RubricReward scores by columns of its rows" in capsys.readouterr().out
+
+
+def test_gold_answers_are_no_rubrics(capsys):
+    with JudgeServer(ready) as server:
+        assert check(server, kind="RubricAlignmentReward") == 0
+        assert len(server.requests) == 1
+    assert "only access was checked" in capsys.readouterr().out
+
+
+def test_the_policy_s_weights_are_not_needed(here):
+    byte_tokenizer().save_pretrained(here / "tokenizer")
+    with JudgeServer(grader(by_reference)) as server:
+        assert check(server, model={"policy": {"path": str(here / "tokenizer")}}) == 0
+
+
+def test_a_config_without_a_judge_is_one_line(capsys):
+    Path("my.yaml").write_text(yaml.safe_dump(BASE))
+    assert main(["judge-check", "--config=my.yaml"]) == 2
+    assert re.fullmatch(r"error: judge-check needs a reward .*\n", capsys.readouterr().err)
+
+
+def test_ctrl_c_ends_a_check_with_130(here):
+    is_asked = threading.Event()
+
+    def never(request):
+        is_asked.set()
+        return Reply({}, seconds=600)
+
+    with JudgeServer(never) as server:
+        write_config(server)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lit_grpo", "judge-check", "--config=my.yaml"],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        )
+        try:
+            assert is_asked.wait(timeout=100)
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+    assert stderr.endswith("error: interrupted.\n")
+    assert "Traceback" not in stderr
+
+
+# Pairs and verdicts
+
+
+def test_a_bad_answer_is_the_next_gold_answer_that_differs():
+    answers = {"a": "Yes", "b": "yes ", "c": "No", "d": None}
+    prompts = [prompt(id=id, answer=answer) for id, answer in answers.items()]
+    pairs = [(pair.prompt.id, pair.good, pair.bad) for pair in gold_pairs(prompts)]
+    assert pairs == [("a", "Yes", "No"), ("b", "yes ", "No"), ("c", "No", "Yes")]
+    assert list(gold_pairs(prompts[:2])) == []
+
+
+def scored(value: float | None) -> Score:
+    return Score(value=value, outcome=Outcome.ERROR if value is None else Outcome.OK)
+
+
+def pair(good: float | None, bad: float | None) -> tuple[Score, Score]:
+    return scored(good), scored(bad)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "verdict"),
+    [(1.0, 0.0, True), (0.5, 0.5, False), (0.0, 1.0, False), (None, 0.0, None), (1.0, None, None)],
+)
+def test_a_failure_is_no_verdict_and_a_tie_is_no_success(good, bad, verdict):
+    assert told_apart(*pair(good, bad)) is verdict
+
+
+def test_three_of_four_scored_pairs_are_enough_and_two_are_not():
+    right, wrong, absent = pair(1.0, 0.0), pair(0.0, 1.0), pair(None, 0.0)
+    exit_code, words = judge_the_judge([right, right, right, wrong])
+    assert (exit_code, words.split(":")[0]) == (
+        0,
+        "The good answer scored higher in 3 of 4 pairs",
+    )
+    assert judge_the_judge([right, right, wrong, wrong])[0] == 1
+    exit_code, words = judge_the_judge([right, right, right, absent])
+    assert exit_code == 0
+    assert "3 of 3 pairs (1 could not be scored)" in words
+    assert judge_the_judge([absent, absent])[0] == 2

@@ -1,0 +1,274 @@
+"""``lit-grpo rewards`` on real, tiny policies, with rewards whose values are known."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+from cli_base import BASE
+from judge_server import PRICE, REPLY_COST, JudgeServer, first_line_is, judges, writes
+from run_logs import close_logs
+
+from lit_grpo.__main__ import main
+from lit_grpo.cli.reward_trial import in_group_deviation, projected_seconds
+from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
+from lit_grpo.judge import Judge, Limits
+from lit_grpo.policy.byte_tokenizer import byte_tokenizer
+from lit_grpo.rewards import JudgeReward, MathReward, Reward
+from lit_grpo.types import Observed, Score
+
+MINE = """
+import time
+from lit_grpo.rewards import Reward
+
+class Low(Reward):
+    def score(self, prompt, completion):
+        return sum(token < 128 for token in completion.token_ids) / len(completion.token_ids)
+
+class One(Reward):
+    def score(self, prompt, completion):
+        return 1.0
+
+class Broken(Reward):
+    def score(self, prompt, completion):
+        raise RuntimeError("the sandbox is gone")
+
+class Slow(Reward):
+    def score(self, prompt, completion):
+        print("scoring", flush=True)
+        time.sleep(600)
+"""
+
+
+class Constant(Reward):
+    def score(self, prompt, completion):
+        return 1.0
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
+    (tmp_path / "trial_rewards.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setenv(RUN_DIR_VARIABLE, "")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delitem(sys.modules, "trial_rewards", raising=False)
+    yield tmp_path
+    close_logs()
+
+
+def trial(*arguments: str, reward: str = "trial_rewards.Low") -> int:
+    return main(["rewards", "--config=base.yaml", f"--model.rewards=[{reward}]", *arguments])
+
+
+def cells(shown: str, reward: str) -> list[str]:
+    return next(line for line in shown.splitlines() if line.startswith(reward)).split()
+
+
+def test_the_trial_scores_what_the_first_step_would_and_starts_no_run(here, capsys):
+    assert trial("--n=2") == 0
+    shown = capsys.readouterr().out
+    frame = pd.read_parquet("runs/base/rewards.parquet")
+    assert [path.name for path in Path("runs/base").iterdir()] == ["rewards.parquet"]
+    assert "4 completions of 2 prompts" in shown
+    assert shown.splitlines()[-1] == "Completions: runs/base/rewards.parquet"
+    assert cells(shown, "low")[1] == f"{frame['score/low'].mean():.3f}"
+    deviation = frame.groupby("prompt_id")["score/low"].std().mean()
+    assert cells(shown, "low")[2] == f"{deviation:.3f}"
+    assert cells(shown, "low")[3:5] == ["ok", "100%"]
+    assert (frame["seconds/low"] > 0).all()
+    main(["fit", "--config=base.yaml", "--model.rewards=[trial_rewards.Low]", "--run_dir=run"])
+    step = pd.read_parquet("run/completions/step_000000.parquet")
+    columns = ["prompt", "completion", "score/low", "reward"]
+    pd.testing.assert_frame_equal(frame[columns], step[columns])
+    assert set(frame.columns) == set(step.columns)
+
+
+def test_a_second_trial_keeps_the_first_one_s_table(here):
+    assert trial("--n=1") == trial("--n=1") == 0
+    names = sorted(path.name for path in Path("runs/base").iterdir())
+    assert names == ["rewards-1.parquet", "rewards.parquet"]
+
+
+def test_a_checkpoint_is_what_is_tried(here):
+    sgd = "--model.optimizer={class_path: SGD, init_args: {lr: 100.0}}"
+    low = "--model.rewards=[trial_rewards.Low]"
+    settings = [low, "--model.group_size=4", sgd, "--run_dir=run"]
+    assert main(["fit", "--config=base.yaml", *settings]) == 0
+    assert trial(*settings[1:], "--ckpt_path=last", "--n=4") == 0
+    assert trial(*settings[1:], "--n=4") == 0
+    trained, untrained = (pd.read_parquet(f"run/rewards{n}.parquet") for n in ("", "-1"))
+    assert trained["prompt"].tolist() == untrained["prompt"].tolist()
+    assert trained["completion"].tolist() != untrained["completion"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        ("MathReward", "There is no signal: every reward is exactly 0."),
+        ("trial_rewards.One", "All advantages are 0: inside each group all rewards are equal"),
+        (
+            "trial_rewards.Broken",
+            "There is no signal: no row is valid: 100% of the scores of reward 'broken' ended as "
+            "error, for instance: RuntimeError: the sandbox is gone.",
+        ),
+    ],
+)
+def test_no_signal_is_said_in_words(reward, words, capsys):
+    assert trial("--n=2", reward=reward) == 0
+    assert words in capsys.readouterr().out
+
+
+def test_the_trainer_s_precision_is_honoured(here, capsys):
+    Path("trial_engine.py").write_text(
+        "import torch\n"
+        "from lit_grpo.rollout import HFEngine\n"
+        "class Telling(HFEngine):\n"
+        "    def generate(self, *args, **kwargs):\n"
+        "        print('bfloat16' if torch.is_autocast_enabled('cpu') else 'float32')\n"
+        "        return super().generate(*args, **kwargs)\n"
+    )
+    for precision, dtype in (("32-true", "float32"), ("bf16-mixed", "bfloat16")):
+        engine = "--model.engine.class_path=trial_engine.Telling"
+        assert trial("--n=1", engine, f"--trainer.precision={precision}") == 0
+        assert capsys.readouterr().out.startswith(dtype)
+
+
+def test_data_that_a_reward_refuses_is_refused_before_the_policy_is_loaded(here, capsys):
+    lines = [
+        '{"prompt": "1+1=", "answer": "2"}',
+        '{"prompt": "Why?", "answer": "because people like it"}',
+    ]
+    Path("rows.jsonl").write_text("\n".join(lines))
+    byte_tokenizer().save_pretrained("tokenizer")
+    data = {"class_path": "PromptData", "init_args": {"train": "rows.jsonl", "prompts_per_step": 1}}
+    model = BASE["model"] | {"policy": {"path": "./tokenizer"}}
+    Path("base.yaml").write_text(yaml.safe_dump(BASE | {"data": data, "model": model}))
+    assert trial("--n=1", reward="MathReward") == 2
+    assert "every gold answer must be a number" in capsys.readouterr().err
+
+
+def test_truncation_is_shown(capsys):
+    assert trial("--n=1", "--model.sampling.max_tokens=2") == 0
+    assert "100% cut off at model.sampling.max_tokens 2; length 2.0" in capsys.readouterr().out
+
+
+def test_dollars_of_a_step_follow_from_those_of_the_trial(here, capsys):
+    def behave(request):
+        if "Are you ready" in request.texts[-1]:
+            return writes('{"answer": "yes"}')
+        return judges("answer", first_line_is("2"))(request)
+
+    with JudgeServer(behave) as server:
+        judge = {"model": "m", "base_url": f"{server.url}/v1", "auth": "none"}
+        judge["price"] = {"prompt": PRICE.prompt, "completion": PRICE.completion}
+        rewards = [{"class_path": "JudgeReward", "init_args": {"judge": judge}}]
+        Path("judge.yaml").write_text(yaml.safe_dump({"model": {"rewards": rewards}}))
+        configs = ["--config=base.yaml", "--config=judge.yaml"]
+        assert main(["rewards", *configs, "--n=1", "--run_dir=trial"]) == 0
+        assert len(server.requests) == 3
+    frame = pd.read_parquet("trial/rewards.parquet")
+    assert frame["cost/judge"].tolist() == pytest.approx([REPLY_COST] * 2)
+    assert cells(capsys.readouterr().out, "judge")[-1] == "0.0008"  # 2 prompts of 2 completions
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--n=0"], "n must be >= 1, got 0"),
+        (["--n=many"], "n: expected int, got many"),
+        (["--last=3"], "last: no such key"),
+        (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt: no such checkpoint"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, line, capsys):
+    assert trial(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {line}")
+    assert error.count("\n") == 1
+
+
+def test_a_reward_that_raises_ends_the_trial_with_its_words(capsys):
+    broken = "{class_path: trial_rewards.Broken, init_args: {on_error: raise}}"
+    assert trial("--n=1", reward=broken) == 2
+    assert "error: reward broken failed on prompt" in capsys.readouterr().err
+
+
+def test_a_warm_up_has_no_rewards_to_try(here, capsys):
+    model = BASE["model"].keys() - {"rewards", "group_size"}
+    config = BASE | {"model": {key: BASE["model"][key] for key in model}}
+    config["model"]["target_column"] = "answer"
+    Path("warm.yaml").write_text(yaml.safe_dump(config))
+    assert main(["rewards", "--config=warm.yaml"]) == 2
+    assert "error: rewards needs rewards, and the model" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_trial_with_130(here):
+    command = [sys.executable, "-m", "lit_grpo", "rewards", "--config=base.yaml"]
+    process = subprocess.Popen(
+        [*command, "--model.rewards=[trial_rewards.Slow]"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        assert any("scoring" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+    assert stderr.endswith("error: interrupted.\n")
+    assert not Path("runs").exists()
+
+
+# Projections
+
+
+def judged(**limits: float) -> JudgeReward:
+    return JudgeReward(Judge(model="m", auth="none", limits=Limits(**limits)))
+
+
+@pytest.mark.parametrize(
+    ("limits", "seconds"),
+    [
+        ({"max_concurrency": 4}, 64 * 2 / 4),
+        ({"max_concurrency": 4, "requests_per_minute": 30}, 64 / 30 * 60),
+        ({"max_concurrency": 4, "tokens_per_minute": 1000}, 64 * 110 / 1000 * 60),
+        ({"max_concurrency": 1000}, 2.0),
+    ],
+)
+def test_a_judge_is_bounded_by_its_limits_not_by_how_the_trial_waited(limits, seconds):
+    observed = Observed(
+        totals={"judge/prompt_tokens": 800, "judge/completion_tokens": 80},
+        samples={"timing/judge_api_latency_s": [2.0] * 8},
+    )
+    waited = [Score(value=1.0, seconds=50.0)] * 8
+    assert projected_seconds(judged(**limits), waited, observed, 64) == pytest.approx(seconds)
+
+
+def test_a_sync_reward_scores_one_by_one_and_an_async_one_at_the_rate_of_the_trial():
+    scores = [Score(value=1.0, seconds=float(seconds)) for seconds in range(21)]
+    assert projected_seconds(Constant(), scores, Observed(), 84) == 4 * 210.0
+    assert (
+        projected_seconds(MathReward(), scores, Observed(), 84) == 4 * 19.0
+    )  # the 95th percentile
+
+
+def test_a_deviation_is_the_mean_over_groups_with_two_values():
+    nan = float("nan")
+    values = torch.tensor([[0.0, 1.0], [1.0, 1.0], [nan, 5.0]], dtype=torch.float64)
+    assert in_group_deviation(values) == pytest.approx((0.5**0.5 + 0) / 2)
+    assert in_group_deviation(values[2:]) is None

@@ -1,0 +1,88 @@
+import pytest
+
+from lit_grpo.cli.configs import look_at
+from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE, choose_run_dir, find_checkpoint, refuse_used
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(RUN_DIR_VARIABLE, "")
+    (tmp_path / "base.yaml").write_text("a: 1")
+    return tmp_path
+
+
+def chosen(command: str, *arguments: str) -> str:
+    with choose_run_dir(command, look_at(["--config=base.yaml", *arguments])) as run_dir:
+        return run_dir
+
+
+def touch(*paths) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def test_a_given_directory_is_taken_as_it_is(here):
+    assert chosen("fit", "--run_dir=x/y") == "x/y"
+    assert not (here / "x").exists()
+
+
+def test_a_training_gets_the_next_number_and_an_empty_directory_is_taken_back(here):
+    assert chosen("fit") == "runs/base/0"
+    assert not (here / "runs").exists()
+    touch(here / "runs" / "base" / "4" / "run.log")
+    assert chosen("sft") == "runs/base/5"
+
+
+def test_a_directory_that_was_used_stays(here):
+    with choose_run_dir("fit", look_at(["--config=base.yaml"])) as run_dir:
+        touch(here / run_dir / "run.log")
+    assert (here / run_dir / "run.log").exists()
+
+
+def test_measuring_makes_no_directory(here):
+    assert chosen("validate") == "runs/base"
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["fit", "validate"])
+def test_last_means_the_latest_run_that_has_a_checkpoint(command, here):
+    with pytest.raises(ValueError, match="runs/base has no run with a checkpoint"):
+        chosen(command, "--ckpt_path=last")
+    runs = here / "runs" / "base"
+    touch(*(runs / number / "checkpoints" / "last.ckpt" for number in ("0", "9", "10")))
+    touch(runs / "11" / "run.log")
+    assert chosen(command, "--ckpt_path=last") == "runs/base/10"
+
+
+def test_another_rank_takes_the_directory_that_rank_0_chose(here, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv(RUN_DIR_VARIABLE, "runs/base/3")
+    assert chosen("fit") == chosen("fit", "--ckpt_path=last") == "runs/base/3"
+
+
+def test_ranks_started_from_outside_must_be_told_their_directory(here, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.delenv(RUN_DIR_VARIABLE)
+    with pytest.raises(ValueError, match="run_dir must be set where ranks are started from outsi"):
+        chosen("fit")
+
+
+def test_a_checkpoint_is_found_by_path_and_as_the_last_of_the_run(here):
+    touch(here / "run" / "checkpoints" / "last.ckpt", here / "other.ckpt")
+    assert find_checkpoint("last", here / "run") == str(here / "run/checkpoints/last.ckpt")
+    assert find_checkpoint("other.ckpt", here / "run") == "other.ckpt"
+    with pytest.raises(ValueError, match="Leave --ckpt_path out"):
+        find_checkpoint("last", here / "empty")
+    with pytest.raises(ValueError, match=r"none\.ckpt: no such checkpoint"):
+        find_checkpoint("none.ckpt", here / "run")
+
+
+@pytest.mark.parametrize("left", ["metrics.csv", "checkpoints/last.ckpt"])
+def test_a_directory_with_results_is_refused_to_a_fresh_run(left, here):
+    touch(here / "run" / "config.yaml", here / "run" / "run.log")
+    refuse_used(here / "run")
+    touch(here / "run" / left)
+    with pytest.raises(ValueError, match="holds a run already"):
+        refuse_used(here / "run")

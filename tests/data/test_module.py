@@ -1,0 +1,140 @@
+"""Data modules under a real trainer: what is read, split and handed out."""
+
+import json
+import logging
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from data_runs import fit, flat, make_trainer, sums
+from paths import GSM8K
+
+from lit_grpo.data import AdditionData, PromptData
+
+
+def write_rows(path: Path, number: int) -> str:
+    rows = [{"question": f"q{n}", "answer": str(n), "level": n % 3} for n in range(1, number + 1)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_an_order_differs_by_seed_and_between_epochs_and_not_between_runs():
+    def order(seed: int) -> list[str]:
+        data = AdditionData(1, validation_size=10, prompts_per_step=9, seed=seed)
+        return flat(fit(data, max_steps=20).trained)
+
+    first = order(0)
+    assert first[:90] != first[90:]
+    assert sorted(first[:90]) == sorted(first[90:])
+    assert first == order(0)
+    assert first != order(1)
+
+
+def test_overfitting_takes_the_same_batches_in_every_epoch():
+    trained = fit(sums(), max_epochs=3, max_steps=-1, overfit_batches=2).trained
+    assert trained[:2] == trained[2:4] == trained[4:6]
+    assert trained[0] != trained[1]
+
+
+def test_nothing_is_read_before_setup():
+    PromptData(train="missing.jsonl", validation="missing/dataset:main:test", template="{{ q }}")
+
+
+def test_rows_reach_the_module_and_each_held_out_row_is_validated_once(tmp_path, caplog):
+    path = write_rows(tmp_path / "t.jsonl", 23)
+    data = PromptData(path, validation_size=5, prompts_per_step=6, validation_batch_size=2)
+    with caplog.at_level(logging.INFO, logger="lit_grpo"):
+        module = fit(data, max_steps=3, val_check_interval=3)
+    assert len(module.evaluated) == 3
+    held_out, trained = flat(module.evaluated), flat(module.trained)
+    assert len(set(held_out)) == len(held_out) == 5
+    assert set(trained) | set(held_out) == {f"t:{n}" for n in range(1, 24)}
+    assert not set(trained) & set(held_out)
+    assert "train data: 18 rows read, 0 dropped" in caplog.text
+    assert "validation data: 5 rows read" in caplog.text
+
+
+def test_the_held_out_rows_do_not_depend_on_seed_limit_or_fraction_of_the_same_size(tmp_path):
+    path = write_rows(tmp_path / "t.jsonl", 20)
+
+    def held_out(**choices) -> list[str]:
+        return [row.id for row in PromptData(path, **choices).rows("validation")]
+
+    assert held_out(validation_size=4, seed=1) == held_out(validation_size=0.2, max_prompt_tokens=9)
+    assert len(held_out(validation_size=4)) == 4
+
+
+@pytest.mark.parametrize("size", [20, 1.0, -1, 0.001])
+def test_a_held_out_size_that_leaves_nothing_on_one_side_is_refused(tmp_path, size):
+    path = write_rows(tmp_path / "t.jsonl", 20)
+    with pytest.raises(ValueError, match=rf"below the 20 rows, got {size}, which holds out"):
+        PromptData(path, validation_size=size).rows("train")
+
+
+def test_files_of_different_kinds_and_layouts_make_one_train_split(tmp_path):
+    messages = [{"role": "user", "content": "q"}]
+    verl = [{"prompt": messages, "reward_model": {"ground_truth": "1"}, "extra_info": {"i": 0}}]
+    pd.DataFrame(verl).to_parquet(tmp_path / "v.parquet")
+    (tmp_path / "c.csv").write_text("question,answer\nq,2\n")
+    files = [write_rows(tmp_path / "j.jsonl", 2), tmp_path / "v.parquet", tmp_path / "c.csv"]
+    seen = fit(PromptData([str(file) for file in files], prompts_per_step=4)).trained
+    assert sorted(flat(seen)) == ["c:1", "j:1", "j:2", "v:1"]
+
+
+def test_validation_and_test_have_files_of_their_own(tmp_path):
+    train, validation, test = (write_rows(tmp_path / f"{n}.jsonl", 3) for n in ("a", "b", "c"))
+    data = PromptData(train, validation, test, prompts_per_step=3)
+    module = fit(data)
+    assert flat(module.trained)[0].startswith("a:")
+    assert flat(module.evaluated) == ["b:1", "b:2", "b:3"]
+    module.evaluated.clear()
+    make_trainer().test(module, datamodule=data, verbose=False)
+    assert flat(module.evaluated) == ["c:1", "c:2", "c:3"]
+    module.evaluated.clear()
+    make_trainer().test(module, datamodule=PromptData(train, validation), verbose=False)
+    assert flat(module.evaluated) == ["b:1", "b:2", "b:3"]
+
+
+def test_a_run_without_validation_data_trains_and_validating_it_is_an_error(tmp_path):
+    path = write_rows(tmp_path / "t.jsonl", 4)
+    module = fit(PromptData(path, prompts_per_step=2), max_steps=4)
+    assert (len(module.trained), module.evaluated) == (4, [])
+    with pytest.raises(ValueError, match="validation data is needed, got none. Set data.val"):
+        make_trainer().validate(module, datamodule=PromptData(path), verbose=False)
+    with pytest.raises(ValueError, match=r"train data is needed, got none. Set data.train\."):
+        fit(PromptData())
+
+
+def test_dropped_prompts_are_counted_in_a_warning(tmp_path, caplog):
+    path = write_rows(tmp_path / "t.jsonl", 12)
+    module = fit(PromptData(path, prompts_per_step=9, max_prompt_tokens=2))
+    assert sorted(flat(module.trained)) == [f"t:{n}" for n in range(1, 10)]
+    assert "12 rows read, 3 dropped (longer than max_prompt_tokens=2)" in caplog.text
+    assert {r.levelname for r in caplog.records if r.name == "lit_grpo"} == {"WARNING"}
+
+
+def test_choices_that_exclude_each_other_are_refused_at_once():
+    with pytest.raises(ValueError, match="validation_size must be 0 beside validation='b.jsonl'"):
+        PromptData("a.jsonl", "b.jsonl", validation_size=3)
+    with pytest.raises(ValueError, match="seed must be >= 0, got -1"):
+        PromptData("a.jsonl", seed=-1)
+
+
+@pytest.mark.skipif(not GSM8K.is_dir(), reason="the GSM8K files are not here")
+def test_gsm8k_files_are_read_as_they_are():
+    data = PromptData(
+        str(GSM8K / "train.jsonl"),
+        str(GSM8K / "test.jsonl"),
+        template="Question: {{ question }}\nAnswer:",
+        prompts_per_step=512,
+    )
+    module = fit(data, max_epochs=1, max_steps=-1)
+    assert [len(batch) for batch in module.trained] == [512] * 14
+    assert len(set(flat(module.trained))) == 14 * 512
+    assert flat(module.evaluated) == [f"test:{n}" for n in range(1, 1320)]
+    prompts = data.train_dataloader().prompts
+    assert len(prompts) == 7473
+    assert prompts[0].text.startswith("Question: Natalia sold clips to 48 of her friends in April")
+    assert prompts[0].answer == "72"
+    assert prompts[0].columns["answer"].endswith("#### 72")
+    assert all(prompt.answer.lstrip("-").isdigit() for prompt in prompts)

@@ -1,0 +1,143 @@
+"""Rows become token ids by template, chat template or as they are; too long ones are dropped."""
+
+import pytest
+
+from lit_grpo.data import PromptFormat, Row, build_prompts
+from lit_grpo.policy.byte_tokenizer import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+
+
+def row(number: int = 1, **columns) -> Row:
+    return Row(source="t.jsonl", number=number, id=f"t:{number}", columns=columns)
+
+
+def build(*rows: Row, tokenizer=TOKENIZER, **choices):
+    return build_prompts(rows, tokenizer, PromptFormat(**choices))
+
+
+def test_a_plain_prompt_is_tokenized_as_it_is_and_keeps_every_column():
+    (prompt,) = build(row(prompt="2+2=", answer="4", level=3, tags=["a"]))
+    assert prompt.text == "2+2="
+    assert prompt.token_ids == tuple(TOKENIZER("2+2=")["input_ids"])
+    assert len(prompt.token_ids) == 4
+    assert (prompt.id, prompt.answer, prompt.messages) == ("t:1", "4", None)
+    assert prompt.columns == {"prompt": "2+2=", "answer": "4", "level": 3, "tags": ["a"]}
+
+
+def test_special_tokens_of_the_tokenizer_come_once():
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    tokenizer.chat_template = "<bos>{{ messages[0]['content'] }}"
+    tokenizer.add_bos_token = True
+    tokenizer.update_post_processor()
+    text = build(row(prompt="2", answer="2"), tokenizer=tokenizer)[0]
+    chat = build(row(prompt="2", answer="2"), tokenizer=tokenizer, chat=True)[0]
+    assert (
+        text.token_ids == chat.token_ids == (tokenizer.bos_token_id, *TOKENIZER("2")["input_ids"])
+    )
+
+
+def test_a_template_writes_the_prompt_from_any_column_and_keeps_its_last_newline():
+    (prompt,) = build(
+        row(left=2, right=3, answer="5"),
+        template="Q: {{ left }}+{{ right }}\n{{ note|default }}A:\n",
+    )
+    assert prompt.text == "Q: 2+3\nA:\n"
+
+
+def test_a_template_with_an_unknown_or_null_column_names_the_row():
+    with pytest.raises(
+        ValueError, match=r"row 2 does not fit the template: 'qestion' is undefined.*"
+    ):
+        build(row(2, question="q", answer="a"), template="{{ qestion }}")
+    with pytest.raises(ValueError, match="row 2 does not fit the template: a value is null"):
+        build(row(2, question=None, answer="a"), template="{{ question }}")
+    assert build(row(hint=None, answer="a"), template="x{{ hint or '' }}")[0].text == "x"
+
+
+def test_a_template_that_is_not_jinja_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"template must be jinja2, got '\{\{ question \}'"):
+        PromptFormat(template="{{ question }")
+
+
+def test_a_chat_prompt_is_written_by_the_chat_template_with_the_system_prompt_first():
+    (prompt,) = build(row(question="2+2?", answer="4"), chat=True, system_prompt="Be brief.")
+    assert prompt.messages == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "2+2?"},
+    )
+    assert prompt.text == "system: Be brief.\nuser: 2+2?\nassistant: "
+    assert prompt.token_ids == tuple(TOKENIZER(prompt.text)["input_ids"])
+
+
+def test_messages_are_a_conversation_without_being_asked_and_a_template_writes_one_turn():
+    messages = [{"role": "user", "content": "2+2?"}]
+    data = row(prompt=messages, reward_model={"ground_truth": "4"}, data_source="sums")
+    (prompt,) = build(data)
+    assert prompt.text == "user: 2+2?\nassistant: "
+    assert prompt.messages == tuple(messages)
+    assert (prompt.answer, prompt.columns["data_source"]) == ("4", "sums")
+    assert build(data, template="{{ prompt[-1].content }} A:")[0].text == "2+2? A:"
+    (both,) = build(data, template="{{ prompt[-1].content }} A:", chat=True)
+    assert both.text == "user: 2+2? A:\nassistant: "
+
+
+def test_a_conversation_needs_a_tokenizer_with_a_chat_template():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match=r"row 1 is a conversation, but .* no chat template"):
+        build(row(prompt="2", answer="2"), tokenizer=tokenizer, chat=True)
+
+
+def test_what_a_chat_template_refuses_is_named_with_the_row():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(ValueError, match=r"row 1: .* refuses the roles \['user'\]: no system role"):
+        build(row(prompt="2", answer="2"), tokenizer=tokenizer, chat=True)
+
+
+def test_a_system_prompt_that_would_be_lost_or_double_is_refused():
+    with pytest.raises(ValueError, match="but t.jsonl, row 1 is plain text .*data.chat: true"):
+        build(row(prompt="2", answer="2"), system_prompt="Be brief.")
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
+    with pytest.raises(ValueError, match="row 1 has a system message of its own"):
+        build(row(prompt=messages, answer="2"), system_prompt="Be brief.")
+
+
+@pytest.mark.parametrize("turn", ["2+2?", {"role": "user"}, {"role": "user", "content": [1]}])
+def test_a_message_without_role_or_text_is_refused(turn):
+    with pytest.raises(ValueError, match=r"row 4: a message must have a role and a content"):
+        build(row(4, prompt=[turn], answer="2"))
+
+
+def test_a_prompt_without_tokens_is_refused():
+    with pytest.raises(ValueError, match="row 1: the prompt '' has no tokens"):
+        build(row(note="", answer="2"), template="{{ note }}")
+
+
+def test_prompts_longer_than_the_limit_are_dropped_in_order():
+    rows = [row(n, prompt="x" * n, answer="a") for n in (3, 5, 4, 6)]
+    assert [p.id for p in build(*rows, max_prompt_tokens=4)] == ["t:3", "t:4"]
+    assert len(build(*rows, max_prompt_tokens=6, too_long="refuse")) == 4
+
+
+def test_prompts_longer_than_the_limit_are_refused_by_choice_with_count_and_rows():
+    rows = [row(n, prompt="x" * n, answer="a") for n in (3, 5, 4, 6)]
+    with pytest.raises(
+        ValueError, match="2 of 4 prompts are longer than .*=4, the longest has 6"
+    ) as e:
+        build(*rows, max_prompt_tokens=4, too_long="refuse")
+    assert "t.jsonl, row 5; t.jsonl, row 6. Raise" in str(e.value)
+
+
+def test_a_limit_that_leaves_no_prompt_is_an_error_even_when_dropping():
+    with pytest.raises(ValueError, match=r"1 of 1 prompts .*\(no prompt would be left\)"):
+        build(row(prompt="xxx", answer="a"), max_prompt_tokens=2)
+
+
+def test_choices_that_cannot_be_meant_are_refused_at_once():
+    with pytest.raises(ValueError, match="columns must map prompt, answer, id .* role 'gold'"):
+        PromptFormat(columns={"gold": "answer"})
+    with pytest.raises(ValueError, match="max_prompt_tokens must be >= 1, got 0"):
+        PromptFormat(max_prompt_tokens=0)

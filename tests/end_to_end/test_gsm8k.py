@@ -1,0 +1,82 @@
+"""GSM8K's real files through the shipped config, with a small model of random weights."""
+
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import yaml
+from paths import GSM8K
+from transformers import AutoModelForCausalLM
+
+SMALL = {
+    "trainer": {"precision": "32-true", "max_steps": 20, "val_check_interval": 10},
+    "model": {
+        "policy": {
+            "path": None,
+            "architecture": {
+                "model_type": "qwen2",
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 1024,
+                "initializer_range": 0.1,
+            },
+        },
+        # Random weights solve nothing: they are also rewarded for what they can do, to end early.
+        "rewards": [
+            {"class_path": "MathReward"},
+            {
+                "class_path": "LengthReward",
+                "init_args": {"start_tokens": 4, "end_tokens": 24, "weight": 0.1},
+            },
+        ],
+        "group_size": 4,
+        "sampling": {"max_tokens": 24},
+        "optimizer": {"class_path": "AdamW", "init_args": {"lr": 0.001}},
+    },
+    "data": {
+        "class_path": "PromptData",
+        "init_args": {
+            "train": str(GSM8K / "train.jsonl"),
+            "validation": str(GSM8K / "test.jsonl"),
+            "prompts_per_step": 4,
+            "validation_batch_size": 16,
+            "max_prompt_tokens": 300,
+        },
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K's files are not beside the repository")
+@pytest.mark.parametrize("config", ["gsm8k", "debug"])
+def test_gsm8k_trains_for_20_rollout_steps(tmp_path, config):
+    updates = 2 if config == "debug" else 1
+    small = SMALL | {"trainer": SMALL["trainer"] | {"max_steps": 20 * updates}}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
+    arguments = ["--config", config, "--config", "small.yaml", "--run_dir", "run"]
+    arguments += ["--trainer.limit_val_batches", "1", "--model.evaluation.num_samples", "2"]
+    result = subprocess.run(
+        [sys.executable, "-m", "lit_grpo", "fit", *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        start_new_session=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert len(metrics) == 20
+    assert metrics["val/accuracy"].notna().sum() >= 2
+    assert metrics["policy/grad_norm"].max() > 0
+    AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "final")
+    tables = [pd.read_parquet(file) for file in (tmp_path / "run" / "completions").iterdir()]
+    completions = pd.concat(tables)
+    assert len(completions) == 20 * 4 * 4
+    assert completions["prompt"].str.contains("Reason step by step").all()
+    assert completions["answer"].str.fullmatch(r"-?[\d.]+").all()

@@ -1,0 +1,120 @@
+"""Whole runs whose reward is a judge, by the command line and over real HTTP."""
+
+import re
+
+import pandas as pd
+import pytest
+import yaml
+from judge_server import JudgeServer, judges, refuses, says
+from run_logs import close_logs
+from tiny import LLAMA
+
+from lit_grpo.__main__ import main
+from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
+
+KEY = "sk-a-key-that-nobody-may-write-down"
+
+
+grades = judges("answer", lambda request, section: {"score": len(section.text) % 11})
+
+
+def by_length(request):
+    """A grade for each answer, or a word to who asks whether the judge is there."""
+    return says(answer="ready") if len(request.texts) == 1 else grades(request)
+
+
+@pytest.fixture(autouse=True)
+def _workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(RUN_DIR_VARIABLE, "")
+    monkeypatch.setenv("MY_JUDGE_KEY", KEY)
+    yield
+    close_logs()
+
+
+def fit(server, *arguments, **judge) -> int:
+    judge = {
+        "model": "m",
+        "base_url": f"{server.url}/v1",
+        "secret_variable": "MY_JUDGE_KEY",
+        "price": {"prompt": 1.0, "completion": 10.0},
+    } | judge
+    reward = {"class_path": "JudgeReward", "init_args": {"judge": judge}}
+    checkpoint = {"class_path": "ExitCheckpoint", "init_args": {"dirpath": "run/checkpoints"}}
+    config = {
+        "trainer": {"accelerator": "cpu", "max_steps": 4, "callbacks": [checkpoint]},
+        "model": {
+            "policy": {"architecture": LLAMA},
+            "rewards": [reward],
+            "group_size": 4,
+            "sampling": {"max_tokens": 3},
+            "outage": {"give_up_after_seconds": 0},
+            "evaluation": {"before_training": False},
+        },
+        "data": {
+            "class_path": "AdditionData",
+            "init_args": {"num_digits": 1, "validation_size": 4, "prompts_per_step": 2},
+        },
+    }
+    with open("my.yaml", "w") as file:
+        yaml.safe_dump(config, file)
+    return main(["fit", "--config=my.yaml", "--run_dir=run", *arguments])
+
+
+def test_a_judged_run_trains_counts_and_writes_no_secret(tmp_path):
+    with JudgeServer(by_length) as server:
+        assert fit(server) == 0
+        assert all(one.headers["authorization"] == f"Bearer {KEY}" for one in server.requests)
+        num_calls = len(server.requests)
+    metrics = pd.read_csv("run/metrics.csv")
+    assert len(metrics) == 4
+    assert (metrics["reward/judge/ok_fraction"] == 1).all()
+    # The question whether the judge is there is in the first step's books.
+    assert metrics["judge/calls"].sum() == num_calls
+    assert metrics["judge/cost_usd"].sum() == pytest.approx(num_calls * 0.0002)
+    rows = pd.concat(map(pd.read_parquet, tmp_path.glob("run/completions/*")))
+    assert (rows["score/judge"] == rows.completion.str.len() % 11 / 10).all()
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+        assert KEY.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_judge_that_refuses_ends_the_run_before_it_begins(status, capsys):
+    with JudgeServer(lambda request: refuses(status)) as server:
+        assert fit(server) == 2
+        assert len(server.requests) == 1
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "error:" in one]
+    assert f"answered {status} for model 'm'" in line
+    assert "MY_JUDGE_KEY" in line
+    assert KEY not in line
+
+
+def test_a_missing_key_is_one_line(monkeypatch, capsys):
+    monkeypatch.delenv("MY_JUDGE_KEY")
+    with JudgeServer() as server:
+        assert fit(server) == 2
+        assert not server.requests
+    assert re.search(r"error: .*MY_JUDGE_KEY, which is not set", capsys.readouterr().err)
+
+
+def test_spent_money_stops_a_run_with_a_checkpoint_and_a_resumed_one_remembers_it(capsys):
+    limits = {"max_cost_usd": 0.0025, "max_concurrency": 1}  # 13 calls, of 8 a step
+    with JudgeServer(by_length) as server:
+        assert fit(server, limits=limits) == 4
+        assert "the judge's money is spent" in capsys.readouterr().err
+        assert len(server.requests) == 13
+        assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 1
+        assert fit(server, "--ckpt_path=last", limits=limits) == 4
+        # One to see whether the judge is there, before the checkpoint is read.
+        assert len(server.requests) == 14
+        assert fit(server, "--ckpt_path=last", limits={"max_cost_usd": 1}) == 0
+    assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 4
+
+
+def test_a_judge_that_stays_down_stops_the_run_with_its_cause(capsys):
+    with JudgeServer(lambda request: refuses(503, "overloaded")) as server:
+        assert fit(server, limits={"num_retries": 0}) == 4
+    error = capsys.readouterr().err
+    assert "8 of the 8 rows (100%) have no score" in error
+    assert "ended as unavailable" in error
+    assert "overloaded" in error

@@ -1,0 +1,473 @@
+import asyncio
+import json
+import logging
+import socket
+import time
+from collections import defaultdict
+
+import pytest
+from judge_server import (
+    DROPS,
+    GRADED,
+    PRICE,
+    QUESTION,
+    REPLY_COST,
+    JudgeServer,
+    Reply,
+    ask,
+    ask_with_books,
+    hurry,
+    refuses,
+    says,
+    writes,
+)
+
+from lit_grpo.judge import Judge, JudgeFailure, Limits
+from lit_grpo.judge.client import MAX_BACKOFF_SECONDS, JudgeClient, Question, _seconds_before_retry
+from lit_grpo.types import Outcome
+
+CUT_OFF = writes("", finish_reason="length")
+FILTERED = writes(None, finish_reason="content_filter")
+DECLINED = writes(None, refusal="I will not.")
+FILTERED_PROMPT = refuses(400, "The response was filtered", code="content_filter")
+NO_QUOTA = refuses(429, "You exceeded your current quota", code="insufficient_quota")
+NO_SCHEMAS = refuses(400, "Unknown parameter: 'response_format.json_schema'")
+
+
+@pytest.fixture(autouse=True)
+def short_backoff(monkeypatch):
+    hurry(monkeypatch)
+
+
+@pytest.fixture
+def server():
+    with JudgeServer() as one:
+        yield one
+
+
+def question(text):
+    return Question(messages=[{"role": "user", "content": text}], form=GRADED, ids=["X"])
+
+
+def score(answer):
+    assert not isinstance(answer, BaseException), repr(answer)
+    return answer.verdicts["X"]["score"]
+
+
+def check_access(judge):
+    async def run():
+        client = JudgeClient(judge)
+        try:
+            await client.check_access()
+        finally:
+            await client.close()
+
+    asyncio.run(run())
+
+
+# What is sent
+
+
+def test_a_question_is_one_request_with_its_sampling_and_a_strict_schema(server):
+    judge = server.judge(temperature=0.5, max_completion_tokens=77, extra_body={"top_k": 3})
+    (answer,) = ask(judge)
+    assert score(answer) == 10
+    (request,) = server.requests
+    assert request.path == "/v1/chat/completions"
+    sent = {name: request.body[name] for name in ("temperature", "max_completion_tokens", "top_k")}
+    assert sent == {"temperature": 0.5, "max_completion_tokens": 77, "top_k": 3}
+    assert request.body["response_format"]["json_schema"]["strict"] is True
+    assert request.schema == GRADED.schema(1)
+
+
+def test_no_temperature_is_sent_when_it_is_null(server):
+    ask(server.judge(temperature=None))
+    assert "temperature" not in server.requests[0].body
+
+
+@pytest.mark.parametrize("extra_body", [None, {}])
+def test_without_further_fields_none_are_sent(server, extra_body):
+    ask(server.judge(extra_body=extra_body))
+    known = {"model", "messages", "max_completion_tokens", "temperature", "response_format"}
+    assert set(server.requests[0].body) == known
+
+
+def test_replies_in_words_ask_for_no_schema(server):
+    ask(server.judge(reply_format="text"))
+    assert server.requests[0].schema is None
+
+
+def test_a_server_without_schemas_is_asked_in_words_from_then_on(server):
+    server.behaviour = lambda request: NO_SCHEMAS if request.schema else says(score=4)
+
+    async def run():
+        client = JudgeClient(server.judge(limits={"num_retries": 0}))
+        found = [score(await client.ask(QUESTION)) for _ in range(3)]
+        totals = client.ledger.read().totals
+        await client.close()
+        return found, totals
+
+    found, totals = asyncio.run(run())
+    assert found == [4, 4, 4]
+    assert [request.schema is not None for request in server.requests] == [True] + [False] * 3
+    assert totals["judge/calls"] == 4
+    assert totals["judge/retries"] == 0
+
+
+def test_questions_that_are_refused_together_all_fall_back_to_words(server):
+    server.behaviour = lambda request: NO_SCHEMAS if request.schema else says(score=4)
+    answers = ask(server.judge(limits={"num_retries": 0}), *[QUESTION] * 4)
+    assert [score(one) for one in answers] == [4] * 4
+
+
+def test_a_demanded_schema_that_is_refused_is_a_failure(server):
+    server.behaviour = lambda request: NO_SCHEMAS
+    (failure,) = ask(server.judge(reply_format="schema"))
+    assert failure.outcome is Outcome.ERROR
+    assert len(server.requests) == 1
+
+
+def test_another_bad_request_is_not_asked_again_in_words(server):
+    server.script(refuses(400, "maximum context length exceeded", "context_length_exceeded"))
+    (failure,) = ask(server.judge())
+    assert failure.outcome is Outcome.ERROR
+    assert len(server.requests) == 1
+
+
+# Failures, each by its name and none with a value
+
+NEVER_AGAIN = {
+    "cut off": (CUT_OFF, Outcome.OUT_OF_TOKENS),
+    "reply filtered": (FILTERED, Outcome.CONTENT_FILTERED),
+    "declined": (DECLINED, Outcome.CONTENT_FILTERED),
+    "prompt filtered": (FILTERED_PROMPT, Outcome.CONTENT_FILTERED),
+    "no quota": (NO_QUOTA, Outcome.RATE_LIMITED),
+    "bad request": (refuses(400), Outcome.ERROR),
+    "no access": (refuses(401), Outcome.ERROR),
+    "forbidden": (refuses(403), Outcome.ERROR),
+    "not found": (refuses(404), Outcome.ERROR),
+}
+
+
+@pytest.mark.parametrize(("reply", "outcome"), NEVER_AGAIN.values(), ids=NEVER_AGAIN)
+def test_what_no_waiting_mends_is_asked_once(server, reply, outcome):
+    server.behaviour = lambda request: reply
+    (failure,), totals = ask_with_books(server.judge())
+    assert isinstance(failure, JudgeFailure)
+    assert failure.outcome is outcome
+    assert len(server.requests) == totals["judge/calls"] == 1
+    assert totals["judge/retries"] == 0
+
+
+MAY_PASS = {
+    "rate limit": (refuses(429, retry_after_ms="1"), Outcome.RATE_LIMITED, 6),
+    "server error": (refuses(500), Outcome.UNAVAILABLE, 6),
+    "bad gateway": (Reply(b"<html>", status=502), Outcome.UNAVAILABLE, 6),
+    "overloaded": (refuses(503), Outcome.UNAVAILABLE, 6),
+    "dropped": (DROPS, Outcome.UNAVAILABLE, 6),
+    "request timeout": (refuses(408), Outcome.TIMEOUT, 6),
+    "malformed JSON": (Reply(b'{"choices": [{"mess'), Outcome.PARSE_ERROR, 3),
+    "not a completion": (Reply({"ok": True}), Outcome.PARSE_ERROR, 3),
+    "a list": (Reply([]), Outcome.PARSE_ERROR, 3),
+    "null": (Reply(None), Outcome.PARSE_ERROR, 3),
+    "no choices": (Reply({"choices": []}), Outcome.PARSE_ERROR, 3),
+    "choices of another kind": (Reply({"choices": "none"}), Outcome.PARSE_ERROR, 3),
+    "no message": (Reply({"choices": [{"finish_reason": "stop"}]}), Outcome.PARSE_ERROR, 3),
+    "empty": (writes(""), Outcome.PARSE_ERROR, 3),
+    "no content": (writes(None), Outcome.PARSE_ERROR, 3),
+    "content of another kind": (writes([{"type": "text"}]), Outcome.PARSE_ERROR, 3),
+    "prose": (writes("A fine answer, 10 of 10."), Outcome.PARSE_ERROR, 3),
+    "wrong type": (says(score="good"), Outcome.PARSE_ERROR, 3),
+    "out of range": (says(score=11), Outcome.PARSE_ERROR, 3),
+}
+
+
+@pytest.mark.parametrize(("reply", "outcome", "calls"), MAY_PASS.values(), ids=MAY_PASS)
+def test_what_may_pass_is_tried_again_one_request_a_try(server, reply, outcome, calls):
+    server.behaviour = lambda request: reply
+    (failure,), totals = ask_with_books(server.judge())
+    assert isinstance(failure, JudgeFailure)
+    assert failure.outcome is outcome
+    assert len(server.requests) == totals["judge/calls"] == calls
+    assert totals["judge/retries"] == calls - 1
+    assert totals["judge/rate_limited"] == (calls if outcome is Outcome.RATE_LIMITED else 0)
+    assert totals["judge/parse_errors"] == (calls if outcome is Outcome.PARSE_ERROR else 0)
+    assert f"({calls} calls)" in str(failure)
+
+
+@pytest.mark.parametrize("reply", [case[0] for case in MAY_PASS.values()], ids=MAY_PASS)
+def test_the_try_after_a_failure_that_passed_counts(server, reply):
+    server.script(reply)
+    (answer,), totals = ask_with_books(server.judge())
+    assert score(answer) == 10
+    assert totals["judge/calls"] == 2
+    assert totals["judge/retries"] == 1
+
+
+def test_a_server_that_is_not_there_is_unavailable():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        judge = Judge(model="m", base_url=url, auth="none", limits=Limits(num_retries=1))
+        (failure,), totals = ask_with_books(judge)
+    assert failure.outcome is Outcome.UNAVAILABLE
+    assert totals["judge/calls"] == 2
+
+
+def test_a_reply_that_is_too_late_is_a_timeout_and_its_latency_is_kept(server):
+    server.behaviour = lambda request: says(score=10, seconds=30)
+    limits = {"call_timeout_seconds": 0.2, "num_retries": 1}
+
+    async def run():
+        client = JudgeClient(server.judge(limits=limits))
+        with pytest.raises(JudgeFailure, match="call_timeout_seconds") as caught:
+            await client.ask(QUESTION)
+        samples = client.ledger.read().samples
+        await client.close()
+        return caught.value, samples
+
+    failure, samples = asyncio.run(run())
+    assert failure.outcome is Outcome.TIMEOUT
+    assert len(server.requests) == len(samples["timing/judge_api_latency_s"]) == 2
+    assert min(samples["timing/judge_api_latency_s"]) >= 0.2
+
+
+def test_the_deadline_ends_a_question_and_its_last_telling_failure_is_named(server):
+    server.script(refuses(503, "down for repairs"))
+    server.behaviour = lambda request: says(score=10, seconds=30)
+    start = time.monotonic()
+    (failure,) = ask(server.judge(limits={"deadline_seconds": 0.5}))
+    assert failure.outcome is Outcome.UNAVAILABLE
+    assert "down for repairs" in str(failure)
+    assert time.monotonic() - start < 15
+
+
+def test_a_question_that_never_gets_a_slot_times_out_and_its_wait_is_counted(server):
+    server.behaviour = lambda request: says(score=10, seconds=30)
+    limits = {"deadline_seconds": 0.5, "max_concurrency": 1}
+    failures, totals = ask_with_books(server.judge(limits=limits), *[QUESTION] * 3)
+    assert [one.outcome for one in failures] == [Outcome.TIMEOUT] * 3
+    assert totals["timing/judge_wait_max_concurrency_s"] > 0.5
+
+
+def test_a_wait_that_would_end_after_the_deadline_is_not_begun(server):
+    server.behaviour = lambda request: refuses(429, retry_after="3000")
+    start = time.monotonic()
+    (failure,) = ask(server.judge())
+    assert failure.outcome is Outcome.RATE_LIMITED
+    assert time.monotonic() - start < 30
+    assert len(server.requests) == 1
+
+
+# Waiting
+
+
+def test_a_server_is_not_asked_again_before_it_wants_to_be(server):
+    server.script(refuses(429, retry_after="1"))
+    ask(server.judge())
+    first, second = (request.time for request in server.requests)
+    assert second - first >= 1.0
+
+
+def test_those_refused_together_come_back_apart(server):
+    times = defaultdict(list)
+
+    def refuse_the_first(request):
+        times[request.texts[0]].append(request.time)
+        is_first = len(times[request.texts[0]]) == 1
+        return refuses(429, retry_after_ms="600") if is_first else says(score=10)
+
+    server.behaviour = refuse_the_first
+    answers = ask(server.judge(), *[question(f"Grade {i}.") for i in range(8)])
+    assert [score(one) for one in answers] == [10] * 8
+    waits = [back - refused for refused, back in times.values()]
+    assert min(waits) >= 0.6
+    assert max(waits) - min(waits) > 0.02
+
+
+@pytest.mark.parametrize("asked", [0.0, 0.2, 4.0, 100.0])
+def test_what_a_server_asks_for_is_drawn_out_at_random_and_never_cut_short(asked):
+    failure = JudgeFailure(Outcome.RATE_LIMITED, "slow", may_pass=True, retry_after=asked)
+    waits = [_seconds_before_retry([failure], 5) for _ in range(100)]
+    most = asked + 0.25 * max(1.0, asked)
+    assert asked <= min(waits) < max(waits) <= most
+    assert max(waits) - min(waits) > 0.5 * (most - asked)
+
+
+def test_a_slot_is_given_back_while_a_question_waits_to_be_asked_again(server, monkeypatch):
+    monkeypatch.setattr("lit_grpo.judge.client.FIRST_BACKOFF_SECONDS", 2.0)
+    server.behaviour = lambda request: (
+        refuses(503) if request.texts == ["bad"] and num_bad() < 2 else says(score=10)
+    )
+
+    def num_bad():
+        return sum(request.texts == ["bad"] for request in server.requests)
+
+    judge = server.judge(limits={"max_concurrency": 1})
+    answers = ask(judge, question("bad"), question("good"), question("good"))
+    assert [score(one) for one in answers] == [10] * 3
+    assert [request.texts[0] for request in server.requests] == ["bad", "good", "good", "bad"]
+    assert server.most_at_once == 1
+
+
+def test_backoff_grows_and_is_jittered():
+    failures = [JudgeFailure(Outcome.UNAVAILABLE, "down", may_pass=True)]
+    for tries in range(1, 12):
+        waits = {_seconds_before_retry(failures * tries, 99) for _ in range(20)}
+        ceiling = min(MAX_BACKOFF_SECONDS, 0.01 * 2 ** (tries - 1))
+        assert len(waits) > 1
+        assert 0.5 * ceiling <= min(waits) <= max(waits) <= 1.5 * ceiling
+
+
+# Money
+
+
+def test_a_reply_that_cannot_be_read_is_paid_for_too(server):
+    server.script(writes("hm"), writes("hm"))
+    (answer,), totals = ask_with_books(server.judge(price=PRICE))
+    assert answer.cost == pytest.approx(3 * REPLY_COST)
+    assert totals["judge/cost_usd"] == pytest.approx(3 * REPLY_COST)
+    assert totals["judge/prompt_tokens"] == 300
+    assert totals["judge/completion_tokens"] == 30
+
+
+@pytest.mark.parametrize("reply", [CUT_OFF, FILTERED, writes("hm")])
+def test_a_failure_carries_the_cost_of_its_calls(server, reply):
+    server.behaviour = lambda request: reply
+    (failure,), totals = ask_with_books(server.judge(price=PRICE))
+    assert failure.cost == pytest.approx(totals["judge/cost_usd"])
+    assert failure.cost == pytest.approx(len(server.requests) * REPLY_COST)
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}, "many", []])
+def test_a_reply_without_usage_costs_nothing_that_is_known(server, usage):
+    body = says(score=10).body | {"usage": usage}
+    server.script(Reply(body))
+    (answer,) = ask(server.judge(price=PRICE))
+    assert score(answer) == 10
+    assert answer.cost == 0
+
+
+def test_no_request_is_made_once_the_money_is_spent(server):
+    limits = {"max_cost_usd": 2.5 * REPLY_COST, "max_concurrency": 1}
+    answers = ask(server.judge(price=PRICE, limits=limits), *[QUESTION] * 6)
+    outcomes = [getattr(one, "outcome", Outcome.OK) for one in answers]
+    assert sorted(outcomes) == [Outcome.BUDGET_SPENT] * 3 + [Outcome.OK] * 3
+    assert len(server.requests) == 3
+    (failure,) = {str(one) for one in answers if isinstance(one, JudgeFailure)}
+    assert "limits.max_cost_usd" in failure
+
+
+# Access
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [(401, "the key or token is wrong"), (403, "the role"), (404, "no such deployment")],
+)
+def test_a_start_without_access_is_refused_with_what_to_set(server, status, advice, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "hush-hush")
+    server.behaviour = lambda request: refuses(status, "computer says no")
+    with pytest.raises(ValueError, match=advice) as caught:
+        check_access(server.judge(auth="key", secret_variable="MY_KEY"))
+    for part in (str(status), server.url, "'m'", "computer says no", "base_url", "MY_KEY"):
+        assert part in str(caught.value)
+    assert "hush-hush" not in str(caught.value)
+    assert len(server.requests) == 1
+
+
+def test_a_start_during_an_outage_is_a_warning(server, caplog):
+    server.behaviour = lambda request: refuses(503, "back at noon")
+    with caplog.at_level(logging.WARNING):
+        check_access(server.judge(limits={"num_retries": 1}))
+    assert "back at noon" in caplog.text
+
+
+def test_a_start_with_a_working_judge_asks_one_question(server):
+    server.behaviour = lambda request: writes(json.dumps({"answer": "yes"}))
+    check_access(server.judge())
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 429, 500])
+def test_a_server_that_repeats_the_key_does_not_get_it_into_texts(
+    server, status, monkeypatch, caplog
+):
+    monkeypatch.setenv("MY_KEY", "hush-hush")
+    server.behaviour = lambda request: refuses(status, f"bad {request.headers['authorization']}")
+    judge = server.judge(auth="key", secret_variable="MY_KEY", limits={"num_retries": 0})
+    with caplog.at_level(logging.DEBUG, logger="lit_grpo"):
+        (failure,) = ask(judge)
+        try:
+            check_access(judge)
+            refusal = ""
+        except ValueError as error:
+            refusal = str(error)
+    shown = f"{failure} {failure!r} {failure.detail} {judge} {refusal} {caplog.text}"
+    assert "bad Bearer [secret]" in shown
+    assert "hush-hush" not in shown
+
+
+# Against llmock, which grades the client's manners
+
+
+def llmock_judge(**limits):
+    limits = {"call_timeout_seconds": 20.0, "deadline_seconds": 60.0} | limits
+    return Judge(model="gpt-4o-mini", limits=Limits(**limits))
+
+
+def test_rate_limits_are_waited_out(llmock):
+    llmock.rate_limit(times=2, retry_after=0.3)
+    (answer,), totals = ask_with_books(llmock_judge())
+    assert score(answer) in range(11)
+    assert totals["judge/rate_limited"] == totals["judge/retries"] == 2
+    assert len(llmock.requests) == 3
+    llmock.assert_resilient(strict=True)
+
+
+def test_a_quota_of_the_server_is_kept_by_many_at_once(llmock):
+    llmock.rate_limit(times=6, retry_after=0.3)
+    questions = [question(f"Grade {i}.") for i in range(12)]
+    answers, totals = ask_with_books(llmock_judge(), *questions)
+    assert all(score(one) in range(11) for one in answers)
+    assert len(llmock.requests) == totals["judge/calls"] == 18
+    llmock.assert_resilient(strict=True)
+
+
+def test_an_outage_is_unavailable_after_the_retries(llmock, monkeypatch):
+    monkeypatch.setattr("lit_grpo.judge.client.FIRST_BACKOFF_SECONDS", 0.2)
+    llmock.fail(500, times=None)
+    (failure,) = ask(llmock_judge(num_retries=3))
+    assert failure.outcome is Outcome.UNAVAILABLE
+    assert len(llmock.requests) == 4
+    llmock.assert_resilient()
+
+
+def test_a_server_error_passes(llmock, monkeypatch):
+    monkeypatch.setattr("lit_grpo.judge.client.FIRST_BACKOFF_SECONDS", 0.3)
+    llmock.fail(500, times=2)
+    (answer,) = ask(llmock_judge())
+    assert score(answer) in range(11)
+    llmock.assert_resilient()
+
+
+def test_a_delay_beyond_the_timeout_is_tried_again(llmock):
+    llmock.delay(1.5)
+    (answer,) = ask(llmock_judge(call_timeout_seconds=0.5))
+    assert score(answer) in range(11)
+    assert len(llmock.requests) == 2
+
+
+def test_scripted_prose_is_a_parse_failure(llmock):
+    llmock.reply("I would say it deserves full marks.", times=None)
+    (failure,), totals = ask_with_books(llmock_judge())
+    assert failure.outcome is Outcome.PARSE_ERROR
+    assert totals["judge/parse_errors"] == len(llmock.requests) == 3
+
+
+def test_refusals_that_no_retry_mends_are_not_retried(llmock):
+    llmock.fail(401, times=None)
+    with pytest.raises(ValueError, match="OPENAI_API_KEY"):
+        check_access(llmock_judge())
+    assert len(llmock.requests) == 1
+    llmock.assert_resilient(strict=True)

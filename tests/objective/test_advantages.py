@@ -1,0 +1,279 @@
+import math
+import statistics
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tiny import as_tensor, rollouts
+
+from lit_grpo.objective import AdvantageConfig
+from lit_grpo.objective.advantages import (
+    center,
+    center_over_batch,
+    compute_advantages,
+    group_deviation,
+)
+
+
+def advantages(rewards, *, weights=None, parts=None, **config):
+    batch = rollouts(rewards, parts=parts)
+    return compute_advantages(batch, weights or {"task": 1.0}, AdvantageConfig(**config)).tolist()
+
+
+# Values by hand
+
+
+def test_group_deviation_divides_the_centred_rewards_of_each_group():
+    # Group 1: mean 2, deviation 1. Group 2: mean 0.5, deviation 0.5.
+    result = advantages([[1, 2, 3], [0, 0.5, 1]])
+    assert result[0] == pytest.approx([-1 / 1.0001, 0, 1 / 1.0001])
+    assert result[1] == pytest.approx([-0.5 / 0.5001, 0, 0.5 / 0.5001])
+
+
+def test_no_deviation_leaves_the_centred_rewards():
+    assert advantages([[0, 0, 0, 1]], deviation="none") == [[-0.25, -0.25, -0.25, 0.75]]
+
+
+def test_batch_deviation_is_that_of_all_rewards():
+    # Rewards 0 2 0 6: mean 2, squares 4 0 4 16 over 4 - 1. Their groups' means do not matter.
+    deviation = math.sqrt(24 / 3) + 1e-4
+    result = advantages([[0, 2], [0, 6]], deviation="batch")
+    assert result[0] == pytest.approx([-1 / deviation, 1 / deviation])
+    assert result[1] == pytest.approx([-3 / deviation, 3 / deviation])
+
+
+def test_leave_one_out_takes_off_the_mean_of_the_others():
+    rewards = [1.0, 4.0, None, -2.0, 0.5]
+    scored = [reward for reward in rewards if reward is not None]
+    expected = [
+        0.0 if reward is None else reward - (sum(scored) - reward) / (len(scored) - 1)
+        for reward in rewards
+    ]
+    result = advantages([rewards], baseline="leave_one_out", deviation="none")
+    assert result[0] == pytest.approx(expected)
+
+
+def test_leave_one_out_is_n_over_n_minus_one_times_the_group_baseline():
+    rewards = [[0, 0, 1, None], [2, 5, 3, 4]]
+    group = torch.tensor(advantages(rewards, deviation="none"))
+    others = torch.tensor(advantages(rewards, baseline="leave_one_out", deviation="none"))
+    torch.testing.assert_close(others, group * torch.tensor([[3 / 2], [4 / 3]]))
+
+
+def test_batch_baseline_gives_a_group_of_equal_rewards_an_advantage():
+    # REINFORCE++: mean 2 of 1 1 4, deviation sqrt(3).
+    rewards = [[1, 1, 4, None], [None, None, None, 9]]
+    plain = advantages(rewards, baseline="batch", deviation="none")
+    assert plain == [[-1, -1, 2, 0], [0, 0, 0, 0]]
+    scale = math.sqrt(3) + 1e-4
+    whitened = advantages([[1, 1], [4, None], [4, 2]], baseline="batch", deviation="batch")
+    assert whitened[0] == pytest.approx([-1 / (math.sqrt(2) + 1e-4)] * 2)
+    assert advantages(rewards, baseline="batch", deviation="batch")[0] == pytest.approx(
+        [-1 / scale, -1 / scale, 2 / scale, 0]
+    )
+
+
+def test_deviation_mean_divides_by_the_share_of_successes():
+    # MaxRL: one of four and three of four right, and none of four.
+    result = advantages([[1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]], deviation="mean")
+    assert result[0] == pytest.approx([3, -1, -1, -1])
+    assert result[1] == pytest.approx([1 / 3, 1 / 3, -1, 1 / 3])
+    assert result[2] == [0, 0, 0, 0]
+
+
+def test_deviation_mean_refuses_a_negative_reward():
+    with pytest.raises(ValueError, match=r"got -0\.5.* Set model\.advantage\.deviation"):
+        advantages([[1, -0.5]], deviation="mean")
+
+
+@pytest.mark.parametrize("deviation", ["group", "mean"])
+def test_batch_baseline_refuses_a_deviation_of_the_group(deviation):
+    with pytest.raises(ValueError, match=r"Set model\.advantage\.deviation"):
+        AdvantageConfig(baseline="batch", deviation=deviation)
+
+
+def test_rescale_divides_by_the_deviation_of_the_advantages():
+    # Centred -1 1 -3 3: squares 20 over 4 - 1.
+    deviation = math.sqrt(20 / 3) + 1e-4
+    result = advantages([[0, 2], [0, 6]], deviation="none", rescale=True)
+    assert result[0] == pytest.approx([-1 / deviation, 1 / deviation])
+    assert result[1] == pytest.approx([-3 / deviation, 3 / deviation])
+
+
+def test_gdpo_hears_a_reward_with_small_numbers():
+    parts = {"large": [[0.0, 100.0]], "small": [[0.01, 0.0]]}
+    summed = [[0.01, 100.0]]
+    weights = {"large": 1.0, "small": 2.0}
+    assert advantages(summed, parts=parts, weights=weights)[0][0] < -0.7
+    # Each part alone is +-1 / sqrt(2), but for the floor of its deviation.
+    large = 50 / (math.sqrt(5000) + 1e-4)
+    small = 0.005 / (math.sqrt(0.00005) + 1e-4)
+    both = -large + 2 * small
+    gdpo = {"combine": "normalise_then_sum", "parts": parts, "weights": weights}
+    assert advantages(summed, **gdpo)[0] == pytest.approx([both, -both])
+    scale = math.sqrt(2) * both + 1e-4
+    rescaled = advantages(summed, rescale=True, **gdpo)
+    assert rescaled[0] == pytest.approx([both / scale, -both / scale])
+
+
+def test_normalise_then_sum_asks_each_reward_only_where_it_applies():
+    result = advantages(
+        [[0, 1, 5]],
+        parts={"a": [[0.0, 1.0, 5.0]], "b": [[None, 2.0, 4.0]], "c": [[None] * 3]},
+        weights={"a": 1, "b": 10, "c": 1},
+        combine="normalise_then_sum",
+        deviation="none",
+    )
+    assert result == [[-2, -1 - 10, 3 + 10]]
+
+
+def test_normalise_then_sum_does_not_ask_a_reward_that_only_watches():
+    result = advantages(
+        [[0, 1]],
+        parts={"a": [[0.0, 1.0]], "watched": [[-9.0, 0.0]]},  # no share of successes
+        weights={"a": 1, "watched": 0},
+        combine="normalise_then_sum",
+        deviation="mean",
+    )
+    assert result == [[-1, 1]]
+
+
+# Who votes
+
+CONFIGS = [
+    {"baseline": baseline, "deviation": deviation, "rescale": rescale}
+    for baseline in ("group", "leave_one_out", "batch")
+    for deviation in ("group", "batch", "mean", "none")
+    for rescale in (False, True)
+    if baseline != "batch" or deviation in ("batch", "none")
+]
+OF_GROUPS = [config for config in CONFIGS if config["baseline"] != "batch"]
+SHIFTED = [config for config in CONFIGS if config["deviation"] != "mean"]
+
+every_config = pytest.mark.parametrize("config", CONFIGS)
+
+
+@every_config
+def test_a_row_that_could_not_be_scored_has_no_vote_and_exactly_no_advantage(config):
+    with_failures = advantages([[0, None, 1, 2], [None, 5, 3, 3]], **config)
+    assert [with_failures[0][1], with_failures[1][0]] == [0, 0]
+    assert [v for row in with_failures for v in row if v != 0] == pytest.approx(
+        [v for row in advantages([[0, 1, 2], [5, 3, 3]], **config) for v in row if v != 0]
+    )
+
+
+@every_config
+def test_a_row_alone_in_its_group_has_no_vote_and_exactly_no_advantage(config):
+    group = [0.0, 1.0, 1.0]
+    alone = advantages([[5, None, None], group], **config)
+    assert alone == [[0, 0, 0], pytest.approx(advantages([group], **config)[0])]
+
+
+@every_config
+@pytest.mark.parametrize("combine", ["sum_then_normalise", "normalise_then_sum"])
+def test_a_batch_that_nobody_can_vote_in_has_no_advantages(config, combine):
+    nothing = [[None, None, None], [1.0, None, None]]
+    assert advantages(nothing, combine=combine, **config) == [[0] * 3] * 2
+
+
+# Rounding
+
+EQUAL = {
+    "tenths": [0.1] * 6,
+    "sums": [0.1 + 0.2, 0.3, 0.15 + 0.15, 0.3, 0.1 + 0.1 + 0.1, 0.3],
+    "thirds": [1 / 3, 1 - 2 / 3, 1 / 3, 2 / 3 - 1 / 3, 0.1 / 0.3, 1 / 3],
+    "large": [1e8 + 0.1] * 6,
+    "huge": [1e300 / 3] * 6,
+    "large and tiny": [1e8, 1e8 + 1e-8, 1e8, 1e8 + 2e-8, 1e8, 1e8 - 1e-8],
+    "float32": [float(np.float32(0.1) + np.float32(0.2)), *[float(np.float32(0.3))] * 5],
+    "tiny": [1e-300 / 3] * 6,
+    "zeros": [0.0, -0.0, 0.0, 0.0, -0.0, 0.0],
+}
+
+
+NOTHING = dict.fromkeys(EQUAL, [0.0] * 6)
+
+
+@pytest.mark.parametrize("config", OF_GROUPS)
+@pytest.mark.parametrize("combine", ["sum_then_normalise", "normalise_then_sum"])
+def test_equal_rewards_give_exactly_zero_where_floating_point_makes_noise(config, combine):
+    config = config | {"combine": combine}
+    mixed = [0, 1, 0, 1, 1, 0]
+    assert {name: advantages([EQUAL[name]], **config)[0] for name in EQUAL} == NOTHING
+    assert {name: advantages([EQUAL[name], mixed], **config)[0] for name in EQUAL} == NOTHING
+
+
+@pytest.mark.parametrize("deviation", ["batch", "none"])
+def test_a_batch_of_equal_rewards_gives_exactly_zero_under_its_own_baseline(deviation):
+    config = {"baseline": "batch", "deviation": deviation, "rescale": True}
+    halves = {name: advantages([equal[:3], equal[3:]], **config) for name, equal in EQUAL.items()}
+    assert {name: first + second for name, (first, second) in halves.items()} == NOTHING
+
+
+def test_a_difference_of_a_millionth_is_no_noise():
+    assert advantages([[1.0, 1.000001]], deviation="none")[0][1] == pytest.approx(5e-7)
+
+
+# Large offsets
+
+integers = st.integers(-(2**20), 2**20)
+offsets = st.sampled_from([0, 10**8, -(10**8), 10**8 + 1])
+groups = st.lists(integers, min_size=2, max_size=8)
+
+deterministic = settings(derandomize=True, deadline=None, database=None, max_examples=100)
+
+
+@deterministic
+@given(groups, offsets)
+def test_mean_and_deviation_are_exact_far_from_zero(values, offset):
+    rewards = [Fraction(value, 2**16) + offset for value in values]
+    tensor = as_tensor([[float(reward) for reward in rewards]])
+    valid = torch.ones_like(tensor).bool()
+    mean = statistics.mean(rewards)
+    expected = [float(reward - mean) for reward in rewards]
+    assume(max(map(abs, expected)) > 1)  # else they may count as rounding of such an offset
+    assert center(tensor, valid)[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert group_deviation(tensor, valid).item() == pytest.approx(
+        float(statistics.stdev(rewards)), rel=1e-7
+    )
+
+
+@pytest.mark.parametrize("config", SHIFTED)
+@pytest.mark.parametrize("offset", [1.0, -3.0, 1e8])
+def test_a_constant_on_every_reward_changes_nothing(config, offset):
+    rewards = [[0.0, 1.0, None, 1.0], [2.0, 0.25, 0.5, 0.0]]
+    shifted = [[None if r is None else r + offset for r in row] for row in rewards]
+    for row, moved in zip(
+        advantages(rewards, **config), advantages(shifted, **config), strict=True
+    ):
+        assert moved == pytest.approx(row, abs=1e-6)
+
+
+@every_config
+def test_order_within_groups_and_of_groups_changes_nothing(config):
+    rewards = as_tensor([[0.0, 1.0, None, 0.7], [2.0, 0.25, 0.5, 0.1], [0.0, 0.0, 1.0, None]])
+    within = torch.tensor([2, 0, 3, 1])
+    groups = torch.tensor([1, 2, 0])
+
+    def of(tensor):
+        rows = [[None if math.isnan(r) else r for r in row] for row in tensor.tolist()]
+        return torch.tensor(advantages(rows, **config))
+
+    torch.testing.assert_close(of(rewards[groups][:, within]), of(rewards)[groups][:, within])
+
+
+def test_mean_over_the_batch_is_zero_under_every_baseline():
+    rewards = as_tensor([[0.0, 1.0, None], [2.0, 5.0, 4.0], [7.0, None, None]])
+    centred = center_over_batch(rewards, ~rewards.isnan())
+    assert centred.sum().item() == pytest.approx(0, abs=1e-12)
+    assert centred[0].tolist() == pytest.approx([-2.4, -1.4, 0])
+
+
+def test_two_rewards_that_cancel_leave_no_advantage_at_all():
+    parts = {"a": [[0.1, 0.2, 0.7]], "b": [[0.9, 0.8, 0.3]]}
+    batch = rollouts([[1.0, 1.0, 1.0]], parts=parts)
+    config = AdvantageConfig(combine="normalise_then_sum", rescale=True)
+    assert compute_advantages(batch, {"a": 1.0, "b": 1.0}, config).tolist() == [[0.0, 0.0, 0.0]]

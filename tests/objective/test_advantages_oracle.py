@@ -1,0 +1,115 @@
+"""Advantages against TRL's formulas, on its own mean and deviation without NaN."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_batches import (
+    assert_same,
+    double_precision,  # noqa: F401 - a fixture
+)
+from torch import Tensor
+
+from lit_grpo.objective import AdvantageConfig
+from lit_grpo.objective.advantages import compute_advantages
+from lit_grpo.types import RolloutBatch
+
+GROUP_SIZE = 4
+WEIGHTS = {"a": 1.0, "b": 0.3, "c": -2.0}
+
+deterministic = settings(derandomize=True, deadline=None, database=None, max_examples=60)
+# No two values that we hold for rounding of each other.
+floats = st.floats(-3, 3, width=16, allow_subnormal=False)
+values = st.none() | st.sampled_from([0.0, 1.0, 0.5]) | floats
+rows = st.tuples(*[values] * len(WEIGHTS))
+batches = st.lists(st.lists(rows, min_size=GROUP_SIZE, max_size=GROUP_SIZE), min_size=1, max_size=4)
+
+
+def scored(group: list[tuple[float | None, ...]]) -> int:
+    return sum(any(value is not None for value in row) for row in group)
+
+
+def nanstd(tensor: Tensor, dim: int | None = None) -> Tensor:
+    reason = "the oracle is TRL, of the dev extra"
+    return pytest.importorskip("trl.trainer.utils", reason=reason).nanstd(
+        tensor, dim=dim, keepdim=dim is not None
+    )
+
+
+def parts_of(batch: list[list[tuple[float | None, ...]]]) -> Tensor:
+    """[B, G, K], NaN where a reward gave nothing."""
+    nan = float("nan")
+    filled = [[[nan if v is None else v for v in row] for row in group] for group in batch]
+    return torch.tensor(filled, dtype=torch.float64)
+
+
+def weighted_sum(parts: Tensor) -> Tensor:
+    """[B, G], NaN where no reward gave anything."""
+    total = (parts * torch.tensor(list(WEIGHTS.values()), dtype=torch.float64)).nansum(-1)
+    return total.where(~parts.isnan().all(-1), torch.nan)
+
+
+def trl_sum_then_normalize(parts: Tensor, scale_rewards: str) -> Tensor:
+    rewards = weighted_sum(parts)
+    deviation = nanstd(rewards) if scale_rewards == "batch" else nanstd(rewards, 1)
+    advantages = rewards - rewards.nanmean(1, keepdim=True)
+    if scale_rewards != "none":
+        advantages = advantages / (deviation + 1e-4)
+    return advantages.nan_to_num(0.0)
+
+
+def trl_normalize_then_sum(parts: Tensor) -> Tensor:
+    normalised = (parts - parts.nanmean(1, keepdim=True)) / (nanstd(parts, 1) + 1e-4)
+    unscored = parts.isnan().all(-1)
+    weights = torch.tensor(list(WEIGHTS.values()), dtype=torch.float64)
+    total = (normalised * weights).nansum(-1).masked_fill(unscored, torch.nan)
+    return ((total - total.nanmean()) / (nanstd(total) + 1e-4)).nan_to_num(0.0)
+
+
+def ours(parts: Tensor, **config: object) -> Tensor:
+    rewards = weighted_sum(parts)
+    batch = RolloutBatch(
+        groups=(),
+        rewards=rewards,
+        parts={name: parts[:, :, i] for i, name in enumerate(WEIGHTS)},
+        valid=~rewards.isnan(),
+    )
+    return compute_advantages(batch, WEIGHTS, AdvantageConfig(**config))
+
+
+# A row alone in its group votes in TRL's deviation of the batch, and not in ours.
+without_lone_rows = batches.filter(lambda batch: all(scored(group) != 1 for group in batch))
+
+
+@pytest.mark.parametrize("deviation", ["group", "batch", "none"])
+def test_weighted_sums_with_missing_rewards_are_normalised_as_in_trl(deviation):
+    @deterministic
+    @given(without_lone_rows)
+    def check(batch):
+        parts = parts_of(batch)
+        assert_same([ours(parts, deviation=deviation)], [trl_sum_then_normalize(parts, deviation)])
+
+    check()
+
+
+def test_normalise_then_sum_and_rescale_is_trl_s_normalize_then_sum():
+    @deterministic
+    @given(without_lone_rows)
+    def check(batch):
+        parts = parts_of(batch)
+        advantages = ours(parts, combine="normalise_then_sum", rescale=True)
+        assert_same([advantages], [trl_normalize_then_sum(parts)])
+
+    check()
+
+
+def test_a_row_alone_in_its_group_votes_in_trl_s_deviation_of_the_batch_only():
+    batch = [[(1.0,) * 3, (0.0,) * 3, (0.0,) * 3, (1.0,) * 3], [(50.0,) * 3] + [(None,) * 3] * 3]
+    parts = parts_of(batch)
+    without = parts[:1]
+    assert_same(ours(parts, deviation="batch")[:1], ours(without, deviation="batch"))
+    assert_same(ours(without, deviation="batch"), trl_sum_then_normalize(without, "batch"))
+    trl = trl_sum_then_normalize(parts, "batch")[0].abs().max()
+    assert trl < 0.05 * ours(parts, deviation="batch").abs().max()

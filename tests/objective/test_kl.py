@@ -1,0 +1,101 @@
+"""KL estimators: their values, and their expected gradients by enumeration of a vocabulary."""
+
+import math
+
+import pytest
+import torch
+
+from lit_grpo.objective import KLTerm
+from lit_grpo.objective.kl import KL_ESTIMATORS, kl_in_loss, kl_in_reward, straight_through_k2
+
+LOGITS = torch.tensor([0.3, -1.2, 2.0, 0.0, 0.7], dtype=torch.float64)
+REFERENCE = torch.tensor([1.0, 0.2, -0.4, 0.0, -1.5], dtype=torch.float64).log_softmax(0)
+SAMPLED_FROM = torch.tensor([0.0, 1.0, 1.0, -2.0, 0.5], dtype=torch.float64).log_softmax(0)
+
+
+def gradient_of(divergence) -> torch.Tensor:
+    """By the logits, of a function of the policy's log-probabilities of all words."""
+    logits = LOGITS.clone().requires_grad_()
+    return torch.autograd.grad(divergence(logits.log_softmax(0)), logits)[0]
+
+
+def expected_gradient(term: KLTerm, sampled_from: torch.Tensor | None = None) -> torch.Tensor:
+    """Of the term in the loss, over words drawn from the policy or from another one."""
+
+    def expectation(logprobs: torch.Tensor) -> torch.Tensor:
+        drawn_from = logprobs.detach() if sampled_from is None else sampled_from
+        values = kl_in_loss(logprobs, REFERENCE, (logprobs - drawn_from).exp(), term)
+        return (drawn_from.exp() * values).sum()
+
+    return gradient_of(expectation)
+
+
+REVERSE = gradient_of(lambda logprobs: (logprobs.exp() * (logprobs - REFERENCE)).sum())
+FORWARD = gradient_of(lambda logprobs: (REFERENCE.exp() * (REFERENCE - logprobs)).sum())
+
+
+def test_estimators_match_their_formulas():
+    logprobs, ref = torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.25)])
+    assert KL_ESTIMATORS["k1"](logprobs, ref).item() == pytest.approx(math.log(2))
+    assert KL_ESTIMATORS["k2"](logprobs, ref).item() == pytest.approx(math.log(2) ** 2 / 2)
+    assert KL_ESTIMATORS["k3"](logprobs, ref).item() == pytest.approx(0.5 + math.log(2) - 1)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_k1_and_k3_are_unbiased_for_the_divergence(estimator):
+    logprobs = LOGITS.log_softmax(0)
+    divergence = (logprobs.exp() * (logprobs - REFERENCE)).sum().item()
+    values = KL_ESTIMATORS[estimator](logprobs, REFERENCE)
+    assert (logprobs.exp() * values).sum().item() == pytest.approx(divergence)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"), [("k1", 0 * REVERSE), ("k2", REVERSE), ("k3", FORWARD)]
+)
+def test_expected_gradient_of_an_estimator_in_the_loss(estimator, expected):
+    torch.testing.assert_close(expected_gradient(KLTerm(estimator=estimator)), expected)
+
+
+@pytest.mark.parametrize("estimator", KL_ESTIMATORS)
+def test_straight_through_has_the_value_of_the_estimator_and_the_gradient_of_the_divergence(
+    estimator,
+):
+    logprobs = LOGITS.log_softmax(0)
+    value = KL_ESTIMATORS[estimator](logprobs, REFERENCE)
+    torch.testing.assert_close(straight_through_k2(value, logprobs, REFERENCE), value)
+    term = KLTerm(estimator=estimator, gradient="k2")
+    torch.testing.assert_close(expected_gradient(term), REVERSE)
+
+
+@pytest.mark.parametrize("sampled_from", [None, SAMPLED_FROM])
+@pytest.mark.parametrize(
+    "term",
+    [
+        KLTerm(estimator="k1", importance=True),
+        KLTerm(estimator="k3", importance=True),
+        KLTerm(estimator="k1", importance=True, gradient="k2"),
+        KLTerm(estimator="k2", importance=True, gradient="k2"),
+        KLTerm(estimator="k3", importance=True, gradient="k2"),
+    ],
+)
+def test_importance_makes_the_gradient_that_of_the_divergence_wherever_words_come_from(
+    term, sampled_from
+):
+    torch.testing.assert_close(expected_gradient(term, sampled_from), REVERSE)
+
+
+def test_importance_multiplies_the_value_by_the_ratio():
+    logprobs, ref = torch.tensor([[math.log(0.5)]]), torch.tensor([[math.log(0.25)]])
+    ratio = torch.tensor([[3.0]])
+    for gradient in ("estimator", "k2"):
+        term = KLTerm(estimator="k1", importance=True, gradient=gradient)
+        value = kl_in_loss(logprobs, ref, ratio, term).item()
+        assert value == pytest.approx(3 * math.log(2))
+
+
+def test_kl_in_reward_is_the_sum_over_a_completions_tokens_times_its_coefficient():
+    logprobs = torch.tensor([[-1.0, -2.0, -9.0], [-1.0, -1.0, -1.0]])
+    ref = torch.tensor([[-2.0, -4.0, -1.0], [-0.5, -1.0, -1.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]]).bool()
+    term = KLTerm(estimator="k1", coef=0.1, place="reward")
+    assert kl_in_reward(logprobs, ref, mask, term).tolist() == pytest.approx([0.3, -0.05])

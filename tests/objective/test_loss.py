@@ -1,0 +1,207 @@
+"""The objective of a micro-batch: how its terms, masks and weights come together."""
+
+import math
+from dataclasses import replace
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+from loss_batches import counts_of, losses_of, train_batch
+
+from lit_grpo.objective import EntropyTerm, KLTerm, Objective, SamplerCorrection
+from lit_grpo.objective.aggregations import AGGREGATIONS, TokenCounts
+from lit_grpo.objective.corrections import LEVELS, OUTSIDE
+from lit_grpo.objective.kl import KL_ESTIMATORS
+from lit_grpo.objective.loss import token_losses
+from lit_grpo.objective.surrogates import RATIOS, SURROGATES
+
+UNCORRECTED = Objective(sampler_correction=None)
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "table"),
+    [
+        (Objective, "surrogate", SURROGATES),
+        (Objective, "ratio", RATIOS),
+        (Objective, "aggregation", AGGREGATIONS),
+        (KLTerm, "estimator", KL_ESTIMATORS),
+        (SamplerCorrection, "level", LEVELS),
+        (SamplerCorrection, "outside", OUTSIDE),
+    ],
+)
+def test_a_table_and_the_choices_of_its_key_agree(config, key, table):
+    assert set(get_args(get_type_hints(config)[key])) == table.keys()
+
+
+# Weights
+
+MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("token", [[1 / 4] * 3, [1 / 4, 0, 0]]),
+        ("sequence", [[1 / 6] * 3, [1 / 2, 0, 0]]),
+        ("sequence_sum", [[1 / 2] * 3, [1 / 2, 0, 0]]),
+        ("constant", [[1 / 10] * 3, [1 / 10, 0, 0]]),
+    ],
+)
+def test_aggregations_weigh_tokens_as_their_papers_say(aggregation, expected):
+    counts = replace(counts_of(train_batch([0.0] * 3, MASK)), max_tokens=5)
+    weights = AGGREGATIONS[aggregation](MASK, counts)
+    torch.testing.assert_close(weights, torch.tensor([*expected, [0, 0, 0]]))
+
+
+def test_local_token_gives_each_of_two_ranks_half_of_the_weight():
+    ranks = [train_batch([1.0, 1.0], [[1, 1], [1, 0]]), train_batch([1.0], [[1, 0]])]
+    weigh = AGGREGATIONS["local_token"]
+    here, there = (
+        weigh(ranks[i].loss_mask, counts_of(ranks[i], ranks[1 - i])).flatten() for i in (0, 1)
+    )
+    assert here.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 0])
+    assert there.tolist() == pytest.approx([1 / 2, 0])
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_batch_without_a_token_weighs_nothing(aggregation):
+    counts = TokenCounts(
+        tokens=0, sequences=0, max_tokens=5, local_tokens=0, num_ranks=1, entropy_tokens=0
+    )
+    assert AGGREGATIONS[aggregation](torch.zeros(2, 3).bool(), counts).eq(0).all()
+
+
+# Terms
+
+
+def test_at_ratio_one_the_gradient_is_that_of_reinforce():
+    logprobs = torch.tensor([[-1.0, -2.0], [-0.5, 0.0]], requires_grad=True)
+    batch = train_batch([2.0, -1.0], [[1, 1], [1, 0]], sampler_logprobs=logprobs.detach())
+    losses_of(logprobs, batch, Objective()).loss.backward()
+    assert logprobs.grad.flatten().tolist() == pytest.approx([-2 / 3, -2 / 3, 1 / 3, 0])
+
+
+def test_old_logprobs_make_the_ratio_and_what_is_beyond_its_bounds():
+    logprobs = torch.tensor([[0.6, 0.3], [0.3, 0.6], [0.6, 0.6]]).log()
+    old = torch.tensor([[0.4, 0.6], [0.6, 0.4], [0.6, 0.6]]).log()
+    batch = train_batch([1.0, -1.0, 1.0], torch.ones(3, 2), old_logprobs=old)
+    losses = losses_of(logprobs, batch, UNCORRECTED)
+    assert losses.ratio.flatten().tolist() == pytest.approx([1.5, 0.5, 0.5, 1.5, 1, 1])
+    assert losses.surrogate.flatten().tolist() == pytest.approx([-1.2, -0.5, 0.8, 1.5, -1, -1])
+    assert losses.beyond_high.tolist() == [[True, False], [False, False], [False, False]]
+    assert losses.beyond_low.tolist() == [[False, False], [True, False], [False, False]]
+
+
+def test_a_sequence_shares_one_ratio_and_one_bound():
+    logprobs = torch.tensor([[2.0, 8.0, 100.0]]).log()  # geometric mean 4 of the first two
+    batch = train_batch([1.0], [[1, 1, 0]], old_logprobs=torch.zeros(1, 3))
+    losses = losses_of(logprobs, batch, replace(UNCORRECTED, ratio="sequence"))
+    assert losses.ratio.flatten().tolist() == pytest.approx([4.0] * 3)
+    assert losses.beyond_high.all()
+    assert losses.loss.item() == pytest.approx(-1.2)
+
+
+def test_sampler_correction_multiplies_the_surrogate_up_to_its_bound():
+    logprobs = torch.tensor([[0.6, 0.9]]).log()
+    batch = train_batch([1.0], [[1, 1]], sampler_logprobs=torch.tensor([[0.4, 0.1]]).log())
+    corrected = losses_of(logprobs, batch, Objective(sampler_correction=SamplerCorrection()))
+    assert corrected.surrogate.flatten().tolist() == pytest.approx([-1.5, -2.0])
+    assert corrected.sampler_log_ratio.exp().flatten().tolist() == pytest.approx([1.5, 9.0])
+    plain = losses_of(logprobs, batch, UNCORRECTED)
+    assert plain.surrogate.flatten().tolist() == pytest.approx([-1.0, -1.0])
+
+
+def test_kl_is_weighed_like_the_surrogate_and_added_with_its_coefficient():
+    batch = train_batch([0.0], [[1, 1]], ref_logprobs=torch.tensor([[0.25, 0.5]]).log())
+    objective = Objective(kl=KLTerm(estimator="k2", coef=0.1), aggregation="sequence_sum")
+    losses = losses_of(torch.tensor([[0.5, 0.5]]).log(), batch, objective)
+    assert losses.kl.flatten().tolist() == pytest.approx([math.log(2) ** 2 / 2, 0])
+    assert losses.loss.item() == pytest.approx(0.1 * math.log(2) ** 2 / 2)
+
+
+def test_without_a_reference_there_is_no_kl():
+    assert losses_of([[0.0]], train_batch([1.0], [[1]]), Objective()).kl is None
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_entropy_bonus_is_a_mean_over_tokens_beside_every_aggregation(aggregation):
+    batch = train_batch([0.0, 0.0], [[1, 1], [1, 0]])
+    objective = Objective(aggregation=aggregation, entropy=EntropyTerm(coef=0.1))
+    entropy = [[1.0, 2.0], [6.0, 100.0]]
+    losses = losses_of(torch.zeros(2, 2), batch, objective, entropy, entropy_coef=0.1)
+    assert losses.loss.item() == pytest.approx(-0.1 * 3)
+
+
+# Masks
+
+
+def test_a_token_without_enough_entropy_has_no_surrogate_and_no_bonus_but_counts():
+    batch = train_batch([1.0], [[1, 1, 1, 0]], entropy_mask=[[False, True, True, False]])
+    entropy = [[7.0, 1.0, 3.0, 9.0]]
+    losses = losses_of(torch.zeros(1, 4), batch, UNCORRECTED, entropy, entropy_coef=0.1)
+    assert losses.kept.tolist() == [[False, True, True, False]]
+    assert losses.loss.item() == pytest.approx(-2 / 3 - 0.1 * (1 + 3) / 2)
+
+
+def test_an_off_policy_sequence_of_negative_advantage_keeps_its_kl_only():
+    # The sampler gave the first token 3 nats more than the policy does.
+    logprobs = torch.tensor([[-4.0, -1.0]] * 2)
+    batch = train_batch(
+        [-1.0, 1.0],
+        [[1, 1], [1, 1]],
+        sampler_logprobs=torch.full((2, 2), -1.0),
+        ref_logprobs=logprobs + 1,
+    )
+    objective = replace(UNCORRECTED, off_policy_threshold=1.0, kl=KLTerm(estimator="k2", coef=1.0))
+    losses = losses_of(logprobs, batch, objective)
+    assert losses.kept.tolist() == [[False, False], [True, True]]
+    assert losses.loss.item() == pytest.approx((-1 - 1 + 4 * 0.5) / 4)
+
+
+# Extreme numbers, in the precision of a run
+
+BOUNDED = [
+    Objective(surrogate="clip", ratio_cap=3.0),
+    Objective(surrogate="clip", ratio_cap=3.0, ratio="sequence"),
+    Objective(surrogate="cispo"),
+    Objective(surrogate="cispo", ratio="sequence"),
+    Objective(surrogate="sapo"),
+    Objective(surrogate="sapo", ratio="sequence"),
+    Objective(surrogate="gmpo"),
+    Objective(surrogate="vespo"),
+    Objective(sampler_correction=SamplerCorrection(level="sequence"), ratio_cap=3.0),
+    Objective(sampler_correction=SamplerCorrection(level="geometric", outside="mask")),
+]
+
+
+@pytest.mark.parametrize("objective", BOUNDED)
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+def test_extreme_ratios_leave_loss_and_gradient_finite(objective, advantage):
+    sign = torch.tensor([1.0, -1.0])
+    logprobs = (-60 + 50 * sign.repeat(3, 4)).requires_grad_()  # [3, 8]
+    far = torch.full((3, 8), -60.0)
+    batch = train_batch(
+        [advantage] * 3,
+        [[1] * 8, [1, 0] * 4, [0, 1] * 4],  # both ways, up only, down only
+        old_logprobs=far,
+        sampler_logprobs=far - 50 * sign.flip(0).repeat(3, 4),
+        ref_logprobs=far,
+    )
+    objective = replace(objective, kl=KLTerm(coef=1e-30), off_policy_threshold=0.1)
+    loss = losses_of(logprobs, batch, objective).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert logprobs.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("objective", BOUNDED)
+def test_a_micro_batch_without_a_token_has_no_loss_and_no_gradient(objective):
+    logprobs = torch.full((2, 3), -60.0, requires_grad=True)
+    entropy = torch.ones(2, 3, requires_grad=True)
+    batch = train_batch([1.0, -1.0], torch.zeros(2, 3), ref_logprobs=torch.zeros(2, 3))
+    objective = replace(objective, kl=KLTerm(coef=0.1))
+    losses = token_losses(logprobs, entropy, batch, counts_of(batch), objective, entropy_coef=0.1)
+    losses.loss.backward()
+    assert losses.loss == 0
+    assert logprobs.grad.eq(0).all()
+    assert entropy.grad.eq(0).all()

@@ -1,0 +1,197 @@
+import functools
+import logging
+import random
+
+import pytest
+import torch
+from packs import batch_of, random_rows
+from tiny import LLAMA, alone, tiny_policy
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lit_grpo.policy import LoRA
+from lit_grpo.policy.body_and_head import TwoHalves, num_compilations, packing_obstacle
+from lit_grpo.policy.logprobs import completion_statistics, packed_states
+from lit_grpo.policy.padding import pad
+
+HEADS = LLAMA | {"head_dim": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128,
+        "initializer_range": 0.1}  # fmt: skip
+ARCHITECTURES = {
+    "llama": HEADS,
+    "gpt2": GPT2,
+    "qwen2": HEADS | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5,
+                      "max_window_layers": 1},
+    "qwen3": HEADS | {"model_type": "qwen3"},
+    "qwen2_moe": HEADS | EXPERTS | {"model_type": "qwen2_moe", "use_sliding_window": True,
+                                    "sliding_window": 5, "max_window_layers": 1},
+    "gemma2": HEADS | {"model_type": "gemma2", "sliding_window": 5,
+                       "attn_logit_softcapping": 0.7, "query_pre_attn_scalar": 4},
+    "gemma3": HEADS | {"model_type": "gemma3_text", "sliding_window": 5,
+                       "layer_types": ["sliding_attention", "full_attention"]},
+    "granite": HEADS | {"model_type": "granite", "attention_multiplier": 0.3,
+                        "logits_scaling": 3.0},
+    "mistral": HEADS | {"model_type": "mistral", "sliding_window": 5},
+    "cohere": HEADS | {"model_type": "cohere", "logit_scale": 0.3},
+}  # fmt: skip
+
+
+def some_batch(seed: int = 0):
+    return batch_of(*random_rows(random.Random(seed), longest=24, vocabulary=5))
+
+
+def gradients(policy, logprobs, batch) -> list[torch.Tensor]:
+    """Of a loss that weighs every row differently."""
+    loss = sum(row.sum() * weight for row, weight in zip(logprobs, batch.advantages, strict=True))
+    policy.zero_grad()
+    loss.backward()
+    return [parameter.grad.clone() for parameter in policy.trainable_parameters()]
+
+
+def assert_same_as_alone(policy, batch, tolerance: float = 1e-5) -> None:
+    """Logprobs, entropies and gradients of a pack are those of each row alone."""
+    ours = completion_statistics(policy.causal_model, batch)
+    rows = [alone(policy.model, batch, row) for row in range(batch.num_rows)]
+    expected = [torch.cat(column) for column in zip(*rows, strict=True)]
+    for got, plain in zip(ours, expected, strict=True):
+        torch.testing.assert_close(
+            got[batch.completion_mask], plain.float(), rtol=tolerance, atol=tolerance
+        )
+    theirs = gradients(policy, [logprobs for logprobs, _ in rows], batch)
+    for got, plain in zip(gradients(policy, ours.logprobs, batch), theirs, strict=True):
+        assert (got - plain).norm() <= tolerance * plain.norm() + 1e-9
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_pack_gives_the_logprobs_and_gradients_of_each_row_alone(name):
+    policy = tiny_policy(architecture=ARCHITECTURES[name])
+    assert policy.causal_model.packs
+    for seed in range(3):
+        assert_same_as_alone(policy, some_batch(seed))
+
+
+def test_in_double_precision_nothing_but_rounding_is_left():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(vocab_size=16, **GPT2)).double()
+    batch = some_batch()
+    hidden_states, predictors = packed_states(TwoHalves(model.eval(), packs=True), batch)
+    logits = model.lm_head(hidden_states[predictors])
+    targets = batch.completion_ids[batch.completion_mask]
+    ours = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    theirs = torch.cat([alone(model, batch, row)[0] for row in range(batch.num_rows)])
+    assert (ours - theirs).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"attn_implementation": "eager"},
+        {"gradient_checkpointing": True},
+        {"lora": LoRA(rank=4)},
+        {"lora": LoRA(rank=4), "gradient_checkpointing": True},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+def test_a_pack_does_not_mind_how_the_policy_is_set_up(settings):
+    policy = tiny_policy(**settings)
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    assert_same_as_alone(policy, some_batch(1))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_pack_in_bfloat16_is_as_near_as_bfloat16_gets(autocast):
+    policy = tiny_policy(dtype="float32" if autocast else "bfloat16")
+    assert policy.causal_model.packs
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert_same_as_alone(policy, some_batch(), tolerance=0.05)
+
+
+def test_the_reference_runs_packs_as_well():
+    for settings in ({}, {"lora": LoRA(rank=4)}):
+        policy = tiny_policy(with_reference=True, **settings)
+        batch = some_batch()
+        with torch.no_grad(), policy.reference() as reference:
+            assert reference.packs
+            logprobs, _ = completion_statistics(reference, batch)
+            start = torch.cat([alone(policy.model, batch, row)[0] for row in range(batch.num_rows)])
+        torch.testing.assert_close(logprobs[batch.completion_mask], start, rtol=0, atol=1e-5)
+
+
+def test_the_model_generates_as_ever_between_a_packs_forward_and_backward():
+    results = []
+    for meanwhile in (False, True):
+        policy = tiny_policy(gradient_checkpointing=True)
+        ids, mask = pad([[1, 2, 3], [4, 5]], 0, torch.long, left=True)
+        generate = functools.partial(
+            policy.model.eval().generate, ids, attention_mask=mask.long(), max_new_tokens=6,
+            do_sample=False, pad_token_id=0,
+        )  # fmt: skip
+        before = generate()
+        policy.model.train()
+        logprobs, _ = completion_statistics(policy.causal_model, some_batch())
+        if meanwhile:
+            policy.model.eval()
+            assert torch.equal(generate(), before)
+            policy.model.train()
+        results.append(gradients(policy, logprobs, some_batch()))
+        assert policy.model.config._attn_implementation == "sdpa"
+    for plain, other in zip(*results, strict=True):
+        torch.testing.assert_close(plain, other, rtol=0, atol=0)
+
+
+STATE_SPACE = {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+OBSTACLES = {
+    "layers of linear_attention": STATE_SPACE,
+    "layers of chunked_attention": HEADS
+    | EXPERTS
+    | {"model_type": "llama4_text", "num_local_experts": 2, "interleave_moe_layer_step": 2},
+    "none that transformers lets one choose": {
+        "model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4
+    },
+    "uses s_aux": HEADS | {"model_type": "gpt_oss", "num_local_experts": 2,
+                           "num_experts_per_tok": 1, "layer_types": ["full_attention"] * 2},
+    "hand no arguments on": LLAMA | {"model_type": "stablelm"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", OBSTACLES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_cannot_run_packs_is_told_apart(reason, dtype):
+    config = AutoConfig.for_model(vocab_size=16, **OBSTACLES[reason])
+    assert reason in packing_obstacle(AutoModelForCausalLM.from_config(config, dtype=dtype))
+
+
+def test_such_a_model_runs_padded_and_the_log_says_why(caplog):
+    architecture = OBSTACLES["none that transformers lets one choose"]
+    with caplog.at_level(logging.WARNING, "lit_grpo"):
+        policy = tiny_policy(architecture=architecture)
+    (record,) = [
+        record for record in caplog.records if record.name == "lit_grpo.policy.body_and_head"
+    ]
+    assert "BloomForCausalLM" in record.getMessage()
+    assert "attention" in record.getMessage()
+    assert not policy.causal_model.packs
+    assert_same_as_alone(policy, some_batch())
+
+
+@pytest.mark.parametrize(
+    ("backend", "gradient_checkpointing"), [("eager", False), ("aot_eager", True)]
+)
+def test_batches_of_all_shapes_are_compiled_once(monkeypatch, backend, gradient_checkpointing):
+    """Which program is made is decided before machine code is: a fast backend will do."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    policy = tiny_policy(
+        architecture=LLAMA | {"num_hidden_layers": 1},
+        compile=True,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    counts = [num_compilations()]
+    for seed in range(6):
+        assert_same_as_alone(policy, some_batch(seed))
+        with torch.no_grad():
+            completion_statistics(policy.causal_model, some_batch(seed))
+        counts.append(num_compilations())
+    assert counts[1] > counts[0]
+    assert counts[2:] == counts[2:3] * 5

@@ -1,0 +1,124 @@
+import pytest
+
+from lit_grpo.rewards.math_answers.extraction import STOP_MARKERS, find_answer, read_gold
+
+
+def found(text, stop_markers=STOP_MARKERS, tail_characters=1000):
+    answer = find_answer(text, stop_markers, tail_characters)
+    return None if answer is None else answer.text
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{5} and \boxed{7}", "7"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\left\{1,2\right\}}", r"\{1,2\}"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed{5} or so \boxed{3", "5"),
+        (r"\boxed{} hmm \boxed{5} and \boxed{ }", "5"),
+        (r"\fbox{5} 6", "5"),
+        (r"The answer is 6. \boxed{5} 7", "5"),
+        ("work 3\n#### 1,234", "1,234"),
+        ("#### 5 #### 6", "6"),
+        ("#### 72 clips", "72 clips"),
+        ("The answer is 18.", "18"),
+        ("The answer is $18.", "$18"),
+        ("The final answer is **18 dollars**. Yes 3", "18 dollars"),
+        ("The answer is $18 and she has $20 left", "$18"),
+        ("The answer is 5 because 3 + 2 = 5 and 7", "5"),
+        ("The answer is 5. The answer is 6.", "6"),
+        ("The answer is that all of them have 5 apples", "5"),
+        (r"The answer is $\frac{1}{2}$ of the 3", r"\frac{1}{2}"),
+        ("**Answer:** 18", "18"),
+        ("**Answer**: 18", "18"),
+        ("Answer:\n\n18\nBye 3", "18"),
+        ("A: 72\nDone 5", "72"),
+        ("The answer is (C).", "C"),
+        ("Answer: x = 5, y = 6", "x = 5, y = 6"),
+        ("5 + 3 = 8 apples", "8"),
+        ("it is 10-5", "5"),
+        ("pages 3-5", "5"),
+        ("below zero: -5", "-5"),
+        ("She needs 1 3/4 cups.", "1 3/4"),
+        ("We meet at 12:30", "12:30"),
+        ("It costs $1,000,000.", "$1,000,000"),
+        ("It is 1.5e3.", "1.5e3"),
+        (r"So it is \dfrac{9}{7}", "9/7"),
+        (r"so it is $\sqrt{3}$.", r"\sqrt{3}"),
+        (r"Thus \[ x = \sqrt{3} \]", r"x = \sqrt{3}"),
+        ("first\n\\sqrt{3}", r"\sqrt{3}"),
+        ("$18 + $20 = $38", "$38"),
+        ("x = 7", "7"),
+        ("5! it is, so the answer is 5!", "5"),
+        (r"\boxed{5!}", "5!"),
+    ],
+)
+def test_final_answer_is_found(text, answer):
+    assert found(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no idea", "The answer is", "####", "Question: what?", r"\boxed{"]
+)
+def test_completion_without_an_answer_has_none(text):
+    assert found(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is 5.\n\nHuman: and 2 + 2?\nAssistant: The answer is 4", "5"),
+        ("She has 5.\nQuestion: how many? 4", "5"),
+        ("#### 72 Question: next\n#### 4", "72"),
+        ("A: 72\n\nQ: 2 + 2?\nA: 4", "72"),
+        ("Question: what is 2 + 3?\nAnswer: 5", "5"),
+        ("**Problem:** what?\nAnswer: 5", "5"),
+        ("Let me see the FAQ: 5", "5"),
+    ],
+)
+def test_text_after_a_stop_marker_does_not_count_once_there_is_an_answer(text, answer):
+    assert found(text) == answer
+
+
+def test_stop_markers_are_the_users():
+    text = "It is 5.\nNext exercise: 6"
+    assert found(text, stop_markers=()) == "6"
+    assert found(text, stop_markers=("Next exercise:",)) == "5"
+
+
+def test_only_the_tail_is_read():
+    assert found(r"\boxed{5}" + " and so on" * 200) is None
+    assert found("7 " * 20_000 + "#### 5") == "5"
+
+
+@pytest.mark.parametrize(
+    "part", ["Question: ", r"\boxed{", "(", "$", "the answer is ", "1,", "1 ", "{"]
+)
+def test_degenerate_completion_is_read_in_no_time(part):
+    found(part * (40_000 // len(part)))
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        ("48/2 = <<48/2=24>>24 clips.\n#### 72", "72"),
+        ("A: 72", "72"),
+        ("The answer is 72.", "72"),
+        (r"We get \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (" 72 ", "72"),
+        (r"[0,1)", "[0,1)"),
+        ("Tuesday", "tuesday"),
+        ("18 dollars for each of the days", "18 dollars for each of the days"),
+    ],
+)
+def test_gold_may_be_bare_or_marked(text, gold):
+    assert read_gold(text).text == gold
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "nan", "None", "null", "N/A", "<NA>", "She sold 72 clips in May altogether"],
+)
+def test_missing_value_or_sentence_is_no_gold(text):
+    assert read_gold(text) is None

@@ -1,0 +1,271 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+from paths import GSM8K
+from tiny import completion, prompt
+from worker_processes import guards_of, is_alive, is_busy, wait_until, workers_of
+
+from lit_grpo.rewards import MathReward
+from lit_grpo.rewards.math_answers.answers import compare
+from lit_grpo.rewards.math_answers.extraction import STOP_MARKERS, find_answer, read_gold
+from lit_grpo.rewards.scoring import RewardSuite
+
+HANGS = r"\boxed{9^{9^{9^9}}}"
+
+
+def scores(suite, *pairs):
+    prompts = [prompt(answer=gold) for gold, _ in pairs]
+    batch = suite.score(prompts, [[completion(text=text)] for _, text in pairs])
+    return [group.scores["math"][0] for group in batch.groups]
+
+
+@pytest.fixture(scope="module")
+def suite():
+    with RewardSuite([MathReward(deadline_seconds=20)]) as started:
+        yield started
+
+
+RIGHT = [
+    # What math-verify alone takes for wrong.
+    ("7/4", r"\boxed{1 3/4}"),
+    (r"\frac{8}{3}", "The answer is 2 2/3."),
+    ("1500", "#### 1.5e3"),
+    ("1234567", "The answer is 1.234.567"),
+    ("-7", "The answer is \u22127."),
+    ("12:30", "They meet at 12:30."),
+    ("9/7", r"\dfrac{9}{7}"),
+    (r"\frac{9}{7}", r"So it is \dfrac{9}{7}."),
+    ("7", r"\boxed{5}, no, \boxed{7}"),
+    ("[0,1)", r"\boxed{0\le x<1}"),
+    (r"0 \le x < 1", r"\boxed{[0,1)}"),
+    ("3x+4y+14=0", r"\boxed{6x+8y+28=0}"),
+    ("5", "The answer is 5.\nHuman: What is 2 + 2?\nAssistant: The answer is 4"),
+    # One of the two readings of a percent sign: it is a unit.
+    ("25%", "The answer is 25"),
+    ("25", r"\boxed{25\%}"),
+    # Formats that golds come in.
+    ("She sold 48/2 = <<48/2=24>>24 clips.\n#### 72", "#### 72"),
+    ("A: 72", "The answer is 72 clips."),
+    (r"\boxed{72}", "72"),
+    ("The answer is 72.", "A: 72"),
+    # Computer algebra.
+    (r"2\sqrt{3}", r"\boxed{\sqrt{12}}"),
+    (r"\sqrt{2}", r"\boxed{1.414214}"),
+    ("x^2+2x+1", r"\boxed{(x+1)^2}"),
+    ("5", r"\boxed{x = 5}"),
+    ("6", r"\boxed{2 \cdot 3}"),
+    ("120", r"\boxed{5!}"),
+    (r"\{1,2\}", r"\boxed{\{2,1\}}"),
+    ("(1,2)", r"\boxed{\left(1, 2\right)}"),
+    ("1,2", r"\boxed{2, 1}"),
+    (r"(-\infty,1)\cup(1,\infty)", r"\boxed{x \ne 1}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}"),
+    (r"\frac{1}{2^{99}}", r"\boxed{1/2^{99}}"),
+    ("x^2+y^2=25", r"\boxed{2x^2+2y^2=50}"),
+    ("y = 1/x", r"\boxed{xy=1}"),
+    (r"\text{Tuesday}", "The answer is Tuesday."),
+    ("C", "The answer is (C)."),
+]
+
+WRONG = [
+    # What math-verify alone takes for right.
+    ("3", r"\boxed{1 3/4}"),
+    ("2", r"\boxed{2 2/3}"),
+    ("1.5", r"\boxed{1.5e3}"),
+    ("1.234", r"\boxed{1.234.567}"),
+    ("2/5", r"\boxed{12:30}"),
+    ("12:30", r"\boxed{2/5}"),
+    ("1/2^99", r"\boxed{1/2^98}"),
+    (r"\{1/2^{99}\}", r"\boxed{\{1/2^{98}\}}"),
+    ("0.25", r"\boxed{25\%}"),
+    ("25%", r"\boxed{0.25}"),
+    ("(1,2)", r"\boxed{\{1,2\}}"),
+    (r"\{1,2\}", r"\boxed{(1,2)}"),
+    ("(1,2,3)", r"\boxed{\{1,2,3\}}"),
+    ("3x+4y+14=0", r"\boxed{3*x-1*y+13=0}"),
+    ("3*x-1*y+13=0", "The answer is 3x+4y+14=0"),
+    ("3x+4y+14=0", "3*x-1*y+13=0"),
+    ("9", r"\dfrac{9}{7}"),
+    ("7", r"\dfrac{9}{7}"),
+    ("5", r"\boxed{5} \boxed{7}"),
+    ("[0,1)", r"\boxed{0\le x\le 1}"),
+    ("4", "The answer is 5.\nHuman: What is 2 + 2?\nAssistant: The answer is 4"),
+    ("x^2+1=0", r"\boxed{x^2+4=0}"),
+    (r"\frac{\sqrt{4}}{20000000}", r"\boxed{0.0000003}"),
+    ("xyz", r"\boxed{zyx}"),
+    # A guess at several answers.
+    ("5", r"\boxed{5 \text{ or } 6}"),
+    ("6", r"\boxed{5, 6}"),
+    # No answer at all, or none that is mathematics.
+    ("5", ""),
+    ("5", "I do not know."),
+    ("5", r"\boxed{5 [[ \frac}"),
+    ("5", r"\boxed{\frac{1}{0}}"),
+    ("3", r"\sqrt{3}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\boxed{\begin{pmatrix}1&2\end{pmatrix}}"),
+]
+
+
+@pytest.mark.parametrize(("gold", "text"), RIGHT)
+def test_right_answer_is_right(suite, gold, text):
+    (score,) = scores(suite, (gold, text))
+    assert (score.value, score.detail) == (1.0, "")
+
+
+@pytest.mark.parametrize(("gold", "text"), WRONG)
+def test_wrong_answer_is_wrong(suite, gold, text):
+    (score,) = scores(suite, (gold, text))
+    assert (score.value, score.detail) == (0.0, "")
+
+
+def test_values_of_right_and_wrong_are_free():
+    with RewardSuite([MathReward(correct=2.0, wrong=-0.5)]) as suite:
+        assert [score.value for score in scores(suite, ("5", "5"), ("5", "6"))] == [2.0, -0.5]
+
+
+def test_answer_that_hangs_is_a_timeout_and_the_next_one_is_scored_right():
+    with RewardSuite([MathReward(deadline_seconds=1.0, num_workers=1)]) as suite:
+        hung, after = scores(suite, ("5", HANGS), (r"2\sqrt{3}", r"\boxed{\sqrt{12}}"))
+        assert (hung.value, hung.outcome) == (None, "timeout")
+        assert "no answer within 1 s" in hung.detail
+        assert after.value == 1.0
+
+
+def test_worker_that_is_killed_is_an_error_and_is_replaced():
+    others = workers_of(os.getpid())
+    with RewardSuite([MathReward(deadline_seconds=20, num_workers=1)]) as suite:
+        scores(suite, ("5", r"\boxed{\sqrt{25}}"))
+        scoring = suite.open([prompt(answer="5")], 1)
+        scoring.add(0, completion(text=HANGS))
+        (worker,) = workers_of(os.getpid()) - others
+        wait_until(lambda: is_busy(worker))
+        os.kill(worker, signal.SIGKILL)
+        (score,) = scoring.result().groups[0].scores["math"]
+        assert (score.value, score.outcome) == (None, "error")
+        assert "worker died (exit code 137, SIGKILL)" in score.detail
+        assert scores(suite, ("5", r"\boxed{\sqrt{25}}"))[0].value == 1.0
+
+
+def test_workers_start_when_needed_and_are_gone_after_close():
+    others = guards_of(os.getpid())
+    suite = RewardSuite([MathReward(num_workers=2)])
+    suite.start()
+    assert scores(suite, ("5", "5"), ("5", "6"))[0].value == 1.0
+    assert guards_of(os.getpid()) == others
+    pairs = [("5", rf"\boxed{{\sqrt{{{n}}}}}") for n in range(20, 30)]
+    assert [score.value for score in scores(suite, *pairs)] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert len(guards_of(os.getpid()) - others) == 2
+    suite.open([prompt(answer="5")], 1).add(0, completion(text=HANGS))
+    suite.close()
+    assert guards_of(os.getpid()) == others
+
+
+TRAINER = r"""
+import sys, time
+from lit_grpo.rewards import MathReward, RewardSuite
+from lit_grpo.types import Completion, Prompt
+
+def completion(text):
+    return Completion(token_ids=(1,), sampler_logprobs=(0.0,), text=text, finish_reason="stop")
+
+prompt = Prompt(id="p", text="q", token_ids=(1,), answer="5")
+suite = RewardSuite([MathReward(deadline_seconds=3.0)])
+suite.start()
+suite.score([prompt], [[completion(r"\boxed{\sqrt{25}}")]])
+if sys.argv[1] == "busy":
+    suite.open([prompt], 1).add(0, completion(r"\boxed{9^{9^{9^9}}}"))
+print("ready", flush=True)
+if sys.argv[1] != "ends":
+    time.sleep(600)
+"""
+
+
+def start_trainer(how):
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert trainer.stdout.readline() == "ready\n"
+    return trainer
+
+
+@pytest.mark.parametrize("how", ["idle", "busy"])
+def test_workers_are_gone_when_the_trainer_is_killed(how):
+    trainer = start_trainer(how)
+    (guard,), (worker,) = guards_of(trainer.pid), workers_of(trainer.pid)
+    if how == "busy":
+        wait_until(lambda: is_busy(worker))
+    trainer.kill()
+    trainer.communicate()
+    wait_until(lambda: not is_alive(worker) and not is_alive(guard))
+
+
+def test_trainer_that_forgets_to_close_ends_without_noise():
+    trainer = start_trainer("ends")
+    assert trainer.communicate(timeout=60)[1] == ""
+    assert trainer.returncode == 0
+
+
+def test_import_is_light():
+    code = (
+        "import sys, lit_grpo.rewards\n"
+        "print([m for m in ('math_verify', 'sympy', 'transformers') if m in sys.modules])"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert output.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "gold", [None, "", "nan", "She sold seventy-two clips in May", "[[ 5", "####"]
+)
+def test_gold_that_nothing_can_match_is_refused_before_training(suite, gold):
+    rows = [prompt(id="good", answer="5"), prompt(id="bad", answer=gold)]
+    with pytest.raises(ValueError, match="1 of 2 that are not: bad: .*answer column"):
+        suite.check(rows)
+
+
+def test_refusal_counts_the_golds_and_shows_a_few():
+    rows = [prompt(id=f"p{n}", answer=None) for n in range(7)]
+    with RewardSuite([MathReward()]) as suite, pytest.raises(ValueError, match="7 of 7") as error:
+        suite.check(rows)
+    assert "p4: None, … (" in str(error.value)
+    assert "p5" not in str(error.value)
+
+
+def test_good_golds_pass_the_check(suite):
+    suite.check([prompt(answer=gold) for gold, _ in RIGHT])
+
+
+def test_score_against_an_unreadable_gold_is_an_error_and_not_wrong(suite):
+    (score,) = scores(suite, (None, "5"))
+    assert (score.value, score.outcome) == (None, "error")
+    assert "gold answer None of prompt p is not readable" in score.detail
+
+
+@pytest.mark.parametrize("setting", ["deadline_seconds", "num_workers", "tail_characters"])
+def test_limit_that_is_not_positive_is_refused(setting):
+    with pytest.raises(ValueError, match=f"{setting} must be positive, got 0"):
+        MathReward(**{setting: 0})
+
+
+SOLUTIONS = GSM8K / "test.jsonl"
+
+
+@pytest.mark.skipif(not SOLUTIONS.exists(), reason="the GSM8K files are not in the repository")
+def test_gsm8k_solutions_are_right_for_their_own_gold_only():
+    solutions = [json.loads(line)["answer"] for line in SOLUTIONS.read_text().splitlines()]
+    golds = [read_gold(solution) for solution in solutions]
+    answers = [find_answer(solution, STOP_MARKERS, 1000) for solution in solutions]
+    assert all(compare(gold, answer) is True for gold, answer in zip(golds, answers, strict=True))
+    for (gold, _), (other, answer) in pairwise(zip(golds, answers, strict=True)):
+        assert compare(gold, answer) is (gold.number == other.number)

@@ -1,0 +1,88 @@
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from lit_grpo.rewards.scoring.boundary import as_score, as_scores, failed_scores
+from lit_grpo.types import Outcome, Score
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(True, 1, 1.0, Fraction(2, 2)),
+        *(np.float32(1), np.int64(1), np.bool_(True), np.ones(1)),
+        *(torch.tensor(1), torch.tensor([1.0]), torch.tensor(True)),
+    ],
+)
+def test_any_number_becomes_a_value(value):
+    assert as_score(value, 0.5) == Score(value=1.0, seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "detail"),
+    [
+        (float("nan"), "finite value, got nan"),
+        (float("inf"), "finite value, got inf"),
+        ("1.0", "returned '1.0' (str of length 3), not a number"),
+        ([1.0], "returned [1.0] (list of length 1), not a number"),
+        ({"score": 1}, "(dict of length 1), not a number"),
+        (1j, "returned 1j (complex), not a number"),
+        (torch.ones(2), "2 elements"),
+        (10**400, "too large"),
+    ],
+)
+def test_anything_else_is_an_error_that_says_what_it_was(value, detail):
+    score = as_score(value, 0.5)
+    assert (score.value, score.outcome, score.seconds) == (None, Outcome.ERROR, 0.5)
+    assert detail in score.detail
+
+
+def test_none_is_an_abstention():
+    assert as_score(None, 0.5) == Score(value=None, outcome=Outcome.ABSTAIN, seconds=0.5)
+
+
+def test_score_passes_and_keeps_the_seconds_that_it_brings():
+    limited = Score(value=None, outcome=Outcome.RATE_LIMITED, detail="429", cost=0.1)
+    assert as_score(limited, 0.5) == Score(
+        value=None, outcome=Outcome.RATE_LIMITED, detail="429", cost=0.1, seconds=0.5
+    )
+    assert as_score(Score(value=1.0, seconds=2.0), 0.5).seconds == 2.0
+
+
+@pytest.mark.parametrize(
+    "result", [[1.0, None], (1.0, None), np.array([1.0, None]), iter([1.0, None])]
+)
+def test_scores_of_a_group_share_its_seconds(result):
+    assert as_scores(result, 2, 1.0) == (
+        Score(value=1.0, seconds=0.5),
+        Score(value=None, outcome=Outcome.ABSTAIN, seconds=0.5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("result", "detail"),
+    [
+        ([1.0], "returned 1 scores for 2 completions"),
+        ([1.0, 2.0, 3.0], "returned 3 scores for 2 completions"),
+        (1.0, "returned 1.0 (float), not a sequence"),
+        (None, "returned None (NoneType), not a sequence"),
+        ("ab", "returned 'ab' (str of length 2), not a sequence"),
+        ({0: 1.0, 1: 2.0}, "(dict of length 2), not a sequence"),
+    ],
+)
+def test_wrong_number_of_scores_is_an_error_on_every_row(result, detail):
+    scores = as_scores(result, 2, 1.0)
+    assert [score.outcome for score in scores] == [Outcome.ERROR] * 2
+    assert all(detail in score.detail for score in scores)
+
+
+def test_exception_becomes_an_outcome_with_its_type_and_message():
+    (score,) = failed_scores(KeyError("gold"), 1, 0.5)
+    assert (score.outcome, score.detail) == (Outcome.ERROR, "KeyError: 'gold'")
+    assert (
+        failed_scores(TimeoutError(), 2, 1.0)
+        == (Score(value=None, outcome=Outcome.TIMEOUT, detail="TimeoutError", seconds=0.5),) * 2
+    )
+    assert len(failed_scores(ValueError("x" * 9999), 1, 0.5)[0].detail) == 500

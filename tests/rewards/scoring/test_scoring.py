@@ -1,0 +1,132 @@
+"""What a step's scoring hands out, waits for, gives up and asks for again."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+from tiny import completion, prompt
+
+from lit_grpo.rewards import Reward
+from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.types import Outcome, Score
+
+PROMPTS = [prompt(id="a"), prompt(id="b")]
+
+
+def number(text: str):
+    return completion(text=text)
+
+
+def failed(outcome: Outcome) -> Score:
+    return Score(value=None, outcome=outcome, detail="on purpose")
+
+
+class Siblings(Reward):
+    """Keeps which completions came together; each is worth its number."""
+
+    siblings_per_call = 2
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.calls = []
+        self.called = threading.Semaphore(0)
+
+    def score_group(self, prompt, completions):
+        self.calls.append((prompt.id, [one.text for one in completions]))
+        self.called.release()
+        return [float(one.text) for one in completions]
+
+
+def test_siblings_are_scored_as_soon_as_so_many_are_there():
+    reward = Siblings()
+    with RewardSuite([reward]) as suite:
+        scoring = suite.open(PROMPTS, 3)
+        scoring.add(0, number("0"))
+        scoring.add(4, number("4"))
+        scoring.add(2, number("2"))
+        assert reward.called.acquire(timeout=10)  # while four are still to come
+        assert reward.calls == [("a", ["0", "2"])]
+        for row in (3, 5, 1):
+            scoring.add(row, number(str(row)))
+        rewards = scoring.result().rewards
+    assert sorted(reward.calls[1:]) == [("a", ["1"]), ("b", ["3", "4"]), ("b", ["5"])]
+    assert rewards.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+class Recovering(Reward):
+    """Fails on the first try at some numbers, and on every try at 9."""
+
+    def __init__(self, outcome=Outcome.ERROR, **settings):
+        super().__init__(**settings)
+        self.outcome = outcome
+        self.asked = []
+
+    def score(self, prompt, completion):
+        self.asked.append(completion.text)
+        is_first = self.asked.count(completion.text) == 1
+        if completion.text == "9" or (is_first and completion.text > "4"):
+            return failed(self.outcome)
+        return float(completion.text)
+
+
+def scores(reward, *texts):
+    """Of one group, at first and when asked again."""
+    with RewardSuite([reward]) as suite:
+        scoring = suite.open([prompt()], len(texts))
+        for row, text in enumerate(texts):
+            scoring.add(row, number(text))
+        first = scoring.result()
+        scoring.ask_again()
+        return first.rewards[0].tolist(), scoring.result().rewards[0].tolist()
+
+
+def test_only_what_failed_is_asked_again_and_the_rest_keeps_its_score():
+    reward = Recovering()
+    first, second = scores(reward, "3", "5", "9")
+    assert [value == value for value in first] == [True, False, False]
+    assert second[:2] == [3.0, 5.0]
+    assert second[2] != second[2]
+    assert reward.asked == ["3", "5", "9", "5", "9"]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.TRUNCATED, Outcome.ABSTAIN])
+def test_what_lies_in_the_completion_is_not_asked_again(outcome):
+    reward = Recovering(outcome)
+    scores(reward, "3", "5")
+    assert reward.asked == ["3", "5"]
+
+
+def test_a_whole_group_is_asked_again_where_siblings_are_compared():
+    class Ranks(Recovering):
+        def score_group(self, prompt, completions):
+            return [self.score(prompt, one) for one in completions]
+
+    reward = Ranks()
+    _, second = scores(reward, "3", "5")
+    assert reward.asked == ["3", "5"] * 2
+    assert second == [3.0, 5.0]
+
+
+def test_a_score_that_comes_after_it_was_given_up_is_dropped():
+    class Late(Reward):
+        release = threading.Event()
+
+        async def score(self, prompt, completion):
+            if completion.text == "1":
+                await asyncio.to_thread(self.release.wait, 10)
+            return float(completion.text)
+
+    with RewardSuite([Late()]) as suite:
+        scoring = suite.open([prompt()], 2)
+        for row in (0, 1):
+            scoring.add(row, number(str(row)))
+        assert not scoring.wait(0.3)
+        scoring.expire(0.3)
+        assert scoring.wait(0)
+        Late.release.set()
+        time.sleep(0.2)  # the late score comes meanwhile
+        (first, second) = scoring.result().groups[0].scores["late"]
+    assert first.value == 0.0
+    assert (second.value, second.outcome) == (None, Outcome.TIMEOUT)
+    assert "score_deadline_seconds" in second.detail

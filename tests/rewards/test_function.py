@@ -1,0 +1,340 @@
+import asyncio
+import functools
+import pickle
+
+import jsonargparse
+import pytest
+from tiny import completion, prompt
+
+from lit_grpo.rewards import FunctionReward, Reward
+from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.types import Prompt
+
+CHAT = Prompt(
+    id="chat",
+    text="<user>1+1=",
+    token_ids=(1,),
+    messages=({"role": "user", "content": "1+1="},),
+    answer="2",
+    columns={"level": 3},
+)
+
+
+def run(reward, one, *texts):
+    with RewardSuite([reward]) as suite:
+        return suite.score([one], [[completion([5, 6], text=text) for text in texts]])
+
+
+def accuracy(completions, answer, **kwargs):
+    return [float(text == gold) for text, gold in zip(completions, answer, strict=True)]
+
+
+async def slow_accuracy(completions, answer, scale=1.0, **kwargs):
+    await asyncio.sleep(0)
+    return [scale * float(text == gold) for text, gold in zip(completions, answer, strict=True)]
+
+
+def only_completions(completions):
+    return [len(text) for text in completions]
+
+
+def wants_state(prompts, completions, trainer_state):
+    return [0.0] * len(completions)
+
+
+def test_function_of_the_trl_form_works_unchanged():
+    batch = run(FunctionReward(accuracy), prompt(answer="2"), "2", "3")
+    assert batch.parts["accuracy"].tolist() == [[1.0, 0.0]]
+
+
+def test_async_function_works_unchanged():
+    batch = run(
+        FunctionReward(slow_accuracy, reward_kwargs={"scale": 2}), prompt(answer="2"), "2", "3"
+    )
+    assert batch.parts["slow_accuracy"].tolist() == [[2.0, 0.0]]
+
+
+def test_function_gets_texts_ids_and_every_column_as_lists():
+    seen = {}
+
+    def look(prompts, completions, **columns):
+        seen.update(columns, prompts=prompts, completions=completions)
+        return [None] * len(completions)
+
+    batch = run(FunctionReward(look), prompt("1+1=", answer="2", level=3, prompt="raw"), "2", "3")
+    assert seen == {
+        "prompts": ["1+1=", "1+1="],
+        "completions": ["2", "3"],
+        "completion_ids": [[5, 6], [5, 6]],
+        "answer": ["2", "2"],
+        "level": [3, 3],
+    }
+    assert [str(s.outcome) for s in batch.groups[0].scores["look"]] == ["abstain", "abstain"]
+
+
+def test_conversational_prompt_gives_lists_of_messages():
+    def look(prompts, completions, level, **kwargs):
+        assert prompts == [[{"role": "user", "content": "1+1="}]] * 2
+        assert completions[1] == [{"role": "assistant", "content": "3"}]
+        return level
+
+    assert run(FunctionReward(look), CHAT, "2", "3").rewards.tolist() == [[3.0, 3.0]]
+
+
+def test_column_called_answer_goes_before_the_gold_that_was_read_from_it():
+    row = Prompt(
+        id="p", text="q", token_ids=(1,), answer="72", columns={"answer": "48 + 24 = 72 #### 72"}
+    )
+    assert run(FunctionReward(accuracy), row, "48 + 24 = 72 #### 72").rewards.tolist() == [[1.0]]
+
+
+def test_function_without_kwargs_gets_only_what_it_names():
+    assert run(FunctionReward(only_completions), CHAT, "2").rewards.tolist() == [[1.0]]
+
+
+def test_callable_object_with_an_async_call_works():
+    class Grader:
+        async def __call__(self, completions, **kwargs):
+            return [1.0] * len(completions)
+
+    assert run(FunctionReward(Grader(), name="grader"), CHAT, "2").rewards.tolist() == [[1.0]]
+
+
+def test_wrapped_function_keeps_its_name_and_its_parameters():
+    @functools.wraps(slow_accuracy)
+    def wrapped(*args, **kwargs):
+        return [1.0]
+
+    assert FunctionReward(wrapped, reward_kwargs={"scale": 2}).name == "slow_accuracy"
+
+
+@pytest.mark.parametrize(
+    ("function", "kwargs", "message"),
+    [
+        (slow_accuracy, {"scal": 2}, "got 'scal' .* It accepts answer, scale. Did you mean scale?"),
+        (accuracy, {"scale": 2}, "named parameters of accuracy, got 'scale'"),
+        (only_completions, {"x": 1}, "It accepts none"),
+        (accuracy, {"completions": []}, "got 'completions'"),
+    ],
+)
+def test_kwargs_that_the_function_does_not_take_are_refused(function, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        FunctionReward(function, reward_kwargs=kwargs)
+
+
+# verl's form, as its users write it
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if data_source != "openai/gsm8k":
+        raise NotImplementedError(f"Reward function is not implemented for {data_source=}")
+    return 1.0 if solution_str.strip() == ground_truth else 0.0
+
+
+def with_details(data_source, solution_str, ground_truth, extra_info, format_score=0.1):
+    right = solution_str == ground_truth
+    score = 1.0 if right else format_score
+    return {"score": score, "acc": right, "split": extra_info["split"]}
+
+
+def forgets_the_score(solution_str, **kwargs):
+    return {"acc": True}
+
+
+async def asks_a_service(data_source, solution_str, ground_truth, extra_info, threshold=0.5):
+    await asyncio.sleep(0)
+    return {"score": float(len(solution_str) / 10 > threshold)}
+
+
+def verl_row(**columns):
+    """A row as verl's preprocessing of GSM8K writes it."""
+    given = {
+        "data_source": "openai/gsm8k",
+        "reward_model": {"style": "rule", "ground_truth": "72"},
+        "extra_info": {"split": "train", "index": 0},
+    }
+    return prompt(answer="gold", **(given | columns))
+
+
+def test_function_of_verls_form_works_unchanged():
+    batch = run(FunctionReward(compute_score), verl_row(), "72", " 72\n", "7")
+    assert batch.parts["compute_score"].tolist() == [[1.0, 1.0, 0.0]]
+
+
+def test_dict_of_a_function_of_verls_form_gives_its_score():
+    reward = FunctionReward(with_details, reward_kwargs={"format_score": 0.25})
+    assert run(reward, verl_row(), "72", "7").rewards.tolist() == [[1.0, 0.25]]
+
+
+def test_dict_without_a_score_is_an_error_and_not_a_zero():
+    batch = run(FunctionReward(forgets_the_score), verl_row(), "72")
+    (score,) = batch.groups[0].scores["forgets_the_score"]
+    assert (score.value, score.outcome) == (None, "error")
+    assert "must have the key 'score', got acc" in score.detail
+
+
+def test_async_function_of_verls_form_works_unchanged():
+    reward = FunctionReward(asks_a_service, reward_kwargs={"threshold": 0.2})
+    assert run(reward, verl_row(), "123", "1").rewards.tolist() == [[1.0, 0.0]]
+    assert reward.is_async
+
+
+def test_function_of_verls_form_gets_verls_four_arguments_and_no_column():
+    seen = []
+
+    def look(solution_str, **given):
+        seen.append(given | {"solution_str": solution_str})
+        return len(seen)
+
+    row = verl_row(ability="math")
+    assert run(FunctionReward(look), row, "a", "b").rewards.tolist() == [[1.0, 2.0]]
+    assert seen[1] == {
+        "data_source": "openai/gsm8k",
+        "solution_str": "b",
+        "ground_truth": "72",
+        "extra_info": {"split": "train", "index": 0},
+    }
+
+
+def test_ground_truth_is_the_gold_answer_where_the_row_has_no_reward_model():
+    row = prompt(answer="72", data_source="openai/gsm8k")
+    assert run(FunctionReward(compute_score), row, "72", "7").rewards.tolist() == [[1.0, 0.0]]
+
+
+def test_ground_truth_may_be_other_than_text():
+    def within(solution_str, ground_truth):
+        return float(ground_truth["low"] <= float(solution_str) <= ground_truth["high"])
+
+    row = verl_row(reward_model={"ground_truth": {"low": 1, "high": 2}})
+    assert run(FunctionReward(within), row, "1.5", "3").rewards.tolist() == [[1.0, 0.0]]
+
+
+def test_row_without_what_a_function_of_verls_form_requires_is_refused_before_training():
+    reward = FunctionReward(compute_score)
+    reward.check([verl_row()])
+    with pytest.raises(ValueError, match="data_source is missing from prompt p, which has extra"):
+        reward.check([prompt(answer="72")])
+    with pytest.raises(ValueError, match="ground_truth is missing"):
+        reward.check([prompt(answer=None, data_source="openai/gsm8k")])
+    FunctionReward(compute_score, reward_kwargs={"data_source": "x"}).check([prompt(answer="72")])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"format_scor": 0}, "It accepts data_source, .*, format_score. Did you mean format_score"),
+        ({"solution_str": "x"}, "got 'solution_str'"),
+    ],
+)
+def test_kwargs_that_a_function_of_verls_form_does_not_take_are_refused(kwargs, message):
+    with pytest.raises(ValueError, match=f"reward_kwargs must be named .*{message}"):
+        FunctionReward(with_details, reward_kwargs=kwargs)
+
+
+# The data
+
+
+def test_data_without_a_required_column_is_refused_before_training():
+    with (
+        RewardSuite([FunctionReward(wants_state)]) as suite,
+        pytest.raises(ValueError, match="trainer_state is missing from prompt p, which has answer"),
+    ):
+        suite.check([prompt(answer="2")])
+
+
+def test_required_column_may_come_from_the_data_or_from_reward_kwargs():
+    reward = FunctionReward(wants_state, reward_kwargs={"trainer_state": None})
+    reward.check([prompt()])
+    FunctionReward(accuracy).check([prompt(answer="2")])
+    with pytest.raises(ValueError, match="answer is missing from prompt p, which has none"):
+        FunctionReward(accuracy).check([prompt(answer=None)])
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A user's working directory with a module, a package and a file with a broken import."""
+    (tmp_path / "own_rewards.py").write_text(
+        "def short(completions, limit=3, **kwargs):\n"
+        "    return [float(len(text) < limit) for text in completions]\n"
+        "constant = 1\n"
+    )
+    (tmp_path / "needs_more.py").write_text("import not_installed_anywhere\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "own_rewards:short",
+        "own_rewards.short",
+        "own_rewards.py:short",
+        "{dir}/own_rewards.py:short",
+    ],
+)
+def test_function_is_found_by_module_or_by_file(project, path):
+    reward = FunctionReward(path.format(dir=project), reward_kwargs={"limit": 2})
+    assert run(reward, CHAT, "2", "33").parts["short"].tolist() == [[1.0, 1.0]]
+    assert run(reward, prompt(), "2", "33").parts["short"].tolist() == [[1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("short", "must be module:function or path/to/file.py:function, got 'short'"),
+        ("my_reward:short", "can be imported, got 'my_reward'"),
+        ("own_rewards:shrt", "own_rewards has no function 'shrt'. Did you mean short?"),
+        ("own_rewards:constant", "has no function 'constant'"),
+        ("missing.py:short", "file that exists, got missing.py"),
+    ],
+)
+def test_function_that_is_not_there_is_refused_with_a_hint(project, path, message):
+    with pytest.raises(ValueError, match=message):
+        FunctionReward(path)
+
+
+def test_import_error_inside_the_users_module_is_shown_as_it_is(project):
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        FunctionReward("needs_more:f")
+
+
+@pytest.mark.parametrize("path", ["own_rewards:short", "own_rewards.py:short"])
+def test_reward_that_is_pickled_finds_its_function_again(project, path):
+    reward = pickle.loads(pickle.dumps(FunctionReward(path, {"limit": 2}, weight=0.5)))
+    assert (reward.name, reward.weight) == ("short", 0.5)
+    assert run(reward, prompt(), "2", "33").parts["short"].tolist() == [[1.0, 0.0]]
+
+
+def test_every_reward_can_be_composed_in_a_config(project):
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--rewards", type=list[Reward])
+    rewards = [
+        {
+            "class_path": "lit_grpo.rewards.FunctionReward",
+            "init_args": {
+                "function": "own_rewards:short",
+                "reward_kwargs": {"limit": 9},
+                "weight": 0.5,
+            },
+        },
+        {"class_path": "lit_grpo.rewards.MathReward", "init_args": {"on_error": "drop_group"}},
+        {
+            "class_path": "lit_grpo.rewards.FormatReward",
+            "init_args": {"pattern": "a", "mode": "full"},
+        },
+        {
+            "class_path": "lit_grpo.rewards.LengthReward",
+            "init_args": {"start_tokens": 1, "end_tokens": 2, "name": "overlong"},
+        },
+    ]
+    made = parser.instantiate_classes(parser.parse_object({"rewards": rewards})).rewards
+    assert [one.name for one in made] == ["short", "math", "format", "overlong"]
+    assert (made[0].weight, made[0].reward_kwargs, made[1].on_error) == (
+        0.5,
+        {"limit": 9},
+        "drop_group",
+    )
+    rewards[1]["init_args"] = {"wieght": 2}
+    with pytest.raises(jsonargparse.ArgumentError, match="wieght"):
+        parser.parse_object({"rewards": rewards})

@@ -1,0 +1,250 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import LLAMA, prompt, tiny_policy
+
+from lit_grpo.policy import LoRA
+from lit_grpo.policy.logprobs import completion_statistics
+from lit_grpo.rollout import HFEngine, Sampling
+from lit_grpo.rollout.hf.engine import _draw
+from lit_grpo.training.batching import collate_rollouts
+from lit_grpo.types import Group, RolloutBatch
+
+PROMPTS = [prompt("12+34=", id="a"), prompt("a longer prompt", id="b"), prompt("x", id="c")]
+PLAIN = Sampling(max_tokens=12)
+
+
+def generate(policy, sampling=PLAIN, *, prompts=PROMPTS, group_size=4, seed=0, max_concurrent=512):
+    engine = HFEngine(max_concurrent=max_concurrent)
+    engine.load_weights(policy, version=7)
+    rows = dict(engine.generate(prompts, group_size, sampling, seed=seed))
+    assert sorted(rows) == list(range(len(prompts) * group_size))
+    return [rows[n] for n in sorted(rows)]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_policy()
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        LLAMA,
+        LLAMA | {"model_type": "qwen3", "head_dim": 8},
+        LLAMA | {"model_type": "gemma2", "head_dim": 8, "sliding_window": 8},
+        LLAMA | {"model_type": "granite", "logits_scaling": 3.0},
+        {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    ],
+    ids=lambda architecture: architecture["model_type"],
+)
+def test_sampler_logprobs_match_teacher_forced_ones(architecture):
+    policy = tiny_policy(architecture=architecture)
+    sampling = Sampling(max_tokens=12, temperature=0.7, top_p=0.95, top_k=200)
+    completions = generate(policy, sampling)
+    groups = tuple(
+        Group(prompt=p, completions=tuple(completions[4 * i : 4 * i + 4]), scores={})
+        for i, p in enumerate(PROMPTS)
+    )
+    rollouts = RolloutBatch(
+        groups=groups,
+        rewards=torch.zeros(3, 4),
+        parts={},
+        valid=torch.ones(3, 4, dtype=torch.bool),
+    )
+    batch = collate_rollouts(rollouts, pad_id=0, overlong_filtering=False)
+    logprobs, _ = completion_statistics(policy.causal_model, batch, temperature=0.7)
+    assert (logprobs - batch.sampler_logprobs).abs().max() < 1e-4
+
+
+def test_greedy_completions_are_those_of_transformers_generate(policy):
+    ours = generate(policy, replace(PLAIN, temperature=0.0), group_size=1)
+    for p, completion in zip(PROMPTS, ours, strict=True):
+        theirs = policy.model.generate(
+            torch.tensor([p.token_ids]), max_new_tokens=12, do_sample=False
+        )
+        assert completion.token_ids == tuple(theirs[0, len(p.token_ids) :].tolist())
+
+
+def test_a_completion_does_not_depend_on_the_batch_that_it_runs_in(policy):
+    alone, together = generate(policy, max_concurrent=4), generate(policy, max_concurrent=512)
+    assert [c.token_ids for c in alone] == [c.token_ids for c in together]
+
+
+def test_the_seed_decides_and_rows_of_a_group_differ(policy):
+    first, again, other = (generate(policy, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    assert len({completion.token_ids for completion in first[:4]}) == 4
+
+
+def test_completions_say_which_policy_version_wrote_them(policy):
+    for completion in generate(policy):
+        assert completion.policy_versions == (7,) * len(completion.token_ids)
+
+
+def test_a_stop_token_ends_a_completion_and_stays_in_it(policy):
+    full = generate(policy)
+    stop = full[0].token_ids[3]
+    for before, after in zip(
+        full, generate(policy, replace(PLAIN, stop_token_ids=(stop,))), strict=True
+    ):
+        if stop in before.token_ids:
+            end = before.token_ids.index(stop) + 1
+            assert after.token_ids == before.token_ids[:end]
+            assert after.sampler_logprobs == pytest.approx(before.sampler_logprobs[:end], abs=1e-5)
+            assert after.finish_reason == "stop"
+        else:
+            assert after.token_ids == before.token_ids
+
+
+def test_finished_rows_leave_the_running_batch(policy):
+    stop = generate(policy)[0].token_ids[0]
+    widths = []
+    hook = policy.model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    completions = generate(policy, replace(PLAIN, stop_token_ids=(stop,)))
+    hook.remove()
+    lengths = [len(completion.token_ids) for completion in completions]
+    assert widths[0] == len(PROMPTS)  # every prompt is prefilled once
+    assert widths[1:] == [sum(n > step for n in lengths) for step in range(1, max(lengths))]
+    assert widths[1] < len(completions)
+
+
+def test_a_stop_string_cuts_the_text_but_not_the_tokens(policy):
+    texts = [c.text for c in generate(policy, replace(PLAIN, max_tokens=40), group_size=8)]
+    pairs = [text[i : i + 2] for text in texts for i in range(2, len(text) - 2)]
+    stop = next(pair for pair in pairs if pair.isascii() and pair.isprintable())
+    stopped = 0
+    for completion in generate(policy, replace(PLAIN, max_tokens=40, stop=(stop,)), group_size=8):
+        decoded = policy.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        assert stop not in completion.text
+        if completion.finish_reason == "stop" and stop in decoded:
+            assert decoded.endswith(stop)
+            assert completion.text == decoded[: -len(stop)]
+            stopped += 1
+    assert stopped
+
+
+def test_no_completion_is_shorter_than_min_tokens(policy):
+    every_token = tuple(range(0, 250))
+    stopped = generate(policy, replace(PLAIN, stop_token_ids=every_token, min_tokens=5))
+    assert min(len(completion.token_ids) for completion in stopped) >= 5
+    assert not any(set(c.token_ids[:4]) & set(every_token) for c in stopped)
+    assert {
+        len(c.token_ids) for c in generate(policy, replace(PLAIN, stop_token_ids=every_token))
+    } == {1}
+
+
+def test_a_stop_string_among_the_first_tokens_neither_ends_nor_cuts(policy):
+    plain = generate(policy, replace(PLAIN, max_tokens=20))
+    stop = next(t for c in plain for t in c.text[:4] if t.isascii() and t.isprintable())
+    for completion in generate(policy, replace(PLAIN, max_tokens=20, min_tokens=8, stop=(stop,))):
+        head = policy.tokenizer.decode(completion.token_ids[:8], skip_special_tokens=True)
+        assert len(completion.token_ids) >= 8
+        assert completion.text.startswith(head)
+        assert stop not in completion.text[len(head) :]
+
+
+def test_hybrid_models_are_sampled_like_others():
+    architecture = LLAMA | {
+        "model_type": "qwen3_next",
+        "head_dim": 8,
+        "num_hidden_layers": 4,
+        "num_experts": 0,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }
+    policy = tiny_policy(architecture=architecture)
+    greedy = replace(PLAIN, temperature=0.0)
+    alone = [generate(policy, greedy, prompts=[one], group_size=1)[0] for one in PROMPTS]
+    grouped = generate(policy, greedy, prompts=PROMPTS[:1], group_size=3)
+    assert {c.token_ids for c in grouped} == {alone[0].token_ids}
+
+
+def test_max_tokens_ends_a_completion_as_truncated(policy):
+    (completion,) = generate(policy, Sampling(max_tokens=1), prompts=PROMPTS[:1], group_size=1)
+    assert completion.is_truncated
+    assert len(completion.token_ids) == 1
+
+
+def draws(probabilities, **settings):
+    noise = (torch.arange(1000) + 0.5) / 1000
+    drawn = _draw(torch.tensor(probabilities).expand(1000, -1), Sampling(**settings), noise)
+    return drawn.bincount(minlength=len(probabilities)).tolist()
+
+
+def test_draws_follow_the_distribution():
+    assert draws([0.5, 0.0, 0.3, 0.2]) == pytest.approx([500, 0, 300, 200], abs=1)
+
+
+def test_top_k_and_top_p_keep_the_likeliest_tokens():
+    assert draws([0.2, 0.5, 0.3], top_k=2) == pytest.approx([0, 625, 375], abs=1)
+    assert draws([0.2, 0.5, 0.3], top_p=0.6) == pytest.approx([0, 625, 375], abs=1)
+    assert draws([0.2, 0.5, 0.3], top_p=0.5) == [0, 1000, 0]
+
+
+def test_the_last_random_number_never_draws_an_impossible_token():
+    largest = torch.tensor([1 - 2**-24])
+    probabilities = torch.tensor([[0.3, 0.3, 0.4, 0.0]])
+    assert _draw(probabilities, Sampling(), largest).tolist() == [2]
+
+
+def test_diverged_weights_are_said_to_be_so():
+    with pytest.raises(FloatingPointError, match="earlier checkpoint"):
+        _draw(torch.tensor([[float("nan"), 1.0]]), Sampling(), torch.tensor([0.5]))
+
+
+def test_a_token_next_to_a_forbidden_certain_one_has_a_finite_logprob():
+    policy = tiny_policy()
+    eos = policy.tokenizer.eos_token_id
+    policy.model.lm_head.bias = torch.nn.Parameter(torch.zeros(policy.model.config.vocab_size))
+    with torch.no_grad():
+        policy.model.lm_head.bias[eos] = 200.0
+    completions = generate(policy, replace(PLAIN, min_tokens=3))
+    assert {len(completion.token_ids) for completion in completions} == {4}
+    for completion in completions:
+        assert completion.sampler_logprobs[:3] == pytest.approx([-203] * 3, abs=8)
+        assert completion.sampler_logprobs[3] == 0
+
+
+def test_rows_that_leave_and_a_cache_that_grows_change_no_other_row():
+    """Many short completions leave beside few that outgrow the cache's first room twice."""
+    policy = tiny_policy(architecture=LLAMA | {"max_position_embeddings": 512})
+    sampling = Sampling(max_tokens=200, stop_token_ids=tuple(range(5)))
+    together = generate(policy, sampling, group_size=8)
+    lengths = [len(completion.token_ids) for completion in together]
+    assert min(lengths) < 32
+    assert max(lengths) > 128
+    alone = generate(policy, sampling, group_size=8, max_concurrent=1)
+    assert [c.token_ids for c in alone] == [c.token_ids for c in together]
+    for one, other in zip(alone, together, strict=True):
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
+
+
+def test_gradient_checkpointing_and_training_mode_do_not_switch_the_cache_off():
+    plain = generate(tiny_policy(lora=LoRA(rank=4)))
+    policy = tiny_policy(lora=LoRA(rank=4), gradient_checkpointing=True)
+    policy.train()
+    assert generate(policy) == plain
+    assert policy.model.training
+
+
+def test_the_consumer_of_a_generation_keeps_its_gradients(policy):
+    engine = HFEngine()
+    engine.load_weights(policy, 0)
+    for _ in engine.generate(PROMPTS, 2, PLAIN, seed=0):
+        assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", -1), ("top_p", 0), ("top_k", -1), ("max_tokens", 0), ("min_tokens", 300)],
+)
+def test_sampling_out_of_range_is_refused_with_the_key_to_set(name, value):
+    with pytest.raises(ValueError, match=f"Set model.sampling.{name}"):
+        Sampling(**{name: value})

@@ -1,0 +1,39 @@
+import torch
+from transformers import DynamicCache
+
+from lit_grpo.rollout.hf.row_cache import FIRST_ROOM, RowCache
+
+
+def states(*numbers: float, length: int = 1) -> torch.Tensor:
+    """[R, 1, length, 1], a row a number."""
+    return torch.tensor(numbers)[:, None, None, None].expand(-1, 1, length, 1)
+
+
+def test_rows_are_copies_of_their_prompt_and_take_tokens_behind_it():
+    prefilled = DynamicCache()
+    prefilled.update(states(1, 2, length=3), states(-1, -2, length=3), 0)
+    rows = RowCache(prefilled, torch.tensor([0, 0, 1]), max_tokens=4)
+    keys, values = rows.cache.update(states(5, 6, 7), states(-5, -6, -7), 0)
+    assert keys[:, 0, :, 0].tolist() == [[1, 1, 1, 5], [1, 1, 1, 6], [2, 2, 2, 7]]
+    assert torch.equal(values, -keys)
+    assert rows.cache.get_seq_length() == 4
+
+
+def test_a_row_that_leaves_is_replaced_by_the_last_ones():
+    prefilled = DynamicCache()
+    prefilled.update(states(0, 1, 2, 3, 4), states(0, 1, 2, 3, 4), 0)
+    rows = RowCache(prefilled, torch.arange(5), max_tokens=4)
+    now = rows.drop(torch.tensor([False, True, False, True, True]))
+    assert sorted(now.tolist()) == [1, 3, 4]
+    keys, _ = rows.cache.update(states(*now.tolist()), states(*now.tolist()), 0)
+    assert keys[:, 0].tolist() == [[[row], [row]] for row in now.tolist()]
+    assert rows.drop(torch.tensor([True, False, False])).tolist() == [0]
+
+
+def test_the_room_grows_and_keeps_what_was_written():
+    prefilled = DynamicCache()
+    prefilled.update(states(1), states(1), 0)
+    rows = RowCache(prefilled, torch.tensor([0]), max_tokens=3 * FIRST_ROOM)
+    for number in range(3 * FIRST_ROOM):
+        keys, _ = rows.cache.update(states(number), states(number), 0)
+    assert keys.flatten().tolist() == [1, *range(3 * FIRST_ROOM)]

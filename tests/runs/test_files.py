@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from toy_rollouts import completion, failed, fit, outputs, rollouts, train_batch
+
+from lit_grpo.runs.files import (
+    LOGGED,
+    CompletionsFile,
+    FinalModel,
+    MetricsFile,
+    free_path,
+    last_checkpoint,
+    next_run_dir,
+    open_run_log,
+)
+from lit_grpo.types import Outcome, StopReason
+
+STEP = outputs(rollouts([[0.0, 1.0]]), train_batch([-1.0, 1.0]))
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def column(path: Path, name: str) -> list[str]:
+    return [row[name] for row in rows_of(path)]
+
+
+# Run directories
+
+
+def test_versions_count_up_and_gaps_are_not_filled(tmp_path):
+    assert next_run_dir(tmp_path, "sft") == tmp_path / "sft" / "0"
+    (tmp_path / "sft" / "7").mkdir()
+    (tmp_path / "sft" / "notes").mkdir()
+    assert next_run_dir(tmp_path, "sft") == tmp_path / "sft" / "8"
+    assert next_run_dir(tmp_path, "sft").is_dir()
+
+
+def test_last_checkpoint_is_the_one_written_last(tmp_path):
+    assert last_checkpoint(tmp_path) is None
+    directory = tmp_path / "checkpoints"
+    directory.mkdir()
+    for age, name in enumerate(["best.ckpt", "last.ckpt", "step_9.ckpt", "last.ckpt.partial"]):
+        (directory / name).touch()
+        os.utime(directory / name, (1000 - age, 1000 - age))
+    assert last_checkpoint(tmp_path) == directory / "best.ckpt"
+
+
+# metrics.csv
+
+
+def test_metrics_of_one_step_share_a_row_and_are_readable_at_once(tmp_path):
+    file = MetricsFile(tmp_path)
+    file.log_metrics({"reward/mean": 0.5, "epoch": 0}, step=0)
+    assert column(file.path, "reward/mean") == ["0.5"]
+    file.log_metrics({"val/accuracy": 0.25}, step=0)
+    file.log_metrics({"reward/mean": 0.1}, step=1)
+    assert rows_of(file.path)[0]["val/accuracy"] == "0.25"
+    assert rows_of(file.path)[1] | {"seconds": ""} == {
+        "step": "1",
+        "seconds": "",
+        "reward/mean": "0.1",
+        "epoch": "",
+        "val/accuracy": "",
+    }
+
+
+def test_a_row_that_grows_and_one_that_shrinks_leave_nothing_behind(tmp_path):
+    file = MetricsFile(tmp_path)
+    file.log_metrics({"a": 1.0, "b": 2.0}, step=0)
+    file.log_metrics({"a": 1.23456789012345, "b": -2.5e-10}, step=1)
+    file.log_metrics({"a": 1.0, "b": 2.0}, step=1)
+    assert column(file.path, "a") == ["1.0", "1.0"]
+    assert column(file.path, "b") == ["2.0", "2.0"]
+
+
+def test_new_metrics_add_columns_and_keep_earlier_rows(tmp_path):
+    file = MetricsFile(tmp_path)
+    file.log_metrics({"a": 1.0}, step=0)
+    file.log_metrics({"b": 2.0}, step=1)
+    assert column(file.path, "a") == ["1.0", ""]
+    assert column(file.path, "b") == ["", "2.0"]
+    assert list(tmp_path.iterdir()) == [file.path]
+
+
+def test_a_missing_value_is_no_number_and_pandas_reads_the_file(tmp_path):
+    file = MetricsFile(tmp_path)
+    file.log_metrics({"a": float("nan"), "b": torch.tensor(0.5)}, step=3)
+    frame = pd.read_csv(file.path)
+    assert frame["step"].tolist() == [3]
+    assert frame["a"].isna().tolist() == [True]
+    assert frame["b"].tolist() == [0.5]
+
+
+def test_a_resumed_run_writes_its_steps_again_and_keeps_the_others(tmp_path):
+    first = MetricsFile(tmp_path)
+    for step in range(4):
+        first.log_metrics({"a": float(step)}, step=step)
+    resumed = MetricsFile(tmp_path)
+    resumed.log_metrics({"a": 20.0, "b": 1.0}, step=2)
+    assert column(resumed.path, "step") == ["0", "1", "2"]
+    resumed.log_metrics({"a": 30.0}, step=3)
+    assert column(resumed.path, "a") == ["0.0", "1.0", "20.0", "30.0"]
+
+
+def test_seconds_go_on_from_the_last_row_that_is_kept(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,seconds,a\n0,10.0,1\n1,20.0,1\n2,900.0,1\n")
+    MetricsFile(tmp_path).log_metrics({"a": 2.0}, step=2)
+    assert 20 <= float(column(path, "seconds")[2]) < 80
+
+
+def test_an_evaluation_before_the_first_step_deletes_nothing(tmp_path):
+    first = MetricsFile(tmp_path)
+    for step in range(3):
+        first.log_metrics({"a": float(step)}, step=step)
+    resumed = MetricsFile(tmp_path)
+    resumed.log_metrics({"val/accuracy": 0.5, "epoch": 0.0}, step=1)
+    assert column(resumed.path, "a") == ["0.0", "1.0", "2.0"]
+    resumed.log_metrics({"a": 9.0}, step=2)
+    assert column(resumed.path, "a") == ["0.0", "1.0", "9.0"]
+    assert column(resumed.path, "val/accuracy") == ["", "0.5", ""]
+
+
+def test_an_evaluation_before_training_shares_the_row_of_the_first_step(tmp_path):
+    file = MetricsFile(tmp_path)
+    file.log_metrics({"val/accuracy": 0.5}, step=0)
+    file.log_metrics({"a": 1.0}, step=0)
+    assert column(file.path, "val/accuracy") == ["0.5"]
+    assert column(file.path, "a") == ["1.0"]
+
+
+def test_a_line_torn_by_a_kill_is_dropped(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,seconds,a\n0,1.0,0.5\n1,2.0,0.")
+    MetricsFile(tmp_path).log_metrics({"a": 3.0}, step=2)
+    assert column(path, "step") == ["0", "2"]
+    assert column(path, "a") == ["0.5", "3.0"]
+
+
+def test_lightning_writes_one_row_a_step_also_after_a_resumption(tmp_path):
+    def checkpoint():
+        return ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+
+    path = tmp_path / "metrics.csv"
+    for resume_from in (None, tmp_path / "step=2.ckpt"):
+        fit(
+            lambda step: STEP,
+            [checkpoint()],
+            steps=5,
+            logger=MetricsFile(tmp_path),
+            validate_every=2,
+            enable_checkpointing=True,
+            ckpt_path=resume_from,
+        )
+        assert column(path, "step") == ["0", "1", "2", "3", "4"]
+        assert column(path, "val/accuracy") == ["", "0.5", "", "0.5", ""]
+        assert all(column(path, "policy/loss"))
+
+
+def test_checkpoints_without_a_directory_go_into_the_run_directory(tmp_path):
+    checkpoint = ModelCheckpoint(every_n_train_steps=1)
+    logger = MetricsFile(tmp_path)
+    fit(lambda step: STEP, [checkpoint], steps=1, logger=logger, enable_checkpointing=True)
+    assert Path(checkpoint.dirpath) == tmp_path / "checkpoints"
+
+
+# completions/
+
+
+def test_completions_are_written_with_scores_and_advantages(tmp_path):
+    down = failed(Outcome.TIMEOUT, "30 s are over", seconds=30.0)
+    completions = [completion("7"), completion("it is", "length"), completion("no")]
+    batch = rollouts([[1.0, 0.0, down]], completions)
+    trained = train_batch([0.5, -0.5, 0.0], trained=[True, True, False])
+    fit(lambda step: outputs(batch, trained), [CompletionsFile(tmp_path)], steps=1)
+    frame = pd.read_parquet(tmp_path / "completions" / "step_000000.parquet")
+    assert frame["step"].tolist() == [0, 0, 0]
+    assert frame["prompt_id"].tolist() == ["p0"] * 3
+    assert frame["prompt"].tolist() == ["0+0="] * 3
+    assert frame["completion"].tolist() == ["7", "it is", "no"]
+    assert frame["finish_reason"].tolist() == ["stop", "length", "stop"]
+    assert frame["num_tokens"].tolist() == [1, 5, 2]
+    assert [list(ids) for ids in frame["token_ids"]] == [[55], [*b"it is"], [*b"no"]]
+    assert frame["answer"].tolist() == ["7"] * 3
+    assert frame["reward"].tolist()[:2] == [1.0, 0.0]
+    assert frame["valid"].tolist() == [True, True, False]
+    assert frame["advantage"].tolist()[:2] == [0.5, -0.5]
+    assert frame["score/math"].tolist()[:2] == [1.0, 0.0]
+    assert frame[["reward", "advantage", "score/math"]].iloc[2].isna().all()
+    assert frame["outcome/math"].tolist() == ["ok", "ok", "timeout"]
+    assert frame["detail/math"].tolist() == ["", "", "30 s are over"]
+    assert frame["seconds/math"].tolist() == [0.25, 0.25, 30.0]
+    assert frame["cost/math"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_completions_are_written_every_nth_step_also_without_a_train_batch(tmp_path):
+    unscored = outputs(rollouts([[None, None]]))
+    fit(lambda step: unscored, [CompletionsFile(tmp_path, every_n_steps=2)], steps=4)
+    paths = sorted((tmp_path / "completions").iterdir())
+    assert [path.name for path in paths] == ["step_000000.parquet", "step_000002.parquet"]
+    assert pd.read_parquet(paths[1])["advantage"].isna().all()
+
+
+def test_completions_at_no_step_at_all_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="every_n_steps must be >= 1, got 0"):
+        CompletionsFile(tmp_path, every_n_steps=0)
+
+
+def test_a_file_is_never_put_where_one_is(tmp_path):
+    assert free_path(tmp_path / "a.parquet") == tmp_path / "a.parquet"
+    for name in ("a.parquet", "a-1.parquet", "a-3.parquet"):
+        (tmp_path / name).touch()
+    assert free_path(tmp_path / "a.parquet") == tmp_path / "a-2.parquet"
+
+
+# final/
+
+
+class Saver(torch.nn.Module):
+    def save_pretrained(self, path):
+        Path(path).mkdir()
+        (Path(path) / "config.json").write_text("{}")
+
+
+class WithPolicy(FinalModel):
+    """Gives the toy module the policy that a real one has."""
+
+    def on_train_start(self, trainer, pl_module):
+        pl_module.policy = Saver()
+
+
+def test_final_model_replaces_an_older_one(tmp_path):
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final" / "old").touch()
+    fit(lambda step: STEP, [WithPolicy(tmp_path)], steps=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["final"]
+    assert [path.name for path in (tmp_path / "final").iterdir()] == ["config.json"]
+
+
+def test_a_stopped_run_has_no_final_model(tmp_path):
+    class Stop(WithPolicy):
+        def on_train_batch_end(self, trainer, *args):
+            trainer.stop_reason = StopReason(exit_code=3, message="enough")
+
+    fit(lambda step: STEP, [Stop(tmp_path)], steps=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+# run.log
+
+
+@pytest.fixture
+def run_log(tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="lightning.pytorch")  # commands silence it
+    handler = open_run_log(tmp_path)
+    yield tmp_path / "run.log"
+    for name in LOGGED:
+        logging.getLogger(name).removeHandler(handler)
+    logging.captureWarnings(False)
+    handler.close()
+
+
+def test_run_log_holds_messages_and_warnings_of_all_sources(run_log):
+    logging.getLogger("lit_grpo.callbacks.timing").info("a stage line")
+    logging.getLogger("lightning.pytorch.trainer").info("from lightning")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("from python", stacklevel=1)
+    text = run_log.read_text()
+    assert "INFO lit_grpo.callbacks.timing: a stage line" in text
+    assert "from lightning" in text
+    assert "from python" in text

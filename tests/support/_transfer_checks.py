@@ -1,0 +1,129 @@
+"""Sends weights to a real vLLM server as by NCCL, and prints as JSON what came of it;
+`test_rollout_transfer` judges.
+
+A program of its own: it runs in the environment that has vLLM, and one server serves all checks.
+"""
+
+import copy
+import json
+import signal
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import vllm_without_nccl
+from _vllm_checks import move, sampled
+from tiny import tiny_policy
+from vllm_settings import ARCHITECTURE, ENV, FLAGS, MAX_MODEL_LEN
+from vllm_without_nccl import StoreCommunicator
+
+from lit_grpo.rollout import Launch, Proof, Sampling, Supervision, VLLMServerEngine
+from lit_grpo.rollout.vllm import nccl_transfer
+
+HOT = Sampling(max_tokens=12, temperature=0.7)
+NUM_WELL = 2
+"""Broadcasts before one with a part of a fused layer, of which they had others."""
+nccl_transfer.BUFFER_BYTES = 20_000
+
+
+def open_engine(directory, fault, **settings):
+    launch = Launch(
+        python=sys.executable,
+        max_model_len=MAX_MODEL_LEN,
+        flags=FLAGS | {"worker-extension-cls": f"{vllm_without_nccl.__name__}.Worker"},
+        env=ENV | {"PYTHONPATH": str(Path(__file__).parent), "BROADCAST_FAULT": str(fault)},
+    )
+    return VLLMServerEngine(
+        weight_transfer="nccl",
+        launch=launch,
+        directory=str(directory),
+        proof=Proof(every=1),
+        supervision=Supervision(health_interval=0.5, first_backoff=0.1),
+        **settings,
+    )
+
+
+def send(engine, policy):
+    """Moves the policy and sends it; what the server samples then, and what happened."""
+    move(policy)
+    opened = StoreCommunicator.num_opened
+    engine.load_weights(policy, engine.version + 1)
+    return look(engine, policy) | {"groups_opened": StoreCommunicator.num_opened - opened}
+
+
+def look(engine, policy):
+    rows = sampled(engine, policy, HOT, HOT.temperature)
+    observed = engine.observe()
+    return rows | {
+        "version": engine.version,
+        "proofs": list(observed.means["sampler/proof_difference"]),
+        "restarts": observed.totals["rollout/restarts"],
+    }
+
+
+def check_restart(engine, policy):
+    """The server dies while the policy is on its way to other weights than were sent."""
+    sent = SimpleNamespace(model=copy.deepcopy(policy.model))
+    move(policy)
+    kill_server(engine)
+    while engine.health():
+        time.sleep(0.05)
+    return look(engine, sent)
+
+
+def kill_server(engine):
+    process = engine._fleet.servers[0]._process
+    psutil.Process(process.pid).send_signal(signal.SIGKILL)
+
+
+def once(action):
+    """In the sender, where a fused layer is half sent."""
+    calls = count()
+
+    def act_if_due():
+        if next(calls) == NUM_WELL:
+            action()
+
+    StoreCommunicator.before_broadcast = act_if_due
+
+
+def fail():
+    raise RuntimeError("the sender's broadcast failed")
+
+
+def check_hang(engine, policy):
+    """The sender stands still for longer than this program runs."""
+    update = engine.dialect.update
+    engine.dialect.update = lambda endpoint, weights, seconds: update(endpoint, weights, 10)
+    once(lambda: time.sleep(3600))
+    return send(engine, policy)
+
+
+def main() -> None:
+    directory = Path(sys.argv[2])
+    fault = directory.parent / "fault"
+    policy = tiny_policy(architecture=ARCHITECTURE)
+    engine = open_engine(directory, fault)
+    results = {}
+    engine.start(policy)
+    try:
+        results["first"] = send(engine, policy)
+        results["second"] = send(engine, policy)
+        results["files"] = sorted(path.name for path in directory.iterdir())
+        results["restarted"] = check_restart(engine, policy)
+        once(fail)
+        results["sender_failed"] = send(engine, policy)
+        fault.write_text(str(NUM_WELL))
+        results["server_failed"] = send(engine, policy)
+        results["sender_hung"] = check_hang(engine, policy)
+        results["at_last"] = send(engine, policy)
+    finally:
+        engine.close()
+    Path(sys.argv[1]).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""Uses vLLM in this process, and prints as JSON what came of it; `test_rollout_vllm` judges.
+
+A program of its own: it runs in the environment that has vLLM, and one start serves many tests.
+"""
+
+import json
+import os
+import random
+import sys
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from tiny import prompt, tiny_policy
+from vllm_settings import ARCHITECTURE, FLAGS, MAX_MODEL_LEN
+
+from lit_grpo.policy import LoRA
+from lit_grpo.rollout import EngineFailed, Proof, Sampling, VLLMEngine
+
+PROMPTS = [prompt("12+34=", id="a"), prompt("a longer prompt", id="b"), prompt("x", id="c")]
+GROUP_SIZE = 3
+PLAIN = Sampling(max_tokens=12)
+GREEDY = replace(PLAIN, temperature=0.0)
+
+
+def open_engine(policy, **settings):
+    settings = {"proof": Proof(every=1)} | settings
+    engine = VLLMEngine(max_model_len=MAX_MODEL_LEN, flags=FLAGS, **settings)
+    engine.start(policy)
+    return engine
+
+
+def move(policy, amount=0.05):
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters():
+            parameter += amount * torch.randn_like(parameter)
+
+
+def generate(engine, sampling=PLAIN, *, prompts=PROMPTS, group_size=GROUP_SIZE, seed=0):
+    rows = dict(engine.generate(prompts, group_size, sampling, seed=seed))
+    return [rows[n] for n in range(len(prompts) * group_size)]
+
+
+def plain(completions):
+    return [asdict(completion) for completion in completions]
+
+
+def trainer_logprobs(policy, completions, temperature, prompts=PROMPTS, group_size=GROUP_SIZE):
+    """Those of the policy itself, row by row, without a cache."""
+    rows = []
+    for n, completion in enumerate(completions):
+        tokens = prompts[n // group_size].token_ids + completion.token_ids
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([tokens])).logits[0, :-1] / temperature
+        own = logits.log_softmax(-1)[-len(completion.token_ids) :]
+        rows.append(own.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0].tolist())
+    return rows
+
+
+def sampled(engine, policy, sampling, temperature=1.0, **options):
+    completions = generate(engine, sampling, **options)
+    trainer = trainer_logprobs(policy, completions, temperature)
+    return {"completions": plain(completions), "trainer_logprobs": trainer}
+
+
+def failure(function, *arguments):
+    """What it says when it fails; nothing else may come of it."""
+    try:
+        function(*arguments)
+    except (EngineFailed, ValueError) as error:
+        return {"type": type(error).__name__, "message": str(error)}
+    return None
+
+
+def draws():
+    """Numbers from every global generator that a training draws from."""
+    return [random.random(), float(np.random.rand()), torch.rand(2).tolist()]
+
+
+def shared_state():
+    return {
+        "environment": dict(os.environ),
+        "has_process_group": torch.distributed.is_initialized(),
+        "num_threads": torch.get_num_threads(),
+        "excepthook": repr(sys.excepthook),
+        "set_num_threads": repr(torch.set_num_threads),
+    }
+
+
+def seed_all():
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+
+
+def check_process(policy):
+    """A training's draws and its process, with and without an engine between them."""
+    seed_all()
+    undisturbed = [draws() for _ in range(6)]
+    state = shared_state()
+    seed_all()
+    disturbed, states = [draws()], []
+    engine = open_engine(policy)
+    disturbed.append(draws())
+    engine.load_weights(policy, 0)
+    disturbed.append(draws())
+    rows = engine.generate(PROMPTS, GROUP_SIZE, PLAIN, seed=0)
+    next(rows)
+    disturbed.append(draws())
+    states.append(shared_state())
+    list(rows)
+    disturbed.append(draws())
+    states.append(shared_state())
+    engine.close()
+    disturbed.append(draws())
+    states.append(shared_state())
+    return {"undisturbed": undisturbed, "disturbed": disturbed, "before": state, "after": states}
+
+
+def check_sampling(engine, policy):
+    full = generate(engine)
+    stop = full[0].token_ids[3]
+    texts = [completion.text for completion in full]
+    pair = next(
+        text[i : i + 2]
+        for text in texts
+        for i in range(2, len(text) - 2)
+        if text[i : i + 2].isascii() and text[i : i + 2].isprintable()
+    )
+    every_token = tuple(range(250))
+    hot = [generate(engine, replace(PLAIN, temperature=0.7), seed=seed) for seed in (1, 1, 2)]
+    greedy = generate(engine, GREEDY, group_size=1)
+    return {
+        "full": plain(full),
+        "greedy": plain(greedy),
+        "greedy_by_transformers": [by_transformers(policy, one) for one in PROMPTS],
+        "greedy_trainer_logprobs": trainer_logprobs(policy, greedy, 1.0, group_size=1),
+        "temperature_0.7": sampled(engine, policy, replace(PLAIN, temperature=0.7), 0.7),
+        "seeds": [plain(completions) for completions in hot],
+        "stop_token": stop,
+        "stopped_by_token": plain(generate(engine, replace(PLAIN, stop_token_ids=(stop,)))),
+        "stop_string": pair,
+        "stopped_by_string": plain(generate(engine, replace(PLAIN, stop=(pair,)))),
+        "min_tokens": plain(
+            generate(engine, replace(PLAIN, stop_token_ids=every_token, min_tokens=5))
+        ),
+        "top_p": failure(generate, engine, replace(PLAIN, top_p=0.9)),
+        "with_one_too_long": plain(
+            generate(engine, prompts=[prompt("x" * 400, id="long"), PROMPTS[1]])
+        ),
+    }
+
+
+def by_transformers(policy, one):
+    tokens = policy.model.generate(
+        torch.tensor([one.token_ids]), max_new_tokens=PLAIN.max_tokens, do_sample=False
+    )
+    return tokens[0, len(one.token_ids) :].tolist()
+
+
+def check_breaking_off(engine):
+    expected = generate(engine)
+    llm = engine._vllm._llm
+    stop = expected[0].token_ids[0]
+    mixed = replace(PLAIN, max_tokens=200, stop_token_ids=(stop,))
+    with closing(engine.generate(PROMPTS, GROUP_SIZE, mixed, seed=0)) as rows:
+        first = next(rows)
+        was_running = llm.llm_engine.has_unfinished_requests()
+    is_running = llm.llm_engine.has_unfinished_requests()
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    return {
+        "first": {"row": first[0], "num_tokens": len(first[1].token_ids)},
+        "was_running": was_running,
+        "is_running": is_running or scheduler.has_unfinished_requests(),
+        "next_is_the_same": generate(engine) == expected,
+    }
+
+
+def check_full_updates(engine, policy):
+    results = {}
+    first = generate(engine, GREEDY)
+    move(policy)
+    engine.load_weights(policy, engine.version)
+    results["same_version"] = generate(engine, GREEDY) == first
+    engine.load_weights(policy, 7)
+    results["new_version"] = sampled(engine, policy, GREEDY)
+    results["proof"] = list(engine.observe().means["sampler/proof_difference"])
+    results["health"] = engine.health()
+    return results
+
+
+def check_skipped_reset(engine, policy):
+    engine._vllm._llm.reset_prefix_cache = lambda **options: True
+    move(policy, 0.2)
+    return {"failure": failure(engine.load_weights, policy, 8), "health": engine.health()}
+
+
+def check_tied_embeddings():
+    policy = tiny_policy(architecture=ARCHITECTURE | {"tie_word_embeddings": True})
+    engine = open_engine(policy, proof=Proof())
+    engine.load_weights(policy, 0)
+    unseen = list(engine.observe().means["sampler/proof_difference"])
+    move(policy)
+    problem = failure(engine.load_weights, policy, 1)
+    engine.close()
+    return {"failure": problem, "proofs_before": unseen}
+
+
+def check_adapter(weight_sync):
+    policy = tiny_policy(architecture=ARCHITECTURE, lora=LoRA(rank=4))
+    engine = open_engine(policy, weight_sync=weight_sync)
+    differences, loaded = [], []
+    for version in (0, 1, 2):
+        move(policy)
+        engine.load_weights(policy, version)
+        differences += engine.observe().means["sampler/proof_difference"]
+        if weight_sync != "full":
+            loaded.append(sorted(engine._vllm._llm.llm_engine.list_loras()))
+    result = sampled(engine, policy, PLAIN)
+    scratch = engine._scratch.path
+    directories = sorted(path.name for path in scratch.glob("adapter-*"))
+    engine.close()
+    return {
+        "proofs": differences,
+        "loaded": loaded,
+        "directories": directories,
+        "is_scratch_gone": not scratch.exists(),
+        "sampled": result,
+    }
+
+
+def check_sleep(policy):
+    """Two generations at each of two versions."""
+    engine = open_engine(policy)
+    engine._vllm._sleeps, sent = True, []
+    send, engine._send = engine._send, lambda: (sent.append(1), send())
+    was_asleep, rows, proofs = [], [], []
+    for version in (0, 1):
+        move(policy)
+        engine.load_weights(policy, version)
+        proofs += engine.observe().means["sampler/proof_difference"]
+        for _ in range(2):
+            rows.append(generate(engine, GREEDY))
+            was_asleep.append(engine._vllm._llm.llm_engine.is_sleeping())
+    engine.close()
+    return {
+        "was_asleep": was_asleep,
+        "is_repeated": rows[0] == rows[1] != rows[2] == rows[3],
+        "weights_sent": len(sent),
+        "proofs": proofs,
+    }
+
+
+def check_raw_logprobs(policy):
+    engine = open_engine(policy, logprobs_mode="raw_logprobs")
+    engine.load_weights(policy, 0)
+    result = {
+        "top_p": sampled(engine, policy, replace(PLAIN, top_p=0.5, top_k=3)),
+        "other_temperature": failure(generate, engine, replace(PLAIN, temperature=0.7)),
+    }
+    engine.close()
+    return result
+
+
+def check_process_group(policy):
+    hook, store = sys.excepthook, torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    engine = VLLMEngine()
+    problem = failure(engine.start, policy)
+    torch.distributed.destroy_process_group()
+    sys.excepthook = hook  # torch's own speaks of ranks
+    return problem
+
+
+def main() -> None:
+    policy = tiny_policy(architecture=ARCHITECTURE)
+    results = {"process": check_process(policy), "process_group": check_process_group(policy)}
+    engine = open_engine(policy)
+    engine.load_weights(policy, 3)
+    results["sampling"] = check_sampling(engine, policy)
+    results["breaking_off"] = check_breaking_off(engine)
+    results["full"] = check_full_updates(engine, policy)
+    results["skipped_reset"] = check_skipped_reset(engine, policy)
+    engine.close()
+    engine.close()
+    results["tied"] = check_tied_embeddings()
+    results["adapter"] = check_adapter("auto")
+    results["merged"] = check_adapter("full")
+    adapted = tiny_policy(architecture=ARCHITECTURE, lora=LoRA(rank=4))
+    results["asleep"] = {
+        "full": check_sleep(tiny_policy(architecture=ARCHITECTURE)),
+        "adapter": check_sleep(adapted),
+    }
+    results["raw"] = check_raw_logprobs(policy)
+    results["children"] = [child.name() for child in psutil.Process().children(recursive=True)]
+    results["shared_state_at_the_end"] = shared_state()
+    Path(sys.argv[1]).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Trainings that record the prompts that they were given."""
+
+import lightning.pytorch as pl
+import torch
+
+from lit_grpo.data import AdditionData
+from lit_grpo.policy.byte_tokenizer import byte_tokenizer
+from lit_grpo.types import Prompt
+
+
+class Recorder(pl.LightningModule):
+    """A module that keeps the ids of the prompts that it gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.tokenizer = byte_tokenizer()
+        self.trained: list[list[str]] = []
+        self.evaluated: list[list[str]] = []
+
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        return batch
+
+    def training_step(self, prompts, batch_idx):
+        assert all(isinstance(prompt, Prompt) for prompt in prompts)
+        self.trained.append([prompt.id for prompt in prompts])
+        return self.weight * 1.0
+
+    def validation_step(self, prompts, batch_idx):
+        self.evaluated.append([prompt.id for prompt in prompts])
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def make_trainer(*callbacks: pl.Callback, **choices) -> pl.Trainer:
+    return pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        **choices,
+    )
+
+
+def fit(data, *callbacks, checkpoint=None, **choices) -> Recorder:
+    module = Recorder()
+    choices = {"max_steps": 1, "num_sanity_val_steps": 0} | choices
+    make_trainer(*callbacks, **choices).fit(module, datamodule=data, ckpt_path=checkpoint)
+    return module
+
+
+def sums() -> AdditionData:
+    """Three steps an epoch and one prompt left over."""
+    return AdditionData(1, train_size=10, validation_size=3, prompts_per_step=3)
+
+
+def flat(batches: list[list[str]]) -> list[str]:
+    return [prompt_id for batch in batches for prompt_id in batch]

@@ -1,0 +1,100 @@
+"""A small GRPO run on random weights, and independent ways to work out what it did."""
+
+import lightning as L
+import pytest
+import torch
+from tiny import LLAMA, prompt
+
+from lit_grpo.data import PromptLoader
+from lit_grpo.policy import Policy
+from lit_grpo.rewards import Reward
+from lit_grpo.rollout import Sampling
+from lit_grpo.training import Evaluation, GRPOModule, UpdateConfig
+
+PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one:", "x", "22+3=")]
+
+
+class ShareOfLowBytes(Reward):
+    """A number that differs between completions of random weights."""
+
+    def score(self, prompt, completion):
+        return sum(token < 128 for token in completion.token_ids) / len(completion.token_ids)
+
+
+class Keep(L.Callback):
+    """Keeps what every training step returned."""
+
+    def __init__(self):
+        self.outputs = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.outputs.append(outputs)
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=1.0)
+
+
+def make_module(*, policy=None, rewards=None, update=None, **settings) -> GRPOModule:
+    return GRPOModule(
+        Policy(**({"architecture": LLAMA} | (policy or {}))),
+        rewards or [ShareOfLowBytes()],
+        group_size=settings.pop("group_size", 4),
+        sampling=settings.pop("sampling", Sampling(max_tokens=8, stop_token_ids=tuple(range(40)))),
+        update=UpdateConfig(**({"max_grad_norm": 1e9} | (update or {}))),
+        optimizer=settings.pop("optimizer", sgd),
+        evaluation=Evaluation(before_training=False),
+        **settings,
+    )
+
+
+def make_trainer(*callbacks, **options) -> L.Trainer:
+    defaults = {
+        "max_steps": 1,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return L.Trainer(callbacks=list(callbacks), **(defaults | options))
+
+
+def fit(module, *, callbacks=(), prompts=PROMPTS, shuffle=True, ckpt_path=None, **trainer):
+    """A real run of some optimizer steps; what each training step returned."""
+    keep = Keep()
+    loader = PromptLoader(prompts, 4, shuffle=shuffle)
+    make_trainer(keep, *callbacks, **trainer).fit(
+        module, loader, ckpt_path=ckpt_path, weights_only=True
+    )
+    return keep.outputs
+
+
+def policy_weights(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+
+
+def weights(module) -> dict[str, torch.Tensor]:
+    return policy_weights(module.policy)
+
+
+def start_policy() -> Policy:
+    """What a run of `make_module` starts from."""
+    torch.manual_seed(0)
+    policy = Policy(architecture=LLAMA)
+    policy.load(with_reference=False)
+    return policy
+
+
+def start_weights() -> dict[str, torch.Tensor]:
+    return policy_weights(start_policy())
+
+
+def assert_same_runs(runs, *, rtol: float, atol: float, metrics_atol: float) -> None:
+    """Every (weights, metrics) is that of the last one, up to rounding."""
+    whole_weights, whole_metrics = runs[-1]
+    for split_weights, split_metrics in runs[:-1]:
+        for name, whole in whole_weights.items():
+            torch.testing.assert_close(split_weights[name], whole, rtol=rtol, atol=atol)
+        for name, value in whole_metrics.items():
+            assert split_metrics[name] == pytest.approx(value, abs=metrics_atol), name

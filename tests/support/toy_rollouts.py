@@ -1,0 +1,155 @@
+"""Hand-made rollouts and a real one-layer module that hands them to callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+
+from lit_grpo.data import PromptLoader
+from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score, TrainBatch
+
+OK = Score(value=0.0)
+
+
+def completion(text: str = "7", finish_reason: str = "stop", logprob: float = -0.5) -> Completion:
+    """One token a character."""
+    return Completion(
+        token_ids=tuple(map(ord, text)),
+        sampler_logprobs=(logprob,) * len(text),
+        text=text,
+        finish_reason=finish_reason,  # type: ignore[arg-type]
+    )
+
+
+def failed(outcome: Outcome, detail: str = "", seconds: float = 0.0) -> Score:
+    return Score(value=None, outcome=outcome, detail=detail, seconds=seconds)
+
+
+def rollouts(
+    rewards: Sequence[Sequence[float | Score | None]],
+    completions: Sequence[Completion] | None = None,
+) -> RolloutBatch:
+    """Groups scored by one reward ``math``; None abstains, completions differ by default."""
+    group_size = len(rewards[0])
+    if completions is None:
+        completions = [completion(f"answer {n}") for n in range(len(rewards) * group_size)]
+    groups = []
+    for number, row in enumerate(rewards):
+        scores = tuple(_score(value) for value in row)
+        prompt = Prompt(id=f"p{number}", text=f"{number}+{number}=", token_ids=(1,), answer="7")
+        own = completions[number * group_size : (number + 1) * group_size]
+        groups.append(Group(prompt=prompt, completions=tuple(own), scores={"math": scores}))
+    values = [
+        [float("nan") if score.value is None else score.value for score in group.scores["math"]]
+        for group in groups
+    ]
+    tensor = torch.tensor(values, dtype=torch.float64)
+    return RolloutBatch(
+        groups=tuple(groups), rewards=tensor, parts={"math": tensor}, valid=~tensor.isnan()
+    )
+
+
+def _score(value: float | Score | None) -> Score:
+    if isinstance(value, Score):
+        return value
+    return failed(Outcome.ABSTAIN) if value is None else Score(value=value, seconds=0.25)
+
+
+def train_batch(advantages: Sequence[float], trained: Sequence[bool] | None = None) -> TrainBatch:
+    """One token a completion."""
+    num_rows = len(advantages)
+    ones = torch.ones(num_rows, 1, dtype=torch.bool)
+    mask = ones if trained is None else torch.tensor(trained)[:, None]
+    return TrainBatch(
+        prompt_ids=torch.ones(1, 1, dtype=torch.long),
+        prompt_mask=ones[:1],
+        prompt_index=torch.zeros(num_rows, dtype=torch.long),
+        completion_ids=torch.ones(num_rows, 1, dtype=torch.long),
+        completion_mask=ones,
+        loss_mask=mask,
+        advantages=torch.tensor(advantages),
+        sampler_logprobs=torch.full((num_rows, 1), -0.5),
+    )
+
+
+def outputs(
+    batch: RolloutBatch, trained: TrainBatch | None = None, **metrics: float
+) -> dict[str, Any]:
+    return {"rollouts": batch, "batch": trained, "metrics": metrics}
+
+
+class ToyModule(L.LightningModule):
+    """Manual optimization of one layer; step n returns what ``make_outputs(n)`` does."""
+
+    def __init__(self, make_outputs: Callable[[int], dict[str, Any]], num_updates: int = 1) -> None:
+        super().__init__()
+        self.num_updates = num_updates
+        self.linear = torch.nn.Linear(2, 1)
+        self.automatic_optimization = False
+        self.make_outputs = make_outputs
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        optimizer: Any = self.optimizers()
+        for _ in range(self.num_updates):
+            optimizer.zero_grad()
+            loss = self.linear(torch.stack(batch)).square().sum()
+            self.manual_backward(loss)
+            optimizer.step()
+        made = self.make_outputs(self.trainer.fit_loop.total_batch_idx)
+        self.log_dict({"policy/loss": loss.detach()} | made.get("metrics", {}))
+        return made
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/accuracy", 0.5, batch_size=1)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def loader(num_batches: int, *, training: bool = True) -> PromptLoader:
+    """Batches of one row, all different, shuffled in training."""
+    rows: Any = list(torch.arange(2.0 * num_batches).view(num_batches, 2) / num_batches)
+    return PromptLoader(rows, 1, training=training)
+
+
+DEFAULTS = {
+    "accelerator": "cpu",
+    "max_epochs": -1,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+}
+
+
+def fit(
+    make_outputs: Callable[[int], dict[str, Any]],
+    callbacks: list[Any],
+    *,
+    steps: int = 3,
+    logger: Any = False,
+    ckpt_path: Path | None = None,
+    validate_every: int | None = None,
+    num_updates: int = 1,
+    num_batches: int = 100,
+    **options: Any,
+) -> L.Trainer:
+    """A real run of some optimizer steps, on the CPU unless ``options`` of the Trainer say else."""
+    trainer = L.Trainer(
+        max_steps=steps,
+        callbacks=callbacks,
+        logger=logger,
+        log_every_n_steps=1,
+        check_val_every_n_epoch=None,
+        val_check_interval=validate_every or 100,
+        limit_val_batches=1 if validate_every else 0,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        **(DEFAULTS | options),
+    )
+    module = ToyModule(make_outputs, num_updates)
+    train, held_out = loader(num_batches), loader(1, training=False)
+    trainer.fit(module, train, held_out, ckpt_path=ckpt_path)
+    return trainer

@@ -1,0 +1,74 @@
+from itertools import combinations
+
+import pytest
+from tiny import completion, prompt
+
+from lit_grpo.rewards import Reward
+from lit_grpo.rollout import RolloutEngine, Sampling
+from lit_grpo.training import Evaluation
+from lit_grpo.training.evaluation import pass_at_k
+from lit_grpo.training.metrics import Metrics
+
+PROMPTS = [prompt("1+1=", id="a", answer="2"), prompt("2+2=", id="b", answer="4")]
+
+
+class Script(RolloutEngine):
+    """Answers greedily with one text a prompt, and in samples with several."""
+
+    greedy = {"a": "2", "b": "5"}
+    sampled = {"a": ["2", "3", "2", "2"], "b": ["5", "5", "4", "7"]}
+
+    def load_weights(self, policy, version):
+        self.version = version
+
+    def generate(self, prompts, group_size, sampling, *, seed):
+        for i, one in enumerate(prompts):
+            for j in range(group_size):
+                text = self.greedy[one.id] if sampling.is_greedy else self.sampled[one.id][j]
+                yield i * group_size + j, completion([1] * len(text), text=text)
+
+
+def evaluate(evaluation, engine=None):
+    evaluation.suite.start()
+    metrics = Metrics()
+    evaluation.add_metrics(metrics, engine or Script(), PROMPTS, Sampling(), seed=0)
+    evaluation.suite.close()
+    return metrics.merged()
+
+
+@pytest.mark.parametrize(("n", "right", "k"), [(4, 1, 2), (5, 2, 3), (4, 4, 1), (6, 0, 3)])
+def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_one(n, right, k):
+    draws = list(combinations([True] * right + [False] * (n - right), k))
+    assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_greedy_accuracy_average_and_pass_are_kept_apart():
+    values = evaluate(Evaluation(num_samples=4, pass_at=(1, 2, 4)))
+    assert values["val/accuracy"] == 0.5
+    assert values["val/avg@4"] == pytest.approx((3 / 4 + 1 / 4) / 2)
+    assert values["val/pass@1"] == pytest.approx(0.5)
+    assert values["val/pass@2"] == pytest.approx((1 + 0.5) / 2)
+    assert values["val/pass@4"] == 1.0
+
+
+def test_without_samples_only_greedy_accuracy_is_measured():
+    assert evaluate(Evaluation()) == {
+        "val/accuracy": 0.5,
+        "val/unscored_fraction": 0.0,
+        "val/mean_length": 1.0,
+    }
+
+
+def test_a_completion_that_could_not_be_judged_is_not_a_wrong_one():
+    class DownForB(Reward):
+        def score(self, prompt, completion):
+            return None if prompt.id == "b" else 1.0
+
+    values = evaluate(Evaluation(accuracy=DownForB()))
+    assert values["val/accuracy"] == 1.0
+    assert values["val/unscored_fraction"] == 0.5
+
+
+def test_pass_at_more_than_the_samples_is_refused():
+    with pytest.raises(ValueError, match="Set model.evaluation.num_samples"):
+        Evaluation(num_samples=2, pass_at=(4,))

@@ -1,0 +1,105 @@
+import lightning as L
+import pytest
+import torch
+from tiny import LLAMA, prompt
+
+from lit_grpo.data import PromptLoader
+from lit_grpo.policy import LoRA, Policy
+from lit_grpo.rollout import HFEngine, Sampling
+from lit_grpo.training import Evaluation, SFTModule
+
+PROMPTS = [
+    prompt(f"{n}+{n}=", id=str(n), answer=str(2 * n), solution=f"{n} twice") for n in range(4)
+]
+
+
+def make_module(**settings) -> SFTModule:
+    return SFTModule(
+        Policy(architecture=LLAMA, lora=settings.pop("lora", None)),
+        optimizer=settings.pop("optimizer", lambda params: torch.optim.AdamW(params, lr=1e-2)),
+        evaluation=Evaluation(before_training=False),
+        **settings,
+    )
+
+
+def fit(module, max_steps=1, batch_size=4, **trainer):
+    trainer = L.Trainer(
+        max_steps=max_steps,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_epochs=-1,
+        **trainer,
+    )
+    trainer.fit(module, PromptLoader(PROMPTS, batch_size))
+    return trainer.callback_metrics
+
+
+def test_the_loss_is_that_of_transformers_on_the_same_tokens():
+    module = make_module(optimizer=lambda params: torch.optim.SGD(params, lr=0.0))
+    loss = fit(module)["sft/loss"]
+    total, count = 0.0, 0
+    for one in PROMPTS:
+        target = [*one.answer.encode(), module.tokenizer.eos_token_id]
+        # Byte tokens of the tokenizer, not raw bytes.
+        target[:-1] = module.tokenizer(one.answer)["input_ids"]
+        ids = torch.tensor([[*one.token_ids, *target]])
+        labels = ids.clone()
+        labels[0, : len(one.token_ids)] = -100
+        total += module.policy.model(ids, labels=labels).loss.item() * len(target)
+        count += len(target)
+    assert loss.item() == pytest.approx(total / count, abs=1e-5)
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=8, alpha=64, modules_to_save=["lm_head"])])
+def test_the_policy_learns_to_say_its_targets_and_to_end(lora):
+    module = make_module(lora=lora)
+    fit(module, max_steps=150)
+    engine = HFEngine()
+    engine.load_weights(module.policy, 0)
+    greedy = Sampling(temperature=0.0, max_tokens=5)
+    completions = dict(engine.generate(PROMPTS, 1, greedy, seed=0))
+    assert [completions[n].text for n in range(4)] == ["0", "2", "4", "6"]
+    assert {completion.finish_reason for completion in completions.values()} == {"stop"}
+
+
+def test_accumulated_batches_take_fewer_optimizer_steps():
+    module = make_module()
+    fit(module, max_steps=3, batch_size=2, accumulate_grad_batches=2)
+    assert module.global_step == 3
+
+
+def test_the_schedule_counts_the_short_accumulation_at_an_epochs_end():
+    module = make_module(lr_schedule="linear", optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
+    rates = []
+
+    class Rates(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    L.Trainer(
+        max_epochs=2,
+        accumulate_grad_batches=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[Rates()],
+    ).fit(module, PromptLoader(PROMPTS, 1))
+    assert module.global_step == 4  # three batches and one, twice
+    assert rates == pytest.approx([1, 1, 0.75, 0.5, 0.5, 0.5, 0.25, 0.0])
+
+
+def test_another_column_can_be_the_target():
+    module = make_module(target_column="solution")
+    assert module.target(PROMPTS[3]) == "3 twice"
+
+
+@pytest.mark.parametrize("column", [None, "reasoning"])
+def test_a_row_without_a_target_is_refused_with_its_id(column):
+    module = make_module(target_column=column)
+    with pytest.raises(ValueError, match="prompt bare has no .* Set model.target_column"):
+        module.target(prompt(id="bare", answer=None))
