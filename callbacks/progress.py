@@ -19,6 +19,8 @@ from rich.progress import ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from lit_grpo.types import UserError
+
 SHOWN = {
     "reward/mean": ("reward", ".3f"),
     "reward/std": ("±", ".3f"),
@@ -45,7 +47,7 @@ class RolloutProgressBar(RichProgressBar):
     def __init__(self, every_n_steps: int = 10, refresh_rate: int = 10) -> None:
         super().__init__(refresh_rate=refresh_rate, leave=True)
         if every_n_steps < 1:
-            raise ValueError(
+            raise UserError(
                 f"every_n_steps must be >= 1, got {every_n_steps} (it is the distance between two "
                 "lines). Set every_n_steps of RolloutProgressBar."
             )

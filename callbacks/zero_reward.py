@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics import likely_causes
 from lit_grpo.stopping import stop_run
-from lit_grpo.types import RolloutBatch, StopReason
+from lit_grpo.types import RolloutBatch, StopReason, UserError
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class ZeroRewardBreaker(Callback):
 
     def __init__(self, alert_after: int = 5, stop_after: int = 10) -> None:
         if not 1 <= alert_after <= stop_after:
-            raise ValueError(
+            raise UserError(
                 f"alert_after must be >= 1 and at most stop_after, got {alert_after} and "
                 f"{stop_after} (a warning that comes after the stop warns nobody). "
                 "Set alert_after and stop_after of ZeroRewardBreaker."

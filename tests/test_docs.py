@@ -305,7 +305,7 @@ def expected_keys(kind: type) -> dict[str, inspect.Parameter]:
     parameters = list(inspect.signature(kind).parameters.values())
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     own = {one.name: one for one in parameters if one.kind in named}
-    own.pop("dialect", None)  # a subclass gives it
+    own.pop("api", None)  # a subclass gives it
     if issubclass(kind, Reward) and kind is not Reward:
         own = {name: one for name, one in own.items() if name not in expected_keys(Reward)}
     return own

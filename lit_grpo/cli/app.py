@@ -43,10 +43,10 @@ from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile, open_r
 from lit_grpo.stopping import ENGINE_EXIT_CODE
 from lit_grpo.training import GRPOModule, SFTModule
 from lit_grpo.training.base import PolicyModule
+from lit_grpo.types import UserError
 
 log = logging.getLogger(__name__)
 
-PACKAGE = Path(__file__).parent.parent
 TRAINER_DEFAULTS = {
     "enable_model_summary": False,
     "log_every_n_steps": 1,
@@ -90,7 +90,7 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         line = explain(self, message, ex)
         if self.exit_on_error:
-            raise ValueError(line) from ex
+            raise UserError(line) from ex
         raise argparse.ArgumentError(None, quote(line)) from ex
 
     def dump(self, cfg: Any, **kwargs: Any) -> str:
@@ -147,12 +147,12 @@ class CommandLine(LightningCLI):
         try:
             self.config = parser.parse_args(args)
         except OmegaConfBaseException as error:
-            raise ValueError(explain_interpolation(parser, error)) from error
+            raise UserError(explain_interpolation(parser, error)) from error
         except Exception as error:
             line = broken_import(error)
             if line is None:
                 raise
-            raise ValueError(line) from error
+            raise UserError(line) from error
 
     def before_instantiate_classes(self) -> None:
         self.overridden = override(self.config)
@@ -296,8 +296,11 @@ def report_error(error: Exception) -> int:
 
 
 def is_for_user(error: Exception) -> bool:
-    """Whether the config or the data is wrong: raised before training, or by this package."""
+    """Whether the config or the data is wrong, not the program.
+
+    A ``UserError`` always is one. Before training so is what libraries raise of a bad path, class
+    or value; during training that is a crash.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    if any(frame.name == "_run_stage" for frame in frames):
-        return isinstance(error, ValueError) and PACKAGE in Path(frames[-1].filename).parents
-    return isinstance(error, USER_ERRORS)
+    is_training = any(frame.name == "_run_stage" for frame in frames)
+    return isinstance(error, UserError if is_training else USER_ERRORS)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import yaml
 
 from lit_grpo.cli.errors import did_you_mean
+from lit_grpo.types import UserError
 
 BUNDLED = Path(__file__).parent.parent / "configs"
 ENVIRONMENT = re.compile(r"\$\{\s*oc\.env:\s*(\w+)")
@@ -80,7 +81,7 @@ def _is_warm_up(model: Any) -> bool:
 
 class _FirstLook(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ValueError(message.removeprefix("argument "))
+        raise UserError(message.removeprefix("argument "))
 
 
 def bundled_configs() -> list[str]:
@@ -96,7 +97,7 @@ def find_config(name: str) -> Path:
     if path is None:
         known = bundled_configs()
         hint = did_you_mean(name.removesuffix(".yaml"), known)
-        raise ValueError(f"{name}: no such config.{hint} Bundled configs: {', '.join(known)}.")
+        raise UserError(f"{name}: no such config.{hint} Bundled configs: {', '.join(known)}.")
     return path
 
 
@@ -105,12 +106,12 @@ def read_config(path: Path) -> dict[str, Any]:
         config = yaml.safe_load(path.read_text())
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ValueError(f"{path}, line {line}: {error.problem} (not valid YAML).") from error
+        raise UserError(f"{path}, line {line}: {error.problem} (not valid YAML).") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML: {error}") from error
+        raise UserError(f"{path}: cannot be read as YAML: {error}") from error
     if not isinstance(config, dict):
         got = "nothing" if config is None else f"a {type(config).__name__}"
-        raise ValueError(f"{path}: a config must be a mapping of keys to values, got {got}.")
+        raise UserError(f"{path}: a config must be a mapping of keys to values, got {got}.")
     refuse_secrets(config, str(path))
     return config
 
@@ -119,7 +120,7 @@ def refuse_secrets(values: Any, where: str) -> None:
     """An interpolated secret would be saved with the config: only its variable's name may be."""
     for variable in ENVIRONMENT.findall(str(values)):
         if SECRET.search(variable):
-            raise ValueError(
+            raise UserError(
                 f"{where}: ${{oc.env:{variable}}} would end up in the saved config.yaml in plain "
                 f"text. Give the name {variable} to a key that takes a variable's name."
             )

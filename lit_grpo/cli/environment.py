@@ -16,6 +16,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_grpo.cli.errors import type_name
+from lit_grpo.types import UserError
 
 PREFIX = "REWARD_"
 """Of a variable that is taken for a switch: a warning says when nothing reads it."""
@@ -76,7 +77,7 @@ def _read(variable: str, kind: type, key: str, place: str) -> Any:
     try:
         return parser.parse_args([f"--value={text}"]).value
     except ArgumentError:
-        raise ValueError(
+        raise UserError(
             f"environment variable {variable} must be {type_name(expected)}, got {text!r} (it wins "
             f"over {place}). Set it to such a value, or unset it."
         ) from None

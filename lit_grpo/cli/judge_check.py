@@ -23,7 +23,7 @@ from lit_grpo.judge.connection import base_url, secret_variables
 from lit_grpo.rewards import JudgedReward, Reward, RubricAlignmentReward
 from lit_grpo.rewards.judged.base import question_of
 from lit_grpo.rewards.scoring import RewardSuite
-from lit_grpo.types import Completion, Observed, Prompt, Score
+from lit_grpo.types import Completion, Measurements, Prompt, Score, UserError
 
 NUM_PAIRS = 4
 ENOUGH_TOLD_APART = 0.75
@@ -67,7 +67,7 @@ def check_judges(rewards: Sequence[Reward], read_prompts: ReadPrompts) -> int:
     """
     judged = [reward for reward in rewards if isinstance(reward, JudgedReward)]
     if not judged:
-        raise ValueError(
+        raise UserError(
             "judge-check needs a reward that asks a judge, and this config has none under "
             "model.rewards or as model.evaluation.accuracy. Set one, such as JudgeReward."
         )
@@ -203,7 +203,7 @@ def _place(judge: Judge) -> str:
     return f"model {judge.model} at {address}, api {judge.api}, auth {judge.auth}{secret}"
 
 
-def _print(console: Console, what: str, observed: Observed) -> None:
+def _print(console: Console, what: str, observed: Measurements) -> None:
     """Calls, their latency, tokens and dollars."""
     totals = observed.totals
     latencies = observed.samples.get("timing/judge_api_latency_s") or [0.0]

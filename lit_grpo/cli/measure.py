@@ -17,6 +17,7 @@ from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.base import refuse_untested
 from lit_grpo.training.seeds import seed_everything
+from lit_grpo.types import UserError
 
 if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningArgumentParser
@@ -59,10 +60,10 @@ def with_run(arguments: Sequence[str]) -> list[str]:
     if run_dir in ("-h", "--help"):
         return [run_dir]
     if run_dir.startswith("-"):
-        raise ValueError("rescore needs the directory of a run first: lit-grpo rescore runs/my/0")
+        raise UserError("rescore needs the directory of a run first: lit-grpo rescore runs/my/0")
     config = Path(run_dir) / "config.yaml"
     if not config.is_file():
-        raise ValueError(f"{run_dir}: no such run directory (it has no config.yaml).")
+        raise UserError(f"{run_dir}: no such run directory (it has no config.yaml).")
     return ["--config", str(config), *others, "--run_dir", run_dir]
 
 
@@ -118,12 +119,12 @@ def measure(cli: CommandLine) -> int:
     try:
         return MEASURES[cli.command](cli)
     except RewardFailed as error:
-        raise ValueError(str(error)) from error
+        raise UserError(str(error)) from error
 
 
 def _grpo_module(cli: CommandLine) -> GRPOModule:
     if not isinstance(cli.model, GRPOModule):
-        raise ValueError(
+        raise UserError(
             f"{cli.command} needs rewards, and the model of this config, "
             f"{type(cli.model).__name__}, has none. Give the config of a GRPO training."
         )
@@ -132,7 +133,7 @@ def _grpo_module(cli: CommandLine) -> GRPOModule:
 
 def _at_least_one(name: str, number: int) -> int:
     if number < 1:
-        raise ValueError(f"{name} must be >= 1, got {number} (nothing would be measured).")
+        raise UserError(f"{name} must be >= 1, got {number} (nothing would be measured).")
     return number
 
 

@@ -19,7 +19,7 @@ from lit_grpo.cli.reward_changes import Comparison, Row, print_changes
 from lit_grpo.diagnostics import find_failure
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.runs.files import completions_table, free_path, write_table
-from lit_grpo.types import Completion, Prompt, RolloutBatch
+from lit_grpo.types import Completion, Prompt, RolloutBatch, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def rescore(
     num_lost = sum(step.num_lost for step in steps)
     steps = [step for step in steps if step.rows]
     if not steps:
-        raise ValueError(
+        raise UserError(
             f"{run_dir}: the data has none of the prompts that its {num_lost} completions were "
             "written for (nothing can be scored again). Set data as it was in the run."
         )
@@ -99,7 +99,7 @@ def logged_steps(run_dir: Path, last: int | None) -> list[Path]:
     """
     paths = sorted((run_dir / "completions").glob("step_*.parquet"))
     if not paths:
-        raise ValueError(f"{run_dir} has no completions/*.parquet to score again.")
+        raise UserError(f"{run_dir} has no completions/*.parquet to score again.")
     names = sorted({_step_name(path) for path in paths})
     kept = set(names if last is None else names[-last:])
     return [path for path in paths if _step_name(path) in kept]
@@ -117,7 +117,7 @@ def read_step(path: Path, prompts: Mapping[str, Prompt], group_size: int) -> Log
     """
     table = pq.read_table(path)
     if "token_ids" not in table.column_names:
-        raise ValueError(
+        raise UserError(
             f"{path} has no column token_ids, which rewards may need (an older lit-grpo wrote it). "
             "Score the completions of a newer run."
         )
@@ -140,7 +140,7 @@ def _refuse_other_size(path: Path, rows: Sequence[Row], group_size: int) -> None
     """Two groups of one prompt may stand side by side, but not all groups of a file do."""
     sizes = [len(list(group)) for _, group in groupby(row["prompt_id"] for row in rows)]
     if min(sizes) != group_size or any(size % group_size for size in sizes):
-        raise ValueError(
+        raise UserError(
             f"model.group_size must be the one of the run, got {group_size}, and {path} has groups "
             f"of {min(sizes)} (siblings are scored together). Leave model.group_size as it was."
         )

@@ -21,7 +21,7 @@ from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.runs.files import completions_table, free_path, write_table
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.seeds import SeedPurpose
-from lit_grpo.types import Observed, Prompt, RolloutBatch, Score
+from lit_grpo.types import Measurements, Prompt, RolloutBatch, Score
 
 SECONDS_PER_MINUTE = 60
 LATENCY = "timing/judge_api_latency_s"
@@ -42,7 +42,7 @@ class Trial:
 
     rollouts: RolloutBatch
     generation_seconds: float
-    observed: Mapping[str, Observed]
+    observed: Mapping[str, Measurements]
     """reward -> what it measured while it scored."""
 
     @property
@@ -97,7 +97,7 @@ def run_trial(module: GRPOModule, prompts: Sequence[Prompt]) -> Trial:
 
 
 def projected_seconds(
-    reward: Reward, scores: Sequence[Score], observed: Observed, num_rows: int
+    reward: Reward, scores: Sequence[Score], observed: Measurements, num_rows: int
 ) -> float:
     """Seconds that scoring so many completions takes, from what scoring some of them took.
 
@@ -111,7 +111,7 @@ def projected_seconds(
     return factor * (float(np.percentile(seconds, 95)) if reward.is_async else sum(seconds))
 
 
-def _judging_seconds(reward: JudgedReward, observed: Observed, factor: float) -> float:
+def _judging_seconds(reward: JudgedReward, observed: Measurements, factor: float) -> float:
     """What so many times the calls take with nothing but the judge's limits to hold them up."""
     limits, totals = reward.judge.limits, observed.totals
     latencies = observed.samples.get(LATENCY, [])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lit_grpo.cli.configs import Invocation
 from lit_grpo.runs.files import last_checkpoint, next_run_dir
+from lit_grpo.types import UserError
 
 TRAINING = ("sft", "fit")
 """The commands that write into a run directory."""
@@ -45,7 +46,7 @@ def _new_or_latest(command: str, invocation: Invocation) -> Path:
 
 def _inherited_run_dir() -> str:
     if RUN_DIR_VARIABLE not in os.environ:
-        raise ValueError(
+        raise UserError(
             "run_dir must be set where ranks are started from outside (each would choose "
             "a directory of its own). Set run_dir."
         )
@@ -60,7 +61,7 @@ def _latest_run_dir(runs: Path) -> Path:
         if path.name.isdecimal() and last_checkpoint(path) is not None
     ]
     if not numbers:
-        raise ValueError(f"{runs} has no run with a checkpoint to go on from. Set run_dir.")
+        raise UserError(f"{runs} has no run with a checkpoint to go on from. Set run_dir.")
     return runs / str(max(numbers))
 
 
@@ -72,18 +73,18 @@ def find_checkpoint(name: str, run_dir: Path) -> str:
     """
     path = last_checkpoint(run_dir) if name == "last" else name
     if path is None:
-        raise ValueError(
+        raise UserError(
             f"{run_dir} has no checkpoint to go on from. Leave --ckpt_path out to start afresh."
         )
     if "://" not in str(path) and not Path(path).exists():
-        raise ValueError(f"{path}: no such checkpoint. Set ckpt_path to a file or to last.")
+        raise UserError(f"{path}: no such checkpoint. Set ckpt_path to a file or to last.")
     return str(path)
 
 
 def refuse_used(run_dir: Path) -> None:
     """Raises ValueError where another run has left what a fresh one would overwrite."""
     if (run_dir / "metrics.csv").exists() or any(run_dir.glob("checkpoints/*")):
-        raise ValueError(
+        raise UserError(
             f"{run_dir} holds a run already, which a fresh one would overwrite. Give --ckpt_path "
             "last to go on with it, or another --run_dir."
         )

@@ -6,6 +6,7 @@ import random
 
 from lit_grpo.data.module import PromptDataModule, Split
 from lit_grpo.data.sources import Row
+from lit_grpo.types import UserError
 
 _MAX_PAIRS = 1_000_000
 
@@ -41,20 +42,20 @@ class AdditionData(PromptDataModule):
     ) -> None:
         super().__init__(prompts_per_step, validation_batch_size, seed)
         if num_digits < 1:
-            raise ValueError(f"num_digits must be >= 1, got {num_digits}. Set data.num_digits.")
+            raise UserError(f"num_digits must be >= 1, got {num_digits}. Set data.num_digits.")
         self.smallest = 10 ** (num_digits - 1) if num_digits > 1 else 0
         self.num_values = 10**num_digits - self.smallest
         num_pairs = self.num_values**2
         self.validation_size = validation_size
         self.train_size = num_pairs - validation_size if train_size is None else train_size
         if not 0 <= validation_size <= num_pairs - self.train_size or self.train_size < 1:
-            raise ValueError(
+            raise UserError(
                 f"train_size ({self.train_size}) and validation_size ({validation_size}) must "
                 f"share the {num_pairs} sums that {num_digits} digits allow, with at least one to "
                 "train on. Set data.train_size and data.validation_size."
             )
         if self.train_size > _MAX_PAIRS:
-            raise ValueError(
+            raise UserError(
                 f"train_size must be <= {_MAX_PAIRS}, got {self.train_size} (all sums of "
                 f"{num_digits} digits would not fit in memory). Set data.train_size."
             )

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from lit_grpo.data.sources import Row
+from lit_grpo.types import UserError
 
 Role = Literal["prompt", "answer", "id"]
 
@@ -38,7 +39,7 @@ def prompt_value(row: Row, mapping: Mapping[str, str]) -> str | list[Any]:
     is_empty = _is_null(value) or value == []
     if is_empty or not isinstance(value, str | list):
         got = "nothing" if is_empty else f"the {type(value).__name__} {value!r}"
-        raise ValueError(
+        raise UserError(
             f"{row.origin}: the prompt column {name!r} must hold text or a list of messages, got "
             f"{got}. Fill or remove the row, or set data.columns: {{prompt: NAME}}."
         )
@@ -53,7 +54,7 @@ def prompt_id(row: Row, mapping: Mapping[str, str]) -> str:
     if value is _MISSING:
         raise _missing_column(row, "id", mapping["id"])
     if _is_null(value):
-        raise ValueError(
+        raise UserError(
             f"{row.origin}: the id column {mapping['id']!r} is null (nobody could name this "
             "prompt). Fill it, or leave data.columns without an id."
         )
@@ -136,7 +137,7 @@ def _missing_column(row: Row, role: Role, name: str | None) -> ValueError:
     what = f"no column {name!r}" if name else f"no column that is known as the {role}"
     close = get_close_matches(name or role, row.columns, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return ValueError(
+    return UserError(
         f"{row.origin} has {what}{hint}; it has {', '.join(row.columns)}. "
         f"Set data.columns: {{{role}: NAME}}."
     )
@@ -145,7 +146,7 @@ def _missing_column(row: Row, role: Role, name: str | None) -> ValueError:
 def _null_golds(without: list[Row], num_rows: int, mapping: Mapping[str, str]) -> ValueError:
     name = _column_name(without[0], "answer", mapping)
     where = f"in {name!r}" if name else f"in any column ({', '.join(without[0].columns)})"
-    return ValueError(
+    return UserError(
         f"{len(without)} of {num_rows} rows have no gold answer {where}: {list_rows(without)} (a "
         "reward has nothing to compare with). Fill or remove them, name the column with "
         "data.columns: {answer: NAME}, or set data.require_answer: false if no reward needs one."

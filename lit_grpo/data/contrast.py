@@ -13,6 +13,7 @@ from lit_grpo.data.columns import list_rows
 from lit_grpo.data.module import PromptData, Split
 from lit_grpo.data.scored_answers import ScoredAnswers, read_scored_answers
 from lit_grpo.data.sources import Row
+from lit_grpo.types import UserError
 
 RUBRIC_TEMPLATE = """\
 Write a rubric for grading answers to the question below: a short list of criteria, each of which \
@@ -74,7 +75,7 @@ class RubricData(PromptData):
             **settings,
         )
         if excerpt_characters < 1:
-            raise ValueError(
+            raise UserError(
                 f"excerpt_characters must be >= 1, got {excerpt_characters} (nothing would be "
                 "shown). Set data.excerpt_characters, or data.use_contrastive: false."
             )
@@ -107,7 +108,7 @@ class RubricData(PromptData):
                 refused.append(row)
                 reason = reason or str(error)
         if refused:
-            raise ValueError(
+            raise UserError(
                 f"use_contrastive needs answers and gold scores in every row, {len(refused)} of "
                 f"{len(rows)} have none that can be read: {list_rows(refused)} (the first: "
                 f"{reason}). Fill or drop these rows, set data.answers_column and "

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lit_grpo.types import Prompt
+from lit_grpo.types import Prompt, UserError
 
 
 class PromptLoader:
@@ -144,13 +144,13 @@ class PromptLoader:
     def _check_sizes(self) -> None:
         if self.batch_size < 1 or self.batch_size % self.world_size:
             name = "prompts_per_step" if self.training else "validation_batch_size"
-            raise ValueError(
+            raise UserError(
                 f"{name} must be a positive multiple of the {self.world_size} processes, got "
                 f"{self.batch_size} (each process takes an equal share). Set data.{name}."
             )
         if len(self.prompts) < self._min_batch_size:
             fix = "lower data.prompts_per_step" if self.training else "use fewer processes"
-            raise ValueError(
+            raise UserError(
                 f"{len(self.prompts)} prompts are too few, one batch on {self.world_size} "
                 f"processes needs {self._min_batch_size} (none may go without). Give more rows, "
                 f"or {fix}."

@@ -16,7 +16,7 @@ from lightning.pytorch import LightningDataModule
 from lit_grpo.data.loader import PromptLoader
 from lit_grpo.data.prompts import PromptFormat, build_prompts
 from lit_grpo.data.sources import Row, read_rows
-from lit_grpo.types import Prompt, Tokenizer
+from lit_grpo.types import Prompt, Tokenizer, UserError
 
 logger = logging.getLogger("lit_grpo")
 
@@ -41,7 +41,7 @@ class PromptDataModule(LightningDataModule, ABC):
     def __init__(self, prompts_per_step: int, validation_batch_size: int | None, seed: int) -> None:
         super().__init__()
         if seed < 0:
-            raise ValueError(f"seed must be >= 0, got {seed}. Set data.seed.")
+            raise UserError(f"seed must be >= 0, got {seed}. Set data.seed.")
         self.prompts_per_step = prompts_per_step
         self.validation_batch_size = (
             prompts_per_step if validation_batch_size is None else validation_batch_size
@@ -59,7 +59,7 @@ class PromptDataModule(LightningDataModule, ABC):
                 self._loaders[split] = self._make_loader(split, prompts)
             elif stage != "fit" or split == "train":
                 fix = "" if split == "train" else ", or data.validation_size to hold rows out"
-                raise ValueError(f"{split} data is needed, got none. Set data.{split}{fix}.")
+                raise UserError(f"{split} data is needed, got none. Set data.{split}{fix}.")
 
     def train_dataloader(self) -> PromptLoader:
         return self._loaders["train"]
@@ -155,7 +155,7 @@ class PromptData(PromptDataModule):
     ) -> None:
         super().__init__(prompts_per_step, validation_batch_size, seed)
         if validation and validation_size:
-            raise ValueError(
+            raise UserError(
                 f"validation_size must be 0 beside validation={validation!r}, got "
                 f"{validation_size} (held-out rows would go unused). Set either."
             )
@@ -193,7 +193,7 @@ def split_rows(rows: list[Row], held_out_size: int | float) -> tuple[list[Row], 
     is_fraction = isinstance(held_out_size, float)
     num_held_out = round(len(rows) * held_out_size) if is_fraction else int(held_out_size)
     if not 0 < num_held_out < len(rows):
-        raise ValueError(
+        raise UserError(
             f"validation_size must be a fraction below 1 or a number below the {len(rows)} rows, "
             f"got {held_out_size}, which holds out {num_held_out}. Set data.validation_size."
         )

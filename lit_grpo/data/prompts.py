@@ -14,7 +14,7 @@ import jinja2
 
 from lit_grpo.data.columns import Role, gold_answers, list_rows, prompt_id, prompt_value
 from lit_grpo.data.sources import Row
-from lit_grpo.types import Message, Prompt, Tokenizer
+from lit_grpo.types import Message, Prompt, Tokenizer, UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +36,13 @@ class PromptFormat:
     def __post_init__(self) -> None:
         for role in self.columns:
             if role not in get_args(Role):
-                raise ValueError(
+                raise UserError(
                     f"columns must map {', '.join(get_args(Role))} to names of columns, got the "
                     f"role {role!r} (all other columns reach the rewards as they are). "
                     "Set data.columns."
                 )
         if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
-            raise ValueError(
+            raise UserError(
                 f"max_prompt_tokens must be >= 1, got {self.max_prompt_tokens} (no prompt would be "
                 "left). Set data.max_prompt_tokens, to null for no limit."
             )
@@ -58,7 +58,7 @@ class PromptFormat:
         try:
             return environment.from_string(self.template)
         except jinja2.TemplateSyntaxError as error:
-            raise ValueError(
+            raise UserError(
                 f"template must be jinja2, got {self.template!r} ({error.message}). "
                 "Set data.template."
             ) from error
@@ -91,7 +91,7 @@ def _build_prompt(
     special_tokens = {} if messages is None else {"add_special_tokens": False}
     token_ids = tuple(tokenizer(text, **special_tokens)["input_ids"])
     if not token_ids:
-        raise ValueError(
+        raise UserError(
             f"{row.origin}: the prompt {text!r} has no tokens (a policy cannot continue nothing). "
             "Fill or remove the row."
         )
@@ -115,7 +115,7 @@ def _render(row: Row, template: jinja2.Template) -> str:
     try:
         return template.render(row.columns)
     except (jinja2.TemplateError, TypeError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"{row.origin} does not fit the template: {error}; the row has "
             f"{', '.join(row.columns)}. Set data.template."
         ) from error
@@ -127,7 +127,7 @@ def _to_messages(
     """The conversation, or None for a prompt that is plain text."""
     if isinstance(value, str) and not prompt_format.chat:
         if prompt_format.system_prompt is not None:
-            raise ValueError(
+            raise UserError(
                 f"system_prompt needs a conversation, but {row.origin} is plain text (it would be "
                 "lost). Set data.chat: true, or write it into data.template."
             )
@@ -137,7 +137,7 @@ def _to_messages(
     if prompt_format.system_prompt is None:
         return messages
     if messages[0]["role"] == "system":
-        raise ValueError(
+        raise UserError(
             f"{row.origin} has a system message of its own beside data.system_prompt (one would "
             "hide the other). Remove either."
         )
@@ -149,7 +149,7 @@ def _check_message(turn: Any, row: Row) -> Message:
         isinstance(turn.get(key), str) for key in ("role", "content")
     )
     if not is_message:
-        raise ValueError(
+        raise UserError(
             f"{row.origin}: a message must have a role and a content that are text, got {turn!r}. "
             "Repair or remove the row."
         )
@@ -158,7 +158,7 @@ def _check_message(turn: Any, row: Row) -> Message:
 
 def _render_chat(messages: tuple[Message, ...], row: Row, tokenizer: Tokenizer) -> str:
     if tokenizer.chat_template is None:
-        raise ValueError(
+        raise UserError(
             f"{row.origin} is a conversation, but the tokenizer has no chat template to write it "
             "with. Set data.chat: false and a data.template, for example "
             "\"{{ prompt[-1]['content'] }}\", or use the tokenizer of an instruction-tuned model."
@@ -168,7 +168,7 @@ def _render_chat(messages: tuple[Message, ...], row: Row, tokenizer: Tokenizer) 
             list(messages), add_generation_prompt=True, tokenize=False
         )
     except jinja2.TemplateError as error:
-        raise ValueError(
+        raise UserError(
             f"{row.origin}: the tokenizer's chat template refuses the roles "
             f"{[message['role'] for message in messages]}: {error}. Unset data.system_prompt or "
             "repair the row."
@@ -186,7 +186,7 @@ def _within_limit(
         return kept
     long = [row for row, p in zip(rows, prompts, strict=True) if len(p.token_ids) > limit]
     longest = max(len(prompt.token_ids) for prompt in prompts)
-    raise ValueError(
+    raise UserError(
         f"{len(long)} of {len(prompts)} prompts are longer than max_prompt_tokens={limit}, the "
         f"longest has {longest} tokens: {list_rows(long)}. Raise data.max_prompt_tokens"
         + (", or set data.too_long: drop." if kept else " (no prompt would be left).")

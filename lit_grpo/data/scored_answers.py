@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from lit_grpo.types import UserError
+
 MIN_ANSWERS = 2
 
 
@@ -48,32 +50,32 @@ def read_scored_answers(
     answers = _as_list(columns, answers_column)
     gold_scores = _as_list(columns, gold_column)
     if len(answers) != len(gold_scores):
-        raise ValueError(f"{len(gold_scores)} in {gold_column} for {len(answers)} {answers_column}")
+        raise UserError(f"{len(gold_scores)} in {gold_column} for {len(answers)} {answers_column}")
     if len(answers) < MIN_ANSWERS:
-        raise ValueError(f"{len(answers)} in {answers_column}, an order needs {MIN_ANSWERS}")
+        raise UserError(f"{len(answers)} in {answers_column}, an order needs {MIN_ANSWERS}")
     for place, (answer, gold) in enumerate(zip(answers, gold_scores, strict=True)):
         if not isinstance(answer, str):
-            raise ValueError(f"{answers_column}[{place}] is {answer!r}, not text")
+            raise UserError(f"{answers_column}[{place}] is {answer!r}, not text")
         if not _is_number(gold):
-            raise ValueError(f"{gold_column}[{place}] is {gold!r}, not a finite number")
+            raise UserError(f"{gold_column}[{place}] is {gold!r}, not a finite number")
     return ScoredAnswers(answers=tuple(answers), gold_scores=tuple(map(float, gold_scores)))
 
 
 def _as_list(columns: Mapping[str, Any], name: str) -> list[Any]:
     if name not in columns:
-        raise ValueError(f"no column {name}")
+        raise UserError(f"no column {name}")
     value = columns[name]
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise ValueError(f"{name} is text but not JSON ({error})") from None
+            raise UserError(f"{name} is text but not JSON ({error})") from None
     if hasattr(value, "tolist"):  # parquet read by pandas holds arrays
         value = value.tolist()
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        raise ValueError(f"{name} is null")
+        raise UserError(f"{name} is null")
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{name} is not a list but a {type(value).__name__}")
+        raise UserError(f"{name} is not a list but a {type(value).__name__}")
     return list(value)
 
 

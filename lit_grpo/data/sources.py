@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from lit_grpo.types import UserError
+
 # org/name, org/name:split, org/name:subset:split; a split may be a slice, train[:100]
 _DATASET = re.compile(
     r"(?P<path>[^:]+)(?::(?P<subset>[^:\[\]]+)(?=:))?(?::(?P<split>[^:\[\]]+(?:\[[^\]]*\])?))?"
@@ -58,14 +60,14 @@ def read_rows(source: str) -> list[Row]:
     if path.suffix in _READERS:
         rows = _read_file(source, path)
     elif path.is_file():
-        raise ValueError(
+        raise UserError(
             f"{source} must end in {', '.join(_READERS)}, got {path.suffix!r} (the ending says how "
             "a file is read). Convert or rename the file."
         )
     else:
         rows = _read_dataset(source)
     if not rows:
-        raise ValueError(
+        raise UserError(
             f"{source} is empty: no row in it. Write the file again or name another one."
         )
     return rows
@@ -73,7 +75,7 @@ def read_rows(source: str) -> list[Row]:
 
 def _read_file(source: str, path: Path) -> list[Row]:
     if not path.is_file():
-        raise ValueError(f"{source}: no such file (looked for {path.absolute()}). Check the path.")
+        raise UserError(f"{source}: no such file (looked for {path.absolute()}). Check the path.")
     return [
         Row(source=source, number=number, id=f"{path.stem}:{number}", columns=columns)
         for number, columns in _READERS[path.suffix](path)
@@ -93,11 +95,11 @@ def _parse_line(line: bytes, origin: str) -> dict[str, Any]:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         reason = f"{error.msg} at character {error.pos + 1} of {_excerpt(line)}"
-        raise ValueError(f"{origin} is not JSON: {reason}. {fix}") from error
+        raise UserError(f"{origin} is not JSON: {reason}. {fix}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{origin} is not UTF-8: {error}. Save the file as UTF-8.") from error
+        raise UserError(f"{origin} is not UTF-8: {error}. Save the file as UTF-8.") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{origin} is not a JSON object but a {type(value).__name__}. {fix}")
+        raise UserError(f"{origin} is not a JSON object but a {type(value).__name__}. {fix}")
     return value
 
 
@@ -110,7 +112,7 @@ def _read_parquet(path: Path) -> _Numbered:
     try:
         table = pyarrow.parquet.ParquetFile(path).read()
     except pyarrow.ArrowException as error:
-        raise ValueError(f"{path} is not a whole parquet file: {error}. Write it again.") from error
+        raise UserError(f"{path} is not a whole parquet file: {error}. Write it again.") from error
     return enumerate(table.to_pylist(), start=1)
 
 
@@ -124,7 +126,7 @@ def _read_csv(path: Path) -> _Numbered:
             _check_cells(cells, header, f"{path}, row {number} (line {lines.line_num})")
             yield number, {k: cell or None for k, cell in zip(header, cells, strict=True)}
     except csv.Error as error:
-        raise ValueError(
+        raise UserError(
             f"{path}, line {lines.line_num} is not csv: {error}. Close or double the quotes there."
         ) from error
 
@@ -135,7 +137,7 @@ def _decode(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(
+        raise UserError(
             f"{path}, line {line} is not UTF-8: {error}. Save the file as UTF-8."
         ) from error
 
@@ -143,7 +145,7 @@ def _decode(path: Path) -> str:
 def _check_header(header: list[str], path: Path) -> None:
     twice = {name for name in header if header.count(name) > 1}
     if twice:
-        raise ValueError(
+        raise UserError(
             f"{path}: the columns of the first line must differ, {sorted(twice)} stand twice (one "
             "would hide the other). Rename them."
         )
@@ -151,7 +153,7 @@ def _check_header(header: list[str], path: Path) -> None:
 
 def _check_cells(cells: list[str], header: list[str], origin: str) -> None:
     if len(cells) != len(header):
-        raise ValueError(
+        raise UserError(
             f"{origin} has {len(cells)} cells, the first line names {len(header)} columns "
             f"({', '.join(header)}). Put cells that hold commas into double quotes."
         )
@@ -168,7 +170,7 @@ def _read_dataset(source: str) -> list[Row]:
     match = _DATASET.fullmatch(source)
     path = Path(match["path"]).expanduser() if match else Path(source)
     if match is None or not (path.is_dir() or _HUB_ID.fullmatch(match["path"])):
-        raise ValueError(
+        raise UserError(
             f"{source}: no such file or directory (looked for {path.absolute()}), and not a "
             "dataset id either. Write a path, or id, id:split or id:subset:split."
         )
@@ -190,14 +192,14 @@ def _load_dataset(source: str, path: Path, subset: str | None, split: str | None
         else:
             dataset = datasets.load_dataset(str(path), subset, split=split)
     except Exception as error:  # whatever the Hub, the network or a file throws
-        raise ValueError(
+        raise UserError(
             f"{source}: no dataset could be loaded ({type(error).__name__}: {error}). Write an "
             "existing file or directory, or a Hub dataset as id, id:split or id:subset:split."
         ) from error
     if isinstance(dataset, Mapping):
         return _choose_split(source, dataset, split)
     if is_saved and split:
-        raise ValueError(
+        raise UserError(
             f"{source} names the split {split!r}, but {path} holds one dataset without splits. "
             f"Write {path}."
         )
@@ -207,12 +209,12 @@ def _load_dataset(source: str, path: Path, subset: str | None, split: str | None
 def _choose_split(source: str, splits: Mapping[str, Any], split: str | None) -> Any:
     names = list(splits)
     if split is None and len(names) > 1:
-        raise ValueError(
+        raise UserError(
             f"{source} must name one of its splits {', '.join(names)} (which one is meant cannot "
             f"be guessed). Write {source}:{names[0]}."
         )
     if split is not None and split not in splits:
-        raise ValueError(
+        raise UserError(
             f"{source}: there is no split {split!r}, only {', '.join(names)}. "
             f"Write {source.removesuffix(split)}{names[0]}."
         )

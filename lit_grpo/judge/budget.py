@@ -22,7 +22,7 @@ from lit_grpo.concurrency import jitter
 from lit_grpo.judge.config import Judge, Limits
 from lit_grpo.judge.connection import base_url
 from lit_grpo.judge.failures import JudgeFailure
-from lit_grpo.types import Outcome
+from lit_grpo.types import Outcome, UserError
 
 WINDOW_SECONDS = 60.0
 HOLD_JITTER = 0.25
@@ -100,7 +100,7 @@ class CallBudget:
     def __init__(self, limits: Limits, rank: int = 0, world_size: int = 1) -> None:
         for name in ("max_concurrency", "requests_per_minute"):
             if (limit := getattr(limits, name)) is not None and limit < world_size:
-                raise ValueError(
+                raise UserError(
                     f"limits.{name} must be at least the {world_size} processes of the job, "
                     f"got {limit:g} (each makes one call at least). Set it of the judge."
                 )
@@ -203,7 +203,7 @@ def budget_of(judge: Judge) -> CallBudget:
         if known is None:
             known = _budgets[place] = CallBudget(judge.limits, *_rank_and_world_size())
         elif known.limits.shared != judge.limits.shared:
-            raise ValueError(
+            raise UserError(
                 f"rewards that ask the same judge, {judge.model}, must give it the same limits, "
                 f"got {judge.limits.shared} and {known.limits.shared} (they share them). Set the "
                 "same limits."

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_grpo.judge.reply import Verdict
+from lit_grpo.types import UserError
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class VerdictCache:
         try:
             import diskcache
         except ModuleNotFoundError:
-            raise ValueError(
+            raise UserError(
                 "a judge's cache needs the package diskcache, which is not installed. "
                 "Install it with: pip install 'lit-grpo[judge]'."
             ) from None
@@ -39,7 +40,7 @@ class VerdictCache:
 
             def fetch(self, mode: int, *place: Any) -> Any:
                 if mode == diskcache.core.MODE_PICKLE:
-                    raise ValueError("an entry that is a pickle")
+                    raise UserError("an entry that is a pickle")
                 return super().fetch(mode, *place)
 
         try:
@@ -48,7 +49,7 @@ class VerdictCache:
                 str(directory.expanduser()), disk=JsonAlone, eviction_policy="none"
             )
         except (OSError, sqlite3.Error) as error:
-            raise ValueError(
+            raise UserError(
                 f"the judge's cache must be a directory that can be written, got {directory} "
                 f"({error}). Set cache of the judge."
             ) from error

@@ -19,7 +19,7 @@ from lit_grpo.judge.connection import connect, secret_variables, without_secret
 from lit_grpo.judge.failures import JudgeFailure, as_failure
 from lit_grpo.judge.ledger import Ledger, Usage
 from lit_grpo.judge.reply import Form, Text, Verdict, read_reply
-from lit_grpo.types import Message, Outcome
+from lit_grpo.types import Message, Outcome, UserError
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class JudgeClient:
             await self.ask(Question(messages=messages, form=PROBE, ids=["probe"]))
         except JudgeFailure as failure:
             if failure.is_access:
-                raise ValueError(self._explain_access(failure)) from None
+                raise UserError(self._explain_access(failure)) from None
             log.warning("judge %s answers no question yet: %s", self.judge.model, failure)
 
     def _explain_access(self, failure: JudgeFailure) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lit_grpo.types import UserError
+
 Api = Literal["openai", "azure", "azure_v1"]
 Auth = Literal["key", "token", "entra", "none"]
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
@@ -126,22 +128,22 @@ class Judge:
         if self.temperature is not None and self.temperature < 0:
             raise _refusal("temperature", ">= 0, or null", self.temperature)
         if self.secret_variable is not None and not VARIABLE.fullmatch(self.secret_variable):
-            raise ValueError(
+            raise UserError(
                 "secret_variable must be the name of an environment variable in capitals, such as "
                 "OPENAI_API_KEY, got something else (a key itself would be saved with the config). "
                 "Export the key and name its variable."
             )
         if self.limits.max_cost_usd is not None and self.price is None:
-            raise ValueError(
+            raise UserError(
                 "price must be given beside limits.max_cost_usd, got null (without prices nothing "
                 "says what is spent). Set price.prompt and price.completion of the judge."
             )
         if self.auth == "entra" and self.api == "openai":
-            raise ValueError(
+            raise UserError(
                 "auth must be key, token or none with api: openai, got entra (azure-identity's "
                 "tokens open Azure only). Set api to azure or azure_v1."
             )
 
 
 def _refusal(name: str, rule: str, value: object) -> ValueError:
-    return ValueError(f"{name} must be {rule}, got {value}. Set {name} of the judge.")
+    return UserError(f"{name} must be {rule}, got {value}. Set {name} of the judge.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lit_grpo.judge.config import Api, Auth, Judge
 from lit_grpo.judge.failures import JudgeFailure
-from lit_grpo.types import Outcome
+from lit_grpo.types import Outcome, UserError
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -78,7 +78,7 @@ def base_url(judge: Judge) -> str:
         return (found or OPENAI_URL).rstrip("/")
     if found:
         return found.rstrip("/").removesuffix("/openai/v1").removesuffix("/openai")
-    raise ValueError(
+    raise UserError(
         f"the judge's base_url must be known, got null and no variable {_or(AZURE_URLS)} (it is "
         "the resource's address, https://NAME.openai.azure.com). Set one of them."
     )
@@ -92,7 +92,7 @@ def _secret(judge: Judge) -> Secret:
     variables = secret_variables(judge)
     secret = _first_set(variables)
     if secret is None:
-        raise ValueError(
+        raise UserError(
             f"the judge's {judge.auth} must stand in the environment variable {_or(variables)}, "
             f"which {'is' if len(variables) == 1 else 'are'} not set in this process. Export it, "
             f"or name another with secret_variable{_other_way(judge.api, judge.auth)}."
@@ -153,7 +153,7 @@ def _as_provider(secret: Secret) -> Callable[[], Awaitable[str]]:
 def _api_version(judge: Judge) -> str:
     version = judge.api_version or _first_set(VERSION_VARIABLES)
     if version is None:
-        raise ValueError(
+        raise UserError(
             f"api_version must be given with api: azure, got null and no variable "
             f"{_or(VERSION_VARIABLES)} (its path needs one, such as 2024-10-21). Set api_version "
             "of the judge, or use api: azure_v1, which has none."
@@ -170,7 +170,7 @@ def _or(names: tuple[str, ...]) -> str:
 
 
 def _needs(package: str, extra: str) -> ValueError:
-    return ValueError(
+    return UserError(
         f"this judge needs the package {package}, which is not installed. "
         f"Install it with: pip install 'lit-grpo[{extra}]'."
     )

@@ -17,7 +17,7 @@ from lit_grpo.judge.connection import base_url
 from lit_grpo.judge.failures import JudgeFailure
 from lit_grpo.judge.reply import Form, Verdict
 from lit_grpo.judge.template import JudgeTemplate, draw_ids, draw_nonce
-from lit_grpo.types import Observed, Outcome
+from lit_grpo.types import Measurements, Outcome
 
 Item = Mapping[str, Any]
 """What the template shows of one item, without the id that it gets for a call."""
@@ -70,7 +70,7 @@ class Examiner:
         if self._cache is not None:
             self._cache.close()
 
-    def observe(self) -> Observed:
+    def observe(self) -> Measurements:
         """What was measured since the last time."""
         return self.client.ledger.read()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_grpo.judge.budget import Cause
 from lit_grpo.judge.config import Price
-from lit_grpo.types import Observed
+from lit_grpo.types import Measurements
 
 MILLION = 1e6
 COUNTS = ("calls", "retries", "rate_limited", "parse_errors", "cache_hits")
@@ -73,10 +73,10 @@ class Ledger:
         for cause, seconds in waited.items():
             self.totals[f"timing/judge_wait_{cause}_s"] += seconds
 
-    def read(self) -> Observed:
+    def read(self) -> Measurements:
         """What was entered since the last reading; counts that did not move are 0."""
         zeros = dict.fromkeys((f"judge/{name}" for name in (*COUNTS, *TOKENS, "cost_usd")), 0.0)
         # Taken before it is read: another thread may be writing.
         totals, self.totals = self.totals, defaultdict(float)
         samples, self.samples = self.samples, defaultdict(list)
-        return Observed(totals=zeros | totals, samples=dict(samples))
+        return Measurements(totals=zeros | totals, samples=dict(samples))

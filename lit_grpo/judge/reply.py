@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lit_grpo.judge.failures import JudgeFailure
-from lit_grpo.types import Outcome
+from lit_grpo.types import Outcome, UserError
 
 Verdict = Mapping[str, Any]
 """The fields of one item, checked."""
@@ -43,7 +43,7 @@ class Text:
 
     def read(self, value: Any) -> str:
         if not isinstance(value, str):
-            raise ValueError("a text is expected")
+            raise UserError("a text is expected")
         return value
 
 
@@ -65,7 +65,7 @@ class Grade:
     def read(self, value: Any) -> int:
         number = None if isinstance(value, bool) else _as_number(value)
         if number is None or not 0 <= number <= self.highest or number != int(number):
-            raise ValueError(f"{self.words} is expected")
+            raise UserError(f"{self.words} is expected")
         return int(number)
 
 
@@ -81,7 +81,7 @@ class YesNo:
         if isinstance(value, str) and value.lower() in known:
             return known[value.lower()]
         if not isinstance(value, bool):
-            raise ValueError("true or false is expected")
+            raise UserError("true or false is expected")
         return value
 
 
@@ -102,7 +102,7 @@ class Order:
 
     def read(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list) or Counter(map(str, value)) != Counter(self.ids):
-            raise ValueError(f"each of the ids {', '.join(self.ids)} once is expected")
+            raise UserError(f"each of the ids {', '.join(self.ids)} once is expected")
         return tuple(map(str, value))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateError, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lit_grpo.types import Message
+from lit_grpo.types import Message, UserError
 
 SHIPPED = Path(__file__).parent / "templates"
 BLOCKS = ("system", "user")
@@ -44,7 +44,7 @@ class JudgeTemplate:
             tree = environment.parse(self.text)
             self._template = environment.from_string(self.text)
         except TemplateError as error:
-            raise ValueError(f"{self.path} is not a jinja2 template: {error}.") from error
+            raise UserError(f"{self.path} is not a jinja2 template: {error}.") from error
         self._check_blocks()
         used = meta.find_undeclared_variables(tree)
         self._check_variables(used, {*variables, "nonce", "reply_form"}, set(needed))
@@ -52,19 +52,19 @@ class JudgeTemplate:
 
     def _check_blocks(self) -> None:
         if missing := [block for block in BLOCKS if block not in self._template.blocks]:
-            raise ValueError(
+            raise UserError(
                 f"{self.path} must have the blocks {' and '.join(BLOCKS)}, {missing[0]} is missing "
                 f"(each becomes a message). Write {{% block {missing[0]} %}} … {{% endblock %}}."
             )
 
     def _check_variables(self, used: set[str], known: set[str], needed: set[str]) -> None:
         if unknown := sorted(used - known):
-            raise ValueError(
+            raise UserError(
                 f"{self.path} uses {unknown[0]!r}, which it is not given. "
                 f"It is given {', '.join(sorted(known))}."
             )
         if unused := sorted(needed - used):
-            raise ValueError(
+            raise UserError(
                 f"{self.path} must use {unused[0]!r} (without it the judge would not see what it "
                 "judges)."
             )
@@ -72,7 +72,7 @@ class JudgeTemplate:
     def _check_marks(self, tree: nodes.Template) -> None:
         (user,) = (one for one in tree.find_all(nodes.Block) if one.name == "user")
         if not any(name.name == "nonce" for name in user.find_all(nodes.Name)):
-            raise ValueError(
+            raise UserError(
                 f"{self.path} must use 'nonce' in block user (marks with it say what is to be "
                 "judged: without them an answer could pass for an instruction)."
             )
@@ -87,7 +87,7 @@ class JudgeTemplate:
         try:
             parts = ["".join(self._template.blocks[block](context)) for block in BLOCKS]
         except Exception as error:  # whatever the template's expressions raise
-            raise ValueError(f"{self.path} fails on this row: {error}.") from error
+            raise UserError(f"{self.path} fails on this row: {error}.") from error
         pairs = zip(BLOCKS, parts, strict=True)
         return [{"role": role, "content": text.strip()} for role, text in pairs if text.strip()]
 
@@ -100,7 +100,7 @@ def _find(name: str) -> Path:
     if shipped.is_file():
         return shipped
     names = ", ".join(sorted(one.stem for one in SHIPPED.glob("*.jinja")))
-    raise ValueError(
+    raise UserError(
         f"template must be a file or one that ships ({names}), got {name!r} "
         f"(looked in {Path.cwd()}). Set template in the reward's init_args."
     )

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_grpo.types import RolloutBatch
+from lit_grpo.types import RolloutBatch, UserError
 
 DEVIATION_FLOOR = 1e-4
 """Added to a deviation before dividing, as GRPO implementations do."""
@@ -52,14 +52,14 @@ class AdvantageConfig:
 
     def __post_init__(self) -> None:
         if self.baseline == "batch" and self.deviation in ("group", "mean"):
-            raise ValueError(
+            raise UserError(
                 f"baseline: batch goes with deviation: batch or none, got {self.deviation} (a "
                 "group whose rewards are equal has an advantage there, and its own deviation or "
                 "mean may be 0). Set model.advantage.deviation."
             )
 
 
-def voters(valid: Tensor) -> Tensor:
+def counted_rows(valid: Tensor) -> Tensor:
     """[B, G] True on the rows that have a baseline: valid, and not alone in their group."""
     return valid & (valid.sum(1, keepdim=True) >= 2)
 
@@ -76,7 +76,7 @@ def center(rewards: Tensor, valid: Tensor) -> Tensor:
     Exactly 0 on invalid rows, in groups with fewer than two valid rows (a group of one has no
     baseline), and in groups whose rewards differ by rounding only.
     """
-    vote = voters(valid)
+    vote = counted_rows(valid)
     centered = torch.where(vote, rewards - _group_mean(rewards, valid), 0.0)
     largest = torch.where(vote, rewards, 0.0).abs().amax(1, keepdim=True)
     has_spread = centered.abs().amax(1, keepdim=True) > NOISE * largest
@@ -93,7 +93,7 @@ def leave_one_out(rewards: Tensor, valid: Tensor) -> Tensor:
 def center_over_batch(rewards: Tensor, valid: Tensor) -> Tensor:
     """[B, G] rewards minus the mean of all rows that vote; exactly 0 where they differ by
     rounding only."""
-    one_group, vote = rewards.flatten()[None], voters(valid).flatten()[None]
+    one_group, vote = rewards.flatten()[None], counted_rows(valid).flatten()[None]
     return center(one_group, vote).view_as(rewards)
 
 
@@ -115,7 +115,7 @@ def group_deviation(rewards: Tensor, valid: Tensor) -> Tensor:
 
 def batch_deviation(values: Tensor, valid: Tensor) -> Tensor:
     """[] sample deviation of all rows that vote, in two passes."""
-    vote = voters(valid)
+    vote = counted_rows(valid)
     squares = center_over_batch(values, valid).square().sum()
     return (squares / (vote.sum() - 1).clamp(min=1)).sqrt()
 
@@ -135,7 +135,7 @@ def group_success(rewards: Tensor, valid: Tensor) -> Tensor:
         ValueError: a reward below 0, of which no share of successes can be taken.
     """
     if (rewards[valid] < 0).any():
-        raise ValueError(
+        raise UserError(
             "deviation: mean divides by a group's share of successes, which needs rewards >= 0, "
             f"got {rewards[valid].min():g}. Set model.advantage.deviation to group or none, or "
             "change the reward."

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from math import exp
 from typing import Literal
 
+from lit_grpo.types import UserError
+
 
 def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise ValueError(message)
+        raise UserError(message)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,7 @@ def token_losses(
     weights = AGGREGATIONS[objective.aggregation](mask, counts)
     loss = (total * weights).sum()
     if entropy_coef != 0:
-        bonus = (entropy * by_entropy_token(batch.choice_mask, counts)).sum()
+        bonus = (entropy * by_entropy_token(batch.surrogate_mask, counts)).sum()
         loss = loss - entropy_coef * bonus
     ratio, (low, high) = terms.ratio.detach().expand_as(mask), objective.ratio_bounds
     return TokenLosses(
@@ -104,7 +104,7 @@ def _correction(sampler_log_ratio: Tensor, mask: Tensor, objective: Objective) -
 def _kept_tokens(terms: PolicyTerms, batch: TrainBatch, objective: Objective) -> Tensor:
     """[N, C] False where a mask takes the surrogate out; such a token still counts in the
     aggregation."""
-    kept = batch.choice_mask
+    kept = batch.surrogate_mask
     if objective.off_policy_threshold is not None:
         log_ratio = terms.logprobs - batch.sampler_logprobs
         kept = kept & on_policy_rows(

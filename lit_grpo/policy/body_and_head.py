@@ -16,12 +16,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lit_grpo.policy.logprobs import packed_states, padded_states
 from lit_grpo.policy.packed_attention import PACKED, using_attention
 from lit_grpo.policy.packing import Pack, pack
-from lit_grpo.types import TrainBatch
+from lit_grpo.types import TrainBatch, UserError
 
 log = logging.getLogger(__name__)
 
 
-class TwoHalves:
+class BodyAndHead:
     """A ``transformers`` causal model as body and head (``logprobs.CausalModel``).
 
     Args:
@@ -87,7 +87,7 @@ def _logit_scale(config: PreTrainedConfig) -> float:
 
 
 @torch.no_grad()
-def check_halves(model: PreTrainedModel) -> None:
+def check_body_and_head(model: PreTrainedModel) -> None:
     """Compare with the model's own logits on a few tokens.
 
     Raises:
@@ -96,17 +96,17 @@ def check_halves(model: PreTrainedModel) -> None:
     ids = torch.arange(4)[None] % model.config.get_text_config().vocab_size
     ids = ids.to(next(model.parameters()).device)
     mask = torch.ones_like(ids, dtype=torch.bool)
-    parts = TwoHalves(model)
+    parts = BodyAndHead(model)
     with _tried(model):
         hidden_states = parts.hidden_states(ids, mask, torch.arange(4, device=ids.device)[None])
         ours = parts.logits(hidden_states).float()
         theirs = model(input_ids=ids).logits.float()
     if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2):
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} does more between its hidden states and its logits than a "
             f"scale and a soft cap (they differ by {(ours - theirs).abs().max():.2g}), so its "
             "logprobs can't be computed in chunks. Use another model, or teach "
-            "lit_grpo.policy.body_and_head.TwoHalves what this one does."
+            "lit_grpo.policy.body_and_head.BodyAndHead what this one does."
         )
 
 
@@ -164,7 +164,7 @@ def packing_obstacle(model: PreTrainedModel) -> str | None:
 
 def _packing_difference(model: PreTrainedModel) -> float:
     """How far, relatively, a pack's hidden states are from those of padded rows."""
-    parts = TwoHalves(model)
+    parts = BodyAndHead(model)
     batch = _short_rows(model.config.get_text_config().vocab_size).to(model.device)
     _check_attention_is_ours(parts, pack(batch))
     ours, theirs = (
@@ -174,7 +174,7 @@ def _packing_difference(model: PreTrainedModel) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def _check_attention_is_ours(parts: TwoHalves, pack: Pack) -> None:
+def _check_attention_is_ours(parts: BodyAndHead, pack: Pack) -> None:
     """Ours wants blocks; where they are not missed, the model runs its own attention, and what that
     changes may be too little to be seen in 16 bits."""
     try:

@@ -8,6 +8,8 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel
 
+from lit_grpo.types import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
@@ -26,7 +28,7 @@ class LoRA:
     modules_to_save: list[str] | None = None
 
 
-def put_on(model: PreTrainedModel, lora: LoRA) -> nn.Module:
+def add_lora(model: PreTrainedModel, lora: LoRA) -> nn.Module:
     """The model with a fresh adapter, which alone is trained.
 
     Raises:
@@ -45,7 +47,7 @@ def put_on(model: PreTrainedModel, lora: LoRA) -> nn.Module:
     try:
         adapted = get_peft_model(model, config)
     except ValueError as error:
-        raise ValueError(
+        raise UserError(
             f"no adapter can be put on {type(model).__name__}: {error} "
             "Set model.policy.lora.target_modules."
         ) from None
@@ -63,7 +65,7 @@ def _refuse_adapted_twins(adapted: nn.Module, model: PreTrainedModel) -> None:
         if hasattr(layer, "base_layer")
     }
     if both := sorted(twins & layers):
-        raise ValueError(
+        raise UserError(
             f"no adapter can be put on {both[0]}: its weights are tied to another layer's, which "
             "merging would change, too. Take it out of model.policy.lora.target_modules; to train "
             "it in full name it in modules_to_save."

@@ -24,10 +24,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lit_grpo.policy.body_and_head import TwoHalves, check_halves, runs_packs
+from lit_grpo.policy.body_and_head import BodyAndHead, check_body_and_head, runs_packs
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
-from lit_grpo.policy.lora import LoRA, is_adapter, put_on
+from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
 from lit_grpo.policy.packed_attention import same_attention
+from lit_grpo.types import UserError
 
 
 class Policy(nn.Module):
@@ -70,13 +71,13 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         if (path is None) == (architecture is None):
-            raise ValueError(
+            raise UserError(
                 "a policy needs either a path (weights to start from) or an architecture (random "
                 f"weights), got path={path!r} and architecture={architecture!r}. "
                 "Set model.policy.path or model.policy.architecture."
             )
         if not merge_lora and (lora is None or path is None or is_adapter(path)):
-            raise ValueError(
+            raise UserError(
                 "merge_lora: false writes the adapter alone, which needs model.policy.lora and, "
                 "as its base, a model.policy.path that is itself no adapter."
             )
@@ -128,17 +129,17 @@ class Policy(nn.Module):
         if self.model is not None:
             return
         model = self._build() if self.path is None else self._load(self.path)
-        check_halves(model)
+        check_body_and_head(model)
         self._packs = runs_packs(model)
         if with_reference and self.lora is None:
             self.reference_model = copy.deepcopy(model).requires_grad_(False)
         if self.gradient_checkpointing:
             self._checkpoint_layers(model)
-        self.model = model if self.lora is None else put_on(model, self.lora)
+        self.model = model if self.lora is None else add_lora(model, self.lora)
         self.model.train()
         if moving_reference and self.lora is not None:
             self.reference_adapter = _frozen_copy(self.trainable_parameters())
-        self.causal_model = TwoHalves(model, packs=self._packs, compile=self.compile_forward)
+        self.causal_model = BodyAndHead(model, packs=self._packs, compile=self.compile_forward)
 
     def _checkpoint_layers(self, model: PreTrainedModel) -> None:
         settings: dict[str, Any] = {"use_reentrant": False}
@@ -158,7 +159,7 @@ class Policy(nn.Module):
         try:
             config = AutoConfig.for_model(**(tokens | self.architecture))
         except (KeyError, ValueError, TypeError) as error:
-            raise ValueError(
+            raise UserError(
                 f"no model can be built from {self.architecture}: {error}. Set "
                 "model.policy.architecture to the fields of a transformers config, with its "
                 "model_type."
@@ -191,10 +192,10 @@ class Policy(nn.Module):
         return PeftModel.from_pretrained(base, path).merge_and_unload()
 
     @contextmanager
-    def reference(self) -> Iterator[TwoHalves]:
+    def reference(self) -> Iterator[BodyAndHead]:
         """The reference as ``logprobs`` wants it."""
         if self.reference_model is not None:
-            yield TwoHalves(self.reference_model, packs=self._packs)
+            yield BodyAndHead(self.reference_model, packs=self._packs)
         elif self.reference_adapter is None:
             with self.model.disable_adapter():
                 yield self.causal_model
@@ -263,7 +264,7 @@ def _loading(what: str, source: str) -> Iterator[None]:
     What can only be a path is not asked of the Hub: offline that takes its client a minute.
     """
     if not Path(source).exists() and (source.count("/") > 1 or source.startswith((".", "~", "/"))):
-        raise ValueError(
+        raise UserError(
             f"no {what} could be loaded from {source!r}: there is no such directory. "
             "Set model.policy.path to a directory that save_pretrained wrote (lit-grpo sft and "
             "fit write RUN/final) or to a hub id."
@@ -272,7 +273,7 @@ def _loading(what: str, source: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         kind = "directory" if Path(source).exists() else "directory here or model on the hub"
-        raise ValueError(
+        raise UserError(
             f"no {what} could be loaded from {source!r} ({kind}): {error}. "
             "Set model.policy.path to a directory that save_pretrained wrote or to a hub id."
         ) from error

@@ -6,7 +6,7 @@ import re
 from typing import Any, Literal
 
 from lit_grpo.rewards.reward import Reward
-from lit_grpo.types import Completion, Prompt
+from lit_grpo.types import Completion, Prompt, UserError
 
 
 class FormatReward(Reward):
@@ -31,12 +31,12 @@ class FormatReward(Reward):
         try:
             compiled = re.compile(pattern)
         except re.error as error:
-            raise ValueError(
+            raise UserError(
                 f"pattern must be a regular expression, got {pattern!r} ({error}). "
                 "Set pattern in the init_args of FormatReward."
             ) from None
         if mode not in ("full", "search"):
-            raise ValueError(
+            raise UserError(
                 f"mode must be full or search, got {mode!r} (it says how much of the text has to "
                 "match). Set mode in the init_args of FormatReward."
             )

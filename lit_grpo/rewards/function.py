@@ -13,7 +13,7 @@ from typing import Any
 
 from lit_grpo.rewards.load_function import load_function
 from lit_grpo.rewards.reward import Reward, Value
-from lit_grpo.types import Completion, Prompt
+from lit_grpo.types import Completion, Prompt, UserError
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -87,7 +87,7 @@ class FunctionReward(Reward):
             row = self._form.row(prompt)
             given = {*self._form.reserved, *row, *self.reward_kwargs}
             if missing := sorted(self._required - given):
-                raise ValueError(
+                raise UserError(
                     f"every column that {self.name} requires must be in the data, "
                     f"{', '.join(missing)} is missing from prompt {prompt.id}, which has "
                     f"{', '.join(sorted(row)) or 'none'}. Map the column in the data module, set "
@@ -109,7 +109,7 @@ class FunctionReward(Reward):
             if name not in accepted:
                 near = difflib.get_close_matches(name, accepted, n=1)
                 hint = f" Did you mean {near[0]}?" if near else ""
-                raise ValueError(
+                raise UserError(
                     f"reward_kwargs must be named parameters of {self.name}, got {name!r} (it "
                     f"would not reach the function). It accepts "
                     f"{', '.join(accepted) or 'none'}.{hint}"
@@ -188,5 +188,5 @@ def _value(result: Any) -> Value:
     if not isinstance(result, Mapping):
         return result
     if "score" not in result:
-        raise ValueError(f"a dict must have the key 'score', got {', '.join(map(str, result))}")
+        raise UserError(f"a dict must have the key 'score', got {', '.join(map(str, result))}")
     return result["score"]

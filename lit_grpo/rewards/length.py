@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lit_grpo.rewards.reward import Reward
-from lit_grpo.types import Completion, Prompt
+from lit_grpo.types import Completion, Prompt, UserError
 
 
 class LengthReward(Reward):
@@ -32,7 +32,7 @@ class LengthReward(Reward):
     ) -> None:
         super().__init__(**kwargs)
         if not 0 <= start_tokens < end_tokens:
-            raise ValueError(
+            raise UserError(
                 f"start_tokens must be >= 0 and below end_tokens, got {start_tokens} and "
                 f"{end_tokens} (the value ramps between them). Set both in the init_args of "
                 "LengthReward."

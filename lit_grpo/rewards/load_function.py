@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lit_grpo.types import UserError
+
 
 def load_function(path: str) -> Callable[..., Any]:
     """The function at ``module:function``, ``module.function`` or ``file.py:function``.
@@ -22,7 +24,7 @@ def load_function(path: str) -> Callable[..., Any]:
     if not colon:
         place, _, name = path.rpartition(".")
     if not place or not name:
-        raise ValueError(
+        raise UserError(
             f"function must be module:function or path/to/file.py:function, got {path!r} "
             "(it is imported from there). Set function in the init_args of FunctionReward."
         )
@@ -31,7 +33,7 @@ def load_function(path: str) -> Callable[..., Any]:
     if not callable(function):
         near = difflib.get_close_matches(name, [one for one in dir(module) if one[0] != "_"], n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise ValueError(f"function must exist, {place} has no function {name!r}.{hint}")
+        raise UserError(f"function must exist, {place} has no function {name!r}.{hint}")
     return function
 
 
@@ -41,7 +43,7 @@ def _load_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module is there, something that it imports is not
-        raise ValueError(
+        raise UserError(
             f"function must be in a module that can be imported, got {name!r} ({error}). Install "
             "it, or name the file: path/to/file.py:function."
         ) from None
@@ -49,7 +51,7 @@ def _load_module(name: str) -> ModuleType:
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ValueError(
+        raise UserError(
             f"function must be in a file that exists, got {path} (looked in {Path.cwd()})."
         )
     name = f"{path.stem} at {path.resolve()}"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Sequence
 from typing import Any, Literal, get_args
 
-from lit_grpo.types import Completion, Observed, Prompt, Score
+from lit_grpo.types import Completion, Measurements, Prompt, Score, UserError
 
 OnError = Literal["retry", "mask", "drop_group", "raise"]
 Value = float | Score | None
@@ -86,9 +86,9 @@ class Reward:
     def close(self) -> object:
         """Releases what ``start`` acquired; scores that are still pending are lost."""
 
-    def observe(self) -> Observed:
+    def observe(self) -> Measurements:
         """What was measured since the last call, for the metrics of a rollout step."""
-        return Observed()
+        return Measurements()
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know, such as money spent; every rank calls this."""
@@ -125,7 +125,7 @@ def check_settings(reward: Reward) -> None:
     """Refuses settings that no reward can work with, also of one that skipped ``__init__``."""
     kind = type(reward)
     if not reward.is_grouped and kind.score is Reward.score:
-        raise ValueError(
+        raise UserError(
             f"a reward must override score or score_group, {kind.__name__} has neither "
             "(there is nothing to call). Define score(self, prompt, completion)."
         )
@@ -144,7 +144,7 @@ def check_settings(reward: Reward) -> None:
     }
     for setting, (holds, rule) in rules.items():
         if not holds:
-            raise ValueError(
+            raise UserError(
                 f"{setting} of reward {kind.__name__} must be {rule}, "
                 f"got {getattr(reward, setting)!r}. Set {setting} in its init_args."
             )

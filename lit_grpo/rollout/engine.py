@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lit_grpo.types import Completion, Observed, Prompt, Tokenizer
+from lit_grpo.types import Completion, Measurements, Prompt, Tokenizer, UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Sampling:
         for rule, holds in rules.items():
             if not holds:
                 name = rule.split()[0]
-                raise ValueError(f"{rule}, got {getattr(self, name)!r}. Set model.sampling.{name}.")
+                raise UserError(f"{rule}, got {getattr(self, name)!r}. Set model.sampling.{name}.")
 
     @property
     def is_greedy(self) -> bool:
@@ -118,9 +118,9 @@ class RolloutEngine(ABC):
         """Whether a request would be answered."""
         return True
 
-    def observe(self) -> Observed:
+    def observe(self) -> Measurements:
         """What was measured since the last call, for the metrics of a rollout step."""
-        return Observed()
+        return Measurements()
 
     def close(self) -> None:  # noqa: B027 - nothing to close is a choice
         """Give back what ``start`` took."""

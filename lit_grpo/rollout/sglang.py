@@ -11,10 +11,17 @@ from typing import Any
 
 from lit_grpo.rollout.engine import Sampling
 from lit_grpo.rollout.requests import Request, Sample
-from lit_grpo.rollout.server.api import NEWS_TOKENS, Dialect, Launch, Model, token_versions
-from lit_grpo.rollout.server.endpoint import Endpoint, Refused, ServerTrouble, field, understanding
+from lit_grpo.rollout.server.api import NEWS_TOKENS, Launch, Model, ServerAPI, token_versions
+from lit_grpo.rollout.server.endpoint import (
+    Endpoint,
+    RequestRefused,
+    ServerError,
+    field,
+    understanding,
+)
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.rollout.weights.store import WeightUpdate
+from lit_grpo.types import UserError
 
 
 class SGLangEngine(ServedEngine):
@@ -31,10 +38,10 @@ class SGLangEngine(ServedEngine):
     """
 
     def __init__(self, **engine: Any) -> None:
-        super().__init__(SGLangDialect(), **engine)
+        super().__init__(SGLangAPI(), **engine)
 
 
-class SGLangDialect(Dialect):
+class SGLangAPI(ServerAPI):
     """Talks to ``python -m sglang.launch_server``. The samples of one request would share their
     noise: each has a request of its own."""
 
@@ -79,7 +86,7 @@ class SGLangDialect(Dialect):
 
     def check(self, sampling: Sampling) -> None:
         if sampling.stop and sampling.min_tokens:
-            raise ValueError(
+            raise UserError(
                 f"min_tokens must be 0 where there are stop strings, got {sampling.min_tokens} "
                 "(SGLang ends a completion at a stop string among its first tokens all the same). "
                 "Set model.sampling.min_tokens to 0, or model.sampling.stop_token_ids in place of "
@@ -109,7 +116,7 @@ class SGLangDialect(Dialect):
                     _grow(sample, event, request)
                 yield number, sample
         if sample.finish_reason is None:
-            raise ServerTrouble("the stream ended before its completion did")
+            raise ServerError("the stream ended before its completion did")
 
     async def update(self, endpoint: Endpoint, update: WeightUpdate, seconds: float) -> None:
         if update.is_adapter:
@@ -124,12 +131,14 @@ class SGLangDialect(Dialect):
         }
         reply = await endpoint.call("POST", "/update_weights_from_disk", weights, seconds=seconds)
         if not field(reply, "success"):
-            raise ServerTrouble(f"its weights could not be updated: {field(reply, 'message')}")
+            raise ServerError(f"its weights could not be updated: {field(reply, 'message')}")
         await endpoint.call("POST", "/flush_cache", seconds=seconds)
         await endpoint.call("POST", "/continue_generation", {}, seconds=seconds)
 
     async def _load_adapter(self, endpoint: Endpoint, update: WeightUpdate, seconds: float) -> None:
-        with suppress(Refused):  # an attempt that broke off, or an earlier run, may have left one
+        with suppress(
+            RequestRefused
+        ):  # an attempt that broke off, or an earlier run, may have left one
             await self.forget(endpoint, update, seconds)
         adapter = {"lora_name": update.name, "lora_path": str(update.path)}
         await endpoint.call("POST", "/load_lora_adapter", adapter, seconds=seconds)
@@ -143,7 +152,7 @@ class SGLangDialect(Dialect):
 
 def _check_one_copy(launch: Launch) -> None:
     if launch.data_parallel_size > 1:
-        raise ValueError(
+        raise UserError(
             f"data_parallel_size must be 1 where adapters are sent, got "
             f"{launch.data_parallel_size} (SGLang loads none beside copies). Set "
             "model.engine.init_args.launch.num_servers to the number of copies, or "
@@ -176,7 +185,7 @@ def _grow(sample: Sample, event: Mapping[str, Any], request: Request) -> None:
     meta = event["meta_info"]
     reason = meta["finish_reason"] and meta["finish_reason"]["type"]
     if reason not in (None, "stop", "length"):
-        raise ServerTrouble(f"a completion ended with {meta['finish_reason']}")
+        raise ServerError(f"a completion ended with {meta['finish_reason']}")
     # An event has the new tokens or, without incremental streaming, all of them.
     start = meta["completion_tokens"] - len(event["output_ids"])
     sample.token_ids[start:] = event["output_ids"]

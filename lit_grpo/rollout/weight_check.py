@@ -17,9 +17,10 @@ from lit_grpo.concurrency import gather_or_cancel
 from lit_grpo.policy.body_and_head import evaluation_mode
 from lit_grpo.rollout.engine import SampledPolicy
 from lit_grpo.rollout.requests import Request, Sample, one_token_each
-from lit_grpo.rollout.server.api import Dialect
-from lit_grpo.rollout.server.endpoint import Endpoint, ServerTrouble
+from lit_grpo.rollout.server.api import ServerAPI
+from lit_grpo.rollout.server.endpoint import Endpoint, ServerError
 from lit_grpo.rollout.weights.store import WeightUpdate
+from lit_grpo.types import UserError
 
 NUM_PLACES = 4
 """Last positions of a sequence whose next token is compared."""
@@ -58,13 +59,13 @@ class Proof:
     def __post_init__(self) -> None:
         for name in ("every", "num_sequences"):
             if getattr(self, name) < 1:
-                raise ValueError(
+                raise UserError(
                     f"proof.{name} must be >= 1, got {getattr(self, name)} (weights that nobody "
                     f"looks at may be stale). Set model.engine.init_args.proof.{name}."
                 )
 
         if self.tolerance is not None and not self.tolerance > 0:
-            raise ValueError(
+            raise UserError(
                 f"proof.tolerance must be positive, got {self.tolerance} (no proof would pass). "
                 "Set model.engine.init_args.proof.tolerance."
             )
@@ -75,12 +76,12 @@ class Proof:
         return is_early or num_updates % self.every == 0
 
 
-class NotProven(Exception):
+class WeightMismatch(Exception):
     """A server samples from other weights than the policy's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
+class ExpectedLogprobs:
     """What a server with the policy's weights must say."""
 
     sequences: Tensor
@@ -103,7 +104,7 @@ class Expectation:
 @torch.no_grad()
 def expect(
     policy: SampledPolicy, proof: Proof, *, temperature: float, dtype: str, max_length: int
-) -> Expectation:
+) -> ExpectedLogprobs:
     """Run the sequences through the policy, in its own precision whatever the trainer's is; under
     a sharded strategy all ranks must call it."""
     model = policy.model
@@ -115,7 +116,7 @@ def expect(
     ids = sequences.to(next(model.parameters()).device)
     with evaluation_mode(model), torch.autocast(ids.device.type, enabled=False):
         output = model(input_ids=ids, use_cache=False, logits_to_keep=NUM_PLACES)
-    return Expectation(
+    return ExpectedLogprobs(
         sequences=sequences,
         logprobs=(output.logits.float() / temperature).log_softmax(-1).cpu(),
         temperature=temperature,
@@ -124,18 +125,18 @@ def expect(
 
 
 async def prove(
-    dialect: Dialect, endpoint: Endpoint, expected: Expectation, adapter: WeightUpdate | None
+    api: ServerAPI, endpoint: Endpoint, expected: ExpectedLogprobs, adapter: WeightUpdate | None
 ) -> float:
     """The mean difference of the server's logprobs from the trainer's.
 
     Raises:
-        NotProven: it is beyond the tolerance.
-        Refused, ServerTrouble: there was no answer to compare.
+        WeightMismatch: it is beyond the tolerance.
+        RequestRefused, ServerError: there was no answer to compare.
     """
 
     async def compare(request: Request, logprobs: Tensor) -> list[tuple[float, float]]:
         pairs = {}
-        async with aclosing(dialect.stream(endpoint, request)) as stream:
+        async with aclosing(api.stream(endpoint, request)) as stream:
             async for number, sample in stream:
                 if sample.finish_reason is not None:
                     pairs[number] = _both(sample, logprobs)
@@ -144,9 +145,7 @@ async def prove(
     requests = [
         (part, logprobs)
         for tokens, logprobs in expected.cases()
-        for part in dialect.parts(
-            one_token_each(tokens, NUM_SAMPLES, expected.temperature, adapter)
-        )
+        for part in api.parts(one_token_each(tokens, NUM_SAMPLES, expected.temperature, adapter))
     ]
     answers = await gather_or_cancel([compare(*one) for one in requests])
     pairs = [pair for answer in answers for pair in answer]
@@ -156,23 +155,23 @@ async def prove(
 def _both(sample: Sample, logprobs: Tensor) -> tuple[float, float]:
     """The server's and the trainer's logprob of the one token."""
     if not sample.is_whole:
-        raise ServerTrouble("a token to compare came without its logprob or its version")
+        raise ServerError("a token to compare came without its logprob or its version")
     return sample.logprobs[0], logprobs[sample.token_ids[0]].item()
 
 
 def check_pairs(
-    pairs: Sequence[tuple[float, float]], expected: Expectation, sampler_name: str
+    pairs: Sequence[tuple[float, float]], expected: ExpectedLogprobs, sampler_name: str
 ) -> float:
     """The mean difference between logprobs of a sampler and the trainer's of the same tokens.
 
     Raises:
-        NotProven: it is beyond the tolerance.
+        WeightMismatch: it is beyond the tolerance.
     """
     both = torch.tensor(pairs)
     sampler, trainer = both.mean(0).tolist()
     difference = (both[:, 0] - both[:, 1]).abs().mean().item()
     if not difference <= expected.tolerance:  # a difference that is no number does not pass
-        raise NotProven(
+        raise WeightMismatch(
             f"{sampler_name} says that it holds the policy's weights and does not: "
             f"its logprobs of {len(pairs)} tokens differ from the trainer's by {difference:.3g} on "
             f"average, where {expected.tolerance:g} is allowed (mean {sampler:.3f}, trainer "

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
+from lit_grpo.types import UserError
 
 ACCURACY = "val/accuracy"
 LENGTH = "completions/mean_length"
@@ -100,15 +101,15 @@ def load_run(path: str | Path) -> Run:
     """
     path = Path(path)
     if not path.is_dir():
-        raise ValueError(f"{path}: no such run directory. Give one like runs/quickstart/0.")
+        raise UserError(f"{path}: no such run directory. Give one like runs/quickstart/0.")
     file = path / "metrics.csv"
     if not file.exists():
         versions = sorted(str(inner) for inner in path.glob("*") if (inner / file.name).exists())
         hint = f" Did you mean {' or '.join(versions)}?" if versions else ""
-        raise ValueError(f"{path} has no metrics.csv: no run has taken a step in it.{hint}")
+        raise UserError(f"{path} has no metrics.csv: no run has taken a step in it.{hint}")
     metrics = pd.read_csv(file) if file.stat().st_size else pd.DataFrame()
     if metrics.empty:
-        raise ValueError(f"{file} has no rows: the run ended before its first step. See run.log.")
+        raise UserError(f"{file} has no rows: the run ended before its first step. See run.log.")
     return Run(path=path, metrics=metrics)
 
 

@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.types import RolloutBatch, TrainBatch
+from lit_grpo.types import RolloutBatch, TrainBatch, UserError
 
 Row = dict[str, float]
 
@@ -184,7 +184,7 @@ class CompletionsFile(Callback):
 
     def __init__(self, run_dir: str | Path, every_n_steps: int = 1) -> None:
         if every_n_steps < 1:
-            raise ValueError(
+            raise UserError(
                 f"every_n_steps must be >= 1, got {every_n_steps} (1 writes every rollout step)."
             )
         self.directory = Path(run_dir) / "completions"

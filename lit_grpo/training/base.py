@@ -27,7 +27,7 @@ from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.seeds import SeedPurpose, derive_seed, seed_everything
 from lit_grpo.training.stages import in_stage
-from lit_grpo.types import Prompt, StopReason
+from lit_grpo.types import Prompt, StopReason, UserError
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class PolicyModule(L.LightningModule):
         if trainer.max_steps > 0:
             return trainer.max_steps
         if trainer.max_epochs is None or trainer.max_epochs < 0:
-            raise ValueError(
+            raise UserError(
                 f"the run has no end, so its {self.lr_schedule} schedule has no length. "
                 "Set trainer.max_steps or trainer.max_epochs, or model.lr_schedule to constant."
             )
@@ -212,7 +212,7 @@ class PolicyModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         trained = {n for n, p in self.named_parameters() if p.requires_grad}
         if missing := sorted(trained - checkpoint["state_dict"].keys()):
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint lacks {len(missing)} trained parameters, first {missing[0]!r}: "
                 "it is of another policy. Set model.policy as it was in that run's config.yaml."
             )
@@ -231,13 +231,13 @@ def refuse_untested(trainer: L.Trainer) -> None:
         ValueError: a strategy that shards the policy, or another precision than two.
     """
     if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
-        raise ValueError(
+        raise UserError(
             f"trainer.strategy must be auto or ddp, got {type(trainer.strategy).__name__} (a "
             "step on a sharded policy is not tested yet, and DeepSpeed drops gradients of several "
             "backward passes). Set trainer.strategy."
         )
     if trainer.precision not in ("32-true", "bf16-mixed"):
-        raise ValueError(
+        raise UserError(
             f"trainer.precision must be 32-true or bf16-mixed, got {trainer.precision} (float16 "
             "gradients would be clipped before they are unscaled; for bfloat16 weights set "
             "model.policy.dtype). Set trainer.precision."

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.policy.padding import pad
-from lit_grpo.types import RolloutBatch, TrainBatch
+from lit_grpo.types import RolloutBatch, TrainBatch, UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class UpdateConfig:
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches", "max_tokens_per_micro_batch"):
             if getattr(self, name) < 1:
-                raise ValueError(
+                raise UserError(
                     f"{name} must be >= 1, got {getattr(self, name)} (every rollout step updates "
                     f"the policy at least once). Set model.update.{name}."
                 )

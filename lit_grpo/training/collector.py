@@ -13,12 +13,17 @@ from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.training.metrics import (
     Metrics,
-    add_observed_metrics,
+    add_measurements,
     add_refill_metrics,
     add_rollout_metrics,
 )
 from lit_grpo.training.pending import Flight, Flights, without_stale_groups
-from lit_grpo.training.score_gate import OutagePolicy, Outages, StepAbandoned, refuse_failed_engines
+from lit_grpo.training.score_gate import (
+    OutagePolicy,
+    ScoreGate,
+    StepAbandoned,
+    refuse_failed_engines,
+)
 from lit_grpo.training.seeds import SeedPurpose, seed_everything
 from lit_grpo.training.stages import stage
 from lit_grpo.types import Prompt, RolloutBatch
@@ -34,7 +39,7 @@ class Collector:
         self, module: GRPOModule, outage: OutagePolicy, max_head_offpolicyness: int
     ) -> None:
         self._module = module
-        self._outages = Outages(module, outage)
+        self._outages = ScoreGate(module, outage)
         self._flights = Flights(module, max_head_offpolicyness)
 
     def collect(self, prompts: Sequence[Prompt], metrics: Metrics) -> RolloutBatch:
@@ -56,7 +61,7 @@ class Collector:
         if module.dynamic_sampling_rounds:
             rollouts = self._refill(rollouts, metrics)
         for observed in [*module.rewards.observe(), module.engine.observe()]:
-            add_observed_metrics(metrics, observed)
+            add_measurements(metrics, observed)
         return rollouts
 
     def close(self) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 from lit_grpo.rewards import MathReward, Reward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling
-from lit_grpo.training.metrics import Metrics, add_observed_metrics
-from lit_grpo.types import Prompt, RolloutBatch
+from lit_grpo.training.metrics import Metrics, add_measurements
+from lit_grpo.types import Prompt, RolloutBatch, UserError
 
 
 @dataclass(kw_only=True)
@@ -41,7 +41,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         if self.num_samples < 0 or any(not 1 <= k <= self.num_samples for k in self.pass_at or ()):
-            raise ValueError(
+            raise UserError(
                 f"pass_at must lie in [1, num_samples], got {self.pass_at} with num_samples "
                 f"{self.num_samples} (pass@k is estimated from at least k samples). "
                 "Set model.evaluation.num_samples."
@@ -77,7 +77,7 @@ class Evaluation:
             for k in self.pass_at or (self.num_samples,):
                 metrics.add_all(f"val/pass@{k}", _pass_at(k, values))
         for observed in self.suite.observe():
-            add_observed_metrics(metrics, observed, prefix="val/")
+            add_measurements(metrics, observed, prefix="val/")
 
     def _values(self, judged: RolloutBatch) -> Tensor:
         """[B, G] what the judge said, whatever its weight; NaN where it said nothing."""

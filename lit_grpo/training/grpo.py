@@ -33,7 +33,7 @@ from lit_grpo.training.metrics import Metrics, add_advantage_metrics
 from lit_grpo.training.score_gate import OutagePolicy, StepAbandoned
 from lit_grpo.training.stages import in_stage
 from lit_grpo.training.update import PolicyUpdate
-from lit_grpo.types import Prompt, RolloutBatch, StopReason, TrainBatch
+from lit_grpo.types import Prompt, RolloutBatch, StopReason, TrainBatch, UserError
 
 log = logging.getLogger(__name__)
 
@@ -89,17 +89,17 @@ class GRPOModule(PolicyModule):
             policy, sampling, engine, optimizer, lr_schedule, warmup_steps, evaluation, seed
         )
         if group_size < 2:
-            raise ValueError(
+            raise UserError(
                 f"group_size must be >= 2, got {group_size} (a group of one has no baseline). "
                 "Set model.group_size."
             )
         if dynamic_sampling_rounds < 0:
-            raise ValueError(
+            raise UserError(
                 f"dynamic_sampling_rounds must be >= 0, got {dynamic_sampling_rounds} (0 trains on "
                 "what was sampled first). Set model.dynamic_sampling_rounds."
             )
         if sampling.is_greedy:
-            raise ValueError(
+            raise UserError(
                 "sampling.temperature must be > 0 in training, got 0 (identical completions have "
                 "no advantage over each other). Set model.sampling.temperature."
             )
@@ -261,20 +261,20 @@ def _check_overlap(
         ValueError: why not, and what to set.
     """
     if 0 < max_head_offpolicyness < optimizer_steps or max_head_offpolicyness < 0:
-        raise ValueError(
+        raise UserError(
             f"max_head_offpolicyness must be 0 or >= update.epochs * update.minibatches = "
             f"{optimizer_steps}, got {max_head_offpolicyness} (rollouts that are sampled during an "
             "update are so many optimizer steps old after it). Set model.max_head_offpolicyness."
         )
     if max_head_offpolicyness and not engine.overlaps_updates:
-        raise ValueError(
+        raise UserError(
             f"max_head_offpolicyness must be 0 with {type(engine).__name__}, got "
             f"{max_head_offpolicyness} (it samples with the weights that are being updated, or on "
             "their device). Set model.max_head_offpolicyness to 0, or model.engine to an engine "
             "with servers of its own."
         )
     if max_head_offpolicyness and rounds:
-        raise ValueError(
+        raise UserError(
             f"max_head_offpolicyness must be 0 with dynamic_sampling_rounds, got "
             f"{max_head_offpolicyness} and {rounds} (replacing groups takes the prompts that are "
             "under way already). Set one of them to 0."
@@ -290,18 +290,18 @@ def _refuse_contradictions(
         ValueError: which, and what to set.
     """
     if policy.lora is not None and objective.kl.refresh_mix < 1:
-        raise ValueError(
+        raise UserError(
             f"objective.kl.refresh_mix must be 1 under LoRA, got {objective.kl.refresh_mix} (the "
             "average of two adapters' factors is not the adapter of the average). Set "
             "model.objective.kl.refresh_mix to 1."
         )
     if objective.kl.place == "reward" and advantage.deviation == "mean":
-        raise ValueError(
+        raise UserError(
             "objective.kl.place: reward takes the divergence off the rewards, and "
             "advantage.deviation: mean needs rewards >= 0. Set model.objective.kl.place to loss."
         )
     if objective.kl.place == "reward" and advantage.combine == "normalise_then_sum":
-        raise ValueError(
+        raise UserError(
             "objective.kl.place: reward takes the divergence off the sum of the rewards, and "
             "advantage.combine: normalise_then_sum makes no such sum. Set one of them otherwise."
         )

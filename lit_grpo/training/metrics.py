@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_grpo.distributed import gather_objects
 from lit_grpo.objective.loss import TokenLosses
-from lit_grpo.types import Observed, Outcome, RolloutBatch, TrainBatch
+from lit_grpo.types import Measurements, Outcome, RolloutBatch, TrainBatch
 
 
 class Metrics:
@@ -129,7 +129,7 @@ def _deviations(rewards: Tensor, valid: Tensor) -> Tensor:
     return (squares / (num_valid - 1)).sqrt()[:, 0]
 
 
-def add_observed_metrics(metrics: Metrics, observed: Observed, prefix: str = "") -> None:
+def add_measurements(metrics: Metrics, observed: Measurements, prefix: str = "") -> None:
     """What a reward measured while it scored, under the names that it gives."""
     for name, value in observed.totals.items():
         metrics.total(prefix + name, value)

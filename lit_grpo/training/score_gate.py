@@ -18,7 +18,7 @@ from lit_grpo.distributed import any_failure, gather_objects
 from lit_grpo.rewards.scoring import RewardFailed, Scoring
 from lit_grpo.stopping import ENGINE_EXIT_CODE
 from lit_grpo.training.stages import notify
-from lit_grpo.types import Outcome, RolloutBatch, StopReason
+from lit_grpo.types import Outcome, RolloutBatch, StopReason, UserError
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class OutagePolicy:
         }
         for name, (holds, rule) in rules.items():
             if not holds:
-                raise ValueError(
+                raise UserError(
                     f"outage.{name} must be {rule}, got {getattr(self, name)}. "
                     f"Set model.outage.{name}."
                 )
@@ -90,7 +90,7 @@ class StepAbandoned(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class ScoreStatus:
     """How the scores of a step stand, on one rank or on all."""
 
     num_rows: int = 0
@@ -108,7 +108,7 @@ class Standing:
         return f"{missing} of the {self.num_rows} rows ({share:.0%}) have no score: {self.failure}"
 
 
-class Outages:
+class ScoreGate:
     """Awaits the scores of rollout steps under a policy; in step on all ranks."""
 
     def __init__(self, module: L.LightningModule, policy: OutagePolicy) -> None:
@@ -160,19 +160,19 @@ class Outages:
             "taken on them. Resume when it is mended, or set model.outage."
         )
 
-    def _attempt(self, scoring: Scoring | None) -> tuple[RolloutBatch | None, Standing]:
+    def _attempt(self, scoring: Scoring | None) -> tuple[RolloutBatch | None, ScoreStatus]:
         """What this rank has, and how all ranks stand."""
         self._wait(scoring)
-        rollouts, mine = None, Standing()
+        rollouts, mine = None, ScoreStatus()
         if scoring is not None:
             try:
                 rollouts = scoring.result()
                 mine = stand(rollouts, scoring.counted_rewards)
             except RewardFailed as error:
-                mine = Standing(final=str(error))
+                mine = ScoreStatus(final=str(error))
         return rollouts, _over_ranks(gather_objects(mine))
 
-    def _is_fit_to_train(self, standing: Standing) -> bool:
+    def _is_fit_to_train(self, standing: ScoreStatus) -> bool:
         if standing.final:
             raise StepAbandoned(f"Stopped: {standing.final}")
         limit = self._policy.max_absent_fraction * standing.num_rows
@@ -212,7 +212,7 @@ def refuse_failed_engines(failure: str) -> None:
         raise StepAbandoned(f"Stopped: {why}", ENGINE_EXIT_CODE)
 
 
-def stand(rollouts: RolloutBatch, rewards: Sequence[str]) -> Standing:
+def stand(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
     """How the scores of these rewards stand on this rank."""
     rows = [
         [group.scores[name][index] for name in rewards]
@@ -220,7 +220,7 @@ def stand(rollouts: RolloutBatch, rewards: Sequence[str]) -> Standing:
         for index in range(rollouts.group_size)
     ]
     spent = [one for row in rows for one in row if one.outcome is Outcome.BUDGET_SPENT]
-    return Standing(
+    return ScoreStatus(
         num_rows=len(rows),
         num_absent=sum(any(score.is_outage for score in row) for row in rows),
         num_failed=len(rows) - len(rollouts.sampled),
@@ -229,9 +229,9 @@ def stand(rollouts: RolloutBatch, rewards: Sequence[str]) -> Standing:
     )
 
 
-def _over_ranks(standings: list[Standing]) -> Standing:
+def _over_ranks(standings: list[ScoreStatus]) -> ScoreStatus:
     worst = max(standings, key=lambda one: one.failure.fraction if one.failure else 0.0)
-    return Standing(
+    return ScoreStatus(
         num_rows=sum(one.num_rows for one in standings),
         num_absent=sum(one.num_absent for one in standings),
         num_failed=sum(one.num_failed for one in standings),

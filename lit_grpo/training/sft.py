@@ -17,7 +17,7 @@ from lit_grpo.policy.padding import pad
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.training.base import PolicyModule, Schedule, default_optimizer
 from lit_grpo.training.evaluation import Evaluation
-from lit_grpo.types import Prompt, TrainBatch
+from lit_grpo.types import Prompt, TrainBatch, UserError
 
 
 class SFTModule(PolicyModule):
@@ -82,7 +82,7 @@ class SFTModule(PolicyModule):
         text = prompt.answer if column is None else prompt.columns.get(column)
         if not isinstance(text, str) or not text:
             place = "gold answer" if column is None else f"text in column {column!r}"
-            raise ValueError(
+            raise UserError(
                 f"prompt {prompt.id} has no {place} to imitate, got {text!r}; its columns are "
                 f"{', '.join(prompt.columns) or 'none'}. Set model.target_column."
             )

@@ -109,7 +109,7 @@ class PolicyUpdate:
 
     def count_tokens(self, batch: TrainBatch) -> TokenCounts:
         """Of the batch over all ranks."""
-        local = [batch.loss_mask.sum(), batch.loss_mask.any(1).sum(), batch.choice_mask.sum()]
+        local = [batch.loss_mask.sum(), batch.loss_mask.any(1).sum(), batch.surrogate_mask.sum()]
         tokens, sequences, entropy_tokens = map(int, sum_over_ranks(self.module, local))
         return TokenCounts(
             tokens=tokens,
@@ -211,4 +211,4 @@ class PolicyUpdate:
                 details["kl"] = (losses.kl * losses.weights).sum()
             add_update_metrics(metrics, batch, losses, statistics.entropy)
             metrics.add("policy/loss", details["loss"], 0.0)
-        return (statistics.entropy.detach() * batch.choice_mask).sum()
+        return (statistics.entropy.detach() * batch.surrogate_mask).sum()

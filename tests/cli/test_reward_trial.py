@@ -23,7 +23,7 @@ from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 from lit_grpo.judge import Judge, Limits
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import JudgeReward, MathReward, Reward
-from lit_grpo.types import Observed, Score
+from lit_grpo.types import Measurements, Score
 
 MINE = """
 import time
@@ -251,7 +251,7 @@ def judged(**limits: float) -> JudgeReward:
     ],
 )
 def test_a_judge_is_bounded_by_its_limits_not_by_how_the_trial_waited(limits, seconds):
-    observed = Observed(
+    observed = Measurements(
         totals={"judge/prompt_tokens": 800, "judge/completion_tokens": 80},
         samples={"timing/judge_api_latency_s": [2.0] * 8},
     )
@@ -261,9 +261,9 @@ def test_a_judge_is_bounded_by_its_limits_not_by_how_the_trial_waited(limits, se
 
 def test_a_sync_reward_scores_one_by_one_and_an_async_one_at_the_rate_of_the_trial():
     scores = [Score(value=1.0, seconds=float(seconds)) for seconds in range(21)]
-    assert projected_seconds(Constant(), scores, Observed(), 84) == 4 * 210.0
+    assert projected_seconds(Constant(), scores, Measurements(), 84) == 4 * 210.0
     assert (
-        projected_seconds(MathReward(), scores, Observed(), 84) == 4 * 19.0
+        projected_seconds(MathReward(), scores, Measurements(), 84) == 4 * 19.0
     )  # the 95th percentile
 
 

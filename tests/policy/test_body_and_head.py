@@ -9,7 +9,7 @@ from tiny import LLAMA, alone, tiny_policy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_grpo.policy import LoRA
-from lit_grpo.policy.body_and_head import TwoHalves, num_compilations, packing_obstacle
+from lit_grpo.policy.body_and_head import BodyAndHead, num_compilations, packing_obstacle
 from lit_grpo.policy.logprobs import completion_statistics, packed_states
 from lit_grpo.policy.padding import pad
 
@@ -74,7 +74,7 @@ def test_in_double_precision_nothing_but_rounding_is_left():
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(vocab_size=16, **GPT2)).double()
     batch = some_batch()
-    hidden_states, predictors = packed_states(TwoHalves(model.eval(), packs=True), batch)
+    hidden_states, predictors = packed_states(BodyAndHead(model.eval(), packs=True), batch)
     logits = model.lm_head(hidden_states[predictors])
     targets = batch.completion_ids[batch.completion_mask]
     ours = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]

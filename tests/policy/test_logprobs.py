@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny import alone, completion, rollouts, tiny_policy
 
-from lit_grpo.policy.body_and_head import TwoHalves
+from lit_grpo.policy.body_and_head import BodyAndHead
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.training.batching import collate_rollouts
 
@@ -28,7 +28,7 @@ def test_packed_padded_and_chunked_logprobs_are_those_of_each_row_alone(
     policy, temperature, chunk_tokens, packs
 ):
     batch, completions = ragged_batch()
-    model = TwoHalves(policy.model, packs=packs)
+    model = BodyAndHead(policy.model, packs=packs)
     got, entropy = completion_statistics(
         model, batch, temperature=temperature, chunk_logits=chunk_tokens * model.vocab_size
     )
@@ -65,7 +65,7 @@ def test_the_entropy_carries_a_gradient_only_when_asked_to(policy):
     assert asked.entropy.requires_grad
 
 
-class LargestHead(TwoHalves):
+class LargestHead(BodyAndHead):
     """Remembers how many tokens the head saw at once."""
 
     most = 0
@@ -97,7 +97,7 @@ def test_the_head_runs_once_for_the_rows_that_begin_alike(policy):
 
 
 def test_an_entropy_of_impossible_tokens_is_finite(policy):
-    class Forbidding(TwoHalves):
+    class Forbidding(BodyAndHead):
         def logits(self, hidden_states):
             return super().logits(hidden_states).index_fill(1, torch.tensor([0]), -torch.inf)
 

@@ -4,7 +4,7 @@ from tiny import LLAMA, tiny_policy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_grpo.policy import LoRA, Policy
-from lit_grpo.policy.body_and_head import TwoHalves, check_halves
+from lit_grpo.policy.body_and_head import BodyAndHead, check_body_and_head
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 
 IDS = torch.tensor([[1, 2, 3, 4]])
@@ -137,8 +137,8 @@ def test_a_model_whose_head_is_more_than_a_scale_is_refused():
         return output
 
     model.forward = shifted
-    with pytest.raises(ValueError, match="TwoHalves"):
-        check_halves(model)
+    with pytest.raises(ValueError, match="BodyAndHead"):
+        check_body_and_head(model)
 
 
 def test_soft_capped_and_scaled_logits_are_those_of_the_model():
@@ -147,7 +147,7 @@ def test_soft_capped_and_scaled_logits_are_those_of_the_model():
         {"model_type": "cohere", "logit_scale": 0.3},
     ):
         policy = tiny_policy(architecture=LLAMA | extra)
-        halves = TwoHalves(policy.model)
+        halves = BodyAndHead(policy.model)
         mask = torch.ones_like(IDS, dtype=torch.bool)
         hidden = halves.hidden_states(IDS, mask, torch.arange(4)[None])
         torch.testing.assert_close(halves.logits(hidden), policy.model(IDS).logits)

@@ -27,7 +27,7 @@ from worker_processes import wait_until
 from lit_grpo.policy import LoRA
 from lit_grpo.rollout import EngineFailed, HFEngine, Launch, Sampling
 from lit_grpo.rollout.server.api import Model
-from lit_grpo.rollout.sglang import SGLangDialect
+from lit_grpo.rollout.sglang import SGLangAPI
 
 GREEDY = replace(PLAIN, temperature=0.0)
 SEEDED = {"enable_deterministic_inference": True}
@@ -304,7 +304,7 @@ def test_settings_become_sglangs_options_and_the_users_flags_win():
         flags={"max-running-requests": 64, "enable-deterministic-inference": False},
     )
     model = Model(path="some/model", tokenizer="mine", dtype="bfloat16", adapter_rank=None)
-    command = SGLangDialect().command(settings, model, 30000)
+    command = SGLangAPI().command(settings, model, 30000)
     assert command[:3] == ["/env/bin/python", "-m", "sglang.launch_server"]
     words = " ".join(command)
     for option in (
@@ -321,10 +321,10 @@ def test_settings_become_sglangs_options_and_the_users_flags_win():
 def test_adapters_need_their_rank_and_modules_and_one_copy_of_the_weights():
     modules = ("k_proj", "q_proj")
     model = Model(path="m", tokenizer="m", dtype="float32", adapter_rank=8, adapter_modules=modules)
-    command = SGLangDialect().command(Launch(program=PROGRAM), model, 1)
+    command = SGLangAPI().command(Launch(program=PROGRAM), model, 1)
     assert command[:2] == PROGRAM
     assert "--enable-lora --max-lora-rank 8 --lora-target-modules k_proj q_proj" in " ".join(
         command
     )
     with pytest.raises(ValueError, match="num_servers"):
-        SGLangDialect().command(Launch(data_parallel_size=2), model, 1)
+        SGLangAPI().command(Launch(data_parallel_size=2), model, 1)

@@ -96,8 +96,8 @@ def fail():
 
 def check_hang(engine, policy):
     """The sender stands still for longer than this program runs."""
-    update = engine.dialect.update
-    engine.dialect.update = lambda endpoint, weights, seconds: update(endpoint, weights, 10)
+    update = engine.api.update
+    engine.api.update = lambda endpoint, weights, seconds: update(endpoint, weights, 10)
     once(lambda: time.sleep(3600))
     return send(engine, policy)
 

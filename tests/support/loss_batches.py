@@ -51,7 +51,7 @@ def counts_of(*ranks: TrainBatch) -> TokenCounts:
         max_tokens=MAX_TOKENS,
         local_tokens=int(ranks[0].loss_mask.sum()),
         num_ranks=len(ranks),
-        entropy_tokens=sum(int(batch.choice_mask.sum()) for batch in ranks),
+        entropy_tokens=sum(int(batch.surrogate_mask.sum()) for batch in ranks),
     )
 
 

@@ -9,14 +9,16 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from lit_grpo.data.scored_answers import ScoredAnswers, read_scored_answers
 from lit_grpo.judge import Finding, Form, Grade, Judge, Text
 from lit_grpo.rewards.judged.base import JudgedReward, show_problems, unreadable_rows
-from lit_grpo.types import Completion, Observed, Outcome, Prompt, Score
+from lit_grpo.types import Completion, Measurements, Outcome, Prompt, Score, UserError
+
+if TYPE_CHECKING:
+    from lit_grpo.data.scored_answers import ScoredAnswers
 
 ENOUGH_DEVIATION = 0.2
 """Of the judge's scores, from 0 to 1; below it a rubric barely tells answers apart."""
@@ -119,7 +121,7 @@ class RubricAlignmentReward(JudgedReward):
         """Refuses rows without a question, or without answers and gold scores that can be read."""
         if problems := unreadable_rows(prompts, self._read):
             shown = show_problems(problems)
-            raise ValueError(
+            raise UserError(
                 f"every row must have a question in column {self.question_column!r}, answers in "
                 f"{self.answers_column!r} and a gold score for each in {self.gold_column!r}, "
                 f"{len(problems)} of {len(prompts)} have not: {shown} (nothing could be compared). "
@@ -142,7 +144,7 @@ class RubricAlignmentReward(JudgedReward):
             return replace(_first_failure(scores), cost=cost)
         return self._valued(grades, stored, completion, cost)
 
-    def observe(self) -> Observed:
+    def observe(self) -> Measurements:
         observed = super().observe()
         measured, self._measured = self._measured, []
         parts: dict[str, list[float]] = {}
@@ -154,7 +156,10 @@ class RubricAlignmentReward(JudgedReward):
     def _read(self, prompt: Prompt) -> tuple[str, ScoredAnswers]:
         question = prompt.columns.get(self.question_column)
         if not isinstance(question, str) or not question.strip():
-            raise ValueError(f"{self.question_column} is {question!r}, not a text")
+            raise UserError(f"{self.question_column} is {question!r}, not a text")
+        # Here, since `lit_grpo.data` loads Lightning, which worker processes do without.
+        from lit_grpo.data.scored_answers import read_scored_answers
+
         return question, read_scored_answers(prompt.columns, self.answers_column, self.gold_column)
 
     async def _grade(self, context: Mapping[str, Any], answers: Sequence[str]) -> list[Score]:
@@ -233,7 +238,7 @@ def _first_failure(scores: Sequence[Score]) -> Score:
 def _refusal(name: str, rule: str, value: float) -> ValueError:
     variable = RubricAlignmentReward.overridden_by_environment.get(name)
     where = f", and the environment variable {variable} where it is set" if variable else ""
-    return ValueError(
+    return UserError(
         f"{name} must be {rule}, got {value}. "
         f"Set {name} in the init_args of RubricAlignmentReward{where}."
     )

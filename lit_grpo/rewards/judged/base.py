@@ -12,7 +12,7 @@ import torch.distributed
 
 from lit_grpo.judge import Examiner, Finding, Form, Item, Judge, JudgeTemplate, Verdict
 from lit_grpo.rewards.reward import Reward
-from lit_grpo.types import Observed, Prompt, Score
+from lit_grpo.types import Measurements, Prompt, Score, UserError
 
 NUM_SHOWN = 5
 
@@ -40,12 +40,12 @@ class JudgedReward(Reward):
     def __init__(self, judge: Judge, template: str, votes: int = 1, **settings: Any) -> None:
         super().__init__(**settings)
         if self.on_error == "retry":
-            raise ValueError(
+            raise UserError(
                 "on_error must be mask, drop_group or raise where a judge is asked, got retry (it "
                 "tries again by itself). Set judge.limits.num_retries and another on_error."
             )
         if votes < 1 or (votes > 1 and judge.temperature == 0 and not self.votes_differ):
-            raise ValueError(
+            raise UserError(
                 f"votes must be >= 1, and 1 with a temperature of 0, got {votes} with "
                 f"{judge.temperature} (the opinions would be the same). Set votes, or "
                 "judge.temperature above 0 or to null."
@@ -82,9 +82,9 @@ class JudgedReward(Reward):
             raise RuntimeError(f"{self.name} is not started; call start() of its suite first")
         return self._examiner
 
-    def observe(self) -> Observed:
+    def observe(self) -> Measurements:
         if self._examiner is None:
-            return Observed()
+            return Measurements()
         agreements, self._agreements = self._agreements, []
         means = {"judge/agreement": agreements} if agreements else {}
         return replace(self._examiner.observe(), means=means)

@@ -7,7 +7,7 @@ from typing import Any
 
 from lit_grpo.judge import Form, Grade, Judge, Text
 from lit_grpo.rewards.judged.base import JudgedReward, question_of
-from lit_grpo.types import Completion, Prompt, Score
+from lit_grpo.types import Completion, Prompt, Score, UserError
 
 
 class JudgeReward(JudgedReward):
@@ -42,7 +42,7 @@ class JudgeReward(JudgedReward):
         counts = {"highest": highest, "completions_per_call": completions_per_call}
         for name, value in counts.items():
             if value < 1:
-                raise ValueError(
+                raise UserError(
                     f"{name} must be >= 1, got {value}. Set {name} in the init_args of JudgeReward."
                 )
         self.highest = highest

@@ -20,7 +20,7 @@ from lit_grpo.rewards.judged.base import (
     show_problems,
     unreadable_rows,
 )
-from lit_grpo.types import Completion, Outcome, Prompt, Score
+from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class RubricReward(JudgedReward):
     ) -> None:
         super().__init__(judge, template, votes, **settings)
         if criteria_per_call < 1:
-            raise ValueError(
+            raise UserError(
                 f"criteria_per_call must be >= 1, got {criteria_per_call}. "
                 "Set criteria_per_call in the init_args of RubricReward."
             )
@@ -77,7 +77,7 @@ class RubricReward(JudgedReward):
             prompts, lambda one: read_rubric(one.columns.get(self.column))
         ):
             shown = show_problems(problems)
-            raise ValueError(
+            raise UserError(
                 f"every row must have a rubric in column {self.column!r}, {len(problems)} of "
                 f"{len(prompts)} have none that can be read: {shown} (nothing could be scored). "
                 "Set column of RubricReward, or drop these rows."
@@ -124,11 +124,11 @@ def read_rubric(column: Any) -> list[Criterion]:
     """
     value = json.loads(column) if isinstance(column, str) else column
     if not isinstance(value, Collection) or isinstance(value, Mapping) or not len(value):
-        raise ValueError("no criteria")
+        raise UserError("no criteria")
     try:
         rubric = [Criterion(str(one["criterion"]), float(one["points"])) for one in value]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"a criterion needs 'criterion' and 'points' ({error!r})") from None
+        raise UserError(f"a criterion needs 'criterion' and 'points' ({error!r})") from None
     if not all(math.isfinite(one.points) for one in rubric):
-        raise ValueError("points must be finite")
+        raise UserError("points must be finite")
     return rubric

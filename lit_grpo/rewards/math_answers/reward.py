@@ -16,7 +16,7 @@ from lit_grpo.rewards.math_answers.answers import Answer, compare
 from lit_grpo.rewards.math_answers.extraction import STOP_MARKERS, find_answer, read_gold
 from lit_grpo.rewards.reward import Reward
 from lit_grpo.rewards.workers.pool import WorkerError, WorkerPool, check_positive
-from lit_grpo.types import Completion, Prompt
+from lit_grpo.types import Completion, Prompt, UserError
 
 FUNCTIONS = Path(__file__).with_name("worker.py")
 MAX_MEMORY_GB = 4.0
@@ -84,7 +84,7 @@ class MathReward(Reward):
     async def score(self, prompt: Prompt, completion: Completion) -> float:
         gold = _read_gold(prompt.answer or "")
         if gold is None:
-            raise ValueError(f"gold answer {prompt.answer!r} of prompt {prompt.id} is not readable")
+            raise UserError(f"gold answer {prompt.answer!r} of prompt {prompt.id} is not readable")
         answer = find_answer(completion.text, self.stop_markers, self.tail_characters)
         is_right = answer is not None and await self._is_right(gold, answer)
         return self.correct if is_right else self.wrong
@@ -97,7 +97,7 @@ class MathReward(Reward):
         bad = [prompt for prompt in prompts if prompt.answer in unreadable]
         if bad:
             shown = ", ".join(f"{prompt.id}: {prompt.answer!r}" for prompt in bad[:NUM_SHOWN])
-            raise ValueError(
+            raise UserError(
                 f"every gold answer must be a number, LaTeX or up to three words, got "
                 f"{len(bad)} of {len(prompts)} that are not: {shown}"
                 f"{', …' if len(bad) > NUM_SHOWN else ''} (no completion could match them). "

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lit_grpo.rewards.scoring.boundary import failed_scores
-from lit_grpo.types import Completion, Outcome, Prompt, Score
+from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError
 
 Activation = Literal["none", "sigmoid", "softmax"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -100,9 +100,9 @@ class ScorerModel:
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         if not token_ids:
-            raise ValueError("prompt and completion are both empty")
+            raise UserError("prompt and completion are both empty")
         if max(token_ids) >= self.num_embeddings:
-            raise ValueError(
+            raise UserError(
                 f"token {max(token_ids)} is not in the scorer's vocabulary of "
                 f"{self.num_embeddings}: its tokenizer is not the one that it was trained with"
             )
@@ -126,7 +126,7 @@ class ScorerModel:
         logits = self.model(**self._padded(texts)).logits.float()
         expected = [len(texts), self.model.config.num_labels]
         if list(logits.shape) != expected:
-            raise ValueError(f"the scorer gave logits {list(logits.shape)}, not {expected}")
+            raise UserError(f"the scorer gave logits {list(logits.shape)}, not {expected}")
         return ACTIVATIONS[self.activation](logits)[:, self.column].tolist()
 
     def _padded(self, texts: Sequence[Mapping[str, list[int]]]) -> dict[str, Tensor]:
@@ -198,14 +198,14 @@ def _loading(path: str) -> Iterator[None]:
     )
     is_there = Path(path).exists()
     if not is_there and (path.count("/") > 1 or path.startswith((".", "~", "/"))):
-        raise ValueError(
+        raise UserError(
             f"path must be a reward model, got {path!r}, which does not exist. {wanted}"
         )
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         kind = "directory" if is_there else "directory here or model on the hub"
-        raise ValueError(
+        raise UserError(
             f"path must be a reward model, but {path!r} ({kind}) cannot be loaded as one: {error} "
             f"{wanted}"
         ) from error
@@ -213,7 +213,7 @@ def _loading(path: str) -> Iterator[None]:
 
 def _check_head(path: str, config: Any, missing: set[str]) -> None:
     if missing:
-        raise ValueError(
+        raise UserError(
             f"path must be a sequence classifier with a trained head, {path} is a "
             f"{', '.join(config.architectures or ()) or config.model_type}, whose weights lack "
             f"{', '.join(sorted(missing))} (drawn at random, they would give every completion "
@@ -226,7 +226,7 @@ def _check_template(path: str, tokenizer: Any) -> None:
     probe = "lit-grpo-probe"
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": probe}]
     if tokenizer.chat_template and probe not in _chat(tokenizer, turns):
-        raise ValueError(
+        raise UserError(
             f"the chat template of {path} must write the assistant's turn, it leaves it out (all "
             "completions of a prompt would get one value). Mend chat_template in the scorer's "
             "directory."
@@ -237,7 +237,7 @@ def _column(settings: ScorerSettings, labels: Sequence[str]) -> int:
     if settings.label is None and len(labels) == 1:
         return 0
     if settings.label not in labels:
-        raise ValueError(
+        raise UserError(
             f"label must be one of {', '.join(labels)}, got {settings.label!r} (the reward is what "
             f"{settings.path} says of one label). Set label in the init_args of ScorerReward."
         )
@@ -246,7 +246,7 @@ def _column(settings: ScorerSettings, labels: Sequence[str]) -> int:
 
 def _activation(settings: ScorerSettings, num_labels: int) -> Activation:
     if num_labels == 1 and settings.activation == "softmax":
-        raise ValueError(
+        raise UserError(
             f"activation: softmax needs several labels, {settings.path} has one (every completion "
             "would get 1). Set activation to none or sigmoid in the init_args of ScorerReward."
         )
@@ -258,7 +258,7 @@ def _max_tokens(settings: ScorerSettings, tokenizer: Any, config: Any) -> int:
     if settings.max_tokens is None:
         return int(min(positions, tokenizer.model_max_length))
     if settings.max_tokens > positions:
-        raise ValueError(
+        raise UserError(
             f"max_tokens must be <= {positions}, which is all that {settings.path} can read, got "
             f"{settings.max_tokens}. Set max_tokens in the init_args of ScorerReward."
         )
@@ -271,7 +271,7 @@ def _device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(
+        raise UserError(
             f"device must be one that this machine has, got {name!r}: {error} Set device in the "
             "init_args of ScorerReward."
         ) from error

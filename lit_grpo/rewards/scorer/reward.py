@@ -21,7 +21,7 @@ from lit_grpo.rewards.scorer.model import (
     ScorerSettings,
     load_scorer,
 )
-from lit_grpo.types import Completion, Prompt, Score
+from lit_grpo.types import Completion, Prompt, Score, UserError
 
 MIN_ALIKE_ROWS = 16
 
@@ -67,7 +67,7 @@ class ScorerReward(Reward):
         super().__init__(**settings)
         for setting, value in {"batch_size": batch_size, "max_tokens": max_tokens}.items():
             if value is not None and value < 1:
-                raise ValueError(
+                raise UserError(
                     f"{setting} must be >= 1, got {value}. Set {setting} in the init_args of "
                     "ScorerReward."
                 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lit_grpo.rewards.reward import Reward
 from lit_grpo.rewards.scoring.combine import combine
 from lit_grpo.rewards.scoring.runners import Call
-from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score
+from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score, UserError
 
 if TYPE_CHECKING:
     from lit_grpo.rewards.scoring.suite import RewardSuite
@@ -64,7 +64,7 @@ class Scoring:
         One that failed has no score, and no part in a group that is scored together.
         """
         if self._completions[row] is not None:
-            raise ValueError(f"row {row} was added twice (each completion is scored once)")
+            raise UserError(f"row {row} was added twice (each completion is scored once)")
         self._completions[row] = completion
         group = row // self._group_size
         self._missing[group] -= 1

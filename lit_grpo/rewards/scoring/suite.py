@@ -14,7 +14,7 @@ from typing import Any
 from lit_grpo.rewards.reward import Reward, check_settings
 from lit_grpo.rewards.scoring.runners import AsyncRunner, Call, SyncRunner
 from lit_grpo.rewards.scoring.scoring import Scoring
-from lit_grpo.types import Completion, Observed, Outcome, Prompt, RolloutBatch, Score
+from lit_grpo.types import Completion, Measurements, Outcome, Prompt, RolloutBatch, Score, UserError
 
 _log = logging.getLogger(__name__)
 
@@ -32,12 +32,12 @@ class RewardSuite:
             check_settings(reward)
         names = [reward.name for reward in self.rewards]
         if repeated := {name for name in names if names.count(name) > 1}:
-            raise ValueError(
+            raise UserError(
                 f"rewards must have unique names, got {', '.join(sorted(repeated))} more than "
                 "once (metrics go by name). Set name in the init_args of one."
             )
         if not any(reward.weight for reward in self.rewards):
-            raise ValueError(
+            raise UserError(
                 f"rewards must hold at least one with a weight other than 0, got "
                 f"{names or 'none'} (nothing would be learned). Add a reward or set a weight."
             )
@@ -93,7 +93,7 @@ class RewardSuite:
             scoring.add(row, completion)
         return scoring.result()
 
-    def observe(self) -> list[Observed]:
+    def observe(self) -> list[Measurements]:
         """What each reward measured since the last call."""
         return [reward.observe() for reward in self.rewards]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_grpo.rewards.workers.worker import HEADER
+from lit_grpo.types import UserError
 
 WORKER = Path(__file__).with_name("worker.py")
 START_SECONDS = 300.0
@@ -202,7 +203,7 @@ def check_positive(owner: object, *settings: str) -> None:
     for setting in settings:
         value = getattr(owner, setting)
         if value is not None and value <= 0:
-            raise ValueError(
+            raise UserError(
                 f"{setting} must be positive, got {value}. "
                 f"Set {setting} in the init_args of {type(owner).__name__}."
             )

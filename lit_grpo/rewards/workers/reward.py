@@ -12,7 +12,7 @@ from typing import Any
 
 from lit_grpo.rewards.reward import Reward, check_settings
 from lit_grpo.rewards.workers.pool import WorkerPool, WorkerStartError, check_positive
-from lit_grpo.types import Completion, Outcome, Prompt, Score
+from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError
 
 FUNCTIONS = Path(__file__).with_name("reward_worker.py")
 OUTER_SETTINGS = ("weight", "on_error", "timeout_seconds", "num_retries")
@@ -101,7 +101,7 @@ class ProcessReward(Reward):
         """
         pool = self._started_pool()
         if refusal := await pool.call("check", tuple(prompts), has_deadline=False):
-            raise ValueError(refusal)
+            raise UserError(refusal)
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
         (score,) = await self.score_group(prompt, (completion,))
@@ -127,20 +127,20 @@ class ProcessReward(Reward):
 def _check_inner(reward: Reward) -> None:
     check_settings(reward)
     if reward.is_async:
-        raise ValueError(
+        raise UserError(
             f"reward must be sync to run in a process of its own, {reward.name} is async (it waits "
             "on the event loop and blocks nothing). List it under rewards without ProcessReward, "
             "or define its score without async."
         )
     if type(reward).state_dict is not Reward.state_dict:
-        raise ValueError(
+        raise UserError(
             f"reward must have no state that a checkpoint holds, {reward.name} has state_dict (its "
             "workers would each have their own, lost when one is replaced). List it under rewards "
             "without ProcessReward."
         )
     for setting in OUTER_SETTINGS:
         if getattr(reward, setting) != getattr(Reward, setting):
-            raise ValueError(
+            raise UserError(
                 f"{setting} must be set on ProcessReward, got {getattr(reward, setting)!r} on its "
                 f"reward {reward.name} (which has no say in it). Move {setting} to the init_args "
                 "of ProcessReward."
@@ -151,7 +151,7 @@ def _pickle(reward: Reward) -> bytes:
     try:
         return pickle.dumps(reward)
     except Exception as error:  # pickle lets out whatever the objects raise
-        raise ValueError(
+        raise UserError(
             f"reward must be an object that pickle can carry into another process, {reward.name} "
             f"is not ({type(error).__name__}: {error}). Make clients, locks and open files in its "
             "start, and define functions and classes at the top of a module."

@@ -16,7 +16,7 @@ from lit_grpo.policy.padding import pad, positions
 from lit_grpo.rollout.engine import RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.rollout.hf.row_cache import RowCache
 from lit_grpo.rollout.requests import completion_text, stop_token_ids
-from lit_grpo.types import Completion, FinishReason, Prompt
+from lit_grpo.types import Completion, FinishReason, Prompt, UserError
 
 
 class HFEngine(RolloutEngine):
@@ -28,7 +28,7 @@ class HFEngine(RolloutEngine):
 
     def __init__(self, max_concurrent: int = 512) -> None:
         if max_concurrent < 1:
-            raise ValueError(
+            raise UserError(
                 f"max_concurrent must be >= 1, got {max_concurrent} (it is the number of "
                 "completions sampled together). Set model.engine.init_args.max_concurrent."
             )

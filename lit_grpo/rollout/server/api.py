@@ -15,6 +15,7 @@ from lit_grpo.rollout.engine import Sampling
 from lit_grpo.rollout.requests import Request, Sample
 from lit_grpo.rollout.server.endpoint import Endpoint
 from lit_grpo.rollout.weights.store import WeightUpdate
+from lit_grpo.types import UserError
 
 NEWS_TOKENS = 64
 """A streamed completion says so often that it is alive."""
@@ -63,11 +64,11 @@ class Launch:
     def __post_init__(self) -> None:
         for name in ("num_servers", "tensor_parallel_size", "data_parallel_size"):
             if getattr(self, name) < 1:
-                raise ValueError(f"launch.{name} must be >= 1, got {getattr(self, name)}.")
+                raise UserError(f"launch.{name} must be >= 1, got {getattr(self, name)}.")
         if self.port == 0:
-            raise ValueError("launch.port must be >= 1, or null for a free one, got 0.")
+            raise UserError("launch.port must be >= 1, or null for a free one, got 0.")
         if self.devices is not None and len(self.devices) != self.num_servers:
-            raise ValueError(
+            raise UserError(
                 f"launch.devices must name the GPUs of each of the {self.num_servers} servers, got "
                 f"{self.devices} (one string a server, such as '0,1')."
             )
@@ -93,8 +94,11 @@ class Model:
     """Names of the layers that they change."""
 
 
-class Dialect(ABC):
-    """How to talk to one kind of server. Any request may raise ``Refused`` or ``ServerTrouble``."""
+class ServerAPI(ABC):
+    """How to talk to one kind of server.
+
+    Every request may raise ``RequestRefused`` or ``ServerError``.
+    """
 
     needs: str
     """What a server that is attached to must have been started with."""

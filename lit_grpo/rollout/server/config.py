@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lit_grpo.types import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Supervision:
@@ -41,7 +43,7 @@ class Supervision:
         for name, value in vars(self).items():
             rule = ">= 0" if name == "max_restarts" else "positive"
             if not (value > 0 or (value == 0 and rule == ">= 0")):
-                raise ValueError(
+                raise UserError(
                     f"supervision.{name} must be {rule}, got {value}. "
                     f"Set model.engine.init_args.supervision.{name}."
                 )

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from lit_grpo.concurrency import backoff, gather_or_cancel
 from lit_grpo.rollout.engine import EngineFailed
 from lit_grpo.rollout.requests import Request, Sample
-from lit_grpo.rollout.server.api import Dialect
-from lit_grpo.rollout.server.endpoint import Refused, ServerTrouble
+from lit_grpo.rollout.server.api import ServerAPI
+from lit_grpo.rollout.server.endpoint import RequestRefused, ServerError
 from lit_grpo.rollout.server.server import Server
 
 Deliver = Callable[[int, Sample | str], None]
@@ -35,11 +35,11 @@ class RequestLimits:
 class Dispatcher:
     """Gives each request to the least busy server that is well."""
 
-    def __init__(self, servers: Sequence[Server], dialect: Dialect, limits: RequestLimits) -> None:
+    def __init__(self, servers: Sequence[Server], api: ServerAPI, limits: RequestLimits) -> None:
         self.num_retries = 0
         """Requests that were made again."""
         self._servers = servers
-        self._dialect = dialect
+        self._api = api
         self._limits = limits
         self._failure: EngineFailed | None = None
         self._waiting: deque[tuple[int, asyncio.Future[Server]]] = deque()
@@ -60,7 +60,7 @@ class Dispatcher:
         Raises:
             EngineFailed: no server is left.
         """
-        parts = self._dialect.parts(request)
+        parts = self._api.parts(request)
         if len(parts) == 1:
             await self._sample(parts[0], deliver)
         else:
@@ -76,11 +76,11 @@ class Dispatcher:
 
         try:
             await self._stream(server, request, left, deliver)
-        except Refused as error:
+        except RequestRefused as error:
             trouble = str(error)
             if await server.has_its_weights():  # else it was restarted, and knows no adapter
                 self._refuse(left, trouble, deliver)
-        except ServerTrouble as error:
+        except ServerError as error:
             trouble = str(error)
         if not left:
             return
@@ -96,7 +96,7 @@ class Dispatcher:
             self._refuse(left, f"given up after {failures} attempts: {trouble}", deliver)
             return
         self.num_retries += 1
-        again = self._dialect.parts(replace(request, seeds=left))
+        again = self._api.parts(replace(request, seeds=left))
         await gather_or_cancel([self._sample(one, deliver, failures) for one in again])
 
     async def _stream(
@@ -109,7 +109,7 @@ class Dispatcher:
         server.last_news = clock()
         server.users[first.version] += 1
         try:
-            async with aclosing(self._dialect.stream(server.endpoint, request)) as stream:
+            async with aclosing(self._api.stream(server.endpoint, request)) as stream:
                 async for number, sample in stream:
                     server.last_news = clock()
                     if sample.finish_reason is not None:

@@ -19,15 +19,15 @@ SHOWN_CHARACTERS = 500
 TAKEN_OUT = "it has been taken out"
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The server understood the request and will never fulfil it (4xx)."""
 
 
-class ServerTrouble(Exception):
+class ServerError(Exception):
     """The server is gone, silent, broken or overloaded: another one, or this one later, may do."""
 
 
-class NobodyThere(ServerTrouble):
+class ServerUnreachable(ServerError):
     """Nobody listens at its address."""
 
 
@@ -61,10 +61,10 @@ class Endpoint:
         """Ask for one thing on a fresh connection; returns the reply's JSON or text.
 
         Raises:
-            Refused, ServerTrouble
+            RequestRefused, ServerError
         """
         if self._streams.closed:
-            raise ServerTrouble(f"{method} {path}: {TAKEN_OUT}")
+            raise ServerError(f"{method} {path}: {TAKEN_OUT}")
         call = asyncio.create_task(self._call(method, path, body, seconds, query))
         self._calls.add(call)
         try:
@@ -73,7 +73,7 @@ class Endpoint:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise ServerTrouble(f"{method} {path}: {TAKEN_OUT}") from None
+            raise ServerError(f"{method} {path}: {TAKEN_OUT}") from None
         finally:
             self._calls.discard(call)
         try:
@@ -96,10 +96,10 @@ class Endpoint:
         """The server-sent events of a streamed reply, parsed.
 
         Raises:
-            Refused, ServerTrouble: also where the stream ends before its end.
+            RequestRefused, ServerError: also where the stream ends before its end.
         """
         if self._streams.closed:
-            raise ServerTrouble(TAKEN_OUT)
+            raise ServerError(TAKEN_OUT)
         async with _troubles(f"POST {path}", None):
             async with self._streams.post(self.url + path, json=body) as response:
                 self._replies.add(response)
@@ -115,7 +115,7 @@ class Endpoint:
                         elif not event.startswith(b":"):  # a comment, with which a proxy waits
                             yield _parsed(data)
             if not is_done:
-                raise ServerTrouble(f"POST {path}: the stream broke off")
+                raise ServerError(f"POST {path}: the stream broke off")
 
     async def close(self) -> None:
         """What is being asked or streamed breaks off: a session alone would let readers wait."""
@@ -134,21 +134,21 @@ async def _troubles(what: str, seconds: float | None) -> AsyncGenerator[None]:
         yield
     except TimeoutError:
         limit = f" within {seconds:g} s" if seconds else " in time"
-        raise ServerTrouble(f"{what}: no answer{limit}") from None
+        raise ServerError(f"{what}: no answer{limit}") from None
     except aiohttp.ClientConnectorError as error:
-        raise NobodyThere(f"{what}: {error}") from None
+        raise ServerUnreachable(f"{what}: {error}") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise ServerTrouble(f"{what}: {type(error).__name__}: {error}") from None
+        raise ServerError(f"{what}: {type(error).__name__}: {error}") from None
 
 
 def field(reply: Any, name: str) -> Any:
     """One of a JSON object.
 
     Raises:
-        ServerTrouble: there is none: something else answers at this address.
+        ServerError: there is none: something else answers at this address.
     """
     if not isinstance(reply, dict) or name not in reply:
-        raise ServerTrouble(f"no {name!r} in the reply {str(reply)[:SHOWN_CHARACTERS]!r}")
+        raise ServerError(f"no {name!r} in the reply {str(reply)[:SHOWN_CHARACTERS]!r}")
     return reply[name]
 
 
@@ -163,7 +163,7 @@ def _parsed(data: bytes) -> Any:
     try:
         event = json.loads(data.decode())
     except ValueError:  # of the encoding, too
-        raise ServerTrouble(f"unreadable event {data[:SHOWN_CHARACTERS]!r}") from None
+        raise ServerError(f"unreadable event {data[:SHOWN_CHARACTERS]!r}") from None
     if isinstance(event, dict) and (error := event.get("error")):
         _raise_for_status(error.get("code") if isinstance(error, dict) else None, str(error))
     return event
@@ -173,8 +173,8 @@ def _raise_for_status(status: Any, text: str, what: str = "") -> None:
     """What a failed request is, wherever its status stood."""
     message = f"{what}{status or 'error in the stream'}: {text[:SHOWN_CHARACTERS]}"
     if isinstance(status, int) and 400 <= status < 500 and status not in (408, 429):
-        raise Refused(message)
-    raise ServerTrouble(message)
+        raise RequestRefused(message)
+    raise ServerError(message)
 
 
 @contextmanager
@@ -183,6 +183,6 @@ def understanding(event: Any) -> Iterator[None]:
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ServerTrouble(
+        raise ServerError(
             f"an event that cannot be understood ({error!r}): {str(event)[:SHOWN_CHARACTERS]!r}"
         ) from error

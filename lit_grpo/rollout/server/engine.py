@@ -20,7 +20,7 @@ from lit_grpo.concurrency import EventLoopThread, gather_or_cancel
 from lit_grpo.distributed import any_failure, gather_objects, get_rank
 from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.rollout.requests import Sample, group_requests, to_completion
-from lit_grpo.rollout.server.api import Dialect, Launch
+from lit_grpo.rollout.server.api import Launch, ServerAPI
 from lit_grpo.rollout.server.config import Supervision
 from lit_grpo.rollout.server.dispatch import Dispatcher, RequestLimits
 from lit_grpo.rollout.server.fleet import Fleet
@@ -33,13 +33,13 @@ from lit_grpo.rollout.server.launching import (
     warn_of_public_address,
 )
 from lit_grpo.rollout.server.process import ServerProcess
-from lit_grpo.rollout.server.scratch import Scratch
+from lit_grpo.rollout.server.scratch import ScratchDirectory
 from lit_grpo.rollout.server.server import Server
 from lit_grpo.rollout.server.server_weights import Target
-from lit_grpo.rollout.weight_check import LONGEST, Expectation, Proof, expect
+from lit_grpo.rollout.weight_check import LONGEST, ExpectedLogprobs, Proof, expect
 from lit_grpo.rollout.weights.files import WeightSync, sends_adapter
-from lit_grpo.rollout.weights.store import Outbox
-from lit_grpo.types import Completion, Observed, Prompt
+from lit_grpo.rollout.weights.store import WeightStore
+from lit_grpo.types import Completion, Measurements, Prompt, UserError
 
 T = TypeVar("T")
 FAILURE_NOTE = "failed.txt"
@@ -51,7 +51,7 @@ class ServedEngine(RolloutEngine):
     Rank 0 launches, updates and restarts the servers; the others send requests to them.
 
     Args:
-        dialect: How to talk to them.
+        api: How to talk to them.
         launch: Servers to start; one with default settings when neither this nor urls is given.
         urls: Servers that run already, such as ``["http://10.0.0.2:8000"]``. They are not ended.
         directory: Where weights on their way and the servers' logs are written, commonly
@@ -73,7 +73,7 @@ class ServedEngine(RolloutEngine):
 
     def __init__(
         self,
-        dialect: Dialect,
+        api: ServerAPI,
         *,
         launch: Launch | None = None,
         urls: list[str] | None = None,
@@ -86,25 +86,25 @@ class ServedEngine(RolloutEngine):
         supervision: Supervision = Supervision(),  # noqa: B008 - frozen
     ) -> None:
         if launch is not None and urls:
-            raise ValueError(
+            raise UserError(
                 f"launch and urls exclude each other, got {launch} and {urls} (servers are either "
                 "started or attached to). Set one of them in model.engine.init_args."
             )
         for url in urls or []:
             check_url(url)
         if directory is None and not all(map(is_on_this_machine, urls or [])):
-            raise ValueError(
+            raise UserError(
                 f"directory must be set for servers on other machines, got null and {urls} (they "
                 "read the weights from there). Set model.engine.init_args.directory to one that "
                 "all machines see under the same path."
             )
         if request_timeout <= 0 or request_retries < 0 or max_concurrency < 1:
-            raise ValueError(
+            raise UserError(
                 "request_timeout must be > 0, request_retries >= 0 and max_concurrency >= 1, got "
                 f"{request_timeout}, {request_retries} and {max_concurrency}. Set them in "
                 "model.engine.init_args."
             )
-        self.dialect = dialect
+        self.api = api
         self.launch = None if urls else launch or Launch()
         self.urls = urls or []
         self.weight_sync = weight_sync
@@ -116,7 +116,7 @@ class ServedEngine(RolloutEngine):
         self._loop: EventLoopThread | None = None
         self._num_updates = 0
         self._running: set[Future[Any]] = set()
-        self._scratch: Scratch | None = None
+        self._scratch: ScratchDirectory | None = None
 
     overlaps_updates = True
 
@@ -132,11 +132,11 @@ class ServedEngine(RolloutEngine):
         self._directory = Path(gather_objects(self._make_directory())[0]).absolute()
         dtype = self.launch.dtype if self.launch else None
         self._dtype = dtype or str(policy.model.dtype).removeprefix("torch.")
-        self._outbox = Outbox(
+        self._weight_store = WeightStore(
             self._directory / "weights",
             dtype=getattr(torch, self._dtype),
             is_adapter=self._is_adapter_sent,
-            in_files=self.dialect.reads_files,
+            in_files=self.api.reads_files,
             is_keeper=self._is_lead,
         )
         urls, starts = self._sites(policy, ports[0])
@@ -150,7 +150,7 @@ class ServedEngine(RolloutEngine):
         if not self._is_lead:
             return ""
         if self._configured_directory is None:
-            self._scratch = Scratch("lit-grpo-engine-")
+            self._scratch = ScratchDirectory("lit-grpo-engine-")
             return str(self._scratch.path)
         Path(self._configured_directory, FAILURE_NOTE).unlink(missing_ok=True)
         return self._configured_directory
@@ -167,20 +167,20 @@ class ServedEngine(RolloutEngine):
             return urls, None
         path, with_adapters = self._directory / "model", self._is_adapter_sent
         model = model_to_serve(policy, path, dtype=self._dtype, with_adapters=with_adapters)
-        return urls, server_starts(self.dialect, self.launch, model, ports, self._directory)
+        return urls, server_starts(self.api, self.launch, model, ports, self._directory)
 
     async def _open_fleet(
         self, urls: Sequence[str], starts: Sequence[Callable[[], ServerProcess]] | None
     ) -> Fleet:
         servers = [
             Server(
-                url, self.dialect, self.supervision, self.request_timeout,
+                url, self.api, self.supervision, self.request_timeout,
                 starts[number] if starts else None, is_led=not self._is_lead,
             )
             for number, url in enumerate(urls)
         ]  # fmt: skip
         note = self._directory / FAILURE_NOTE
-        dispatcher = Dispatcher(servers, self.dialect, self.limits)
+        dispatcher = Dispatcher(servers, self.api, self.limits)
         fleet = Fleet(servers, dispatcher, self.supervision, note, is_lead=self._is_lead)
         fleet.start()
         return fleet
@@ -204,7 +204,7 @@ class ServedEngine(RolloutEngine):
     def health(self) -> bool:
         return any(server.is_ready for server in self._fleet.servers)
 
-    def observe(self) -> Observed:
+    def observe(self) -> Measurements:
         """Retries and restarts since the last call, the servers that are well, and the proofs."""
         fleet, dispatcher = self._fleet, self._fleet.dispatcher
         totals = {"rollout/retries": float(dispatcher.num_retries)}
@@ -215,7 +215,7 @@ class ServedEngine(RolloutEngine):
             "sampler/proof_difference": fleet.differences,
         }
         dispatcher.num_retries, fleet.num_restarts, fleet.differences = 0, 0, []
-        return Observed(totals=totals, means=means)
+        return Measurements(totals=totals, means=means)
 
     # Weights
 
@@ -226,7 +226,7 @@ class ServedEngine(RolloutEngine):
             return
         in_use = frozenset().union(*gather_objects(self._run(self._fleet.expect_version(version))))
         target = Target(
-            update=self._outbox.put(policy, version),
+            update=self._weight_store.put(policy, version),
             expectation=self._expectation(policy),
             is_proof_due=self.proof.is_due(self._num_updates),
             versions_in_use=in_use,
@@ -236,11 +236,11 @@ class ServedEngine(RolloutEngine):
         if why := any_failure(failure if self._is_lead or failure else self._switch(target)):
             raise EngineFailed(why)
         # A server that comes up this moment may still read those of the last update.
-        self._outbox.remove_all_but({self.version, version} | in_use)
+        self._weight_store.remove_all_but({self.version, version} | in_use)
         self._num_updates += 1
         self.version = version
 
-    def _expectation(self, policy: SampledPolicy) -> Expectation:
+    def _expectation(self, policy: SampledPolicy) -> ExpectedLogprobs:
         lengths = [
             self.launch.max_model_len if self.launch else None,
             getattr(policy.model.config, "max_position_embeddings", None),
@@ -248,7 +248,7 @@ class ServedEngine(RolloutEngine):
         return expect(
             policy,
             self.proof,
-            temperature=self.dialect.temperature_of_logprobs,
+            temperature=self.api.temperature_of_logprobs,
             dtype=self._dtype,
             max_length=min((one for one in lengths if one), default=LONGEST),
         )
@@ -267,7 +267,7 @@ class ServedEngine(RolloutEngine):
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, *, seed: int
     ) -> Iterator[tuple[int, Completion]]:
         """Every prompt is one request for its G completions, where the server can do that."""
-        self.dialect.check(sampling)
+        self.api.check(sampling)
         results: SimpleQueue[Any] = SimpleQueue()
         requests = group_requests(self._policy, prompts, group_size, sampling, seed)
         sampling_all = [

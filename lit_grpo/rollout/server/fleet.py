@@ -14,10 +14,10 @@ from lit_grpo.concurrency import backoff
 from lit_grpo.rollout.engine import EngineFailed
 from lit_grpo.rollout.server.config import Supervision
 from lit_grpo.rollout.server.dispatch import Dispatcher
-from lit_grpo.rollout.server.endpoint import Refused, ServerTrouble
+from lit_grpo.rollout.server.endpoint import RequestRefused, ServerError
 from lit_grpo.rollout.server.server import Server
 from lit_grpo.rollout.server.server_weights import Target
-from lit_grpo.rollout.weight_check import NotProven
+from lit_grpo.rollout.weight_check import WeightMismatch
 
 log = logging.getLogger(__name__)
 
@@ -121,9 +121,9 @@ class Fleet:
             server.begin_service()
             self._change()
             return await server.until_unwell()
-        except (ServerTrouble, Refused, OSError) as error:
+        except (ServerError, RequestRefused, OSError) as error:
             return str(error)
-        except NotProven as error:
+        except WeightMismatch as error:
             self.fail(str(error))
             return str(error)
         finally:
@@ -198,9 +198,9 @@ class Fleet:
         life = server.life
         try:
             await self._switch(server)
-        except NotProven as error:
+        except WeightMismatch as error:
             self.fail(str(error))
-        except (ServerTrouble, Refused) as error:
+        except (ServerError, RequestRefused) as error:
             if server.life == life:  # else it has been taken out meanwhile
                 server.condemn(f"its weights could not be updated: {error}")
 

@@ -14,9 +14,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lit_grpo.rollout.engine import SampledPolicy
-from lit_grpo.rollout.server.api import Dialect, Launch, Model
+from lit_grpo.rollout.server.api import Launch, Model, ServerAPI
 from lit_grpo.rollout.server.process import ServerProcess
 from lit_grpo.rollout.weights.files import save_weights
+from lit_grpo.types import UserError
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def choose_ports(launch: Launch) -> list[int]:
         try:
             return _free_ports(launch.host, launch.num_servers)
         except OSError as error:
-            raise ValueError(
+            raise UserError(
                 f"launch.host must be an address of this machine, got {launch.host!r} "
                 f"({error.strerror}). Set model.engine.init_args.launch.host."
             ) from None
@@ -40,7 +41,7 @@ def choose_ports(launch: Launch) -> list[int]:
         try:
             _bound(launch.host, port).close()
         except OSError as error:
-            raise ValueError(
+            raise UserError(
                 f"port {port} of {launch.host} cannot be listened on: {error.strerror} (another "
                 "server may run there, and would get this run's requests). End it, set "
                 "model.engine.init_args.launch.port to another one or to null for a free one, or "
@@ -70,7 +71,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def server_starts(
-    dialect: Dialect,
+    api: ServerAPI,
     launch: Launch,
     model: Model,
     ports: Sequence[int],
@@ -79,10 +80,10 @@ def server_starts(
     """What starts each server, each time anew; their logs are ``server_0.log`` and so on."""
     starts: list[Callable[[], ServerProcess]] = []
     for number, port in enumerate(ports):
-        env = dict(dialect.env(launch))
+        env = dict(api.env(launch))
         if launch.devices is not None:
             env["CUDA_VISIBLE_DEVICES"] = launch.devices[number]
-        command = dialect.command(launch, model, port)
+        command = api.command(launch, model, port)
         log_path = logs / f"server_{number}.log"
         env |= launch.env or {}
         starts.append(partial(_start, command, env, log_path, (launch.host, port)))
@@ -160,7 +161,7 @@ def check_url(url: str) -> None:
     except ValueError:  # of its host or port
         is_whole = False
     if not is_whole:
-        raise ValueError(
+        raise UserError(
             f"urls must be such as 'http://10.0.0.2:8000', got {url!r}. Set "
             "model.engine.init_args.urls."
         )

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 
-class Scratch:
+class ScratchDirectory:
     """A new directory that is gone when this process and what it forked are, SIGKILL included."""
 
     def __init__(self, prefix: str) -> None:

@@ -11,9 +11,14 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from lit_grpo.rollout.requests import Sample, one_token_each
-from lit_grpo.rollout.server.api import Dialect
+from lit_grpo.rollout.server.api import ServerAPI
 from lit_grpo.rollout.server.config import Supervision
-from lit_grpo.rollout.server.endpoint import Endpoint, NobodyThere, Refused, ServerTrouble
+from lit_grpo.rollout.server.endpoint import (
+    Endpoint,
+    RequestRefused,
+    ServerError,
+    ServerUnreachable,
+)
 from lit_grpo.rollout.server.process import ServerProcess
 from lit_grpo.rollout.server.server_weights import ServerWeights, Target
 
@@ -32,7 +37,7 @@ class Server:
     def __init__(
         self,
         url: str,
-        dialect: Dialect,
+        api: ServerAPI,
         supervision: Supervision,
         request_timeout: float,
         start: Callable[[], ServerProcess] | None,
@@ -55,7 +60,7 @@ class Server:
         self.is_attached = start is None
         """Somebody else runs it, or another rank."""
         self._served_since = float("inf")
-        self._dialect = dialect
+        self._api = api
         self._supervision = supervision
         self._request_timeout = request_timeout
         self._start = start
@@ -74,13 +79,13 @@ class Server:
         """Returns when it answers.
 
         Raises:
-            ServerTrouble: it ended, or took too long.
-            Refused: it lacks what it should have been started with.
+            ServerError: it ended, or took too long.
+            RequestRefused: it lacks what it should have been started with.
         """
         self.endpoint = Endpoint(self.url, self._request_timeout)
         self.weights = ServerWeights(
             self.endpoint,
-            self._dialect,
+            self._api,
             self._supervision,
             lambda: self.newest,
             is_led=self._is_led,
@@ -94,9 +99,9 @@ class Server:
         deadline = clock() + seconds
         while (problem := await self._startup_problem()) is not None:
             if self._has_ended:
-                raise ServerTrouble("it ended before it answered")
+                raise ServerError("it ended before it answered")
             if clock() > deadline:
-                raise ServerTrouble(f"it did not answer within {seconds:g} s ({problem})")
+                raise ServerError(f"it did not answer within {seconds:g} s ({problem})")
             await asyncio.sleep(STARTUP_POLL_SECONDS)
 
     async def _launch(self, start: Callable[[], ServerProcess]) -> None:
@@ -108,8 +113,8 @@ class Server:
     async def _startup_problem(self) -> str | None:
         try:
             if self.is_attached and not self._is_led:
-                await self._dialect.recover(self.endpoint, self._supervision.health_timeout)
-        except ServerTrouble as error:
+                await self._api.recover(self.endpoint, self._supervision.health_timeout)
+        except ServerError as error:
             return str(error)
         return await self._health_problem()
 
@@ -121,8 +126,8 @@ class Server:
         """Sample with the target's weights; returns the proof's difference if one was due.
 
         Raises:
-            ServerTrouble, Refused: the update failed, and failed again.
-            NotProven: it samples with others nevertheless.
+            ServerError, RequestRefused: the update failed, and failed again.
+            WeightMismatch: it samples with others nevertheless.
         """
         version = target.update.version
         self.users[version] += 1  # its files must stay
@@ -151,7 +156,7 @@ class Server:
     @property
     def advice(self) -> str:
         """What whoever runs it should look at; empty for one that is launched here."""
-        return f" Such a server needs {self._dialect.needs}." if self.is_attached else ""
+        return f" Such a server needs {self._api.needs}." if self.is_attached else ""
 
     # Being watched
 
@@ -160,13 +165,13 @@ class Server:
         was given since the version that the request began with.
 
         Raises:
-            ServerTrouble
+            ServerError
         """
         if not sample.is_whole:
-            raise ServerTrouble("a completion lacks logprobs or versions of some of its tokens")
+            raise ServerError("a completion lacks logprobs or versions of some of its tokens")
         if strange := self.weights.find_strange(set(sample.versions), oldest):
             self.condemn(strange)
-            raise ServerTrouble(strange)
+            raise ServerError(strange)
 
     async def has_its_weights(self) -> bool:
         return await self._version_problem() is None
@@ -223,15 +228,17 @@ class Server:
     async def _health_problem(self, *, must_be_there: bool = False) -> str | None:
         try:
             seconds = self._supervision.health_timeout
-            await self._dialect.check_health(self.endpoint, seconds)
-        except (ServerTrouble, Refused) as error:
-            return None if must_be_there and not isinstance(error, NobodyThere) else str(error)
+            await self._api.check_health(self.endpoint, seconds)
+        except (ServerError, RequestRefused) as error:
+            return (
+                None if must_be_there and not isinstance(error, ServerUnreachable) else str(error)
+            )
         return None
 
     async def _version_problem(self) -> str | None:
         try:
             wrong = await self.weights.find_wrong()
-        except (ServerTrouble, Refused) as error:
+        except (ServerError, RequestRefused) as error:
             return str(error)
         if wrong is not None:
             self.condemn(wrong)
@@ -246,10 +253,10 @@ class Server:
         probe = one_token_each((0,), 1, 1.0, update and update.adapter)
         try:
             async with asyncio.timeout(self._supervision.health_timeout):
-                async with aclosing(self._dialect.stream(self.endpoint, probe)) as stream:
+                async with aclosing(self._api.stream(self.endpoint, probe)) as stream:
                     async for _ in stream:
                         pass
-        except (ServerTrouble, Refused, TimeoutError) as error:
+        except (ServerError, RequestRefused, TimeoutError) as error:
             self.condemn(
                 f"it hangs: {self.in_flight} completions and no word for {silence:.0f} s, nor a "
                 f"token for a request of one ({type(error).__name__})"

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
-from lit_grpo.rollout.server.api import Dialect
+from lit_grpo.rollout.server.api import ServerAPI
 from lit_grpo.rollout.server.config import Supervision
-from lit_grpo.rollout.server.endpoint import Endpoint, Refused, ServerTrouble
-from lit_grpo.rollout.weight_check import Expectation, prove
+from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError
+from lit_grpo.rollout.weight_check import ExpectedLogprobs, prove
 from lit_grpo.rollout.weights.store import WeightUpdate
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Target:
     """The weights that every server should sample with, and what proves it."""
 
     update: WeightUpdate
-    expectation: Expectation
+    expectation: ExpectedLogprobs
     is_proof_due: bool
     versions_in_use: frozenset[int] = frozenset()
     """What requests of any rank began with and are not done with."""
@@ -44,7 +44,7 @@ class ServerWeights:
     def __init__(
         self,
         endpoint: Endpoint,
-        dialect: Dialect,
+        api: ServerAPI,
         supervision: Supervision,
         newest: Callable[[], int],
         *,
@@ -53,7 +53,7 @@ class ServerWeights:
         self.update: WeightUpdate | None = None
         """The last one; None for those that it began with."""
         self._endpoint = endpoint
-        self._dialect = dialect
+        self._api = api
         self._supervision = supervision
         self._newest = newest
         self._is_led = is_led
@@ -67,8 +67,8 @@ class ServerWeights:
         """Sample with the target's weights; returns the proof's difference if one was due.
 
         Raises:
-            ServerTrouble, Refused: the update failed, and failed again.
-            NotProven: it samples with others nevertheless.
+            ServerError, RequestRefused: the update failed, and failed again.
+            WeightMismatch: it samples with others nevertheless.
         """
         async with self._updating:
             if self.update == target.update:
@@ -91,7 +91,7 @@ class ServerWeights:
         for update in [one for one in self._retired[:-1] if one.version not in in_use]:
             self._retired.remove(update)
             seconds = self._supervision.weight_sync_timeout
-            await self._dialect.forget(self._endpoint, update, seconds)
+            await self._api.forget(self._endpoint, update, seconds)
 
     @property
     def is_changing(self) -> bool:
@@ -102,16 +102,16 @@ class ServerWeights:
         seconds = self._supervision.weight_sync_timeout
         for attempt in range(1, UPDATE_ATTEMPTS + 1):
             try:
-                await self._dialect.update(self._endpoint, update, seconds)
-                label = await self._dialect.read_version(self._endpoint, seconds)
-            except (ServerTrouble, Refused) as error:
+                await self._api.update(self._endpoint, update, seconds)
+                label = await self._api.read_version(self._endpoint, seconds)
+            except (ServerError, RequestRefused) as error:
                 self._is_proven = False  # half of them may have arrived
                 if attempt == UPDATE_ATTEMPTS:
                     raise
                 log.warning("%s: weight update failed, once more: %s", self._endpoint.url, error)
             else:
                 if label != str(update.version):
-                    raise ServerTrouble(f"it has weights {label!r} after version {update.version}")
+                    raise ServerError(f"it has weights {label!r} after version {update.version}")
                 return
 
     async def _until_updated(self, update: WeightUpdate) -> None:
@@ -119,11 +119,11 @@ class ServerWeights:
         deadline = clock() + self._supervision.weight_sync_timeout
         while not self._may_be(await self._label(), update.version):
             if clock() > deadline:
-                raise ServerTrouble(f"it was not given version {update.version}")
+                raise ServerError(f"it was not given version {update.version}")
             await asyncio.sleep(LEAD_POLL_SECONDS)
 
     async def _label(self) -> str:
-        return await self._dialect.read_version(self._endpoint, self._supervision.health_timeout)
+        return await self._api.read_version(self._endpoint, self._supervision.health_timeout)
 
     # Proven
 
@@ -134,9 +134,9 @@ class ServerWeights:
         seconds = self._supervision.weight_sync_timeout
         try:
             async with asyncio.timeout(seconds):
-                difference = await prove(self._dialect, self._endpoint, target.expectation, adapter)
+                difference = await prove(self._api, self._endpoint, target.expectation, adapter)
         except TimeoutError:
-            raise ServerTrouble(f"it could not be proven within {seconds:g} s") from None
+            raise ServerError(f"it could not be proven within {seconds:g} s") from None
         self._is_proven = True
         return difference
 
@@ -147,7 +147,7 @@ class ServerWeights:
         back, with the weights that it began with.
 
         Raises:
-            ServerTrouble, Refused: it does not say.
+            ServerError, RequestRefused: it does not say.
         """
         expected = self.update
         label = await self._label()

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from lit_grpo.rollout.engine import EngineFailed
 from lit_grpo.rollout.requests import Request, Sample
-from lit_grpo.rollout.vllm.process_state import Aside
+from lit_grpo.rollout.vllm.process_state import IsolatedProcessState
 from lit_grpo.rollout.vllm.sampling import sampling_params
+from lit_grpo.types import UserError
 
 ENV = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -38,7 +39,7 @@ class ColocatedVLLM:
     def __init__(self, env: Mapping[str, str]) -> None:
         self.is_well = False
         self.is_asleep = False
-        self._aside = Aside({**ENV, **env})
+        self._aside = IsolatedProcessState({**ENV, **env})
         self._llm: Any = None
         self._adapter: Any = None
         self._adapter_numbers = count(1)
@@ -63,7 +64,7 @@ class ColocatedVLLM:
                     enable_sleep_mode=self._sleeps, **{"use_tqdm_on_load": False} | arguments
                 )
             except Exception as error:
-                raise ValueError(
+                raise UserError(
                     f"vLLM did not start: {error} (it shares the GPU with the policy and its "
                     "optimizer). Set model.engine.init_args.memory_fraction, max_model_len, "
                     "sleep or flags, or model.engine to VLLMServerEngine."
@@ -213,7 +214,7 @@ def _import_vllm() -> tuple[Any, bool]:
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
-        raise ValueError(
+        raise UserError(
             "VLLMEngine needs vLLM in the trainer's environment, where it is not installed. "
             "Install it (pip install vllm), or set model.engine to VLLMServerEngine and "
             "launch.python to the interpreter of an environment that has it."

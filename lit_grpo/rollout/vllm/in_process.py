@@ -13,22 +13,22 @@ import torch
 
 from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.rollout.requests import group_requests, one_token_each, to_completion
-from lit_grpo.rollout.server.api import Dialect
+from lit_grpo.rollout.server.api import ServerAPI
 from lit_grpo.rollout.server.launching import model_to_start_with, save_tokenizer
-from lit_grpo.rollout.server.scratch import Scratch
+from lit_grpo.rollout.server.scratch import ScratchDirectory
 from lit_grpo.rollout.vllm.colocated import ColocatedVLLM
 from lit_grpo.rollout.vllm.sampling import LogprobsMode, adapter_room, check_sampling
 from lit_grpo.rollout.weight_check import (
     NUM_SAMPLES,
-    Expectation,
-    NotProven,
+    ExpectedLogprobs,
     Proof,
+    WeightMismatch,
     check_pairs,
     expect,
 )
 from lit_grpo.rollout.weights.files import WeightSync, save_adapter, sends_adapter
 from lit_grpo.rollout.weights.named import named_weights
-from lit_grpo.types import Completion, Observed, Prompt
+from lit_grpo.types import Completion, Measurements, Prompt, UserError
 
 
 class VLLMEngine(RolloutEngine):
@@ -66,7 +66,7 @@ class VLLMEngine(RolloutEngine):
         proof: Proof = Proof(),  # noqa: B008 - frozen
     ) -> None:
         if not 0 < memory_fraction < 1:
-            raise ValueError(
+            raise UserError(
                 f"memory_fraction must lie in (0, 1), got {memory_fraction} (the trainer needs the "
                 "rest). Set model.engine.init_args.memory_fraction."
             )
@@ -91,7 +91,7 @@ class VLLMEngine(RolloutEngine):
         _refuse_process_group()
         self._is_adapter_sent = sends_adapter(policy.model, self.weight_sync)
         self._dtype = self.dtype or str(policy.model.dtype).removeprefix("torch.")
-        self._scratch = Scratch("lit-grpo-engine-")
+        self._scratch = ScratchDirectory("lit-grpo-engine-")
         arguments = {
             "model": model_to_start_with(policy, self._scratch.path / "model"),
             "tokenizer": save_tokenizer(policy, self._scratch.path / "tokenizer"),
@@ -116,10 +116,10 @@ class VLLMEngine(RolloutEngine):
     def health(self) -> bool:
         return self._vllm.is_well
 
-    def observe(self) -> Observed:
+    def observe(self) -> Measurements:
         """The proofs since the last call."""
         differences, self._differences = self._differences, []
-        return Observed(means={"sampler/proof_difference": differences})
+        return Measurements(means={"sampler/proof_difference": differences})
 
     # Weights
 
@@ -144,17 +144,17 @@ class VLLMEngine(RolloutEngine):
         else:
             self._vllm.load_weights(named_weights(self._policy.model))
 
-    def _expectation(self) -> Expectation:
+    def _expectation(self) -> ExpectedLogprobs:
         is_raw = self.logprobs_mode == "raw_logprobs"
         return expect(
             self._policy,
             self.proof,
-            temperature=1.0 if is_raw else Dialect.temperature_of_logprobs,
+            temperature=1.0 if is_raw else ServerAPI.temperature_of_logprobs,
             dtype=self._dtype,
             max_length=self._vllm.max_model_len,
         )
 
-    def _prove(self, expected: Expectation) -> None:
+    def _prove(self, expected: ExpectedLogprobs) -> None:
         cases = expected.cases()
         requests = [
             one_token_each(tokens, NUM_SAMPLES, expected.temperature, None) for tokens, _ in cases
@@ -167,7 +167,7 @@ class VLLMEngine(RolloutEngine):
             pairs.append((sample.logprobs[0], trainer_logprobs[sample.token_ids[0]].item()))
         try:
             self._differences.append(check_pairs(pairs, expected, "vLLM in this process"))
-        except NotProven as error:
+        except WeightMismatch as error:
             self._vllm.is_well = False
             raise EngineFailed(str(error)) from error
 
@@ -198,7 +198,7 @@ class VLLMEngine(RolloutEngine):
 
 def _refuse_process_group() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise ValueError(
+        raise UserError(
             "VLLMEngine needs a run of one process without a process group, got a group of "
             f"{torch.distributed.get_world_size()} (vLLM makes and ends groups of its own within "
             "the process). Set trainer.devices to 1 and trainer.strategy to auto, or model.engine "

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from lit_grpo.concurrency import gather_or_cancel, run_in_daemon_thread
-from lit_grpo.rollout.server.endpoint import Endpoint, ServerTrouble, field
+from lit_grpo.rollout.server.endpoint import Endpoint, ServerError, field
 from lit_grpo.rollout.weights.store import HostWeights
+from lit_grpo.types import UserError
 
 T = TypeVar("T")
 BUFFER_BYTES = 256 * 2**20
@@ -38,13 +39,13 @@ def check_transfer(*, is_adapter_sent: bool) -> None:
         ValueError: nothing would be sent, or vLLM's code is missing.
     """
     if is_adapter_sent:
-        raise ValueError(
+        raise UserError(
             "weight_transfer: nccl carries full weights, and here the adapter is sent alone "
             "(a small file, read from directory). Set model.engine.init_args.weight_transfer to "
             "disk, or weight_sync to full."
         )
     if find_spec("vllm") is None:
-        raise ValueError(
+        raise UserError(
             "weight_transfer: nccl needs vLLM in the trainer's environment, where it is not "
             "installed (vLLM's own code sends the weights). Install the servers' release of it "
             "(pip install vllm), or set model.engine.init_args.weight_transfer to disk."
@@ -64,7 +65,7 @@ class NCCLTransfer:
             seconds: That each request and each piece of the transfer may take.
 
         Raises:
-            Refused, ServerTrouble: the server has half of them, and gets them by another call.
+            RequestRefused, ServerError: the server has half of them, and gets them by another call.
         """
         if endpoint not in self._groups:
             self._groups[endpoint] = group = Group()
@@ -143,7 +144,7 @@ def _destroy(communicator: Any) -> None:
 
 async def _end_update(endpoint: Endpoint, seconds: float) -> None:
     """End one that broke off, or the next would begin with half-filled layers."""
-    with suppress(ServerTrouble):  # it may have been begun
+    with suppress(ServerError):  # it may have been begun
         await endpoint.call("POST", "/start_weight_update", seconds=seconds)
     for path in ("/finish_weight_update", "/shutdown_weight_transfer_engine"):
         await endpoint.call("POST", path, seconds=seconds)
@@ -210,7 +211,7 @@ async def _in_thread(
         undo: Gets a result that nobody waits for any more.
 
     Raises:
-        ServerTrouble: it failed, or took too long.
+        ServerError: it failed, or took too long.
     """
     is_given_up = threading.Event()
 
@@ -228,8 +229,8 @@ async def _in_thread(
         raise
     except TimeoutError as error:
         if not limit.expired():
-            raise ServerTrouble(f"{what}: {type(error).__name__}: {error}") from error
+            raise ServerError(f"{what}: {type(error).__name__}: {error}") from error
         is_given_up.set()
-        raise ServerTrouble(f"{what}: not done within {seconds:g} s") from None
+        raise ServerError(f"{what}: not done within {seconds:g} s") from None
     except Exception as error:
-        raise ServerTrouble(f"{what}: {type(error).__name__}: {error}") from error
+        raise ServerError(f"{what}: {type(error).__name__}: {error}") from error

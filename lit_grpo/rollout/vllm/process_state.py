@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import group
 
 
-class Aside:
+class IsolatedProcessState:
     """State of the process that only the inside of this context sees and changes.
 
     The inside finds again what it left behind, the outside what it had.

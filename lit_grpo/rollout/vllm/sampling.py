@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from lit_grpo.rollout.engine import Sampling
 from lit_grpo.rollout.requests import Request
+from lit_grpo.types import UserError
 
 LogprobsMode = Literal["processed_logprobs", "raw_logprobs"]
 
@@ -25,13 +26,13 @@ def check_sampling(sampling: Sampling, logprobs_mode: LogprobsMode) -> None:
     truncates = sampling.top_p < 1 or sampling.top_k > 0
     is_raw = logprobs_mode == "raw_logprobs"
     if truncates and not is_raw and not sampling.is_greedy:
-        raise ValueError(
+        raise UserError(
             "top_p and top_k make vLLM report logprobs of what they leave over, which the "
             "trainer's cannot be compared with. Set model.sampling.top_p to 1 and top_k to 0, "
             "or, at temperature 1, model.engine.init_args.logprobs_mode to raw_logprobs."
         )
     if is_raw and sampling.temperature not in (0, 1):
-        raise ValueError(
+        raise UserError(
             f"logprobs_mode must be processed_logprobs at temperature {sampling.temperature} "
             "(raw ones ignore the temperature). Set model.engine.init_args.logprobs_mode."
         )
@@ -63,7 +64,7 @@ def adapter_room(rank: int) -> int:
     """
     fitting = [room for room in ADAPTER_RANKS if room >= rank]
     if not fitting:
-        raise ValueError(
+        raise UserError(
             f"an adapter for vLLM must have a rank <= {ADAPTER_RANKS[-1]}, got {rank}. Set "
             "model.policy.lora.rank, or model.engine.init_args.weight_sync to full."
         )

@@ -11,8 +11,14 @@ from typing import Any, Literal
 
 from lit_grpo.rollout.engine import SampledPolicy, Sampling
 from lit_grpo.rollout.requests import Request, Sample
-from lit_grpo.rollout.server.api import NEWS_TOKENS, Dialect, Launch, Model, token_versions
-from lit_grpo.rollout.server.endpoint import Endpoint, Refused, ServerTrouble, field, understanding
+from lit_grpo.rollout.server.api import NEWS_TOKENS, Launch, Model, ServerAPI, token_versions
+from lit_grpo.rollout.server.endpoint import (
+    Endpoint,
+    RequestRefused,
+    ServerError,
+    field,
+    understanding,
+)
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.rollout.vllm.nccl_transfer import NCCLTransfer, check_transfer
 from lit_grpo.rollout.vllm.sampling import (
@@ -52,7 +58,7 @@ class VLLMServerEngine(ServedEngine):
         **engine: Any,
     ) -> None:
         transfer = NCCLTransfer() if weight_transfer == "nccl" else None
-        super().__init__(VLLMDialect(logprobs_mode, transfer), **engine)
+        super().__init__(VLLMAPI(logprobs_mode, transfer), **engine)
         self.weight_transfer = weight_transfer
 
     def start(self, policy: SampledPolicy) -> None:
@@ -61,7 +67,7 @@ class VLLMServerEngine(ServedEngine):
         super().start(policy)
 
 
-class VLLMDialect(Dialect):
+class VLLMAPI(ServerAPI):
     """Talks to ``vllm serve``.
 
     Args:
@@ -142,11 +148,11 @@ class VLLMDialect(Dialect):
                 for number in grown:
                     yield number, samples[number]
         if any(sample.finish_reason is None for sample in samples.values()):
-            raise ServerTrouble("the stream ended before its completions did")
+            raise ServerError("the stream ended before its completions did")
 
     async def update(self, endpoint: Endpoint, update: WeightUpdate, seconds: float) -> None:
         if update.is_adapter:
-            with suppress(Refused):  # what broke off, or an earlier run, may have left one
+            with suppress(RequestRefused):  # what broke off, or an earlier run, may have left one
                 await self.forget(endpoint, update, seconds)
             adapter = {"lora_name": update.name, "lora_path": str(update.path)}
             await endpoint.call("POST", "/v1/load_lora_adapter", adapter, seconds=seconds)
@@ -159,7 +165,7 @@ class VLLMDialect(Dialect):
             "POST", "/reset_prefix_cache", seconds=seconds, reset_running_requests="true"
         )
         if not field(reset, "success"):
-            raise ServerTrouble("its prefix cache could not be reset after a weight update")
+            raise ServerError("its prefix cache could not be reset after a weight update")
         await self._label(endpoint, update, seconds)
         await endpoint.call("POST", "/resume", seconds=seconds)
 
@@ -198,6 +204,6 @@ def _grow(sample: Sample, choice: Mapping[str, Any], adapter: WeightUpdate | Non
     if choice["finish_reason"] is None:
         return
     if choice["finish_reason"] not in ("stop", "length"):
-        raise ServerTrouble(f"a completion ended with {choice['finish_reason']!r}")
+        raise ServerError(f"a completion ended with {choice['finish_reason']!r}")
     sample.finish_reason = choice["finish_reason"]
     sample.versions = token_versions(choice["weight_versions"], len(sample.token_ids), adapter)

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from lit_grpo.rollout.weights.named import NamedTensor, gather, named_weights, without_peft
+from lit_grpo.types import UserError
 
 WeightSync = Literal["auto", "full", "adapter"]
 
@@ -36,7 +37,7 @@ def sends_adapter(model: Any, weight_sync: WeightSync) -> bool:
     config = getattr(model, "peft_config", None)
     fits = config is not None and not config["default"].modules_to_save
     if weight_sync == "adapter" and not fits:
-        raise ValueError(
+        raise UserError(
             "weight_sync: adapter needs model.policy.lora without modules_to_save (inference "
             "takes nothing else in an adapter). Set model.engine.init_args.weight_sync to full."
         )
@@ -96,7 +97,7 @@ def save_adapter(model: Any, directory: str | Path, *, is_writer: bool) -> None:
 
     config = copy.deepcopy(model.peft_config[model.active_adapter])
     if config.modules_to_save:
-        raise ValueError(
+        raise UserError(
             "an adapter on its way to an inference server must be low-rank updates only, got "
             f"modules_to_save={config.modules_to_save} (a server would sample without them). Set "
             "model.policy.lora.modules_to_save to null, or let the engine send merged weights."

@@ -20,6 +20,8 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
+from lit_grpo.types import UserError
+
 NamedTensor = tuple[str, Tensor]
 Deltas = dict[str, Callable[[], Tensor]]
 
@@ -125,7 +127,7 @@ def _check_converted(
 
     streamed, whole = sorted(chain(*map(converted, groups))), sorted(converted(weights))
     if streamed != whole:
-        raise ValueError(
+        raise UserError(
             f"weights of {type(base).__name__} cannot be sent: their names in a checkpoint must "
             f"follow from each alone, got {sorted({*streamed} ^ {*whole})[:4]} that follow from "
             "the whole model (a server would load wrong weights). Set model.engine to HFEngine, "

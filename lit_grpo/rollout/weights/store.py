@@ -48,7 +48,7 @@ class WeightUpdate:
         return f"policy-v{self.version}"
 
 
-class Outbox:
+class WeightStore:
     """The weights of some versions, kept by one rank.
 
     Args:

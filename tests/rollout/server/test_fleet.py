@@ -11,7 +11,7 @@ from served_engines import QUICK
 from tiny import tiny_policy
 
 from lit_grpo.rollout import EngineFailed, Supervision, VLLMServerEngine
-from lit_grpo.rollout.server.endpoint import Endpoint, ServerTrouble, understanding
+from lit_grpo.rollout.server.endpoint import Endpoint, ServerError, understanding
 
 GENERATE = "POST /inference/v1/generate"
 WELL = {"GET /health": {}, "POST /resume": {}, "POST /pause": {}, "POST /collective_rpc": {}}
@@ -89,7 +89,7 @@ def test_replies_of_another_release_are_trouble_that_shows_them(event, tmp_path)
 
 
 def test_a_defect_of_our_own_is_not_taken_for_the_servers():
-    with pytest.raises(ServerTrouble), understanding({}):
+    with pytest.raises(ServerError), understanding({}):
         raise KeyError("of the event")
     with pytest.raises(ZeroDivisionError), understanding({}):
         raise ZeroDivisionError("of ours")

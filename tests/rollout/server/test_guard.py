@@ -11,7 +11,7 @@ from worker_processes import is_alive, wait_until
 
 from lit_grpo.rollout.server import process as server_process
 from lit_grpo.rollout.server.process import ServerProcess
-from lit_grpo.rollout.server.scratch import Scratch
+from lit_grpo.rollout.server.scratch import ScratchDirectory
 
 LATE_MEMORY = """
 import signal, sys
@@ -65,8 +65,8 @@ def test_a_semaphore_of_a_server_that_has_to_be_killed_goes_with_it(tmp_path, mo
 
 OWNER = """
 import sys, time
-from lit_grpo.rollout.server.scratch import Scratch
-scratch = Scratch("lit-grpo-test-")
+from lit_grpo.rollout.server.scratch import ScratchDirectory
+scratch = ScratchDirectory("lit-grpo-test-")
 (scratch.path / "model").mkdir()
 (scratch.path / "model" / "weights").write_text("large")
 print(scratch.path, flush=True)
@@ -90,7 +90,7 @@ def test_a_scratch_directory_goes_with_a_killed_owner(tmp_path):
 
 
 def test_a_scratch_directory_is_gone_when_it_is_removed_and_its_process_too():
-    scratch = Scratch("lit-grpo-test-")
+    scratch = ScratchDirectory("lit-grpo-test-")
     (scratch.path / "file").write_text("")
     scratch.remove()
     assert not scratch.path.exists()
@@ -98,7 +98,7 @@ def test_a_scratch_directory_is_gone_when_it_is_removed_and_its_process_too():
 
 
 def test_a_scratch_directory_that_is_kept_stays():
-    scratch = Scratch("lit-grpo-test-")
+    scratch = ScratchDirectory("lit-grpo-test-")
     scratch.keep()
     assert not is_alive(scratch._remover.pid)
     scratch.path.rmdir()

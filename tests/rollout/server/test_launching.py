@@ -22,7 +22,7 @@ from lit_grpo.rollout import (
 from lit_grpo.rollout.server.api import Model
 from lit_grpo.rollout.server.launching import choose_ports, server_starts, warn_of_public_address
 from lit_grpo.rollout.vllm.nccl_transfer import NCCLTransfer
-from lit_grpo.rollout.vllm.server import VLLMDialect
+from lit_grpo.rollout.vllm.server import VLLMAPI
 
 PLAIN_MODEL = Model(
     path="/models/small", tokenizer="/tokenizers/mine", dtype="bfloat16", adapter_rank=None
@@ -130,10 +130,10 @@ def test_servers_cannot_listen_for_another_machine(host):
 
 def test_a_server_is_not_started_where_somebody_has_come_to_listen(tmp_path):
     """He would get its requests and weights."""
-    dialect = VLLMDialect("processed_logprobs")
+    api = VLLMAPI("processed_logprobs")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        (start,) = server_starts(dialect, Launch(port=port), PLAIN_MODEL, [port], tmp_path)
+        (start,) = server_starts(api, Launch(port=port), PLAIN_MODEL, [port], tmp_path)
         with pytest.raises(OSError, match="in use"):
             start()
     assert list(tmp_path.iterdir()) == []
@@ -208,7 +208,7 @@ def test_limits_of_requests_that_cannot_be_are_refused(engine, setting, value):
 
 
 def command(model: Model = PLAIN_MODEL, transfer=None, **launch) -> list[str]:
-    return VLLMDialect("processed_logprobs", transfer).command(Launch(**launch), model, 8000)
+    return VLLMAPI("processed_logprobs", transfer).command(Launch(**launch), model, 8000)
 
 
 def options(**settings) -> dict[str, str | bool]:
@@ -309,7 +309,7 @@ print(json.dumps([{name: os.environ.get(name) for name in names}, sys.argv[1:]])
 def what_servers_got(directory, **launch):
     """The environment and the options of each, as it saw them."""
     starts = server_starts(
-        VLLMDialect("processed_logprobs"),
+        VLLMAPI("processed_logprobs"),
         Launch(program=[sys.executable, "-c", NOTE_ITSELF], **launch),
         PLAIN_MODEL,
         range(8000, 8000 + launch.get("num_servers", 1)),

@@ -16,7 +16,7 @@ from vllm_settings import ARCHITECTURE
 
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rollout import Sampling, VLLMEngine, VLLMServerEngine
-from lit_grpo.rollout.vllm.process_state import Aside
+from lit_grpo.rollout.vllm.process_state import IsolatedProcessState
 from lit_grpo.rollout.vllm.sampling import adapter_room
 
 pytestmark = pytest.mark.timeout(600)  # vLLM starts several times, on a busy machine perhaps
@@ -241,7 +241,7 @@ def test_a_process_group_is_refused_with_the_engine_that_ranks_can_share(checks)
 def test_the_inside_of_an_aside_finds_again_what_it_left(monkeypatch):
     monkeypatch.setenv("LIT_GRPO_TEST", "outside")
     hook = sys.excepthook
-    aside = Aside({"LIT_GRPO_TEST": "inside"})
+    aside = IsolatedProcessState({"LIT_GRPO_TEST": "inside"})
     torch.manual_seed(1)
     with aside:
         torch.manual_seed(2)

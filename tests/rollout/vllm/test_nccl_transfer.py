@@ -19,7 +19,7 @@ from lit_grpo.policy import LoRA
 from lit_grpo.rollout import VLLMServerEngine
 from lit_grpo.rollout.vllm.nccl_transfer import _meeting_place
 from lit_grpo.rollout.weights.named import named_weights
-from lit_grpo.rollout.weights.store import Outbox
+from lit_grpo.rollout.weights.store import WeightStore
 
 pytestmark = pytest.mark.timeout(600)  # a server starts twice, on a busy machine perhaps
 
@@ -89,8 +89,10 @@ def test_a_group_that_took_another_s_place_stays(checks):
 # What is kept for the servers
 
 
-def outbox(directory: Path, *, is_keeper: bool = True, dtype=torch.float32) -> Outbox:
-    return Outbox(directory, dtype=dtype, is_adapter=False, in_files=False, is_keeper=is_keeper)
+def outbox(directory: Path, *, is_keeper: bool = True, dtype=torch.float32) -> WeightStore:
+    return WeightStore(
+        directory, dtype=dtype, is_adapter=False, in_files=False, is_keeper=is_keeper
+    )
 
 
 def test_kept_weights_are_those_of_their_moment_in_the_servers_dtype(tmp_path):

@@ -238,8 +238,8 @@ def test_a_prefix_cache_that_outlives_an_update_is_found_out(policy, tmp_path):
             return await self.endpoint.call(method, path, *args, **settings)
 
     with serving(policy, directory=str(tmp_path)) as engine:
-        update = engine.dialect.update
-        engine.dialect.update = lambda endpoint, *rest: update(Careless(endpoint), *rest)
+        update = engine.api.update
+        engine.api.update = lambda endpoint, *rest: update(Careless(endpoint), *rest)
         with pytest.raises(
             EngineFailed, match=r"differ .* by [\d.]+ .* 0\.005 is allowed"
         ) as error:
@@ -272,7 +272,7 @@ def test_half_precision_passes_its_proof_and_stale_weights_do_not(policy, tmp_pa
         assert all(
             1e-5 < one < 0.02 for one in differences
         )  # coarser than float32, and far from 0.1
-        engine.dialect._replace_weights = _do_nothing
+        engine.api._replace_weights = _do_nothing
         with pytest.raises(EngineFailed, match=r"differ .* where 0\.1 is allowed"):
             engine.load_weights(moved(policy, by=0.2), 2)
 

@@ -1,14 +1,9 @@
-"""Every dataclass that flows through a rollout step, in the order in which it flows.
-
-Shape legend: B prompts a rollout step, G group size, N = B * G completions, P prompt tokens,
-C completion tokens, V vocabulary, H hidden size. Row n is completion n % G of prompt n // G.
-A mask is True where a token counts. Nothing here computes more than a view of its own fields.
-"""
+"""From prompts to scored groups, in the order in which they flow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
@@ -156,7 +151,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Measurements:
     """What a reward measured while it scored, apart from the scores; metrics carry the names."""
 
     totals: Mapping[str, float] = field(default_factory=dict)
@@ -220,111 +215,3 @@ class RolloutBatch:
             parts={name: put(part, fresh.parts[name]) for name, part in self.parts.items()},
             valid=put(self.valid, fresh.valid),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainBatch:
-    """What the loss reads. Prompts stand once a group and are padded on the left, completions on
-    the right, so that the last prompt token is always next to the first completion token.
-
-    Example, B = 1, G = 2, P = 2, C = 3, prompt ``[5]``, completions ``[7, 8]`` and ``[7, 8, 9]``::
-
-        prompt_ids      [[0, 5]]            prompt_mask      [[F, T]]
-        completion_ids  [[7, 8, 0],         completion_mask  [[T, T, F],
-                         [7, 8, 9]]                           [T, T, T]]
-        prompt_index    [0, 0]
-        logprobs[n, t] is the one of completion_ids[n, t] given all tokens before it.
-    """
-
-    prompt_ids: Tensor
-    """[B, P]"""
-    prompt_mask: Tensor
-    """[B, P] True on the tokens of the prompt."""
-    prompt_index: Tensor
-    """[N] the row of ``prompt_ids`` that a completion continues."""
-    completion_ids: Tensor
-    """[N, C]"""
-    completion_mask: Tensor
-    """[N, C] True on every sampled token (what the model reads)."""
-    loss_mask: Tensor
-    """[N, C] True on the tokens to train; False rows are invalid or filtered."""
-    advantages: Tensor
-    """[N] 0 on invalid rows."""
-    sampler_logprobs: Tensor
-    """[N, C] what the sampler reported; 0 on padding."""
-    old_logprobs: Tensor | None = None
-    """[N, C] under the policy before the first update of this rollout step; None while the
-    policy has not moved since, when they equal the current ones."""
-    ref_logprobs: Tensor | None = None
-    """[N, C] under the reference; None without one in the loss."""
-    entropy_mask: Tensor | None = None
-    """[N, C] True on the tokens of the loss mask whose entropy is high enough to have a surrogate;
-    None where all have."""
-
-    @property
-    def num_rows(self) -> int:
-        return self.completion_ids.shape[0]
-
-    @property
-    def choice_mask(self) -> Tensor:
-        """[N, C] True on the tokens that may have a surrogate and an entropy bonus."""
-        return self.loss_mask if self.entropy_mask is None else self.entropy_mask
-
-    def select(self, rows: Tensor) -> TrainBatch:
-        """The given rows with the prompts that they need, trimmed to their longest tokens."""
-        prompt_rows, prompt_index = torch.unique(self.prompt_index[rows], return_inverse=True)
-        prompt_length = int(self.prompt_mask[prompt_rows].sum(1).max())
-        length = max(1, int(self.completion_mask[rows].sum(1).max()))
-        first = self.prompt_ids.shape[1] - prompt_length
-
-        def completions(tensor: Tensor | None) -> Any:
-            return None if tensor is None else tensor[rows, :length]
-
-        return replace(
-            self,
-            prompt_ids=self.prompt_ids[prompt_rows, first:],
-            prompt_mask=self.prompt_mask[prompt_rows, first:],
-            prompt_index=prompt_index,
-            completion_ids=completions(self.completion_ids),
-            completion_mask=completions(self.completion_mask),
-            loss_mask=completions(self.loss_mask),
-            advantages=self.advantages[rows],
-            sampler_logprobs=completions(self.sampler_logprobs),
-            old_logprobs=completions(self.old_logprobs),
-            ref_logprobs=completions(self.ref_logprobs),
-            entropy_mask=completions(self.entropy_mask),
-        )
-
-    def to(self, device: torch.device | str) -> TrainBatch:
-        """The same batch on another device."""
-        moved = {
-            name: value.to(device)
-            for name in self.__slots__
-            if isinstance(value := getattr(self, name), Tensor)
-        }
-        return replace(self, **moved)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One finished phase of a rollout step, as callbacks see it in ``on_stage_end``."""
-
-    name: str
-    """generation, reward, logprob, update, micro_batch, weight_sync, evaluation."""
-    seconds: float
-    micro_batch: int | None = None
-    """Number of the micro-batch within the rollout step, from 0, when the stage is one."""
-    details: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopReason:
-    """Why a run ended before its last step; the command line exits with ``exit_code``.
-
-    It is set by ``stopping.stop_run``.
-    """
-
-    exit_code: int
-    message: str
-    is_step_unfinished: bool = False
-    """The rollout step in flight was not trained on: a resumed run makes it again."""

@@ -1,0 +1,41 @@
+"""Every dataclass that flows through a rollout step, and the checks of settings.
+
+Shape legend: B prompts a rollout step, G group size, N = B * G completions, P prompt tokens,
+C completion tokens, V vocabulary, H hidden size. Row n is completion n % G of prompt n // G.
+A mask is True where a token counts. Nothing here computes more than a view of its own fields.
+"""
+
+from lit_grpo.types.events import Stage, StopReason
+from lit_grpo.types.rollouts import (
+    Completion,
+    FinishReason,
+    Group,
+    Measurements,
+    Message,
+    Outcome,
+    Prompt,
+    RolloutBatch,
+    Score,
+    Tokenizer,
+)
+from lit_grpo.types.settings import UserError, check_range, refuse
+from lit_grpo.types.train_batch import TrainBatch
+
+__all__ = [
+    "Completion",
+    "FinishReason",
+    "Group",
+    "Measurements",
+    "Message",
+    "Outcome",
+    "Prompt",
+    "RolloutBatch",
+    "Score",
+    "Stage",
+    "StopReason",
+    "Tokenizer",
+    "TrainBatch",
+    "UserError",
+    "check_range",
+    "refuse",
+]
