@@ -1,4 +1,4 @@
-"""Callbacks to compose in a config: they watch a run, may stop it, never change its arithmetic."""
+"""Callbacks for ``trainer.callbacks``. They observe a run and may stop it; its maths stays."""
 
 from lit_grpo.callbacks.exit_checkpoint import ExitCheckpoint
 from lit_grpo.callbacks.progress import RolloutProgressBar

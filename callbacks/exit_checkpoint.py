@@ -1,6 +1,7 @@
-"""A signal ends a run after its rollout step, with an exact checkpoint; so does every other end.
+"""Write an exact checkpoint when training ends, also when a signal ends it.
 
-Replaces Lightning's own handling, which drops the step in flight, exits with 0 and hangs under DDP.
+Replaces Lightning's signal handling, which drops the step in flight, exits with 0 and hangs under
+DDP.
 """
 
 from __future__ import annotations
@@ -21,44 +22,44 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from lit_grpo.stopping import get_stop_reason, stop_run
+from lit_grpo.stopping import exit_code_of_signal, get_stop_reason, stop_run
 from lit_grpo.types import StopReason
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 ECHO_SECONDS = 1.0
-"""A launcher forwards what the whole process group got already: that soon it is the same stop."""
+"""A second signal within this time is the same request: a launcher may forward the signal that the
+whole process group has already received."""
 
 
 class ExitCheckpoint(Callback):
-    """Writes ``last.ckpt`` when training ends, be it done, stopped by a callback or by a signal.
+    """Write ``last.ckpt`` when training is done or stopped by a callback or a signal.
 
-    SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 end the run after the rollout step in flight, on all ranks
-    whichever got it, with exit code 128 + signal; a step that waits for servers' completions or for
-    rewards is left undone. A second one ends the process at once. Under SLURM with automatic
-    requeue SIGUSR1 stays with Lightning.
+    SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 end the run on all ranks after the rollout step in flight,
+    with exit code 128 + signal; the ranks that did not receive the signal end, too. A step that is
+    waiting for completions of servers or for rewards is left undone, and a resumed run repeats it.
+    A second signal ends the process at once. Under SLURM with automatic requeue, SIGUSR1 is left to
+    Lightning.
 
-    ``ModelCheckpoint(save_last=True)`` may write into the same directory: both mean the same file,
-    the latest wins, and no ``last-v1.ckpt`` appears. The file is written beside its place and moved
-    there, so that a kill while it is written leaves the one before.
+    ``ModelCheckpoint(save_last=True)`` may write into the same directory: both write the same file,
+    and no ``last-v1.ckpt`` appears. The file is written under another name and moved, so that a
+    kill during the save leaves the previous checkpoint.
 
     Args:
-        dirpath: Directory of ``last.ckpt``, commonly ``${run_dir}/checkpoints``.
+        dirpath: Directory of ``last.ckpt``, usually ``${run_dir}/checkpoints``.
     """
 
     def __init__(self, dirpath: str) -> None:
         self.path = Path(dirpath).absolute() / "last.ckpt"
         self.received: signal.Signals | None = None
-        """The signal that asked this rank to end."""
+        """The signal that this rank has received, if any."""
         self._received_at = 0.0
         self._is_saving = False
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
-    # Asking to end
-
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        for other in self._sharers(trainer):
-            # Else it would keep off a ``last.ckpt`` that it did not write itself.
+        for other in self._sharing_callbacks(trainer):
+            # Otherwise it would avoid a ``last.ckpt`` that it did not write itself.
             other.last_model_path = other.last_model_path or os.path.join(
                 str(other.dirpath), self.path.name
             )
@@ -72,13 +73,13 @@ class ExitCheckpoint(Callback):
                 signal.signal(signum, self._receive)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
-        """Only notes the signal: a handler runs between any two instructions of the step."""
+        """Record the signal; more is not safe, since a handler may interrupt any instruction."""
         now = time.monotonic()
         if self.received is None:
             self.received, self._received_at = signal.Signals(signum), now
             _write_stderr(
                 f"{self.received.name}: ending after this rollout step, with a checkpoint. "
-                "Once more to end at once without."
+                "Send it again to end at once, without a checkpoint."
             )
         elif now - self._received_at > ECHO_SECONDS:
             _write_stderr(f"{signal.Signals(signum).name} again: ending now.")
@@ -100,17 +101,17 @@ class ExitCheckpoint(Callback):
             self._stop_if_asked(trainer)
 
     def on_wait(self, trainer: L.Trainer, pl_module: L.LightningModule, _: None) -> None:
-        """What it waits for may be long in coming: the step is left undone, to be made anew."""
+        """Stop without finishing the step: what it waits for may take long to arrive."""
         self._stop_on_signal(trainer, is_step_unfinished=True)
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
-        """Between two optimizer steps a gradient that is being accumulated would be lost."""
+        """Stop, but not while gradients are being accumulated, since they would be lost."""
         num_batches = trainer.fit_loop.batch_idx + 1
         if num_batches % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch:
             self._stop_on_signal(trainer)
 
     def _stop_on_signal(self, trainer: L.Trainer, *, is_step_unfinished: bool = False) -> None:
-        """All ranks agree on the signal that any of them got."""
+        """Stop all ranks if any of them has received a signal."""
         received = torch.tensor(self.received or 0, device=trainer.strategy.root_device)
         signum = int(trainer.strategy.reduce(received, reduce_op="max"))
         if signum:
@@ -120,11 +121,11 @@ class ExitCheckpoint(Callback):
                 f"Resume with:\n  {resume_command(self.path)}"
             )
             reason = StopReason(
-                exit_code=128 + signum, message=message, is_step_unfinished=is_step_unfinished
+                exit_code=exit_code_of_signal(signum),
+                message=message,
+                is_step_unfinished=is_step_unfinished,
             )
             stop_run(trainer, reason)
-
-    # Ending
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -146,19 +147,19 @@ class ExitCheckpoint(Callback):
         self._is_saving = False
         if trainer.is_global_zero:
             _move(partial, self.path)
-        for other in self._sharers(trainer):
-            # Else it would write the file again when training ends before its own first save.
+        for other in self._sharing_callbacks(trainer):
+            # Otherwise it would write the file again if training ends before its own first save.
             other._last_checkpoint_saved = str(self.path)
         trainer.strategy.barrier("ExitCheckpoint")
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Say that it was saved where the last batch ended: from there Lightning resumes exactly.
+        """Set the loop counters to the end of the last batch, from where Lightning resumes exactly.
 
-        From the end of training it does not: it takes the epoch for done even when it was cut
+        From the end of training it does not: it counts the epoch as finished even when it was cut
         short, drops the position of the data loader, and may count a step twice. A step that was
-        left undone is taken back, so that the last batch is the one before it.
+        left undone is not counted, so that a resumed run repeats it.
         """
         if not self._is_saving:
             return
@@ -181,10 +182,8 @@ class ExitCheckpoint(Callback):
             signal.signal(signum, handler)
         self._previous_handlers = {}
 
-    # Living with others
-
-    def _sharers(self, trainer: L.Trainer) -> list[ModelCheckpoint]:
-        """Those that write the same file."""
+    def _sharing_callbacks(self, trainer: L.Trainer) -> list[ModelCheckpoint]:
+        """Return the callbacks that write the same file."""
         return [
             other
             for other in trainer.checkpoint_callbacks
@@ -195,7 +194,7 @@ class ExitCheckpoint(Callback):
 
 
 def resume_command(checkpoint: Path) -> str:
-    """What goes on from this checkpoint of a run directory."""
+    """Return the command that resumes from this checkpoint of a run directory."""
     command = next((word for word in sys.argv[1:] if word in ("fit", "sft")), "fit")
     config = checkpoint.parent.parent / "config.yaml"
     words = ["lit-grpo", command, "--config", str(config), "--ckpt_path", str(checkpoint)]
@@ -203,7 +202,7 @@ def resume_command(checkpoint: Path) -> str:
 
 
 def _write_stderr(message: str) -> None:
-    """Unbuffered: printing or logging may not be entered twice."""
+    """Write unbuffered: a signal handler may interrupt a print or a log call."""
     os.write(2, f"\n{message}\n".encode())
 
 
@@ -215,7 +214,7 @@ def _remove(path: Path) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """A file is replaced at once; a directory, as sharded strategies write, makes way first."""
+    """Replace the target; a directory, as sharded strategies write it, is moved away first."""
     if target.is_dir() and not target.is_symlink():
         old = target.with_name(target.name + ".old")
         _remove(old)

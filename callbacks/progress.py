@@ -1,4 +1,4 @@
-"""The progress of a run on one line: a live bar in a terminal, plain lines anywhere else."""
+"""Show the progress of a run: one live bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.progress import ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from lit_grpo.types import UserError
+from lit_grpo.types import check_range
 
 SHOWN = {
     "reward/mean": ("reward", ".3f"),
@@ -31,26 +31,22 @@ SHOWN = {
     "perf/tokens_per_second": ("tok/s", ".0f"),
     "val/accuracy": ("acc", ".3f"),
 }
-"""Metric -> short name and format, in the order in which they are shown."""
+"""Metric -> short name and format, in display order."""
 
 
 class RolloutProgressBar(RichProgressBar):
-    """One bar over the whole run with reward, in-group deviation, loss, KL, length and tokens/s.
+    """Show one bar for the whole run: reward, in-group deviation, loss, KL, length and tokens/s.
 
-    Where no live bar can be drawn (a pipe, a file, a scheduler's log) it prints plain lines.
+    Where no live bar can be drawn (a pipe, a file, a scheduler's log), print plain lines.
 
     Args:
-        every_n_steps: Steps between two plain lines.
-        refresh_rate: Times a second that the live bar is drawn.
+        every_n_steps: Steps from one plain line to the next.
+        refresh_rate: Updates of the live bar a second.
     """
 
     def __init__(self, every_n_steps: int = 10, refresh_rate: int = 10) -> None:
         super().__init__(refresh_rate=refresh_rate, leave=True)
-        if every_n_steps < 1:
-            raise UserError(
-                f"every_n_steps must be >= 1, got {every_n_steps} (it is the distance between two "
-                "lines). Set every_n_steps of RolloutProgressBar."
-            )
+        check_range("RolloutProgressBar.init_args.every_n_steps", every_n_steps, at_least=1)
         self.every_n_steps = every_n_steps
         self._is_live = False
         self._printed_at = time.perf_counter()
@@ -67,19 +63,17 @@ class RolloutProgressBar(RichProgressBar):
 
     @property
     def total_train_batches(self) -> int | float:
-        """Steps of the whole run, as far as can be told."""
+        """Rollout steps of the whole run, estimated where ``max_steps`` counts optimizer steps."""
         trainer = self.trainer
         done = trainer.fit_loop.total_batch_idx + 1
         limits: list[int | float] = []
         if trainer.max_epochs and trainer.max_epochs > 0:
             limits.append(trainer.num_training_batches * trainer.max_epochs)
         if trainer.max_steps > 0:
-            # Several optimizer steps may make one rollout step; how many shows while it runs.
+            # A rollout step may have several optimizer steps; their number shows during the run.
             optimizer_steps = max(trainer.global_step, 1)
             limits.append(round(trainer.max_steps * max(done, 1) / optimizer_steps))
         return min(limits, default=float("inf"))
-
-    # One bar
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -103,7 +97,7 @@ class RolloutProgressBar(RichProgressBar):
         if self.is_enabled:
             self._show_metrics(trainer)
         elif trainer.is_global_zero and not self._is_live:
-            self._print_now_and_then(trainer, step)
+            self._print_regularly(trainer, step)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
@@ -123,7 +117,7 @@ class RolloutProgressBar(RichProgressBar):
         return f"{'Training':{len(self.validation_description)}}"
 
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
-        """None in Lightning's column: they have a line of their own."""
+        """Return nothing for Lightning's column: the metrics have a line of their own."""
         return {}
 
     def configure_columns(self, trainer: L.Trainer) -> list[ProgressColumn]:
@@ -138,9 +132,7 @@ class RolloutProgressBar(RichProgressBar):
             )
         ]
 
-    # Plain lines
-
-    def _print_now_and_then(self, trainer: L.Trainer, step: int) -> None:
+    def _print_regularly(self, trainer: L.Trainer, step: int) -> None:
         is_first = self._printed_step < 0
         is_last = step + 1 == self.total_train_batches
         if is_first or is_last or (step + 1) % self.every_n_steps == 0:
@@ -158,7 +150,7 @@ class RolloutProgressBar(RichProgressBar):
 
 
 def metrics_line(metrics: Mapping[str, Any]) -> str:
-    """The metrics worth a glance, under short names: ``reward 0.500±0.250  loss 0.0123``."""
+    """Return the main metrics under short names: ``reward 0.500±0.250  loss 0.0123``."""
     shown: dict[str, str] = {}
     for metric, (name, spec) in SHOWN.items():
         if metric in metrics:
@@ -167,7 +159,7 @@ def metrics_line(metrics: Mapping[str, Any]) -> str:
 
 
 class TwoLines(ProgressColumn):
-    """The columns side by side and, below them, the task's ``metrics``: fits any terminal."""
+    """Columns side by side with the task's ``metrics`` below, to fit narrow terminals."""
 
     def __init__(self, *columns: ProgressColumn) -> None:
         super().__init__()
@@ -181,7 +173,7 @@ class TwoLines(ProgressColumn):
 
 
 class SecondsPerStepColumn(ProgressColumn):
-    """Rollout steps last seconds or minutes."""
+    """Seconds a step, since rollout steps take seconds or minutes."""
 
     max_refresh = 0.5
 

@@ -1,11 +1,11 @@
-"""Why a step waited for its rewards, in words, and what to change. Judges; warns nobody."""
+"""Explain why a step waited for its rewards, and what to change."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-MOST = 0.5
-"""From this share of the step on, the wait for rewards is what makes it slow."""
+SLOW_FRACTION = 0.5
+"""A wait for rewards of at least this share of the step is reported."""
 
 WAITS = {
     "max_concurrency": (
@@ -29,34 +29,35 @@ WAITS = {
         "limits.tokens_per_minute of the judge to what it is, so that no call is refused",
     ),
 }
-"""What a call waited for -> its name, and what to do."""
+"""Cause of a wait -> how it is named, and what to do."""
 
 
 def describe_wait(
     metrics: Mapping[str, float], exposed_seconds: float, step_seconds: float
 ) -> str | None:
-    """Why most of a step went into waiting for rewards; None when it did not."""
-    if exposed_seconds < MOST * step_seconds:
+    """Return why a step spent most of its time waiting for rewards; None if it did not."""
+    if exposed_seconds < SLOW_FRACTION * step_seconds:
         return None
     spent = f"{exposed_seconds:.1f} of the step's {step_seconds:.1f} s were a wait for rewards"
     waits = {cause: metrics.get(f"timing/judge_wait_{cause}_s", 0.0) for cause in WAITS}
     cause = max(waits, key=lambda one: waits[one])
     answering = metrics.get("timing/judge_api_latency_s", 0.0) * metrics.get("judge/calls", 0.0)
     if waits[cause] > answering:
-        place, advice = WAITS[cause]
+        resource, advice = WAITS[cause]
         return (
             f"{spent}. The judge's rate limit is the bottleneck: its calls waited "
-            f"{waits[cause]:.0f} s for {place} and {answering:.0f} s for answers, all added up. "
+            f"{waits[cause]:.0f} s for {resource} and {answering:.0f} s for answers, summed over "
+            "calls. "
             f"{advice}."
         )
     if answering:
         return (
             f"{spent}. The judge's answers take long, "
             f"{metrics['timing/judge_api_latency_s']:.1f} s a call. Raise limits.max_concurrency "
-            "if its quota allows, ask a faster model, or shorten what it writes."
+            "if its quota allows, use a faster model, or ask for shorter replies."
         )
     return (
-        f"{spent}. timing/reward_total_duration_s and the seconds of each reward say which one. A "
-        "sync reward has one thread: make it async, or run it in several processes with "
+        f"{spent}. The seconds of each reward in completions/ show which one is slow. A sync "
+        "reward runs in one thread: make it async, or run it in several processes with "
         "ProcessReward."
     )

@@ -1,4 +1,4 @@
-"""Says in words when a rollout step has nothing to learn from, and why. Changes nothing."""
+"""Warn when a rollout step teaches the policy nothing, with the cause."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics import (
-    MOST,
-    NO_ADVANTAGE,
+    LIKELY_FRACTION,
     equal_rewards,
     identical_fraction,
     nothing_to_compare,
@@ -23,16 +22,16 @@ from lit_grpo.types import RolloutBatch, TrainBatch
 log = logging.getLogger(__name__)
 
 CERTAIN = 0.01
-"""A sequence with a log-probability this near to 0 would be drawn 99 times of 100."""
+"""A sequence with a log-probability this close to 0 would be sampled 99 times out of 100."""
 
 Check = Callable[[RolloutBatch, TrainBatch | None], str | None]
 
 
 class SignalWarnings(Callback):
-    """Warns of steps that teach the policy nothing, with the cause and what to set.
+    """Warn of steps that teach the policy nothing, with the cause and what to change.
 
     Args:
-        repeat_every: Each warning comes at the first step that it is true of, and again at every
+        repeat_every: Each warning is logged at the first step that it applies to, and then once in
             this many such steps.
     """
 
@@ -72,13 +71,13 @@ def no_token_counts(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | N
         f"model.sampling.max_tokens: {truncated_fraction(rollouts):.0%} of the completions "
         "were cut off."
     )
-    return f"No token counts in the loss, so the policy did not move: {why}"
+    return f"No token counts in the loss, so the policy did not change: {why}"
 
 
 def no_advantage(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:
     if batch is None or not (trained := batch.loss_mask.any(1)).any():
         return None
-    if batch.advantages[trained].abs().max() >= NO_ADVANTAGE:
+    if batch.advantages[trained].any():
         return None
     return equal_rewards(rollouts)
 
@@ -91,27 +90,27 @@ def certain_policy(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | No
         return (
             "All sequence log-probabilities of the sampler are exactly 0: the rollout engine "
             "reports none, or it samples greedily. Set model.sampling.temperature above 0 and "
-            "have the engine return the log-probabilities of the tokens that it draws."
+            "have the engine return the log-probabilities of the tokens that it samples."
         )
     return (
         f"All sequence log-probabilities are near 0 (the lowest is {min(sums):.2g}): the policy "
         "is certain of all its completions, so there is nothing to compare. Raise "
-        "model.sampling.temperature or model.objective.entropy.coef, or give it harder prompts."
+        "model.sampling.temperature or model.objective.entropy.coef, or use harder prompts."
     )
 
 
 def identical_completions(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:
-    if (fraction := identical_fraction(rollouts)) < MOST:
+    if (fraction := identical_fraction(rollouts)) < LIKELY_FRACTION:
         return None
     return (
         f"In {fraction:.0%} of the groups all {rollouts.group_size} completions are identical, so "
-        "they cannot be compared. Raise model.sampling.temperature; look at top_p and top_k; or "
-        "give the policy harder prompts."
+        "they cannot be compared. Raise model.sampling.temperature, check top_p and top_k, or use "
+        "harder prompts."
     )
 
 
 def truncated_completions(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:
-    if (fraction := truncated_fraction(rollouts)) <= MOST:
+    if (fraction := truncated_fraction(rollouts)) <= LIKELY_FRACTION:
         return None
     return (
         f"{fraction:.0%} of the completions were cut off at the token limit before they ended. "

@@ -1,12 +1,8 @@
-"""Where a rollout step's time and memory go: metrics of each step and, by choice, a line a stage.
-
-Reads clocks and counters only.
-"""
+"""Log where the time and memory of a rollout step go, as metrics and as lines for the stages."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.callbacks.reward_waits import describe_wait
+from lit_grpo.diagnostics import StepLog
 from lit_grpo.types import RolloutBatch, Stage
 
 log = logging.getLogger(__name__)
@@ -34,16 +31,16 @@ REPEAT_EVERY = 50
 
 
 class TimingLog(Callback):
-    """Logs ``timing/…`` and ``perf/…`` beside the step's other metrics.
+    """Log ``timing/…`` and ``perf/…`` with the step's other metrics.
 
     ``perf/memory_allocated_gb`` and ``perf/memory_reserved_gb`` are the step's peaks on the GPU, in
-    units of 2^30 bytes. Without a GPU the first is the resident memory of the process and there is
-    no second. Where most of a step is a wait for rewards a warning says what to change, at the
-    first such step and at every 50th.
+    units of 2^30 bytes. Without a GPU the first is the resident memory of the process and the
+    second is left out. If a step spends most of its time waiting for rewards, a warning tells what
+    to change, at the first such step and at every 50th.
 
     Args:
-        stages: Also write a line to the log as each stage ends, while the step still runs: number,
-            stage, seconds, memory and what the stage says of itself.
+        stages: Also log a line when a stage ends, during the step: step, stage, seconds, memory and
+            details of the stage.
     """
 
     def __init__(self, stages: bool = False) -> None:
@@ -51,13 +48,13 @@ class TimingLog(Callback):
         self._step_start = time.perf_counter()
         self._seconds: dict[str, float] = {}
         self._num_waiting_steps = 0
-        self._logged_names: dict[str, float] = {}
+        self._step_log = StepLog()
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        # A stage that does not come in this step took no time; left out, Lightning would log its
-        # last duration once more.
+        # A stage that this step skips gets 0 seconds; otherwise Lightning would log its last
+        # duration again.
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
@@ -90,9 +87,7 @@ class TimingLog(Callback):
                 step = trainer.fit_loop.total_batch_idx
                 memory = memory_gb(pl_module.device)
                 log.info("%s", _step_line(step, step_seconds, memory, rollouts))
-        # Lightning would log the last value of a name once more where a step has none.
-        self._logged_names |= dict.fromkeys(metrics, math.nan)
-        pl_module.log_dict(self._logged_names | metrics)
+        self._step_log.log(pl_module, metrics)
 
     def _warn_of_wait(self, reason: str | None) -> None:
         if reason is None:
@@ -114,7 +109,7 @@ class TimingLog(Callback):
 def _rollout_metrics(
     trainer: L.Trainer, rollouts: RolloutBatch, step_seconds: float
 ) -> dict[str, float]:
-    """Sums over all ranks."""
+    """Return total reward seconds and the token rate, over all ranks."""
     tokens = sum(len(completion.token_ids) for completion in rollouts.completions)
     reward_seconds = sum(
         score.seconds
@@ -131,10 +126,10 @@ def _rollout_metrics(
 
 
 def memory_gb(device: torch.device) -> float:
-    """Memory in use now: allocated on the GPU, else resident of this process."""
+    """Return the memory in use: allocated on the GPU, or resident memory without one."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device) / GB
-    return psutil.Process().memory_info().rss / GB
+    return float(psutil.Process().memory_info().rss) / GB
 
 
 def _peak_memory(device: torch.device) -> dict[str, float]:

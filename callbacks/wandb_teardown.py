@@ -1,6 +1,6 @@
-"""Keeps wandb from stopping a run: not while it trains, not when it ends.
+"""Keep wandb from blocking or failing a run, during training and when it ends.
 
-Acts only where a WandbLogger is among the loggers, and imports nothing of wandb itself.
+Acts only if a WandbLogger is among the loggers, and does not import wandb itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
 
 from lit_grpo.concurrency import call_with_timeout
-from lit_grpo.stopping import get_stop_reason
+from lit_grpo.stopping import ExitCode, get_stop_reason
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +24,14 @@ UPLOADING_CALLS = ("after_save_checkpoint", "finalize")
 
 
 class WandbTeardown(Callback):
-    """Bounds every call to wandb in time, goes on without it after the first failure, ends it last.
+    """Give every wandb call a timeout, and continue without wandb after the first failure.
 
-    Once training and all saves are done it finishes the wandb run with the exit code of the run.
-    What wandb could not send stays in its local directory for ``wandb sync``.
+    After training and the last checkpoint, finish the wandb run with the exit code of the run. Data
+    that could not be sent stays in wandb's local directory for ``wandb sync``.
 
     Args:
-        timeout_seconds: Of a call that logs, and of ending the wandb run.
-        upload_timeout_seconds: Of a call that may copy a checkpoint (``log_model``).
+        timeout_seconds: Timeout of a call that logs, and of finishing the wandb run.
+        upload_timeout_seconds: Timeout of a call that may copy a checkpoint (``log_model``).
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class WandbTeardown(Callback):
         self.timeout_seconds = timeout_seconds
         self.upload_timeout_seconds = upload_timeout_seconds
         self.hung = False
-        """Whether a call did not come back: wandb's own exit hook would wait for good, too."""
+        """Whether a call timed out; wandb's own exit hook would then wait forever, too."""
         self._failed = False
         self._loggers: list[WandbLogger] = []
 
@@ -67,12 +67,12 @@ class WandbTeardown(Callback):
             return
         try:
             call_with_timeout(call, timeout_seconds, "wandb")
-        except Exception as error:  # whatever wandb does, the run goes on
+        except Exception as error:  # no failure of wandb may end the run
             self._failed = True
             self.hung = isinstance(error, TimeoutError)
             log.warning(
-                "wandb failed in %s (%s: %s); the run goes on without it. All metrics are in the "
-                "run directory; send wandb's part later with `wandb sync`.",
+                "wandb failed in %s (%s: %s); the run continues without it. All metrics are in the "
+                "run directory; upload the rest of wandb's data with `wandb sync`.",
                 name,
                 type(error).__name__,
                 error,
@@ -81,18 +81,18 @@ class WandbTeardown(Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
             reason = get_stop_reason(trainer)
-            self._finish("success", reason.exit_code if reason else 0)
+            self._finish("success", reason.exit_code if reason else ExitCode.DONE)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        self._finish("failed", 1)
+        self._finish("failed", ExitCode.CRASHED)
 
     def _finish(self, status: str, exit_code: int) -> None:
         for logger in self._loggers:
             logger.finalize(status)
 
             def finish(logger: WandbLogger = logger) -> None:
-                logger.experiment.finish(exit_code=exit_code)
+                logger.experiment.finish(exit_code=int(exit_code))
 
             self._attempt(finish, "finish", self.timeout_seconds)

@@ -1,6 +1,6 @@
-"""Ends a run whose reward has been zero, or missing, for many rollout steps in a row.
+"""Stop a run whose reward has been zero or missing for many rollout steps in a row.
 
-Such a run learns nothing at best; it never goes on for hundreds of steps on failed rollouts.
+Such a run learns nothing and may be wasting hours on failed rollouts.
 """
 
 from __future__ import annotations
@@ -15,35 +15,36 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics import likely_causes
-from lit_grpo.stopping import stop_run
-from lit_grpo.types import RolloutBatch, StopReason, UserError
+from lit_grpo.stopping import ExitCode, stop_run
+from lit_grpo.types import RolloutBatch, StopReason, check_range
 
 log = logging.getLogger(__name__)
 
-EXIT_CODE = 3
-
 
 class ZeroRewardBreaker(Callback):
-    """Counts consecutive rollout steps without any reward, over all ranks.
+    """Stop a run after a streak of rollout steps without any reward, over all ranks.
 
-    A step counts when every valid reward is exactly 0, or when no row is valid; the two are told
-    apart in what it says. The streak is part of the checkpoint.
+    A step counts if every valid reward is exactly 0 or if no row is valid; the message names how
+    many of each. The streak is saved in the checkpoint.
 
     Args:
-        alert_after: Rollout steps in a row after which it warns.
-        stop_after: Rollout steps in a row after which the run ends with exit code 3.
+        alert_after: Length of a streak at which to warn.
+        stop_after: Length of a streak at which to stop the run, with exit code 3.
 
     Raises:
-        ValueError: not 1 <= alert_after <= stop_after.
+        UserError: not 1 <= alert_after <= stop_after.
     """
 
     def __init__(self, alert_after: int = 5, stop_after: int = 10) -> None:
-        if not 1 <= alert_after <= stop_after:
-            raise UserError(
-                f"alert_after must be >= 1 and at most stop_after, got {alert_after} and "
-                f"{stop_after} (a warning that comes after the stop warns nobody). "
-                "Set alert_after and stop_after of ZeroRewardBreaker."
-            )
+        key = "ZeroRewardBreaker.init_args."
+        check_range(f"{key}stop_after", stop_after, at_least=1)
+        check_range(
+            f"{key}alert_after",
+            alert_after,
+            at_least=1,
+            at_most=stop_after,
+            why="the warning must come before the stop",
+        )
         self.alert_after = alert_after
         self.stop_after = stop_after
         self._reset()
@@ -70,7 +71,8 @@ class ZeroRewardBreaker(Callback):
             return
         self._count(trainer.fit_loop.total_batch_idx, unscored=num_valid == 0)
         if self.streak >= self.stop_after:
-            stop_run(trainer, StopReason(exit_code=EXIT_CODE, message=self._describe(rollouts)))
+            reason = StopReason(exit_code=ExitCode.NO_REWARD, message=self._describe(rollouts))
+            stop_run(trainer, reason)
         elif self.streak == self.alert_after and trainer.is_global_zero:
             log.warning(
                 "%s\nThe run will be stopped after %d such steps.",
@@ -112,7 +114,7 @@ class ZeroRewardBreaker(Callback):
 
 
 def _count_rows(trainer: L.Trainer, rollouts: RolloutBatch) -> tuple[int, int]:
-    """Valid rows, and those of them with a reward other than 0, over all ranks."""
+    """Return the number of valid rows and of those with a reward other than 0, over all ranks."""
     rewards = rollouts.rewards[rollouts.valid]
     counts = torch.tensor(
         [rewards.numel(), int((rewards != 0).sum())], device=trainer.strategy.root_device

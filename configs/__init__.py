@@ -1,1 +1,1 @@
-"""The experiments that ship: one complete YAML each, and presets to merge over them."""
+"""Bundled configs: complete experiments, and presets, rewards and engines to merge into them."""

@@ -1,5 +1,65 @@
-"""A modular GRPO trainer for language models on Lightning."""
+"""A modular GRPO trainer for language models on Lightning.
 
+The names below load on first use, so that ``import lit_grpo`` stays light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lit_grpo.data import AdditionData, PromptData, RubricData
+    from lit_grpo.objective import AdvantageConfig, KLTerm, Objective
+    from lit_grpo.policy import LoRA, Policy
+    from lit_grpo.rewards import FunctionReward, MathReward, Reward
+    from lit_grpo.rollout import HFEngine, Sampling, VLLMEngine, VLLMServerEngine
+    from lit_grpo.runs.trainer import Trainer
+    from lit_grpo.training import Evaluation, GRPOModule, SFTModule, UpdateConfig
 
 __version__ = version("lit-grpo")
+
+_HOMES = {
+    "lit_grpo.data": ("AdditionData", "PromptData", "RubricData"),
+    "lit_grpo.objective": ("AdvantageConfig", "KLTerm", "Objective"),
+    "lit_grpo.policy": ("LoRA", "Policy"),
+    "lit_grpo.rewards": ("FunctionReward", "MathReward", "Reward"),
+    "lit_grpo.rollout": ("HFEngine", "Sampling", "VLLMEngine", "VLLMServerEngine"),
+    "lit_grpo.runs.trainer": ("Trainer",),
+    "lit_grpo.training": ("Evaluation", "GRPOModule", "SFTModule", "UpdateConfig"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AdditionData",
+    "AdvantageConfig",
+    "Evaluation",
+    "FunctionReward",
+    "GRPOModule",
+    "HFEngine",
+    "KLTerm",
+    "LoRA",
+    "MathReward",
+    "Objective",
+    "Policy",
+    "PromptData",
+    "Reward",
+    "RubricData",
+    "SFTModule",
+    "Sampling",
+    "Trainer",
+    "UpdateConfig",
+    "VLLMEngine",
+    "VLLMServerEngine",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'lit_grpo' has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

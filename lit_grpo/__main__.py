@@ -1,6 +1,6 @@
-"""The command ``lit-grpo``: says what there is, hands over to the room that does it, and ends.
+"""The command ``lit-grpo``: print help, or import the module of a command and run it.
 
-Nothing heavy is imported before a command is known, so that help answers at once.
+Heavy imports wait until the command is known, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -12,19 +12,9 @@ import time
 from collections.abc import Sequence
 
 from lit_grpo import __version__
-from lit_grpo.cli.configs import bundled_configs
+from lit_grpo.cli.commands import COMMANDS, bundled_configs
 from lit_grpo.cli.errors import complain, did_you_mean
-
-COMMANDS = {
-    "sft": "warm a policy up on the answers of the data, for GRPO to start from",
-    "fit": "train a policy with GRPO",
-    "validate": "measure a checkpoint on the validation prompts",
-    "test": "measure a checkpoint on the test prompts",
-    "rewards": "sample and score a few prompts without training: signal, time and cost of a step",
-    "judge-check": "ask the judges of the config: do they answer and tell good from bad",
-    "rescore": "score a run's logged completions again under changed rewards, and show what moves",
-    "report": "draw and sum up the curves of one or more runs",
-}
+from lit_grpo.stopping import SIGNAL_CODE, SIGNAL_MEANING, ExitCode
 
 SHUTDOWN_SECONDS = 15.0
 
@@ -46,24 +36,25 @@ examples:
   lit-grpo rescore runs/my/0 --config other_rewards.yaml --last 10
   lit-grpo report runs/my/0 runs/my/1
 
-bundled configs (a file of that name in the working directory comes first):
+bundled configs (a file of the same name in the working directory takes precedence):
 {configs}
 
 exit codes:
-  0 done, 1 crashed (the traceback is in run.log), 2 wrong command, config or data,
-  130 interrupted; a callback that stops a run chooses its own. judge-check: 1 where a judge
-  cannot tell good from bad, 2 where it cannot be asked.
+{exit_codes}
+  A callback that stops a run may choose another code. judge-check exits with 1 if a judge does not
+  tell good from bad, and with 2 if it cannot be asked.
 
-`lit-grpo COMMAND --help` lists every key of a command."""
+`lit-grpo COMMAND --help` lists every key of a command, `lit-grpo --version` prints the version, and
+`lit-grpo --print_completion bash` (or zsh, fish, tcsh) prints a completion script."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code of the process."""
+    """Run one command and return the exit code of the process."""
     command, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         exit_code = dispatch(command, arguments)
     except KeyboardInterrupt:
-        exit_code = complain("interrupted.", exit_code=130)
+        exit_code = complain("interrupted.", ExitCode.INTERRUPTED)
     end_within(SHUTDOWN_SECONDS, exit_code)
     return exit_code
 
@@ -73,6 +64,10 @@ def dispatch(command: str, arguments: list[str]) -> int:
         print(help_text())
     elif command == "--version":
         print(f"lit-grpo {__version__}")
+    elif command == "--print_completion":
+        from lit_grpo.cli.completion import print_completion
+
+        return print_completion(arguments)
     elif command == "report":
         return report(arguments)
     elif command in COMMANDS:
@@ -82,18 +77,20 @@ def dispatch(command: str, arguments: list[str]) -> int:
     else:
         hint = did_you_mean(command, COMMANDS) or f" Choose from {', '.join(COMMANDS)}."
         return complain(f"{command}: no such command.{hint}")
-    return 0
+    return ExitCode.DONE
 
 
 def help_text() -> str:
+    exit_codes = {code.value: code.meaning for code in ExitCode} | {SIGNAL_CODE: SIGNAL_MEANING}
     return HELP.format(
         commands="\n".join(f"  {name:<13}{purpose}" for name, purpose in COMMANDS.items()),
         configs="\n".join(f"  {name}" for name in bundled_configs()) or "  (none)",
+        exit_codes="\n".join(f"  {code:<9}{meaning}" for code, meaning in exit_codes.items()),
     )
 
 
 def report(run_dirs: list[str]) -> int:
-    """The curves of ``run_dirs``, each the directory of one run."""
+    """Draw the curves of ``run_dirs`` and print a summary; each is the directory of one run."""
     if not run_dirs or run_dirs[0].startswith("-"):
         return complain("report needs the directory of one or more runs: lit-grpo report runs/my/0")
     from lit_grpo.runs.report import report
@@ -102,11 +99,11 @@ def report(run_dirs: list[str]) -> int:
         report(run_dirs)
     except (ValueError, OSError) as error:
         return complain(str(error))
-    return 0
+    return ExitCode.DONE
 
 
 def end_within(seconds: float, exit_code: int) -> None:
-    """Ends the process with its exit code even if a thread or a logger hangs in its shutdown."""
+    """End the process with its exit code even if a thread or a logger hangs at shutdown."""
 
     def watch() -> None:
         threading.main_thread().join()

@@ -1,7 +1,4 @@
-"""Waiting, retrying and threads: the few pieces that every room shares.
-
-Nothing here knows what it waits for.
-"""
+"""Back-off between retries, threads with a timeout, and event loops in threads."""
 
 from __future__ import annotations
 
@@ -15,16 +12,18 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 jitter = random.Random()
-"""A generator of its own: the global one belongs to the run's seed."""
+"""Separate from the global generator, whose numbers must depend on the run's seed only."""
 
 
 def backoff(num_failures: int, first: float, longest: float) -> float:
     """Return the seconds to wait before the next attempt.
 
-    ``first`` after one failure, twice as long after each further one, at most ``longest``, give or
-    take half. The jitter keeps calls that failed together from coming back together.
+    That is ``first`` after one failure, twice as long after each further one, at most ``longest``,
+    times a random factor from 0.5 to 1.5, so that calls that failed together are not repeated
+    together.
     """
-    return min(first * 2 ** (num_failures - 1), longest) * jitter.uniform(0.5, 1.5)
+    seconds: float = min(first * 2 ** (num_failures - 1), longest)
+    return seconds * jitter.uniform(0.5, 1.5)
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -56,10 +55,10 @@ def run_in_daemon_thread(function: Callable[[], T], name: str) -> Future[T]:
 
 
 def call_with_timeout(function: Callable[[], T], seconds: float, name: str) -> T:
-    """Return the result of a function, or leave its thread behind when the time is up.
+    """Call a function in a daemon thread and return its result; abandon the thread on a timeout.
 
     Raises:
-        TimeoutError: it took longer than ``seconds``.
+        TimeoutError: the call took longer than ``seconds``.
         BaseException: what the function raised.
     """
     future = run_in_daemon_thread(function, name)
@@ -72,7 +71,7 @@ def call_with_timeout(function: Callable[[], T], seconds: float, name: str) -> T
 
 
 class EventLoopThread:
-    """A persistent event loop in a daemon thread, so that async clients outlive a single call."""
+    """An event loop in a daemon thread, so that async clients can be used for several calls."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
@@ -88,7 +87,7 @@ class EventLoopThread:
         return self.submit(coroutine).result(timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Cancel what still runs and end the thread; leave it behind if that takes too long."""
+        """Cancel the tasks that still run and end the thread; abandon it after ``timeout``."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout)
 

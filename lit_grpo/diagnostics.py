@@ -1,64 +1,63 @@
-"""What a rollout step shows of its health: which scores are absent and why, and likely causes.
+"""Diagnose a rollout step: which scores are absent and why, and why there is nothing to learn.
 
-Puts findings into numbers and words. Callbacks and commands decide what to do about them.
+Findings are numbers and sentences; callbacks and commands decide what to do about them.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import lightning as L
 
+from lit_grpo.objective.advantages import counted_rows, has_signal
 from lit_grpo.types import Group, Outcome, RolloutBatch, Score
 
 SHOWN_CHARACTERS = 120
 
-MOST = 0.5
-"""From this share of a step on, a symptom is called the likely cause."""
-NO_ADVANTAGE = 1e-6
-"""Rewards, or advantages, that are nearer to each other are equal."""
+LIKELY_FRACTION = 0.5
+"""A symptom of at least this share of a step is reported as a likely cause."""
 
 ADVICE = {
-    Outcome.ERROR: "Look at its service and its credentials",
-    Outcome.TIMEOUT: "Look at its service, or give it more time",
+    Outcome.ERROR: "Check its service and its credentials",
+    Outcome.TIMEOUT: "Check its service, or give it more time",
     Outcome.RATE_LIMITED: "Lower its concurrency or raise its quota",
-    Outcome.UNAVAILABLE: "Look at whether its service runs and can be reached",
-    Outcome.CONTENT_FILTERED: "Look at what the filter objects to, or have it loosened",
+    Outcome.UNAVAILABLE: "Check that its service runs and can be reached",
+    Outcome.CONTENT_FILTERED: "Check what the filter objects to, or have it relaxed",
     Outcome.OUT_OF_TOKENS: "Raise max_completion_tokens of its judge",
     Outcome.BUDGET_SPENT: "Raise limits.max_cost_usd of its judge",
-    Outcome.PARSE_ERROR: "Look at what it is asked and what it answers",
-    Outcome.ABSTAIN: "Look at why it declines to score these prompts",
-    Outcome.NOT_SAMPLED: "Look at the rollout engine's log",
+    Outcome.PARSE_ERROR: "Compare its prompt with its replies",
+    Outcome.ABSTAIN: "Check why it declines to score these prompts",
+    Outcome.NOT_SAMPLED: "Check the rollout engine's log",
     Outcome.TRUNCATED: "Raise model.sampling.max_tokens, or let it score truncated completions",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The most common way in which a reward failed to give a value."""
+    """The most common reason why a reward gave no value."""
 
     reward: str
     outcome: Outcome
     fraction: float
-    """Of this reward's scores, those that ended this way."""
+    """Share of this reward's scores that ended this way."""
     detail: str
-    """What one of them says."""
+    """Detail of one of them."""
 
     def __str__(self) -> str:
-        sample = f", for instance: {shorten(self.detail)}" if self.detail else ""
+        example = f", for instance: {shorten(self.detail)}" if self.detail else ""
         return (
             f"{self.fraction:.0%} of the scores of reward {self.reward!r} ended as "
-            f"{self.outcome}{sample}. {ADVICE[self.outcome]}."
+            f"{self.outcome}{example}. {ADVICE[self.outcome]}."
         )
 
 
 def find_failure(rollouts: RolloutBatch, rewards: Collection[str] | None = None) -> Failure | None:
-    """The failing outcome that most rows share, of all rewards or of some.
+    """Return the most common failure of the given rewards, by default of all.
 
-    None where every score has a value.
+    None if every score has a value.
     """
     counts: Counter[tuple[str, Outcome]] = Counter()
     details: dict[tuple[str, Outcome], str] = {}
@@ -81,7 +80,7 @@ def _failed_scores(group: Group, rewards: Collection[str]) -> list[tuple[str, Sc
 
 
 def shorten(text: str) -> str:
-    """The end of a long text: that is where an error's cause and an answer stand."""
+    """Return the end of a long text, which has the cause of an error or the final answer."""
     text = text.strip()
     return text if len(text) <= SHOWN_CHARACTERS else "…" + text[-SHOWN_CHARACTERS:]
 
@@ -95,7 +94,7 @@ def empty_fraction(rollouts: RolloutBatch) -> float:
 
 
 def identical_fraction(rollouts: RolloutBatch) -> float:
-    """Of the groups, those whose completions are all the same."""
+    """Return the share of groups whose completions are all the same."""
     return _fraction(
         len({c.token_ids for c in group.completions}) == 1 for group in rollouts.groups
     )
@@ -107,17 +106,17 @@ def _fraction(holds: Iterable[bool]) -> float:
 
 
 def likely_causes(rollouts: RolloutBatch) -> list[str]:
-    """Why a step has no reward, the likeliest cause first, each with what to do."""
+    """Return why a step has no reward and what to do, the likeliest cause first."""
     causes = []
     failure = find_failure(rollouts)
-    if failure and failure.fraction >= MOST:
+    if failure and failure.fraction >= LIKELY_FRACTION:
         causes.append(str(failure))
-    if (fraction := empty_fraction(rollouts)) >= MOST:
+    if (fraction := empty_fraction(rollouts)) >= LIKELY_FRACTION:
         causes.append(
-            f"{fraction:.0%} of the completions are empty. Look at the rollout engine's log: it "
-            "may have lost its weights or its server."
+            f"{fraction:.0%} of the completions are empty. Check the rollout engine's log: it may "
+            "have lost its weights or its server."
         )
-    if (fraction := truncated_fraction(rollouts)) >= MOST:
+    if (fraction := truncated_fraction(rollouts)) >= LIKELY_FRACTION:
         causes.append(
             f"{fraction:.0%} of the completions were cut off before they ended, so their answers "
             "are missing. Raise model.sampling.max_tokens or ask for shorter answers."
@@ -125,8 +124,8 @@ def likely_causes(rollouts: RolloutBatch) -> list[str]:
     if identical_fraction(rollouts) == 1:
         causes.append(
             "In every group all completions are identical. Raise model.sampling.temperature; if "
-            "it is high already the policy has collapsed: start again from an earlier checkpoint "
-            "with a lower learning rate."
+            "it is already high, the policy has collapsed: restart from an earlier checkpoint with "
+            "a lower learning rate."
         )
     return causes or [_never_matched(rollouts)]
 
@@ -136,17 +135,17 @@ def _never_matched(rollouts: RolloutBatch) -> str:
     names = ", ".join(repr(name) for name in group.scores) or "none"
     gold = "" if group.prompt.answer is None else f", whose answer is {group.prompt.answer!r},"
     return (
-        f"The rewards ({names}) answer and give 0: no completion has the format or the answer "
-        f"that they look for. Prompt {group.prompt.id!r}{gold} was completed with "
-        f"{shorten(group.completions[0].text)!r}. Compare some rows of completions/; warm the "
-        "policy up with lit-grpo sft, or set the reward to what the prompt asks for."
+        f"The rewards ({names}) work and give 0: no completion has the format or the answer that "
+        f"they look for. Prompt {group.prompt.id!r}{gold} was completed with "
+        f"{shorten(group.completions[0].text)!r}. Read some rows of completions/; then warm the "
+        "policy up with lit-grpo sft, or make the reward and the prompt ask for the same format."
     )
 
 
 def no_signal(rollouts: RolloutBatch) -> list[str]:
-    """Why no group tells its completions apart, each reason a sentence; none where one does."""
+    """Return sentences on why no group has a signal; empty if at least one has."""
     rewards, valid = rollouts.rewards, rollouts.valid
-    if any(_differ(row[counts]) for row, counts in zip(rewards, valid, strict=True)):
+    if has_signal(rewards, valid).any():
         return []
     if reason := nothing_to_compare(rollouts):
         return [f"There is no signal: {reason}"]
@@ -156,29 +155,29 @@ def no_signal(rollouts: RolloutBatch) -> list[str]:
 
 
 def nothing_to_compare(rollouts: RolloutBatch) -> str | None:
-    """Why no group has rows to compare; None where one has."""
+    """Return why no group has rows to compare, or None if at least one has."""
     if not rollouts.valid.any():
         failure = find_failure(rollouts)
         return f"no row is valid: {failure}" if failure else "no row is valid."
-    if not rollouts.valid.sum(1).ge(2).any():
+    if not counted_rows(rollouts.valid).any():
         return "no group has two valid rows to compare."
     return None
 
 
 def equal_rewards(rollouts: RolloutBatch) -> str:
-    """What it means that the rewards of every group are equal, and what may help."""
+    """Explain that the rewards inside every group are equal, and what may help."""
     if cancelling := _differing_parts(rollouts):
         return (
-            f"All advantages are 0 although {' and '.join(cancelling)} differ inside groups: "
-            "their weighted sum does not, they cancel out. Change the rewards' weights, or "
-            "normalise each reward before the sum."
+            f"All advantages are 0 although {' and '.join(cancelling)} differ inside groups: they "
+            "cancel out in the weighted sum. Change the weights, or normalise each reward before "
+            "the sum."
         )
     mean = rollouts.rewards[rollouts.valid].mean()
     return (
         f"All advantages are 0: inside each group all rewards are equal (their mean is {mean:.3g})"
-        ", so only the KL and entropy terms move the policy. If it solves these prompts, give it "
-        "harder ones; if it solves none, easier ones or a longer warm-up; if the rewards should "
-        "differ, look at the reward. A larger model.group_size makes equal rewards rarer."
+        ", so only the KL and entropy terms move the policy. If it solves these prompts, use "
+        "harder ones; if it solves none, use easier ones or a longer warm-up; if the rewards "
+        "should differ, check the reward. A larger model.group_size makes equal rewards rarer."
     )
 
 
@@ -186,10 +185,20 @@ def _differing_parts(rollouts: RolloutBatch) -> list[str]:
     return [
         repr(name)
         for name, part in rollouts.parts.items()
-        if any(_differ(row[valid]) for row, valid in zip(part, rollouts.valid, strict=True))
+        if has_signal(part, rollouts.valid & ~part.isnan()).any()
     ]
 
 
-def _differ(values: Tensor) -> bool:
-    values = values[~torch.isnan(values)]
-    return values.numel() > 1 and bool(values.max() - values.min() > NO_ADVANTAGE)
+class StepLog:
+    """Log the metrics of rollout steps; a metric without a value in this step becomes NaN.
+
+    Lightning would log the last value of such a metric again.
+    """
+
+    def __init__(self) -> None:
+        self._absent: dict[str, float] = {}
+
+    def log(self, module: L.LightningModule, values: Mapping[str, float]) -> None:
+        """Log the values of one step, from the same hook at every step."""
+        self._absent |= dict.fromkeys(values, math.nan)
+        module.log_dict(self._absent | dict(values))

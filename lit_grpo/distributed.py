@@ -1,22 +1,24 @@
-"""What the ranks of a run must know of each other within a rollout step. Knows no formula."""
+"""Communication between the ranks of a run; each function works without a process group, too."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import lightning as L
 import torch
 from torch import Tensor
 
 from lit_grpo.types import RolloutBatch
 
-Value = TypeVar("Value")
+if TYPE_CHECKING:
+    import lightning as L  # for annotations only: reward worker processes must start fast
+
+T = TypeVar("T")
 
 
 def gather_rewards(module: L.LightningModule, rollouts: RolloutBatch) -> RolloutBatch:
-    """The batch with the rewards of all ranks, for a mean or a deviation over them."""
+    """Return the batch with the rewards of all ranks, for statistics over the whole batch."""
     if module.trainer.world_size == 1:
         return rollouts
 
@@ -33,29 +35,42 @@ def gather_rewards(module: L.LightningModule, rollouts: RolloutBatch) -> Rollout
     )
 
 
-def gather_objects(value: Value) -> list[Value]:
-    """What each rank has, in the order of the ranks; on the CPU."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [value]
-    gathered: list = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, value)
+def gather_objects(value: T) -> list[T]:
+    """Return the values of all ranks, in the order of the ranks; every rank must call this.
+
+    Values are pickled, so tensors in them should be on the CPU.
+    """
+    gathered = [value] * get_world_size()
+    if _has_process_group():
+        torch.distributed.all_gather_object(gathered, value)
     return gathered
 
 
 def any_failure(failure: str) -> str:
-    """What the first rank says that has failed, empty where none has; every rank must call it."""
+    """Return the message of the first rank that has failed; empty if none has.
+
+    Every rank must call this.
+    """
     return next(filter(None, gather_objects(failure)), "")
 
 
 def get_rank() -> int:
-    """The number of this process among those of the run; 0 where there is one."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return 0
-    return torch.distributed.get_rank()
+    """Return the rank of this process; 0 without a process group."""
+    return torch.distributed.get_rank() if _has_process_group() else 0
+
+
+def get_world_size() -> int:
+    """Return the number of processes of the run; 1 without a process group."""
+    return torch.distributed.get_world_size() if _has_process_group() else 1
 
 
 def sum_over_ranks(module: L.LightningModule, values: Sequence[Tensor]) -> list[float]:
-    """Each value summed over all ranks, in one reduction."""
+    """Return each value summed over all ranks, in one reduction; every rank must call this."""
     summed = module.trainer.strategy.reduce(torch.stack(list(values)), reduce_op="sum")
     assert isinstance(summed, Tensor)
-    return summed.tolist()
+    sums: list[float] = summed.tolist()
+    return sums
+
+
+def _has_process_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

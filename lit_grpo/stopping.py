@@ -1,20 +1,59 @@
-"""How a run is ended before its last step, by a callback or by the step itself."""
+"""How a run ends before its last step, and the exit codes of the command line.
+
+Imports neither torch nor Lightning, so that ``lit-grpo --help`` can print the codes at once.
+"""
 
 from __future__ import annotations
 
-import lightning as L
+from enum import IntEnum
+from typing import TYPE_CHECKING
 
-from lit_grpo.types import StopReason
+if TYPE_CHECKING:
+    import lightning as L
 
-ENGINE_EXIT_CODE = 5
-"""Of a command whose rollout engine gave up."""
+    from lit_grpo.types import StopReason
+
+
+class ExitCode(IntEnum):
+    """Exit codes of ``lit-grpo``; a callback may choose any other in its ``StopReason``.
+
+    A run that a signal ends exits with ``exit_code_of_signal``, as a shell reports it.
+    """
+
+    meaning: str
+
+    DONE = 0, "done"
+    CRASHED = 1, "crashed; the traceback is in run.log"
+    WRONG_INPUT = 2, "wrong command, config or data; one line says what"
+    NO_REWARD = 3, "stopped by ZeroRewardBreaker: no reward for many steps in a row"
+    SCORES_ABSENT = 4, "stopped: scores stayed missing, or a judge's budget is spent"
+    ENGINE_FAILED = (
+        5,
+        "stopped: the rollout engine gave up, or a server has other weights than the policy",
+    )
+    INTERRUPTED = 130, "interrupted by Ctrl-C"
+
+    def __new__(cls, code: int, meaning: str) -> ExitCode:
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.meaning = meaning
+        return member
+
+
+SIGNAL_CODE = "128 + n"
+SIGNAL_MEANING = "ended by signal n, such as 143 for SIGTERM"
+
+
+def exit_code_of_signal(signum: int) -> int:
+    """Return the exit code of a process that a signal ended, as shells count it."""
+    return 128 + signum
 
 
 def stop_run(trainer: L.Trainer, reason: StopReason) -> None:
     """End the run after this rollout step, without a last validation; the first reason wins.
 
-    Every rank must call it at the same step. Whoever stops a run has no time for a validation,
-    or what would generate it is dead.
+    Call it on every rank at the same step. The validation is skipped because the engine that would
+    generate its completions may be dead, and a scheduler that ends a run does not wait for one.
     """
     if get_stop_reason(trainer) is None:
         trainer.stop_reason = reason  # type: ignore[attr-defined]
@@ -23,5 +62,5 @@ def stop_run(trainer: L.Trainer, reason: StopReason) -> None:
 
 
 def get_stop_reason(trainer: L.Trainer) -> StopReason | None:
-    """Why the run was stopped; None while nobody did."""
+    """Return why the run was stopped, or None if it was not."""
     return getattr(trainer, "stop_reason", None)

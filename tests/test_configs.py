@@ -1,15 +1,17 @@
-"""Every config that ships is read and all of its classes are made, without network or GPU."""
+"""Every bundled config is parsed and instantiated, without network or GPU."""
 
 import re
 import socket
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 import pytest
 import yaml
 
-from lit_grpo.cli.app import CommandLine, import_plugins
-from lit_grpo.cli.configs import look_at
+from lit_grpo.cli.app import import_plugins
+from lit_grpo.cli.command_line import CommandLine
+from lit_grpo.cli.configs import read_invocation
 from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective, SamplerCorrection
 from lit_grpo.rollout import HFEngine, RolloutEngine, VLLMServerEngine
 from lit_grpo.training import GRPOModule, SFTModule
@@ -25,17 +27,19 @@ PRESETS = sorted(path.name for path in (CONFIGS / "presets").iterdir())
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch, tmp_path):
     def refuse(*args):
-        raise AssertionError("a config must be read without network")
+        raise AssertionError("a config must be parsed without network")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.chdir(tmp_path)
     import_plugins()
 
 
-def make(*names: str, arguments: tuple[str, ...] = ()) -> CommandLine:
-    command = "sft" if names[0].endswith("sft.yaml") else "fit"
+@cache
+def instantiate(*names: str, arguments: tuple[str, ...] = ()) -> CommandLine:
+    """Merge configs and create their objects. Tests share them and change none."""
+    verb = "sft" if names[0].endswith("sft.yaml") else "fit"
     configs = [word for name in names for word in ("--config", name)]
-    return CommandLine(command, look_at([*configs, *arguments]), "runs/test/0")
+    return CommandLine(verb, read_invocation([*configs, *arguments]), "runs/test/0")
 
 
 def test_there_are_configs_for_the_quickstart_debugging_and_gsm8k():
@@ -44,53 +48,53 @@ def test_there_are_configs_for_the_quickstart_debugging_and_gsm8k():
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_shipped_experiment_is_read_and_made(name):
-    made = make(name)
-    assert type(made.model) is (SFTModule if name.endswith("sft.yaml") else GRPOModule)
-    assert made.datamodule.seed == made.model.seed == 0
-    assert made.trainer.max_steps > 0
-    names = {type(callback).__name__ for callback in made.trainer.callbacks}
+def test_a_bundled_experiment_is_instantiated(name):
+    command = instantiate(name)
+    assert type(command.model) is (SFTModule if name.endswith("sft.yaml") else GRPOModule)
+    assert command.datamodule.seed == command.model.seed == 0
+    assert command.trainer.max_steps > 0
+    names = {type(callback).__name__ for callback in command.trainer.callbacks}
     assert {"ExitCheckpoint", "RolloutProgressBar", "CompletionsFile", "FinalModel"} <= names
     if name != "quickstart_sft.yaml":
         assert {"TimingLog", "ZeroRewardBreaker", "SignalWarnings"} <= names
 
 
 @pytest.mark.parametrize("name", REWARDS)
-def test_rewards_go_on_top_of_every_experiment(name):
+def test_rewards_can_be_merged_into_every_experiment(name):
     for experiment in GRPO_EXPERIMENTS:
-        plain, made = make(experiment), make(experiment, f"rewards/{name}")
-        assert type(made.datamodule) is type(plain.datamodule)
-        assert [reward.name for reward in made.model.rewards.rewards] == [name.split(".")[0]]
+        plain, command = instantiate(experiment), instantiate(experiment, f"rewards/{name}")
+        assert type(command.datamodule) is type(plain.datamodule)
+        assert [reward.name for reward in command.model.rewards.rewards] == [name.split(".")[0]]
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_engines_go_on_top_of_every_experiment_and_change_nothing_else(name):
+def test_engines_can_be_merged_into_every_experiment_and_change_nothing_else(name):
     for experiment in GRPO_EXPERIMENTS:
-        plain, made = make(experiment), make(experiment, f"engines/{name}")
-        assert isinstance(made.model.engine, RolloutEngine)
-        assert not isinstance(made.model.engine, HFEngine)
-        configs = [one.config.as_dict()["model"] for one in (plain, made)]
+        plain, command = instantiate(experiment), instantiate(experiment, f"engines/{name}")
+        assert isinstance(command.model.engine, RolloutEngine)
+        assert not isinstance(command.model.engine, HFEngine)
+        configs = [one.config.as_dict()["model"] for one in (plain, command)]
         assert configs[0] | {"engine": None} == configs[1] | {"engine": None}
 
 
-def test_the_production_config_trains_an_adapter_by_a_server_and_a_judge():
-    made = make("rubric_8b.yaml")
-    assert made.trainer.max_steps == 2000
-    assert made.model.policy.lora.rank == 64
-    assert made.model.policy.path == "runs/rubric_8b_sft/0/final"
-    assert isinstance(made.model.engine, VLLMServerEngine)
-    assert [reward.name for reward in made.model.rewards.rewards] == ["rubric_alignment"]
+def test_the_production_config_trains_an_adapter_with_a_server_and_a_judge():
+    command = instantiate("rubric_8b.yaml")
+    assert command.trainer.max_steps == 2000
+    assert command.model.policy.lora.rank == 64
+    assert command.model.policy.path == "runs/rubric_8b_sft/0/final"
+    assert isinstance(command.model.engine, VLLMServerEngine)
+    assert [reward.name for reward in command.model.rewards.rewards] == ["rubric_alignment"]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_one_seed_sets_all_seeds(name):
-    made = make(name, arguments=("--seed_everything", "7"))
-    assert made.datamodule.seed == made.model.seed == 7
+def test_seed_everything_sets_all_seeds(name):
+    command = instantiate(name, arguments=("--seed_everything", "7"))
+    assert command.datamodule.seed == command.model.seed == 7
 
 
 @dataclass(frozen=True)
 class Method:
-    """What a paper asks for, beside the defaults of this trainer."""
+    """The settings of a paper; everything else is this trainer's default."""
 
     objective: Objective
     advantage: AdvantageConfig = AdvantageConfig()
@@ -164,20 +168,21 @@ METHODS = {
 }
 
 
-def test_every_preset_has_its_method_written_out_here():
+def test_every_preset_is_in_the_table():
     assert METHODS.keys() == {name.removesuffix(".yaml") for name in PRESETS}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_preset_is_what_its_paper_says(name):
-    model = make("quickstart.yaml", f"presets/{name}.yaml").model
-    assert model.objective == METHODS[name].objective
-    assert model.advantage == METHODS[name].advantage
-    assert model.dynamic_sampling_rounds == METHODS[name].dynamic_sampling_rounds
+def test_a_preset_has_the_settings_of_its_paper(name):
+    command = instantiate("quickstart.yaml", f"presets/{name}.yaml")
+    assert command.model.objective == METHODS[name].objective
+    assert command.model.advantage == METHODS[name].advantage
+    config = command.config.as_dict()["model"]
+    assert config["dynamic_sampling_rounds"] == METHODS[name].dynamic_sampling_rounds
 
 
 def keys(tree: dict, path: tuple = ()) -> set[tuple]:
-    """The path to every value that is no mapping."""
+    """Return the path to every value that is not a mapping."""
     return {
         found
         for key, value in tree.items()
@@ -187,7 +192,7 @@ def keys(tree: dict, path: tuple = ()) -> set[tuple]:
 
 @pytest.mark.parametrize("experiment", GRPO_EXPERIMENTS)
 @pytest.mark.parametrize("name", METHODS)
-def test_nothing_of_an_experiment_s_own_method_is_left_under_a_preset(name, experiment):
+def test_a_preset_overrides_all_method_settings_of_an_experiment(name, experiment):
     model = yaml.safe_load((CONFIGS / experiment).read_text())["model"]
     own = {part: model[part] for part in ("objective", "advantage") if part in model}
     preset = yaml.safe_load((CONFIGS / "presets" / f"{name}.yaml").read_text())["model"]
@@ -195,14 +200,14 @@ def test_nothing_of_an_experiment_s_own_method_is_left_under_a_preset(name, expe
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_preset_leaves_all_but_objective_advantage_and_dynamic_sampling(name):
+def test_a_preset_sets_only_objective_advantage_and_dynamic_sampling(name):
     preset = yaml.safe_load((CONFIGS / "presets" / f"{name}.yaml").read_text())
     assert preset.keys() == {"model"}
     assert preset["model"].keys() <= {"objective", "advantage", "dynamic_sampling_rounds"}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_preset_names_its_paper_and_how_it_is_run(name):
+def test_a_preset_names_its_paper_and_shows_its_command(name):
     text = (CONFIGS / "presets" / f"{name}.yaml").read_text()
     assert re.search(r"^# .*arXiv \d{4}\.\d{5}", text)
     assert f"--config presets/{name}" in text

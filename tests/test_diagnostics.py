@@ -20,11 +20,11 @@ def test_one_group_that_differs_is_a_signal():
         (
             [[DOWN, DOWN], [DOWN, None]],
             "There is no signal: no row is valid: 75% of the scores of reward 'math' ended as "
-            "unavailable, for instance: connection refused. Look at whether its service runs",
+            "unavailable, for instance: connection refused. Check that its service runs",
         ),
     ],
 )
-def test_why_there_is_no_signal_is_said(rewards, words):
+def test_the_cause_of_a_missing_signal_is_named(rewards, words):
     assert no_signal(rollouts(rewards))[0].startswith(words)
 
 

@@ -1,4 +1,4 @@
-"""Who may import whom: data flows one way, and plugins stay out of the core."""
+"""Who may import whom, how much a listing shows, and that tests stand where their modules do."""
 
 import ast
 import subprocess
@@ -6,103 +6,126 @@ import sys
 from pathlib import Path
 
 import pytest
-from paths import ROOT
+from paths import ROOT, TESTS
+
+PACKAGE = ROOT / "lit_grpo"
 
 MAY_IMPORT = {
     "types": set(),
-    "tokenizer": set(),
-    "packing": {"types"},
-    "packed_attention": {"packing"},
-    "scored_answers": set(),
-    "data": {"types", "scored_answers"},
-    "advantages": {"types"},
-    "losses": {"types"},
-    "logprobs": {"types", "packing"},
-    "body_and_head": {"types", "packed_attention", "packing", "logprobs"},
-    "batching": {"types"},
-    "metrics": {"types", "losses", "ranks"},
-    "stages": {"types"},
-    "ranks": {"types"},
-    "adapter": set(),
-    "backoff": set(),
-    "policy": {"types", "adapter", "tokenizer", "packed_attention", "body_and_head"},
-    "rollout": {"types", "backoff", "batching", "logprobs", "ranks"},
-    "failures": {"types"},
-    "symptoms": {"types", "failures"},
-    "judge": {"types", "backoff"},
-    "rewards": {"types", "backoff", "judge", "scored_answers"},
-    "evaluation": {"types", "metrics", "rewards", "rollout"},
-    "policy_module": {
-        "types", "evaluation", "metrics", "policy", "ranks", "rollout", "stages", "stopping",
-    },
-    "update": {
-        "types", "batching", "logprobs", "losses", "metrics", "policy", "ranks", "rollout",
-        "stages",
-    },
+    "concurrency": set(),
     "stopping": {"types"},
-    "outage": {"types", "failures", "ranks", "rewards", "stages", "stopping"},
-    "flights": {"types", "metrics", "module", "policy_module", "rewards", "rollout"},
-    "collection": {
-        "types", "advantages", "flights", "metrics", "module", "outage", "policy_module", "ranks",
-        "rollout", "stages",
+    "data": {"types"},
+    "objective": {"types"},
+    "policy": {"types"},
+    "distributed": {"types"},
+    "judge": {"types", "concurrency", "distributed"},
+    "diagnostics": {"types", "objective"},
+    "rewards": {"types", "concurrency", "distributed", "data", "judge"},
+    "rollout": {"types", "concurrency", "distributed", "policy"},
+    "training": {
+        "types", "concurrency", "stopping", "data", "objective", "policy", "distributed",
+        "diagnostics", "rewards", "rollout",
     },
-    "module": {
-        "types", "advantages", "batching", "collection", "evaluation", "losses", "metrics",
-        "outage", "policy", "policy_module", "ranks", "rewards", "rollout", "stages", "stopping",
-        "body_and_head", "update",
+    "runs": {"types", "stopping"},
+    "cli": {
+        "types", "concurrency", "stopping", "data", "judge", "diagnostics", "rewards", "rollout",
+        "training", "runs",
     },
-    "sft": {"types", "batching", "evaluation", "logprobs", "policy", "policy_module", "rollout"},
-    "run_directory": {"types"},
-    "reward_trial": {
-        "types", "failures", "module", "policy_module", "rewards", "run_directory", "symptoms",
-    },
-    "judge_check": {"types", "failures", "judge", "rewards"},
-    "reward_changes": {"failures", "rewards"},
-    "rescore": {"types", "failures", "reward_changes", "rewards", "run_directory"},
-    "curves": set(),
-    "report": {"curves"},
-    "callbacks": {"types", "stopping", "symptoms"},
+    "callbacks": {"types", "concurrency", "stopping", "diagnostics"},
+    "configs": set(),
 }  # fmt: skip
+"""By package, from the bottom to the top: a package may import only what stands above it here."""
+
+MAX_ENTRIES = {"": 18, "rollout": 12, "rewards": 12}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {
+    module_name(path): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if "configs" not in path.relative_to(PACKAGE).parts
+}
 
 
 def imports(path: Path) -> set[str]:
-    """Rooms of lit_grpo that a file imports anywhere, in functions too."""
-    names = set()
+    """Modules of lit_grpo that a file imports anywhere, in functions and for type checkers too."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module == "lit_grpo":
-            names |= {f"lit_grpo.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-    return {name.split(".")[1] for name in names if name.startswith("lit_grpo.")}
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in FILES else node.module for name in members}
+        else:
+            assert not (isinstance(node, ast.ImportFrom) and node.level), f"relative: {path}"
+    return {name for name in found if name.split(".")[0] == "lit_grpo"}
 
 
-def files(room: str) -> list[Path]:
-    folder = ROOT / "lit_grpo" / room
-    return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+def package(module: str) -> str:
+    """``training`` of ``lit_grpo.training.grpo``; empty for ``lit_grpo`` itself."""
+    return (module.split(".") + [""])[1]
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_a_room_imports_only_what_stands_before_it(room):
-    found = set().union(*map(imports, files(room))) - {room}
-    assert found <= MAY_IMPORT[room]
+@pytest.mark.parametrize("name", MAY_IMPORT)
+def test_a_package_imports_only_what_it_may(name):
+    own = [path for module, path in FILES.items() if package(module) == name]
+    found = {package(module) for path in own for module in imports(path)}
+    assert found - {name, ""} <= MAY_IMPORT[name]
 
 
-def test_every_room_stands_in_the_table_or_is_the_command_line():
-    rooms = {
-        path.stem
-        for path in (ROOT / "lit_grpo").iterdir()
-        if path.suffix == ".py" or (path / "__init__.py").exists()
+def test_every_package_is_in_the_table():
+    assert {package(module) for module in FILES} - {"", "__main__"} <= MAY_IMPORT.keys()
+
+
+def test_packages_import_in_one_direction():
+    order = list(MAY_IMPORT)
+    for name, allowed in MAY_IMPORT.items():
+        assert all(order.index(one) < order.index(name) for one in allowed), name
+
+
+def test_no_files_import_each_other_in_a_circle():
+    # A package's face only collects names, so importing through it is importing what it collects.
+    faces = {module for module, path in FILES.items() if path.name == "__init__.py"}
+    graph = {
+        module: {one for one in imports(path) if one in FILES and one not in faces}
+        for module, path in FILES.items()
+        if module not in faces
     }
-    command_line = {room for room in rooms if room.startswith(("cli", "__"))}
-    assert rooms - command_line - {"configs"} == MAY_IMPORT.keys()
+    while leaves := [module for module, ahead in graph.items() if not ahead]:
+        for leaf in leaves:
+            del graph[leaf]
+        for ahead in graph.values():
+            ahead.difference_update(leaves)
+    assert not graph
 
 
 def test_nobody_imports_the_callbacks():
-    for path in (ROOT / "lit_grpo").rglob("*.py"):
-        if "callbacks" not in path.parts:
-            assert "callbacks" not in imports(path), path
+    others = {module: path for module, path in FILES.items() if package(module) != "callbacks"}
+    for module, path in others.items():
+        assert not any(package(one) == "callbacks" for one in imports(path)), module
+
+
+@pytest.mark.parametrize(("folder", "limit"), MAX_ENTRIES.items())
+def test_a_listing_shows_the_system_at_a_glance(folder, limit):
+    entries = {path.name for path in (PACKAGE / folder).iterdir()} - {"__pycache__"}
+    assert len(entries) <= limit, sorted(entries)
+
+
+def list_test_files() -> list[Path]:
+    plain = ("end_to_end", "support", "scripts", "callbacks")
+    files = [path.relative_to(TESTS) for path in TESTS.rglob("test_*.py")]
+    return [path for path in files if len(path.parts) > 1 and path.parts[0] not in plain]
+
+
+@pytest.mark.parametrize("path", list_test_files(), ids=str)
+def test_a_test_stands_where_its_module_does(path):
+    modules = {one.stem for one in (PACKAGE / path.parent).glob("*.py")}
+    subject = path.stem.removeprefix("test_")
+    assert any(subject == name or subject.startswith(f"{name}_") for name in modules)
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -118,7 +141,11 @@ def test_importing_the_package_loads_nothing_heavy():
     assert not heavy & loaded_by("import lit_grpo")
 
 
-def test_importing_every_room_loads_no_plugins_package():
+def test_importing_every_package_loads_no_package_of_a_plugin():
     statement = "import lit_grpo.training, lit_grpo.data, lit_grpo.callbacks"
     plugins = {"vllm", "wandb", "openai", "diskcache", "azure", "math_verify"}
     assert not plugins & loaded_by(statement)
+
+
+def test_rewards_load_neither_lightning_nor_transformers_into_worker_processes():
+    assert not {"lightning", "transformers"} & loaded_by("import lit_grpo.rewards")

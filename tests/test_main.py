@@ -1,24 +1,30 @@
+import re
 import subprocess
 import sys
 
 import pytest
 
-from lit_grpo.__main__ import COMMANDS, main
+from lit_grpo.__main__ import main
+from lit_grpo.cli.commands import COMMANDS
+from lit_grpo.stopping import SIGNAL_CODE, ExitCode
 
 
-def test_help_names_every_command_and_every_bundled_config(capsys):
+def test_help_lists_every_command_bundled_config_and_exit_code(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for name in [*COMMANDS, "quickstart"]:
+    for name in [*COMMANDS, "quickstart", "presets/dapo"]:
         assert f"\n  {name}" in shown
+    for code in ExitCode:
+        assert re.search(rf"\n  {code:d} +{re.escape(code.meaning)}\n", shown)
+    assert f"\n  {SIGNAL_CODE}" in shown
 
 
-def test_no_arguments_show_the_help(capsys):
+def test_without_arguments_the_help_is_shown(capsys):
     assert main([]) == 0
     assert capsys.readouterr().out.startswith("usage: lit-grpo COMMAND")
 
 
-def test_version_is_the_one_of_the_distribution(capsys):
+def test_version_is_that_of_the_distribution(capsys):
     from importlib.metadata import version
 
     assert main(["--version"]) == 0
@@ -36,12 +42,12 @@ def test_version_is_the_one_of_the_distribution(capsys):
         ),
     ],
 )
-def test_unknown_command_is_one_line_and_exit_code_2(command, line, capsys):
+def test_an_unknown_command_is_one_line_and_exit_code_2(command, line, capsys):
     assert main([command]) == 2
     assert capsys.readouterr().err == line
 
 
-def test_report_of_nothing_says_what_it_needs(capsys):
+def test_report_without_a_directory_says_what_it_needs(capsys):
     assert main(["report"]) == 2
     assert "error: report needs the directory of one or more runs" in capsys.readouterr().err
 
@@ -54,3 +60,14 @@ def test_help_imports_nothing_heavy():
     )
     child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
+
+
+def test_a_thread_that_hangs_does_not_keep_the_process_or_change_its_exit_code():
+    script = (
+        "import sys, threading, time; from lit_grpo import __main__\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "__main__.SHUTDOWN_SECONDS = 0.1\n"
+        "sys.exit(__main__.main(['report']))"
+    )
+    child = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, timeout=60)
+    assert child.returncode == ExitCode.WRONG_INPUT

@@ -1,7 +1,7 @@
-"""What a command line names: its config files, and what they say about run directory and model.
+"""Find and read the config files that a command line names, before the real parser exists.
 
-Looks into the files before the real parser exists, because its arguments depend on the answers.
-It judges no key and resolves no interpolation.
+The keys of the parser depend on what the files say about the model, and its defaults on the run
+directory. Keys are not checked and interpolations not resolved here.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from typing import Any, NoReturn
 
 import yaml
 
+from lit_grpo.cli.commands import BUNDLED, bundled_configs
 from lit_grpo.cli.errors import did_you_mean
 from lit_grpo.types import UserError
 
-BUNDLED = Path(__file__).parent.parent / "configs"
 ENVIRONMENT = re.compile(r"\$\{\s*oc\.env:\s*(\w+)")
 SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?(_|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """A command line after the first look."""
+    """A command line whose config files have been read."""
 
     arguments: tuple[str, ...]
     """Config files as paths first, so that all other arguments override them."""
     name: str
-    """The names of the config files in one, such as ``quickstart-dapo``; empty without any."""
+    """The names of the config files joined, such as ``quickstart-dapo``; empty without files."""
     run_dir: str | None
     ckpt_path: str | None
     has_model_class: bool
-    """Whether ``model`` is given by ``class_path`` rather than by the keys of the shipped class."""
+    """Whether ``model`` is given by ``class_path``, not by the keys of the built-in class."""
     is_warm_up: bool
-    """Whether ``model`` has the key that only a warm-up has, as the saved config of one does."""
+    """Whether ``model`` has the key that only a warm-up has, as in its saved config."""
 
 
-def look_at(arguments: Sequence[str]) -> Invocation:
-    """Finds and reads the config files among the arguments.
+def read_invocation(arguments: Sequence[str]) -> Invocation:
+    """Find and read the config files among the arguments.
 
     Raises:
-        ValueError: a file that does not exist or is no YAML mapping, or a secret interpolated.
+        UserError: a file does not exist or is not a YAML mapping, or a secret is interpolated.
     """
-    parser = _FirstLook(add_help=False, allow_abbrev=False)
+    parser = _PartialParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     named, others = parser.parse_known_args(arguments)
     refuse_secrets(others, "the command line")
@@ -63,8 +63,8 @@ def look_at(arguments: Sequence[str]) -> Invocation:
 
 
 def _last_value(key: str, configs: list[dict[str, Any]], arguments: list[str]) -> str | None:
-    """What the parser will make of a key: the command line overrides later files, they earlier."""
-    parser = _FirstLook(add_help=False, allow_abbrev=False)
+    """Return the value of a key: from the command line, else from the last file that has it."""
+    parser = _PartialParser(add_help=False, allow_abbrev=False)
     parser.add_argument(f"--{key}")
     values = [config.get(key) for config in configs]
     values.append(vars(parser.parse_known_args(arguments)[0])[key])
@@ -79,19 +79,15 @@ def _is_warm_up(model: Any) -> bool:
     return isinstance(model, dict) and "target_column" in model
 
 
-class _FirstLook(argparse.ArgumentParser):
+class _PartialParser(argparse.ArgumentParser):
+    """A parser of a few arguments that raises instead of exiting."""
+
     def error(self, message: str) -> NoReturn:
         raise UserError(message.removeprefix("argument "))
 
 
-def bundled_configs() -> list[str]:
-    """The names of the configs that ship, such as ``quickstart`` and ``presets/dapo``."""
-    paths = (path.relative_to(BUNDLED).with_suffix("") for path in BUNDLED.rglob("*.yaml"))
-    return sorted((path.as_posix() for path in paths), key=lambda name: (name.count("/"), name))
-
-
 def find_config(name: str) -> Path:
-    """The file of that name, or the bundled config of that name with or without ``.yaml``."""
+    """Return the file of that name, else the bundled config of it, with or without ``.yaml``."""
     candidates = [Path(name), BUNDLED / name, BUNDLED / f"{name}.yaml"]
     path = next((path for path in candidates if path.is_file()), None)
     if path is None:
@@ -102,6 +98,11 @@ def find_config(name: str) -> Path:
 
 
 def read_config(path: Path) -> dict[str, Any]:
+    """Read one config file.
+
+    Raises:
+        UserError: the file is not a YAML mapping, or interpolates a secret.
+    """
     try:
         config = yaml.safe_load(path.read_text())
     except yaml.MarkedYAMLError as error:
@@ -117,10 +118,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def refuse_secrets(values: Any, where: str) -> None:
-    """An interpolated secret would be saved with the config: only its variable's name may be."""
+    """Raise UserError if a secret is interpolated: it would be saved with the config."""
     for variable in ENVIRONMENT.findall(str(values)):
         if SECRET.search(variable):
             raise UserError(
-                f"{where}: ${{oc.env:{variable}}} would end up in the saved config.yaml in plain "
-                f"text. Give the name {variable} to a key that takes a variable's name."
+                f"{where}: ${{oc.env:{variable}}} would be written into the saved config.yaml in "
+                f"plain text. Set a key that takes the name of a variable to {variable}."
             )

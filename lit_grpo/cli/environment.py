@@ -1,7 +1,7 @@
-"""Environment variables that win over a config: ablation switches for a sweep of one config.
+"""Environment variables that override a config: switches to sweep ablations of one config.
 
-A class names them, ``overridden_by_environment = {"lambda_info": "REWARD_LAMBDA_INFO"}``; wherever
-a config has that class or a subclass, the variable's value takes the place of the argument's.
+A class names its variables: ``overridden_by_environment = {"lambda_info": "REWARD_LAMBDA_INFO"}``.
+Wherever a config has that class or a subclass, the variable overrides the argument.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.cli.errors import type_name
 from lit_grpo.types import UserError
 
 PREFIX = "REWARD_"
-"""Of a variable that is taken for a switch: a warning says when nothing reads it."""
+"""Variables with this prefix are meant as switches, so one that nothing reads is warned of."""
 
 log = logging.getLogger(__name__)
 
 
 def override(config: Namespace) -> list[str]:
-    """Puts the values of variables into a parsed config; a line for each says what it replaced.
+    """Put the values of variables into a parsed config; return a line on each replaced value.
 
     Raises:
-        ValueError: a value that the argument cannot have.
+        UserError: the argument cannot have this value.
     """
     lines = []
     for path, node in _classes(config):
         kind, arguments = pkgutil.resolve_name(node["class_path"]), node["init_args"]
         for key, variable in getattr(kind, "overridden_by_environment", {}).items():
             if variable in os.environ and key in arguments:  # a subclass may not take it
-                place = f"{path}.init_args.{key}"
-                value = _read(variable, kind, key, place)
-                lines.append(f"{variable}={value} wins over {place}: {arguments[key]}")
+                full_key = f"{path}.init_args.{key}"
+                value = _read(variable, kind, key, full_key)
+                lines.append(f"{variable}={value} overrides {full_key}: {arguments[key]}")
                 arguments[key] = value
     return lines
 
 
 @rank_zero_only
-def tell_overridden(lines: Sequence[str]) -> None:
-    """Logs what ``override`` has replaced, and switches that it found no use for."""
+def log_overridden(lines: Sequence[str]) -> None:
+    """Log what ``override`` has replaced, and the switches that nothing reads."""
     for line in lines:
         log.warning("%s", line)
     read = {line.partition("=")[0] for line in lines}
@@ -54,7 +54,7 @@ def tell_overridden(lines: Sequence[str]) -> None:
 
 
 def _classes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every part of a config that is a class with arguments, and the key it stands under."""
+    """Yield every class with arguments in a config, after the key that it is the value of."""
     children = dict(_children(node))
     if "class_path" in children and "init_args" in children:
         yield path, node
@@ -68,8 +68,8 @@ def _children(node: Any) -> Iterable[tuple[Any, Any]]:
     return enumerate(node) if isinstance(node, list | tuple) else ()
 
 
-def _read(variable: str, kind: type, key: str, place: str) -> Any:
-    """The value of a variable, read as the command line would read the argument."""
+def _read(variable: str, kind: type, key: str, full_key: str) -> Any:
+    """Return the value of a variable, parsed as the argument would be on the command line."""
     expected = _type_of(kind, key)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--value", type=expected)
@@ -78,12 +78,12 @@ def _read(variable: str, kind: type, key: str, place: str) -> Any:
         return parser.parse_args([f"--value={text}"]).value
     except ArgumentError:
         raise UserError(
-            f"environment variable {variable} must be {type_name(expected)}, got {text!r} (it wins "
-            f"over {place}). Set it to such a value, or unset it."
+            f"environment variable {variable} must be {type_name(expected)}, got {text!r} (it "
+            f"overrides {full_key}). Set it to such a value, or unset it."
         ) from None
 
 
 def _type_of(kind: type, key: str) -> Any:
-    """The type hint of an argument, where the class or the nearest of its bases names it."""
+    """Return the type hint of an argument, from the class or the nearest base that has it."""
     hints = (get_type_hints(base.__init__) for base in kind.__mro__)  # type: ignore[misc]
     return next(found[key] for found in hints if key in found)

@@ -1,6 +1,6 @@
-"""Turns what the argument parser, OmegaConf and broken plugins say into one line for a person.
+"""Reword errors of the argument parser, OmegaConf and broken plugins as one readable line.
 
-It only words messages: it never decides whether an error is the user's, nor ends the process.
+Whether an error is the user's is decided in ``app``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from lit_grpo.stopping import ExitCode
+
 BEGIN, END = "\x02", "\x03"
+"""Marks around a line that the parser of a nested class has already worded."""
 
 
-def complain(line: str, exit_code: int = 2) -> int:
-    """Prints one line to stderr, in colour on a terminal, and returns the exit code."""
+def complain(line: str, exit_code: int = ExitCode.WRONG_INPUT) -> int:
+    """Print one line to stderr, in colour on a terminal, and return the exit code."""
     is_plain = not sys.stderr.isatty() or "NO_COLOR" in os.environ
     label = "error:" if is_plain else "\033[1;31merror:\033[0m"
     print(label, one_line(line), file=sys.stderr)
@@ -32,18 +35,18 @@ def one_line(text: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`` Did you mean X?`` for the nearest of the known words, or nothing when none is near."""
+    """Return `` Did you mean X?`` for the closest known word, or nothing if none is close."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean {close[0]}?" if close else ""
 
 
 def quote(line: str) -> str:
-    """Marks what the parser of a nested class has worded, for ``explain`` of the outer one."""
+    """Mark a line as worded, so that ``explain`` of the outer parser keeps it."""
     return f"{BEGIN}{line}{END}"
 
 
 def explain(parser: Any, message: str, cause: BaseException | None) -> str:
-    """Words a jsonargparse error: the key first, then what is wrong, then a suggestion."""
+    """Reword a jsonargparse error: the key, then what is wrong, then a suggestion."""
     broken = broken_import(cause)
     if broken:
         return broken
@@ -57,7 +60,7 @@ def explain(parser: Any, message: str, cause: BaseException | None) -> str:
 
 
 def explain_interpolation(parser: Any, error: Any) -> str:
-    """Words an OmegaConf error."""
+    """Reword an OmegaConf error."""
     reason = str(error.msg).splitlines()[0]
     missing = re.match(r"Interpolation key '(.+)' not found", reason)
     if not missing:
@@ -67,14 +70,14 @@ def explain_interpolation(parser: Any, error: Any) -> str:
 
 
 def constructor_error(error: Exception) -> Exception:
-    """What a constructor raised, where jsonargparse took it for one alternative among others."""
+    """Return what a constructor raised, if jsonargparse wrapped it as a failed alternative."""
     while str(error).startswith("Does not validate against") and error.__cause__ is not None:
         error = error.__cause__  # type: ignore[assignment]
     return error
 
 
 def broken_import(error: BaseException | None) -> str | None:
-    """Words what broke while a module was imported; None when no import was under way."""
+    """Describe an error that a module raised while it was imported; None for other errors."""
     while error is not None:
         frames = traceback.extract_tb(error.__traceback__)
         if isinstance(error, SyntaxError):
@@ -91,9 +94,6 @@ def place(filename: str | None, line: int | None) -> str:
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return f"{path}, line {line}"
-
-
-# The rules get the parser that complained, the key that it named (or nothing) and the match.
 
 
 def nested(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -131,7 +131,7 @@ def bad_callable(parser: Any, key: str, match: re.Match[str]) -> str:
 
 def unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
     if match["key"] == "class_path":
-        return "class_path: the arguments of a class stand beside it under init_args."
+        return "class_path: put the arguments of a class under init_args, next to class_path."
     full_key = ".".join(filter(None, [match["group"], match["key"]]))
     return f"{full_key}: no such key.{suggest(full_key, keys(parser))}"
 
@@ -139,13 +139,13 @@ def unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
 def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
     argument = match["argument"].split("=")[0]
     if not argument.startswith("--"):
-        return f"{argument}: unexpected argument. Write --config FILE and --KEY VALUE."
+        return f"{argument}: unexpected argument. Use --config FILE and --KEY VALUE."
     argument = argument.removeprefix("--")
     return f"{argument}: no such key.{suggest(argument, keys(parser))}"
 
 
 def missing_keys(parser: Any, key: str, match: re.Match[str]) -> str:
-    return f"{match['keys']}: required, but not given."
+    return f"{match['keys']}: required, but not set."
 
 
 def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -157,6 +157,7 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
 
 
 Rule = Callable[[Any, str, "re.Match[str]"], str]
+"""Words an error, given the parser, the key that it names (may be empty) and the match."""
 RULES: tuple[tuple[str, Rule], ...] = (
     (rf"class_path '(?P<path>[^']+)':\s*{BEGIN}(?P<inner>[^{END}]*){END}", nested),
     (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", nested),
@@ -172,12 +173,12 @@ RULES: tuple[tuple[str, Rule], ...] = (
 
 
 def keys(parser: Any) -> list[str]:
-    """Every option of a parser without its dashes: ``trainer.max_steps``."""
+    """Return every option of a parser without its dashes: ``trainer.max_steps``."""
     return [option.lstrip("-") for action in parser._actions for option in action.option_strings]
 
 
 def suggest(key: str, known: Iterable[str]) -> str:
-    """The nearest word at the level where the key goes astray, or the same key elsewhere."""
+    """Suggest the closest word at the first unknown part of the key, or the same key elsewhere."""
     paths = [path.split(".") for path in known]
     parts = key.split(".")
     for level, part in enumerate(parts):
@@ -192,13 +193,13 @@ def suggest(key: str, known: Iterable[str]) -> str:
 
 
 def type_of(parser: Any, key: str) -> Any:
-    """The type hint of a key, None where the parser has none."""
+    """Return the type hint of a key, or None if the parser has none."""
     action = next((action for action in parser._actions if action.dest == key), None)
     return getattr(action, "_typehint", None) or getattr(action, "type", None)
 
 
 def type_name(hint: Any) -> str:
-    """A type hint as a person would write it: ``list[Reward]``, ``one of clip, cispo``."""
+    """Return a type hint in readable form: ``list[Reward]``, ``one of clip, cispo``."""
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     if get_origin(hint) in (Union, UnionType):
@@ -210,7 +211,7 @@ def type_name(hint: Any) -> str:
 
 
 def class_names(hint: Any) -> Iterator[str]:
-    """The names of all concrete classes that a type hint accepts."""
+    """Yield the names of all concrete classes that a type hint accepts."""
     for argument in get_args(hint):
         yield from class_names(argument)
     if isinstance(hint, type) and not get_args(hint) and hint.__module__ != "builtins":

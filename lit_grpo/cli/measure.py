@@ -1,6 +1,6 @@
-"""The commands that try rewards out: what each of them needs of a parsed config.
+"""The commands that try the rewards of a config: rewards, judge-check and rescore.
 
-They read the data and load the policy as a training would; none trains or starts a run directory.
+Each reads the data and loads the policy as a training would, as far as it needs them.
 """
 
 from __future__ import annotations
@@ -8,53 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.judge_check import check_judges
 from lit_grpo.cli.rescore import rescore
 from lit_grpo.cli.reward_trial import try_rewards
 from lit_grpo.rewards.scoring import RewardFailed
+from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
-from lit_grpo.training.base import refuse_untested
+from lit_grpo.training.base import refuse_unsupported
 from lit_grpo.training.seeds import seed_everything
-from lit_grpo.types import UserError
-
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import LightningArgumentParser
-
-    from lit_grpo.cli.app import CommandLine
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "rewards": {
-        "--n": {"type": int, "default": 8, "help": "Prompts, the first of the training order."}
-    },
-    "rescore": {
-        "--last": {"type": int | None, "help": "Rollout steps, the last of the run; null for all."}
-    },
-}
-"""What a command takes beside the keys of a config."""
-
-
-def add_options(parser: LightningArgumentParser, command: str) -> None:
-    for name, settings in OPTIONS.get(command, {}).items():
-        parser.add_argument(name, **settings)
-
-
-def one_device(trainer: Any) -> dict[str, Any]:
-    """The first of the devices that a trainer's config names, alone."""
-    devices = trainer.devices
-    return {
-        "devices": devices[:1] if isinstance(devices, list) else 1,
-        "num_nodes": 1,
-        "strategy": "auto",
-    }
+from lit_grpo.types import UserError, check_range
 
 
 def with_run(arguments: Sequence[str]) -> list[str]:
-    """``RUN …`` as the config of that run, which what follows overrides.
+    """Replace the leading RUN of the arguments by the config of that run and its directory.
 
     Raises:
-        ValueError: no run is named, or it has no config.
+        UserError: no run is named, or it has no config.
     """
     run_dir, *others = arguments or ["-"]
     if run_dir in ("-h", "--help"):
@@ -68,9 +40,11 @@ def with_run(arguments: Sequence[str]) -> list[str]:
 
 
 def measure_rewards(cli: CommandLine) -> int:
-    module, num_prompts = _grpo_module(cli), _at_least_one("n", cli.config.n)
+    """Sample and score the first prompts of the training data."""
+    module, num_prompts = _grpo_module(cli), cli.config.n
+    check_range("n", num_prompts, at_least=1)
     prompts = _read_prompts(cli)
-    module.rewards.start()  # what refuses to start or to score the data does so at once
+    module.rewards.start()  # before the policy is loaded, so that errors show at once
     module.rewards.check(prompts.prompts)
     _load_policy(cli, module)
     with cli.trainer.precision_plugin.val_step_context():
@@ -80,41 +54,43 @@ def measure_rewards(cli: CommandLine) -> int:
             num_rows_a_step=prompts.batch_size * module.group_size,
             path=Path(cli.config.run_dir) / "rewards.parquet",
         )
-    return 0
+    return ExitCode.DONE
 
 
 def measure_judges(cli: CommandLine) -> int:
+    """Ask the judges of all rewards."""
     module = _grpo_module(cli)
     rewards = [*module.rewards.rewards, *module.evaluation.suite.rewards]
     return check_judges(rewards, lambda: _read_prompts(cli).prompts)
 
 
-def measure_again(cli: CommandLine) -> int:
-    module = _grpo_module(cli)
-    last = cli.config.last
+def measure_run(cli: CommandLine) -> int:
+    """Score the logged completions of a run again."""
+    module, last = _grpo_module(cli), cli.config.last
+    check_range("last", last, at_least=1)
     rescore(
         module.rewards,
         Path(cli.config.run_dir),
         lambda: _read_prompts(cli).prompts,
         group_size=module.group_size,
-        last=None if last is None else _at_least_one("last", last),
+        last=last,
         name=cli.config_name.removeprefix("config").lstrip("-") or "rescored",
     )
-    return 0
+    return ExitCode.DONE
 
 
 MEASURES: dict[str, Callable[[CommandLine], int]] = {
     "rewards": measure_rewards,
     "judge-check": measure_judges,
-    "rescore": measure_again,
+    "rescore": measure_run,
 }
 
 
 def measure(cli: CommandLine) -> int:
-    """Runs a command of ``MEASURES`` and returns its exit code.
+    """Run one of the commands and return its exit code.
 
     Raises:
-        ValueError: what the user can put right.
+        UserError: the config, the data or a service is wrong.
     """
     try:
         return MEASURES[cli.command](cli)
@@ -131,16 +107,10 @@ def _grpo_module(cli: CommandLine) -> GRPOModule:
     return cli.model
 
 
-def _at_least_one(name: str, number: int) -> int:
-    if number < 1:
-        raise UserError(f"{name} must be >= 1, got {number} (nothing would be measured).")
-    return number
-
-
 def _read_prompts(cli: CommandLine) -> Any:
-    """The loader of the training prompts, as a training would read them."""
+    """Return the loader of the training prompts, set up as for a training."""
     trainer, data = cli.trainer, cli.datamodule
-    trainer.strategy.connect(cli.model)  # whose tokenizer the data asks for
+    trainer.strategy.connect(cli.model)  # the data reads the tokenizer of the model
     data.trainer = trainer
     data.prepare_data()
     data.setup("fit")
@@ -148,8 +118,8 @@ def _read_prompts(cli: CommandLine) -> Any:
 
 
 def _load_policy(cli: CommandLine, module: GRPOModule) -> None:
-    """The policy on its device, as it stands at the start of a run or in a checkpoint."""
-    refuse_untested(cli.trainer)
+    """Load the initial policy, or that of a checkpoint, and start the engine with it."""
+    refuse_unsupported(cli.trainer)
     strategy = cli.trainer.strategy
     strategy.setup_environment()
     seed_everything(module.seed)

@@ -1,6 +1,6 @@
-"""What ``lit-grpo rescore`` does: logged completions of a run scored again, and what moves.
+"""The command ``lit-grpo rescore``: score logged completions of a run again and compare.
 
-A row whose prompt the data no longer has is counted and left out; nothing is guessed.
+Rows whose prompt is no longer in the data are counted and left out.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from lit_grpo.types import Completion, Prompt, RolloutBatch, UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedStep:
-    """The rows of a file whose prompts are known, G of each prompt in a row."""
+    """The rows of one file whose prompts are in the data; the G rows of a prompt are adjacent."""
 
     step: int
     rows: Sequence[Row]
     prompts: Sequence[Prompt]
     num_lost: int
-    """Rows whose prompt the data no longer has."""
+    """Rows whose prompt is no longer in the data."""
 
 
 def rescore(
@@ -42,15 +42,18 @@ def rescore(
     last: int | None,
     name: str,
 ) -> None:
-    """Scores what a run has logged under these rewards, prints what moves, and keeps it.
+    """Score the logged completions of a run, print what changed, and write the new scores.
 
     Args:
-        group_size: Of the run.
-        last: Rollout steps, the last ones; None for all.
-        name: Of the file in ``rescored/``; a number is added where there is one already.
+        suite: The rewards to score with.
+        run_dir: Directory of the run.
+        read_prompts: Reads the prompts that the run was trained on.
+        group_size: Group size of the run.
+        last: Number of rollout steps, the last ones; None for all.
+        name: Name of the file in ``rescored/``; numbered if it exists already.
 
     Raises:
-        ValueError: a run without completions that can be scored again.
+        UserError: the run has no completions that can be scored again.
         RewardFailed: a reward with ``on_error: raise`` gave no value.
     """
     paths = logged_steps(run_dir, last)
@@ -60,8 +63,8 @@ def rescore(
     steps = [step for step in steps if step.rows]
     if not steps:
         raise UserError(
-            f"{run_dir}: the data has none of the prompts that its {num_lost} completions were "
-            "written for (nothing can be scored again). Set data as it was in the run."
+            f"{run_dir}: the data has none of the prompts of the {num_lost} logged completions, so "
+            "none can be scored again. Set data as it was in the run."
         )
     rollouts = _score_again(suite, steps, group_size)
     tables = [completions_table(step.step, one) for step, one in zip(steps, rollouts, strict=True)]
@@ -73,29 +76,29 @@ def rescore(
     print_changes(
         console, Comparison(before=before, after=table.to_pylist(), group_size=group_size)
     )
-    for line in [*_what_is_missing(num_lost, rollouts), f"Completions: {path}"]:
+    for line in [*_missing_rows(num_lost, rollouts), f"Completions: {path}"]:
         console.print(line)
 
 
-def _what_is_missing(num_lost: int, rollouts: Sequence[RolloutBatch]) -> list[str]:
+def _missing_rows(num_lost: int, rollouts: Sequence[RolloutBatch]) -> list[str]:
     lines = []
     if num_lost:
         lines.append(
-            f"{num_lost} rows are left out: the data no longer has their prompts, or has them with "
+            f"{num_lost} rows are left out: their prompts are no longer in the data, or have "
             "another text. Set data as it was in the run."
         )
     failures = [failure for one in rollouts if (failure := find_failure(one))]
     if failures:
         worst = max(failures, key=lambda failure: failure.fraction)
-        lines.append(f"Not all is scored; of the worst step, {worst}")
+        lines.append(f"Some rows could not be scored; in the worst step, {worst}")
     return lines
 
 
 def logged_steps(run_dir: Path, last: int | None) -> list[Path]:
-    """The files with a run's completions, those of all ranks, in the order of the steps.
+    """Return the completions files of a run, of all ranks, in the order of the steps.
 
     Raises:
-        ValueError: there are none.
+        UserError: there are none.
     """
     paths = sorted((run_dir / "completions").glob("step_*.parquet"))
     if not paths:
@@ -110,16 +113,16 @@ def _step_name(path: Path) -> str:
 
 
 def read_step(path: Path, prompts: Mapping[str, Prompt], group_size: int) -> LoggedStep:
-    """The groups of a file whose prompts are found again, by id and by text.
+    """Read the groups of a file whose prompts are in the data, with the same id and text.
 
     Raises:
-        ValueError: groups of another size, or a file that lacks the tokens.
+        UserError: the groups have another size, or the file lacks the tokens.
     """
     table = pq.read_table(path)
     if "token_ids" not in table.column_names:
         raise UserError(
-            f"{path} has no column token_ids, which rewards may need (an older lit-grpo wrote it). "
-            "Score the completions of a newer run."
+            f"{path} must have a column token_ids (rewards may need it, and older versions of "
+            "lit-grpo wrote none). Use a newer run."
         )
     rows = table.to_pylist()
     _refuse_other_size(path, rows, group_size)
@@ -137,12 +140,15 @@ def read_step(path: Path, prompts: Mapping[str, Prompt], group_size: int) -> Log
 
 
 def _refuse_other_size(path: Path, rows: Sequence[Row], group_size: int) -> None:
-    """Two groups of one prompt may stand side by side, but not all groups of a file do."""
+    """Raise UserError if the groups of a file have another size.
+
+    Adjacent groups may have the same prompt, which gives a multiple of the size, but not all do.
+    """
     sizes = [len(list(group)) for _, group in groupby(row["prompt_id"] for row in rows)]
     if min(sizes) != group_size or any(size % group_size for size in sizes):
         raise UserError(
-            f"model.group_size must be the one of the run, got {group_size}, and {path} has groups "
-            f"of {min(sizes)} (siblings are scored together). Leave model.group_size as it was."
+            f"model.group_size must be the one of the run, got {group_size}, but {path} has groups "
+            f"of {min(sizes)} (a group is scored together). Leave model.group_size as it was."
         )
 
 
@@ -163,7 +169,7 @@ def _score_again(
 
 
 def _completion(row: Row) -> Completion:
-    """What was logged of a completion; the sampler's log-probabilities were not."""
+    """Return a completion from its row; the sampler's log-probabilities are not logged."""
     return Completion(
         token_ids=tuple(row["token_ids"]),
         sampler_logprobs=(),

@@ -1,4 +1,4 @@
-"""What moves between two scorings of the same completions, in numbers and words. Scores nothing."""
+"""Compare two scorings of the same completions: what changed, in numbers and as tables."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.table import Table
 from lit_grpo.diagnostics import shorten
 from lit_grpo.rewards.judged.alignment import rank_correlation
 
-SAME = 1e-9
-"""Values nearer to each other are the same."""
+TOLERANCE = 1e-9
+"""Values that differ by no more count as equal."""
 NUM_SHOWN = 5
 
 Row = dict[str, Any]
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The rows before and after, in the same order, G of each prompt in a row."""
+    """The rows before and after, in the same order; the G rows of a prompt are adjacent."""
 
     before: Sequence[Row]
     after: Sequence[Row]
@@ -34,7 +34,7 @@ class Comparison:
 
     @property
     def groups(self) -> list[tuple[list[float], list[float]]]:
-        """Total rewards before and after of each group, of the rows that have one both times.
+        """Total rewards of each group before and after, for the rows that have both.
 
         Groups with fewer than two such rows are left out.
         """
@@ -51,8 +51,8 @@ def _with_reward(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
     return [pair for pair in pairs if all(row["reward"] is not None for row in pair)]
 
 
-def num_moved(comparison: Comparison) -> int:
-    """Rows with another value or outcome than before, of any reward or of their sum."""
+def num_changed(comparison: Comparison) -> int:
+    """Return how many rows changed in the value or outcome of a reward, or in the weighted sum."""
     return sum(
         any(not _is_same(old.get(key), new.get(key)) for key in _scored_keys(old, new))
         for old, new in comparison.pairs
@@ -65,12 +65,12 @@ def _scored_keys(old: Row, new: Row) -> list[str]:
 
 def _is_same(old: Any, new: Any) -> bool:
     if isinstance(old, float) and isinstance(new, float):
-        return abs(old - new) <= SAME
-    return old == new
+        return abs(old - new) <= TOLERANCE
+    return bool(old == new)
 
 
 def correlations(comparison: Comparison) -> list[float]:
-    """Rank correlation of old and new rewards in each group that differs inside both times."""
+    """Return the rank correlation of old and new rewards, for each group where both vary."""
     return [
         rank_correlation(old, new)
         for old, new in comparison.groups
@@ -78,55 +78,51 @@ def correlations(comparison: Comparison) -> list[float]:
     ]
 
 
-def best_changed(comparison: Comparison) -> list[bool]:
-    """For each group, whether no completion is the best, or among the best, both times."""
+def best_completion_changed(comparison: Comparison) -> list[bool]:
+    """Return for each group whether its best completions before and after have none in common."""
     return [not _best(old) & _best(new) for old, new in comparison.groups]
 
 
 def _best(values: Sequence[float]) -> set[int]:
     highest = max(values)
-    return {place for place, value in enumerate(values) if value >= highest - SAME}
+    return {index for index, value in enumerate(values) if value >= highest - TOLERANCE}
 
 
-def moved_most(comparison: Comparison) -> list[tuple[Row, Row]]:
-    """The rows whose total reward moved most, of those that have one both times."""
-    moved = [
+def changed_most(comparison: Comparison) -> list[tuple[Row, Row]]:
+    """Return the rows whose total reward changed most, among those with one before and after."""
+    changed = [
         (old, new)
         for old, new in _with_reward(comparison.pairs)
         if not _is_same(old["reward"], new["reward"])
     ]
-    return sorted(moved, key=lambda pair: -abs(pair[1]["reward"] - pair[0]["reward"]))[:NUM_SHOWN]
-
-
-# What is printed
+    return sorted(changed, key=lambda pair: -abs(pair[1]["reward"] - pair[0]["reward"]))[:NUM_SHOWN]
 
 
 def print_changes(console: Console, comparison: Comparison) -> None:
-    """Means before and after, outcomes, ranks, and the rows that moved most."""
-    num_rows, moved = len(comparison.before), num_moved(comparison)
+    """Print means before and after, changed outcomes, ranks, and the rows that changed most."""
+    num_rows, changed = len(comparison.before), num_changed(comparison)
     console.print(_means(comparison))
-    if not moved:
+    if not changed:
         console.print(
-            f"Nothing moved: all {num_rows} completions have the scores and outcomes that they had."
+            f"Nothing changed: all {num_rows} completions have the same scores and outcomes as "
+            "before."
         )
         return
-    console.print(f"{moved} of {num_rows} completions moved. {_ranks(comparison)}")
-    if rows := moved_most(comparison):
+    console.print(f"{changed} of {num_rows} completions changed. {_ranks(comparison)}")
+    if rows := changed_most(comparison):
         console.print(_rows(rows))
 
 
 def _ranks(comparison: Comparison) -> str:
-    found, changed = correlations(comparison), best_changed(comparison)
+    found, changed = correlations(comparison), best_completion_changed(comparison)
     if not changed:
-        return "No group has two rewards to compare both times."
-    best = (
-        f"{sum(changed) / len(changed):.0%} of {len(changed)} groups have another best completion"
-    )
+        return "No group has two rows with rewards before and after, so none can be compared."
+    best = f"{sum(changed) / len(changed):.0%} of {len(changed)} groups have a new best completion"
     if not found:
-        return f"{best}; no group differs inside both times, so ranks cannot be compared."
+        return f"{best}; in none do both scorings vary, so ranks cannot be compared."
     return (
-        f"{best}; in the {len(found)} that differ inside both times the rank correlation of old "
-        f"and new rewards is {sum(found) / len(found):.3f} on average."
+        f"{best}; in the {len(found)} where both scorings vary, the rank correlation of old and "
+        f"new rewards is {sum(found) / len(found):.3f} on average."
     )
 
 
@@ -162,7 +158,7 @@ def _mean(values: Sequence[float | None]) -> str:
 
 
 def _outcome_changed(comparison: Comparison, name: str) -> str:
-    """Of the rows; nothing for a reward that is new or gone."""
+    """Return the share of rows with another outcome; a dash for a reward that is new or gone."""
     key = f"outcome/{name}"
     if any(key not in rows[0] for rows in _sides(comparison)):
         return "–"
@@ -171,7 +167,7 @@ def _outcome_changed(comparison: Comparison, name: str) -> str:
 
 
 def _rows(pairs: Sequence[tuple[Row, Row]]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, title="moved most")
+    table = Table(box=None, header_style="bold", pad_edge=False, title="changed most")
     table.title_justify = "left"
     table.add_column("step", justify="right")
     for name in ("prompt", "completion"):

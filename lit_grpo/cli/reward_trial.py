@@ -1,6 +1,6 @@
-"""What ``lit-grpo rewards`` does: a few completions, scored as in training, and what they show.
+"""The command ``lit-grpo rewards``: sample and score a few completions without training.
 
-Nothing is trained. A completion that could not be scored is counted as such, never as a zero.
+Shows the signal of the rewards and projects the time and cost of a rollout step.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ LATENCY = "timing/judge_api_latency_s"
 TOKENS = ("judge/prompt_tokens", "judge/completion_tokens")
 
 ASSUMPTIONS = (
-    "a step: {num_rows} completions on one process. A judge is taken to answer as fast as here, "
-    "limits.max_concurrency calls at a time and within its limits a minute (rewards that share one "
-    "add up); other async rewards to keep at least the rate of this trial, by their p95; a sync "
-    "reward to score one by one. What a first call takes to start workers is counted; generation "
-    "hides a part of it all."
+    "a step: {num_rows} completions on one process. Assumed: a judge answers as fast as here, with "
+    "limits.max_concurrency calls at a time and within its limits per minute (add up rewards that "
+    "share one); other async rewards keep the rate of this trial, by their p95; a sync reward "
+    "scores one completion after another. Starting workers is included, and part of the time "
+    "overlaps with generation."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What came of the completions, and what they took."""
+    """The scored completions of a trial, with the time that they took."""
 
     rollouts: RolloutBatch
     generation_seconds: float
-    observed: Mapping[str, Measurements]
-    """reward -> what it measured while it scored."""
+    measurements: Mapping[str, Measurements]
+    """Name of a reward -> its measurements."""
 
     @property
     def num_rows(self) -> int:
@@ -53,12 +53,13 @@ class Trial:
 def try_rewards(
     module: GRPOModule, prompts: Sequence[Prompt], *, num_rows_a_step: int, path: Path
 ) -> None:
-    """Samples and scores the completions of these prompts, prints what they show, keeps them.
+    """Sample and score completions of these prompts, print a summary, and write them to a table.
 
     Args:
-        module: Its engine has the policy's weights, and its rewards are started.
+        module: A module whose engine has the policy's weights and whose rewards are started.
+        prompts: The prompts to sample from.
         num_rows_a_step: Completions of a rollout step, for the projection.
-        path: Of the table with a row a completion; a number is added where there is one already.
+        path: Path of the table, with a row for each completion; numbered if it exists already.
 
     Raises:
         RewardFailed: a reward with ``on_error: raise`` gave no value.
@@ -74,11 +75,11 @@ def try_rewards(
 
 
 def run_trial(module: GRPOModule, prompts: Sequence[Prompt]) -> Trial:
-    """The completions that the first rollout step would give these prompts, scored."""
+    """Sample the completions that the first rollout step would, and score them."""
     suite, group_size = module.rewards, module.group_size
-    suite.observe()  # what starting took is not what scoring takes
+    suite.observe()  # drop the measurements of starting the rewards
     scoring = suite.open(prompts, group_size)
-    seed = module.derive_seed(SeedPurpose.ROLLOUT, 0)
+    seed = module.seeds.derive(SeedPurpose.ROLLOUT, 0)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         generating = progress.add_task("generating", total=len(prompts) * group_size)
@@ -89,17 +90,14 @@ def run_trial(module: GRPOModule, prompts: Sequence[Prompt]) -> Trial:
         seconds = time.perf_counter() - start
         progress.add_task("scoring", total=None)
         rollouts = scoring.result()
-    observed = dict(zip(suite.weights, suite.observe(), strict=True))
-    return Trial(rollouts=rollouts, generation_seconds=seconds, observed=observed)
-
-
-# Projections
+    measurements = dict(zip(suite.weights, suite.observe(), strict=True))
+    return Trial(rollouts=rollouts, generation_seconds=seconds, measurements=measurements)
 
 
 def projected_seconds(
-    reward: Reward, scores: Sequence[Score], observed: Measurements, num_rows: int
+    reward: Reward, scores: Sequence[Score], measurements: Measurements, num_rows: int
 ) -> float:
-    """Seconds that scoring so many completions takes, from what scoring some of them took.
+    """Return the projected seconds of scoring ``num_rows`` completions, from a few scores.
 
     Example: a judge that took 8 calls of 2 s for 8 completions, with a concurrency of 4 and 30
     requests a minute, takes max(64 * 2 / 4, 64 / 30 * 60) = 128 s for 64.
@@ -107,14 +105,14 @@ def projected_seconds(
     factor = num_rows / len(scores)
     seconds = [score.seconds for score in scores]
     if isinstance(reward, JudgedReward):
-        return _judging_seconds(reward, observed, factor)
+        return _judging_seconds(reward, measurements, factor)
     return factor * (float(np.percentile(seconds, 95)) if reward.is_async else sum(seconds))
 
 
-def _judging_seconds(reward: JudgedReward, observed: Measurements, factor: float) -> float:
-    """What so many times the calls take with nothing but the judge's limits to hold them up."""
-    limits, totals = reward.judge.limits, observed.totals
-    latencies = observed.samples.get(LATENCY, [])
+def _judging_seconds(reward: JudgedReward, measurements: Measurements, factor: float) -> float:
+    """Return the seconds that ``factor`` times these calls take within the judge's limits."""
+    limits, totals = reward.judge.limits, measurements.totals
+    latencies = measurements.samples.get(LATENCY, [])
     tokens = sum(totals[name] for name in TOKENS if name in totals)
     bounds = [factor * sum(latencies) / limits.max_concurrency, max(latencies, default=0.0)]
     if limits.requests_per_minute:
@@ -125,17 +123,14 @@ def _judging_seconds(reward: JudgedReward, observed: Measurements, factor: float
 
 
 def in_group_deviation(values: Tensor) -> float | None:
-    """Mean sample deviation of the groups of [B, G] with two values or more; None without any."""
+    """Return the mean sample deviation of the groups of [B, G] with two values or more, or None."""
     groups = [row[~row.isnan()] for row in values]
     deviations = [row.std().item() for row in groups if row.numel() > 1]
     return sum(deviations) / len(deviations) if deviations else None
 
 
-# What is printed
-
-
 def summary_table(trial: Trial, rewards: Sequence[Reward], num_rows_a_step: int) -> Table:
-    """A row a reward, and one of their weighted sum."""
+    """Return a table with a row for each reward and one for their weighted sum."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("reward", no_wrap=True)
     for name in ("mean", "in-group std", "outcomes", "p50", "p95", "a step", "$ a step"):
@@ -144,7 +139,7 @@ def summary_table(trial: Trial, rewards: Sequence[Reward], num_rows_a_step: int)
     for reward in rewards:
         scores = [score for group in rollouts.groups for score in group.scores[reward.name]]
         p50, p95 = np.percentile([score.seconds for score in scores], [50, 95])
-        observed = trial.observed[reward.name]
+        measurements = trial.measurements[reward.name]
         cost = sum(score.cost for score in scores) * num_rows_a_step / len(scores)
         table.add_row(
             reward.name,
@@ -152,7 +147,7 @@ def summary_table(trial: Trial, rewards: Sequence[Reward], num_rows_a_step: int)
             _outcomes(scores),
             _clock(p50),
             _clock(p95),
-            _clock(projected_seconds(reward, scores, observed, num_rows_a_step)),
+            _clock(projected_seconds(reward, scores, measurements, num_rows_a_step)),
             f"{cost:.3g}" if cost else "–",
         )
     valid = f"valid {rollouts.valid.double().mean():.0%}"
@@ -174,7 +169,7 @@ def _clock(seconds: float) -> str:
 
 
 def _outcomes(scores: Sequence[Score]) -> str:
-    """``ok 75%, timeout 25%``, the most common first."""
+    """Return ``ok 75%, timeout 25%``, the most common first."""
     outcomes = [str(score.outcome) for score in scores]
     shares = {outcome: outcomes.count(outcome) / len(outcomes) for outcome in outcomes}
     ordered = sorted(shares.items(), key=lambda item: -item[1])
@@ -199,19 +194,19 @@ def _notes(trial: Trial, module: GRPOModule, num_rows_a_step: int) -> list[str]:
 
 def _failures(rollouts: RolloutBatch) -> list[str]:
     failure = find_failure(rollouts)
-    return [] if failure is None else [f"Not all is scored: {failure}"]
+    return [] if failure is None else [f"Some rows could not be scored: {failure}"]
 
 
 def _judge_notes(trial: Trial, rewards: Sequence[Reward]) -> list[str]:
-    """What makes a projection too low."""
+    """Return what makes a projection too low."""
     notes = []
     for reward in rewards:
         if not isinstance(reward, JudgedReward):
             continue
-        if hits := trial.observed[reward.name].totals.get("judge/cache_hits"):
+        if hits := trial.measurements[reward.name].totals.get("judge/cache_hits"):
             notes.append(
                 f"{hits:.0f} verdicts of {reward.name!r} came from the judge's cache: new "
-                "completions take more seconds and dollars than projected."
+                "completions take longer and cost more than projected."
             )
         if reward.judge.price is None:
             notes.append(f"The cost of {reward.name!r} is unknown: its judge has no price.")

@@ -1,7 +1,7 @@
-"""Which column of a row is the prompt, the gold answer, the id.
+"""Find the prompt, the gold answer and the id among the columns of a row.
 
-Known layouts are recognised row by row; a mapping ``{role: column}`` overrides them.
-Whether a gold answer can be parsed is for the rewards to say.
+Known layouts are recognised row by row; a mapping ``{role: column}`` overrides them. Gold answers
+are not parsed here: what they mean is up to the rewards.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from lit_grpo.types import UserError
 
 Role = Literal["prompt", "answer", "id"]
 
-# The names by which a role is known, the first that a row has: plain files, verl's, GSM8K's.
-# A dotted name reaches into a nested column.
+# Column names by role, in order of preference: plain files, verl and GSM8K. A dotted name reads a
+# field of a nested column.
 _KNOWN_NAMES: Mapping[Role, tuple[str, ...]] = {
     "prompt": ("prompt", "question"),
     "answer": ("reward_model.ground_truth", "answer"),
 }
-# GSM8K writes a solution and, on its last line, the gold: "#### 1,080"
+# GSM8K writes a solution and, on its last line, the gold answer: "#### 1,080"
 _MARKED_GOLD = re.compile(r"^####[ \t]*(\S.*?)\s*\Z", re.MULTILINE)
 _THOUSANDS_COMMA = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _ROWS_SHOWN = 5
@@ -31,7 +31,7 @@ _MISSING = object()
 
 
 def prompt_value(row: Row, mapping: Mapping[str, str]) -> str | list[Any]:
-    """The text or the list of messages in the row's prompt column."""
+    """Return the text or the list of messages in the row's prompt column."""
     name = _column_name(row, "prompt", mapping)
     value = _find(row, name)
     if value is _MISSING:
@@ -47,7 +47,7 @@ def prompt_value(row: Row, mapping: Mapping[str, str]) -> str | list[Any]:
 
 
 def prompt_id(row: Row, mapping: Mapping[str, str]) -> str:
-    """The value of the id column as text, or the file's stem and the row's number without one."""
+    """Return the id column as text; without a mapping for it, the file's stem and row number."""
     if "id" not in mapping:
         return row.id
     value = _find(row, mapping["id"])
@@ -55,8 +55,8 @@ def prompt_id(row: Row, mapping: Mapping[str, str]) -> str:
         raise _missing_column(row, "id", mapping["id"])
     if _is_null(value):
         raise UserError(
-            f"{row.origin}: the id column {mapping['id']!r} is null (nobody could name this "
-            "prompt). Fill it, or leave data.columns without an id."
+            f"{row.origin}: the id column {mapping['id']!r} is null (logs refer to a prompt by "
+            "its id). Fill it, or leave the id out of data.columns."
         )
     return _to_text(value)
 
@@ -64,13 +64,14 @@ def prompt_id(row: Row, mapping: Mapping[str, str]) -> str:
 def gold_answers(
     rows: Sequence[Row], mapping: Mapping[str, str], *, required: bool
 ) -> list[str | None]:
-    """The gold answer of each row, None where it is null or missing and not required.
+    """Return the gold answer of each row, or None where it is null or missing and not required.
 
-    Where answers of a source end with GSM8K's ``#### 1,080``, its golds are what follows, here
-    ``1080``, and an answer without it counts as null.
+    If any answer of a file or dataset ends with GSM8K's mark, ``#### 1,080``, its gold answers are
+    the text after the mark without thousands commas, here ``1080``, and an answer without the mark
+    counts as null.
 
     Raises:
-        ValueError: a required gold is null, or no row has the column that the mapping names.
+        ValueError: a required answer is null, or no row has the column that the mapping names.
     """
     values = [_find(row, _column_name(row, "answer", mapping)) for row in rows]
     if "answer" in mapping and all(value is _MISSING for value in values):
@@ -85,17 +86,17 @@ def gold_answers(
         _after_mark(answer) if row.source in marked else answer
         for row, answer in zip(rows, answers, strict=True)
     ]
-    without = [row for row, gold in zip(rows, golds, strict=True) if gold is None]
-    if required and without:
-        raise _null_golds(without, len(rows), mapping)
+    unanswered = [row for row, gold in zip(rows, golds, strict=True) if gold is None]
+    if required and unanswered:
+        raise _null_golds(unanswered, len(rows), mapping)
     return golds
 
 
 def list_rows(rows: Iterable[Row]) -> str:
-    """The places of the first few rows, for an error text."""
-    places = [row.origin for row in rows]
-    more = len(places) - _ROWS_SHOWN
-    return "; ".join(places[:_ROWS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    """Return where the first few rows come from, for an error message."""
+    origins = [row.origin for row in rows]
+    more = len(origins) - _ROWS_SHOWN
+    return "; ".join(origins[:_ROWS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _column_name(row: Row, role: Role, mapping: Mapping[str, str]) -> str | None:
@@ -104,7 +105,7 @@ def _column_name(row: Row, role: Role, mapping: Mapping[str, str]) -> str | None
 
 
 def _find(row: Row, name: str | None) -> Any:
-    """The value of a column, of ``a.b`` in the nested column ``a``, or ``_MISSING``."""
+    """Return the value of a column or, for ``a.b``, of a nested field; ``_MISSING`` if absent."""
     if name is None or name in row.columns:
         return _MISSING if name is None else row.columns[name]
     value: Any = row.columns
@@ -123,7 +124,7 @@ def _is_null(value: Any) -> bool:
 def _to_text(value: Any) -> str:
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False, default=str)
-    # A column of integers with a hole in it is a column of floats once it went through pandas.
+    # pandas turns a column of integers with a missing value into floats.
     is_whole = isinstance(value, float) and value.is_integer()
     return str(int(value) if is_whole else value)
 
@@ -133,8 +134,8 @@ def _after_mark(answer: str | None) -> str | None:
     return _THOUSANDS_COMMA.sub("", match[1]) if match else None
 
 
-def _missing_column(row: Row, role: Role, name: str | None) -> ValueError:
-    what = f"no column {name!r}" if name else f"no column that is known as the {role}"
+def _missing_column(row: Row, role: Role, name: str | None) -> UserError:
+    what = f"no column {name!r}" if name else f"no column that is recognised as the {role}"
     close = get_close_matches(name or role, row.columns, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     return UserError(
@@ -143,11 +144,11 @@ def _missing_column(row: Row, role: Role, name: str | None) -> ValueError:
     )
 
 
-def _null_golds(without: list[Row], num_rows: int, mapping: Mapping[str, str]) -> ValueError:
-    name = _column_name(without[0], "answer", mapping)
-    where = f"in {name!r}" if name else f"in any column ({', '.join(without[0].columns)})"
+def _null_golds(rows: list[Row], num_rows: int, mapping: Mapping[str, str]) -> UserError:
+    name = _column_name(rows[0], "answer", mapping)
+    where = f"in {name!r}" if name else f"in any column ({', '.join(rows[0].columns)})"
     return UserError(
-        f"{len(without)} of {num_rows} rows have no gold answer {where}: {list_rows(without)} (a "
-        "reward has nothing to compare with). Fill or remove them, name the column with "
+        f"{len(rows)} of {num_rows} rows have no gold answer {where}: {list_rows(rows)} (rewards "
+        "compare completions with it). Fill or remove them, name the column with "
         "data.columns: {answer: NAME}, or set data.require_answer: false if no reward needs one."
     )

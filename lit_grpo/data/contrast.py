@@ -1,6 +1,6 @@
-"""Prompts that ask the policy for a rubric, by choice with excerpts of a good and a bad answer.
+"""Prompts that ask the policy for a rubric, optionally with excerpts of a good and a bad answer.
 
-It shows answers only, never their gold scores. How a rubric is scored is for the reward.
+Gold scores are never shown to the policy. How a rubric is scored is up to the reward.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lit_grpo.data.columns import list_rows
 from lit_grpo.data.module import PromptData, Split
 from lit_grpo.data.scored_answers import ScoredAnswers, read_scored_answers
 from lit_grpo.data.sources import Row
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, check_range
 
 RUBRIC_TEMPLATE = """\
 Write a rubric for grading answers to the question below: a short list of criteria, each of which \
@@ -39,15 +39,17 @@ class RubricData(PromptData):
     """Prompts that ask for a rubric by which stored answers will be graded.
 
     Args:
-        template: jinja2 over the columns of the row, ``good_excerpt`` and ``bad_excerpt``; both are
-            null without ``use_contrastive`` and where no answer is better than another. When not
-            given, one that asks for a rubric for the column ``question``.
+        template: jinja2 template over the columns of the row, ``good_excerpt`` and
+            ``bad_excerpt``. Both excerpts are null without ``use_contrastive`` and where no answer
+            is better than another. Null means the built-in template, which asks for a rubric for
+            the column ``question``.
         use_contrastive: Show the policy how the best and the worst stored answer begin.
-        excerpt_characters: Longest excerpt.
-        answers_column: The column with the stored answers: a list of texts, or JSON of one.
-        gold_column: The column with their gold scores: a list of numbers, or JSON of one.
-        require_answer: Refuse rows without a gold answer, which a rubric is not compared with.
-        settings: As of PromptData.
+        excerpt_characters: Maximum length of an excerpt.
+        answers_column: Column with the stored answers: a list of texts, or the JSON text of one.
+        gold_column: Column with their gold scores: a list of numbers, or the JSON text of one.
+        require_answer: Refuse rows without a gold answer. Off by default, since a rubric is not
+            compared with one.
+        settings: Further settings of PromptData.
     """
 
     overridden_by_environment: ClassVar[Mapping[str, str]] = {
@@ -74,34 +76,35 @@ class RubricData(PromptData):
             require_answer=require_answer,
             **settings,
         )
-        if excerpt_characters < 1:
-            raise UserError(
-                f"excerpt_characters must be >= 1, got {excerpt_characters} (nothing would be "
-                "shown). Set data.excerpt_characters, or data.use_contrastive: false."
-            )
+        check_range(
+            "data.excerpt_characters",
+            excerpt_characters,
+            at_least=1,
+            why="to show no excerpts, set data.use_contrastive: false",
+        )
         self.use_contrastive = use_contrastive
         self.excerpt_characters = excerpt_characters
         self.answers_column = answers_column
         self.gold_column = gold_column
 
     def rows(self, split: Split) -> list[Row]:
-        """The rows of a split, each with its two excerpts as further columns.
+        """Return the rows of a split, each with its two excerpts as further columns.
 
         Raises:
-            ValueError: rows whose answers or gold scores cannot be read, where they are shown.
+            ValueError: excerpts are shown, and the answers or gold scores of a row cannot be read.
         """
         rows = super().rows(split)
-        stored = self._stored(rows) if self.use_contrastive else [None] * len(rows)
+        scored = self._scored_answers(rows) if self.use_contrastive else [None] * len(rows)
         return [
-            replace(row, columns={**row.columns, **self._excerpts(one)})
-            for row, one in zip(rows, stored, strict=True)
+            replace(row, columns={**row.columns, **self._excerpts(answers)})
+            for row, answers in zip(rows, scored, strict=True)
         ]
 
-    def _stored(self, rows: Sequence[Row]) -> list[ScoredAnswers]:
-        stored, refused, reason = [], [], ""
+    def _scored_answers(self, rows: Sequence[Row]) -> list[ScoredAnswers]:
+        scored, refused, reason = [], [], ""
         for row in rows:
             try:
-                stored.append(
+                scored.append(
                     read_scored_answers(row.columns, self.answers_column, self.gold_column)
                 )
             except ValueError as error:
@@ -109,17 +112,17 @@ class RubricData(PromptData):
                 reason = reason or str(error)
         if refused:
             raise UserError(
-                f"use_contrastive needs answers and gold scores in every row, {len(refused)} of "
-                f"{len(rows)} have none that can be read: {list_rows(refused)} (the first: "
+                f"use_contrastive needs answers and gold scores in every row, but {len(refused)} "
+                f"of {len(rows)} have none that can be read: {list_rows(refused)} (the first: "
                 f"{reason}). Fill or drop these rows, set data.answers_column and "
                 "data.gold_column, or data.use_contrastive: false."
             )
-        return stored
+        return scored
 
-    def _excerpts(self, stored: ScoredAnswers | None) -> dict[str, str | None]:
-        if stored is None or not stored.has_contrast:
+    def _excerpts(self, answers: ScoredAnswers | None) -> dict[str, str | None]:
+        if answers is None or not answers.has_contrast:
             return {"good_excerpt": None, "bad_excerpt": None}
-        return {"good_excerpt": self._cut(stored.best), "bad_excerpt": self._cut(stored.worst)}
+        return {"good_excerpt": self._cut(answers.best), "bad_excerpt": self._cut(answers.worst)}
 
     def _cut(self, answer: str) -> str:
         limit = self.excerpt_characters

@@ -1,42 +1,51 @@
-"""A list of prompts -> batches in an order that a seed and the epoch fix, with a position to save.
+"""Batch prompts in an order that seed and epoch determine, with a position that can be saved.
 
-Every rank yields its share of the same batches. Nothing here knows files or tokenizers.
+Every rank gets its share of the same batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lit_grpo.types import Prompt, UserError
+
+Order = NDArray[np.integer[Any]]
+"""Indices of prompts."""
 
 
 class PromptLoader:
     """A sized, stateful loader of ``list[Prompt]``.
 
-    All ranks yield equally many batches, each a contiguous, nearly equal part of the same
-    ``batch_size`` prompts.
+    All ranks get the same number of batches. Each batch is a contiguous, nearly equal part of the
+    same ``batch_size`` prompts.
 
-    In training an iteration is one epoch, whose incomplete last batch is left out; the next one is
-    the next epoch. An iteration that was broken off is continued by the next one, as is a loaded
-    state: what comes next depends on (seed, epoch, position) alone, however often a trainer asks
-    for an iterator and wherever it believes that its epochs end.
+    In training, one iteration is one epoch; its incomplete last batch is dropped, and the next
+    iteration is the next epoch. An interrupted iteration continues in the next one, and so does a
+    loaded state. The next batch therefore depends on (seed, epoch, position) alone, no matter how
+    often a trainer creates an iterator or where it ends its own epochs.
 
-    Otherwise every iteration starts anew, in the given order, and each prompt comes exactly once.
-    A last batch with fewer prompts than ranks joins the one before, so that no rank ever gets an
-    empty batch.
+    In validation, every iteration starts from the beginning in the given order and yields each
+    prompt exactly once. A last batch with fewer prompts than ranks is merged into the one before,
+    so that no rank ever gets an empty batch.
 
     Args:
         prompts: The same prompts in the same order on every rank.
-        batch_size: Prompts a batch over all ranks.
-        shuffle: Train on the permutation of (seed, epoch) rather than on the given order.
-        epoch_limit: Where a training epoch ends early, in batches (int) or as a fraction of them
-            (float), like ``Trainer.limit_train_batches``. The trainer applies its limit to
-            ``len``, which is of the whole epoch.
+        batch_size: Prompts per batch, over all ranks.
+        seed: Seed of the permutation of each epoch.
+        rank: Rank of this process.
+        world_size: Number of processes.
+        training: Whether to iterate as in training rather than as in validation.
+        shuffle: Train on the permutation of (seed, epoch) rather than in the given order.
+        epoch_limit: Length of a training epoch in batches (int) or as a fraction of all batches
+            (float), like ``Trainer.limit_train_batches``. ``len`` stays that of a whole epoch,
+            since the trainer applies its limit to it.
 
     Raises:
-        ValueError: too few prompts for one batch, or a batch that the ranks cannot share.
+        ValueError: there are too few prompts for one batch, or the ranks cannot share a batch.
     """
 
     def __init__(
@@ -68,7 +77,7 @@ class PromptLoader:
         self._epoch_size = limit * batch_size if is_limited else len(prompts)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, the same on every rank."""
+        """Return the number of batches of a whole epoch, the same on every rank."""
         full, rest = divmod(len(self.prompts), self.batch_size)
         return full + (rest >= self._min_batch_size)
 
@@ -78,50 +87,50 @@ class PromptLoader:
         epoch, order = self.epoch, self._order()
         while self.epoch == epoch:
             self._before_batch = self.state_dict()
-            yield self._hand_out(order, self._next_stop())
+            yield self._take_until(self._next_stop(), order)
 
     def take(self, num_prompts: int) -> list[Prompt]:
-        """So many further prompts for each rank, out of turn: the next batch begins behind them.
+        """Return extra prompts for this rank; the next batch starts after them.
 
-        Every rank must call this with the same number, of at most its share of a batch. An epoch
-        that is too short for them ends before.
+        Every rank must call this with the same number, which is at most its share of a batch. If
+        the epoch has too few prompts left, they come from the next one.
         """
         num_over_ranks = num_prompts * self.world_size
         if self._epoch_size - self.position < num_over_ranks:
             self.epoch, self.position = self.epoch + 1, 0
-        return self._hand_out(self._order(), self.position + num_over_ranks)
+        return self._take_until(self.position + num_over_ranks, self._order())
 
     def peek(self, number: int) -> list[Prompt]:
-        """This rank's share of the number-th further batch, 1 for the next; takes nothing."""
+        """Return this rank's share of an upcoming batch, 1 for the next, without taking it."""
         state, before = self.state_dict(), self._before_batch
         for _ in range(number):
-            prompts = self._hand_out(self._order(), self._next_stop())
+            prompts = self._take_until(self._next_stop(), self._order())
         self.load_state_dict(state)
         self._before_batch = before
         return prompts
 
     def rewind(self) -> None:
-        """Take back the last batch and what was taken since: a state saved now is before them."""
+        """Undo the last batch and every `take` since, so that they come again."""
         self.load_state_dict(self._before_batch)
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch, and the prompts that all ranks together have taken of it."""
+        """Return the epoch, and how many of its prompts all ranks together have taken."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next iteration go on where the state was taken."""
+        """Let the next iteration continue where the state was saved."""
         self.epoch = state["epoch"]
         self._advance(state["position"])
 
-    def _hand_out(self, order: np.ndarray, stop: int) -> list[Prompt]:
-        """This rank's share of the prompts up to a position."""
+    def _take_until(self, stop: int, order: Order) -> list[Prompt]:
+        """Return this rank's share of the prompts from here to a position, and move there."""
         start = self.position
-        # Before the prompts leave: a state saved after them points behind them.
+        # Before the caller gets the prompts: a state saved while they are in use is after them.
         self._advance(stop)
         return [self.prompts[i] for i in self._share(order[start:stop])]
 
     def _advance(self, position: int) -> None:
-        """Move on to a position, or to the next epoch when no batch is left behind it."""
+        """Move to a position, or to the next epoch if no batch is left after it."""
         if self._epoch_size - position < self._min_batch_size:
             self.epoch, self.position = self.epoch + 1, 0
         else:
@@ -132,12 +141,12 @@ class PromptLoader:
         is_last = self._epoch_size - stop < self._min_batch_size
         return self._epoch_size if is_last and not self.training else stop
 
-    def _order(self) -> np.ndarray:
+    def _order(self) -> Order:
         if not self.shuffle:
             return np.arange(len(self.prompts))
         return np.random.default_rng((self.seed, self.epoch)).permutation(len(self.prompts))
 
-    def _share(self, batch: np.ndarray) -> np.ndarray:
+    def _share(self, batch: Order) -> Order:
         first, last = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))
         return batch[first:last]
 
@@ -152,6 +161,6 @@ class PromptLoader:
             fix = "lower data.prompts_per_step" if self.training else "use fewer processes"
             raise UserError(
                 f"{len(self.prompts)} prompts are too few, one batch on {self.world_size} "
-                f"processes needs {self._min_batch_size} (none may go without). Give more rows, "
-                f"or {fix}."
+                f"processes needs {self._min_batch_size} (every process needs a share). Provide "
+                f"more rows, or {fix}."
             )

@@ -1,7 +1,7 @@
-"""Data modules: rows from files or datasets -> loaders of prompts.
+"""Data modules: rows from files or datasets become loaders of prompts.
 
-Constructing one touches neither file nor network; ``setup`` reads, with the tokenizer of the
-policy. How completions are scored is for the rewards.
+Constructing a data module reads nothing; ``setup`` reads the rows and tokenizes them with the
+tokenizer of the policy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from lightning.pytorch import LightningDataModule
 from lit_grpo.data.loader import PromptLoader
 from lit_grpo.data.prompts import PromptFormat, build_prompts
 from lit_grpo.data.sources import Row, read_rows
-from lit_grpo.types import Prompt, Tokenizer, UserError
+from lit_grpo.types import Prompt, Tokenizer, UserError, check_range
 
 logger = logging.getLogger("lit_grpo")
 
 Split = Literal["train", "validation", "test"]
 
-_NEEDED: dict[str, tuple[Split, ...]] = {
+_SPLITS: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "validation"),
     "validate": ("validation",),
     "test": ("test",),
@@ -30,18 +30,17 @@ _NEEDED: dict[str, tuple[Split, ...]] = {
 
 
 class PromptDataModule(LightningDataModule, ABC):
-    """Rows of some kind -> loaders. A subclass says where the rows of a split come from.
+    """Base of all data modules; a subclass provides the rows of each split.
 
     The position in the training data is saved here as well as in the loader, because a trainer
-    that resumes from the very end of an epoch leaves the loader's own state unread.
+    that resumes from the very end of an epoch does not load the loader's state.
     """
 
     prompt_format = PromptFormat()
 
     def __init__(self, prompts_per_step: int, validation_batch_size: int | None, seed: int) -> None:
         super().__init__()
-        if seed < 0:
-            raise UserError(f"seed must be >= 0, got {seed}. Set data.seed.")
+        check_range("data.seed", seed, at_least=0)
         self.prompts_per_step = prompts_per_step
         self.validation_batch_size = (
             prompts_per_step if validation_batch_size is None else validation_batch_size
@@ -51,21 +50,21 @@ class PromptDataModule(LightningDataModule, ABC):
 
     @abstractmethod
     def rows(self, split: Split) -> list[Row]:
-        """The rows of a split, the same on every rank; none when there is no such split."""
+        """Return the rows of a split, the same on every rank; none if there is no such split."""
 
     def setup(self, stage: str) -> None:
-        for split in _NEEDED.get(stage, ()):
+        for split in _SPLITS.get(stage, ()):
             if prompts := self._read(split):
                 self._loaders[split] = self._make_loader(split, prompts)
             elif stage != "fit" or split == "train":
-                fix = "" if split == "train" else ", or data.validation_size to hold rows out"
+                fix = "" if split == "train" else ", or data.validation_size to hold out rows"
                 raise UserError(f"{split} data is needed, got none. Set data.{split}{fix}.")
 
     def train_dataloader(self) -> PromptLoader:
         return self._loaders["train"]
 
     def val_dataloader(self) -> PromptLoader | list[Any]:
-        # An empty list is how Lightning hears that there is nothing to validate.
+        # Lightning skips validation when it gets an empty list.
         return self._loaders.get("validation", [])
 
     def test_dataloader(self) -> PromptLoader:
@@ -99,7 +98,7 @@ class PromptDataModule(LightningDataModule, ABC):
             rank=self.trainer.global_rank,
             world_size=self.trainer.world_size,
             training=is_train,
-            # overfit_batches asks for the same few batches in every epoch.
+            # overfit_batches repeats the same few batches in every epoch.
             shuffle=not self.trainer.overfit_batches,  # type: ignore[attr-defined]
             epoch_limit=self.trainer.limit_train_batches,
         )
@@ -108,30 +107,32 @@ class PromptDataModule(LightningDataModule, ABC):
 class PromptData(PromptDataModule):
     """Prompts from jsonl, parquet and csv files and Hugging Face datasets.
 
-    The layouts of verl (``prompt``, ``reward_model.ground_truth``), of GSM8K (``question``,
-    ``answer`` ending with ``#### 72``) and ``prompt``, ``answer`` are read as they are. Every
-    column of a row reaches the rewards under its own name.
+    Three layouts are recognised: verl's (``prompt``, ``reward_model.ground_truth``), GSM8K's
+    (``question``, ``answer`` ending with ``#### 72``) and plain ``prompt``, ``answer``. Rewards
+    can read every column of a row under its own name.
 
     Args:
         train: File, dataset or a list of them. A dataset is written ``id``, ``id:split`` or
             ``id:subset:split``, where ``id`` is a directory or an id on the Hub.
-        validation: The same, for validation during training.
-        test: The same, for ``test``; the validation data when not given.
-        validation_size: Without ``validation``: so many rows of ``train`` (or this fraction of
-            them) are held out. Which ones depends on their number only, not on ``seed``, so that
-            runs can be compared and a warm-up holds out the same rows.
-        prompts_per_step: Prompts a rollout step, over all processes.
-        validation_batch_size: Prompts a validation batch, over all processes; prompts_per_step
-            when not given.
+        validation: The same for validation during training.
+        test: The same for ``lit-grpo test``; null means the validation data.
+        validation_size: Number or fraction of the rows of ``train`` to hold out for validation
+            when ``validation`` is not set. The choice does not depend on ``seed``, so that runs
+            with different seeds, and the warm-up before them, are validated on the same rows.
+        prompts_per_step: Prompts per rollout step, over all processes.
+        validation_batch_size: Prompts per validation batch, over all processes; null means
+            ``prompts_per_step``.
         columns: ``{role: column}`` for the roles prompt, answer and id, where the layout is not
-            recognised; ``a.b`` is the field b of the nested column a.
-        template: jinja2 over the columns of the row, ``"Question: {{ question }}\\nAnswer:"``.
+            recognised. ``a.b`` is the field b of the nested column a.
+        template: jinja2 template of the prompt over the columns of the row, for example
+            ``"Question: {{ question }}\\nAnswer:"``.
         system_prompt: First message of every conversation.
-        chat: Make each text prompt the user's message of a conversation, written by the chat
-            template of the tokenizer. A prompt that is a list of messages always is one.
-        max_prompt_tokens: Longest prompt.
-        too_long: What becomes of longer ones: dropped and counted, or an error.
-        seed: Order of the training prompts.
+        chat: Turn each text prompt into the user message of a conversation, formatted by the
+            tokenizer's chat template. A prompt that is a list of messages always is a
+            conversation.
+        max_prompt_tokens: Maximum prompt length; null means no limit.
+        too_long: Whether to ``drop`` (and count) longer prompts or to ``refuse`` the data.
+        seed: Seed of the order of the training prompts.
         require_answer: Refuse rows without a gold answer.
     """
 
@@ -154,10 +155,12 @@ class PromptData(PromptDataModule):
         require_answer: bool = True,
     ) -> None:
         super().__init__(prompts_per_step, validation_batch_size, seed)
+        check_range("data.validation_size", validation_size, at_least=0)
         if validation and validation_size:
             raise UserError(
                 f"validation_size must be 0 beside validation={validation!r}, got "
-                f"{validation_size} (held-out rows would go unused). Set either."
+                f"{validation_size} (the held-out rows would be unused). Set only one of "
+                "data.validation and data.validation_size."
             )
         self.train = _as_list(train)
         self.validation = _as_list(validation)
@@ -183,10 +186,10 @@ class PromptData(PromptDataModule):
 
 
 def split_rows(rows: list[Row], held_out_size: int | float) -> tuple[list[Row], list[Row]]:
-    """The rows to train on and those held out, both in the order of the rows.
+    """Split rows into those to train on and those held out, each in the original order.
 
     Raises:
-        ValueError: a size that holds out no row or leaves none to train on.
+        ValueError: the size holds out no row, or leaves none to train on.
     """
     if not rows or not held_out_size:
         return rows, []

@@ -1,7 +1,4 @@
-"""Rows -> prompts: template or chat template, tokens, length limit.
-
-Nothing here reads files or decides an order.
-"""
+"""Turn rows into prompts: apply the template or chat template, tokenize, check the length."""
 
 from __future__ import annotations
 
@@ -14,15 +11,15 @@ import jinja2
 
 from lit_grpo.data.columns import Role, gold_answers, list_rows, prompt_id, prompt_value
 from lit_grpo.data.sources import Row
-from lit_grpo.types import Message, Prompt, Tokenizer, UserError
+from lit_grpo.types import Message, Prompt, Tokenizer, UserError, check_range
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFormat:
-    """How rows become prompts; ``PromptData`` says what each choice means.
+    """How rows become prompts; `PromptData` explains each setting.
 
     Raises:
-        ValueError: an unknown role, a template with a syntax error, a limit below 1.
+        ValueError: an unknown role, a template with a syntax error, or a limit below 1.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -41,15 +38,17 @@ class PromptFormat:
                     f"role {role!r} (all other columns reach the rewards as they are). "
                     "Set data.columns."
                 )
-        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
-            raise UserError(
-                f"max_prompt_tokens must be >= 1, got {self.max_prompt_tokens} (no prompt would be "
-                "left). Set data.max_prompt_tokens, to null for no limit."
-            )
-        _ = self.compiled_template
+        check_range(
+            "data.max_prompt_tokens",
+            self.max_prompt_tokens,
+            at_least=1,
+            why="no prompt would be left; null means no limit",
+        )
+        _ = self.compiled_template  # refuses a syntax error before any data is read
 
     @cached_property
     def compiled_template(self) -> jinja2.Template | None:
+        """The template, or None without one."""
         if self.template is None:
             return None
         environment = jinja2.Environment(
@@ -67,10 +66,11 @@ class PromptFormat:
 def build_prompts(
     rows: Sequence[Row], tokenizer: Tokenizer, prompt_format: PromptFormat
 ) -> list[Prompt]:
-    """The prompts of these rows in their order, without those that are too long.
+    """Return the prompts of these rows in order, without those that are too long.
 
     Raises:
-        ValueError: a missing column, a null gold, a prompt that cannot be built, no prompt left.
+        ValueError: a column or a gold answer is missing, a prompt cannot be built, or no prompt is
+            left.
     """
     answers = gold_answers(rows, prompt_format.columns, required=prompt_format.require_answer)
     prompts = [
@@ -92,7 +92,7 @@ def _build_prompt(
     token_ids = tuple(tokenizer(text, **special_tokens)["input_ids"])
     if not token_ids:
         raise UserError(
-            f"{row.origin}: the prompt {text!r} has no tokens (a policy cannot continue nothing). "
+            f"{row.origin}: the prompt {text!r} has no tokens (a policy needs at least one). "
             "Fill or remove the row."
         )
     return Prompt(
@@ -124,7 +124,7 @@ def _render(row: Row, template: jinja2.Template) -> str:
 def _to_messages(
     value: str | list[Any], row: Row, prompt_format: PromptFormat
 ) -> tuple[Message, ...] | None:
-    """The conversation, or None for a prompt that is plain text."""
+    """Return the conversation, or None for a prompt that is plain text."""
     if isinstance(value, str) and not prompt_format.chat:
         if prompt_format.system_prompt is not None:
             raise UserError(
@@ -138,8 +138,8 @@ def _to_messages(
         return messages
     if messages[0]["role"] == "system":
         raise UserError(
-            f"{row.origin} has a system message of its own beside data.system_prompt (one would "
-            "hide the other). Remove either."
+            f"{row.origin} has a system message of its own beside data.system_prompt (a "
+            "conversation takes one). Remove either."
         )
     return ({"role": "system", "content": prompt_format.system_prompt}, *messages)
 
@@ -153,18 +153,19 @@ def _check_message(turn: Any, row: Row) -> Message:
             f"{row.origin}: a message must have a role and a content that are text, got {turn!r}. "
             "Repair or remove the row."
         )
-    return turn
+    message: Message = turn
+    return message
 
 
 def _render_chat(messages: tuple[Message, ...], row: Row, tokenizer: Tokenizer) -> str:
     if tokenizer.chat_template is None:
         raise UserError(
-            f"{row.origin} is a conversation, but the tokenizer has no chat template to write it "
+            f"{row.origin} is a conversation, but the tokenizer has no chat template to format it "
             "with. Set data.chat: false and a data.template, for example "
             "\"{{ prompt[-1]['content'] }}\", or use the tokenizer of an instruction-tuned model."
         )
     try:
-        return tokenizer.apply_chat_template(
+        text: str = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, tokenize=False
         )
     except jinja2.TemplateError as error:
@@ -173,6 +174,7 @@ def _render_chat(messages: tuple[Message, ...], row: Row, tokenizer: Tokenizer) 
             f"{[message['role'] for message in messages]}: {error}. Unset data.system_prompt or "
             "repair the row."
         ) from error
+    return text
 
 
 def _within_limit(

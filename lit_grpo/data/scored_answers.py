@@ -1,6 +1,6 @@
-"""The stored answers of a row with their gold scores, however its file holds them.
+"""Read the stored answers of a row and their gold scores, in whatever form the file holds them.
 
-Refuses what cannot be compared; it never fills in a score.
+A row that cannot be compared is refused; a missing score is never filled in.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MIN_ANSWERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredAnswers:
-    """Answers to one question, two or more, and how good each of them is."""
+    """Two or more answers to one question, with the quality of each."""
 
     answers: tuple[str, ...]
     gold_scores: tuple[float, ...]
-    """One an answer, finite."""
+    """One finite score per answer."""
 
     @property
     def has_contrast(self) -> bool:
@@ -42,22 +42,26 @@ class ScoredAnswers:
 def read_scored_answers(
     columns: Mapping[str, Any], answers_column: str, gold_column: str
 ) -> ScoredAnswers:
-    """Reads two columns of a row: lists, arrays, or JSON text of a list.
+    """Read two columns of a row: lists, arrays, or the JSON text of a list.
 
     Raises:
-        ValueError: why they cannot be read.
+        ValueError: the columns cannot be read; the message says why.
     """
     answers = _as_list(columns, answers_column)
     gold_scores = _as_list(columns, gold_column)
     if len(answers) != len(gold_scores):
-        raise UserError(f"{len(gold_scores)} in {gold_column} for {len(answers)} {answers_column}")
+        raise UserError(
+            f"{gold_column} holds {len(gold_scores)} values, {answers_column} holds {len(answers)}"
+        )
     if len(answers) < MIN_ANSWERS:
-        raise UserError(f"{len(answers)} in {answers_column}, an order needs {MIN_ANSWERS}")
-    for place, (answer, gold) in enumerate(zip(answers, gold_scores, strict=True)):
+        raise UserError(
+            f"{answers_column} holds {len(answers)}, a comparison needs at least {MIN_ANSWERS}"
+        )
+    for index, (answer, gold) in enumerate(zip(answers, gold_scores, strict=True)):
         if not isinstance(answer, str):
-            raise UserError(f"{answers_column}[{place}] is {answer!r}, not text")
+            raise UserError(f"{answers_column}[{index}] is {answer!r}, not text")
         if not _is_number(gold):
-            raise UserError(f"{gold_column}[{place}] is {gold!r}, not a finite number")
+            raise UserError(f"{gold_column}[{index}] is {gold!r}, not a finite number")
     return ScoredAnswers(answers=tuple(answers), gold_scores=tuple(map(float, gold_scores)))
 
 
@@ -70,7 +74,7 @@ def _as_list(columns: Mapping[str, Any], name: str) -> list[Any]:
             value = json.loads(value)
         except ValueError as error:
             raise UserError(f"{name} is text but not JSON ({error})") from None
-    if hasattr(value, "tolist"):  # parquet read by pandas holds arrays
+    if hasattr(value, "tolist"):  # pandas reads lists from parquet as arrays
         value = value.tolist()
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise UserError(f"{name} is null")

@@ -1,6 +1,6 @@
-"""Rows from jsonl, parquet, csv and Hugging Face datasets, each with the place it came from.
+"""Read rows from jsonl, parquet and csv files and Hugging Face datasets.
 
-Values come back as plain Python, nested ones too. Nothing here knows what a prompt is.
+Every row remembers its source. Values are plain Python objects, nested ones too.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ class Row:
     """One row of the data."""
 
     source: str
-    """The file or dataset, as the user wrote it."""
+    """The file or dataset, as written in the config."""
     number: int
-    """From 1; in jsonl the number of the line."""
+    """From 1; in jsonl the line number."""
     id: str
     columns: Mapping[str, Any]
 
     @property
     def origin(self) -> str:
-        """Where a person finds this row."""
+        """The source and the number, for messages."""
         return f"{self.source}, row {self.number}"
 
 
 def read_rows(source: str) -> list[Row]:
-    """All rows of a .jsonl, .parquet or .csv file, a dataset directory or a Hub dataset.
+    """Read all rows of a .jsonl, .parquet or .csv file, a dataset directory or a Hub dataset.
 
     A dataset is written ``id``, ``id:split`` or ``id:subset:split``, where ``id`` is a directory
-    (of data files or written by ``save_to_disk``) or an id on the Hub. Cells of a csv are text as
-    written, an empty one is None.
+    (of data files, or written by ``save_to_disk``) or an id on the Hub. Cells of a csv file are
+    text as written; an empty cell is None.
 
     Raises:
-        ValueError: nothing there, no rows, or a row that cannot be read.
+        ValueError: the source does not exist, is empty, or has a row that cannot be read.
     """
     path = Path(source).expanduser()
     if path.suffix in _READERS:
         rows = _read_file(source, path)
     elif path.is_file():
         raise UserError(
-            f"{source} must end in {', '.join(_READERS)}, got {path.suffix!r} (the ending says how "
-            "a file is read). Convert or rename the file."
+            f"{source} must end in {', '.join(_READERS)}, got {path.suffix!r} (the suffix selects "
+            "the reader). Convert or rename the file."
         )
     else:
         rows = _read_dataset(source)
     if not rows:
         raise UserError(
-            f"{source} is empty: no row in it. Write the file again or name another one."
+            f"{source} is empty: it has no rows. Write the file again or choose another one."
         )
     return rows
 
@@ -112,7 +112,9 @@ def _read_parquet(path: Path) -> _Numbered:
     try:
         table = pyarrow.parquet.ParquetFile(path).read()
     except pyarrow.ArrowException as error:
-        raise UserError(f"{path} is not a whole parquet file: {error}. Write it again.") from error
+        raise UserError(
+            f"{path} is not a complete parquet file: {error}. Write it again."
+        ) from error
     return enumerate(table.to_pylist(), start=1)
 
 
@@ -127,7 +129,7 @@ def _read_csv(path: Path) -> _Numbered:
             yield number, {k: cell or None for k, cell in zip(header, cells, strict=True)}
     except csv.Error as error:
         raise UserError(
-            f"{path}, line {lines.line_num} is not csv: {error}. Close or double the quotes there."
+            f"{path}, line {lines.line_num} is not csv: {error}. Close or double its quotes."
         ) from error
 
 
@@ -143,11 +145,11 @@ def _decode(path: Path) -> str:
 
 
 def _check_header(header: list[str], path: Path) -> None:
-    twice = {name for name in header if header.count(name) > 1}
-    if twice:
+    duplicates = {name for name in header if header.count(name) > 1}
+    if duplicates:
         raise UserError(
-            f"{path}: the columns of the first line must differ, {sorted(twice)} stand twice (one "
-            "would hide the other). Rename them."
+            f"{path}: column names must be unique, got {sorted(duplicates)} more than once in the "
+            "first line (one column would replace the other). Rename them."
         )
 
 
@@ -155,7 +157,7 @@ def _check_cells(cells: list[str], header: list[str], origin: str) -> None:
     if len(cells) != len(header):
         raise UserError(
             f"{origin} has {len(cells)} cells, the first line names {len(header)} columns "
-            f"({', '.join(header)}). Put cells that hold commas into double quotes."
+            f"({', '.join(header)}). Put cells that contain commas into double quotes."
         )
 
 
@@ -171,8 +173,8 @@ def _read_dataset(source: str) -> list[Row]:
     path = Path(match["path"]).expanduser() if match else Path(source)
     if match is None or not (path.is_dir() or _HUB_ID.fullmatch(match["path"])):
         raise UserError(
-            f"{source}: no such file or directory (looked for {path.absolute()}), and not a "
-            "dataset id either. Write a path, or id, id:split or id:subset:split."
+            f"{source}: no such file or directory (looked for {path.absolute()}), and it is not a "
+            "dataset id. Write a path, or id, id:split or id:subset:split."
         )
     dataset = _load_dataset(source, path, match["subset"], match["split"])
     name = f"{path.name}-{dataset.split}" if dataset.split else path.name
@@ -183,7 +185,7 @@ def _read_dataset(source: str) -> list[Row]:
 
 
 def _load_dataset(source: str, path: Path, subset: str | None, split: str | None) -> Any:
-    import datasets  # a second to import, and most runs read files
+    import datasets  # takes a second to import, and most runs read files
 
     is_saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
     try:
@@ -191,7 +193,7 @@ def _load_dataset(source: str, path: Path, subset: str | None, split: str | None
             dataset = datasets.load_from_disk(str(path))
         else:
             dataset = datasets.load_dataset(str(path), subset, split=split)
-    except Exception as error:  # whatever the Hub, the network or a file throws
+    except Exception as error:  # the Hub, the network and the file formats raise many kinds
         raise UserError(
             f"{source}: no dataset could be loaded ({type(error).__name__}: {error}). Write an "
             "existing file or directory, or a Hub dataset as id, id:split or id:subset:split."
@@ -210,8 +212,8 @@ def _choose_split(source: str, splits: Mapping[str, Any], split: str | None) -> 
     names = list(splits)
     if split is None and len(names) > 1:
         raise UserError(
-            f"{source} must name one of its splits {', '.join(names)} (which one is meant cannot "
-            f"be guessed). Write {source}:{names[0]}."
+            f"{source} must name one of its splits {', '.join(names)} (it has several). "
+            f"Write {source}:{names[0]}."
         )
     if split is not None and split not in splits:
         raise UserError(

@@ -1,6 +1,6 @@
-"""A language model as judge: asked with care, paid once, and silent rather than wrong.
+"""Ask a language model for verdicts on items, within limits, and read its replies.
 
-Knows nothing of rewards: it finds verdicts on items, or says why there is none.
+Every item gets a verdict or the reason why there is none. Rewards are built on top of this package.
 """
 
 from lit_grpo.judge.config import Judge, Limits, Price

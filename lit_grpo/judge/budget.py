@@ -1,7 +1,6 @@
-"""What one process may ask of one deployment: calls at a time, calls and tokens a minute, dollars.
+"""Limit the calls of one process to one deployment: concurrency, requests, tokens and cost.
 
-The limits of a job are divided evenly among its processes, which are in step anyway. Knows nothing
-of what is asked.
+The limits of a job are divided evenly among its processes: all ranks score equally many rows.
 """
 
 from __future__ import annotations
@@ -16,36 +15,37 @@ from dataclasses import dataclass, field
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-import torch.distributed
-
 from lit_grpo.concurrency import jitter
+from lit_grpo.distributed import get_rank, get_world_size
 from lit_grpo.judge.config import Judge, Limits
 from lit_grpo.judge.connection import base_url
 from lit_grpo.judge.failures import JudgeFailure
-from lit_grpo.types import Outcome, UserError
+from lit_grpo.types import Outcome, UserError, check_range
 
 WINDOW_SECONDS = 60.0
 HOLD_JITTER = 0.25
-"""Of the time that a server asks to wait: spreads those who were refused together."""
+"""Largest share added to a ``Retry-After`` wait, so that refused calls do not return together."""
 
 _budgets: dict[tuple[str, str], CallBudget] = {}
 _registry_lock = threading.Lock()
 
-
 Cause = Literal["max_concurrency", "requests_per_minute", "tokens_per_minute", "retry_after"]
-"""What a call waited for: the setting that holds it up, or the server itself."""
+"""What delayed a call: a setting of ``Limits``, or the server's ``Retry-After``."""
 
 
 @dataclass(slots=True)
 class _Window:
-    """Amounts within the last minute; none is forgotten before it is over."""
+    """A sliding window of one minute with a limit on the sum of its amounts."""
 
     limit: float
     entries: deque[list[float]] = field(default_factory=deque)
     """[time, amount]"""
 
     def seconds_until(self, amount: float, now: float) -> float:
-        """When so much more fits; what is larger than the limit gets a minute of its own."""
+        """Return the seconds until ``amount`` fits.
+
+        An amount above the limit fits once the window is empty.
+        """
         while self.entries and self.entries[0][0] <= now - WINDOW_SECONDS:
             self.entries.popleft()
         excess = sum(spent for _, spent in self.entries) + amount - self.limit
@@ -60,15 +60,16 @@ class _Window:
 
 @dataclass(slots=True)
 class Grant:
-    """Leave to make one call."""
+    """The permission to make one call, and the waits before it."""
 
     waited: dict[Cause, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds by what was waited for."""
+    """Seconds waited, by cause."""
     is_given: bool = False
     _tokens: list[float] | None = None
 
     @contextmanager
     def waiting_for(self, cause: Cause) -> Iterator[None]:
+        """Add the time spent inside the context to the waits for this cause."""
         start = time.monotonic()
         try:
             yield
@@ -76,39 +77,45 @@ class Grant:
             self.waited[cause] += time.monotonic() - start
 
     def explain(self) -> JudgeFailure:
-        """Why a call that ran out of time before it began had to wait so long."""
+        """Return the failure of a call whose deadline passed before it could start.
+
+        It names the cause with the longest wait.
+        """
         cause, seconds = max(self.waited.items(), key=lambda one: one[1])
         return JudgeFailure(
             Outcome.TIMEOUT if cause == "max_concurrency" else Outcome.RATE_LIMITED,
-            f"no call within limits.deadline_seconds: {seconds:.1f} s went into waiting for "
+            f"no call within limits.deadline_seconds: {seconds:.1f} s were spent waiting for "
             f"{cause}",
         )
 
     def settle(self, num_tokens: int) -> None:
-        """Count the tokens that the call took instead of those that were expected."""
+        """Replace the estimated tokens of the call by the number that it used."""
         if self._tokens is not None:
             self._tokens[1] = num_tokens
 
 
 class CallBudget:
-    """Shared by all who ask one deployment in this process, on whichever event loop.
+    """The limits of one deployment, shared by all its clients in this process.
+
+    Clients may run on different event loops.
 
     Raises:
-        ValueError: fewer calls at a time, or a minute, than processes.
+        UserError: the limits allow fewer calls at a time, or a minute, than there are processes.
     """
 
     def __init__(self, limits: Limits, rank: int = 0, world_size: int = 1) -> None:
         for name in ("max_concurrency", "requests_per_minute"):
-            if (limit := getattr(limits, name)) is not None and limit < world_size:
-                raise UserError(
-                    f"limits.{name} must be at least the {world_size} processes of the job, "
-                    f"got {limit:g} (each makes one call at least). Set it of the judge."
-                )
+            check_range(
+                f"judge.limits.{name}",
+                getattr(limits, name),
+                at_least=world_size,
+                why=f"each of the {world_size} processes of the job needs at least one call",
+            )
         self.limits = limits
         self.world_size = world_size
         self.num_clients = 0
         self.spent_usd = 0.0
-        """By this process, in this run and those that it resumes."""
+        """Spent by this process, in this run and the runs that it resumes."""
         share, rest = divmod(limits.max_concurrency, world_size)
         self._concurrency = share + (rank < rest)
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
@@ -125,12 +132,12 @@ class CallBudget:
 
     @asynccontextmanager
     async def slot(self, grant: Grant, num_tokens: float) -> AsyncIterator[None]:
-        """Waits for leave to make a call of about so many tokens; the slot is held within.
+        """Wait until a call of about ``num_tokens`` is allowed, and hold its slot meanwhile.
 
         Raises:
-            JudgeFailure: the money is spent.
+            JudgeFailure: ``max_cost_usd`` is spent.
         """
-        slots = self._slots_here()
+        slots = self._slots_of_running_loop()
         with grant.waiting_for("max_concurrency"):
             await slots.acquire()
         try:
@@ -144,29 +151,30 @@ class CallBudget:
             slots.release()
 
     def hold_off(self, seconds: float) -> None:
-        """Lets no further call begin for so long: the server has said that it would refuse it."""
+        """Start no further call for this long, since the server would refuse it."""
         with self._lock:
             self._held_until = max(self._held_until, time.monotonic() + seconds)
 
     def spend(self, usd: float) -> None:
+        """Add the cost of a call."""
         with self._lock:
             self.spent_usd += usd
 
     def resume(self, spent_usd: float) -> None:
-        """Take over what the job had spent before it was stopped; again makes no difference."""
+        """Count what the job had spent before it was stopped; repeated calls change nothing."""
         with self._lock:
             self.spent_usd = max(self.spent_usd, spent_usd / self.world_size)
 
-    def _slots_here(self) -> asyncio.Semaphore:
+    def _slots_of_running_loop(self) -> asyncio.Semaphore:
         loop = asyncio.get_running_loop()
         with self._lock:
             return self._slots.setdefault(loop, asyncio.Semaphore(self._concurrency))
 
     def _admit(self, grant: Grant, num_tokens: float) -> tuple[Cause, float] | None:
-        """Enters the call in the windows, or says what to wait for and how long."""
+        """Count the call in the windows, or return what to wait for and how long."""
         amounts: dict[Cause, float] = {"requests_per_minute": 1, "tokens_per_minute": num_tokens}
         with self._lock:
-            self._refuse_overspending()
+            self._check_cost()
             now = time.monotonic()
             if (held := self._held_until - now) > 0:
                 return "retry_after", held * (1 + jitter.uniform(0, HOLD_JITTER))
@@ -179,49 +187,44 @@ class CallBudget:
                 grant._tokens = tokens.entries[-1]
         return None
 
-    def _refuse_overspending(self) -> None:
+    def _check_cost(self) -> None:
         limit = self.limits.max_cost_usd
         if limit is not None and self.spent_usd >= limit / self.world_size:
             raise JudgeFailure(
                 Outcome.BUDGET_SPENT,
-                f"this process has spent {self.spent_usd:.4f} US dollars of its share of "
-                f"limits.max_cost_usd {limit:g}, which is {limit / self.world_size:g}",
+                f"this process has spent {self.spent_usd:.4f} US dollars, its share of "
+                f"limits.max_cost_usd {limit:g} is {limit / self.world_size:g}",
             )
 
 
 def budget_of(judge: Judge) -> CallBudget:
-    """The one budget of a deployment in this process, however many rewards ask it.
+    """Return the budget of a deployment, one per process however many rewards use it.
 
-    Each gives it back with ``release``.
+    Each client gives it back with ``release``.
 
     Raises:
-        ValueError: other limits than another reward gave the same deployment.
+        UserError: another reward has other limits for the same deployment.
     """
-    place = (base_url(judge), judge.model)
+    deployment = (base_url(judge), judge.model)
     with _registry_lock:
-        known = _budgets.get(place)
-        if known is None:
-            known = _budgets[place] = CallBudget(judge.limits, *_rank_and_world_size())
-        elif known.limits.shared != judge.limits.shared:
+        budget = _budgets.get(deployment)
+        if budget is None:
+            budget = CallBudget(judge.limits, get_rank(), get_world_size())
+            _budgets[deployment] = budget
+        elif budget.limits.shared != judge.limits.shared:
             raise UserError(
-                f"rewards that ask the same judge, {judge.model}, must give it the same limits, "
-                f"got {judge.limits.shared} and {known.limits.shared} (they share them). Set the "
-                "same limits."
+                f"all rewards that use the judge {judge.model} must have the same limits, got "
+                f"{judge.limits.shared} and {budget.limits.shared} (the limits are those of the "
+                "deployment). Set the same judge.limits."
             )
-        known.num_clients += 1
-        return known
+        budget.num_clients += 1
+        return budget
 
 
 def release(budget: CallBudget) -> None:
-    """Forgets a budget that its last client gives back."""
+    """Give a budget back, and delete it with its last client."""
     with _registry_lock:
         budget.num_clients -= 1
         if not budget.num_clients:
-            place = next(place for place, one in _budgets.items() if one is budget)
-            del _budgets[place]
-
-
-def _rank_and_world_size() -> tuple[int, int]:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
+            deployment = next(key for key, one in _budgets.items() if one is budget)
+            del _budgets[deployment]

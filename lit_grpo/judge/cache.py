@@ -1,6 +1,6 @@
-"""Verdicts that outlive a run: paid once, read by every later run that asks the same.
+"""A cache of verdicts on disk, so that later runs do not pay for the same question again.
 
-Only verdicts are kept, never a failure.
+Failures are never cached.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class VerdictCache:
-    """An sqlite file in a directory, which any number of processes on one machine may share.
+    """An sqlite database in a directory, safe to share between the processes of one machine.
 
     Raises:
-        ValueError: the package diskcache is missing, or the directory cannot be written.
+        UserError: the package diskcache is missing, or the directory cannot be written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -35,48 +35,48 @@ class VerdictCache:
                 "Install it with: pip install 'lit-grpo[judge]'."
             ) from None
 
-        class JsonAlone(diskcache.JSONDisk):
-            """Loads no pickle, as JSONDisk would: one in a shared directory could do anything."""
+        class JSONOnlyDisk(diskcache.JSONDisk):  # type: ignore[misc]  # diskcache has no types
+            """Refuse pickles, which JSONDisk would load: the directory may be shared."""
 
-            def fetch(self, mode: int, *place: Any) -> Any:
+            def fetch(self, mode: int, *arguments: Any) -> Any:
                 if mode == diskcache.core.MODE_PICKLE:
-                    raise UserError("an entry that is a pickle")
-                return super().fetch(mode, *place)
+                    raise ValueError("the entry is a pickle")
+                return super().fetch(mode, *arguments)
 
         try:
-            # Nothing is evicted: each entry was paid for.
+            # Entries are never evicted, since each was paid for.
             self._entries = diskcache.Cache(
-                str(directory.expanduser()), disk=JsonAlone, eviction_policy="none"
+                str(directory.expanduser()), disk=JSONOnlyDisk, eviction_policy="none"
             )
         except (OSError, sqlite3.Error) as error:
             raise UserError(
-                f"the judge's cache must be a directory that can be written, got {directory} "
-                f"({error}). Set cache of the judge."
+                f"judge.cache must be a directory that can be written, got {directory} "
+                f"({error}). Set judge.cache."
             ) from error
         self._has_warned = False
 
     def get(self, key: str) -> Verdict | None:
-        """What was kept; an entry that cannot be read is as good as none."""
+        """Return the cached verdict, or None if there is none or it cannot be read."""
         try:
-            found = self._entries.get(key)
+            entry = self._entries.get(key)
         except (OSError, ValueError, sqlite3.Error, zlib.error):
             return None
-        return found.get("verdict") if isinstance(found, dict) else None
+        return entry.get("verdict") if isinstance(entry, dict) else None
 
     def put(self, key: str, verdict: Verdict) -> None:
-        """Keeps a verdict; one that cannot be written is lost with a warning, not an error."""
+        """Store a verdict. A failed write is logged once and never raised."""
         try:
             self._entries.set(key, {"verdict": dict(verdict)})
         except Exception as error:
             if not self._has_warned:
                 self._has_warned = True
-                log.warning("verdicts cannot be kept in %s: %s", self._entries.directory, error)
+                log.warning("cannot write verdicts to %s: %s", self._entries.directory, error)
 
     def close(self) -> None:
         self._entries.close()
 
 
 def cache_key(**parts: Any) -> str:
-    """A digest of everything that a verdict depends on."""
+    """Return a digest of everything that a verdict depends on."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

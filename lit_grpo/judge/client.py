@@ -1,6 +1,6 @@
-"""Asks a judge one question and gets a checked reply: the only place that calls and tries again.
+"""Send one question to a judge and read the reply, with retries and within the budget.
 
-A failure is raised with its outcome; nothing here turns one into a verdict.
+This is the only module that makes requests and retries them. A question that fails raises.
 """
 
 from __future__ import annotations
@@ -26,44 +26,43 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 60.0
 RETRY_AFTER_JITTER = 0.25
-"""Added to what the server asks for, at most: those refused together come back apart."""
+"""Largest share added to a ``Retry-After`` wait, so that refused calls do not return together."""
 CHARACTERS_PER_TOKEN = 4
-MAX_UNREADABLE = 3
-"""Replies without the form, after which a question is given up: each of them is paid for."""
+MAX_PARSE_ERRORS = 3
+"""Unreadable replies after which a question is given up, since each of them costs money."""
 COUNTED = {Outcome.RATE_LIMITED: "rate_limited", Outcome.PARSE_ERROR: "parse_errors"}
-"""Failed calls that the books count by themselves, under these names."""
-NO_REPLY_TOKENS = 256
-"""What a reply is taken to be long before any has come."""
+"""Outcomes of failed calls that the ledger counts, and the names of the counts."""
+FIRST_REPLY_TOKENS = 256
+"""Estimated length of a reply before the first one has arrived."""
 
 PROBE = Form({"answer": Text()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is sent, and the form of the reply.
-
-    ``ids`` are of the items that a verdict is wanted of.
-    """
+    """One prompt for the judge, and the form of the reply."""
 
     messages: Sequence[Message]
     form: Form
     ids: Sequence[str]
+    """Ids of the items that need a verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The verdicts of one question by id; an id without exactly one verdict is left out."""
+    """The verdicts of one question."""
 
     verdicts: Mapping[str, Verdict]
+    """id -> verdict, without the ids that do not have exactly one."""
     cost: float
-    """US dollars of every call that the question took."""
+    """US dollars of all calls for the question."""
 
 
 class JudgeClient:
-    """A judge that can be asked; it belongs to the event loop that asks it first.
+    """A connection to a judge, bound to the event loop that uses it first.
 
     Raises:
-        ValueError: an address or a secret that is missing, or limits that cannot be kept.
+        UserError: an address or a secret is missing, or the limits do not fit.
     """
 
     def __init__(self, judge: Judge) -> None:
@@ -71,28 +70,28 @@ class JudgeClient:
         self.ledger = Ledger()
         self._client = connect(judge)
         self.budget: CallBudget = budget_of(judge)
-        self._demands_schema = judge.reply_format != "text"
-        self._reply_tokens: float = min(NO_REPLY_TOKENS, judge.max_completion_tokens)
+        self._uses_schema = judge.reply_format != "text"
+        self._reply_tokens: float = min(FIRST_REPLY_TOKENS, judge.max_completion_tokens)
 
     async def close(self) -> None:
         release(self.budget)
         await self._client.close()
 
     async def check_access(self) -> None:
-        """Asks one small question.
+        """Ask one short question; failures other than denied access are only logged.
 
         Raises:
-            ValueError: the judge refuses us for a reason that a person has to remove.
+            UserError: access is denied (401, 403 or 404).
         """
-        messages = [{"role": "user", "content": f"Are you ready? {PROBE.words(1)}"}]
+        messages = [{"role": "user", "content": f"Are you ready? {PROBE.instructions(1)}"}]
         try:
             await self.ask(Question(messages=messages, form=PROBE, ids=["probe"]))
         except JudgeFailure as failure:
-            if failure.is_access:
-                raise UserError(self._explain_access(failure)) from None
-            log.warning("judge %s answers no question yet: %s", self.judge.model, failure)
+            if failure.is_access_error:
+                raise UserError(self._explain_access_error(failure)) from None
+            log.warning("judge %s does not answer yet: %s", self.judge.model, failure)
 
-    def _explain_access(self, failure: JudgeFailure) -> str:
+    def _explain_access_error(self, failure: JudgeFailure) -> str:
         judge = self.judge
         variables = " or ".join(secret_variables(judge))
         secret = {"key": f"the key in {variables}", "token": f"the token in {variables}"}
@@ -103,46 +102,46 @@ class JudgeClient:
         )
 
     async def ask(self, question: Question) -> Answer:
-        """The reply to a question, after as many calls as it takes.
+        """Ask a question, with retries, and return the verdicts.
 
         Raises:
-            JudgeFailure: no reply of the form came within the retries and the deadline.
+            JudgeFailure: there was no readable reply within the retries and the deadline.
         """
         deadline = time.monotonic() + self.judge.limits.deadline_seconds
         costs: list[float] = []
         failures: list[JudgeFailure] = []
         while True:
-            by_schema, grant = self._demands_schema, Grant()
+            with_schema, grant = self._uses_schema, Grant()
             try:
                 async with asyncio.timeout_at(_loop_time(deadline)) as timer:
-                    verdicts = await self._call(question, by_schema, grant, costs)
+                    verdicts = await self._call(question, with_schema, grant, costs)
                 return Answer(verdicts=verdicts, cost=sum(costs))
             except Exception as error:
-                is_waiting = timer.expired() and not grant.is_given
-                failure = grant.explain() if is_waiting else as_failure(error)
-            if by_schema and failure.refuses_schema and self.judge.reply_format == "auto":
-                self._give_up_schema(failure)
+                never_started = timer.expired() and not grant.is_given
+                failure = grant.explain() if never_started else as_failure(error)
+            if with_schema and failure.refuses_schema and self.judge.reply_format == "auto":
+                self._stop_using_schema(failure)
                 continue
             failures.append(failure)
             if grant.is_given and failure.outcome in COUNTED:
                 self.ledger.count(COUNTED[failure.outcome])
             wait = _seconds_before_retry(failures, self.judge.limits.num_retries)
             if wait is None or time.monotonic() + wait > deadline:
-                raise _last_word(failures, sum(costs))
+                raise _most_informative(failures, sum(costs))
             self.ledger.count("retries")
             await asyncio.sleep(wait)
 
     async def _call(
-        self, question: Question, by_schema: bool, grant: Grant, costs: list[float]
+        self, question: Question, with_schema: bool, grant: Grant, costs: list[float]
     ) -> Mapping[str, Verdict]:
-        """One HTTP request, whatever comes of it entered in the books."""
-        request = self._request(question, by_schema)
+        """Make one HTTP request and read the reply; count its waits and its cost in any case."""
+        request = self._request(question, with_schema)
         try:
             async with self.budget.slot(grant, self._expected_tokens(question)):
                 completion = await self._send(request)
-                costs.append(self._enter(completion, grant))
+                costs.append(self._record_usage(completion, grant))
         finally:
-            self.ledger.enter_waits(grant.waited)
+            self.ledger.add_waits(grant.waited)
         return read_reply(_text_of(completion, self.judge), question.form, question.ids)
 
     async def _send(self, request: Mapping[str, Any]) -> Any:
@@ -153,7 +152,7 @@ class JudgeClient:
         start = time.monotonic()
         try:
             async with asyncio.timeout(limit) as timer:
-                # What chat.completions.create does, without its walk over all arguments.
+                # As chat.completions.create, without its slow pass over all arguments.
                 return await self._client.post(
                     "/chat/completions", body=dict(request), cast_to=ChatCompletion
                 )
@@ -162,7 +161,7 @@ class JudgeClient:
                 raise JudgeFailure(
                     Outcome.TIMEOUT,
                     f"no reply within {limit:g} s (limits.call_timeout_seconds)",
-                    may_pass=True,
+                    is_transient=True,
                 ) from error
             failure = as_failure(error)
             failure.detail = without_secret(failure.detail, self.judge)
@@ -172,7 +171,7 @@ class JudgeClient:
         finally:
             self.ledger.sample("timing/judge_api_latency_s", time.monotonic() - start)
 
-    def _request(self, question: Question, by_schema: bool) -> dict[str, Any]:
+    def _request(self, question: Question, with_schema: bool) -> dict[str, Any]:
         judge = self.judge
         request: dict[str, Any] = {
             "model": judge.model,
@@ -181,7 +180,7 @@ class JudgeClient:
         }
         if judge.temperature is not None:
             request["temperature"] = judge.temperature
-        if by_schema:
+        if with_schema:
             schema = {
                 "name": "verdicts",
                 "strict": True,
@@ -194,34 +193,34 @@ class JudgeClient:
         characters = sum(len(message["content"]) for message in question.messages)
         return characters / CHARACTERS_PER_TOKEN + self._reply_tokens
 
-    def _enter(self, completion: Any, grant: Grant) -> float:
-        """Books what a reply took, and returns its cost."""
+    def _record_usage(self, completion: Any, grant: Grant) -> float:
+        """Count the tokens and the cost of a reply, and return the cost."""
         usage = Usage.of(getattr(completion, "usage", None))
         cost = usage.cost(self.judge.price)
-        self.ledger.enter_usage(usage, cost)
+        self.ledger.add_usage(usage, cost)
         self.budget.spend(cost)
         if usage.num_tokens:
             grant.settle(usage.num_tokens)
-            # The next call is expected to take what the last ones took.
+            # A moving average of the replies so far is the estimate for the next one.
             self._reply_tokens += 0.1 * (usage.completion_tokens - self._reply_tokens)
         return cost
 
-    def _give_up_schema(self, failure: JudgeFailure) -> None:
-        if self._demands_schema:
-            self._demands_schema = False
+    def _stop_using_schema(self, failure: JudgeFailure) -> None:
+        if self._uses_schema:
+            self._uses_schema = False
             log.info(
-                "judge %s knows no reply schemas (%s): replies are asked for in words from now on. "
-                "Set reply_format to text to ask so from the start.",
+                "judge %s does not support JSON schemas (%s): the prompt describes the reply from "
+                "now on. Set judge.reply_format to text to do so from the start.",
                 self.judge.model,
                 failure.detail,
             )
 
 
 def _text_of(completion: Any, judge: Judge) -> str:
-    """What the judge wrote.
+    """Return the text of a reply.
 
     Raises:
-        JudgeFailure: nothing, half of it, or a filter's stop.
+        JudgeFailure: the reply is empty, cut off or filtered.
     """
     try:
         choice = completion.choices[0]
@@ -229,37 +228,37 @@ def _text_of(completion: Any, judge: Judge) -> str:
     except (AttributeError, LookupError, TypeError):
         shown = repr(completion)[:200]
         raise JudgeFailure(
-            Outcome.PARSE_ERROR, f"not a chat completion: {shown}", may_pass=True
+            Outcome.PARSE_ERROR, f"not a chat completion: {shown}", is_transient=True
         ) from None
     if choice.finish_reason == "length":
         raise JudgeFailure(
             Outcome.OUT_OF_TOKENS,
             f"the reply was cut off at max_completion_tokens {judge.max_completion_tokens}; "
-            "a reasoning model spends them on thoughts first",
+            "a reasoning model uses them for its reasoning first",
         )
     if choice.finish_reason == "content_filter" or refusal:
         detail = refusal or "the reply was stopped by the content filter"
         raise JudgeFailure(Outcome.CONTENT_FILTERED, detail)
     if not content or not isinstance(content, str):
-        raise JudgeFailure(Outcome.PARSE_ERROR, "an empty reply", may_pass=True)
+        raise JudgeFailure(Outcome.PARSE_ERROR, "an empty reply", is_transient=True)
     return content
 
 
 def _seconds_before_retry(failures: Sequence[JudgeFailure], num_retries: int) -> float | None:
-    """How long to wait before the next call; None when there is to be none."""
+    """Return how long to wait before the next call, or None to give up."""
     last = failures[-1]
-    num_unreadable = sum(one.outcome is Outcome.PARSE_ERROR for one in failures)
-    if not last.may_pass or len(failures) > num_retries or num_unreadable >= MAX_UNREADABLE:
+    num_parse_errors = sum(one.outcome is Outcome.PARSE_ERROR for one in failures)
+    if not last.is_transient or len(failures) > num_retries or num_parse_errors >= MAX_PARSE_ERRORS:
         return None
     if last.retry_after is not None:
         return last.retry_after + jitter.uniform(0, RETRY_AFTER_JITTER * max(1, last.retry_after))
     return backoff(len(failures), FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
 
 
-def _last_word(failures: Sequence[JudgeFailure], cost: float) -> JudgeFailure:
-    """The last failure that says more than that the time was up."""
-    telling = [one for one in failures if one.outcome is not Outcome.TIMEOUT]
-    failure = (telling or failures)[-1]
+def _most_informative(failures: Sequence[JudgeFailure], cost: float) -> JudgeFailure:
+    """Return the last failure that is not a timeout, else the last one."""
+    others = [one for one in failures if one.outcome is not Outcome.TIMEOUT]
+    failure = (others or failures)[-1]
     if len(failures) > 1:
         failure.detail += f" ({len(failures)} calls)"
     failure.cost = cost
@@ -267,5 +266,5 @@ def _last_word(failures: Sequence[JudgeFailure], cost: float) -> JudgeFailure:
 
 
 def _loop_time(moment: float) -> float:
-    """A moment of the monotonic clock by the clock of the running loop."""
+    """Convert a time of the monotonic clock to the clock of the running loop."""
     return asyncio.get_running_loop().time() + moment - time.monotonic()

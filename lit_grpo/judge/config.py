@@ -1,6 +1,6 @@
-"""What a user says of a judge: which model answers, where, how it samples, what it may use up.
+"""The configuration of a judge: its model, address, sampling and limits.
 
-Secrets are named by the variables that hold them and never stand here.
+It names the environment variables that hold secrets, never the secrets.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, check_range
 
 Api = Literal["openai", "azure", "azure_v1"]
 Auth = Literal["key", "token", "entra", "none"]
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
-"""In capitals, as is usual: small letters tell keys such as ``hf_…`` from names."""
+"""Capitals only, so that a key such as ``hf_…`` does not pass for a name."""
 ReplyFormat = Literal["auto", "schema", "text"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """US dollars a million tokens; what is null costs nothing that is known.
+    """Prices in US dollars per million tokens.
 
     Args:
-        prompt: Tokens read.
-        cached_prompt: Tokens read that the server had in its cache; the price of ``prompt`` when
-            null.
-        completion: Tokens written, thoughts included.
+        prompt: Price of prompt tokens.
+        cached_prompt: Price of prompt tokens that the server had in its cache; null for the price
+            of ``prompt``.
+        completion: Price of completion tokens, reasoning included.
     """
 
     prompt: float
@@ -37,22 +37,24 @@ class Price:
 
     def __post_init__(self) -> None:
         for name in ("prompt", "completion", "cached_prompt"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise _refusal(f"price.{name}", ">= 0 dollars a million tokens", value)
+            check_range(f"judge.price.{name}", getattr(self, name), at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What may be asked of a deployment, by the whole job: its processes share it evenly.
+    """Limits on the requests to one deployment.
+
+    They hold for the whole job: each process gets an equal share.
 
     Args:
-        max_concurrency: Calls at a time.
-        requests_per_minute: Calls within any 60 seconds; null for no limit.
-        tokens_per_minute: Tokens read and written within any 60 seconds; null for no limit.
-        max_cost_usd: When so much is spent the run stops with a checkpoint. Needs ``price``.
-        call_timeout_seconds: For one HTTP request.
-        deadline_seconds: For one question with all its waits and further calls.
-        num_retries: Further calls for one question after failures that may pass.
+        max_concurrency: Requests in flight at a time.
+        requests_per_minute: Requests within any 60 seconds; null for no limit.
+        tokens_per_minute: Prompt and completion tokens within any 60 seconds; null for no limit.
+        max_cost_usd: When this much is spent, the run stops with a checkpoint; null for no limit.
+            Needs ``price``.
+        call_timeout_seconds: Timeout of one HTTP request.
+        deadline_seconds: Timeout of one question, with all its waits and retries.
+        num_retries: Retries of one question after transient failures.
     """
 
     max_concurrency: int = 16
@@ -64,48 +66,48 @@ class Limits:
     num_retries: int = 5
 
     def __post_init__(self) -> None:
-        if self.max_concurrency < 1:
-            raise _refusal("limits.max_concurrency", ">= 1", self.max_concurrency)
-        if self.num_retries < 0:
-            raise _refusal("limits.num_retries", ">= 0", self.num_retries)
+        check_range("judge.limits.max_concurrency", self.max_concurrency, at_least=1)
+        check_range("judge.limits.num_retries", self.num_retries, at_least=0)
         positive = ("requests_per_minute", "tokens_per_minute", "max_cost_usd")
         for name in (*positive, "call_timeout_seconds", "deadline_seconds"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise _refusal(f"limits.{name}", "positive", value)
+            check_range(f"judge.limits.{name}", getattr(self, name), above=0)
 
     @property
     def shared(self) -> dict[str, float | None]:
-        """Those that all who ask the deployment have in common."""
+        """The limits of the deployment itself, which all its clients must agree on."""
         names = ("max_concurrency", "requests_per_minute", "tokens_per_minute", "max_cost_usd")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """A language model behind an API of OpenAI's form, and what it may use up.
+    """A language model behind an OpenAI-compatible API.
 
     Args:
-        model: Name of the model; of the deployment on Azure.
+        model: Name of the model; on Azure, of the deployment.
         api: ``openai`` for OpenAI and every compatible server, vLLM included; ``azure`` for
             Azure's deployment path, with an ``api_version``; ``azure_v1`` for Azure's v1 path.
-        base_url: Where it answers; on Azure the resource, ``https://X.openai.azure.com``. When
-            null ``OPENAI_BASE_URL``, on Azure ``AZURE_OPENAI_ENDPOINT`` or ``AZURE_API_BASE``.
-        api_version: Of Azure's deployment path; when null ``OPENAI_API_VERSION`` or
+        base_url: Address of the server; on Azure of the resource, ``https://X.openai.azure.com``.
+            When null, ``OPENAI_BASE_URL``, on Azure ``AZURE_OPENAI_ENDPOINT`` or
+            ``AZURE_API_BASE``.
+        api_version: Version of Azure's deployment path; when null, ``OPENAI_API_VERSION`` or
             ``AZURE_API_VERSION``.
-        auth: ``key``; ``token`` for an Entra token in a variable; ``entra`` for one that
-            azure-identity fetches and renews; ``none`` for a server that asks for nothing.
-        secret_variable: Name, in capitals, of the variable with the key or the token. When null
-            ``OPENAI_API_KEY``, on Azure ``AZURE_OPENAI_API_KEY`` or ``AZURE_API_KEY``, and
-            ``AZURE_OPENAI_AD_TOKEN`` for a token.
-        temperature: Null leaves it out, as reasoning models need.
-        max_completion_tokens: Longest reply, thoughts included: 16000 and more for a reasoning
-            model.
-        reply_format: ``schema`` demands a strict JSON schema of the server, ``text`` asks for JSON
-            in words; ``auto`` demands the schema until the server refuses it.
-        extra_body: Further fields of the request, as the server names them.
-        limits: What it may use up.
-        price: What tokens cost; null when they cost nothing or nobody counts.
-        cache: Directory of verdicts that outlives the run and can be shared; null for none.
+        auth: ``key`` for an API key; ``token`` for an Entra token in a variable; ``entra`` for a
+            token that azure-identity fetches and renews; ``none`` for a server without
+            authentication.
+        secret_variable: Name, in capitals, of the environment variable with the key or the token.
+            When null, ``OPENAI_API_KEY``, on Azure ``AZURE_OPENAI_API_KEY`` or ``AZURE_API_KEY``,
+            and ``AZURE_OPENAI_AD_TOKEN`` for a token.
+        temperature: Sampling temperature; null omits it, as reasoning models require.
+        max_completion_tokens: Maximum length of a reply, reasoning included: 16000 or more for a
+            reasoning model.
+        reply_format: ``schema`` sends a strict JSON schema with each request; ``text`` describes
+            the JSON in the prompt; ``auto`` sends the schema until the server rejects it.
+        extra_body: Further fields of the request body.
+        limits: Limits on requests, tokens and cost.
+        price: Prices of tokens; null counts no cost.
+        cache: Directory of a cache of verdicts, which later and parallel runs can share; null for
+            none.
     """
 
     model: str
@@ -123,11 +125,10 @@ class Judge:
     cache: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.max_completion_tokens < 1:
-            raise _refusal("max_completion_tokens", ">= 1", self.max_completion_tokens)
-        if self.temperature is not None and self.temperature < 0:
-            raise _refusal("temperature", ">= 0, or null", self.temperature)
+        check_range("judge.max_completion_tokens", self.max_completion_tokens, at_least=1)
+        check_range("judge.temperature", self.temperature, at_least=0)
         if self.secret_variable is not None and not VARIABLE.fullmatch(self.secret_variable):
+            # The value is not shown: it may be a key.
             raise UserError(
                 "secret_variable must be the name of an environment variable in capitals, such as "
                 "OPENAI_API_KEY, got something else (a key itself would be saved with the config). "
@@ -135,15 +136,11 @@ class Judge:
             )
         if self.limits.max_cost_usd is not None and self.price is None:
             raise UserError(
-                "price must be given beside limits.max_cost_usd, got null (without prices nothing "
-                "says what is spent). Set price.prompt and price.completion of the judge."
+                "judge.price must be given with judge.limits.max_cost_usd, got null (without "
+                "prices the cost is not known). Set judge.price.prompt and judge.price.completion."
             )
         if self.auth == "entra" and self.api == "openai":
             raise UserError(
-                "auth must be key, token or none with api: openai, got entra (azure-identity's "
-                "tokens open Azure only). Set api to azure or azure_v1."
+                "judge.auth must be key, token or none with api: openai, got entra "
+                "(azure-identity's tokens are for Azure only). Set judge.api to azure or azure_v1."
             )
-
-
-def _refusal(name: str, rule: str, value: object) -> ValueError:
-    return UserError(f"{name} must be {rule}, got {value}. Set {name} of the judge.")

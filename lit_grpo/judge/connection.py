@@ -1,6 +1,6 @@
-"""From a judge's config and the environment to a client of the openai package.
+"""Create the client of the openai package from a judge's config and the environment.
 
-Both spellings of Azure's variables are read. No secret is printed, logged or kept in a config.
+Both spellings of Azure's variables are read. Secrets are never printed, logged or saved.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ TOKEN_VARIABLES = ("AZURE_OPENAI_AD_TOKEN",)
 VERSION_VARIABLES = ("OPENAI_API_VERSION", "AZURE_OPENAI_API_VERSION", "AZURE_API_VERSION")
 OPENAI_URL = "https://api.openai.com/v1"
 SHORTEST_SECRET = 8
-"""Shorter ones open nothing: servers that ask for no key are given one such as ``x``."""
+"""Shorter values are placeholders such as ``x``, for servers that ignore the key."""
 
 Secret = str | Callable[[], Awaitable[str]]
 
 
 def connect(judge: Judge) -> AsyncOpenAI:
-    """A client that never retries by itself; of the event loop that runs it first.
+    """Return a client without retries of its own, for use on a single event loop.
 
     Raises:
-        ValueError: an address or a secret that no variable holds, or a package that is missing.
+        UserError: an address, a secret or a package is missing.
     """
     try:
         import openai
     except ModuleNotFoundError:
-        raise _needs("openai", "judge") from None
+        raise _missing_package("openai", "judge") from None
     secret, url = _secret(judge), base_url(judge)
     if judge.api == "azure":
         by_key = isinstance(secret, str) and judge.auth == "key"
@@ -68,10 +68,10 @@ def connect(judge: Judge) -> AsyncOpenAI:
 
 
 def base_url(judge: Judge) -> str:
-    """The server, without a path on Azure.
+    """Return the address of the server; on Azure without its path.
 
     Raises:
-        ValueError: nothing says where the judge is.
+        UserError: neither the config nor a variable gives an address.
     """
     found = judge.base_url or _first_set(URL_VARIABLES[judge.api])
     if judge.api == "openai":
@@ -79,8 +79,8 @@ def base_url(judge: Judge) -> str:
     if found:
         return found.rstrip("/").removesuffix("/openai/v1").removesuffix("/openai")
     raise UserError(
-        f"the judge's base_url must be known, got null and no variable {_or(AZURE_URLS)} (it is "
-        "the resource's address, https://NAME.openai.azure.com). Set one of them."
+        f"judge.base_url must be set, got null and no variable {_or(AZURE_URLS)} (it is the "
+        "resource's address, https://NAME.openai.azure.com). Set one of them."
     )
 
 
@@ -93,30 +93,30 @@ def _secret(judge: Judge) -> Secret:
     secret = _first_set(variables)
     if secret is None:
         raise UserError(
-            f"the judge's {judge.auth} must stand in the environment variable {_or(variables)}, "
+            f"the judge's {judge.auth} must be in the environment variable {_or(variables)}, "
             f"which {'is' if len(variables) == 1 else 'are'} not set in this process. Export it, "
-            f"or name another with secret_variable{_other_way(judge.api, judge.auth)}."
+            f"or name another with judge.secret_variable{_alternative(judge.api, judge.auth)}."
         )
     return secret
 
 
 def secret_variables(judge: Judge) -> tuple[str, ...]:
-    """The variables that may hold the key or token, the first one that is set counts."""
+    """Return the variables that may hold the key or token; the first one that is set is used."""
     if judge.secret_variable is not None:
         return (judge.secret_variable,)
     return KEY_VARIABLES[judge.api] if judge.auth == "key" else TOKEN_VARIABLES
 
 
 def without_secret(text: str, judge: Judge) -> str:
-    """What a server wrote, which may repeat the key or token that it was sent."""
+    """Replace the key or token in a server's message, which may repeat what it was sent."""
     secret = _first_set(secret_variables(judge)) or ""
     is_placeholder = len(secret) < SHORTEST_SECRET
     return text if is_placeholder else text.replace(secret, "[secret]")
 
 
-def _other_way(api: Api, auth: Auth) -> str:
+def _alternative(api: Api, auth: Auth) -> str:
     if api == "openai":
-        return "; set auth to none for a server that asks for no key"
+        return "; set auth to none for a server that needs no key"
     if auth == "key" and _first_set(TOKEN_VARIABLES):
         return f"; {TOKEN_VARIABLES[0]} is set, which auth: token uses"
     return "; auth: entra signs in through azure-identity"
@@ -127,8 +127,8 @@ def _entra_provider() -> Callable[[], Awaitable[str]]:
         from azure.core.exceptions import ClientAuthenticationError
         from azure.identity import DefaultAzureCredential, get_bearer_token_provider
     except ModuleNotFoundError:
-        raise _needs("azure-identity", "azure") from None
-    # In a thread: its async twin holds a session that somebody would have to close.
+        raise _missing_package("azure-identity", "azure") from None
+    # The synchronous version in a thread: the async one has a session that must be closed.
     fetch = get_bearer_token_provider(DefaultAzureCredential(), ENTRA_SCOPE)
 
     async def provide() -> str:
@@ -154,9 +154,9 @@ def _api_version(judge: Judge) -> str:
     version = judge.api_version or _first_set(VERSION_VARIABLES)
     if version is None:
         raise UserError(
-            f"api_version must be given with api: azure, got null and no variable "
-            f"{_or(VERSION_VARIABLES)} (its path needs one, such as 2024-10-21). Set api_version "
-            "of the judge, or use api: azure_v1, which has none."
+            f"judge.api_version must be given with api: azure, got null and no variable "
+            f"{_or(VERSION_VARIABLES)} (its path needs one, such as 2024-10-21). Set "
+            "judge.api_version, or use api: azure_v1, which has none."
         )
     return version
 
@@ -169,7 +169,7 @@ def _or(names: tuple[str, ...]) -> str:
     return " or ".join(names)
 
 
-def _needs(package: str, extra: str) -> ValueError:
+def _missing_package(package: str, extra: str) -> UserError:
     return UserError(
         f"this judge needs the package {package}, which is not installed. "
         f"Install it with: pip install 'lit-grpo[{extra}]'."

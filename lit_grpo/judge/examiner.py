@@ -1,6 +1,6 @@
-"""Verdicts on items: what the cache has, the rest in calls of several items, each by its own id.
+"""Get a verdict for each item: from the cache, or from calls that may hold several items.
 
-An item is missing, or judged; it never gets the verdict of another one.
+Every item has an id of its own within a call, so that it never gets the verdict of another one.
 """
 
 from __future__ import annotations
@@ -20,30 +20,29 @@ from lit_grpo.judge.template import JudgeTemplate, draw_ids, draw_nonce
 from lit_grpo.types import Measurements, Outcome
 
 Item = Mapping[str, Any]
-"""What the template shows of one item, without the id that it gets for a call."""
+"""The template's variables of one item, without its id, which is drawn for each call."""
 
-
-LIES_IN_ONE = (Outcome.PARSE_ERROR, Outcome.OUT_OF_TOKENS, Outcome.CONTENT_FILTERED)
-"""What one item of a call can bring on all of them: they are asked alone then."""
+SINGLE_ITEM_FAULTS = (Outcome.PARSE_ERROR, Outcome.OUT_OF_TOKENS, Outcome.CONTENT_FILTERED)
+"""Failures of a call that a single item may have caused: each item is then asked alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What came of one item: a verdict, or a failure."""
+    """The result for one item: a verdict or a failure."""
 
     verdict: Verdict | None = None
     failure: JudgeFailure | None = None
     cost: float = 0.0
-    """US dollars: its share of the calls."""
+    """US dollars: the item's share of its calls."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Examiner:
-    """Asks one judge under one template.
+    """Ask one judge with one template.
 
     Args:
-        template: Given ``items``, each with an ``id``, beside the context's own variables.
-        items_per_call: At most so many items share a call.
+        template: Gets ``items``, each with an ``id``, besides the variables of the context.
+        items_per_call: Maximum number of items in a call.
     """
 
     judge: Judge
@@ -54,7 +53,7 @@ class Examiner:
     _in_flight: dict[str, asyncio.Task[dict[str, Finding]]] = field(
         init=False, default_factory=dict
     )
-    """Key -> the call that will bring its finding: equal items are asked, and paid, once."""
+    """Cache key -> the call in flight for it, so that equal items share one call."""
 
     def __post_init__(self) -> None:
         if self.judge.cache is not None:
@@ -62,6 +61,7 @@ class Examiner:
         self.client = JudgeClient(self.judge)
 
     async def close(self) -> None:
+        """Cancel the calls in flight and close the client and the cache."""
         tasks = set(self._in_flight.values())
         for task in tasks:
             task.cancel()
@@ -71,20 +71,20 @@ class Examiner:
             self._cache.close()
 
     def observe(self) -> Measurements:
-        """What was measured since the last time."""
+        """Return what was measured since the last call."""
         return self.client.ledger.read()
 
     async def examine(
         self, context: Mapping[str, Any], items: Sequence[Item], form: Form, *, vote: int = 0
     ) -> list[Finding]:
-        """A finding for each item, in their order.
+        """Return a finding for each item, in order.
 
         Args:
             context: Variables of the template that all items share.
-            vote: Which of several independent opinions this is.
+            vote: Number of this vote, where several independent ones are wanted.
         """
         keys = [self._key(context, item, form, vote) for item in items]
-        found = {key: self._remembered(key, form) for key in keys}
+        found = {key: self._cached(key, form) for key in keys}
         item_of = dict(zip(keys, items, strict=True))
         fresh = [k for k, one in found.items() if one is None and k not in self._in_flight]
         for first in range(0, len(fresh), self.items_per_call):
@@ -92,7 +92,8 @@ class Examiner:
             self._send(context, {key: item_of[key] for key in chunk}, form)
         waiting = {key: self._in_flight[key] for key, one in found.items() if one is None}
         for key, task in waiting.items():
-            found[key] = (await asyncio.shield(task))[key]  # others may wait for it, too
+            found[key] = (await asyncio.shield(task))[key]  # other calls may wait for it, too
+        # The cost of a call is reported once: by the first of equal items, where it was started.
         first_place = {key: place for place, key in reversed(list(enumerate(keys)))}
         findings = [(key, found[key]) for key in keys]
         return [
@@ -102,34 +103,34 @@ class Examiner:
         ]
 
     def _send(self, context: Mapping[str, Any], items: Mapping[str, Item], form: Form) -> None:
-        """Asks for verdicts on items by key, for all who want one of them meanwhile."""
-        task = asyncio.create_task(self._ask_and_keep(context, items, form))
+        """Start a call for items by key; later calls for equal items wait for the same task."""
+        task = asyncio.create_task(self._ask_and_cache(context, items, form))
         self._in_flight |= dict.fromkeys(items, task)
-        task.add_done_callback(lambda task: self._land(items, task))
+        task.add_done_callback(lambda task: self._finish(items, task))
 
-    def _land(self, keys: Iterable[str], task: asyncio.Task[dict[str, Finding]]) -> None:
+    def _finish(self, keys: Iterable[str], task: asyncio.Task[dict[str, Finding]]) -> None:
         for key in keys:
             del self._in_flight[key]
         if not task.cancelled():
-            task.exception()  # it may be that nobody waits any more to see it
+            task.exception()  # retrieved, as asyncio logs an exception that no waiter has seen
 
-    async def _ask_and_keep(
+    async def _ask_and_cache(
         self, context: Mapping[str, Any], items: Mapping[str, Item], form: Form
     ) -> dict[str, Finding]:
         found = dict(zip(items, await self._ask(context, list(items.values()), form), strict=True))
         for key, finding in found.items():
-            await self._remember(key, finding)
+            await self._cache_verdict(key, finding)
         return found
 
     async def _ask(
         self, context: Mapping[str, Any], items: Sequence[Item], form: Form
     ) -> list[Finding]:
-        """One call for all, then one for each that it left without exactly one verdict."""
+        """Ask for all items in one call, then alone for each one without exactly one verdict."""
         ids = draw_ids(len(items))
         try:
             answer = await self.client.ask(self._question(context, items, ids, form))
         except JudgeFailure as failure:
-            if len(items) == 1 or failure.outcome not in LIES_IN_ONE:
+            if len(items) == 1 or failure.outcome not in SINGLE_ITEM_FAULTS:
                 return [Finding(failure=failure, cost=failure.cost / len(items))] * len(items)
             answer = Answer(verdicts={}, cost=failure.cost)
         share = answer.cost / len(items)
@@ -147,8 +148,13 @@ class Examiner:
         self, context: Mapping[str, Any], items: Sequence[Item], ids: Sequence[str], form: Form
     ) -> Question:
         nonce = draw_nonce([context, items])
-        named = [{**item, "id": one} for item, one in zip(items, ids, strict=True)]
-        values = {**context, "items": named, "nonce": nonce, "reply_form": form.words(len(items))}
+        numbered = [{**item, "id": one} for item, one in zip(items, ids, strict=True)]
+        values = {
+            **context,
+            "items": numbered,
+            "nonce": nonce,
+            "reply_form": form.instructions(len(items)),
+        }
         return Question(messages=self.template.render(values), form=form, ids=ids)
 
     def _key(self, context: Mapping[str, Any], item: Item, form: Form, vote: int) -> str:
@@ -157,24 +163,24 @@ class Examiner:
             deployment=(judge.api, base_url(judge), judge.model),
             sampling=(judge.temperature, judge.max_completion_tokens, dict(judge.extra_body or {})),
             template=self.template.text,
-            form=form.words(1),
+            form=form.instructions(1),
             content=(dict(context), dict(item)),
             vote=vote,
         )
 
-    def _remembered(self, key: str, form: Form) -> Finding | None:
-        """What the cache has, if it still has the form: others may write there, too."""
-        kept = None if self._cache is None else self._cache.get(key)
-        if not isinstance(kept, Mapping):
+    def _cached(self, key: str, form: Form) -> Finding | None:
+        """Return the cached verdict if it has the form: the directory may be shared."""
+        entry = None if self._cache is None else self._cache.get(key)
+        if not isinstance(entry, Mapping):
             return None
         try:
-            verdict = form.read(kept)
+            verdict = form.read(entry)
         except JudgeFailure:
             return None
         self.client.ledger.count("cache_hits")
         return Finding(verdict=verdict)
 
-    async def _remember(self, key: str, finding: Finding) -> None:
+    async def _cache_verdict(self, key: str, finding: Finding) -> None:
         if self._cache is not None and finding.verdict is not None:
-            # In a thread: another process may be writing, and the loop must not wait for it.
+            # In a thread, since another process may hold the lock of the database.
             await asyncio.to_thread(self._cache.put, key, finding.verdict)

@@ -1,4 +1,4 @@
-"""Why a judge gave no verdict: each way an outcome, and whether asking again may help."""
+"""Why a judge gave no verdict: the outcome of each failure, and whether a retry may help."""
 
 from __future__ import annotations
 
@@ -18,103 +18,110 @@ MAX_DETAIL_CHARACTERS = 500
 HINTS = {
     401: "the key or token is wrong, expired, or of another resource",
     403: "this key or identity may not use the deployment: on Azure it lacks the role 'Cognitive "
-    "Services OpenAI User', or a network rule keeps this machine out",
+    "Services OpenAI User', or a network rule blocks this machine",
     404: "there is no such deployment or path: check model, base_url and, on Azure, api and "
     "api_version",
 }
-"""What is wrong by status, for the statuses that no waiting mends."""
+"""HTTP status -> cause, for the statuses that only a change of the configuration resolves."""
 
 SCHEMA_WORDS = re.compile(r"response_format|json_schema|guided|structured output", re.IGNORECASE)
 
 
 class JudgeFailure(Exception):
-    """A question without a verdict."""
+    """A question that got no verdict."""
 
     def __init__(
         self,
         outcome: Outcome,
         detail: str,
         *,
-        may_pass: bool = False,
+        is_transient: bool = False,
         retry_after: float | None = None,
         status: int | None = None,
     ) -> None:
         self.outcome = outcome
         self.detail = detail[:MAX_DETAIL_CHARACTERS]
-        self.may_pass = may_pass
-        """Whether the same question may be answered a little later."""
+        self.is_transient = is_transient
+        """Whether a retry of the same question may succeed."""
         self.retry_after = retry_after
         """Seconds that the server asks to wait."""
         self.status = status
+        """HTTP status of the reply."""
         self.cost = 0.0
-        """US dollars of the calls that led to it."""
+        """US dollars of the calls that led to the failure."""
         super().__init__()
 
     def __str__(self) -> str:
         return f"{self.outcome}: {self.detail}"
 
     @property
-    def is_access(self) -> bool:
-        """Whether the judge refuses us for a reason that a person has to remove."""
+    def is_access_error(self) -> bool:
+        """Whether the server refuses access until the configuration or a permission changes."""
         return self.status in HINTS
 
     @property
     def refuses_schema(self) -> bool:
-        """Whether the server knows no reply schemas, rather than a fault of the question."""
+        """Whether the server rejects JSON schemas, as opposed to this question."""
         return self.status in (400, 422) and bool(SCHEMA_WORDS.search(self.detail))
 
 
 def as_failure(error: Exception) -> JudgeFailure:
-    """What an exception of the openai package, or of a deadline, means."""
+    """Convert an exception of the openai package, or of a deadline, to a failure."""
     import openai
 
     if isinstance(error, JudgeFailure):
         return error
     if isinstance(error, TimeoutError | openai.APITimeoutError):
         detail = str(error) or "no reply within limits.deadline_seconds, waits included"
-        return JudgeFailure(Outcome.TIMEOUT, detail, may_pass=True)
+        return JudgeFailure(Outcome.TIMEOUT, detail, is_transient=True)
     if isinstance(error, openai.APIStatusError):
-        return _of_status(error)
+        return _from_status(error)
     if isinstance(error, openai.APIConnectionError):
         cause = error.__cause__ or error
-        return JudgeFailure(Outcome.UNAVAILABLE, f"{error} ({cause!r})", may_pass=True)
-    unreadable = isinstance(error, openai.APIResponseValidationError | ValueError)
+        return JudgeFailure(Outcome.UNAVAILABLE, f"{error} ({cause!r})", is_transient=True)
+    is_unreadable = isinstance(error, openai.APIResponseValidationError | ValueError)
     return JudgeFailure(
-        Outcome.PARSE_ERROR if unreadable else Outcome.ERROR,
+        Outcome.PARSE_ERROR if is_unreadable else Outcome.ERROR,
         f"{type(error).__name__}: {error}",
-        may_pass=unreadable,
+        is_transient=is_unreadable,
     )
 
 
-def _of_status(error: APIStatusError) -> JudgeFailure:
+def _from_status(error: APIStatusError) -> JudgeFailure:
     status, detail = error.status_code, error.message
-    settings: dict[str, Any] = {"status": status}
     if status == 429:
-        settings |= {"may_pass": error.code != "insufficient_quota"}
-        settings |= {"retry_after": retry_after_seconds(error.response.headers)}
-        return JudgeFailure(Outcome.RATE_LIMITED, detail, **settings)
+        return JudgeFailure(
+            Outcome.RATE_LIMITED,
+            detail,
+            is_transient=error.code != "insufficient_quota",
+            retry_after=retry_after_seconds(error.response.headers),
+            status=status,
+        )
     if status >= 500:
-        settings |= {"retry_after": retry_after_seconds(error.response.headers)}
-        return JudgeFailure(Outcome.UNAVAILABLE, detail, may_pass=True, **settings)
+        return JudgeFailure(
+            Outcome.UNAVAILABLE,
+            detail,
+            is_transient=True,
+            retry_after=retry_after_seconds(error.response.headers),
+            status=status,
+        )
     if status == 408:
-        return JudgeFailure(Outcome.TIMEOUT, detail, may_pass=True, **settings)
+        return JudgeFailure(Outcome.TIMEOUT, detail, is_transient=True, status=status)
     if error.code == "content_filter":
-        return JudgeFailure(Outcome.CONTENT_FILTERED, detail, **settings)
+        return JudgeFailure(Outcome.CONTENT_FILTERED, detail, status=status)
     hint = f": {HINTS[status]}" if status in HINTS else ""
-    return JudgeFailure(Outcome.ERROR, f"{detail}{hint}", **settings)
+    return JudgeFailure(Outcome.ERROR, f"{detail}{hint}", status=status)
 
 
 def retry_after_seconds(headers: Any) -> float | None:
-    """Seconds to wait by ``retry-after-ms`` or ``retry-after`` (a number or an HTTP date)."""
+    """Read ``retry-after-ms``, else ``retry-after`` (a number of seconds or an HTTP date)."""
     if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
         return milliseconds / 1000
     value = headers.get("retry-after")
-    if (seconds := _number(value)) is not None:
+    if (seconds := _number(value)) is not None or value is None:
         return seconds
     try:
-        return (
-            None if value is None else max(0.0, parsedate_to_datetime(value).timestamp() - time())
-        )
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
     except ValueError:
         return None
 

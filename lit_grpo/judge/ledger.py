@@ -1,4 +1,4 @@
-"""What judging took since it was last asked: calls, waits, tokens, dollars."""
+"""Count what judging used since the last report: calls, waits, tokens and cost."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ TOKENS = ("prompt_tokens", "cached_prompt_tokens", "completion_tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of one call."""
+    """The tokens of one call."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
-    """Of the prompt tokens, those that the server had in its cache."""
+    """Prompt tokens that the server had in its cache."""
     completion_tokens: int = 0
 
     @classmethod
     def of(cls, usage: Any) -> Usage:
-        """What a reply of the openai package says, nothing where it says nothing."""
+        """Read the ``usage`` of a reply of the openai package; what is missing counts as 0."""
         if usage is None:
             return cls()
         details = getattr(usage, "prompt_tokens_details", None)
@@ -41,7 +41,7 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
     def cost(self, price: Price | None) -> float:
-        """US dollars; 0 without a price."""
+        """Return the cost in US dollars; 0 without a price."""
         if price is None:
             return 0.0
         cached = price.prompt if price.cached_prompt is None else price.cached_prompt
@@ -52,31 +52,34 @@ class Usage:
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts up until it is read."""
+    """Totals and samples since the last ``read``, by metric name."""
 
     totals: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     samples: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def count(self, name: str, amount: float = 1) -> None:
+        """Add to the total ``judge/<name>``."""
         self.totals[f"judge/{name}"] += amount
 
     def sample(self, name: str, value: float) -> None:
         self.samples[name].append(value)
 
-    def enter_usage(self, usage: Usage, cost: float) -> None:
+    def add_usage(self, usage: Usage, cost: float) -> None:
+        """Count the tokens and the cost of a call."""
         for name in TOKENS:
             self.count(name, getattr(usage, name))
         self.count("cost_usd", cost)
 
-    def enter_waits(self, waited: dict[Cause, float]) -> None:
+    def add_waits(self, waited: dict[Cause, float]) -> None:
+        """Count the seconds that a call waited before it started, by cause."""
         self.sample("timing/semaphore_wait_s", sum(waited.values()))
         for cause, seconds in waited.items():
             self.totals[f"timing/judge_wait_{cause}_s"] += seconds
 
     def read(self) -> Measurements:
-        """What was entered since the last reading; counts that did not move are 0."""
+        """Return everything since the last call and start again; unchanged counts are 0."""
         zeros = dict.fromkeys((f"judge/{name}" for name in (*COUNTS, *TOKENS, "cost_usd")), 0.0)
-        # Taken before it is read: another thread may be writing.
+        # Swapped before they are read, since another thread may be writing.
         totals, self.totals = self.totals, defaultdict(float)
         samples, self.samples = self.samples, defaultdict(list)
         return Measurements(totals=zeros | totals, samples=dict(samples))

@@ -1,6 +1,7 @@
-"""The form of a judge's reply, as a JSON schema, in words, and read back however it is wrapped.
+"""The form of a judge's reply: its JSON schema, its description in words, and its parser.
 
-What does not have the form is no verdict: nothing is guessed.
+The parser accepts prose, fences and reasoning around the JSON. A reply without the form fails: it
+never guesses a value.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lit_grpo.judge.failures import JudgeFailure
-from lit_grpo.types import Outcome, UserError
+from lit_grpo.types import Outcome
 
 Verdict = Mapping[str, Any]
-"""The fields of one item, checked."""
+"""The checked fields of one item."""
 
-THOUGHTS = re.compile(r"\A\s*[^\s{\[].*</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
-"""Up to the last closing mark; a reply that begins as JSON may quote such a mark."""
+REASONING = re.compile(r"\A\s*[^\s{\[].*</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
+"""Everything up to the last closing tag, unless the reply begins as JSON, which may quote one."""
 SHOWN_CHARACTERS = 200
 
 
@@ -27,23 +28,27 @@ class Field(Protocol):
     """One field of a verdict."""
 
     @property
-    def schema(self) -> Mapping[str, Any]: ...
+    def schema(self) -> Mapping[str, Any]:
+        """JSON schema of the value."""
+
     @property
-    def words(self) -> str: ...
+    def description(self) -> str:
+        """What the value must be, in the words of the prompt."""
+
     def read(self, value: Any) -> Any:
-        """The value, checked; raises ValueError."""
+        """Return the checked value; raise ValueError if it does not fit."""
 
 
 @dataclass(frozen=True)
 class Text:
     """Any text."""
 
-    words: str = '"one or two sentences"'
+    description: str = '"one or two sentences"'
     schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "string"})
 
     def read(self, value: Any) -> str:
         if not isinstance(value, str):
-            raise UserError("a text is expected")
+            raise ValueError("a text is expected")
         return value
 
 
@@ -55,17 +60,17 @@ class Grade:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        # An enumeration: strict schemas know no minimum and maximum.
+        # An enumeration, since strict schemas have no minimum and maximum.
         return {"type": "integer", "enum": list(range(self.highest + 1))}
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"a whole number from 0 to {self.highest}"
 
     def read(self, value: Any) -> int:
         number = None if isinstance(value, bool) else _as_number(value)
         if number is None or not 0 <= number <= self.highest or number != int(number):
-            raise UserError(f"{self.words} is expected")
+            raise ValueError(f"{self.description} is expected")
         return int(number)
 
 
@@ -73,7 +78,7 @@ class Grade:
 class YesNo:
     """True or false."""
 
-    words: str = "true or false"
+    description: str = "true or false"
     schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "boolean"})
 
     def read(self, value: Any) -> bool:
@@ -81,58 +86,61 @@ class YesNo:
         if isinstance(value, str) and value.lower() in known:
             return known[value.lower()]
         if not isinstance(value, bool):
-            raise UserError("true or false is expected")
+            raise ValueError("true or false is expected")
         return value
 
 
 @dataclass(frozen=True)
 class Order:
-    """Every one of the given ids once, the best first."""
+    """A list with each of the given ids once, the best first."""
 
     ids: tuple[str, ...]
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        # Without the ids: a server compiles each schema that it has not seen.
+        # Without the ids, since a server compiles each new schema.
         return {"type": "array", "items": {"type": "string"}}
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return "the list of all ids, the best first"
 
     def read(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list) or Counter(map(str, value)) != Counter(self.ids):
-            raise UserError(f"each of the ids {', '.join(self.ids)} once is expected")
+            raise ValueError(f"each of the ids {', '.join(self.ids)} once is expected")
         return tuple(map(str, value))
 
 
 @dataclass(frozen=True)
 class Form:
-    """The fields that every verdict has, in the order in which the judge writes them."""
+    """The fields of every verdict, in the order in which the judge writes them."""
 
     fields: Mapping[str, Field]
 
     def schema(self, num_items: int) -> dict[str, Any]:
-        """Strict: every field is required and no other is allowed. One item needs no id."""
+        """Return the strict JSON schema of a reply; a single item has no id.
+
+        All fields are required and no others are allowed.
+        """
         fields = {name: one.schema for name, one in self.fields.items()}
         if num_items == 1:
             return _object(fields)
         verdict = _object({"id": {"type": "string"}} | fields)
         return _object({"verdicts": {"type": "array", "items": verdict}})
 
-    def words(self, num_items: int) -> str:
-        """What a server without schemas has to be told."""
-        fields = ", ".join(f'"{name}": {one.words}' for name, one in self.fields.items())
+    def instructions(self, num_items: int) -> str:
+        """Return the description of a reply for the prompt."""
+        fields = ", ".join(f'"{name}": {one.description}' for name, one in self.fields.items())
         if num_items == 1:
             return f"Reply with JSON alone: {{{fields}}}"
         verdicts = f'{{"verdicts": [{{"id": "the id", {fields}}}]}}'
         return f"Reply with JSON alone, one verdict for each id: {verdicts}"
 
     def read(self, verdict: Mapping[str, Any]) -> Verdict:
-        """The fields of a verdict.
+        """Return the checked fields of a verdict.
 
         Raises:
-            JudgeFailure: a field that is missing or of the wrong kind.
+            JudgeFailure: a field is missing or does not fit.
         """
         read = {}
         for name, one in self.fields.items():
@@ -155,16 +163,15 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_reply(text: str, form: Form, ids: Sequence[str]) -> dict[str, Verdict]:
-    """The verdicts by id, of those ids that have exactly one.
+    """Return id -> verdict for the ids with exactly one readable verdict.
 
-    An id that was not asked for makes all of them doubtful: then there are none. Of several ids
-    one whose fields cannot be read is left out, too.
+    A reply with an unknown id yields no verdicts at all, since its ids cannot be trusted.
 
     Raises:
-        JudgeFailure: not JSON of this form, several replies that differ, or a single id without
-            exactly one verdict that can be read.
+        JudgeFailure: the text has no JSON of this form or several different replies, or a single
+            id was asked for and has no readable verdict.
     """
-    listed = _listed_verdicts(text, form)
+    listed = _list_verdicts(text, form)
     if len(ids) == 1 and len(listed) == 1 and "id" not in listed[0]:
         listed = [{**listed[0], "id": ids[0]}]
     counts = Counter(str(one.get("id")) for one in listed)
@@ -183,17 +190,17 @@ def read_reply(text: str, form: Form, ids: Sequence[str]) -> dict[str, Verdict]:
     return verdicts
 
 
-def _listed_verdicts(text: str, form: Form) -> list[Mapping[str, Any]]:
+def _list_verdicts(text: str, form: Form) -> list[Mapping[str, Any]]:
     found = [one for value in _json_values(text) if (one := _as_list(value, form)) is not None]
     if not found:
-        raise _unreadable("it holds no JSON of the form that was asked for", text)
+        raise _unreadable("the reply has no JSON of the requested form", text)
     if any(one != found[0] for one in found[1:]):
-        raise _unreadable("it holds several replies that differ", text)
+        raise _unreadable("the reply holds several different verdicts", text)
     return found[0]
 
 
 def _as_list(value: Any, form: Form) -> list[Mapping[str, Any]] | None:
-    """A reply with its wrapping, without it, or a single verdict by itself."""
+    """Return the verdicts of a wrapped reply, of a bare list or of a single verdict, else None."""
     if isinstance(value, dict) and "verdicts" in value:
         value = value["verdicts"]
     elif isinstance(value, dict) and form.fields.keys() <= value.keys():
@@ -203,14 +210,14 @@ def _as_list(value: Any, form: Form) -> list[Mapping[str, Any]] | None:
 
 
 def _json_values(text: str) -> Iterator[Any]:
-    """Every outermost JSON object or list in a text, thoughts left out."""
-    text = THOUGHTS.sub("", text)
+    """Yield the outermost JSON objects and lists of a text, without those in its reasoning."""
+    text = REASONING.sub("", text)
     decoder, position = json.JSONDecoder(), 0
     while (start := _next_opening(text, position)) is not None:
         try:
             value, position = decoder.raw_decode(text, start)
         except RecursionError:
-            return  # so deep that no verdict follows, and each further start would take as long
+            return  # too deep for a verdict, and each further start would take as long
         except ValueError:
             position = start + 1
         else:
@@ -231,4 +238,4 @@ def _as_number(value: Any) -> float | None:
 
 def _unreadable(why: str, text: str) -> JudgeFailure:
     shown = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
-    return JudgeFailure(Outcome.PARSE_ERROR, f"{why}: {shown!r}", may_pass=True)
+    return JudgeFailure(Outcome.PARSE_ERROR, f"{why}: {shown!r}", is_transient=True)

@@ -1,7 +1,7 @@
-"""The prompt of a judge: a jinja2 file with blocks ``system`` and ``user`` that users replace.
+"""The prompt of a judge: a jinja2 file with the blocks ``system`` and ``user``.
 
-Everything that the policy wrote is put in once and never read as a template. What stands between
-the marks of a call cannot close them: they hold a nonce that is drawn for that call.
+The policy's text is inserted once and never interpreted as a template. It cannot close the
+delimiters around it, because they contain a nonce that is drawn for each call.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ ID_LETTERS = "BCDFGHJKLMNPQRSTVWXZ"
 
 
 class JudgeTemplate:
-    """A template that has been checked.
+    """A prompt template, checked when it is loaded.
 
     Args:
-        name: Of one that ships, such as ``grade``, or the path of a file.
-        variables: What it is given: ``nonce`` and ``reply_form`` come on top, and it must use
-            ``nonce`` and those that ``needed`` names.
+        name: Name of a bundled template, such as ``grade``, or the path of a file.
+        variables: Names of the variables that ``render`` passes, besides ``nonce`` and
+            ``reply_form``.
+        needed: Variables that the template must use, besides ``nonce``.
 
     Raises:
-        ValueError: no such file, a block that is missing, an unknown variable or one not used.
+        UserError: the file or a block is missing, or a variable is unknown or unused.
     """
 
     def __init__(self, name: str, variables: Sequence[str], needed: Sequence[str]) -> None:
@@ -48,37 +49,37 @@ class JudgeTemplate:
         self._check_blocks()
         used = meta.find_undeclared_variables(tree)
         self._check_variables(used, {*variables, "nonce", "reply_form"}, set(needed))
-        self._check_marks(tree)
+        self._check_nonce(tree)
 
     def _check_blocks(self) -> None:
         if missing := [block for block in BLOCKS if block not in self._template.blocks]:
             raise UserError(
                 f"{self.path} must have the blocks {' and '.join(BLOCKS)}, {missing[0]} is missing "
-                f"(each becomes a message). Write {{% block {missing[0]} %}} … {{% endblock %}}."
+                f"(each becomes a message). Add {{% block {missing[0]} %}} … {{% endblock %}}."
             )
 
     def _check_variables(self, used: set[str], known: set[str], needed: set[str]) -> None:
         if unknown := sorted(used - known):
             raise UserError(
-                f"{self.path} uses {unknown[0]!r}, which it is not given. "
-                f"It is given {', '.join(sorted(known))}."
+                f"{self.path} must use known variables only, got {unknown[0]!r}. "
+                f"Use {', '.join(sorted(known))}."
             )
         if unused := sorted(needed - used):
             raise UserError(
-                f"{self.path} must use {unused[0]!r} (without it the judge would not see what it "
+                f"{self.path} must use {unused[0]!r} (otherwise the judge would not see what it "
                 "judges)."
             )
 
-    def _check_marks(self, tree: nodes.Template) -> None:
+    def _check_nonce(self, tree: nodes.Template) -> None:
         (user,) = (one for one in tree.find_all(nodes.Block) if one.name == "user")
         if not any(name.name == "nonce" for name in user.find_all(nodes.Name)):
             raise UserError(
-                f"{self.path} must use 'nonce' in block user (marks with it say what is to be "
-                "judged: without them an answer could pass for an instruction)."
+                f"{self.path} must use 'nonce' in block user (it delimits what is judged: without "
+                "it the judge could take an answer for an instruction)."
             )
 
     def render(self, values: Mapping[str, Any]) -> list[Message]:
-        """The messages of one call.
+        """Return the messages of one call, without empty ones.
 
         Raises:
             ValueError: the template fails on these values.
@@ -86,8 +87,8 @@ class JudgeTemplate:
         context = self._template.new_context(dict(values))
         try:
             parts = ["".join(self._template.blocks[block](context)) for block in BLOCKS]
-        except Exception as error:  # whatever the template's expressions raise
-            raise UserError(f"{self.path} fails on this row: {error}.") from error
+        except Exception as error:  # a template's expressions may raise anything
+            raise ValueError(f"{self.path} fails on this row: {error}.") from error
         pairs = zip(BLOCKS, parts, strict=True)
         return [{"role": role, "content": text.strip()} for role, text in pairs if text.strip()]
 
@@ -101,13 +102,13 @@ def _find(name: str) -> Path:
         return shipped
     names = ", ".join(sorted(one.stem for one in SHIPPED.glob("*.jinja")))
     raise UserError(
-        f"template must be a file or one that ships ({names}), got {name!r} "
+        f"template must be a file or a bundled template ({names}), got {name!r} "
         f"(looked in {Path.cwd()}). Set template in the reward's init_args."
     )
 
 
 def draw_nonce(content: object) -> str:
-    """16 hexadecimal digits that do not occur in what is to be judged."""
+    """Draw 16 hexadecimal digits that do not occur in the content."""
     text = json.dumps(content, default=str)
     while (nonce := secrets.token_hex(8)) in text:
         pass
@@ -115,7 +116,7 @@ def draw_nonce(content: object) -> str:
 
 
 def draw_ids(count: int) -> list[str]:
-    """Distinct ids that nobody could have foreseen, short enough to be copied without a slip."""
+    """Draw distinct random ids, which a completion cannot guess, short enough to copy reliably."""
     ids: dict[str, None] = {}
     while len(ids) < count:
         ids["".join(secrets.choice(ID_LETTERS) for _ in range(4))] = None

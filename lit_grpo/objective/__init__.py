@@ -1,7 +1,6 @@
 """The objective: advantages, surrogates, KL estimators, corrections and aggregations.
 
-Each choice is independent of the others and is a pure function in a table. Nothing here reads a
-model or keeps state.
+Each choice is independent of the others and names a pure function in a table.
 """
 
 from lit_grpo.objective.advantages import AdvantageConfig

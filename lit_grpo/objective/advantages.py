@@ -1,7 +1,7 @@
-"""Rewards [B, G] to advantages [B, G]: what a completion gained over its siblings.
+"""Turn rewards [B, G] into advantages [B, G]: how much better a completion is than a baseline.
 
-Only valid rows vote in a mean or a deviation; all others get exactly 0. Nothing here knows where
-a reward comes from.
+Means and deviations are taken over the counted rows only: the valid rows of a group with at least
+two of them. Every other row gets an advantage of exactly 0.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from torch import Tensor
 from lit_grpo.types import RolloutBatch, UserError
 
 DEVIATION_FLOOR = 1e-4
-"""Added to a deviation before dividing, as GRPO implementations do."""
+"""Added to a deviation before it divides, as GRPO implementations do."""
 
 NOISE = 1e-9
-"""A spread below this share of the largest reward of a group is rounding, not signal."""
+"""Rewards of a group that differ by less than this share of the largest one count as equal: such a
+difference is a rounding error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,22 +28,22 @@ class AdvantageConfig:
     """How rewards become advantages.
 
     Args:
-        baseline: What is taken off a reward: the mean of its ``group``; the mean of the others of
-            the group, ``leave_one_out`` (RLOO, arXiv 2402.14740 section 2.3); the mean of the
-            ``batch`` (REINFORCE++, arXiv 2501.03262 equation 5), under which a group whose rewards
-            are equal has an advantage.
-        deviation: What the difference is divided by: the deviation of the ``group`` (GRPO, arXiv
-            2402.03300 section 4.1.2) or of all rewards of the ``batch`` (Lite PPO, arXiv
-            2508.08221 section 5), the ``mean`` of the group (MaxRL, arXiv 2602.02710 algorithm 1),
-            or ``none`` (Dr. GRPO, arXiv 2503.20783 section 3.2).
-        combine: ``sum_then_normalise`` weighs and adds the rewards first; ``normalise_then_sum``
-            does all of the above to each reward by itself, so that one with small numbers is
-            heard (GDPO, arXiv 2601.05242 equations 4 and 7).
+        baseline: What is subtracted from a reward: the mean of its ``group``; the mean of the
+            other rows of the group, ``leave_one_out`` (RLOO, arXiv 2402.14740 section 2.3); or the
+            mean of the ``batch`` (REINFORCE++, arXiv 2501.03262 equation 5), which gives an
+            advantage to groups whose rewards are all equal.
+        deviation: What the difference is divided by: the standard deviation of the ``group``
+            (GRPO, arXiv 2402.03300 section 4.1.2) or of all rewards of the ``batch`` (Lite PPO,
+            arXiv 2508.08221 section 5), the ``mean`` of the group (MaxRL, arXiv 2602.02710
+            algorithm 1), or ``none`` (Dr. GRPO, arXiv 2503.20783 section 3.2).
+        combine: ``sum_then_normalise`` adds the weighted rewards first. ``normalise_then_sum``
+            computes advantages for each reward and adds those, so that a reward on a small scale
+            keeps its influence (GDPO, arXiv 2601.05242 equations 4 and 7).
         rescale: Divide the finished advantages by their deviation over the batch (GDPO, equation
             6; REINFORCE++-baseline, arXiv 2501.03262 equation 7).
 
     Raises:
-        ValueError: a baseline and a deviation that exclude each other.
+        ValueError: the baseline and the deviation exclude each other.
     """
 
     baseline: Literal["group", "leave_one_out", "batch"] = "group"
@@ -53,48 +54,64 @@ class AdvantageConfig:
     def __post_init__(self) -> None:
         if self.baseline == "batch" and self.deviation in ("group", "mean"):
             raise UserError(
-                f"baseline: batch goes with deviation: batch or none, got {self.deviation} (a "
-                "group whose rewards are equal has an advantage there, and its own deviation or "
+                f"baseline: batch needs deviation: batch or none, got {self.deviation} (a group "
+                "of equal rewards has an advantage under this baseline, but its own deviation or "
                 "mean may be 0). Set model.advantage.deviation."
             )
 
 
 def counted_rows(valid: Tensor) -> Tensor:
-    """[B, G] True on the rows that have a baseline: valid, and not alone in their group."""
+    """Return [B, G] True on the rows that count: valid ones, in a group with at least two.
+
+    A row that is the only valid one of its group has no baseline to be compared with.
+    """
     return valid & (valid.sum(1, keepdim=True) >= 2)
 
 
 def _group_mean(rewards: Tensor, valid: Tensor) -> Tensor:
-    """[B, 1] over the valid rows."""
+    """Return [B, 1], the mean of each group's valid rows."""
     num_valid = valid.sum(1, keepdim=True).clamp(min=1)
     return torch.where(valid, rewards, 0.0).sum(1, keepdim=True) / num_valid
 
 
 def center(rewards: Tensor, valid: Tensor) -> Tensor:
-    """[B, G] rewards minus the mean of their group's valid rows.
+    """Return [B, G] rewards minus the mean of their group's counted rows.
 
-    Exactly 0 on invalid rows, in groups with fewer than two valid rows (a group of one has no
-    baseline), and in groups whose rewards differ by rounding only.
+    The result is exactly 0 on rows that do not count, and in groups whose rewards differ by
+    rounding errors only.
     """
-    vote = counted_rows(valid)
-    centered = torch.where(vote, rewards - _group_mean(rewards, valid), 0.0)
-    largest = torch.where(vote, rewards, 0.0).abs().amax(1, keepdim=True)
+    counted = counted_rows(valid)
+    centered = torch.where(counted, rewards - _group_mean(rewards, valid), 0.0)
+    largest = torch.where(counted, rewards, 0.0).abs().amax(1, keepdim=True)
     has_spread = centered.abs().amax(1, keepdim=True) > NOISE * largest
     return torch.where(has_spread, centered, 0.0)
 
 
+def has_signal(rewards: Tensor, valid: Tensor) -> Tensor:
+    """Return [B] True on the groups whose counted rewards differ by more than rounding errors.
+
+    Metrics, warnings and dynamic sampling all use this definition. In a group without signal the
+    advantages under a baseline of the group are exactly 0.
+    """
+    return center(rewards, valid).any(1)
+
+
 def leave_one_out(rewards: Tensor, valid: Tensor) -> Tensor:
-    """[B, G] rewards minus the mean of the group's other valid rows: ``n / (n - 1)`` times
-    `center`."""
+    """Return [B, G] rewards minus the mean of the other counted rows of their group.
+
+    That is ``n / (n - 1)`` times `center` for n counted rows.
+    """
     num_valid = valid.sum(1, keepdim=True)
     return center(rewards, valid) * num_valid / (num_valid - 1).clamp(min=1)
 
 
 def center_over_batch(rewards: Tensor, valid: Tensor) -> Tensor:
-    """[B, G] rewards minus the mean of all rows that vote; exactly 0 where they differ by
-    rounding only."""
-    one_group, vote = rewards.flatten()[None], counted_rows(valid).flatten()[None]
-    return center(one_group, vote).view_as(rewards)
+    """Return [B, G] rewards minus the mean of all counted rows of the batch.
+
+    The result is exactly 0 where the rewards differ by rounding errors only.
+    """
+    one_group, counted = rewards.flatten()[None], counted_rows(valid).flatten()[None]
+    return center(one_group, counted).view_as(rewards)
 
 
 BASELINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -105,38 +122,39 @@ BASELINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def group_deviation(rewards: Tensor, valid: Tensor) -> Tensor:
-    """[B, 1] sample deviation of each group's valid rows, 0 where a group has no signal.
+    """Return [B, 1] sample deviations of each group's counted rows, 0 in a group without signal.
 
-    Two passes (mean first): ``E[x^2] - E[x]^2`` cancels when rewards are large and close.
+    The mean is computed first, since ``E[x^2] - E[x]^2`` loses all precision when rewards are large
+    and close to each other.
     """
     squares = center(rewards, valid).square().sum(1, keepdim=True)
     return (squares / (valid.sum(1, keepdim=True) - 1).clamp(min=1)).sqrt()
 
 
 def batch_deviation(values: Tensor, valid: Tensor) -> Tensor:
-    """[] sample deviation of all rows that vote, in two passes."""
-    vote = counted_rows(valid)
+    """Return [], the sample deviation of all counted rows of the batch."""
+    counted = counted_rows(valid)
     squares = center_over_batch(values, valid).square().sum()
-    return (squares / (vote.sum() - 1).clamp(min=1)).sqrt()
+    return (squares / (counted.sum() - 1).clamp(min=1)).sqrt()
 
 
-def _over_group(rewards: Tensor, valid: Tensor) -> Tensor:
+def _group_divisor(rewards: Tensor, valid: Tensor) -> Tensor:
     return group_deviation(rewards, valid) + DEVIATION_FLOOR
 
 
-def _over_batch(rewards: Tensor, valid: Tensor) -> Tensor:
+def _batch_divisor(rewards: Tensor, valid: Tensor) -> Tensor:
     return batch_deviation(rewards, valid) + DEVIATION_FLOOR
 
 
-def group_success(rewards: Tensor, valid: Tensor) -> Tensor:
-    """[B, 1] the mean of each group's valid rows, 1 where it is 0 (and so is every reward).
+def group_success_rate(rewards: Tensor, valid: Tensor) -> Tensor:
+    """Return [B, 1], the mean of each group's valid rows; 1 where all its rewards are 0.
 
     Raises:
-        ValueError: a reward below 0, of which no share of successes can be taken.
+        ValueError: a reward is negative, so that the mean is not a success rate.
     """
     if (rewards[valid] < 0).any():
         raise UserError(
-            "deviation: mean divides by a group's share of successes, which needs rewards >= 0, "
+            "deviation: mean divides by the success rate of a group, which needs rewards >= 0, "
             f"got {rewards[valid].min():g}. Set model.advantage.deviation to group or none, or "
             "change the reward."
         )
@@ -144,20 +162,21 @@ def group_success(rewards: Tensor, valid: Tensor) -> Tensor:
     return torch.where(mean > 0, mean, 1.0)
 
 
-def _over_nothing(rewards: Tensor, valid: Tensor) -> Tensor:
+def _no_divisor(rewards: Tensor, valid: Tensor) -> Tensor:
     return rewards.new_ones(())
 
 
 DEVIATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "group": _over_group,
-    "batch": _over_batch,
-    "mean": group_success,
-    "none": _over_nothing,
+    "group": _group_divisor,
+    "batch": _batch_divisor,
+    "mean": group_success_rate,
+    "none": _no_divisor,
 }
+"""What each choice of ``deviation`` divides by, [B, 1] or []."""
 
 
 def normalise(rewards: Tensor, valid: Tensor, config: AdvantageConfig) -> Tensor:
-    """[B, G] one reward, or the sum of all, to advantages."""
+    """Return [B, G] advantages of one reward, or of the sum of all."""
     difference = BASELINES[config.baseline](rewards, valid)
     return difference / DEVIATIONS[config.deviation](rewards, valid)
 
@@ -165,10 +184,10 @@ def normalise(rewards: Tensor, valid: Tensor, config: AdvantageConfig) -> Tensor
 def compute_advantages(
     rollouts: RolloutBatch, weights: Mapping[str, float], config: AdvantageConfig
 ) -> Tensor:
-    """[B, G] float64 advantages of the valid rows; exactly 0 on all others.
+    """Return [B, G] float64 advantages, exactly 0 on rows that do not count.
 
     Args:
-        weights: reward name -> weight, for ``normalise_then_sum``.
+        weights: Weight of each reward by name, for ``normalise_then_sum``.
     """
     if config.combine == "sum_then_normalise":
         advantages = normalise(rollouts.rewards, rollouts.valid, config)
@@ -176,14 +195,14 @@ def compute_advantages(
         advantages = torch.zeros_like(rollouts.rewards)
         magnitude = torch.zeros_like(advantages)
         for name, weight in weights.items():
-            if weight != 0:  # else it is monitored only
+            if weight != 0:  # a reward of weight 0 is only logged
                 part = rollouts.parts[name]
-                applies = rollouts.valid & ~part.isnan()
-                term = weight * normalise(part, applies, config)
+                has_value = rollouts.valid & ~part.isnan()
+                term = weight * normalise(part, has_value, config)
                 advantages, magnitude = advantages + term, magnitude + term.abs()
-        # Rewards that cancel each other leave rounding, not signal.
+        # Rewards that cancel each other leave a rounding error, which is no signal.
         advantages = torch.where(advantages.abs() > NOISE * magnitude, advantages, 0.0)
     if config.rescale:
-        # Their mean over the batch is 0 already, under each baseline.
+        # No centering is needed: under every baseline the mean over the batch is already 0.
         advantages = advantages / (batch_deviation(advantages, rollouts.valid) + DEVIATION_FLOOR)
     return advantages

@@ -1,7 +1,7 @@
-"""What an optimizer step minimises, as the config says it: independent choices that compose.
+"""The settings of the objective: independent choices that compose.
 
-Each choice names a function of a table beside this file. Impossible combinations are refused here,
-when the config is read. Nothing here computes.
+Each choice names a function in a table of this package. Combinations that cannot work are refused
+when the config is read.
 """
 
 from __future__ import annotations
@@ -10,34 +10,32 @@ from dataclasses import dataclass
 from math import exp
 from typing import Literal
 
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, check_range
 
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise UserError(message)
+_KEY = "model.objective."
 
 
 @dataclass(frozen=True, kw_only=True)
 class KLTerm:
-    """The divergence from the reference, and what the reference is.
+    """The KL divergence from the reference, and how the reference changes.
 
     Args:
-        estimator: A key of ``KL_ESTIMATORS``.
+        estimator: Estimator of the divergence of one token: ``k1``, ``k2`` or ``k3``.
         coef: Weight of the divergence; at 0 no reference is loaded.
-        place: ``loss`` differentiates it, token by token; ``reward`` takes its sum over a
-            completion off the reward, before the advantages.
-        gradient: Of the ``estimator``, or that of ``k2`` under the estimator's value
-            (straight-through): k2's expected gradient is the reverse KL's, k1's is 0.
-        importance: Multiply by the ratio, which unbiases the gradient of k3 and of off-policy
-            tokens (DeepSeek-V3.2, arXiv 2512.02556 equation 7).
-        refresh_every: Rollout steps after which the reference moves towards the policy
-            (TR-DPO, arXiv 2404.09656); null keeps it where it was.
-        refresh_mix: The policy's share in the new reference: 1 copies it, less is a moving
-            average.
+        place: ``loss`` adds it to the loss, token by token; ``reward`` subtracts its sum over a
+            completion from the reward, before advantages are computed.
+        gradient: Gradient of the term in the loss: that of the ``estimator``, or that of ``k2``
+            with the value of the estimator (straight-through). In expectation k2 has the gradient
+            of the reverse KL divergence, k1 has none.
+        importance: Multiply by the policy ratio, which makes the gradient of k3, and that of
+            off-policy tokens, unbiased (DeepSeek-V3.2, arXiv 2512.02556 equation 7).
+        refresh_every: Number of rollout steps after which the reference moves towards the policy
+            (TR-DPO, arXiv 2404.09656); null keeps the reference fixed.
+        refresh_mix: Share of the policy in the new reference: 1 copies the policy, less makes the
+            reference a moving average.
 
     Raises:
-        ValueError: a value out of range, or choices that contradict each other.
+        ValueError: a value is out of range, or choices contradict each other.
     """
 
     estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -49,41 +47,47 @@ class KLTerm:
     refresh_mix: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(
-            self.coef >= 0,
-            f"kl.coef must be >= 0, got {self.coef} (a negative one drives the policy away from "
-            "the reference). Set model.objective.kl.coef.",
+        key = f"{_KEY}kl."
+        check_range(
+            f"{key}coef",
+            self.coef,
+            at_least=0,
+            why="a negative coefficient drives the policy away from the reference",
         )
-        _require(
-            self.place == "loss" or (self.gradient == "estimator" and not self.importance),
-            "kl.place: reward has no gradient of its own, so kl.gradient: k2 and kl.importance "
-            "would do nothing. Set model.objective.kl.place to loss, or leave both out.",
+        check_range(
+            f"{key}refresh_every",
+            self.refresh_every,
+            at_least=1,
+            why="it counts rollout steps; null keeps the reference fixed",
         )
-        _require(
-            not (self.importance and self.estimator == "k2" and self.gradient == "estimator"),
-            "kl.importance gives k2, whose gradient is the reverse KL's already, another one. "
-            "Set model.objective.kl.estimator to k3, or kl.importance to false.",
+        check_range(
+            f"{key}refresh_mix",
+            self.refresh_mix,
+            above=0,
+            at_most=1,
+            why="it is the share of the policy in the new reference",
         )
-        _require(
-            self.refresh_every is None or self.refresh_every >= 1,
-            f"kl.refresh_every must be >= 1 rollout steps or null, got {self.refresh_every}. "
-            "Set model.objective.kl.refresh_every.",
-        )
-        _require(
-            self.refresh_every is None or self.coef > 0,
-            "kl.refresh_every refreshes a reference, and with kl.coef 0 there is none. "
-            "Set model.objective.kl.coef, or leave refresh_every out.",
-        )
-        _require(
-            self.refresh_every is not None or self.refresh_mix == 1,
-            f"kl.refresh_mix {self.refresh_mix} does nothing to a reference that stays where it "
-            "was. Set model.objective.kl.refresh_every, or leave refresh_mix out.",
-        )
-        _require(
-            0 < self.refresh_mix <= 1,
-            f"kl.refresh_mix must lie in (0, 1], got {self.refresh_mix} (it is the policy's share "
-            "in the new reference). Set model.objective.kl.refresh_mix.",
-        )
+        if self.place == "reward" and (self.gradient == "k2" or self.importance):
+            raise UserError(
+                "kl.gradient: k2 and kl.importance have no effect with kl.place: reward (it has "
+                f"no gradient). Set {key}place to loss, or leave both out."
+            )
+        if self.importance and self.estimator == "k2" and self.gradient == "estimator":
+            raise UserError(
+                "kl.importance cannot be combined with kl.estimator: k2 (k2 already has the "
+                "gradient of the reverse KL divergence, and the ratio would change it). "
+                f"Set {key}estimator to k3, or kl.importance to false."
+            )
+        if self.refresh_every is not None and self.coef == 0:
+            raise UserError(
+                "kl.refresh_every has no effect with kl.coef 0 (there is no reference). "
+                f"Set {key}coef, or leave refresh_every out."
+            )
+        if self.refresh_every is None and self.refresh_mix != 1:
+            raise UserError(
+                f"kl.refresh_mix {self.refresh_mix} has no effect without kl.refresh_every (the "
+                f"reference stays fixed). Set {key}refresh_every, or leave refresh_mix out."
+            )
 
     @property
     def is_in_loss(self) -> bool:
@@ -98,19 +102,20 @@ class KLTerm:
 class EntropyTerm:
     """The entropy bonus: ``coef`` times the mean entropy of the trained tokens.
 
-    With a ``target`` the coefficient follows the entropy (Skywork-OR1, arXiv 2505.22312 equation
-    3.2): it rises by ``coef_step`` an optimizer step while the entropy is at or below the target,
-    falls otherwise, and is applied only while at or below.
+    With a ``target`` the coefficient adapts to the entropy (Skywork-OR1, arXiv 2505.22312 equation
+    3.2): while the entropy is at or below the target, the bonus is applied and its coefficient
+    rises by ``coef_step`` per optimizer step; above the target, the bonus is off and its
+    coefficient falls.
 
     Args:
-        coef: Weight of the bonus; with a target, the first one.
-        target: Nats a token; null keeps the coefficient as it is.
-        coef_step: Change of the coefficient an optimizer step.
-        coef_min: The coefficient stays at or above this.
-        coef_max: The coefficient stays at or below this.
+        coef: Weight of the bonus; with a target, its initial value.
+        target: Target entropy in nats per token; null keeps the coefficient fixed.
+        coef_step: Change of the coefficient per optimizer step.
+        coef_min: Lower bound of the coefficient.
+        coef_max: Upper bound of the coefficient.
 
     Raises:
-        ValueError: bounds that leave the coefficient no room.
+        ValueError: a value is out of range.
     """
 
     coef: float = 0.0
@@ -120,33 +125,43 @@ class EntropyTerm:
     coef_max: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(
-            self.target is None or self.coef_min <= self.coef <= self.coef_max,
-            f"entropy.coef must lie in [coef_min, coef_max], got {self.coef} and "
-            f"[{self.coef_min}, {self.coef_max}]. Set model.objective.entropy.coef_max.",
+        key = f"{_KEY}entropy."
+        check_range(f"{key}coef", self.coef)
+        check_range(f"{key}target", self.target)
+        if self.target is None:
+            return
+        check_range(f"{key}coef_max", self.coef_max, at_least=self.coef_min)
+        check_range(
+            f"{key}coef",
+            self.coef,
+            at_least=self.coef_min,
+            at_most=self.coef_max,
+            why="with a target the coefficient stays between coef_min and coef_max",
         )
-        _require(
-            self.target is None or self.coef_step > 0,
-            f"entropy.coef_step must be > 0, got {self.coef_step} (the coefficient could not "
-            "follow the target). Set model.objective.entropy.coef_step.",
+        check_range(
+            f"{key}coef_step",
+            self.coef_step,
+            above=0,
+            why="else the coefficient could not follow the target",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerCorrection:
-    """Importance weights of the trainer's old policy over the sampler, which multiply the
-    surrogate: the two compute the same weights with other kernels, or other weights.
+    """Importance weights of the old policy over the sampler, which multiply the surrogate.
+
+    They correct for the different kernels, and possibly older weights, that the sampler uses.
 
     Args:
-        level: One weight a ``token``; one a ``sequence``, the product of its tokens' ratios; or
-            their ``geometric`` mean (arXiv 2507.18071 calls it length-normalised).
-        outside: A weight out of bounds is set to the bound (``truncate``, arXiv 1802.01561) or
-            to 0 (``mask``, which drops the token or sequence from the surrogate).
-        min_ratio: Lower bound; null for none.
-        max_ratio: Upper bound; null for none.
+        level: One weight per ``token``; one per ``sequence``, the product of its tokens' ratios;
+            or their ``geometric`` mean (length-normalised in arXiv 2507.18071).
+        outside: Set a weight that is out of bounds to the bound (``truncate``, arXiv 1802.01561),
+            or to 0 (``mask``), which removes the token or sequence from the surrogate.
+        min_ratio: Lower bound of the weight; null for none.
+        max_ratio: Upper bound of the weight; null for none.
 
     Raises:
-        ValueError: bounds that no ratio meets.
+        ValueError: no ratio lies within the bounds.
     """
 
     level: Literal["token", "sequence", "geometric"] = "token"
@@ -155,13 +170,10 @@ class SamplerCorrection:
     max_ratio: float | None = 2.0
 
     def __post_init__(self) -> None:
-        low, high = self.min_ratio or 0.0, self.max_ratio
-        _require(
-            low >= 0 and (high is None or high > max(low, 0.0)),
-            "sampler_correction needs 0 <= min_ratio < max_ratio, got "
-            f"{self.min_ratio} and {self.max_ratio} (they bound a ratio of probabilities). "
-            "Set model.objective.sampler_correction.",
-        )
+        key = f"{_KEY}sampler_correction."
+        why = "a ratio of probabilities is bounded by 0 <= min_ratio < max_ratio"
+        check_range(f"{key}min_ratio", self.min_ratio, at_least=0, why=why)
+        check_range(f"{key}max_ratio", self.max_ratio, above=self.min_ratio or 0, why=why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,31 +181,35 @@ class Objective:
     """What an optimizer step minimises.
 
     Args:
-        surrogate: How ratio and advantage become a loss; a key of ``SURROGATES``.
-        ratio: Of the current over the old policy: one a ``token``, or one a ``sequence``, the
-            geometric mean of its tokens' (GSPO).
-        clip_low: The ratio's lower bound is ``1 - clip_low``; for ``gmpo`` its logarithm's is
-            ``-clip_low``.
-        clip_high: Its upper bound is ``1 + clip_high`` (0.28 in DAPO, "clip-higher"); for
-            ``gmpo`` its logarithm's is ``clip_high``.
-        ratio_cap: Upper bound of the ratio where the advantage is negative and ``clip`` has none:
-            the two-sided clip's delta, dual clip's c. Null for none.
-        sapo_temperatures: Of ``sapo``'s gate where the advantage is positive, and elsewhere.
-        vespo_positive: k and lambda of ``vespo``'s weight where the advantage is not negative.
-        vespo_negative: The same where it is.
-        aggregation: How the tokens are weighed; a key of ``AGGREGATIONS``.
-        kl: The divergence from the reference.
-        entropy: The entropy bonus.
+        surrogate: How ratio and advantage become a loss: PPO's ``clip``, ``cispo`` (MiniMax-M1),
+            ``sapo``, ``gmpo`` or ``vespo``.
+        ratio: Ratio of the current over the old policy: one per ``token``, or one per
+            ``sequence``, the geometric mean of its tokens' ratios (GSPO).
+        clip_low: The lower bound of the ratio is ``1 - clip_low``; for ``gmpo`` that of its
+            logarithm is ``-clip_low``.
+        clip_high: The upper bound of the ratio is ``1 + clip_high`` (0.28 in DAPO,
+            "clip-higher"); for ``gmpo`` that of its logarithm is ``clip_high``.
+        ratio_cap: Upper bound of the ratio where the advantage is negative, which ``clip`` alone
+            leaves unbounded: delta of the two-sided clip, c of dual clip. Null for none.
+        sapo_temperatures: Temperatures of the ``sapo`` gate where the advantage is positive, and
+            elsewhere.
+        vespo_positive: k and lambda of the ``vespo`` weight where the advantage is not negative.
+        vespo_negative: k and lambda of the ``vespo`` weight where the advantage is negative.
+        aggregation: Weights of the tokens: equal over the batch (``token``, DAPO) or per rank
+            (``local_token``); equal per ``sequence`` (GRPO); ``1 / sequences``
+            (``sequence_sum``, LUSPO); ``1 / (sequences * max_tokens)`` (``constant``, Dr. GRPO).
+        kl: KL divergence from the reference.
+        entropy: Entropy bonus.
         sampler_correction: Importance weights against the sampler; null for none.
-        off_policy_threshold: A sequence of negative advantage leaves the surrogate when the mean
-            of ``log(sampler / policy)`` over its tokens is above this; null keeps all.
-        top_entropy_fraction: Only this share of the tokens, those of the highest entropy, has a
-            surrogate and an entropy bonus (arXiv 2506.01939 section 5); costs a forward pass when
-            one update follows a rollout.
-        overlong_filtering: Leave completions that hit ``max_tokens`` out of the loss.
+        off_policy_threshold: Drop sequences of negative advantage from the surrogate if the mean
+            of ``log(sampler / policy)`` over their tokens is above this; null keeps all.
+        top_entropy_fraction: Apply the surrogate and the entropy bonus to this share of the
+            tokens only, those of the highest entropy (arXiv 2506.01939 section 5). Below 1 this
+            costs a forward pass if there is one optimizer step per rollout step.
+        overlong_filtering: Exclude completions that hit ``max_tokens`` from the loss.
 
     Raises:
-        ValueError: a value out of range, or choices that exclude each other.
+        ValueError: a value is out of range, or choices exclude each other.
     """
 
     surrogate: Literal["clip", "cispo", "sapo", "gmpo", "vespo"] = "clip"
@@ -213,66 +229,71 @@ class Objective:
     overlong_filtering: bool = False
 
     def __post_init__(self) -> None:
-        _require(
-            self.clip_low >= 0 and (self.clip_low <= 1 or self.surrogate == "gmpo"),
-            f"clip_low must lie in [0, 1], got {self.clip_low} (the ratio is held above "
-            "1 - clip_low). Set model.objective.clip_low.",
+        self._check_ranges()
+        if self.ratio_cap is not None and self.surrogate != "clip":
+            raise UserError(
+                f"ratio_cap needs surrogate: clip, got {self.surrogate} (which bounds its ratio "
+                f"in its own way). Set {_KEY}surrogate to clip, or leave ratio_cap out."
+            )
+        if self.ratio == "sequence" and self.surrogate in ("gmpo", "vespo"):
+            raise UserError(
+                f"surrogate: {self.surrogate} needs ratio: token, got sequence (it combines the "
+                f"ratios of a sequence itself). Set {_KEY}ratio to token."
+            )
+        is_geometric = self.sampler_correction and self.sampler_correction.level == "geometric"
+        if self.surrogate == "vespo" and is_geometric:
+            raise UserError(
+                "surrogate: vespo cannot be combined with sampler_correction.level: geometric "
+                "(it needs the product of the tokens' ratios, not their mean). "
+                f"Set {_KEY}sampler_correction.level to token or sequence."
+            )
+
+    def _check_ranges(self) -> None:
+        check_range(
+            f"{_KEY}clip_low",
+            self.clip_low,
+            at_least=0,
+            at_most=None if self.surrogate == "gmpo" else 1,
+            why="the lower bound of the ratio is 1 - clip_low",
         )
-        _require(
-            self.clip_high >= 0,
-            f"clip_high must be >= 0, got {self.clip_high} (the ratio is held below "
-            "1 + clip_high). Set model.objective.clip_high.",
+        check_range(
+            f"{_KEY}clip_high",
+            self.clip_high,
+            at_least=0,
+            why="the upper bound of the ratio is 1 + clip_high",
         )
-        _require(
-            self.ratio_cap is None or self.surrogate == "clip",
-            f"ratio_cap bounds surrogate: clip where it has no bound, not {self.surrogate}, which "
-            "has its own. Set model.objective.surrogate to clip, or leave ratio_cap out.",
+        check_range(
+            f"{_KEY}ratio_cap",
+            self.ratio_cap,
+            above=1 + self.clip_high,
+            why="at or below 1 + clip_high the clip would never act",
         )
-        _require(
-            self.ratio_cap is None or self.ratio_cap > 1 + self.clip_high,
-            f"ratio_cap must be > 1 + clip_high, got {self.ratio_cap} and clip_high "
-            f"{self.clip_high} (below it the clip would never act). Set model.objective.ratio_cap.",
+        for name in ("sapo_temperatures", "vespo_positive", "vespo_negative"):
+            for value in getattr(self, name):
+                check_range(f"{_KEY}{name}", value, above=0)
+        check_range(
+            f"{_KEY}off_policy_threshold",
+            self.off_policy_threshold,
+            above=0,
+            why="at 0, rounding errors alone would drop sequences; null keeps all",
         )
-        _require(
-            self.ratio == "token" or self.surrogate not in ("gmpo", "vespo"),
-            f"surrogate: {self.surrogate} makes one ratio a sequence of its own out of the "
-            "tokens' ratios, so ratio: sequence would do it twice. Set model.objective.ratio to "
-            "token.",
-        )
-        _require(
-            self.surrogate != "vespo"
-            or self.sampler_correction is None
-            or self.sampler_correction.level != "geometric",
-            "surrogate: vespo weighs a sequence by the product of its tokens' ratios to the "
-            "sampler, and sampler_correction.level: geometric gives their mean. Set "
-            "model.objective.sampler_correction.level to token or sequence.",
-        )
-        _require(
-            min(*self.sapo_temperatures, *self.vespo_positive, *self.vespo_negative) > 0,
-            "sapo_temperatures, vespo_positive and vespo_negative must be > 0, got "
-            f"{self.sapo_temperatures}, {self.vespo_positive} and {self.vespo_negative}. "
-            "Set them in model.objective.",
-        )
-        _require(
-            self.off_policy_threshold is None or self.off_policy_threshold > 0,
-            f"off_policy_threshold must be > 0 or null, got {self.off_policy_threshold} (at 0 "
-            "rounding alone would mask sequences). Set model.objective.off_policy_threshold.",
-        )
-        _require(
-            0 < self.top_entropy_fraction <= 1,
-            f"top_entropy_fraction must lie in (0, 1], got {self.top_entropy_fraction} (it is the "
-            "share of tokens that is trained). Set model.objective.top_entropy_fraction.",
+        check_range(
+            f"{_KEY}top_entropy_fraction",
+            self.top_entropy_fraction,
+            above=0,
+            at_most=1,
+            why="it is the share of tokens that have a surrogate",
         )
 
     @property
     def ratio_bounds(self) -> tuple[float, float]:
-        """Where the clip would cut."""
+        """The ratios at which ``clip`` and ``gmpo`` cut off the gradient."""
         if self.surrogate == "gmpo":
             return exp(-self.clip_low), exp(self.clip_high)
         return 1 - self.clip_low, 1 + self.clip_high
 
     @property
-    def moves_every_row(self) -> bool:
+    def has_gradient_at_zero_advantage(self) -> bool:
         """Whether a row of advantage 0 can have a gradient."""
         has_bonus = self.entropy.coef != 0 or self.entropy.target is not None
         return has_bonus or self.kl.is_in_loss

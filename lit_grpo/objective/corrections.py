@@ -1,7 +1,6 @@
-"""What is left out of the surrogate or weighed down: tokens and sequences that the sampler or an
-older policy would hardly have written, and tokens that leave no choice.
+"""Weights and masks on the surrogate: sampler correction, off-policy sequences, entropy.
 
-Pure functions on tensors; none carries a gradient.
+All functions are pure and return tensors without gradient.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from lit_grpo.objective.config import SamplerCorrection
 from lit_grpo.objective.surrogates import sequence_mean
 
 
-def _of_token(log_ratio: Tensor, mask: Tensor) -> Tensor:
+def _per_token(log_ratio: Tensor, mask: Tensor) -> Tensor:
     return log_ratio * mask
 
 
-def _of_sequence(log_ratio: Tensor, mask: Tensor) -> Tensor:
+def _sequence_sum(log_ratio: Tensor, mask: Tensor) -> Tensor:
     return (log_ratio * mask).sum(1, keepdim=True)
 
 
 LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "token": _of_token,
-    "sequence": _of_sequence,
+    "token": _per_token,
+    "sequence": _sequence_sum,
     "geometric": sequence_mean,
 }
 
@@ -47,11 +46,14 @@ OUTSIDE: dict[str, Callable[[Tensor, float, float], Tensor]] = {
 
 @torch.no_grad()
 def sampler_weights(log_ratio: Tensor, mask: Tensor, correction: SamplerCorrection) -> Tensor:
-    """[N, C] of the old policy over the sampler to bounded weights [N, C] or [N, 1].
+    """Return bounded importance weights, [N, C] or [N, 1].
 
-    Source: truncated, arXiv 1802.01561 section 4.1, and between trainer and sampler, Yao et al.,
-    Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (2025); masked by token,
-    IcePop, arXiv 2510.18855; masked by sequence, arXiv 2510.26788.
+    Args:
+        log_ratio: [N, C] old policy over sampler.
+
+    Source: truncated weights, arXiv 1802.01561 section 4.1; between trainer and sampler, Yao et
+    al., Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (2025); masked
+    tokens, IcePop, arXiv 2510.18855; masked sequences, arXiv 2510.26788.
     """
     ratio = LEVELS[correction.level](log_ratio, mask).exp()
     high = float("inf") if correction.max_ratio is None else correction.max_ratio
@@ -62,8 +64,10 @@ def sampler_weights(log_ratio: Tensor, mask: Tensor, correction: SamplerCorrecti
 def on_policy_rows(
     sampler_log_ratio: Tensor, advantages: Tensor, mask: Tensor, threshold: float
 ) -> Tensor:
-    """[N, 1] True on sequences that keep their surrogate: an advantage that is not negative, or a
-    mean of ``log(sampler / policy)`` of at most ``threshold``.
+    """Return [N, 1] True on the sequences that keep their surrogate.
+
+    A sequence keeps it if its advantage is not negative or its mean of ``log(sampler / policy)``
+    is at most ``threshold``.
 
     Args:
         sampler_log_ratio: [N, C] current policy over sampler.
@@ -76,21 +80,21 @@ def on_policy_rows(
 
 @torch.no_grad()
 def top_entropy_tokens(entropy: Tensor, mask: Tensor, threshold: float) -> Tensor:
-    """[N, C] True on the masked tokens whose entropy is at or above ``threshold``."""
+    """Return [N, C] True on the tokens of the mask whose entropy is at least ``threshold``."""
     return mask & (entropy >= threshold)
 
 
 ENTROPY_NOISE = 1e-5
-"""Nats below which two entropies are the same: the completions of a prompt share the distribution
-of their first token, and rounding must not divide them."""
+"""Entropies that differ by less, in nats, count as equal: completions of a prompt share the
+distribution of their first token, and rounding errors must not keep some and drop others."""
 
 
 def entropy_threshold(entropies: Tensor, fraction: float) -> float:
-    """The entropy that ``fraction`` of the given tokens [T] reaches, in nats.
+    """Return the entropy in nats that ``fraction`` of the given tokens [T] reaches.
 
     Source: arXiv 2506.01939 section 5.
     """
     if not len(entropies):
         return 0.0
-    # Of numpy, since torch's takes 16 million tokens at most.
+    # torch.quantile accepts at most 16 million values.
     return float(np.quantile(entropies.double().cpu().numpy(), 1 - fraction)) - ENTROPY_NOISE

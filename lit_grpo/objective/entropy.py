@@ -1,4 +1,4 @@
-"""The coefficient of the entropy bonus as it follows the entropy. Knows no loss."""
+"""The coefficient of the entropy bonus, which can adapt to the entropy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lit_grpo.objective.config import EntropyTerm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntropyControl:
-    """The coefficient between two optimizer steps.
+    """The state of the coefficient between two optimizer steps.
 
     Source: Skywork-OR1, arXiv 2505.22312 equation 3.2.
     """
@@ -17,16 +17,16 @@ class EntropyControl:
     term: EntropyTerm
     coef: float
     last_entropy: float = float("inf")
-    """Nats a token, of the optimizer step before."""
+    """Nats per token in the last optimizer step."""
 
     @property
     def applied_coef(self) -> float:
-        """The coefficient of the coming optimizer step."""
+        """The coefficient for the next optimizer step; 0 while the entropy is above the target."""
         target = self.term.target
         return self.coef if target is None or self.last_entropy <= target else 0.0
 
     def after_step(self, entropy: float) -> EntropyControl:
-        """The control after an optimizer step of this mean entropy, in nats a token."""
+        """Return the state after an optimizer step with this mean entropy, in nats per token."""
         term = self.term
         if term.target is None:
             return self

@@ -1,4 +1,4 @@
-"""Estimators of the divergence of the policy from its reference, one value a token.
+"""Estimators of the KL divergence of the policy from the reference, one value per token.
 
 Source of all three: J. Schulman, Approximating KL Divergence (2020).
 """
@@ -13,17 +13,17 @@ from lit_grpo.objective.config import KLTerm
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """``log(pi / ref)``: unbiased in value; differentiated in a loss its expected gradient is 0."""
+    """Return ``log(pi / ref)``: unbiased, but its gradient in a loss is 0 in expectation."""
     return logprobs - ref_logprobs
 
 
 def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """``log(pi / ref)^2 / 2``: biased in value, its gradient is that of the reverse KL."""
+    """Return ``log(pi / ref)^2 / 2``: biased, but its gradient is that of the reverse KL."""
     return (logprobs - ref_logprobs).square() / 2
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """``ref / pi - log(ref / pi) - 1``: unbiased in value and never negative.
+    """Return ``ref / pi - log(ref / pi) - 1``: unbiased and never negative.
 
     Source: GRPO, arXiv 2402.03300 equation 4.
     """
@@ -35,20 +35,20 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": 
 
 
 def straight_through_k2(value: Tensor, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """[N, C] the given value with the gradient of `k2`.
+    """Return [N, C] the given value with the gradient of `k2`.
 
-    Source: that an estimator's gradient is not that of the divergence, Tang and Munos, arXiv
-    2506.09477; that k2's is, REINFORCE++, arXiv 2501.03262 appendix B.1.
+    Source: the gradient of an estimator is not that of the divergence, Tang and Munos, arXiv
+    2506.09477; but that of k2 is, REINFORCE++, arXiv 2501.03262 appendix B.1.
     """
     gradient = k2(logprobs, ref_logprobs)
     return value.detach() + gradient - gradient.detach()
 
 
 def kl_in_loss(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor, term: KLTerm) -> Tensor:
-    """[N, C] the term that is added to the surrogate, before its coefficient.
+    """Return [N, C] what the loss adds to the surrogate, without its coefficient.
 
-    The ratio's own gradient is what the estimators lack and k2's gradient has: beside that one it
-    would count the divergence twice.
+    With importance, the gradient of the ratio completes the gradient of the estimator. The
+    gradient of k2 is complete without it, so there the ratio is detached.
     """
     kl = KL_ESTIMATORS[term.estimator](logprobs, ref_logprobs)
     if term.gradient == "k2":
@@ -57,9 +57,9 @@ def kl_in_loss(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor, term: KLTe
 
 
 def kl_in_reward(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, term: KLTerm) -> Tensor:
-    """[N] what is taken off each completion's reward: ``coef`` times the sum over its tokens.
+    """Return [N] the penalty on each completion's reward: ``coef`` times the sum over its tokens.
 
-    Source: InstructGPT, arXiv 2203.02155 equation 2; REINFORCE++, arXiv 2501.03262 equation 4,
-    where each token answers for the divergence from itself on.
+    Source: InstructGPT, arXiv 2203.02155 equation 2. REINFORCE++, arXiv 2501.03262 equation 4,
+    instead penalises each token by the sum from that token on.
     """
     return term.coef * (KL_ESTIMATORS[term.estimator](logprobs, ref_logprobs) * mask).sum(1)

@@ -1,4 +1,4 @@
-"""The objective of a micro-batch: its terms put together. Reads no model and keeps no state."""
+"""The loss of a micro-batch, put together from the terms of the objective."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from lit_grpo.objective.aggregations import AGGREGATIONS, TokenCounts, by_entrop
 from lit_grpo.objective.config import Objective
 from lit_grpo.objective.corrections import on_policy_rows, sampler_weights
 from lit_grpo.objective.kl import kl_in_loss
-from lit_grpo.objective.surrogates import RATIOS, SURROGATES, PolicyTerms
+from lit_grpo.objective.surrogates import RATIOS, SURROGATES, SurrogateInputs
 from lit_grpo.types import TrainBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLosses:
-    """One micro-batch's terms, [N, C] each, and the loss that they make."""
+    """The loss of one micro-batch, and its terms [N, C] for metrics."""
 
     loss: Tensor
-    """[] with gradient: this micro-batch's share of the loss of the whole optimizer step."""
+    """[] with gradient: the share of this micro-batch in the loss of the optimizer step."""
     surrogate: Tensor
     kl: Tensor | None
-    """None without a reference in the loss."""
+    """None without a KL term in the loss."""
     ratio: Tensor
-    """Current over old policy, at the objective's level."""
-    beyond_low: Tensor
+    """Current over old policy, per token or per sequence as the objective says."""
+    clipped_low: Tensor
     """True where the ratio is below the lower bound and the advantage is negative."""
-    beyond_high: Tensor
+    clipped_high: Tensor
     """True where the ratio is above the upper bound and the advantage is positive."""
-    kept: Tensor
-    """True on the tokens of the loss mask that have a surrogate: no mask took them out."""
+    has_surrogate: Tensor
+    """True on the tokens of the loss mask whose surrogate no other mask removes."""
     sampler_log_ratio: Tensor
-    """Old policy over sampler, its logarithm, before any bound."""
+    """Logarithm of the old policy over the sampler, unbounded."""
     weights: Tensor
-    """What each token weighs in the loss."""
+    """The weight of each token in the loss."""
 
 
 def token_losses(
@@ -47,21 +47,21 @@ def token_losses(
     *,
     entropy_coef: float = 0.0,
 ) -> TokenLosses:
-    """The objective for every token of a micro-batch.
+    """Return the loss of a micro-batch and its terms.
 
     ``loss = sum_t weight_t (surrogate_t + kl.coef KL_t) - entropy_coef mean_t entropy_t``
 
     Args:
         logprobs: [N, C] under the current policy, with gradient.
-        entropy: [N, C] nats, with gradient where ``entropy_coef`` is not 0.
-        counts: Of the whole optimizer batch.
-        entropy_coef: Of this optimizer step.
+        entropy: [N, C] nats, with gradient if ``entropy_coef`` is not 0.
+        counts: Counts of the whole optimizer batch.
+        entropy_coef: Coefficient of the entropy bonus in this optimizer step.
     """
     mask, advantages = batch.loss_mask, batch.advantages[:, None].to(logprobs.dtype)
     old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
     log_ratio = logprobs - old_logprobs
     sampler_log_ratio = old_logprobs - batch.sampler_logprobs
-    terms = PolicyTerms(
+    inputs = SurrogateInputs(
         logprobs=logprobs,
         log_ratio=log_ratio,
         ratio=RATIOS[objective.ratio](log_ratio, mask),
@@ -69,45 +69,46 @@ def token_losses(
         mask=mask,
         correction=_correction(sampler_log_ratio, mask, objective),
     )
-    kept = _kept_tokens(terms, batch, objective)
-    surrogate = SURROGATES[objective.surrogate](terms, objective) * kept
+    has_surrogate = _has_surrogate(inputs, batch, objective)
+    surrogate = SURROGATES[objective.surrogate](inputs, objective) * has_surrogate
     total, kl = surrogate, None
     if batch.ref_logprobs is not None:
-        kl = kl_in_loss(logprobs, batch.ref_logprobs, terms.ratio, objective.kl)
+        kl = kl_in_loss(logprobs, batch.ref_logprobs, inputs.ratio, objective.kl)
         total = total + objective.kl.coef * kl
     weights = AGGREGATIONS[objective.aggregation](mask, counts)
     loss = (total * weights).sum()
     if entropy_coef != 0:
         bonus = (entropy * by_entropy_token(batch.surrogate_mask, counts)).sum()
         loss = loss - entropy_coef * bonus
-    ratio, (low, high) = terms.ratio.detach().expand_as(mask), objective.ratio_bounds
+    ratio, (low, high) = inputs.ratio.detach().expand_as(mask), objective.ratio_bounds
     return TokenLosses(
         loss=loss,
         surrogate=surrogate.detach(),
         kl=None if kl is None else kl.detach(),
         ratio=ratio,
-        beyond_low=(ratio < low) & (advantages < 0),
-        beyond_high=(ratio > high) & (advantages > 0),
-        kept=kept & mask,
+        clipped_low=(ratio < low) & (advantages < 0),
+        clipped_high=(ratio > high) & (advantages > 0),
+        has_surrogate=has_surrogate & mask,
         sampler_log_ratio=sampler_log_ratio,
         weights=weights,
     )
 
 
 def _correction(sampler_log_ratio: Tensor, mask: Tensor, objective: Objective) -> Tensor:
-    """[N, *] bounded importance weights, 1 without a correction."""
+    """Return [N, *] bounded importance weights, 1 without a correction."""
     if objective.sampler_correction is None:
         return torch.ones_like(sampler_log_ratio[:, :1])
     return sampler_weights(sampler_log_ratio, mask, objective.sampler_correction)
 
 
-def _kept_tokens(terms: PolicyTerms, batch: TrainBatch, objective: Objective) -> Tensor:
-    """[N, C] False where a mask takes the surrogate out; such a token still counts in the
-    aggregation."""
-    kept = batch.surrogate_mask
-    if objective.off_policy_threshold is not None:
-        log_ratio = terms.logprobs - batch.sampler_logprobs
-        kept = kept & on_policy_rows(
-            log_ratio, terms.advantages, terms.mask, objective.off_policy_threshold
-        )
-    return kept
+def _has_surrogate(inputs: SurrogateInputs, batch: TrainBatch, objective: Objective) -> Tensor:
+    """Return [N, C] False where a mask removes the surrogate.
+
+    Such a token still counts in the aggregation.
+    """
+    if objective.off_policy_threshold is None:
+        return batch.surrogate_mask
+    log_ratio = inputs.logprobs - batch.sampler_logprobs
+    return batch.surrogate_mask & on_policy_rows(
+        log_ratio, inputs.advantages, inputs.mask, objective.off_policy_threshold
+    )

@@ -1,6 +1,8 @@
-"""A tokenizer that needs no download: one token a byte. For models built from a config."""
+"""A tokenizer with one token per byte, for models built from a config; it needs no download."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -12,12 +14,16 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """256 bytes, then ``<eos>`` (256) and ``<pad>`` (257); decodes what it encoded."""
+    """Return a tokenizer of 256 bytes, ``<eos>`` (256) and ``<pad>`` (257).
+
+    Decoding restores any text exactly.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
+    factory: Any = PreTrainedTokenizerFast  # transformers does not annotate the constructor
+    tokenizer: PreTrainedTokenizerFast = factory(
         tokenizer_object=core,
         pad_token="<pad>",
         eos_token="<eos>",

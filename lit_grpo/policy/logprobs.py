@@ -1,7 +1,7 @@
-"""The only place where logits are shifted and gathered.
+"""Logprobs and entropies of completion tokens; the only place where logits are shifted.
 
-The head runs over a few tokens at a time and forgets its logits at once, in forward and in
-backward, so that no [N, C, V] tensor ever exists. Nothing here knows what a loss is.
+The head runs over a few tokens at a time and keeps no logits, neither in the forward nor in the
+backward pass, so that no [N, C, V] tensor ever exists.
 """
 
 from __future__ import annotations
@@ -16,90 +16,93 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_grpo.policy.packing import Pack, pack
 from lit_grpo.policy.padding import positions
-from lit_grpo.types import TrainBatch
+from lit_grpo.types import TokenBatch
 
 CHUNK_LOGITS = 2**26
-"""Logits that exist at the same time, a quarter of a GB: those of 450 tokens at a vocabulary of
+"""Logits that exist at the same time: a quarter of a GB, or 450 tokens at a vocabulary of
 150,000."""
 
 CACHED_LOGITS = 2**17
-"""Logits that a CPU's cache holds: half a MB."""
+"""Logits that fit into the cache of a CPU: half a MB."""
 
 
 class CausalModel(Protocol):
-    """A language model in two halves, so that the head can run over chunks."""
+    """A language model whose body and head run separately, so that the head can run in chunks."""
 
-    packs: bool
-    """It runs a batch as a pack, not padded."""
+    uses_packing: bool
+    """Whether a batch runs as a pack rather than as padded rows."""
     is_compiled: bool
-    """It wants packs that are laid out alike."""
+    """Whether the body runs through ``torch.compile``, so that all packs need the same layout."""
     vocab_size: int
 
     def hidden_states(self, ids: Tensor, mask: Tensor, position_ids: Tensor) -> Tensor:
-        """[N, L] ids and mask to [N, L, H]."""
+        """Return [N, L, H] for padded rows [N, L]."""
 
     def packed_hidden_states(self, pack: Pack) -> Tensor:
-        """[T, H] of a pack's tokens."""
+        """Return [T, H] for the tokens of a pack."""
 
     def logits(self, hidden_states: Tensor) -> Tensor:
-        """[T, H] to [T, V]."""
+        """Return [T, V] for [T, H]."""
 
 
 class TokenStatistics(NamedTuple):
-    """Of every completion token, 0 on padding."""
+    """Values per completion token, 0 on padding."""
 
     logprobs: Tensor
     """[N, C] natural logarithms under the sampling temperature."""
     entropy: Tensor
-    """[N, C] nats of the distribution that the token was drawn from."""
+    """[N, C] nats, of the distribution that the token was sampled from."""
 
 
 def completion_statistics(
     model: CausalModel,
-    batch: TrainBatch,
+    batch: TokenBatch,
     *,
     temperature: float = 1.0,
     entropy_gradient: bool = False,
     chunk_logits: int = CHUNK_LOGITS,
 ) -> TokenStatistics:
-    """Teacher-forced logprobs and entropies of a batch's completion tokens.
+    """Return teacher-forced logprobs and entropies of a batch's completion tokens.
 
     Args:
-        batch: On any device; the statistics are where the model is.
-        temperature: The logits are divided by it, as the sampler did.
-        entropy_gradient: Let the entropy carry a gradient too.
+        batch: On any device; the result is on the model's.
+        temperature: Divides the logits, as in sampling.
+        entropy_gradient: Whether the entropy carries a gradient.
+        chunk_logits: Maximum number of logits that exist at the same time.
     """
-    hidden_states, predictors = (packed_states if model.packs else padded_states)(model, batch)
+    get_states = packed_states if model.uses_packing else padded_states
+    hidden_states, predictors = get_states(model, batch)
     mask = batch.completion_mask.to(hidden_states.device)
     targets = batch.completion_ids.to(hidden_states.device)[mask]
     statistics: Callable[..., tuple[Tensor, Tensor]] = partial(
         _chunk_statistics, model, temperature=temperature, entropy_gradient=entropy_gradient
     )
     size = max(1, chunk_logits // model.vocab_size)
-    if len(targets) > size:  # else all logits exist when the backward pass begins anyway
+    if len(targets) > size:  # with a single chunk, recomputing its logits would save no memory
         statistics = partial(checkpoint, statistics, use_reentrant=False, preserve_rng_state=False)
-    chunks = [
-        statistics(hidden_states, places, wanted)
-        for places, wanted in zip(predictors.split(size), targets.split(size), strict=True)
-    ]
+    parts = zip(torch.split(predictors, size), torch.split(targets, size), strict=True)
+    chunks = [statistics(hidden_states, *part) for part in parts]
     empty = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
     return TokenStatistics(
         *(empty.masked_scatter(mask, torch.cat(parts)) for parts in zip(*chunks, strict=True))
     )
 
 
-def packed_states(model: CausalModel, batch: TrainBatch) -> tuple[Tensor, Tensor]:
-    """[T, H] hidden states, and on the CPU [M] which of them predicts each completion token."""
+def packed_states(model: CausalModel, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """Return [T, H] hidden states of a pack, and [M] which of them predicts each completion token.
+
+    The indices are on the CPU.
+    """
     packed = pack(batch, for_compile=model.is_compiled)
     return model.packed_hidden_states(packed), packed.predictors
 
 
-def padded_states(model: CausalModel, batch: TrainBatch) -> tuple[Tensor, Tensor]:
-    """The same, for models that can't run packs: each row with its prompt, padded."""
+def padded_states(model: CausalModel, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """Return the same for padded rows, each with its prompt, for models that cannot run packs."""
     ids = torch.cat([batch.prompt_ids[batch.prompt_index], batch.completion_ids], 1)
     mask = torch.cat([batch.prompt_mask[batch.prompt_index], batch.completion_mask], 1)
     hidden_states = model.hidden_states(ids, mask, positions(mask))
-    # The hidden state one place to the left predicts a token: the last prompt token the first.
+    # The hidden state to its left predicts a token: the last prompt token predicts the first one.
     predicts = torch.zeros_like(mask)
     predicts[:, batch.prompt_ids.shape[1] - 1 : -1] = batch.completion_mask
     return hidden_states.flatten(0, 1), predicts.flatten().nonzero()[:, 0].cpu()
@@ -114,29 +117,31 @@ def _chunk_statistics(
     temperature: float,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs [M] and entropies [M] of [M] targets, in float32 whatever the model's dtype.
+    """Return logprobs [M] and entropies [M] of [M] targets, in float32 for any dtype of the model.
 
-    A hidden state that predicts several targets goes through the head once.
+    A hidden state that predicts several targets runs through the head once.
     """
     device = hidden_states.device
-    distinct, which = (index.to(device) for index in predictors.unique(return_inverse=True))
+    distinct, which = (index.to(device) for index in torch.unique(predictors, return_inverse=True))
     logits = model.logits(hidden_states.index_select(0, distinct)).float()
     if temperature != 1:
         logits = logits / temperature
     log_probabilities = logits.log_softmax(-1)
     grad = entropy_gradient and torch.is_grad_enabled()
     with torch.set_grad_enabled(grad), torch.autocast(device.type, enabled=False):
-        entropy = torch.cat([_entropy(rows) for rows in _cached_rows(log_probabilities)])
+        entropy = torch.cat([_entropy(rows) for rows in _split_for_cache(log_probabilities)])
     return log_probabilities[which, targets], entropy[which]
 
 
-def _cached_rows(logits: Tensor) -> tuple[Tensor, ...]:
-    """On a CPU a few rows at a time, which stay in its cache; all elsewhere."""
+def _split_for_cache(logits: Tensor) -> tuple[Tensor, ...]:
+    """Split rows on a CPU into parts that fit into its cache; do not split them on a GPU."""
     if logits.device.type != "cpu":
         return (logits,)
-    return logits.split(max(1, CACHED_LOGITS // logits.shape[1]))
+    return torch.split(logits, max(1, CACHED_LOGITS // logits.shape[1]))
 
 
 def _entropy(log_probabilities: Tensor) -> Tensor:
-    """[T, V] to [T] nats; a token of probability 0 adds nothing."""
-    return -torch.linalg.vecdot(log_probabilities.exp(), log_probabilities.clamp(min=-1e30))
+    """Return [T] nats for [T, V]; a token of probability 0 adds nothing."""
+    finite = log_probabilities.clamp(min=-1e30)
+    negative: Tensor = torch.linalg.vecdot(log_probabilities.exp(), finite)
+    return -negative

@@ -1,4 +1,4 @@
-"""A low-rank adapter: its settings, and putting it on a model. Trains nothing."""
+"""Low-rank adapters: their settings, and how one is added to a model."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel
 
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, check_range
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """A low-rank adapter (arXiv 2106.09685); the reference is the policy with it switched off.
+    """A low-rank adapter (arXiv 2106.09685); the reference is the policy without the adapter.
 
     Args:
         rank: Rank of the update.
-        alpha: The update is scaled by ``alpha / rank``.
+        alpha: Scale of the update, which is multiplied by ``alpha / rank``.
         target_modules: Names of the linear layers to adapt, or ``all-linear``.
-        modules_to_save: Layers that are trained in full beside the adapter.
+        modules_to_save: Names of layers to train in full besides the adapter.
+
+    Raises:
+        ValueError: a value is out of range.
     """
 
     rank: int = 16
@@ -27,12 +30,16 @@ class LoRA:
     target_modules: list[str] | str = "all-linear"
     modules_to_save: list[str] | None = None
 
+    def __post_init__(self) -> None:
+        check_range("model.policy.lora.rank", self.rank, at_least=1)
+        check_range("model.policy.lora.alpha", self.alpha, above=0)
+
 
 def add_lora(model: PreTrainedModel, lora: LoRA) -> nn.Module:
-    """The model with a fresh adapter, which alone is trained.
+    """Return the model with a new adapter and all other weights frozen.
 
     Raises:
-        ValueError: it has no such layers, or one of them shares its weights with another.
+        ValueError: the model has no such layers, or one of them shares its weights with another.
     """
     from peft import LoraConfig, TaskType, get_peft_model
 
@@ -48,30 +55,30 @@ def add_lora(model: PreTrainedModel, lora: LoRA) -> nn.Module:
         adapted = get_peft_model(model, config)
     except ValueError as error:
         raise UserError(
-            f"no adapter can be put on {type(model).__name__}: {error} "
+            f"no adapter can be added to {type(model).__name__}: {error} "
             "Set model.policy.lora.target_modules."
         ) from None
-    _refuse_adapted_twins(adapted, model)
+    _refuse_tied_layers(adapted, model)
     return adapted
 
 
-def _refuse_adapted_twins(adapted: nn.Module, model: PreTrainedModel) -> None:
-    """Merging the adapter of a tied layer would change the layer that shares its weights, too."""
+def _refuse_tied_layers(adapted: nn.Module, model: PreTrainedModel) -> None:
+    """Raise if an adapted layer shares its weights with another, which merging would change too."""
     pairs = model.all_tied_weights_keys.items()
-    twins = {name.removesuffix(".weight") for pair in pairs for name in pair}
+    tied = {name.removesuffix(".weight") for pair in pairs for name in pair}
     layers = {
         name.removeprefix("base_model.model.")
         for name, layer in adapted.named_modules()
         if hasattr(layer, "base_layer")
     }
-    if both := sorted(twins & layers):
+    if both := sorted(tied & layers):
         raise UserError(
-            f"no adapter can be put on {both[0]}: its weights are tied to another layer's, which "
-            "merging would change, too. Take it out of model.policy.lora.target_modules; to train "
-            "it in full name it in modules_to_save."
+            f"no adapter can be added to {both[0]}: its weights are tied to those of another "
+            "layer, which merging would change too. Remove it from "
+            "model.policy.lora.target_modules; to train it in full, add it to modules_to_save."
         )
 
 
 def is_adapter(path: str) -> bool:
-    """Whether an adapter alone stands in this directory."""
+    """Return whether a directory holds an adapter without its base model."""
     return (Path(path) / "adapter_config.json").is_file()

@@ -1,7 +1,8 @@
-"""Attention within a pack, as `transformers` models call it under the name ``packed``.
+"""Attention within a pack, registered with `transformers` under the name ``packed``.
 
-All else in a transformer is token-wise: only here tokens are brought together, as padded blocks of
-rows of similar length. A model runs it inside `using_attention` and keeps its own elsewhere.
+Attention is the only part of a transformer that is not token-wise, so only here the tokens of a
+pack are gathered into padded blocks of rows of similar length. A model runs it inside
+`using_attention` and keeps its own attention everywhere else.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ def packed_attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """[1, heads, T, D] of a pack's tokens to [1, T, heads, D].
+    """Return [1, T, heads, D] for queries, keys and values [1, heads, T, D] of a pack's tokens.
 
     Args:
-        attention_mask: No mask but what `_window` gave: how many tokens a token sees.
+        attention_mask: The value of `_window` in place of a mask: how many tokens a token sees.
 
     Raises:
-        NotImplementedError: the model's attention is more than this, or gets no blocks.
+        NotImplementedError: the model needs a feature that is missing here, or passes no blocks.
     """
     unknown = {name for name, given in others.items() if given is not None} - _NOT_ATTENTION
     if unknown or dropout:
         raise NotImplementedError(f"its attention uses {', '.join(sorted(unknown)) or 'dropout'}")
     if layout is None or not layout.blocks:
-        raise NotImplementedError("its layers hand no arguments on to their attention")
+        raise NotImplementedError("its layers pass no further arguments to their attention")
     attended = [
         _attend(
-            _gathered(query, block.queries),
-            _gathered(key, block.keys),
-            _gathered(value, block.keys),
+            _gather(query, block.queries),
+            _gather(key, block.keys),
+            _gather(value, block.keys),
             _mask(block, attention_mask),
             scaling,
             softcap,
@@ -62,17 +63,17 @@ def packed_attention(
 
 
 _NOT_ATTENTION = {"cache_position", "position_ids", "sliding_window", "use_cache"}
-"""Arguments that change nothing here; the window comes in the place of a mask."""
+"""Arguments that do not affect the result; the window arrives in place of the mask."""
 
 
-def _gathered(states: Tensor, places: Tensor) -> Tensor:
-    """[1, heads, T, D] to [R, heads, L, D], the tokens at [R, L] places."""
-    tokens = states[0].transpose(0, 1).index_select(0, places.flatten())
-    return tokens.unflatten(0, places.shape).transpose(1, 2)
+def _gather(states: Tensor, indices: Tensor) -> Tensor:
+    """Return [R, heads, L, D], the tokens of [1, heads, T, D] at indices [R, L]."""
+    tokens = states[0].transpose(0, 1).index_select(0, indices.flatten())
+    return torch.unflatten(tokens, 0, indices.shape).transpose(1, 2)
 
 
 def _mask(block: Block, window: int | None) -> Tensor | None:
-    """The block's own, less what lies beyond the window."""
+    """Return the mask of a block, without the keys outside the window."""
     num_keys = block.keys.shape[1]
     if window is None or window >= num_keys:
         return block.mask
@@ -89,7 +90,7 @@ def _attend(
     scaling: float | None,
     softcap: float | None,
 ) -> Tensor:
-    """[R, heads, Q, D]; without a mask query q sees the first q + 1 keys."""
+    """Return [R, heads, Q, D]; without a mask query q sees the first q + 1 keys."""
     groups = query.shape[1] // key.shape[1]
     if mask is None and softcap is None:
         return scaled_dot_product_attention(
@@ -98,14 +99,15 @@ def _attend(
     if mask is None:
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril()
         mask = mask[None, None]
-    # Query heads that share a key head become more queries of one: no key has to be repeated.
-    query = query.unflatten(1, (-1, groups)).flatten(2, 3)
+    # Query heads that share a key head become further queries of one head, so that keys need not
+    # be repeated.
+    query = torch.unflatten(query, 1, (-1, groups)).flatten(2, 3)
     mask = mask[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)
     if softcap is None:
         attended = scaled_dot_product_attention(query, key, value, mask, scale=scaling)
     else:
         attended = _capped_attention(query, key, value, mask, scaling, softcap)
-    return attended.unflatten(2, (groups, -1)).flatten(1, 2)
+    return torch.unflatten(attended, 2, (groups, -1)).flatten(1, 2)
 
 
 def _capped_attention(
@@ -116,7 +118,7 @@ def _capped_attention(
     scaling: float | None,
     softcap: float,
 ) -> Tensor:
-    """Written out, since no kernel of torch caps the scores."""
+    """Compute attention step by step, since no kernel of torch soft-caps the scores."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = torch.tanh(query @ key.transpose(2, 3) * scale / softcap) * softcap
     scores = scores.masked_fill(~mask, -torch.inf)
@@ -124,7 +126,7 @@ def _capped_attention(
 
 
 def _window(*, local_size: int | None = None, **_: Any) -> int | None:
-    """What a model makes for its layers in the place of a mask: how many tokens a token sees."""
+    """Return how many tokens a token sees, which the model passes to its layers as their mask."""
     return local_size
 
 
@@ -134,18 +136,20 @@ AttentionMaskInterface.register(PACKED, _window)
 
 @contextmanager
 def using_attention(config: PreTrainedConfig, name: str) -> Iterator[None]:
-    """Let the model of this config run another attention for a while."""
-    usual = config._attn_implementation
+    """Switch the model of this config to another attention within the context."""
+    previous = config._attn_implementation
     config._attn_implementation = name
     try:
         yield
     finally:
-        config._attn_implementation = usual
+        config._attn_implementation = previous
 
 
 def same_attention(
     config: PreTrainedConfig,
 ) -> Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
-    """``context_fn`` of gradient checkpointing: a layer is computed again, in the backward pass,
-    with the attention that it had in the forward pass."""
+    """Return the ``context_fn`` that gradient checkpointing needs with packed attention.
+
+    A layer that is recomputed in the backward pass then uses the attention of the forward pass.
+    """
     return lambda: (nullcontext(), using_attention(config, config._attn_implementation))

@@ -1,7 +1,7 @@
-"""The rows of a batch as one row of tokens, in which every distinct prefix stands once.
+"""Pack the rows of a batch into one row of tokens that holds every distinct prefix once.
 
-So a prompt is run once a group and nothing is padded. Says which token stands where and which
-tokens it sees; never runs a model.
+A prompt therefore runs once per group, and nothing is padded outside attention. This module only
+computes where each token is in the pack and which tokens it sees.
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_grpo.types import TrainBatch
+from lit_grpo.types import TokenBatch
 
 SPLITS = 2
-"""Attention runs in up to ``2**SPLITS`` blocks: each split pads less and calls more."""
+"""Attention runs in up to ``2**SPLITS`` blocks of a kind; more blocks pad less but cost calls."""
 
 
 class Block(NamedTuple):
-    """R rows that attend in one call, padded to Q queries and K keys."""
+    """R rows whose attention is computed in one call, padded to Q queries and K keys."""
 
     queries: Tensor
-    """[R, Q] places in the pack; padding repeats a row's last query."""
+    """[R, Q] indices in the pack; padding repeats the last query of a row."""
     keys: Tensor
-    """[R, K] places in the pack of a row's tokens from its first on."""
+    """[R, K] indices in the pack of all tokens of a row, from its first."""
     positions: Tensor
-    """[R, Q] which of the keys is the query's own token."""
+    """[R, Q] the key that is the query's own token."""
     mask: Tensor | None
-    """[R, 1, Q, K] True where a query sees a key; None where query q sees the first q + 1."""
+    """[R, 1, Q, K] True where a query sees a key; None if query q sees the first q + 1 keys."""
 
 
 class Layout(NamedTuple):
-    """Which tokens of a pack see which."""
+    """Which tokens of a pack see which others."""
 
     blocks: tuple[Block, ...]
     restore: Tensor
-    """[T] where each token stands among the blocks' queries, one block after the other."""
+    """[T] index of each token among the queries of all blocks, one block after the other."""
 
 
 class Pack(NamedTuple):
-    """The T distinct prefixes of a batch's rows, each as its last token. The last token of a
-    completion predicts nothing and is left out.
+    """The T distinct prefixes of the rows of a batch, each represented by its last token.
+
+    The last token of a completion predicts nothing and is left out.
 
     Example: prompt ``[5, 6]``, completions ``[7, 8, 9]`` and ``[7, 4]``::
 
@@ -55,10 +56,10 @@ class Pack(NamedTuple):
     """[1, T]"""
     layout: Layout
     predictors: Tensor
-    """[M] place in the pack of the token before each completion token, row after row."""
+    """[M] index in the pack of the token before each completion token, row after row."""
 
     def to(self, device: torch.device) -> Pack:
-        """All but the predictors, which are sorted on the CPU."""
+        """Return the pack on a device, except for the predictors, which stay on the CPU."""
         blocks = tuple(
             Block(*(t if t is None else t.to(device) for t in block))  # type: ignore[arg-type]
             for block in self.layout.blocks
@@ -72,136 +73,150 @@ class Pack(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Rows of which each adds to the pack what the one before it does not have."""
+    """Sorted rows, each of which adds to the pack the tokens that it does not share."""
 
-    lengths: Tensor
+    num_tokens: Tensor
     """[N]"""
-    shared: Tensor
-    """[N] leading tokens that the row before it has as well."""
-    places: Tensor
-    """[N, L] where a row's tokens stand in the pack."""
+    num_shared: Tensor
+    """[N] leading tokens that the row shares with the row before it."""
+    indices: Tensor
+    """[N, L] index in the pack of each token of the row."""
 
     @property
-    def fresh(self) -> Tensor:
-        """[N] tokens that the row adds."""
-        return self.lengths - self.shared
+    def num_added(self) -> Tensor:
+        """[N] tokens that the row adds to the pack."""
+        return self.num_tokens - self.num_shared
 
     def select(self, rows: Tensor) -> _Rows:
         return _Rows(*(tensor[rows] for tensor in self))
 
-    @property
-    def kinds(self) -> tuple[_Rows, _Rows]:
-        """Those that share nothing, whose attention needs no mask, and the others; of both the rows
-        that add a token."""
-        alone, adds = self.shared == 0, self.fresh > 0
-        return self.select(alone & adds), self.select(~alone & adds)
+    def by_sharing(self) -> tuple[_Rows, _Rows]:
+        """Return the rows that share no token, whose attention needs no mask, and the others.
+
+        Rows that add no token are left out.
+        """
+        shares_none, adds = self.num_shared == 0, self.num_added > 0
+        return self.select(shares_none & adds), self.select(~shares_none & adds)
 
 
-def pack(batch: TrainBatch, *, for_compile: bool = False) -> Pack:
-    """The batch's tokens in one row and what a model needs to run over them, on the CPU.
+def pack(batch: TokenBatch, *, for_compile: bool = False) -> Pack:
+    """Return the tokens of a batch in one row, with their layout, on the CPU.
 
     Args:
-        for_compile: Lay out any batch alike, whatever is padded then, so that ``torch.compile``
-            makes one program for all.
+        for_compile: Give every batch the same layout at the cost of padding, so that
+            ``torch.compile`` builds one program for all batches.
     """
-    ids, prompts, lengths = _read_tokens(batch)
-    order = _lexicographic(ids)
-    rows, is_fresh = _rows(ids[order], lengths[order])
-    blocks = (_two_blocks if for_compile else _similar_rows)(rows)
-    before = prompts[:, None] - 1 + torch.arange(batch.completion_ids.shape[1])
-    own_places = torch.empty_like(rows.places).index_copy(0, order, rows.places)
+    ids, num_prompt_tokens, num_tokens = _left_aligned(batch)
+    order = _lexicographic_order(ids)
+    rows, is_added = _find_shared(ids[order], num_tokens[order])
+    blocks = (_fixed_blocks if for_compile else _similar_blocks)(rows)
+    before = num_prompt_tokens[:, None] - 1 + torch.arange(batch.completion_ids.shape[1])
+    indices = torch.empty_like(rows.indices).index_copy(0, order, rows.indices)
     return Pack(
-        ids=ids[order][is_fresh][None],
-        position_ids=is_fresh.nonzero()[:, 1][None],
-        layout=_layout(blocks, int(is_fresh.sum())),
-        predictors=own_places.gather(1, before)[batch.completion_mask.cpu()],
+        ids=ids[order][is_added][None],
+        position_ids=is_added.nonzero()[:, 1][None],
+        layout=_layout(blocks, int(is_added.sum())),
+        predictors=indices.gather(1, before)[batch.completion_mask.cpu()],
     )
 
 
-def _read_tokens(batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """[N, L] tokens of each row that the model reads with -1 behind them, [N] tokens of its
-    prompt, [N] tokens in all."""
+def _left_aligned(batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return [N, L] the tokens that the model reads, [N] prompt lengths and [N] row lengths.
+
+    Rows start in the first column and end with padding of -1. The last token of each completion is
+    left out, since it predicts nothing.
+    """
     index = batch.prompt_index
     ids = torch.cat([batch.prompt_ids[index], batch.completion_ids], 1).cpu()
-    prompts = batch.prompt_mask.sum(1)[index].cpu()
-    lengths = prompts + batch.completion_mask.sum(1).cpu() - 1
+    num_prompt_tokens = batch.prompt_mask.sum(1)[index].cpu()
+    num_tokens = num_prompt_tokens + batch.completion_mask.sum(1).cpu() - 1
     column = torch.arange(ids.shape[1])
-    padding = batch.prompt_ids.shape[1] - prompts[:, None]
+    padding = batch.prompt_ids.shape[1] - num_prompt_tokens[:, None]
     ids = ids.gather(1, (column + padding) % ids.shape[1])
-    return ids.where(column < lengths[:, None], -1), prompts, lengths
+    return ids.where(column < num_tokens[:, None], -1), num_prompt_tokens, num_tokens
 
 
-def _lexicographic(ids: Tensor) -> Tensor:
-    """[N] an order in which rows with a common beginning stand together."""
+def _lexicographic_order(ids: Tensor) -> Tensor:
+    """Return [N] an order of the rows in which those with a common prefix are adjacent."""
     keys = [row.tobytes() for row in ids.numpy()]
     return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
 
 
-def _rows(ids: Tensor, lengths: Tensor) -> tuple[_Rows, Tensor]:
-    """Rows in lexicographic order, and [N, L] True where a token is not shared with the row above.
+def _find_shared(ids: Tensor, num_tokens: Tensor) -> tuple[_Rows, Tensor]:
+    """Return the sorted rows, and [N, L] True on the tokens not shared with the row above.
 
-    Less than an eighth of a row is not shared: attention that needs no mask is worth more.
+    A common prefix of less than an eighth of a row is not shared, since attention without a mask
+    saves more.
     """
-    same = (ids[1:] == ids[:-1]).long().cumprod(1).sum(1)
-    shared = torch.cat([same.new_zeros(1), same]).minimum(lengths)
-    shared = shared.where(8 * shared >= lengths, 0)
+    num_equal = (ids[1:] == ids[:-1]).long().cumprod(1).sum(1)
+    num_shared = torch.cat([num_equal.new_zeros(1), num_equal]).minimum(num_tokens)
+    num_shared = num_shared.where(8 * num_shared >= num_tokens, 0)
     column = torch.arange(ids.shape[1])
-    is_fresh = (column >= shared[:, None]) & (column < lengths[:, None])
-    numbers = (is_fresh.flatten().cumsum(0) - 1).view(ids.shape)
-    # A shared token has the number of the one above it, and numbers grow downwards.
-    places = numbers.where(is_fresh, 0).cummax(0).values
-    return _Rows(lengths, shared, places), is_fresh
+    is_added = (column >= num_shared[:, None]) & (column < num_tokens[:, None])
+    added_indices = (is_added.flatten().cumsum(0) - 1).view(ids.shape)
+    # A shared token has the index of the token above it; indices grow from row to row.
+    indices = added_indices.where(is_added, 0).cummax(0).values
+    return _Rows(num_tokens, num_shared, indices), is_added
 
 
-def _similar_rows(rows: _Rows) -> list[_Rows]:
-    """Rows of a kind that are padded little together."""
+def _similar_blocks(rows: _Rows) -> list[_Rows]:
+    """Group rows into blocks that add similar numbers of tokens and so need little padding."""
     return [
         kind.select(part)
-        for kind in rows.kinds
-        if len(kind.lengths)
-        for part in _split(kind.fresh.argsort(descending=True, stable=True), kind.fresh, SPLITS)
+        for kind in rows.by_sharing()
+        if len(kind.num_tokens)
+        for part in _split(
+            kind.num_added.argsort(descending=True, stable=True), kind.num_added, SPLITS
+        )
     ]
 
 
 def _split(rows: Tensor, lengths: Tensor, splits: int) -> list[Tensor]:
-    """Cut where it spares the most padding, if it spares an eighth, and each half again."""
+    """Split rows, sorted by descending length, recursively where this saves the most padding.
+
+    A split has to save at least an eighth of the block.
+    """
     ordered = lengths[rows]
-    spared = (ordered[0] - ordered) * torch.arange(len(rows), 0, -1)
-    if splits == 0 or 8 * spared.max() < ordered[0] * len(rows):
+    saved = (ordered[0] - ordered) * torch.arange(len(rows), 0, -1)
+    if splits == 0 or 8 * saved.max() < ordered[0] * len(rows):
         return [rows]
-    cut = int(spared.argmax())
+    cut = int(saved.argmax())
     return [*_split(rows[:cut], lengths, splits - 1), *_split(rows[cut:], lengths, splits - 1)]
 
 
-def _two_blocks(rows: _Rows) -> list[_Rows]:
-    """One block of rows that share nothing and one of the others, of two rows at least: the number
-    of blocks and a side of length one are what compiled programs differ in."""
-    alone, others = rows.kinds
-    if len(others.lengths) == 0:  # the last token of the first row once more
-        others = _Rows(rows.lengths[:1], rows.lengths[:1] - 1, rows.places[:1])
+def _fixed_blocks(rows: _Rows) -> list[_Rows]:
+    """Return one block of rows that share no token and one of the others, of two rows or more.
+
+    ``torch.compile`` builds another program for another number of blocks, and for a dimension of
+    size one.
+    """
+    shares_none, others = rows.by_sharing()
+    if len(others.num_tokens) == 0:  # repeat the last token of the first row
+        others = _Rows(rows.num_tokens[:1], rows.num_tokens[:1] - 1, rows.indices[:1])
     return [
-        block.select(torch.arange(max(2, len(n := block.lengths))) % len(n))
-        for block in (alone, others)
+        block.select(torch.arange(max(2, len(n := block.num_tokens))) % len(n))
+        for block in (shares_none, others)
     ]
 
 
-def _layout(blocks: list[_Rows], num_tokens: int) -> Layout:
-    restore, offset, laid = torch.empty(num_tokens, dtype=torch.long), 0, []
-    for rows in blocks:
+def _layout(row_blocks: list[_Rows], num_tokens: int) -> Layout:
+    restore, offset, blocks = torch.empty(num_tokens, dtype=torch.long), 0, []
+    for rows in row_blocks:
         block = _block(rows)
-        real = torch.arange(block.queries.shape[1]) < rows.fresh[:, None]
-        restore[block.queries[real]] = offset + real.flatten().nonzero()[:, 0]
-        offset += real.numel()
-        laid.append(block)
-    return Layout(tuple(laid), restore)
+        is_real = torch.arange(block.queries.shape[1]) < rows.num_added[:, None]
+        restore[block.queries[is_real]] = offset + is_real.flatten().nonzero()[:, 0]
+        offset += is_real.numel()
+        blocks.append(block)
+    return Layout(tuple(blocks), restore)
 
 
 def _block(rows: _Rows) -> Block:
-    """Rows padded to the longest, with two queries at least."""
-    fresh = rows.fresh[:, None]
-    positions = rows.shared[:, None] + torch.arange(max(2, int(fresh.max()))).minimum(fresh - 1)
-    keys = rows.places[:, : int(rows.lengths.max())]
+    """Return rows padded to the longest, with at least two queries each."""
+    num_added = rows.num_added[:, None]
+    query = torch.arange(max(2, int(num_added.max()))).minimum(num_added - 1)
+    positions = rows.num_shared[:, None] + query
+    keys = rows.indices[:, : int(rows.num_tokens.max())]
     mask = None
-    if rows.shared.any():
+    if rows.num_shared.any():
         mask = torch.arange(keys.shape[1]) <= positions[:, None, :, None]
-    return Block(rows.places.gather(1, positions), keys, positions, mask)
+    return Block(rows.indices.gather(1, positions), keys, positions, mask)

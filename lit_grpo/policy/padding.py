@@ -1,4 +1,4 @@
-"""Ragged sequences as padded tensors, and the positions of their tokens."""
+"""Pad ragged sequences to tensors, and number the tokens of each row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 def pad(
     sequences: Sequence[Sequence[float]], value: float, dtype: torch.dtype, *, left: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Pad sequences to a tensor [R, longest], and return it with its mask, True on real tokens."""
+    """Return the R sequences as a tensor [R, longest], and its mask, True on real tokens."""
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     longest = max(1, int(lengths.max()))
     mask = torch.arange(longest) < lengths[:, None]
@@ -23,5 +23,5 @@ def pad(
 
 
 def positions(mask: Tensor) -> Tensor:
-    """[N, L] position of every token among its row's real tokens."""
+    """Return [N, L], the position of every token among the real tokens of its row."""
     return (mask.long().cumsum(1) - 1).clamp(min=0)

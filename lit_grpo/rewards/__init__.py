@@ -1,4 +1,4 @@
-"""Rewards: what a completion is worth. Subclass ``Reward`` for a new task."""
+"""Rewards: scores of completions. Subclass ``Reward`` to write your own."""
 
 from lit_grpo.rewards.format import FormatReward
 from lit_grpo.rewards.function import FunctionReward

@@ -1,22 +1,23 @@
-"""A reward on the shape of a completion by regular expression; it never judges the content."""
+"""A reward for completions that match a regular expression."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, Literal
 
-from lit_grpo.rewards.reward import Reward
-from lit_grpo.types import Completion, Prompt, UserError
+from lit_grpo.rewards.reward import Reward, setting_key
+from lit_grpo.types import Completion, Prompt, refuse
 
 
 class FormatReward(Reward):
-    """One value for a completion that matches a regular expression, another for one that doesn't.
+    """One value for completions that match a regular expression, another for all others.
 
     Args:
-        pattern: in the syntax of ``re``. Start it with ``(?s)`` to let ``.`` match line breaks.
-        match: value of a completion that matches.
-        mismatch: value of one that does not.
-        mode: ``full`` wants the whole text to match, ``search`` any part of it.
+        pattern: Regular expression in the syntax of ``re``. Start it with ``(?s)`` to let ``.``
+            match line breaks.
+        match: Value of a completion that matches.
+        mismatch: Value of a completion that does not match.
+        mode: ``full`` if the whole text must match, ``search`` if any part of it may.
     """
 
     def __init__(
@@ -31,15 +32,11 @@ class FormatReward(Reward):
         try:
             compiled = re.compile(pattern)
         except re.error as error:
-            raise UserError(
-                f"pattern must be a regular expression, got {pattern!r} ({error}). "
-                "Set pattern in the init_args of FormatReward."
-            ) from None
+            key = setting_key(self, "pattern")
+            raise refuse(key, "a regular expression", repr(pattern), str(error)) from None
         if mode not in ("full", "search"):
-            raise UserError(
-                f"mode must be full or search, got {mode!r} (it says how much of the text has to "
-                "match). Set mode in the init_args of FormatReward."
-            )
+            why = "it says how much of the text must match"
+            raise refuse(setting_key(self, "mode"), "full or search", repr(mode), why)
         self.match = match
         self.mismatch = mismatch
         self._matches = compiled.fullmatch if mode == "full" else compiled.search

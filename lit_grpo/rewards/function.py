@@ -1,43 +1,44 @@
-"""Any reward function of TRL's or of verl's form as a reward, unchanged.
-
-It passes what the function asks for and refuses what it does not take; it never looks inside.
-"""
+"""Use a reward function written for TRL or verl as a reward, without changes to it."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
 
-from lit_grpo.rewards.load_function import load_function
 from lit_grpo.rewards.reward import Reward, Value
-from lit_grpo.types import Completion, Prompt, UserError
+from lit_grpo.types import Completion, Prompt, UserError, refuse
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class FunctionReward(Reward):
-    """Calls a function of TRL's or, when it has a parameter ``solution_str``, of verl's form.
+    """Call a reward function in TRL's form or, if it has a parameter ``solution_str``, in verl's.
 
-    TRL: ``f(prompts, completions, **columns) -> list[float | None]``, once a group. ``prompts``
-    and ``completions`` are texts, or lists of messages when the prompt is a conversation. Every
-    column of the row arrives under its name as a list of G equal values, ``answer`` and
-    ``completion_ids`` too.
+    TRL: ``f(prompts, completions, **columns) -> list[float | None]``, called once per group.
+    ``prompts`` and ``completions`` are texts, or lists of messages if the prompt is a conversation.
+    Every column of the row, ``answer`` and ``completion_ids`` are passed by name as lists of G
+    values.
 
-    verl: ``f(data_source, solution_str, ground_truth, extra_info) -> float | dict``, once a
-    completion. ``ground_truth`` is the one in the column ``reward_model``, else the gold answer;
-    ``data_source`` and ``extra_info`` are columns, and ``extra_info`` is empty without one. The
-    value of a dict is its ``score``.
+    verl: ``f(data_source, solution_str, ground_truth, extra_info) -> float | dict``, called once
+    per completion. ``ground_truth`` comes from the column ``reward_model``, else it is the gold
+    answer. ``data_source`` and ``extra_info`` are columns; without the latter, ``extra_info`` is
+    empty. Of a returned dict, ``score`` is the value.
 
-    Either may be ``async def``. A function without ``**kwargs`` gets only what it names.
+    Either may be ``async def``. A function without ``**kwargs`` gets only the arguments it names.
 
     Args:
         function: ``module:function``, ``module.function``, ``path/to/file.py:function``, or a
             callable.
-        reward_kwargs: further keyword arguments. Each must be a named parameter of the function,
-            since one that vanishes into its ``**kwargs`` would be a silent mistake.
+        reward_kwargs: Further keyword arguments. Each must be a named parameter of the function, so
+            that a misspelled one does not disappear in its ``**kwargs``.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class FunctionReward(Reward):
             one.name for one in parameters if one.kind in NAMED and one.default is one.empty
         }
         self._takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
-        self._refuse_unknown_kwargs()
+        self._check_reward_kwargs()
 
     @property
     def is_grouped(self) -> bool:
@@ -79,10 +80,11 @@ class FunctionReward(Reward):
     ) -> Sequence[Value] | Awaitable[Sequence[Value]]:
         size = len(completions)
         columns = {name: [value] * size for name, value in self._form.row(prompt).items()}
-        return self._call(columns | _conversations(prompt, completions))
+        result = self._call(columns | _completion_arguments(prompt, completions))
+        return cast(Sequence[Value] | Awaitable[Sequence[Value]], result)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Refuses data without a column that the function requires."""
+        """Check that the data has every column that the function requires."""
         for prompt in prompts:
             row = self._form.row(prompt)
             given = {*self._form.reserved, *row, *self.reward_kwargs}
@@ -103,20 +105,20 @@ class FunctionReward(Reward):
             given = {name: value for name, value in given.items() if name in self._named}
         return self.function(**(given | self.reward_kwargs))
 
-    def _refuse_unknown_kwargs(self) -> None:
+    def _check_reward_kwargs(self) -> None:
         accepted = [name for name in self._named if name not in self._form.reserved]
         for name in self.reward_kwargs:
             if name not in accepted:
                 near = difflib.get_close_matches(name, accepted, n=1)
                 hint = f" Did you mean {near[0]}?" if near else ""
                 raise UserError(
-                    f"reward_kwargs must be named parameters of {self.name}, got {name!r} (it "
-                    f"would not reach the function). It accepts "
+                    f"reward_kwargs must be named parameters of {self.name}, got {name!r} (the "
+                    f"function would not use it). It accepts "
                     f"{', '.join(accepted) or 'none'}.{hint}"
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        """A function that came from a path goes to another process as that path."""
+        """Pickle the path of a function that came from one, since the function may not pickle."""
         return {name: value for name, value in vars(self).items() if name != "function"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -125,7 +127,7 @@ class FunctionReward(Reward):
 
 
 def _resolve(function: str | Callable[..., Any]) -> Callable[..., Any]:
-    return load_function(function) if isinstance(function, str) else function
+    return _load_function(function) if isinstance(function, str) else function
 
 
 def _default_name(function: Callable[..., Any]) -> str:
@@ -133,7 +135,7 @@ def _default_name(function: Callable[..., Any]) -> str:
 
 
 def _trl_row(prompt: Prompt) -> dict[str, Any]:
-    """All columns but the prompt itself, and the gold as ``answer``."""
+    """Return all columns except the prompt itself, and the gold answer as ``answer``."""
     gold = {} if prompt.answer is None else {"answer": prompt.answer}
     hidden = {"prompt", "completion", *TRL.reserved}
     columns = gold | dict(prompt.columns)
@@ -141,10 +143,10 @@ def _trl_row(prompt: Prompt) -> dict[str, Any]:
 
 
 def _verl_row(prompt: Prompt) -> dict[str, Any]:
-    """What verl takes of a row; a data source or a gold that the row lacks is left out."""
+    """Return verl's arguments from the row, without those that it does not have."""
     columns = prompt.columns
-    marked = columns.get("reward_model")
-    gold = marked.get("ground_truth") if isinstance(marked, Mapping) else None
+    reward_model = columns.get("reward_model")
+    gold = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
     row = {
         "data_source": columns.get("data_source"),
         "ground_truth": prompt.answer if gold is None else gold,
@@ -155,20 +157,20 @@ def _verl_row(prompt: Prompt) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What functions of one form are called with."""
+    """The arguments of the functions of one library."""
 
     reserved: tuple[str, ...]
-    """Arguments made of the completions."""
+    """Names of the arguments that hold prompts and completions."""
     row: Callable[[Prompt], dict[str, Any]]
-    """Arguments made of the row."""
+    """Return the arguments that come from the row."""
 
 
 TRL = Form(reserved=("prompts", "completions", "completion_ids"), row=_trl_row)
 VERL = Form(reserved=("solution_str",), row=_verl_row)
 
 
-def _conversations(prompt: Prompt, completions: Sequence[Completion]) -> dict[str, Any]:
-    """TRL's arguments made of the completions: texts, or messages in a conversation."""
+def _completion_arguments(prompt: Prompt, completions: Sequence[Completion]) -> dict[str, Any]:
+    """Return TRL's arguments with the completions: texts, or messages for a conversation."""
     ids = [list(one.token_ids) for one in completions]
     if prompt.messages is None:
         prompts: list[Any] = [prompt.text for _ in completions]
@@ -183,10 +185,71 @@ async def _value_of(result: Awaitable[Any]) -> Value:
     return _value(await result)
 
 
-def _value(result: Any) -> Value:
-    """The value of what a function of verl's form returned; the boundary judges the rest."""
+def _value(result: object) -> Value:
+    """Return the value from what a verl function returned; the boundary checks its type."""
     if not isinstance(result, Mapping):
-        return result
+        return cast(Value, result)
     if "score" not in result:
-        raise UserError(f"a dict must have the key 'score', got {', '.join(map(str, result))}")
-    return result["score"]
+        raise ValueError(f"a dict must have the key 'score', got {', '.join(map(str, result))}")
+    return cast(Value, result["score"])
+
+
+def _load_function(path: str) -> Callable[..., Any]:
+    """Import the function ``module:function``, ``module.function`` or ``file.py:function``.
+
+    Raises:
+        UserError: there is no such module, file or function.
+    """
+    place, colon, name = path.rpartition(":")
+    if not colon:
+        place, _, name = path.rpartition(".")
+    if not place or not name:
+        rule = "module:function or path/to/file.py:function"
+        raise refuse("FunctionReward.init_args.function", rule, repr(path))
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        near = difflib.get_close_matches(name, [one for one in dir(module) if one[0] != "_"], n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UserError(f"function must exist, {place} has no function {name!r}.{hint}")
+    return cast(Callable[..., Any], function)
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module exists, but something that it imports does not
+        raise UserError(
+            f"function must be in a module that can be imported, got {name!r} ({error}). Install "
+            "it, or name the file: path/to/file.py:function."
+        ) from None
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UserError(
+            f"function must be in a file that exists, got {path} (looked in {Path.cwd()}). "
+            "Set FunctionReward.init_args.function."
+        )
+    name = f"{path.stem} at {path.resolve()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Registered before it runs, since dataclasses and pickle look a module up by name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
+    """Return a reward as it is, and a plain function as a ``FunctionReward``."""
+    return reward if isinstance(reward, Reward) else FunctionReward(reward)

@@ -1,25 +1,25 @@
-"""A reward on the number of completion tokens alone; it never reads the text."""
+"""A reward for the number of completion tokens."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from lit_grpo.rewards.reward import Reward
-from lit_grpo.types import Completion, Prompt, UserError
+from lit_grpo.rewards.reward import Reward, setting_key
+from lit_grpo.types import Completion, Prompt, check_range
 
 
 class LengthReward(Reward):
-    """A linear ramp over the completion length, flat on both sides of it.
+    """A linear ramp over the completion length, constant below and above it.
 
-    The soft overlong punishment of DAPO (arXiv 2503.14476, equation 13) is ``start_tokens`` =
-    the maximum length less the buffer, ``end_tokens`` = the maximum length, and the default values.
-    To reward length instead, set ``end_value`` above ``start_value``.
+    For the soft overlong punishment of DAPO (arXiv 2503.14476, equation 13), set ``start_tokens``
+    to the maximum length minus the buffer and ``end_tokens`` to the maximum length, and keep the
+    default values. To reward length instead, set ``end_value`` above ``start_value``.
 
     Args:
-        start_tokens: up to this length the value is ``start_value``.
-        end_tokens: from this length on the value is ``end_value``.
-        start_value: value of a short completion.
-        end_value: value of a long completion.
+        start_tokens: Up to this length, the value is ``start_value``.
+        end_tokens: From this length on, the value is ``end_value``.
+        start_value: Value of a short completion.
+        end_value: Value of a long completion.
     """
 
     def __init__(
@@ -31,12 +31,9 @@ class LengthReward(Reward):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not 0 <= start_tokens < end_tokens:
-            raise UserError(
-                f"start_tokens must be >= 0 and below end_tokens, got {start_tokens} and "
-                f"{end_tokens} (the value ramps between them). Set both in the init_args of "
-                "LengthReward."
-            )
+        check_range(setting_key(self, "start_tokens"), start_tokens, at_least=0)
+        why = "the value changes between start_tokens and end_tokens"
+        check_range(setting_key(self, "end_tokens"), end_tokens, above=start_tokens, why=why)
         self.start_tokens = start_tokens
         self.end_tokens = end_tokens
         self.start_value = start_value

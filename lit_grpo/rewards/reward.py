@@ -1,7 +1,7 @@
-"""The contract of a reward: one class, one method to override.
+"""The base class of rewards, with one method to override.
 
-A reward says what a completion is worth and raises plain errors. It never retries, times itself
-out, or turns a failure into a number: the boundary of the suite does that.
+A reward returns values and raises plain exceptions. Timeouts, retries and the handling of failures
+are left to ``lit_grpo.rewards.scoring``.
 """
 
 from __future__ import annotations
@@ -11,29 +11,30 @@ import re
 from collections.abc import Awaitable, Sequence
 from typing import Any, Literal, get_args
 
-from lit_grpo.types import Completion, Measurements, Prompt, Score, UserError
+from lit_grpo.types import Completion, Measurements, Prompt, Score, UserError, check_range, refuse
 
 OnError = Literal["retry", "mask", "drop_group", "raise"]
 Value = float | Score | None
-"""What a reward returns for one completion; None is "could not be scored"."""
+"""What a reward returns for one completion; None if it could not be scored."""
 
 
 class Reward:
-    """Scores completions. A subclass overrides ``score`` or, to compare siblings, ``score_group``.
+    """Score completions. Override ``score`` or, to compare siblings, ``score_group``.
 
-    Either may be ``async def``. Async rewards share one event loop, so they must not block it;
-    a sync reward has a thread of its own, so it need not be thread-safe. Any of ``start``,
-    ``check`` and ``close`` may be ``async def`` too and then runs on that event loop.
+    Either may be ``async def``. Async rewards share one event loop, which they must not block. A
+    sync reward has a thread of its own, so it need not be thread-safe. ``start``, ``check`` and
+    ``close`` may be ``async def`` as well; they then run on that event loop.
 
     Args:
-        name: unique in a suite; metrics carry it. The class name in snake case without its
-            suffix ``Reward`` when not given.
-        weight: factor in the sum; 0 only monitors, and then only ``raise`` can have an effect.
-        on_error: what becomes of a row that this reward failed to score. ``mask`` leaves the row
-            out, ``drop_group`` its whole group, ``raise`` stops the run, ``retry`` asks again
-            with exponential backoff and then masks.
-        timeout_seconds: for one call of ``score`` or ``score_group``; None waits for ever.
-        num_retries: further calls that ``retry`` makes.
+        name: Name in the metrics, unique among the rewards of a run. By default the class name in
+            snake case without the suffix ``Reward``.
+        weight: Factor in the sum of rewards. 0 only monitors; of ``on_error``, only ``raise`` then
+            has an effect.
+        on_error: What to do with a row that the reward failed to score: ``mask`` excludes the
+            row, ``drop_group`` excludes its whole group, ``raise`` stops the run, ``retry``
+            retries with exponential backoff and then masks.
+        timeout_seconds: Timeout of one call of ``score`` or ``score_group``; null for none.
+        num_retries: Maximum number of retries with ``on_error: retry``.
     """
 
     name: str = "reward"
@@ -64,50 +65,51 @@ class Reward:
         self.num_retries = num_retries
 
     def score(self, prompt: Prompt, completion: Completion) -> Value | Awaitable[Value]:
-        """What the completion is worth, or None when that cannot be said."""
+        """Return the value of the completion, or None if it cannot be scored."""
         raise NotImplementedError
 
     def score_group(
         self, prompt: Prompt, completions: Sequence[Completion]
     ) -> Sequence[Value] | Awaitable[Sequence[Value]]:
-        """One value for each of the G completions of a prompt, in their order."""
+        """Return one value for each of the G completions of a prompt, in order."""
         raise NotImplementedError
 
     def start(self) -> object:
-        """Acquires what scoring needs; called once before the first score."""
+        """Acquire what scoring needs; called once before the first score."""
 
     def check(self, prompts: Sequence[Prompt]) -> object:
-        """Looks at the data before training.
+        """Check the data before training.
 
         Raises:
-            ValueError: prompts that this reward can never score, with their number and the fix.
+            UserError: this reward can never score some of the prompts. The message says how many,
+                and how to fix them.
         """
 
     def close(self) -> object:
-        """Releases what ``start`` acquired; scores that are still pending are lost."""
+        """Release what ``start`` acquired; pending scores are lost."""
 
     def observe(self) -> Measurements:
-        """What was measured since the last call, for the metrics of a rollout step."""
+        """Return what was measured since the last call, for the metrics of a rollout step."""
         return Measurements()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know, such as money spent; every rank calls this."""
+        """Return what a resumed run needs, such as the money spent; every rank calls this."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes a state back."""
+        """Restore what ``state_dict`` returned."""
 
     @property
     def is_grouped(self) -> bool:
-        """Whether siblings are scored together; ``score_group`` wins over ``score``."""
+        """Whether siblings are scored together; ``score_group`` takes precedence over ``score``."""
         return type(self).score_group is not Reward.score_group
 
     @property
     def siblings_per_call(self) -> int | None:
-        """How many completions of one prompt ``score_group`` is given at a time, at most.
+        """Maximum number of completions per call of ``score_group``.
 
-        None means all G, when the last of them has been generated. A number lets scoring begin as
-        soon as so many are there.
+        None means all G of a prompt, so that scoring starts when the last one has been generated.
+        With a number it starts as soon as that many are there.
         """
         return None
 
@@ -121,30 +123,32 @@ def _snake_case(class_name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", stem).lower()
 
 
+def setting_key(reward: Reward, name: str) -> str:
+    """Return the key of a reward's setting for error messages: ``MathReward.init_args.weight``."""
+    return f"{type(reward).__name__}.init_args.{name}"
+
+
 def check_settings(reward: Reward) -> None:
-    """Refuses settings that no reward can work with, also of one that skipped ``__init__``."""
+    """Check the settings that all rewards have.
+
+    It is not part of ``__init__``, which a subclass may skip.
+
+    Raises:
+        UserError: a setting is out of range, or no method is overridden.
+    """
     kind = type(reward)
     if not reward.is_grouped and kind.score is Reward.score:
         raise UserError(
             f"a reward must override score or score_group, {kind.__name__} has neither "
             "(there is nothing to call). Define score(self, prompt, completion)."
         )
-    rules = {
-        "name": (re.fullmatch(r"[\w.-]+", str(reward.name)), "letters, digits, '_', '-' and '.'"),
-        "weight": (abs(reward.weight) < float("inf"), "a finite number"),
-        "on_error": (
-            reward.on_error in get_args(OnError),
-            "one of " + ", ".join(get_args(OnError)),
-        ),
-        "timeout_seconds": (
-            reward.timeout_seconds is None or reward.timeout_seconds > 0,
-            "positive, or null for no limit",
-        ),
-        "num_retries": (reward.num_retries >= 0, ">= 0"),
-    }
-    for setting, (holds, rule) in rules.items():
-        if not holds:
-            raise UserError(
-                f"{setting} of reward {kind.__name__} must be {rule}, "
-                f"got {getattr(reward, setting)!r}. Set {setting} in its init_args."
-            )
+    if not re.fullmatch(r"[\w.-]+", str(reward.name)):
+        rule = "one or more letters, digits, '_', '-' and '.'"
+        raise refuse(setting_key(reward, "name"), rule, repr(reward.name), "it names metrics")
+    if not abs(reward.weight) < float("inf"):
+        raise refuse(setting_key(reward, "weight"), "a finite number", reward.weight)
+    if reward.on_error not in get_args(OnError):
+        rule = "one of " + ", ".join(get_args(OnError))
+        raise refuse(setting_key(reward, "on_error"), rule, repr(reward.on_error))
+    check_range(setting_key(reward, "timeout_seconds"), reward.timeout_seconds, above=0)
+    check_range(setting_key(reward, "num_retries"), reward.num_retries, at_least=0)

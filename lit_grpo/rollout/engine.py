@@ -1,6 +1,6 @@
-"""The contract of a rollout engine, and the sampling parameters that all engines honour.
+"""The contract of a rollout engine, and the sampling parameters that every engine honours.
 
-An engine never sees a reward and never changes the policy.
+An engine has no access to rewards and never changes the policy.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lit_grpo.types import Completion, Measurements, Prompt, Tokenizer, UserError
+from lit_grpo.types import Completion, Measurements, Prompt, Tokenizer, check_range, refuse
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How completions are drawn.
+    """How completions are sampled.
 
     Args:
-        temperature: Divides the logits; 0 takes the likeliest token.
-        top_p: Smallest set of likeliest tokens with this probability mass; 1 keeps all.
-        top_k: The k likeliest tokens; 0 keeps all.
-        max_tokens: A completion ends here at the latest, with finish reason ``length``.
-        min_tokens: No end-of-sequence or stop token before this many.
-        stop: Strings that end a completion; its text is cut before them, its tokens are not.
-        stop_token_ids: Tokens that end a completion beside the model's end-of-sequence tokens.
+        temperature: Divides the logits; 0 is greedy decoding.
+        top_p: Sample from the smallest set of most likely tokens with this probability mass; 1
+            keeps all tokens.
+        top_k: Sample from the k most likely tokens; 0 keeps all tokens.
+        max_tokens: Longest completion; one that reaches it has finish reason ``length``.
+        min_tokens: Neither an end-of-sequence token nor a stop is allowed before this many tokens.
+        stop: Strings that end a completion. They are cut from its text, but not from its tokens.
+        stop_token_ids: Tokens that end a completion, besides the model's end-of-sequence tokens.
 
     Raises:
-        ValueError: a value out of range.
+        UserError: a value is out of range.
     """
 
     temperature: float = 1.0
@@ -39,18 +40,25 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        rules = {
-            "temperature must be >= 0": self.temperature >= 0,
-            "top_p must lie in (0, 1]": 0 < self.top_p <= 1,
-            "top_k must be >= 0": self.top_k >= 0,
-            "max_tokens must be >= 1": self.max_tokens >= 1,
-            "min_tokens must lie in [0, max_tokens]": 0 <= self.min_tokens <= self.max_tokens,
-            "stop must not hold an empty string": all(self.stop),
-        }
-        for rule, holds in rules.items():
-            if not holds:
-                name = rule.split()[0]
-                raise UserError(f"{rule}, got {getattr(self, name)!r}. Set model.sampling.{name}.")
+        key = "model.sampling"
+        check_range(f"{key}.temperature", self.temperature, at_least=0)
+        check_range(f"{key}.top_p", self.top_p, above=0, at_most=1)
+        check_range(f"{key}.top_k", self.top_k, at_least=0)
+        check_range(f"{key}.max_tokens", self.max_tokens, at_least=1)
+        check_range(
+            f"{key}.min_tokens",
+            self.min_tokens,
+            at_least=0,
+            at_most=self.max_tokens,
+            why="a completion ends at max_tokens",
+        )
+        if not all(self.stop):
+            raise refuse(
+                f"{key}.stop",
+                "strings of at least one character",
+                self.stop,
+                "an empty string would end every completion at once",
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -58,7 +66,7 @@ class Sampling:
 
 
 class EngineFailed(RuntimeError):
-    """An engine cannot go on: it has tried what it could. The run ends with this message."""
+    """The engine cannot recover, so the run ends with this message."""
 
 
 class SampledPolicy(Protocol):
@@ -73,15 +81,15 @@ class SampledPolicy(Protocol):
 
     @property
     def source(self) -> str | None:
-        """Directory or hub id of the weights that ``model``, or its frozen base, was loaded with;
-        None where they stand nowhere."""
+        """Directory or hub id that ``model``, or its frozen base, was loaded from; None if its
+        weights are stored nowhere."""
 
 
 class RolloutEngine(ABC):
-    """Turns prompts into completions; says which policy version wrote them.
+    """Turns prompts into completions, and reports which policy version sampled each token.
 
-    ``start`` comes once before the first ``generate`` and ``close`` once at the end, after an
-    error too. An engine is stale until ``load_weights`` has been called.
+    The trainer calls ``start`` once before the first ``generate``, ``load_weights`` before it
+    samples with new weights, and ``close`` once at the end, after an error too.
     """
 
     overlaps_updates: bool = False
@@ -90,8 +98,8 @@ class RolloutEngine(ABC):
     version: int = -1
     """Policy version of the weights in use; -1 before the first ``load_weights``."""
 
-    def start(self, policy: SampledPolicy) -> None:  # noqa: B027 - nothing to start is a choice
-        """Get ready to generate: load, launch or connect."""
+    def start(self, policy: SampledPolicy) -> None:  # noqa: B027 - optional
+        """Load, launch or connect to what samples."""
 
     @abstractmethod
     def generate(
@@ -100,27 +108,28 @@ class RolloutEngine(ABC):
         """Yield (row, completion) as each finishes; row n is completion n % G of prompt n // G.
 
         The same prompts, sampling, seed and weights give the same completions. A row that could
-        not be sampled comes as ``Completion.failed``. Closing the iterator ends what still runs.
+        not be sampled is yielded as ``Completion.failed``. Closing the iterator aborts the
+        completions that are still running.
 
         Raises:
-            EngineFailed: there is nothing left to sample with.
+            EngineFailed: nothing can be sampled any more.
         """
 
     @abstractmethod
     def load_weights(self, policy: SampledPolicy, version: int) -> None:
-        """Take over the policy's present weights; all ranks must call it.
+        """Sample with the policy's current weights from now on; every rank must call it.
 
         Raises:
-            EngineFailed: they did not arrive.
+            EngineFailed: the weights could not be updated.
         """
 
     def health(self) -> bool:
-        """Whether a request would be answered."""
+        """Return whether the engine can sample now."""
         return True
 
     def observe(self) -> Measurements:
-        """What was measured since the last call, for the metrics of a rollout step."""
+        """Return what was measured since the last call, for the metrics of a rollout step."""
         return Measurements()
 
-    def close(self) -> None:  # noqa: B027 - nothing to close is a choice
-        """Give back what ``start`` took."""
+    def close(self) -> None:  # noqa: B027 - optional
+        """Release what ``start`` acquired."""

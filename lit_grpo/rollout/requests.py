@@ -1,6 +1,6 @@
-"""Prompts to requests and samples to completions, the same for servers and for in-process vLLM.
+"""Turn prompts into requests and samples into completions, for servers and in-process vLLM alike.
 
-Because they share this code, the same seed draws the same completion whichever engine samples it.
+Because engines share this code, the same seed gives the same completion with any of them.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from lit_grpo.types import Completion, FinishReason, Prompt, Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Samples of one prompt."""
+    """Some samples of one prompt."""
 
     token_ids: tuple[int, ...]
+    """[P]"""
     sampling: Sampling
     stop_token_ids: tuple[int, ...]
     seeds: Mapping[int, int]
-    """Number of the sample within its group -> its seed."""
+    """Index of each sample within its group -> its seed."""
     adapter: WeightUpdate | None = None
-    """To sample with; None for the server's own weights."""
+    """The adapter to sample with; None for the engine's own weights."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """One completion as it grows."""
+    """One completion while it is streamed."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
-    """Label of the weights that wrote each token; filled when it has ended."""
+    """Label of the weights that sampled each token; filled in when the sample has finished."""
     finish_reason: FinishReason | None = None
 
     @property
-    def is_whole(self) -> bool:
-        """Whether each token has its logprob, a finite one, and its version."""
+    def is_complete(self) -> bool:
+        """Whether it has tokens, and every token has a finite logprob and a version."""
         finite = [one for one in self.logprobs if one is not None and isfinite(one)]
         return len(finite) == len(self.versions) == len(self.token_ids) > 0
 
@@ -53,30 +54,30 @@ def group_requests(
     sampling: Sampling,
     seed: int,
 ) -> list[Request]:
-    """One request a prompt, for the completions of its group."""
+    """Return one request per prompt, for all completions of its group."""
     stops = tuple(stop_token_ids(policy, sampling))
-    # The samples of a prompt have neighbouring seeds, those of two prompts never the same.
+    # Consecutive seeds within a group, as some servers require; no seed occurs in two groups.
     firsts = np.random.default_rng(seed).choice(2**31 // group_size, len(prompts), False)
     return [
         Request(
             token_ids=prompt.token_ids,
             sampling=sampling,
             stop_token_ids=stops,
-            seeds={sample: int(first) * group_size + sample for sample in range(group_size)},
+            seeds={index: int(first) * group_size + index for index in range(group_size)},
         )
         for prompt, first in zip(prompts, firsts, strict=True)
     ]
 
 
 def to_completion(sample: Sample | str, tokenizer: Tokenizer, sampling: Sampling) -> Completion:
-    """A sample that has ended, or why there is none."""
+    """Return the completion of a finished sample, or a failed one if given an error message."""
     if isinstance(sample, str):
         return Completion.failed(sample)
     assert sample.finish_reason is not None
     if sample.finish_reason == "length" and len(sample.token_ids) < sampling.max_tokens:
         return Completion.failed(
-            f"cut at {len(sample.token_ids)} tokens, where {sampling.max_tokens} may be sampled: "
-            "with its prompt it is longer than the engine's max_model_len, or than its cache"
+            f"cut at {len(sample.token_ids)} tokens, before max_tokens={sampling.max_tokens}: "
+            "prompt and completion exceed the engine's max_model_len or its key-value cache"
         )
     return Completion(
         token_ids=tuple(sample.token_ids),
@@ -87,21 +88,21 @@ def to_completion(sample: Sample | str, tokenizer: Tokenizer, sampling: Sampling
     )
 
 
-def one_token_each(
+def single_token_request(
     token_ids: Sequence[int], num_samples: int, temperature: float, adapter: WeightUpdate | None
 ) -> Request:
-    """The next token of a sequence, sampled a few times."""
+    """Return a request for several samples of the next token of a sequence."""
     return Request(
         token_ids=tuple(token_ids),
         sampling=Sampling(max_tokens=1, temperature=temperature),
         stop_token_ids=(),
-        seeds={number: number for number in range(num_samples)},
+        seeds={index: index for index in range(num_samples)},
         adapter=adapter,
     )
 
 
 def stop_token_ids(policy: SampledPolicy, sampling: Sampling) -> list[int]:
-    """The model's end-of-sequence tokens and the user's, in order."""
+    """Return the model's end-of-sequence tokens and the user's stop tokens, sorted."""
     configured = getattr(policy.model.generation_config, "eos_token_id", None)
     ids = {policy.tokenizer.eos_token_id, *sampling.stop_token_ids}
     ids.update(configured if isinstance(configured, list) else [configured])
@@ -109,12 +110,11 @@ def stop_token_ids(policy: SampledPolicy, sampling: Sampling) -> list[int]:
 
 
 def completion_text(tokenizer: Tokenizer, token_ids: Sequence[int], sampling: Sampling) -> str:
-    """The text of a completion, up to the first stop string that counts."""
+    """Return the text of a completion, up to the first stop string after ``min_tokens``."""
     tokens = list(token_ids)
-    text = tokenizer.decode(tokens, skip_special_tokens=True)
+    text = str(tokenizer.decode(tokens, skip_special_tokens=True))
     if not sampling.stop:
         return text
-    uncounted = tokenizer.decode(tokens[: sampling.min_tokens], skip_special_tokens=True)
-    first = len(uncounted)
-    found = [place for stop in sampling.stop if (place := text.find(stop, first)) >= 0]
+    head = tokenizer.decode(tokens[: sampling.min_tokens], skip_special_tokens=True)
+    found = [place for stop in sampling.stop if (place := text.find(stop, len(head))) >= 0]
     return text[: min(found)] if found else text

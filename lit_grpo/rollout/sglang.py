@@ -1,4 +1,4 @@
-"""Rollouts by SGLang servers: the engine, and SGLang's own way with commands, paths and fields.
+"""Rollouts by SGLang servers: the engine, and the commands, paths and fields of SGLang's API.
 
 Source: SGLang's native API, checked against release 0.5.23.
 """
@@ -11,26 +11,26 @@ from typing import Any
 
 from lit_grpo.rollout.engine import Sampling
 from lit_grpo.rollout.requests import Request, Sample
-from lit_grpo.rollout.server.api import NEWS_TOKENS, Launch, Model, ServerAPI, token_versions
-from lit_grpo.rollout.server.endpoint import (
-    Endpoint,
-    RequestRefused,
-    ServerError,
-    field,
-    understanding,
+from lit_grpo.rollout.server.api import (
+    STREAM_INTERVAL,
+    Launch,
+    ServedModel,
+    ServerAPI,
+    token_versions,
 )
+from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError, field, reading
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.rollout.weights.store import WeightUpdate
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, refuse
 
 
 class SGLangEngine(ServedEngine):
-    """Rollouts by one or several SGLang servers over HTTP, launched here or attached to.
+    """Rollouts by one or several SGLang servers over HTTP, launched or attached to.
 
-    Servers that are attached to need ``--enable-deterministic-inference``, without which seeds
-    count for nothing, and for adapters ``--enable-lora``, ``--max-lora-rank`` and
-    ``--lora-target-modules``; ``--incremental-streaming-output`` saves them work. Where speed is
-    worth more than completions that can be drawn again, set ``launch.flags`` to
+    Servers that are attached to must be started with ``--enable-deterministic-inference``, without
+    which seeds have no effect, and for adapters with ``--enable-lora``, ``--max-lora-rank`` and
+    ``--lora-target-modules``; ``--incremental-streaming-output`` saves them work. If speed matters
+    more than reproducible completions, set ``launch.flags`` to
     ``{enable-deterministic-inference: false}``.
 
     Args:
@@ -42,18 +42,20 @@ class SGLangEngine(ServedEngine):
 
 
 class SGLangAPI(ServerAPI):
-    """Talks to ``python -m sglang.launch_server``. The samples of one request would share their
-    noise: each has a request of its own."""
+    """Talks to ``python -m sglang.launch_server``.
 
-    needs = (
+    Every sample has a request of its own, since all samples of a request have the same seed.
+    """
+
+    requirements = (
         "--enable-deterministic-inference, for adapters --enable-lora, --max-lora-rank and "
         "--lora-target-modules"
     )
 
-    def command(self, launch: Launch, model: Model, port: int) -> list[str]:
+    def command(self, launch: Launch, model: ServedModel, port: int) -> list[str]:
         adapters = {}
         if model.adapter_rank is not None:
-            _check_one_copy(launch)
+            _check_data_parallel(launch)
             adapters = {
                 "enable-lora": True,
                 "max-lora-rank": model.adapter_rank,
@@ -72,29 +74,28 @@ class SGLangAPI(ServerAPI):
             "random-seed": 0,
             "enable-deterministic-inference": True,
             "incremental-streaming-output": True,
-            "stream-interval": NEWS_TOKENS,
-            "log-level-http": "warning",  # a line a request would fill the log
+            "stream-interval": STREAM_INTERVAL,
+            "log-level-http": "warning",  # or the log would have a line per request
             **adapters,
         }
         return launch.command("sglang.launch_server", options)
 
     def env(self, launch: Launch) -> Mapping[str, str]:
         return {
-            "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # those under the temperature
+            "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # report logprobs at the temperature
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "1",
         }
 
-    def check(self, sampling: Sampling) -> None:
+    def check_sampling(self, sampling: Sampling) -> None:
         if sampling.stop and sampling.min_tokens:
             raise UserError(
-                f"min_tokens must be 0 where there are stop strings, got {sampling.min_tokens} "
-                "(SGLang ends a completion at a stop string among its first tokens all the same). "
-                "Set model.sampling.min_tokens to 0, or model.sampling.stop_token_ids in place of "
-                "model.sampling.stop."
+                f"min_tokens must be 0 together with stop strings, got {sampling.min_tokens} "
+                "(SGLang ignores min_tokens at a stop string). Set model.sampling.min_tokens to "
+                "0, or model.sampling.stop_token_ids in place of model.sampling.stop."
             )
 
     async def recover(self, endpoint: Endpoint, seconds: float) -> None:
-        """What runs in a pause may go on with half of its weights changed: it is aborted."""
+        """Abort running requests, since half of the weights may have changed, and end a pause."""
         await endpoint.call("POST", "/abort_request", {"abort_all": True}, seconds=seconds)
         await endpoint.call("POST", "/continue_generation", {}, seconds=seconds)
 
@@ -108,26 +109,28 @@ class SGLangAPI(ServerAPI):
     async def stream(
         self, endpoint: Endpoint, request: Request
     ) -> AsyncGenerator[tuple[int, Sample]]:
-        (number,) = request.seeds
+        (index,) = request.seeds
         sample = Sample()
         async with aclosing(endpoint.events("/generate", _body(request))) as events:
             async for event in events:
-                with understanding(event):
+                with reading(event):
                     _grow(sample, event, request)
-                yield number, sample
+                yield index, sample
         if sample.finish_reason is None:
             raise ServerError("the stream ended before its completion did")
 
-    async def update(self, endpoint: Endpoint, update: WeightUpdate, seconds: float) -> None:
+    async def update_weights(
+        self, endpoint: Endpoint, update: WeightUpdate, seconds: float
+    ) -> None:
         if update.is_adapter:
             await self._load_adapter(endpoint, update, seconds)
             return
-        # What runs gives its keys and values up, and gets new ones by the new weights.
+        # Running requests drop their keys and values, and recompute them with the new weights.
         await endpoint.call("POST", "/pause_generation", {"mode": "retract"}, seconds=seconds)
         weights = {
             "model_path": str(update.path),
             "weight_version": str(update.version),
-            "flush_cache": False,  # it would be flushed before the label moves
+            "flush_cache": False,  # it would be flushed before the label changes
         }
         reply = await endpoint.call("POST", "/update_weights_from_disk", weights, seconds=seconds)
         if not field(reply, "success"):
@@ -136,27 +139,28 @@ class SGLangAPI(ServerAPI):
         await endpoint.call("POST", "/continue_generation", {}, seconds=seconds)
 
     async def _load_adapter(self, endpoint: Endpoint, update: WeightUpdate, seconds: float) -> None:
-        with suppress(
-            RequestRefused
-        ):  # an attempt that broke off, or an earlier run, may have left one
-            await self.forget(endpoint, update, seconds)
+        with suppress(RequestRefused):  # none is left by an earlier attempt or run
+            await self.unload_adapter(endpoint, update, seconds)
         adapter = {"lora_name": update.name, "lora_path": str(update.path)}
         await endpoint.call("POST", "/load_lora_adapter", adapter, seconds=seconds)
         label = {"new_version": str(update.version), "abort_all_requests": False}
         await endpoint.call("POST", "/update_weight_version", label, seconds=seconds)
 
-    async def forget(self, endpoint: Endpoint, update: WeightUpdate, seconds: float) -> None:
+    async def unload_adapter(
+        self, endpoint: Endpoint, update: WeightUpdate, seconds: float
+    ) -> None:
         name = {"lora_name": update.name}
         await endpoint.call("POST", "/unload_lora_adapter", name, seconds=seconds)
 
 
-def _check_one_copy(launch: Launch) -> None:
+def _check_data_parallel(launch: Launch) -> None:
     if launch.data_parallel_size > 1:
-        raise UserError(
-            f"data_parallel_size must be 1 where adapters are sent, got "
-            f"{launch.data_parallel_size} (SGLang loads none beside copies). Set "
-            "model.engine.init_args.launch.num_servers to the number of copies, or "
-            "model.engine.init_args.weight_sync to full."
+        raise refuse(
+            "model.engine.init_args.launch.data_parallel_size",
+            "1 if adapters are sent",
+            launch.data_parallel_size,
+            "SGLang loads adapters into one copy only: launch several servers with "
+            "launch.num_servers, or set weight_sync to full",
         )
 
 
@@ -186,7 +190,7 @@ def _grow(sample: Sample, event: Mapping[str, Any], request: Request) -> None:
     reason = meta["finish_reason"] and meta["finish_reason"]["type"]
     if reason not in (None, "stop", "length"):
         raise ServerError(f"a completion ended with {meta['finish_reason']}")
-    # An event has the new tokens or, without incremental streaming, all of them.
+    # An event has the new tokens only or, without incremental streaming, all of them.
     start = meta["completion_tokens"] - len(event["output_ids"])
     sample.token_ids[start:] = event["output_ids"]
     sample.logprobs[start:] = [logprob for logprob, *_ in meta["output_token_logprobs"]]

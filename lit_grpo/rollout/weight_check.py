@@ -1,55 +1,55 @@
-"""Whether a server holds the policy's weights, by what it samples. A server's word is no proof.
+"""Check that an engine samples from the policy's weights: compare its logprobs with the trainer's.
 
-The same sequences every time, so that a server that answers from a stale cache is found out.
+The version that an engine reports proves nothing. The sequences are always the same, so that
+answers from a stale prefix cache are detected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lit_grpo.concurrency import gather_or_cancel
 from lit_grpo.policy.body_and_head import evaluation_mode
 from lit_grpo.rollout.engine import SampledPolicy
-from lit_grpo.rollout.requests import Request, Sample, one_token_each
-from lit_grpo.rollout.server.api import ServerAPI
-from lit_grpo.rollout.server.endpoint import Endpoint, ServerError
+from lit_grpo.rollout.requests import Request, Sample, single_token_request
 from lit_grpo.rollout.weights.store import WeightUpdate
-from lit_grpo.types import UserError
+from lit_grpo.types import check_range
 
-NUM_PLACES = 4
-"""Last positions of a sequence whose next token is compared."""
-SPARE_PLACES = 4
-"""Left over of a server's context: some keep one or two places to themselves."""
+NUM_POSITIONS = 4
+"""Last positions of each sequence whose next token is compared."""
 NUM_SAMPLES = 4
-"""Next tokens that a server samples at each of them."""
-LONGEST = 272
-"""Tokens of a sequence: more than two blocks of any server's prefix cache."""
+"""Next tokens sampled at each position."""
+MAX_SEQUENCE_TOKENS = 272
+"""Longer than two blocks of any server's prefix cache."""
+RESERVED_TOKENS = 4
+"""Context left free: some servers reserve one or two tokens."""
+CHECK_TEMPERATURE = 0.7
+"""Unlike 1, it also detects an engine whose logprobs ignore the temperature."""
 TOLERANCES = {"float32": 5e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """How it is proven that a server holds the policy's weights.
+    """How the trainer checks that an engine samples from the policy's weights.
 
-    At the first weight updates, then at every so many and after every restart some sequences are
-    replayed through the trainer, and the server's logprobs compared with them.
+    It runs a few fixed sequences through the policy and compares the engine's logprobs of the
+    next tokens with its own. A mismatch ends the run. Every restarted server is checked, too.
 
     Args:
-        every: Weight updates from one proof to the next. The first ones are closer together,
-            1, 2, 4, 8 and so on after the first: a server may begin with the very weights of the
-            first update, which it would pass without having read them.
-        num_sequences: How many sequences.
+        every: Weight updates between two checks. The first ones are closer together: at the first
+            update, then 1, 2, 4, 8, ... updates later, until they are ``every`` apart. A server
+            may be started with the very weights of the first update, and would pass that check
+            without having read them.
+        num_sequences: Sequences to compare.
         tolerance: Largest mean difference of the logprobs that passes; null for 0.005 with
             float32 weights and 0.1 with half precision.
 
     Raises:
-        ValueError: a number below its least.
+        UserError: a value is out of range.
     """
 
     every: int = 50
@@ -57,65 +57,66 @@ class Proof:
     tolerance: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("every", "num_sequences"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"proof.{name} must be >= 1, got {getattr(self, name)} (weights that nobody "
-                    f"looks at may be stale). Set model.engine.init_args.proof.{name}."
-                )
-
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise UserError(
-                f"proof.tolerance must be positive, got {self.tolerance} (no proof would pass). "
-                "Set model.engine.init_args.proof.tolerance."
-            )
+        key, why = "model.engine.init_args.proof", "unchecked weights may be stale"
+        check_range(f"{key}.every", self.every, at_least=1, why=why)
+        check_range(f"{key}.num_sequences", self.num_sequences, at_least=1, why=why)
+        check_range(f"{key}.tolerance", self.tolerance, above=0, why="no engine would pass")
 
     def is_due(self, num_updates: int) -> bool:
-        """At the update after so many."""
+        """Return whether to check at the update that follows so many earlier ones."""
         is_early = num_updates < self.every and num_updates.bit_count() == 1
         return is_early or num_updates % self.every == 0
 
 
 class WeightMismatch(Exception):
-    """A server samples from other weights than the policy's."""
+    """An engine samples from other weights than the policy's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLogprobs:
-    """What a server with the policy's weights must say."""
+    """What an engine with the policy's weights must answer."""
 
     sequences: Tensor
     """[K, L] token ids."""
     logprobs: Tensor
-    """[K, places, V] of the token after each of the last places, in float32."""
+    """[K, NUM_POSITIONS, V] float32, of the token after each of the last positions."""
     temperature: float
     tolerance: float
 
-    def cases(self) -> list[tuple[list[int], Tensor]]:
-        """(tokens of a prefix, [V] logprobs of what follows it)."""
+    def questions(self, adapter: WeightUpdate | None) -> list[tuple[Request, Tensor]]:
+        """Return (request for the next token of a prefix, [V] its logprobs by the trainer)."""
         length = self.sequences.shape[1]
         return [
-            (sequence[: length - NUM_PLACES + 1 + place].tolist(), logprobs[place])
+            (self._request(sequence[: length - NUM_POSITIONS + 1 + position], adapter), expected)
             for sequence, logprobs in zip(self.sequences, self.logprobs, strict=True)
-            for place in range(NUM_PLACES)
+            for position, expected in enumerate(logprobs)
         ]
+
+    def _request(self, prefix: Tensor, adapter: WeightUpdate | None) -> Request:
+        return single_token_request(prefix.tolist(), NUM_SAMPLES, self.temperature, adapter)
 
 
 @torch.no_grad()
-def expect(
-    policy: SampledPolicy, proof: Proof, *, temperature: float, dtype: str, max_length: int
+def expected_logprobs(
+    policy: SampledPolicy, proof: Proof, *, temperature: float, dtype: str, max_length: int | None
 ) -> ExpectedLogprobs:
-    """Run the sequences through the policy, in its own precision whatever the trainer's is; under
-    a sharded strategy all ranks must call it."""
+    """Run the sequences through the policy; under a sharded strategy every rank must call it.
+
+    Autocast is off, so that the policy's own precision counts and not the trainer's.
+
+    Args:
+        dtype: Of the engine's weights; it sets the default tolerance.
+        max_length: Longest sequence that the engine takes.
+    """
     model = policy.model
     vocabulary = model.get_input_embeddings().weight.shape[0]
     vocabulary = min(vocabulary, getattr(model.config, "vocab_size", vocabulary))
-    length = min(LONGEST, max_length - SPARE_PLACES)
+    length = min(MAX_SEQUENCE_TOKENS, (max_length or MAX_SEQUENCE_TOKENS) - RESERVED_TOKENS)
     drawn = np.random.default_rng(0).integers(vocabulary, size=(proof.num_sequences, length))
     sequences = torch.from_numpy(drawn)
     ids = sequences.to(next(model.parameters()).device)
     with evaluation_mode(model), torch.autocast(ids.device.type, enabled=False):
-        output = model(input_ids=ids, use_cache=False, logits_to_keep=NUM_PLACES)
+        output = model(input_ids=ids, use_cache=False, logits_to_keep=NUM_POSITIONS)
     return ExpectedLogprobs(
         sequences=sequences,
         logprobs=(output.logits.float() / temperature).log_softmax(-1).cpu(),
@@ -124,60 +125,34 @@ def expect(
     )
 
 
-async def prove(
-    api: ServerAPI, endpoint: Endpoint, expected: ExpectedLogprobs, adapter: WeightUpdate | None
+def logprob_pair(sample: Sample, expected: Tensor) -> tuple[float, float]:
+    """Return the engine's and the trainer's logprob of a sampled token, given [V] expected."""
+    return sample.logprobs[0], expected[sample.token_ids[0]].item()
+
+
+def check_logprobs(
+    pairs: Sequence[tuple[float, float]], expected: ExpectedLogprobs, engine_name: str
 ) -> float:
-    """The mean difference of the server's logprobs from the trainer's.
+    """Return the mean difference between the logprobs of an engine and the trainer's.
+
+    Args:
+        pairs: The engine's and the trainer's logprob of each token.
+        engine_name: For the message.
 
     Raises:
-        WeightMismatch: it is beyond the tolerance.
-        RequestRefused, ServerError: there was no answer to compare.
-    """
-
-    async def compare(request: Request, logprobs: Tensor) -> list[tuple[float, float]]:
-        pairs = {}
-        async with aclosing(api.stream(endpoint, request)) as stream:
-            async for number, sample in stream:
-                if sample.finish_reason is not None:
-                    pairs[number] = _both(sample, logprobs)
-        return list(pairs.values())
-
-    requests = [
-        (part, logprobs)
-        for tokens, logprobs in expected.cases()
-        for part in api.parts(one_token_each(tokens, NUM_SAMPLES, expected.temperature, adapter))
-    ]
-    answers = await gather_or_cancel([compare(*one) for one in requests])
-    pairs = [pair for answer in answers for pair in answer]
-    return check_pairs(pairs, expected, f"the server at {endpoint.url}")
-
-
-def _both(sample: Sample, logprobs: Tensor) -> tuple[float, float]:
-    """The server's and the trainer's logprob of the one token."""
-    if not sample.is_whole:
-        raise ServerError("a token to compare came without its logprob or its version")
-    return sample.logprobs[0], logprobs[sample.token_ids[0]].item()
-
-
-def check_pairs(
-    pairs: Sequence[tuple[float, float]], expected: ExpectedLogprobs, sampler_name: str
-) -> float:
-    """The mean difference between logprobs of a sampler and the trainer's of the same tokens.
-
-    Raises:
-        WeightMismatch: it is beyond the tolerance.
+        WeightMismatch: the difference exceeds the tolerance, or is not a number.
     """
     both = torch.tensor(pairs)
-    sampler, trainer = both.mean(0).tolist()
+    engine, trainer = both.mean(0).tolist()
     difference = (both[:, 0] - both[:, 1]).abs().mean().item()
-    if not difference <= expected.tolerance:  # a difference that is no number does not pass
+    if not difference <= expected.tolerance:
         raise WeightMismatch(
-            f"{sampler_name} says that it holds the policy's weights and does not: "
-            f"its logprobs of {len(pairs)} tokens differ from the trainer's by {difference:.3g} on "
-            f"average, where {expected.tolerance:g} is allowed (mean {sampler:.3f}, trainer "
-            f"{trainer:.3f}). Training on its rollouts would be training on another policy's. "
-            "Known causes: tied embeddings on a CPU, a prefix cache that outlived the update, "
-            "another --logprobs-mode or dtype than was configured; for a large difference of "
-            "kernels set model.engine.init_args.proof.tolerance."
+            f"{engine_name} does not sample from the policy's weights, although it reports their "
+            f"version: its logprobs of {len(pairs)} tokens differ from the trainer's by "
+            f"{difference:.3g} on average, where {expected.tolerance:g} is allowed (mean "
+            f"{engine:.3f}, trainer {trainer:.3f}). The run would train on another policy's "
+            "rollouts. Known causes: tied embeddings on a CPU; a prefix cache that was not reset "
+            "after the update; a --logprobs-mode or dtype other than configured. If the engine's "
+            "kernels are just less precise, set model.engine.init_args.proof.tolerance."
         )
     return difference

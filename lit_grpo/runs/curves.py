@@ -1,4 +1,4 @@
-"""Draws what runs have left in ``metrics.csv``: one picture, a panel for all that has data.
+"""Draw the curves in the ``metrics.csv`` of runs: one picture with a panel for each quantity.
 
 Several runs are taken as stages of one training, such as a warm-up and the GRPO run after it.
 """
@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
+
 from lit_grpo.types import UserError
 
 ACCURACY = "val/accuracy"
@@ -52,8 +53,8 @@ STYLE = {
     "legend.fontsize": 8,
 }
 COLUMNS = 3
-SMOOTHED_FROM = 60
-"""With more points than these a noisy curve gets a running mean."""
+MAX_PLAIN_POINTS = 60
+"""A curve with more points gets a running mean."""
 
 PHASES = {
     "generation": ("generation", BLUE),
@@ -66,7 +67,7 @@ PHASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run directory and its metrics, a row a step."""
+    """One run directory and its metrics, one row for each step."""
 
     path: Path
     metrics: pd.DataFrame
@@ -87,7 +88,7 @@ class Run:
         return metric in self.metrics and bool(self.metrics[metric].notna().any())
 
     def values(self, metric: str) -> pd.Series:
-        """What there is of a metric, by step from 1."""
+        """Return the values of a metric, indexed by step from 1; steps without one are left out."""
         series = self.metrics.set_index("step")[metric].dropna()
         series.index += 1
         return series
@@ -97,30 +98,27 @@ def load_run(path: str | Path) -> Run:
     """Read a run directory.
 
     Raises:
-        ValueError: it does not exist, or has no metrics.
+        UserError: it does not exist, or has no metrics.
     """
     path = Path(path)
     if not path.is_dir():
-        raise UserError(f"{path}: no such run directory. Give one like runs/quickstart/0.")
+        raise UserError(f"{path}: no such run directory. Example: runs/quickstart/0.")
     file = path / "metrics.csv"
     if not file.exists():
         versions = sorted(str(inner) for inner in path.glob("*") if (inner / file.name).exists())
         hint = f" Did you mean {' or '.join(versions)}?" if versions else ""
-        raise UserError(f"{path} has no metrics.csv: no run has taken a step in it.{hint}")
+        raise UserError(f"{path} has no metrics.csv, so no run has taken a step in it.{hint}")
     metrics = pd.read_csv(file) if file.stat().st_size else pd.DataFrame()
     if metrics.empty:
         raise UserError(f"{file} has no rows: the run ended before its first step. See run.log.")
     return Run(path=path, metrics=metrics)
 
 
-# The picture
-
-
 def draw_curves(run_dirs: Sequence[str | Path]) -> Path:
-    """Write ``curves.png`` into the last run's directory, with a panel for all that has data.
+    """Write ``curves.png``, with a panel for each quantity that has data, into the last run.
 
     Raises:
-        ValueError: a directory that is no run, or a run without metrics.
+        UserError: a directory is not a run, or a run has no metrics.
     """
     runs = [load_run(path) for path in run_dirs]
     panels = [panel for panel in PANELS if any(map(panel.fits, runs))]
@@ -152,13 +150,13 @@ class Panel:
 
     title: str
     metric: str
-    """Without it a run is not in this panel."""
+    """A run without this metric is not in the panel."""
     unit: str = ""
     color: str = BLUE
     draw: Callable[[Axes, Run, int], None] | None = None
-    """Draws one run, its steps moved on by those of the runs before it; by default a curve."""
+    """Draws one run, with its steps offset by those of earlier runs; by default one curve."""
     shows_zeros: bool = True
-    """False where nothing but zeros means that there is nothing to see."""
+    """Whether a run whose values are all 0 is drawn."""
 
     def fits(self, run: Run) -> bool:
         return run.has(self.metric) and (self.shows_zeros or bool(run.values(self.metric).any()))
@@ -187,7 +185,7 @@ def draw_panel(ax: Axes, panel: Panel, all_runs: Sequence[Run]) -> None:
 
 
 def label_runs(ax: Axes, runs: Sequence[Run], offsets: Sequence[int]) -> None:
-    """Say where one run ends and the next begins."""
+    """Mark where one run ends and the next begins."""
     for run, offset in zip(runs, offsets, strict=False):
         place = (offset + 0.5, 1.02)
         ax.annotate(run.label, place, xycoords=("data", "axes fraction"), fontsize=8, color=GREY)
@@ -198,10 +196,10 @@ def label_runs(ax: Axes, runs: Sequence[Run], offsets: Sequence[int]) -> None:
 def draw_line(
     ax: Axes, run: Run, offset: int, metric: str, color: str = BLUE, label: str | None = None
 ) -> None:
-    """A curve; of a long one the single points are faint behind a running mean."""
+    """Draw a curve; a long one is drawn faint, with a running mean in front of it."""
     values = run.values(metric)
     steps = values.index + offset
-    is_long = len(values) > SMOOTHED_FROM
+    is_long = len(values) > MAX_PLAIN_POINTS
     ax.plot(
         steps,
         values,
@@ -216,7 +214,7 @@ def draw_line(
 
 
 def draw_accuracy(ax: Axes, run: Run, offset: int) -> None:
-    """Greedy accuracy with its last value; that of samples beside it, if there are any."""
+    """Draw greedy accuracy with its last value, and the accuracies of samples if there are any."""
     others = [str(name) for name in run.metrics if str(name).startswith(("val/avg@", "val/pass@"))]
     for name, color in zip(others, (ORANGE, GREEN, PURPLE, RED), strict=False):
         values = run.values(name)
@@ -249,7 +247,7 @@ def draw_length(ax: Axes, run: Run, offset: int) -> None:
 
 
 def draw_phases(ax: Axes, run: Run, offset: int) -> None:
-    """Seconds of a step, phase upon phase."""
+    """Draw the seconds of a step as stacked phases."""
     total = run.values(STEP_TIME)
     found = {
         phase: run.values(f"timing/{phase}_duration_s").reindex(total.index, fill_value=0)

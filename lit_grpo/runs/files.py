@@ -1,15 +1,13 @@
-"""What a run always leaves behind: ``metrics.csv``, ``completions/``, ``final/`` and ``run.log``.
+"""The files that every run writes: ``metrics.csv``, ``completions/``, ``final/`` and ``run.log``.
 
-Local files whatever remote logger is on. Observes a run, never changes it.
+They are written locally, in addition to what remote loggers send.
 """
 
 from __future__ import annotations
 
 import csv
-import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from itertools import chain, count
@@ -23,13 +21,14 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.types import RolloutBatch, TrainBatch, UserError
+from lit_grpo.stopping import get_stop_reason
+from lit_grpo.types import RolloutBatch, TrainBatch, check_range
 
 Row = dict[str, float]
 
 
 def next_run_dir(root: str | Path, name: str) -> Path:
-    """Make ``root/name/version`` with the next free number."""
+    """Create ``root/name/version`` with the next free number and return it."""
     parent = Path(root) / name
     parent.mkdir(parents=True, exist_ok=True)
     taken = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
@@ -44,19 +43,19 @@ def next_run_dir(root: str | Path, name: str) -> Path:
 
 
 def last_checkpoint(run_dir: str | Path) -> Path | None:
-    """The checkpoint of a run that was written last; None without one."""
+    """Return the most recently written checkpoint of a run, or None if there is none."""
     found = Path(run_dir, "checkpoints").glob("*.ckpt")
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 class MetricsFile(Logger):
-    """Writes ``metrics.csv``: one row a rollout step, training and validation metrics in it.
+    """Write ``metrics.csv``: one row for each rollout step, with training and validation metrics.
 
     The file is complete after every step. A metric that appears later adds a column at the end.
-    A resumed run keeps the rows before its first training step and writes the others anew.
+    A resumed run keeps the rows before its first training step and rewrites the others.
 
-    Column ``step`` is the rollout step from 0; ``seconds`` is how long the run had been going when
-    the row began, without the time between a stop and a resumption.
+    Column ``step`` is the rollout step, from 0; ``seconds`` is the running time at the start of the
+    row, without the time between a stop and a resumption.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -67,14 +66,13 @@ class MetricsFile(Logger):
         self._columns = ["step", "seconds"]
         self._rows: dict[int, Row] | None = None
         self._earlier_steps: set[int] = set()
-        """What an earlier process wrote, until this one has trained a step."""
+        """Steps that an earlier process wrote; empty once this one has trained a step."""
         self._last_row_at: int | None = None
-        """Where in the file the last row begins; None when the file has to be written anew."""
-
-    # With an empty name and version Lightning takes ``save_dir`` itself for the run's directory.
+        """Offset of the last row in the file; None if the whole file must be rewritten."""
 
     @property
     def name(self) -> str:
+        """Empty, as ``version``, so that Lightning uses ``save_dir`` as the run directory."""
         return ""
 
     @property
@@ -86,7 +84,7 @@ class MetricsFile(Logger):
         return str(self.path.parent)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """They are in ``config.yaml``."""
+        """Do nothing: the hyper-parameters are in ``config.yaml``."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -115,10 +113,10 @@ class MetricsFile(Logger):
         return self._rows
 
     def _forget_from(self, step: int) -> None:
-        """Drop the earlier rows that this run is about to write again."""
+        """Drop the rows of an earlier process from this step on: this run writes them again."""
         rows = self._open()
-        for again in [earlier for earlier in self._earlier_steps if earlier >= step]:
-            del rows[again]
+        for later in [earlier for earlier in self._earlier_steps if earlier >= step]:
+            del rows[later]
             self._last_row_at = None
             self._seconds_before = self._seconds_of_last_row()
         self._earlier_steps = set()
@@ -134,7 +132,7 @@ class MetricsFile(Logger):
             self._last_row_at = self.path.stat().st_size
 
     def _write_all(self) -> None:
-        """A reader sees the old file or the new one, never half of it."""
+        """Replace the file in one move, so that a reader never sees half of it."""
         rows = self._open()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_name(".metrics.csv.partial")
@@ -160,7 +158,7 @@ class MetricsFile(Logger):
 
 
 def _read(path: Path) -> tuple[list[str], dict[int, Row]]:
-    """Columns and rows; a line that a kill tore off is dropped."""
+    """Return columns and rows; a last line cut off by a kill is dropped."""
     lines = path.read_text().splitlines(keepends=True)
     reader = csv.DictReader(line for line in lines if line.endswith("\n"))
     rows = [{name: float(cell) for name, cell in row.items() if cell} for row in reader]
@@ -172,21 +170,22 @@ def _is_evaluation(values: Mapping[str, float]) -> bool:
 
 
 class CompletionsFile(Callback):
-    """Writes each rollout step's completions, scores and advantages as parquet, a row each.
+    """Write the completions, scores and advantages of each rollout step as parquet.
 
-    Files are ``completions/step_000012.parquet``, of several ranks
-    ``completions/step_000012_rank1.parquet``. An invalid row has no reward, a row that was not
-    trained on has no advantage.
+    The file is ``completions/step_000012.parquet``, with several ranks
+    ``completions/step_000012_rank1.parquet``; it has a row for each completion. An invalid row has
+    no reward, and a row that was not trained on has no advantage.
+
+    Args:
+        run_dir: Directory of the run.
+        every_n_steps: Rollout steps from one file to the next; 1 writes every step.
 
     Raises:
-        ValueError: every_n_steps below 1.
+        UserError: every_n_steps is below 1.
     """
 
     def __init__(self, run_dir: str | Path, every_n_steps: int = 1) -> None:
-        if every_n_steps < 1:
-            raise UserError(
-                f"every_n_steps must be >= 1, got {every_n_steps} (1 writes every rollout step)."
-            )
+        check_range("CompletionsFile.every_n_steps", every_n_steps, at_least=1)
         self.directory = Path(run_dir) / "completions"
         self.every_n_steps = every_n_steps
 
@@ -209,7 +208,7 @@ class CompletionsFile(Callback):
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Writes a parquet file, which a reader sees whole or not at all."""
+    """Write a parquet file and move it into place, so that a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     pq.write_table(table, partial)
@@ -217,16 +216,16 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def free_path(path: Path) -> Path:
-    """The path, or one with the next number where there is such a file: ``rewards-1.parquet``."""
+    """Return the path, numbered if such a file exists already: ``rewards-1.parquet``."""
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(1))
-    return next(one for one in chain([path], numbered) if not one.exists())
+    return next(candidate for candidate in chain([path], numbered) if not candidate.exists())
 
 
 def completions_table(
     step: int, rollouts: RolloutBatch, batch: TrainBatch | None = None
 ) -> pa.Table:
-    """N rows, in row order; without advantages where nothing was trained on."""
-    rows = [(g, c) for g in rollouts.groups for c in g.completions]
+    """Return a table of N rows, in row order; without a train batch advantages are null."""
+    rows = [(group, one) for group in rollouts.groups for one in group.completions]
     text, number = pa.string(), pa.float64()
     columns = {
         "step": pa.array([step] * len(rows), pa.int64()),
@@ -235,7 +234,7 @@ def completions_table(
         "completion": pa.array([completion.text for _, completion in rows], text),
         "finish_reason": pa.array([completion.finish_reason for _, completion in rows], text),
         "num_tokens": pa.array([len(completion.token_ids) for _, completion in rows], pa.int64()),
-        "token_ids": pa.array([c.token_ids for _, c in rows], pa.list_(pa.int32())),
+        "token_ids": pa.array([one.token_ids for _, one in rows], pa.list_(pa.int32())),
         "answer": pa.array([group.prompt.answer for group, _ in rows], text),
         "reward": pa.array(rollouts.rewards.flatten().numpy(), number, from_pandas=True),
         "valid": pa.array(rollouts.valid.flatten().numpy(), pa.bool_()),
@@ -256,52 +255,24 @@ def _trained_advantages(batch: TrainBatch | None, num_rows: int) -> list[float |
         return [None] * num_rows
     trained = batch.loss_mask.any(1).tolist()
     pairs = zip(batch.advantages.tolist(), trained, strict=True)
-    return [advantage if counts else None for advantage, counts in pairs]
+    return [advantage if is_trained else None for advantage, is_trained in pairs]
 
 
 class FinalModel(Callback):
-    """Writes the trained policy to ``final/`` as a Hugging Face model when training is done.
+    """Write the trained policy to ``final/`` as a Hugging Face model when training is done.
 
-    A run that was stopped has no final model: it can be resumed. The directory appears whole.
+    A run that was stopped writes none, since it can be resumed. The directory is moved into place
+    when it is complete.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
         self.path = Path(run_dir) / "final"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.is_global_zero and getattr(trainer, "stop_reason", None) is None:
+        if trainer.is_global_zero and get_stop_reason(trainer) is None:
             partial = self.path.with_name("final.partial")
             shutil.rmtree(partial, ignore_errors=True)
             pl_module.policy.save_pretrained(partial)  # type: ignore[operator, union-attr]
             shutil.rmtree(self.path, ignore_errors=True)
             partial.rename(self.path)
         trainer.strategy.barrier("FinalModel")
-
-
-LOGGED = ("lit_grpo", "lightning.pytorch", "lightning.fabric", "py.warnings")
-
-
-def open_run_log(run_dir: str | Path, rank: int = 0) -> logging.Handler:
-    """Send what this project, Lightning and Python warn of or tell to ``run.log``, too.
-
-    The terminal still gets it. Other ranks than 0 write ``run_rank1.log`` and so on.
-    """
-    path = Path(run_dir) / ("run.log" if rank == 0 else f"run_rank{rank}.log")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.captureWarnings(True)
-    for name in LOGGED:
-        logger = logging.getLogger(name)
-        if not logger.hasHandlers():
-            logger.addHandler(_Terminal())
-        logger.addHandler(handler)
-    logging.getLogger("lit_grpo").setLevel(logging.INFO)
-    return handler
-
-
-class _Terminal(logging.Handler):
-    """Writes to what is stderr at the moment: a live progress bar replaces it to stay in place."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)

@@ -1,6 +1,6 @@
-"""What ``lit-grpo report`` does: the curves of runs as a picture, and a summary to read.
+"""The command ``lit-grpo report``: draw the curves of runs and print a summary.
 
-Reads run directories; several are taken as stages of one training.
+Several run directories are taken as stages of one training.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from lit_grpo.runs.curves import ACCURACY, Run, draw_curves, load_run
 
 
 def report(run_dirs: Sequence[str | Path]) -> None:
-    """Draw the curves of one or more runs in a row, and print a summary.
+    """Draw the curves of one or more consecutive runs and print a summary.
 
     Raises:
-        ValueError: a directory that is no run, or a run without metrics.
+        UserError: a directory is not a run, or a run has no metrics.
     """
     draw_curves(run_dirs)
     summarise(run_dirs)
 
 
 def summarise(run_dirs: Sequence[str | Path]) -> None:
-    """Print held-out accuracy before and after, time and tokens of runs, and where their files are.
+    """Print held-out accuracy, time and tokens of runs, and where the files of the last one are.
 
     Raises:
-        ValueError: a directory that is no run, or a run without metrics.
+        UserError: a directory is not a run, or a run has no metrics.
     """
     runs = [load_run(path) for path in run_dirs]
     console = Console()
     console.print(_table(runs))
     if accuracy := _accuracy_line(runs):
         console.print(accuracy, soft_wrap=True)
-    for name, path in _places(runs[-1]).items():
+    for name, path in _file_paths(runs[-1]).items():
         console.print(f"{name:<13}{path}", soft_wrap=True, highlight=False)
 
 
 def _accuracy_line(runs: Sequence[Run]) -> str:
-    """``Held-out accuracy 0.527 after sft/0 → 0.984 after grpo/0 (2 min 9 s)``."""
+    """Return ``Held-out accuracy 0.527 after sft/0 → 0.984 after grpo/0 (2 min 9 s)``."""
     ends = {run.label: _first_and_last(run, ACCURACY) for run in runs if run.has(ACCURACY)}
     stages = [f"[bold]{last:.3f}[/] after {label}" for label, (_, last) in ends.items()]
     if len(runs) == 1:
@@ -79,7 +79,7 @@ def _change(run: Run, metric: str) -> str:
 
 
 def _num_tokens(run: Run) -> str:
-    """Sampled in training; the timing log measures them."""
+    """Return the number of tokens sampled in training, from the metrics of ``TimingLog``."""
     if not run.has("perf/tokens_per_second"):
         return "–"
     rates, seconds = run.values("perf/tokens_per_second"), run.values("timing/step_duration_s")
@@ -98,7 +98,7 @@ def _clock(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _places(run: Run) -> dict[str, Path]:
+def _file_paths(run: Run) -> dict[str, Path]:
     names = {
         "Run": ".",
         "Curves": "curves.png",

@@ -1,7 +1,4 @@
-"""What warm-up and GRPO share: a policy, its optimizer, held-out evaluation, exact checkpoints.
-
-Knows no objective.
-"""
+"""The base of GRPO and supervised warm-up: policy, optimizer, evaluation, checkpoints."""
 
 from __future__ import annotations
 
@@ -22,12 +19,12 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 from lit_grpo.distributed import any_failure
 from lit_grpo.policy import Policy
 from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
-from lit_grpo.stopping import ENGINE_EXIT_CODE, get_stop_reason, stop_run
+from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
-from lit_grpo.training.seeds import SeedPurpose, derive_seed, seed_everything
-from lit_grpo.training.stages import in_stage
-from lit_grpo.types import Prompt, StopReason, UserError
+from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
+from lit_grpo.training.stages import StageEvents
+from lit_grpo.types import Prompt, StopReason, UserError, refuse
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +32,14 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def default_optimizer(params: Any) -> torch.optim.Optimizer:
-    """AdamW as GRPO runs commonly set it."""
+    """Return AdamW with a learning rate that is common for GRPO."""
     return torch.optim.AdamW(params, lr=1e-6, weight_decay=0.0)
 
 
 class PolicyModule(L.LightningModule):
-    """A policy that is trained and evaluated.
+    """Train and evaluate a policy.
 
-    Random numbers are counted, not carried: each event draws from a seed of its own, made of
-    (seed, rank, purpose, number), so that a resumed run draws what an uninterrupted one would.
+    A subclass defines ``training_step``. Arguments are as in ``GRPOModule``.
     """
 
     def __init__(
@@ -66,6 +62,7 @@ class PolicyModule(L.LightningModule):
         self.warmup_steps = warmup_steps
         self.evaluation = evaluation or Evaluation()
         self.seed = seed
+        self.events = StageEvents(self)
 
     needs_reference = False
     moves_reference = False
@@ -74,22 +71,20 @@ class PolicyModule(L.LightningModule):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.policy.tokenizer
 
-    # Life of a run
-
     def configure_model(self) -> None:
-        seed_everything(self.seed)  # the same on all ranks: the weights may be random
+        seed_everything(self.seed)  # random initial weights must be the same on all ranks
         self.policy.load(with_reference=self.needs_reference, moving_reference=self.moves_reference)
         self.engine.start(self.policy)
 
     def setup(self, stage: str) -> None:
-        refuse_untested(self.trainer)
+        refuse_unsupported(self.trainer)
         self.evaluation.suite.start()
 
     def teardown(self, stage: str) -> None:
         self.close()
 
     def close(self) -> None:
-        """Give back what engine and rewards hold; Lightning's ``teardown`` misses failed runs."""
+        """Close the engine and the rewards; Lightning skips ``teardown`` when a run fails."""
         self.engine.close()
         self.evaluation.suite.close()
 
@@ -103,10 +98,10 @@ class PolicyModule(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def num_optimizer_steps(self) -> int:
-        """Optimizer steps of the whole run, for the schedule.
+        """Return the optimizer steps of the whole run, for the schedule.
 
         Raises:
-            ValueError: neither ``trainer.max_steps`` nor ``trainer.max_epochs`` ends the run.
+            UserError: neither ``trainer.max_steps`` nor ``trainer.max_epochs`` is set.
         """
         trainer = self.trainer
         if trainer.max_steps > 0:
@@ -117,25 +112,23 @@ class PolicyModule(L.LightningModule):
                 "Set trainer.max_steps or trainer.max_epochs, or model.lr_schedule to constant."
             )
         trainer.fit_loop.setup_data()
-        return self.optimizer_steps_of(int(trainer.num_training_batches)) * trainer.max_epochs
+        per_epoch = self.optimizer_steps_per_epoch(int(trainer.num_training_batches))
+        return per_epoch * trainer.max_epochs
 
-    def optimizer_steps_of(self, num_batches: int) -> int:
-        """Optimizer steps of one epoch; its last batch steps however few were accumulated."""
+    def optimizer_steps_per_epoch(self, num_batches: int) -> int:
+        """Return the optimizer steps of one epoch; its last batch always ends with one."""
         return ceil(num_batches / self.trainer.accumulate_grad_batches)
 
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> Any:
-        """Prompts stay where they are; the tensors made of them go to the device."""
+        """Return the prompts unchanged; the tensors made from them are moved later."""
         return batch
 
-    # Random numbers
-
-    def derive_seed(self, purpose: SeedPurpose, *number: int) -> int:
-        """The seed of one numbered event of this run on this rank."""
-        return derive_seed(self.seed, self.global_rank, purpose, *number)
-
-    # Held-out evaluation
+    @property
+    def seeds(self) -> Seeds:
+        """The seeds of this run on this rank."""
+        return Seeds(self.seed, self.global_rank)
 
     def on_train_start(self) -> None:
         loader = self.trainer.val_dataloaders
@@ -156,25 +149,26 @@ class PolicyModule(L.LightningModule):
             logger.log_metrics(metrics, step=0)
         log.info("before training: %s", ", ".join(f"{k} {v:.3f}" for k, v in metrics.items()))
         if reason := get_stop_reason(self.trainer):
-            raise EngineFailed(reason.message)  # there is no step to keep
+            raise EngineFailed(reason.message)  # there is no training progress to save
 
     def on_validation_epoch_start(self) -> None:
         self._val_metrics = Metrics()
-        with self._engine_may_fail():
+        with self._stops_on_engine_failure():
             self.engine.load_weights(self.policy, self.global_step)
 
-    @in_stage("evaluation")
     def validation_step(self, prompts: Sequence[Prompt], batch_idx: int) -> None:
-        seed = self.derive_seed(SeedPurpose.EVALUATION, batch_idx)
-        with self._engine_may_fail():
+        seed = self.seeds.derive(SeedPurpose.EVALUATION, batch_idx)
+        with self.events.stage("evaluation"), self._stops_on_engine_failure():
             self.evaluation.add_metrics(
                 self._val_metrics, self.engine, prompts, self.sampling, seed=seed
             )
 
     @contextmanager
-    def _engine_may_fail(self) -> Iterator[None]:
-        """An evaluation without an engine is left out and ends a training, with its checkpoint;
-        every rank must come here."""
+    def _stops_on_engine_failure(self) -> Iterator[None]:
+        """When the engine fails, stop a training with a checkpoint; elsewhere raise its error.
+
+        Every rank must enter this context.
+        """
         failure = ""
         try:
             yield
@@ -185,10 +179,10 @@ class PolicyModule(L.LightningModule):
             raise EngineFailed(why)
         if why:
             message = f"Stopped at an evaluation: {why}"
-            stop_run(self.trainer, StopReason(exit_code=ENGINE_EXIT_CODE, message=message))
+            stop_run(self.trainer, StopReason(exit_code=ExitCode.ENGINE_FAILED, message=message))
 
     def on_validation_epoch_end(self) -> None:
-        # A checkpoint is chosen by these: where nothing could be judged, not by an older value.
+        # Without a scored completion log NaN: Lightning would select checkpoints by the last value.
         absent = dict.fromkeys(self.evaluation.metric_names, math.nan)
         self.log_dict(absent | self._val_metrics.merged())
 
@@ -199,13 +193,11 @@ class PolicyModule(L.LightningModule):
         values = self._val_metrics.merged()
         self.log_dict({name.replace("val/", "test/"): value for name, value in values.items()})
 
-    # Checkpoints
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self._base_is_elsewhere:
-            # Tied weights stand in the state under each of their names.
-            every = self.named_parameters(remove_duplicate=False)
-            frozen = {name for name, parameter in every if not parameter.requires_grad}
+        if self._reloads_frozen_base:
+            # The state dict contains tied weights under each of their names.
+            named = self.named_parameters(remove_duplicate=False)
+            frozen = {name for name, parameter in named if not parameter.requires_grad}
             weights = checkpoint["state_dict"]
             checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in frozen}
 
@@ -213,32 +205,37 @@ class PolicyModule(L.LightningModule):
         trained = {n for n, p in self.named_parameters() if p.requires_grad}
         if missing := sorted(trained - checkpoint["state_dict"].keys()):
             raise UserError(
-                f"the checkpoint lacks {len(missing)} trained parameters, first {missing[0]!r}: "
-                "it is of another policy. Set model.policy as it was in that run's config.yaml."
+                f"the checkpoint lacks {len(missing)} trained parameters, such as {missing[0]!r}, "
+                "so it belongs to another policy. Set model.policy as in that run's config.yaml."
             )
-        self.strict_loading = not self._base_is_elsewhere
+        self.strict_loading = not self._reloads_frozen_base
 
     @property
-    def _base_is_elsewhere(self) -> bool:
-        """The frozen base under an adapter is read from ``policy.path``, not from checkpoints."""
+    def _reloads_frozen_base(self) -> bool:
+        """Whether the frozen base of an adapter is loaded from ``policy.path`` when resuming."""
         return self.policy.lora is not None and self.policy.path is not None
 
 
-def refuse_untested(trainer: L.Trainer) -> None:
-    """Keep off what is known or likely to train wrongly without a word.
+def refuse_unsupported(trainer: L.Trainer) -> None:
+    """Refuse strategies and precisions that would train wrongly without an error.
 
     Raises:
-        ValueError: a strategy that shards the policy, or another precision than two.
+        UserError: the strategy is neither ``auto`` on one device nor ``ddp``, or the precision is
+            neither ``32-true`` nor ``bf16-mixed``.
     """
     if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
-        raise UserError(
-            f"trainer.strategy must be auto or ddp, got {type(trainer.strategy).__name__} (a "
-            "step on a sharded policy is not tested yet, and DeepSpeed drops gradients of several "
-            "backward passes). Set trainer.strategy."
+        raise refuse(
+            "trainer.strategy",
+            "auto or ddp",
+            type(trainer.strategy).__name__,
+            "sharded policies are untested, and DeepSpeed loses gradients when a step has several "
+            "backward passes",
         )
     if trainer.precision not in ("32-true", "bf16-mixed"):
-        raise UserError(
-            f"trainer.precision must be 32-true or bf16-mixed, got {trainer.precision} (float16 "
-            "gradients would be clipped before they are unscaled; for bfloat16 weights set "
-            "model.policy.dtype). Set trainer.precision."
+        raise refuse(
+            "trainer.precision",
+            "32-true or bf16-mixed",
+            trainer.precision,
+            "float16 gradients would be clipped before they are unscaled; for bfloat16 weights set "
+            "model.policy.dtype",
         )

@@ -1,35 +1,36 @@
-"""Scored groups to padded tensors, and those to micro-batches within a token budget.
+"""Turn scored groups into padded tensors, and split those into mini-batches and micro-batches.
 
-Nothing here changes what a token weighs in the loss: that is settled before the split.
+A token has the same weight in the loss for any split into micro-batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
+from lit_grpo.objective.advantages import counted_rows
 from lit_grpo.policy.padding import pad
-from lit_grpo.types import RolloutBatch, TrainBatch, UserError
+from lit_grpo.types import RolloutBatch, TokenBatch, TrainBatch, check_range
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateConfig:
-    """How one rollout step's groups become optimizer steps.
+    """How the groups of one rollout step are split into optimizer steps.
 
     Args:
-        epochs: Passes over the rollouts; their optimizer steps are ``epochs * minibatches``.
-        minibatches: Optimizer steps an epoch, each on its share of the groups.
-        max_tokens_per_micro_batch: Tokens that go through the model at once: those of a prompt
-            once a group, those of every completion, none of padding. (Where the log says that the
-            model runs padded: every row's, padded, with its prompt.) Memory follows it; the
-            gradient does not depend on it.
-        max_grad_norm: The gradient is scaled down to this norm.
+        epochs: Passes over the rollouts of a step, which takes ``epochs * minibatches`` optimizer
+            steps.
+        minibatches: Optimizer steps per pass, each on an equal share of the groups.
+        max_tokens_per_micro_batch: Tokens that go through the model at once: the prompt once per
+            group, every completion, no padding. (If the log says that the model runs padded: every
+            row with its prompt and padding.) Memory depends on it, the gradient does not.
+        max_grad_norm: The gradient is scaled down to at most this norm.
 
     Raises:
-        ValueError: a value below its least.
+        UserError: a setting is out of range.
     """
 
     epochs: int = 1
@@ -38,52 +39,92 @@ class UpdateConfig:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "minibatches", "max_tokens_per_micro_batch"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"{name} must be >= 1, got {getattr(self, name)} (every rollout step updates "
-                    f"the policy at least once). Set model.update.{name}."
-                )
+        key = "model.update."
+        why = "every rollout step updates the policy at least once"
+        check_range(f"{key}epochs", self.epochs, at_least=1, why=why)
+        check_range(f"{key}minibatches", self.minibatches, at_least=1, why=why)
+        check_range(
+            f"{key}max_tokens_per_micro_batch",
+            self.max_tokens_per_micro_batch,
+            at_least=1,
+            why="a row beyond the budget gets a micro-batch of its own",
+        )
+        check_range(f"{key}max_grad_norm", self.max_grad_norm, above=0)
 
     @property
     def optimizer_steps(self) -> int:
         return self.epochs * self.minibatches
 
 
-def collate_rollouts(
-    rollouts: RolloutBatch, *, pad_id: int, overlong_filtering: bool
-) -> TrainBatch:
-    """The rollouts as tensors; what must not be trained on has a False ``loss_mask``.
-
-    That is: rows that are not valid, groups with fewer than two valid rows and, with overlong
-    filtering (DAPO, arXiv 2503.14476 section 3.4), completions that hit the token limit.
-    Advantages are 0 until they are known.
-    """
-    completions = rollouts.completions
-    prompt_ids, prompt_mask = pad(
-        [group.prompt.token_ids for group in rollouts.groups], pad_id, torch.long, left=True
-    )
-    completion_ids, completion_mask = pad([c.token_ids for c in completions], pad_id, torch.long)
-    sampler_logprobs, _ = pad([c.sampler_logprobs for c in completions], 0.0, torch.float32)
-    trained = (rollouts.valid & (rollouts.valid.sum(1, keepdim=True) >= 2)).flatten()
-    if overlong_filtering:
-        trained &= ~torch.tensor([c.is_truncated for c in completions])
-    return TrainBatch(
+def collate_tokens(
+    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], *, pad_id: int
+) -> TokenBatch:
+    """Return B prompts and their B * G completions, in row order, as padded tensors."""
+    prompt_ids, prompt_mask = pad(prompts, pad_id, torch.long, left=True)
+    completion_ids, completion_mask = pad(completions, pad_id, torch.long)
+    return TokenBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
-        prompt_index=torch.arange(len(completions)) // rollouts.group_size,
+        prompt_index=torch.arange(len(completions)) // (len(completions) // len(prompts)),
         completion_ids=completion_ids,
         completion_mask=completion_mask,
-        loss_mask=completion_mask & trained[:, None],
-        advantages=torch.zeros(len(completions)),
+    )
+
+
+def trained_rows(rollouts: RolloutBatch, *, overlong_filtering: bool) -> Tensor:
+    """Return [N] True on the rows with a token in the loss.
+
+    These count in their group and are not empty. Overlong filtering (DAPO, arXiv 2503.14476 section
+    3.4) excludes the rows that hit the token limit.
+    """
+    trained = counted_rows(rollouts.valid).flatten()
+    trained &= torch.tensor([bool(one.token_ids) for one in rollouts.completions])
+    if overlong_filtering:
+        trained &= ~torch.tensor([one.is_truncated for one in rollouts.completions])
+    return trained
+
+
+def collate_rollouts(rollouts: RolloutBatch, *, pad_id: int) -> TokenBatch:
+    """Return the token ids of the rollouts as padded tensors."""
+    return collate_tokens(
+        [group.prompt.token_ids for group in rollouts.groups],
+        [completion.token_ids for completion in rollouts.completions],
+        pad_id=pad_id,
+    )
+
+
+def to_train_batch(
+    tokens: TokenBatch,
+    rollouts: RolloutBatch,
+    *,
+    trained: Tensor,
+    advantages: Tensor,
+    old_logprobs: Tensor | None = None,
+) -> TrainBatch:
+    """Add what the loss needs to the tokens, on their device.
+
+    Args:
+        trained: [N] True on the rows with a token in the loss.
+        advantages: [N].
+        old_logprobs: [N, C] if they have been computed already.
+    """
+    device = tokens.completion_ids.device
+    reported = [one for completion in rollouts.completions for one in completion.sampler_logprobs]
+    sampler_logprobs = torch.zeros(tokens.completion_mask.shape, device=device)
+    sampler_logprobs[tokens.completion_mask] = torch.tensor(reported, device=device)
+    return TrainBatch(
+        **{field.name: getattr(tokens, field.name) for field in fields(tokens)},
+        loss_mask=tokens.completion_mask & trained[:, None].to(device),
+        advantages=advantages.float().to(device),
         sampler_logprobs=sampler_logprobs,
+        old_logprobs=old_logprobs,
     )
 
 
 def minibatches(batch: TrainBatch, num_minibatches: int) -> Iterator[TrainBatch]:
-    """The batch in ``num_minibatches`` parts of whole groups, one optimizer step each.
+    """Split a batch into ``num_minibatches`` parts of whole groups, for one optimizer step each.
 
-    Fewer when there are fewer groups.
+    There are fewer parts if there are fewer groups.
     """
     groups = torch.arange(batch.prompt_ids.shape[0])
     for part in groups.tensor_split(min(num_minibatches, len(groups))):
@@ -91,18 +132,20 @@ def minibatches(batch: TrainBatch, num_minibatches: int) -> Iterator[TrainBatch]
 
 
 def micro_batches(
-    batch: TrainBatch, rows: Tensor, max_tokens: int, *, packed: bool
+    batch: TokenBatch, rows: Tensor, max_tokens: int, *, packed: bool
 ) -> list[Tensor]:
-    """These rows in micro-batches, each within a budget of tokens.
+    """Split rows into micro-batches within a token budget.
 
-    Longest first, so that memory peaks at the start. A row beyond the budget stands alone.
+    The longest rows come first, so that memory peaks at the start. A row beyond the budget gets a
+    micro-batch of its own.
 
     Args:
         rows: Indices of the rows that go through the model.
-        packed: It runs packs (`packing`), so that the rows of a group belong together.
+        packed: The model runs packed sequences (see `packing`), which contain the prompt once per
+            group, so the rows of a group stay together.
 
     Returns:
-        Row indices, one tensor a micro-batch; an empty list for no rows.
+        Row indices, one tensor per micro-batch; an empty list for no rows.
     """
     prompts = batch.prompt_mask.sum(1)[batch.prompt_index].tolist()
     lengths = batch.completion_mask.sum(1).tolist()
@@ -121,7 +164,7 @@ def micro_batches(
 def _whole_groups(
     groups: list[list[int]], prompts: list[int], lengths: list[int], max_tokens: int
 ) -> list[list[int]]:
-    """Largest group first; a group is parted only where it is beyond the budget."""
+    """Fill micro-batches, the largest group first; split a group only if it exceeds the budget."""
     tokens = [prompts[group[0]] + sum(lengths[row] for row in group) for group in groups]
     parts: list[list[int]] = []
     used = max_tokens
@@ -142,7 +185,7 @@ def _whole_groups(
 def _similar_rows(
     rows: list[int], prompts: list[int], lengths: list[int], max_tokens: int
 ) -> list[list[int]]:
-    """Rows as they come, as many as fit with all padded to the longest prompt and completion."""
+    """Fill micro-batches in the order of the rows, all padded to the longest of the part."""
     parts: list[list[int]] = []
     widest_prompt = widest = 0
     for row in rows:

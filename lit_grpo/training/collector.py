@@ -1,89 +1,127 @@
-"""Prompts to scored groups: generation, scoring beside it, and groups that replace those without
-signal. Changes no parameter and knows no loss.
-"""
+"""Collect the rollouts of a step: sample completions, score them, replace groups without signal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
 
 from lit_grpo.distributed import gather_objects
+from lit_grpo.objective import AdvantageConfig
 from lit_grpo.objective.advantages import compute_advantages
-from lit_grpo.rollout import EngineFailed
+from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rollout import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.training.metrics import (
     Metrics,
     add_measurements,
     add_refill_metrics,
     add_rollout_metrics,
 )
-from lit_grpo.training.pending import Flight, Flights, without_stale_groups
+from lit_grpo.training.prefetch import (
+    PendingRollout,
+    Prefetcher,
+    RolloutSampler,
+    RolloutStep,
+    drop_stale_groups,
+)
 from lit_grpo.training.score_gate import (
     OutagePolicy,
     ScoreGate,
     StepAbandoned,
-    refuse_failed_engines,
+    abandon_if_engine_failed,
 )
 from lit_grpo.training.seeds import SeedPurpose, seed_everything
-from lit_grpo.training.stages import stage
+from lit_grpo.training.stages import StageEvents
 from lit_grpo.types import Prompt, RolloutBatch
-
-if TYPE_CHECKING:
-    from lit_grpo.training.grpo import GRPOModule
 
 
 class Collector:
-    """Collects the rollouts of one step after the other."""
+    """Turn prompts into scored groups, step after step.
+
+    Args:
+        events: Reports the stages of a step to callbacks, one of which may end the run.
+        max_head_offpolicyness: As in ``GRPOModule``.
+        optimizer_steps: Optimizer steps of one rollout step.
+        max_refill_rounds: Rounds of dynamic sampling; 0 keeps the groups that were sampled first.
+    """
 
     def __init__(
-        self, module: GRPOModule, outage: OutagePolicy, max_head_offpolicyness: int
+        self,
+        events: StageEvents,
+        policy: SampledPolicy,
+        engine: RolloutEngine,
+        rewards: RewardSuite,
+        *,
+        sampling: Sampling,
+        group_size: int,
+        advantage: AdvantageConfig,
+        outage: OutagePolicy,
+        max_head_offpolicyness: int,
+        optimizer_steps: int,
+        max_refill_rounds: int,
     ) -> None:
-        self._module = module
-        self._outages = ScoreGate(module, outage)
-        self._flights = Flights(module, max_head_offpolicyness)
+        self._events = events
+        self._policy = policy
+        self._engine = engine
+        self._rewards = rewards
+        self._advantage = advantage
+        self._max_head_offpolicyness = max_head_offpolicyness
+        self._max_refill_rounds = max_refill_rounds
+        self._gate = ScoreGate(events, outage)
+        self._sampler = RolloutSampler(
+            engine=engine, rewards=rewards, sampling=sampling, group_size=group_size
+        )
+        self._prefetcher = Prefetcher(
+            self._sampler,
+            max_head_offpolicyness=max_head_offpolicyness,
+            optimizer_steps=optimizer_steps,
+        )
 
-    def collect(self, prompts: Sequence[Prompt], metrics: Metrics) -> RolloutBatch:
-        """B scored groups; scoring overlaps generation.
+    def collect(
+        self, prompts: Sequence[Prompt], step: RolloutStep, metrics: Metrics
+    ) -> RolloutBatch:
+        """Return B scored groups; scoring overlaps generation.
 
         Raises:
-            StepAbandoned: the engine gave up, too many scores are absent, or the run was asked to
-                end meanwhile.
+            StepAbandoned: the engine gave up, too many scores stay missing, or a callback ended the
+                run meanwhile; on all ranks alike.
         """
-        module = self._module
-        seed_everything(module.derive_seed(SeedPurpose.ROLLOUT, module.rollout_step))
-        with stage(module, "weight_sync"):
-            refuse_failed_engines(self._load_weights())
-        rollouts = self._scored(self._flights.present(prompts))
-        assert rollouts is not None
-        limit = self._flights.max_head_offpolicyness
-        rollouts = without_stale_groups(rollouts, module.global_step, limit, metrics)
+        seed_everything(step.seeds.derive(SeedPurpose.ROLLOUT, step.number))
+        self._sync_weights(step.policy_version)
+        rollouts = self._finish(self._prefetcher.take(prompts, step))
+        assert rollouts is not None, "a step without prompts"
+        rollouts = drop_stale_groups(
+            rollouts, step.policy_version, self._max_head_offpolicyness, metrics
+        )
         add_rollout_metrics(metrics, rollouts)
-        if module.dynamic_sampling_rounds:
-            rollouts = self._refill(rollouts, metrics)
-        for observed in [*module.rewards.observe(), module.engine.observe()]:
-            add_measurements(metrics, observed)
+        rollouts = self._refill(rollouts, step, metrics)
+        for measured in [*self._rewards.observe(), self._engine.observe()]:
+            add_measurements(metrics, measured)
         return rollouts
 
     def close(self) -> None:
-        """Forget what is under way for later steps."""
-        self._flights.cancel()
+        """Cancel the rollouts of later steps."""
+        self._prefetcher.cancel()
 
-    def _load_weights(self) -> str:
-        """Why the engine does not have them; empty when it does."""
-        try:
-            self._module.engine.load_weights(self._module.policy, self._module.global_step)
-        except EngineFailed as error:
-            return str(error)
-        return ""
+    def _sync_weights(self, version: int) -> None:
+        """Load the policy's weights into the engine; every rank must call this."""
+        failure = ""
+        with self._events.stage("weight_sync"):
+            try:
+                self._engine.load_weights(self._policy, version)
+            except EngineFailed as error:
+                failure = str(error)
+            abandon_if_engine_failed(failure)
 
-    def _scored(self, flight: Flight) -> RolloutBatch | None:
-        """None without prompts; every rank must call it, also without any."""
-        module = self._module
+    def _finish(self, pending: PendingRollout) -> RolloutBatch | None:
+        """Wait for completions, then for scores; None without prompts.
+
+        Every rank must call this, even without prompts.
+        """
         try:
-            with stage(module, "generation") if flight.prompts else nullcontext():
-                self._outages.await_completions(flight.land)
-            with stage(module, "reward") as details:
-                rollouts = self._outages.await_scores(flight.scoring, flight.failure)
+            with self._events.stage("generation") if pending.prompts else nullcontext():
+                self._gate.wait_for_completions(pending.wait)
+            with self._events.stage("reward") as details:
+                rollouts = self._gate.wait_for_scores(pending.scoring, pending.engine_failure)
                 if rollouts is not None and rollouts.valid.any():
                     rewards = rollouts.rewards[rollouts.valid]
                     details |= {
@@ -91,33 +129,33 @@ class Collector:
                         "reward_std": rewards.std(correction=0),
                     }
         except StepAbandoned:
-            flight.cancel()
+            pending.cancel()
             raise
         return rollouts
 
-    def _refill(self, rollouts: RolloutBatch, metrics: Metrics) -> RolloutBatch:
-        """Put groups of further prompts in the place of those without an advantage.
+    def _refill(self, rollouts: RolloutBatch, step: RolloutStep, metrics: Metrics) -> RolloutBatch:
+        """Replace groups whose advantages are all 0 by groups of further prompts.
 
         Source: dynamic sampling, DAPO, arXiv 2503.14476 section 3.2.
         """
-        module = self._module
-        loader: Any = module.trainer.train_dataloader
+        if not self._max_refill_rounds:
+            return rollouts
         num_sampled = len(rollouts.groups)
-        for round in range(1, module.dynamic_sampling_rounds + 1):
-            places = self._without_signal(rollouts)
+        for round in range(1, self._max_refill_rounds + 1):
+            places = self._without_advantage(rollouts)
             num_missing = max(gather_objects(len(places)))
             if num_missing == 0:
                 break
-            prompts = loader.take(num_missing)[: len(places)]
+            prompts = step.loader.take(num_missing)[: len(places)]
             num_sampled += len(prompts)
-            seed = module.derive_seed(SeedPurpose.REFILL, module.rollout_step, round)
-            if fresh := self._scored(Flight(module, prompts, seed)):
+            seed = step.seeds.derive(SeedPurpose.REFILL, step.number, round)
+            if fresh := self._finish(self._sampler.begin(prompts, seed)):
                 rollouts = rollouts.with_groups(places, fresh)
-        left = len(self._without_signal(rollouts))
-        add_refill_metrics(metrics, len(rollouts.groups), num_sampled, left)
+        num_left = len(self._without_advantage(rollouts))
+        add_refill_metrics(metrics, len(rollouts.groups), num_sampled, num_left)
         return rollouts
 
-    def _without_signal(self, rollouts: RolloutBatch) -> list[int]:
-        module = self._module
-        advantages = compute_advantages(rollouts, module.rewards.weights, module.advantage)
-        return (~advantages.any(1)).nonzero()[:, 0].tolist()
+    def _without_advantage(self, rollouts: RolloutBatch) -> list[int]:
+        advantages = compute_advantages(rollouts, self._rewards.weights, self._advantage)
+        places: list[int] = (~advantages.any(1)).nonzero()[:, 0].tolist()
+        return places

@@ -1,6 +1,7 @@
-"""Held-out accuracy: greedy, and averaged and best over samples. Kept apart from the reward.
+"""Held-out accuracy: of greedy completions, and mean and pass@k of sampled ones.
 
-A completion that could not be judged has no vote and is counted; it is never a wrong answer.
+It does not depend on the reward that is trained on. A completion without a score is excluded from
+the accuracy, never counted as wrong, and logged as ``val/unscored_fraction``.
 """
 
 from __future__ import annotations
@@ -15,23 +16,25 @@ from lit_grpo.rewards import MathReward, Reward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.training.metrics import Metrics, add_measurements
-from lit_grpo.types import Prompt, RolloutBatch, UserError
+from lit_grpo.training.prefetch import score_while_sampling
+from lit_grpo.types import Prompt, RolloutBatch, check_range, refuse
 
 
 @dataclass(kw_only=True)
 class Evaluation:
-    """How a policy is judged on held-out prompts.
+    """How accuracy on held-out prompts is measured.
 
     Args:
-        accuracy: What says whether a completion is right, value 1 meaning so; ``MathReward`` when
-            null.
-        num_samples: Completions a prompt at the training temperature for ``val/avg@n`` and
-            ``val/pass@k``; 0 for greedy accuracy only.
-        pass_at: The k of ``val/pass@k``, at most ``num_samples``; null for that number itself.
+        accuracy: The reward that says whether a completion is right (value 1); null uses
+            ``MathReward``.
+        num_samples: Completions per prompt at the training temperature, for ``val/avg@n`` and
+            ``val/pass@k``; 0 measures greedy accuracy only.
+        pass_at: Values of k for ``val/pass@k``, from 1 to ``num_samples``; null uses
+            ``num_samples``.
         before_training: Evaluate once before the first step.
 
     Raises:
-        ValueError: a k beyond the number of samples.
+        UserError: ``num_samples`` is negative, or a k is not from 1 to ``num_samples``.
     """
 
     accuracy: Reward | None = None
@@ -40,17 +43,24 @@ class Evaluation:
     before_training: bool = True
 
     def __post_init__(self) -> None:
-        if self.num_samples < 0 or any(not 1 <= k <= self.num_samples for k in self.pass_at or ()):
-            raise UserError(
-                f"pass_at must lie in [1, num_samples], got {self.pass_at} with num_samples "
-                f"{self.num_samples} (pass@k is estimated from at least k samples). "
-                "Set model.evaluation.num_samples."
+        check_range(
+            "model.evaluation.num_samples",
+            self.num_samples,
+            at_least=0,
+            why="0 measures greedy accuracy only",
+        )
+        if not all(1 <= k <= self.num_samples for k in self.pass_at or ()):
+            raise refuse(
+                "model.evaluation.pass_at",
+                f"from 1 to num_samples = {self.num_samples}",
+                list(self.pass_at or ()),
+                "pass@k is estimated from at least k samples",
             )
         self.suite = RewardSuite([self.accuracy or MathReward()])
 
     @property
     def metric_names(self) -> list[str]:
-        """What an evaluation of judged completions measures."""
+        """Names of the accuracies that an evaluation logs."""
         n = self.num_samples
         samples = [f"val/avg@{n}", *(f"val/pass@{k}" for k in self.pass_at or (n,))] if n else []
         return ["val/accuracy", *samples]
@@ -64,27 +74,24 @@ class Evaluation:
         *,
         seed: int,
     ) -> None:
-        """Judge completions of these prompts and let them vote in ``val/…``."""
-        greedy = self._judged(engine, prompts, 1, replace(sampling, temperature=0.0), seed)
-        values = self._values(greedy)
+        """Sample and score completions of these prompts, and add their ``val/…`` metrics."""
+        greedy = self._sample_and_score(
+            engine, prompts, 1, replace(sampling, temperature=0.0), seed
+        )
+        values = _values(greedy)
         metrics.add_all("val/accuracy", values[~values.isnan()])
         metrics.add_all("val/unscored_fraction", values.isnan().double())
         metrics.add_all("val/mean_length", [float(len(c.token_ids)) for c in greedy.sampled])
         if self.num_samples:
-            sampled = self._judged(engine, prompts, self.num_samples, sampling, seed)
-            values = self._values(sampled)
+            sampled = self._sample_and_score(engine, prompts, self.num_samples, sampling, seed)
+            values = _values(sampled)
             metrics.add_all(f"val/avg@{self.num_samples}", values[~values.isnan()])
             for k in self.pass_at or (self.num_samples,):
                 metrics.add_all(f"val/pass@{k}", _pass_at(k, values))
-        for observed in self.suite.observe():
-            add_measurements(metrics, observed, prefix="val/")
+        for measured in self.suite.observe():
+            add_measurements(metrics, measured, prefix="val/")
 
-    def _values(self, judged: RolloutBatch) -> Tensor:
-        """[B, G] what the judge said, whatever its weight; NaN where it said nothing."""
-        (values,) = judged.parts.values()
-        return values
-
-    def _judged(
+    def _sample_and_score(
         self,
         engine: RolloutEngine,
         prompts: Sequence[Prompt],
@@ -93,23 +100,28 @@ class Evaluation:
         seed: int,
     ) -> RolloutBatch:
         scoring = self.suite.open(prompts, group_size)
-        for row, completion in engine.generate(prompts, group_size, sampling, seed=seed):
-            scoring.add(row, completion)
+        score_while_sampling(scoring, engine.generate(prompts, group_size, sampling, seed=seed))
         return scoring.result()
 
 
+def _values(rollouts: RolloutBatch) -> Tensor:
+    """Return [B, G] values of the accuracy before its weight; NaN on rows without a score."""
+    (values,) = rollouts.parts.values()
+    return values
+
+
 def _pass_at(k: int, values: Tensor) -> list[float]:
-    """pass@k of every group of [B, G] with at least k judged samples."""
+    """Estimate pass@k for every group of [B, G] with at least k scored samples."""
     estimates = []
     for group in values:
-        right, judged = int((group == 1).sum()), int((~group.isnan()).sum())
-        if judged >= k:
-            estimates.append(pass_at_k(judged, right, k))
+        num_right, num_scored = int((group == 1).sum()), int((~group.isnan()).sum())
+        if num_scored >= k:
+            estimates.append(pass_at_k(num_scored, num_right, k))
     return estimates
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """Chance that k samples drawn without replacement hold a right one, without bias.
+    """Return the probability that at least one of k samples is right (an unbiased estimate).
 
     Source: Chen et al. 2021, arXiv 2107.03374 equation 1.
     """

@@ -1,20 +1,21 @@
 """GRPO as a LightningModule: rollout -> reward -> advantage -> loss -> optimizer.
 
 Source: GRPO, arXiv 2402.03300 algorithm 1. One ``training_step`` is one rollout step, under
-manual optimization. Formulas live in `advantages` and `losses`.
+manual optimization. The formulas are in `objective`.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
+from lit_grpo.data import PromptLoader
+from lit_grpo.diagnostics import StepLog
 from lit_grpo.distributed import gather_rewards
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.objective.advantages import compute_advantages
@@ -22,48 +23,60 @@ from lit_grpo.objective.kl import kl_in_reward
 from lit_grpo.policy import Policy
 from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.rewards import Reward
+from lit_grpo.rewards.function import as_reward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stopping import stop_run
 from lit_grpo.training.base import PolicyModule, Schedule, default_optimizer
-from lit_grpo.training.batching import UpdateConfig, collate_rollouts
+from lit_grpo.training.batching import UpdateConfig, collate_rollouts, to_train_batch, trained_rows
 from lit_grpo.training.collector import Collector
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics, add_advantage_metrics
+from lit_grpo.training.prefetch import RolloutStep
 from lit_grpo.training.score_gate import OutagePolicy, StepAbandoned
-from lit_grpo.training.stages import in_stage
 from lit_grpo.training.update import PolicyUpdate
-from lit_grpo.types import Prompt, RolloutBatch, StopReason, TrainBatch, UserError
+from lit_grpo.types import (
+    Prompt,
+    RolloutBatch,
+    StopReason,
+    TokenBatch,
+    TrainBatch,
+    UserError,
+    check_range,
+    refuse,
+)
 
 log = logging.getLogger(__name__)
 
 
 class GRPOModule(PolicyModule):
-    """Trains a policy on groups of its own completions.
+    """Train a policy on groups of its own completions.
 
     Args:
         policy: The model to train.
-        rewards: What completions are worth; the weighted sum counts.
-        group_size: Completions a prompt, at least 2.
-        sampling: How they are drawn.
-        engine: What draws them; by default the policy itself.
-        objective: What an optimizer step minimises.
+        rewards: Score the completions; the weighted sum of their values is the reward of a
+            completion. In Python, plain functions of TRL's form are accepted, too.
+        group_size: Completions per prompt, at least 2.
+        sampling: Temperature, token limit and other settings of sampling.
+        engine: The rollout engine that samples completions; null samples with the policy itself.
+        objective: The loss of an optimizer step.
         advantage: How rewards become advantages.
-        update: How a rollout step becomes optimizer steps.
-        dynamic_sampling_rounds: How often a rollout step may put groups of further prompts in the
-            place of those whose advantages are all 0; 0 trains on what was sampled first.
-        outage: What becomes of a rollout step whose scores are absent.
-        max_head_offpolicyness: Optimizer steps that the policy may be ahead of the weights that
-            wrote a completion's first token. 0 samples, then updates; more lets an engine that
-            can sample the next rollout steps during the update.
-        optimizer: Made from the trainable parameters.
-        lr_schedule: Shape of the learning rate over the run's optimizer steps.
+        update: How the completions of a rollout step are split into optimizer steps.
+        dynamic_sampling_rounds: Rounds in which a rollout step may replace groups whose advantages
+            are all 0 by groups of further prompts; 0 keeps the groups that were sampled first.
+        outage: What to do with a rollout step whose scores are missing.
+        max_head_offpolicyness: Optimizer steps by which the policy may be ahead of the weights
+            that sampled the first token of a completion. 0 takes turns: sample, then update. A
+            higher value lets an engine with servers of its own sample the next rollout steps
+            during the update.
+        optimizer: Builds the optimizer from the trainable parameters.
+        lr_schedule: Schedule of the learning rate over the optimizer steps of the run.
         warmup_steps: Optimizer steps of linear warm-up.
         evaluation: How held-out accuracy is measured.
-        seed: Of everything that is drawn.
+        seed: Seed of all random numbers of the run.
 
     Raises:
-        ValueError: impossible settings, when the config is read.
+        UserError: a setting is out of range, or settings contradict each other.
     """
 
     def __init__(
@@ -88,36 +101,48 @@ class GRPOModule(PolicyModule):
         super().__init__(
             policy, sampling, engine, optimizer, lr_schedule, warmup_steps, evaluation, seed
         )
-        if group_size < 2:
-            raise UserError(
-                f"group_size must be >= 2, got {group_size} (a group of one has no baseline). "
-                "Set model.group_size."
-            )
-        if dynamic_sampling_rounds < 0:
-            raise UserError(
-                f"dynamic_sampling_rounds must be >= 0, got {dynamic_sampling_rounds} (0 trains on "
-                "what was sampled first). Set model.dynamic_sampling_rounds."
-            )
+        check_range(
+            "model.group_size", group_size, at_least=2, why="a group of one has no baseline"
+        )
+        check_range(
+            "model.dynamic_sampling_rounds",
+            dynamic_sampling_rounds,
+            at_least=0,
+            why="0 trains on the groups that were sampled first",
+        )
         if sampling.is_greedy:
-            raise UserError(
-                "sampling.temperature must be > 0 in training, got 0 (identical completions have "
-                "no advantage over each other). Set model.sampling.temperature."
+            raise refuse(
+                "model.sampling.temperature",
+                "> 0 in training",
+                sampling.temperature,
+                "identical completions have no advantage over each other",
             )
         _refuse_contradictions(policy, objective, advantage)
         _check_overlap(
             max_head_offpolicyness, update.optimizer_steps, dynamic_sampling_rounds, self.engine
         )
         self.automatic_optimization = False
-        self.rewards = RewardSuite(rewards)
+        self.rewards = RewardSuite([as_reward(one) for one in rewards])
         self.group_size = group_size
         self.objective = objective
         self.advantage = advantage
         self.update = update
-        self.dynamic_sampling_rounds = dynamic_sampling_rounds
-        self.collector = Collector(self, outage, max_head_offpolicyness)
-        self.updater = PolicyUpdate(self, policy, sampling, objective, update)
+        self.collector = Collector(
+            self.events,
+            policy,
+            self.engine,
+            self.rewards,
+            sampling=sampling,
+            group_size=group_size,
+            advantage=advantage,
+            outage=outage,
+            max_head_offpolicyness=max_head_offpolicyness,
+            optimizer_steps=update.optimizer_steps,
+            max_refill_rounds=dynamic_sampling_rounds,
+        )
+        self.updater = PolicyUpdate(self, self.events, policy, sampling, objective, update)
         self.rollout_step = 0
-        self._logged_names: dict[str, float] = {}
+        self._step_log = StepLog()
 
     @property
     def needs_reference(self) -> bool:  # type: ignore[override]
@@ -127,7 +152,7 @@ class GRPOModule(PolicyModule):
     def moves_reference(self) -> bool:  # type: ignore[override]
         return self.objective.kl.refresh_every is not None
 
-    def optimizer_steps_of(self, num_batches: int) -> int:
+    def optimizer_steps_per_epoch(self, num_batches: int) -> int:
         return num_batches * self.update.optimizer_steps
 
     def setup(self, stage: str) -> None:
@@ -136,7 +161,7 @@ class GRPOModule(PolicyModule):
             self.rewards.start()
 
     def on_train_start(self) -> None:
-        self.rewards.check(self.trainer.train_dataloader.prompts)  # type: ignore[union-attr]
+        self.rewards.check(self.loader.prompts)
         super().on_train_start()
 
     def close(self) -> None:
@@ -144,15 +169,18 @@ class GRPOModule(PolicyModule):
         self.rewards.close()
         super().close()
 
-    # The step
+    @property
+    def loader(self) -> PromptLoader:
+        """The loader of the training prompts, which knows its position."""
+        return cast(PromptLoader, self.trainer.train_dataloader)
 
     def training_step(self, prompts: Sequence[Prompt], batch_idx: int) -> dict[str, Any] | None:
-        """rollout -> reward -> advantage -> loss -> optimizer; None for a step that is not made."""
+        """rollout -> reward -> advantage -> loss -> optimizer; None if the step was abandoned."""
         metrics = Metrics()
         try:
             rollouts = self.collect(prompts, metrics)
         except StepAbandoned as abandoned:
-            self._end_before_this_step(abandoned.reason)
+            self._undo_step(abandoned.reason)
             return None
         batch = self.build_train_batch(rollouts, metrics)
         if batch is not None:
@@ -160,81 +188,85 @@ class GRPOModule(PolicyModule):
         self.rollout_step += 1
         self.refresh_reference()
         values = metrics.merged()
-        # Lightning would log the last value of a name once more where a step has none.
-        self._logged_names |= dict.fromkeys(values, math.nan)
-        self.log_dict(self._logged_names | values)
+        self._step_log.log(self, values)
         return {"rollouts": rollouts, "batch": batch, "metrics": values}
 
     def collect(self, prompts: Sequence[Prompt], metrics: Metrics) -> RolloutBatch:
-        """B scored groups; scoring overlaps generation."""
-        return self.collector.collect(prompts, metrics)
-
-    def _end_before_this_step(self, reason: StopReason) -> None:
-        stop_run(self.trainer, reason)
-        self.log_dict(self._logged_names)  # or the row would repeat the values of the last step
-        self.trainer.train_dataloader.rewind()  # type: ignore[union-attr]
+        """Return B scored groups; scoring overlaps generation."""
+        max_steps = self.trainer.max_steps
+        step = RolloutStep(
+            number=self.rollout_step,
+            policy_version=self.global_step,
+            max_policy_version=max_steps if max_steps > 0 else None,
+            seeds=self.seeds,
+            loader=self.loader,
+        )
+        return self.collector.collect(prompts, step, metrics)
 
     def build_train_batch(self, rollouts: RolloutBatch, metrics: Metrics) -> TrainBatch | None:
-        """Advantages, old and reference logprobs; None when no rank has a token to train on."""
-        batch = collate_rollouts(
-            rollouts,
-            pad_id=self.tokenizer.pad_token_id,
-            overlong_filtering=self.objective.overlong_filtering,
-        ).to(self.device)
-        if self.updater.count_tokens(batch).tokens == 0:
+        """Return the batch with advantages, old and reference logprobs.
+
+        None if no rank has a token to train on.
+        """
+        pad_id = self.tokenizer.pad_token_id
+        tokens = collate_rollouts(rollouts, pad_id=pad_id).to(self.device)
+        trained = trained_rows(rollouts, overlong_filtering=self.objective.overlong_filtering)
+        old_logprobs = None
+        if self.objective.kl.is_in_reward:
+            rollouts, old_logprobs = self._subtract_kl(rollouts, tokens, metrics)
+        advantages = self._advantages(rollouts)
+        add_advantage_metrics(metrics, advantages, trained)
+        batch = to_train_batch(
+            tokens, rollouts, trained=trained, advantages=advantages, old_logprobs=old_logprobs
+        )
+        with self.events.stage("logprob"):
+            prepared = self.updater.prepare(batch)
+        if prepared is None:
             log.warning(
                 "rollout step %d has no token to train on, so no optimizer step is taken: every "
-                "row is invalid, alone in its group or filtered. See reward/valid_fraction and "
-                "the outcomes in completions/.",
+                "row is invalid, filtered or the only valid one of its group. See "
+                "reward/valid_fraction and the outcomes in completions/.",
                 self.rollout_step,
             )
-            return None
-        if self.objective.kl.is_in_reward:
-            rollouts, batch = self._with_kl_in_reward(rollouts, batch, metrics)
-        advantages = self._advantages(rollouts)
-        add_advantage_metrics(metrics, advantages, batch.loss_mask.any(1).cpu())
-        return self._with_fixed_logprobs(
-            replace(batch, advantages=advantages.float().to(self.device))
-        )
+        return prepared
 
-    def _advantages(self, rollouts: RolloutBatch) -> Tensor:
-        """[N] of this rank's rows, among the rewards of all ranks."""
-        everywhere = gather_rewards(self, rollouts)
-        advantages = compute_advantages(everywhere, self.rewards.weights, self.advantage)
-        return advantages.tensor_split(self.trainer.world_size)[self.global_rank].flatten()
-
-    @in_stage("logprob")
-    def _with_kl_in_reward(
-        self, rollouts: RolloutBatch, batch: TrainBatch, metrics: Metrics
-    ) -> tuple[RolloutBatch, TrainBatch]:
-        """Rewards less their completions' divergence, and the old logprobs that it took."""
-        valid = rollouts.valid.flatten()[:, None].to(self.device)
-        voting = replace(batch, loss_mask=batch.completion_mask & valid)  # filtered ones too
-        old = self.updater.statistics(self.policy.causal_model, voting, every_row=True).logprobs
-        reference = self.updater.reference_logprobs(voting, every_row=True)
-        penalty = kl_in_reward(old, reference, voting.loss_mask, self.objective.kl)
-        metrics.add("policy/kl", penalty.sum() / self.objective.kl.coef, voting.loss_mask.sum())
-        penalised = rollouts.rewards - penalty.double().cpu().view_as(rollouts.rewards)
-        return replace(rollouts, rewards=penalised), replace(batch, old_logprobs=old)
-
-    @in_stage("logprob")
-    def _with_fixed_logprobs(self, batch: TrainBatch) -> TrainBatch:
-        return self.updater.with_fixed_logprobs(batch)
-
-    @in_stage("update")
     def update_policy(self, batch: TrainBatch, metrics: Metrics) -> None:
-        """The only place where parameters change."""
-        self.updater.run(batch, metrics)
-        if self.policy.compile_forward:
-            metrics.maximum("perf/num_compilations", num_compilations())
+        """Take the optimizer steps; nothing else changes parameters."""
+        with self.events.stage("update"):
+            self.updater.optimize(batch, metrics)
+            if self.policy.compile_forward:
+                metrics.maximum("perf/num_compilations", num_compilations())
 
     def refresh_reference(self) -> None:
-        """Move the reference towards the policy where the objective says so."""
+        """Move the reference towards the policy every ``kl.refresh_every`` rollout steps."""
         kl = self.objective.kl
         if kl.refresh_every and self.rollout_step % kl.refresh_every == 0:
             self.policy.refresh_reference(kl.refresh_mix)
 
-    # Checkpoints
+    def _undo_step(self, reason: StopReason) -> None:
+        """End the run as if this step had not begun; a resumed run repeats it."""
+        stop_run(self.trainer, reason)
+        self._step_log.log(self, {})
+        self.loader.rewind()
+
+    def _advantages(self, rollouts: RolloutBatch) -> Tensor:
+        """Return [N] advantages of this rank's rows; batch statistics are over all ranks."""
+        all_ranks = gather_rewards(self, rollouts)
+        advantages = compute_advantages(all_ranks, self.rewards.weights, self.advantage)
+        return advantages.tensor_split(self.trainer.world_size)[self.global_rank].flatten()
+
+    def _subtract_kl(
+        self, rollouts: RolloutBatch, tokens: TokenBatch, metrics: Metrics
+    ) -> tuple[RolloutBatch, Tensor]:
+        """Subtract the KL divergence from the rewards; return also the old logprobs."""
+        mask = tokens.completion_mask & rollouts.valid.flatten()[:, None].to(self.device)
+        rows = mask.any(1).nonzero()[:, 0]  # overlong rows as well: they count in the group mean
+        with self.events.stage("logprob"):
+            old, reference = self.updater.old_and_ref_logprobs(tokens, rows)
+        penalty = kl_in_reward(old, reference, mask, self.objective.kl)
+        metrics.add("policy/kl", penalty.sum() / self.objective.kl.coef, mask.sum())
+        penalised = rollouts.rewards - penalty.double().cpu().view_as(rollouts.rewards)
+        return replace(rollouts, rewards=penalised), old
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
@@ -255,16 +287,17 @@ class GRPOModule(PolicyModule):
 def _check_overlap(
     max_head_offpolicyness: int, optimizer_steps: int, rounds: int, engine: RolloutEngine
 ) -> None:
-    """Whether rollouts can be sampled ahead as far as they may.
+    """Check that this engine can sample as far ahead as the setting allows.
 
     Raises:
-        ValueError: why not, and what to set.
+        UserError: it cannot, or the setting allows less than one rollout step.
     """
     if 0 < max_head_offpolicyness < optimizer_steps or max_head_offpolicyness < 0:
-        raise UserError(
-            f"max_head_offpolicyness must be 0 or >= update.epochs * update.minibatches = "
-            f"{optimizer_steps}, got {max_head_offpolicyness} (rollouts that are sampled during an "
-            "update are so many optimizer steps old after it). Set model.max_head_offpolicyness."
+        raise refuse(
+            "model.max_head_offpolicyness",
+            f"0 or >= update.epochs * update.minibatches = {optimizer_steps}",
+            max_head_offpolicyness,
+            "rollouts that are sampled during an update are that many optimizer steps old after it",
         )
     if max_head_offpolicyness and not engine.overlaps_updates:
         raise UserError(
@@ -276,32 +309,33 @@ def _check_overlap(
     if max_head_offpolicyness and rounds:
         raise UserError(
             f"max_head_offpolicyness must be 0 with dynamic_sampling_rounds, got "
-            f"{max_head_offpolicyness} and {rounds} (replacing groups takes the prompts that are "
-            "under way already). Set one of them to 0."
+            f"{max_head_offpolicyness} and {rounds} (replacing groups would take prompts that are "
+            "already being sampled for the next steps). Set one of them to 0."
         )
 
 
 def _refuse_contradictions(
     policy: Policy, objective: Objective, advantage: AdvantageConfig
 ) -> None:
-    """Choices that are possible by themselves and not together.
+    """Check that the parts of the config do not contradict each other.
 
     Raises:
-        ValueError: which, and what to set.
+        UserError: two of them do.
     """
     if policy.lora is not None and objective.kl.refresh_mix < 1:
         raise UserError(
-            f"objective.kl.refresh_mix must be 1 under LoRA, got {objective.kl.refresh_mix} (the "
-            "average of two adapters' factors is not the adapter of the average). Set "
+            f"objective.kl.refresh_mix must be 1 with LoRA, got {objective.kl.refresh_mix} (the "
+            "average of the factors of two adapters is not the adapter of their average). Set "
             "model.objective.kl.refresh_mix to 1."
         )
     if objective.kl.place == "reward" and advantage.deviation == "mean":
         raise UserError(
-            "objective.kl.place: reward takes the divergence off the rewards, and "
+            "objective.kl.place: reward subtracts the divergence from the rewards, but "
             "advantage.deviation: mean needs rewards >= 0. Set model.objective.kl.place to loss."
         )
     if objective.kl.place == "reward" and advantage.combine == "normalise_then_sum":
         raise UserError(
-            "objective.kl.place: reward takes the divergence off the sum of the rewards, and "
-            "advantage.combine: normalise_then_sum makes no such sum. Set one of them otherwise."
+            "objective.kl.place: reward subtracts the divergence from the sum of the rewards, but "
+            "advantage.combine: normalise_then_sum computes no such sum. Set "
+            "model.objective.kl.place to loss, or model.advantage.combine to sum_then_normalise."
         )

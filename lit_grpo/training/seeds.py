@@ -1,12 +1,13 @@
-"""Random numbers that are counted, not carried.
+"""Seeds that are derived from the position of a run, instead of stored in checkpoints.
 
-Each event draws from a seed of its own, made of (seed, rank, purpose, number), so that a resumed
-run draws what an uninterrupted one would, with no random state in the checkpoint.
+Every event has a seed of its own, derived from (seed, rank, purpose, number), so that a resumed run
+draws the same random numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -14,17 +15,24 @@ import torch
 
 
 class SeedPurpose(IntEnum):
-    """Keep the random numbers of different kinds of events apart."""
+    """What a seed is used for; different uses never share random numbers."""
 
     ROLLOUT = 0
     EVALUATION = 1
     REFILL = 2
 
 
-def derive_seed(seed: int, rank: int, purpose: SeedPurpose, *number: int) -> int:
-    """Return the seed of one numbered event of a run on one rank."""
-    sequence = np.random.SeedSequence([seed, rank, purpose, *number])
-    return int(sequence.generate_state(1)[0])
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """The seeds of one rank of a run."""
+
+    seed: int
+    rank: int
+
+    def derive(self, purpose: SeedPurpose, *number: int) -> int:
+        """Return the seed of one numbered event."""
+        sequence = np.random.SeedSequence([self.seed, self.rank, purpose, *number])
+        return int(sequence.generate_state(1)[0])
 
 
 def seed_everything(seed: int) -> None:

@@ -1,6 +1,6 @@
-"""Supervised warm-up: the policy imitates given completions, so that GRPO has something to reward.
+"""Supervised warm-up: train a policy on given completions, so that GRPO finds something to reward.
 
-Automatic optimization; its final model is where GRPO starts from.
+GRPO then starts from the final model.
 """
 
 from __future__ import annotations
@@ -8,34 +8,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from lightning.pytorch.cli import OptimizerCallable
 
 from lit_grpo.policy import Policy
 from lit_grpo.policy.logprobs import completion_statistics
-from lit_grpo.policy.padding import pad
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.training.base import PolicyModule, Schedule, default_optimizer
+from lit_grpo.training.batching import collate_tokens
 from lit_grpo.training.evaluation import Evaluation
-from lit_grpo.types import Prompt, TrainBatch, UserError
+from lit_grpo.types import Prompt, TokenBatch, UserError
 
 
 class SFTModule(PolicyModule):
-    """Maximum likelihood of a target text after each prompt, and of its end.
+    """Train a policy to continue each prompt with its target text and the end-of-text token.
 
-    Every token of a batch weighs the same, whatever the number of ranks; with
-    ``trainer.accumulate_grad_batches`` every batch does, as Lightning has it.
+    Every token of a batch has the same weight, for any number of ranks. With
+    ``trainer.accumulate_grad_batches`` every accumulated batch has the same weight, as usual in
+    Lightning.
 
     Args:
         policy: The model to train.
-        target_column: Column with the text to imitate; null for the gold answer itself.
-        sampling: How completions are drawn in evaluation.
-        engine: What draws them.
-        optimizer: Made from the trainable parameters.
-        lr_schedule: Shape of the learning rate over the run's optimizer steps.
+        target_column: Column with the text to imitate; null uses the gold answer.
+        sampling: Temperature, token limit and other settings of sampling in evaluation.
+        engine: The rollout engine that samples in evaluation; null samples with the policy itself.
+        optimizer: Builds the optimizer from the trainable parameters.
+        lr_schedule: Schedule of the learning rate over the optimizer steps of the run.
         warmup_steps: Optimizer steps of linear warm-up.
         evaluation: How held-out accuracy is measured.
-        seed: Of everything that is drawn.
+        seed: Seed of all random numbers of the run.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class SFTModule(PolicyModule):
         batch = self._collate(prompts).to(self.device)
         logprobs, entropy = completion_statistics(self.policy.causal_model, batch)
         num_tokens = batch.completion_mask.sum()
-        # Ranks average their gradients; every token of the batch weighs the same on all of them.
+        # DDP averages gradients over ranks: dividing by the mean number of tokens per rank gives
+        # every token of the batch the same weight.
         mean_tokens = self.trainer.strategy.reduce(num_tokens.float(), reduce_op="mean")
         loss = -logprobs.sum() / mean_tokens
         self.log_dict(
@@ -73,10 +74,10 @@ class SFTModule(PolicyModule):
         return {"loss": loss}
 
     def target(self, prompt: Prompt) -> str:
-        """The text to imitate.
+        """Return the text to imitate.
 
         Raises:
-            ValueError: the row has none.
+            UserError: the row has none.
         """
         column = self.target_column
         text = prompt.answer if column is None else prompt.columns.get(column)
@@ -88,7 +89,7 @@ class SFTModule(PolicyModule):
             )
         return text
 
-    def _collate(self, prompts: Sequence[Prompt]) -> TrainBatch:
+    def _collate(self, prompts: Sequence[Prompt]) -> TokenBatch:
         tokenizer = self.tokenizer
         targets = [
             [
@@ -97,16 +98,6 @@ class SFTModule(PolicyModule):
             ]
             for prompt in prompts
         ]
-        pad_id = tokenizer.pad_token_id
-        prompt_ids, prompt_mask = pad([p.token_ids for p in prompts], pad_id, torch.long, left=True)
-        completion_ids, completion_mask = pad(targets, pad_id, torch.long)
-        return TrainBatch(
-            prompt_ids=prompt_ids,
-            prompt_mask=prompt_mask,
-            prompt_index=torch.arange(len(prompts)),
-            completion_ids=completion_ids,
-            completion_mask=completion_mask,
-            loss_mask=completion_mask,
-            advantages=torch.ones(len(prompts)),
-            sampler_logprobs=torch.zeros(completion_ids.shape),
+        return collate_tokens(
+            [prompt.token_ids for prompt in prompts], targets, pad_id=tokenizer.pad_token_id
         )

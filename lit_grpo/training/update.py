@@ -1,7 +1,7 @@
-"""Optimizer steps over a batch: micro-batches, backward, clipping, the entropy's coefficient.
+"""Optimizer steps over a batch: micro-batches, backward, clipping, the entropy coefficient.
 
-The gradient is the same for any split over micro-batches and ranks. Knows no reward and no
-rollout; formulas live in `losses`.
+The gradient is the same for any split into micro-batches and over ranks. The formulas are in
+`objective`.
 """
 
 from __future__ import annotations
@@ -24,91 +24,94 @@ from lit_grpo.policy.logprobs import CausalModel, TokenStatistics, completion_st
 from lit_grpo.rollout import Sampling
 from lit_grpo.training.batching import UpdateConfig, micro_batches, minibatches
 from lit_grpo.training.metrics import Metrics, add_update_metrics
-from lit_grpo.training.stages import stage
-from lit_grpo.types import TrainBatch
+from lit_grpo.training.stages import StageEvents
+from lit_grpo.types import TokenBatch, TrainBatch
 
 
 class PolicyUpdate:
-    """Changes the parameters of a policy; nothing else does.
+    """Update a policy on batches of rollouts.
 
     Args:
-        module: Gives the optimizer, the trainer and the stages, under manual optimization.
+        module: Has the optimizer and the trainer, under manual optimization.
+        events: Reports the micro-batches to callbacks.
     """
 
     def __init__(
         self,
         module: L.LightningModule,
+        events: StageEvents,
         policy: Policy,
         sampling: Sampling,
         objective: Objective,
         config: UpdateConfig,
     ) -> None:
         self.module = module
+        self.events = events
         self.policy = policy
         self.sampling = sampling
         self.objective = objective
         self.config = config
         self.entropy_control = EntropyControl(term=objective.entropy, coef=objective.entropy.coef)
 
-    # What the updates of one rollout step hold fixed
+    def prepare(self, batch: TrainBatch) -> TrainBatch | None:
+        """Add old logprobs, reference logprobs and the entropy mask if the objective needs them.
 
-    def with_fixed_logprobs(self, batch: TrainBatch) -> TrainBatch:
-        """Old and reference logprobs and the entropy mask, where the objective asks for them.
-
-        With one optimizer step a rollout the old logprobs are the current ones: no pass is made.
+        With one optimizer step per rollout step the old logprobs equal the current ones, so no
+        forward pass is made for them. None if no rank has a token to train on.
         """
+        if not self._count_tokens(batch).tokens:
+            return None
         masks_entropy = self.objective.top_entropy_fraction < 1
         if masks_entropy or (self.config.optimizer_steps > 1 and batch.old_logprobs is None):
-            old = self.statistics(self.policy.causal_model, batch, every_row=masks_entropy)
+            rows = _rows(batch.loss_mask) if masks_entropy else self._rows_with_gradient(batch)
+            old = self._statistics(self.policy.causal_model, batch, rows)
             batch = replace(batch, old_logprobs=old.logprobs)
             if masks_entropy:
                 batch = replace(batch, entropy_mask=self._entropy_mask(batch, old.entropy))
         if self.objective.kl.is_in_loss:
-            batch = replace(batch, ref_logprobs=self.reference_logprobs(batch))
+            rows = self._rows_with_gradient(batch)
+            with self.policy.reference() as reference:
+                statistics = self._statistics(reference, batch, rows)
+            batch = replace(batch, ref_logprobs=statistics.logprobs)
         return batch
 
-    def reference_logprobs(self, batch: TrainBatch, *, every_row: bool = False) -> Tensor:
-        """[N, C] under the reference."""
+    def optimize(self, batch: TrainBatch, metrics: Metrics) -> None:
+        """Take all optimizer steps of one rollout step."""
+        for _ in range(self.config.epochs):
+            for minibatch in minibatches(batch, self.config.minibatches):
+                counts = self._count_tokens(minibatch)
+                if counts.tokens:
+                    self._optimizer_step(minibatch, counts, metrics)
+
+    def old_and_ref_logprobs(self, batch: TokenBatch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [N, C] logprobs of these rows under policy and reference, 0 on other rows."""
+        old = self._statistics(self.policy.causal_model, batch, rows)
         with self.policy.reference() as reference:
-            return self.statistics(reference, batch, every_row=every_row).logprobs
+            return old.logprobs, self._statistics(reference, batch, rows).logprobs
+
+    @torch.no_grad()
+    def _statistics(self, model: CausalModel, batch: TokenBatch, rows: Tensor) -> TokenStatistics:
+        """Return [N, C] logprobs and entropies of these rows, 0 on other rows."""
+        logprobs = torch.zeros(
+            batch.completion_ids.shape, dtype=torch.float32, device=batch.completion_ids.device
+        )
+        entropy = torch.zeros_like(logprobs)
+        for part_rows in self._micro_batches(batch, rows):
+            part = completion_statistics(
+                model, batch.select(part_rows), temperature=self.sampling.temperature
+            )
+            length = part.logprobs.shape[1]
+            logprobs[part_rows, :length], entropy[part_rows, :length] = part
+        return TokenStatistics(logprobs, entropy)
 
     def _entropy_mask(self, batch: TrainBatch, entropy: Tensor) -> Tensor:
-        """The tokens of all ranks with the highest entropy before the first update."""
+        """Return [N, C] True on the tokens with the highest entropy, compared over all ranks."""
         entropies = torch.cat(gather_objects(entropy[batch.loss_mask].cpu()))
         threshold = entropy_threshold(entropies, self.objective.top_entropy_fraction)
         return top_entropy_tokens(entropy, batch.loss_mask, threshold)
 
-    @torch.no_grad()
-    def statistics(
-        self, model: CausalModel, batch: TrainBatch, *, every_row: bool = False
-    ) -> TokenStatistics:
-        """[N, C] each, 0 on rows that are not trained on.
-
-        Args:
-            every_row: Also those that can have no gradient.
-        """
-        logprobs = torch.zeros_like(batch.sampler_logprobs)
-        entropy = torch.zeros_like(logprobs)
-        for rows in self._micro_batches(batch, every_row=every_row):
-            part = completion_statistics(
-                model, batch.select(rows), temperature=self.sampling.temperature
-            )
-            length = part.logprobs.shape[1]
-            logprobs[rows, :length], entropy[rows, :length] = part
-        return TokenStatistics(logprobs, entropy)
-
-    # Optimizer steps
-
-    def run(self, batch: TrainBatch, metrics: Metrics) -> None:
-        """All optimizer steps of one rollout step."""
-        for _ in range(self.config.epochs):
-            for minibatch in minibatches(batch, self.config.minibatches):
-                counts = self.count_tokens(minibatch)
-                if counts.tokens:
-                    self._optimizer_step(minibatch, counts, metrics)
-
-    def count_tokens(self, batch: TrainBatch) -> TokenCounts:
-        """Of the batch over all ranks."""
+    def _count_tokens(self, batch: TrainBatch) -> TokenCounts:
+        """Count the tokens of the batch over all ranks."""
         local = [batch.loss_mask.sum(), batch.loss_mask.any(1).sum(), batch.surrogate_mask.sum()]
         tokens, sequences, entropy_tokens = map(int, sum_over_ranks(self.module, local))
         return TokenCounts(
@@ -121,11 +124,11 @@ class PolicyUpdate:
         )
 
     def _optimizer_step(self, batch: TrainBatch, counts: TokenCounts, metrics: Metrics) -> None:
-        """One gradient over the minibatch, the same for any split into micro-batches and ranks."""
+        """Take one optimizer step on the gradient of the whole batch over all ranks."""
         optimizer: Any = self.module.optimizers()
         schedule: Any = self.module.lr_schedulers()
         optimizer.zero_grad()
-        parts = self._micro_batches(batch)
+        parts = self._micro_batches(batch, self._rows_with_gradient(batch))
         entropies = [torch.zeros((), device=self.module.device)]
         for number, rows in enumerate(parts):
             with optimizer.toggle_model(sync_grad=number == len(parts) - 1):
@@ -134,13 +137,13 @@ class PolicyUpdate:
             with optimizer.toggle_model(sync_grad=True):
                 self._backward_nothing(batch)
         norm = self._clipped_gradient_norm()
-        # The loss is the sum over micro-batches and ranks: one vote an optimizer step.
+        # The loss is the sum over micro-batches and ranks: one value an optimizer step.
         metrics.add("policy/loss", 0.0, 1 / counts.num_ranks)
         metrics.add("policy/grad_norm", norm.detach())
         metrics.add("policy/lr", optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-        self._follow_entropy(torch.stack(entropies).sum(), counts, metrics)
+        self._update_entropy_coef(torch.stack(entropies).sum(), counts, metrics)
 
     def _clipped_gradient_norm(self) -> Tensor:
         norm = torch.nn.utils.clip_grad_norm_(
@@ -149,14 +152,15 @@ class PolicyUpdate:
         if not norm.isfinite():
             raise FloatingPointError(
                 f"the gradient after optimizer step {self.module.global_step} is not finite (norm "
-                f"{norm}), so no optimizer step is taken: the policy would be lost. Resume from "
-                "the last checkpoint with a lower learning rate or, without one, a higher "
-                "precision."
+                f"{norm}), so no optimizer step is taken, since it would ruin the policy. Resume "
+                "from the last checkpoint with a lower learning rate or in a higher precision."
             )
         return norm
 
-    def _follow_entropy(self, entropy_sum: Tensor, counts: TokenCounts, metrics: Metrics) -> None:
-        """Move the coefficient for the next optimizer step."""
+    def _update_entropy_coef(
+        self, entropy_sum: Tensor, counts: TokenCounts, metrics: Metrics
+    ) -> None:
+        """Adapt the coefficient of the next optimizer step to the entropy of this one."""
         if self.objective.entropy.target is None:
             return
         metrics.add("policy/entropy_coef", self.entropy_control.applied_coef)
@@ -166,30 +170,36 @@ class PolicyUpdate:
         )
 
     def _backward_nothing(self, batch: TrainBatch) -> None:
-        """Take part in the ranks' reduction of the gradient without a row that has one."""
+        """Join the gradient reduction over ranks when this rank has no row with a gradient."""
         row = batch.select(torch.zeros(1, dtype=torch.long))
         logprobs, _ = completion_statistics(self.policy.causal_model, row)
         self.module.manual_backward(0.0 * logprobs.sum())
 
-    def _micro_batches(self, batch: TrainBatch, *, every_row: bool = False) -> list[Tensor]:
-        """The rows that can have a gradient: without a KL or entropy term one of advantage 0 has
-        none, and is spared its way through the model."""
+    def _rows_with_gradient(self, batch: TrainBatch) -> Tensor:
+        """Return the rows that can have a gradient.
+
+        Without a KL or entropy term a row of advantage 0 has none, so it need not go through the
+        model.
+        """
         trained = batch.loss_mask.any(1)
-        if not (every_row or self.objective.moves_every_row):
+        if not self.objective.has_gradient_at_zero_advantage:
             trained &= batch.advantages != 0
+        return trained.nonzero()[:, 0]
+
+    def _micro_batches(self, batch: TokenBatch, rows: Tensor) -> list[Tensor]:
         return micro_batches(
             batch,
-            trained.nonzero()[:, 0],
+            rows,
             self.config.max_tokens_per_micro_batch,
-            packed=self.policy.causal_model.packs,
+            packed=self.policy.causal_model.uses_packing,
         )
 
     def _backward(
         self, batch: TrainBatch, counts: TokenCounts, number: int, metrics: Metrics
     ) -> Tensor:
-        """Add a micro-batch's gradient; returns [] the sum of the entropies of its tokens."""
+        """Accumulate the gradient of a micro-batch; return [] the sum of its token entropies."""
         entropy_coef = self.entropy_control.applied_coef
-        with stage(self.module, "micro_batch", number) as details:
+        with self.events.stage("micro_batch", number) as details:
             statistics = completion_statistics(
                 self.policy.causal_model,
                 batch,
@@ -199,7 +209,7 @@ class PolicyUpdate:
             losses = token_losses(
                 *statistics, batch, counts, self.objective, entropy_coef=entropy_coef
             )
-            # Ranks average their gradients; the weights are those of all ranks together.
+            # DDP averages gradients over ranks, but this loss is one rank's share of their sum.
             self.module.manual_backward(losses.loss * counts.num_ranks)
             details |= {
                 "rows": batch.num_rows,
@@ -212,3 +222,8 @@ class PolicyUpdate:
             add_update_metrics(metrics, batch, losses, statistics.entropy)
             metrics.add("policy/loss", details["loss"], 0.0)
         return (statistics.entropy.detach() * batch.surrogate_mask).sum()
+
+
+def _rows(mask: Tensor) -> Tensor:
+    """Return the rows of [N, C] with a True."""
+    return mask.any(1).nonzero()[:, 0]

@@ -1,8 +1,8 @@
-"""Every dataclass that flows through a rollout step, and the checks of settings.
+"""The dataclasses that flow through a rollout step, and the checks of settings.
 
-Shape legend: B prompts a rollout step, G group size, N = B * G completions, P prompt tokens,
+Shape legend: B prompts per rollout step, G group size, N = B * G completions, P prompt tokens,
 C completion tokens, V vocabulary, H hidden size. Row n is completion n % G of prompt n // G.
-A mask is True where a token counts. Nothing here computes more than a view of its own fields.
+A mask is True where a token counts.
 """
 
 from lit_grpo.types.events import Stage, StopReason
@@ -19,7 +19,7 @@ from lit_grpo.types.rollouts import (
     Tokenizer,
 )
 from lit_grpo.types.settings import UserError, check_range, refuse
-from lit_grpo.types.train_batch import TrainBatch
+from lit_grpo.types.train_batch import TokenBatch, TrainBatch
 
 __all__ = [
     "Completion",
@@ -33,6 +33,7 @@ __all__ = [
     "Score",
     "Stage",
     "StopReason",
+    "TokenBatch",
     "Tokenizer",
     "TrainBatch",
     "UserError",

@@ -1,4 +1,4 @@
-"""What callbacks are told, and what a callback says when it ends a run."""
+"""What passes between the trainer and its callbacks: finished stages and stop reasons."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One finished phase of a rollout step, as callbacks see it in ``on_stage_end``."""
+    """One finished phase of a rollout step, as callbacks receive it in ``on_stage_end``."""
 
     name: str
-    """generation, reward, logprob, update, micro_batch, weight_sync, evaluation."""
+    """generation, reward, logprob, update, micro_batch, weight_sync or evaluation."""
     seconds: float
     micro_batch: int | None = None
-    """Number of the micro-batch within the rollout step, from 0, when the stage is one."""
+    """Index of the micro-batch within the rollout step, from 0; None for every other stage."""
     details: Mapping[str, float] = field(default_factory=dict)
+    """Further measurements of the stage, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopReason:
-    """Why a run ended before its last step; the command line exits with ``exit_code``.
+    """Why a run ends before its last step; the command line exits with ``exit_code``.
 
-    It is set by ``stopping.stop_run``.
+    ``stopping.stop_run`` sets it.
     """
 
     exit_code: int
     message: str
     is_step_unfinished: bool = False
-    """The rollout step in flight was not trained on: a resumed run makes it again."""
+    """Whether the current rollout step was not trained on, so that a resumed run repeats it."""

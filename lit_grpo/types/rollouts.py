@@ -1,9 +1,9 @@
-"""From prompts to scored groups, in the order in which they flow."""
+"""Prompts, completions, scores and the batch that they make, in the order of the pipeline."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
@@ -15,7 +15,7 @@ Message = Mapping[str, str]
 
 
 class Tokenizer(Protocol):
-    """What the rooms need of a ``transformers`` tokenizer."""
+    """The part of a ``transformers`` tokenizer that this package uses."""
 
     @property
     def eos_token_id(self) -> Any: ...
@@ -31,21 +31,19 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One row of the data, ready to be sampled from.
-
-    ``columns`` holds every column of the row under its own name, so that a reward can read any.
-    """
+    """One row of the data as the policy reads it."""
 
     id: str
     text: str
-    """What the policy reads, after the template."""
+    """The prompt after the template or the chat template."""
     token_ids: tuple[int, ...]
     """[P]"""
     messages: tuple[Message, ...] | None = None
-    """The conversation, when the prompt is one."""
+    """The conversation; None for a prompt that is plain text."""
     answer: str | None = None
     """The gold answer."""
     columns: Mapping[str, Any] = field(default_factory=dict)
+    """Every column of the row under its own name, for the rewards."""
 
 
 FinishReason = Literal["stop", "length", "failed"]
@@ -55,9 +53,9 @@ FinishReason = Literal["stop", "length", "failed"]
 class Completion:
     """One sampled continuation of a prompt.
 
-    ``token_ids`` include the end-of-sequence token when one was sampled and the tokens of a stop
-    string; ``text`` has neither. One that an engine could not sample is `failed`: its row is
-    absent, which no reward sees and nothing is trained on.
+    ``token_ids`` include a sampled end-of-sequence token and the tokens of a stop string; ``text``
+    has neither. The row of a completion that the engine could not sample (`failed`) is logged but
+    neither scored nor trained on.
     """
 
     token_ids: tuple[int, ...]
@@ -67,13 +65,14 @@ class Completion:
     text: str
     finish_reason: FinishReason
     policy_versions: tuple[int, ...] = ()
-    """[C] optimizer steps that the weights had seen when they wrote each token; empty when nobody
-    knows."""
+    """[C] for each token the number of optimizer steps that its weights had taken; empty if
+    unknown."""
     failure: str = ""
-    """Why there is no completion."""
+    """Why the engine could not sample it."""
 
     @classmethod
     def failed(cls, why: str) -> Completion:
+        """Return the placeholder of a completion that could not be sampled."""
         return cls(token_ids=(), sampler_logprobs=(), text="", finish_reason="failed", failure=why)
 
     @property
@@ -86,15 +85,15 @@ class Completion:
 
 
 class Outcome(StrEnum):
-    """What became of one attempt to score one completion. Only OK carries a value."""
+    """The result of one attempt to score one completion. Only OK carries a value."""
 
     OK = "ok"
     ABSTAIN = "abstain"
-    """The reward does not apply, or has nothing to say."""
+    """The reward does not apply to this completion."""
     TIMEOUT = "timeout"
     RATE_LIMITED = "rate_limited"
     UNAVAILABLE = "unavailable"
-    """The service could not be reached or failed (5xx)."""
+    """The service could not be reached, or answered with a server error (5xx)."""
     CONTENT_FILTERED = "content_filtered"
     OUT_OF_TOKENS = "out_of_tokens"
     """The judge's reply was cut off at its token limit."""
@@ -102,17 +101,19 @@ class Outcome(StrEnum):
     BUDGET_SPENT = "budget_spent"
     ERROR = "error"
     TRUNCATED = "truncated"
-    """The completion was cut off and the reward does not score such ones."""
+    """The completion was cut off, and the reward does not score truncated completions."""
     NOT_SAMPLED = "not_sampled"
     """The engine gave no completion to score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """One reward's verdict on one completion: a value, or the reason why there is none.
+    """One reward's score of one completion: a value, or the reason why there is none.
+
+    A failure is never a zero: it has no value at all.
 
     Raises:
-        ValueError: a value without OK, or OK without a finite value. A failure is never a zero.
+        ValueError: OK without a finite value, or another outcome with a value.
     """
 
     value: float | None
@@ -141,30 +142,33 @@ class Score:
 
     @property
     def is_failure(self) -> bool:
-        """Neither a value nor the statement that the reward does not apply."""
+        """Whether there is no value although the reward applies."""
         return self.outcome not in (Outcome.OK, Outcome.ABSTAIN)
 
     @property
     def is_outage(self) -> bool:
-        """A failure that lies not in the completion, so that asking again may give a value."""
+        """Whether the failure is not the completion's, so that scoring it again may succeed."""
         return self.is_failure and self.outcome not in (Outcome.TRUNCATED, Outcome.NOT_SAMPLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """What a reward measured while it scored, apart from the scores; metrics carry the names."""
+    """What a reward measured besides its scores, by the name of the metric.
+
+    Values are collected over the rollout step and all ranks.
+    """
 
     totals: Mapping[str, float] = field(default_factory=dict)
-    """Summed over the rollout step and all ranks."""
+    """Logged as their sum."""
     means: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Their mean over the rollout step and all ranks counts."""
+    """Logged as their mean."""
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Their mean and their 95th percentile count; the name of the latter ends with ``_p95``."""
+    """Logged as their mean and, with ``_p95`` after the name, as their 95th percentile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A prompt, its G completions and, for each reward by name, their G scores."""
+    """A prompt, its G completions and their G scores by the name of the reward."""
 
     prompt: Prompt
     completions: tuple[Completion, ...]
@@ -173,18 +177,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
-    """The scored groups of one rollout step; ragged, on the CPU, readable.
-
-    ``rewards`` and ``parts`` are NaN where ``valid`` (or the part) has no value.
-    """
+    """The scored groups of one rollout step: ragged, on the CPU, one object per completion."""
 
     groups: tuple[Group, ...]
     rewards: Tensor
-    """[B, G] float64 weighted sum of the parts, NaN where not valid."""
+    """[B, G] float64 weighted sum of the parts; NaN where not valid."""
     parts: Mapping[str, Tensor]
-    """name -> [B, G] float64 unweighted value of one reward, NaN where it gave none."""
+    """Reward name to [B, G] float64 unweighted values; NaN where the reward gave none."""
     valid: Tensor
-    """[B, G] True where a row votes in its group and is trained on."""
+    """[B, G] True on the rows that count in their group and may be trained on."""
 
     @property
     def group_size(self) -> int:
@@ -197,21 +198,30 @@ class RolloutBatch:
 
     @property
     def sampled(self) -> list[Completion]:
-        """The completions without those that failed."""
+        """The completions that the engine could sample."""
         return [completion for completion in self.completions if not completion.is_failed]
 
-    def with_groups(self, places: Sequence[int], fresh: RolloutBatch) -> RolloutBatch:
-        """The same batch with the groups of another one in the given places."""
-        groups = list(self.groups)
-        for place, group in zip(places, fresh.groups, strict=True):
-            groups[place] = group
+    def without_groups(self, excluded: Sequence[bool]) -> RolloutBatch:
+        """Return the same batch with every row of the marked groups excluded."""
+        rows = torch.tensor(excluded)[:, None]
+        return replace(
+            self,
+            valid=self.valid & ~rows,
+            rewards=self.rewards.masked_fill(rows, torch.nan),
+        )
 
-        def put(tensor: Tensor, new: Tensor) -> Tensor:
-            return tensor.index_copy(0, torch.tensor(places), new)
+    def with_groups(self, indices: Sequence[int], fresh: RolloutBatch) -> RolloutBatch:
+        """Return the same batch with the groups at the given indices replaced by those of fresh."""
+        groups = list(self.groups)
+        for index, group in zip(indices, fresh.groups, strict=True):
+            groups[index] = group
+
+        def replaced(tensor: Tensor, new: Tensor) -> Tensor:
+            return tensor.index_copy(0, torch.tensor(indices), new)
 
         return RolloutBatch(
             groups=tuple(groups),
-            rewards=put(self.rewards, fresh.rewards),
-            parts={name: put(part, fresh.parts[name]) for name, part in self.parts.items()},
-            valid=put(self.valid, fresh.valid),
+            rewards=replaced(self.rewards, fresh.rewards),
+            parts={name: replaced(part, fresh.parts[name]) for name, part in self.parts.items()},
+            valid=replaced(self.valid, fresh.valid),
         )

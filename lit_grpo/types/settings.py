@@ -1,4 +1,4 @@
-"""One wording for every setting that is out of range, and the exception that users see."""
+"""The exception that users see, and one wording for every setting that is out of range."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 class UserError(ValueError):
     """The config, the data or the environment is wrong, and the message says what to change.
 
-    The command line prints it as one line and exits with code 2, whenever it is raised. Any other
-    exception during training is a crash, with a traceback.
+    The command line prints the message as one line and exits with code 2, at startup and during
+    training. Any other exception is a crash with a traceback.
     """
 
 
@@ -16,9 +16,9 @@ def refuse(key: str, rule: str, value: object, why: str = "") -> UserError:
 
     Args:
         key: Full key of the setting in a config, such as ``model.update.epochs``.
-        rule: What it must be, such as ``>= 1``.
-        value: What it is.
-        why: What would go wrong otherwise.
+        rule: The values that are allowed, such as ``>= 1``.
+        value: The value that was given.
+        why: What would go wrong with it.
     """
     name = key.removeprefix("model.").rpartition("init_args.")[2]
     reason = f" ({why})" if why else ""
@@ -34,34 +34,40 @@ def check_range(
     at_most: float | None = None,
     why: str = "",
 ) -> None:
-    """Check one number of a config; None is no limit and always passes.
+    """Check that a number lies in a range; None means that the setting is off, and passes.
 
     Args:
         key: As in `refuse`.
-        at_least: The least value that passes.
-        above: A value that is just too small.
-        at_most: The largest value that passes.
+        value: The number that was given.
+        at_least: Inclusive lower bound.
+        above: Exclusive lower bound.
+        at_most: Inclusive upper bound.
+        why: As in `refuse`.
 
     Raises:
-        UserError: the value is outside, or not a number.
+        UserError: the value is out of range, or NaN.
     """
     if value is None:
         return
-    holds = (
+    is_in_range = (
         (at_least is None or value >= at_least)
         and (above is None or value > above)
         and (at_most is None or value <= at_most)
     )
-    if not holds:
+    if not is_in_range or value != value:
         raise refuse(key, _range_in_words(at_least, above, at_most), value, why)
 
 
 def _range_in_words(at_least: float | None, above: float | None, at_most: float | None) -> str:
     if at_least is not None and at_most is not None:
-        return f"from {at_least:g} to {at_most:g}"
+        return f"from {_short(at_least)} to {_short(at_most)}"
     rules = [
-        *([f">= {at_least:g}"] if at_least is not None else []),
-        *(["positive" if above == 0 else f"> {above:g}"] if above is not None else []),
-        *([f"<= {at_most:g}"] if at_most is not None else []),
+        *([f">= {_short(at_least)}"] if at_least is not None else []),
+        *(["positive" if above == 0 else f"> {_short(above)}"] if above is not None else []),
+        *([f"<= {_short(at_most)}"] if at_most is not None else []),
     ]
-    return " and ".join(rules)
+    return " and ".join(rules) or "a number"
+
+
+def _short(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"

@@ -1,18 +1,20 @@
-"""The padded tensors that the loss reads."""
+"""The padded tensors that the model and the loss read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainBatch:
-    """What the loss reads. Prompts stand once a group and are padded on the left, completions on
-    the right, so that the last prompt token is always next to the first completion token.
+class TokenBatch:
+    """What the model reads: every prompt once, and the completions that continue it.
+
+    Prompts are padded on the left, completions on the right, so that the last prompt token is
+    always next to the first completion token.
 
     Example, B = 1, G = 2, P = 2, C = 3, prompt ``[5]``, completions ``[7, 8]`` and ``[7, 8, 9]``::
 
@@ -20,7 +22,7 @@ class TrainBatch:
         completion_ids  [[7, 8, 0],         completion_mask  [[T, T, F],
                          [7, 8, 9]]                           [T, T, T]]
         prompt_index    [0, 0]
-        logprobs[n, t] is the one of completion_ids[n, t] given all tokens before it.
+        logprobs[n, t] is that of completion_ids[n, t] given all tokens before it.
     """
 
     prompt_ids: Tensor
@@ -32,61 +34,63 @@ class TrainBatch:
     completion_ids: Tensor
     """[N, C]"""
     completion_mask: Tensor
-    """[N, C] True on every sampled token (what the model reads)."""
-    loss_mask: Tensor
-    """[N, C] True on the tokens to train; False rows are invalid or filtered."""
-    advantages: Tensor
-    """[N] 0 on invalid rows."""
-    sampler_logprobs: Tensor
-    """[N, C] what the sampler reported; 0 on padding."""
-    old_logprobs: Tensor | None = None
-    """[N, C] under the policy before the first update of this rollout step; None while the
-    policy has not moved since, when they equal the current ones."""
-    ref_logprobs: Tensor | None = None
-    """[N, C] under the reference; None without one in the loss."""
-    entropy_mask: Tensor | None = None
-    """[N, C] True on the tokens of the loss mask whose entropy is high enough to have a surrogate;
-    None where all have."""
+    """[N, C] True on every sampled token."""
 
     @property
     def num_rows(self) -> int:
         return self.completion_ids.shape[0]
 
-    @property
-    def surrogate_mask(self) -> Tensor:
-        """[N, C] True on the tokens that may have a surrogate and an entropy bonus."""
-        return self.loss_mask if self.entropy_mask is None else self.entropy_mask
-
-    def select(self, rows: Tensor) -> TrainBatch:
-        """The given rows with the prompts that they need, trimmed to their longest tokens."""
+    def select(self, rows: Tensor) -> Self:
+        """Return the given rows and their prompts, trimmed to the longest of each."""
         prompt_rows, prompt_index = torch.unique(self.prompt_index[rows], return_inverse=True)
         prompt_length = int(self.prompt_mask[prompt_rows].sum(1).max())
         length = max(1, int(self.completion_mask[rows].sum(1).max()))
         first = self.prompt_ids.shape[1] - prompt_length
-
-        def completions(tensor: Tensor | None) -> Any:
-            return None if tensor is None else tensor[rows, :length]
-
+        of_rows = {
+            name: value[rows] if value.ndim == 1 else value[rows, :length]
+            for name, value in self._tensors().items()
+            if not name.startswith("prompt_")
+        }
         return replace(
             self,
             prompt_ids=self.prompt_ids[prompt_rows, first:],
             prompt_mask=self.prompt_mask[prompt_rows, first:],
             prompt_index=prompt_index,
-            completion_ids=completions(self.completion_ids),
-            completion_mask=completions(self.completion_mask),
-            loss_mask=completions(self.loss_mask),
-            advantages=self.advantages[rows],
-            sampler_logprobs=completions(self.sampler_logprobs),
-            old_logprobs=completions(self.old_logprobs),
-            ref_logprobs=completions(self.ref_logprobs),
-            entropy_mask=completions(self.entropy_mask),
+            **of_rows,
         )
 
-    def to(self, device: torch.device | str) -> TrainBatch:
-        """The same batch on another device."""
-        moved = {
-            name: value.to(device)
-            for name in self.__slots__
-            if isinstance(value := getattr(self, name), Tensor)
-        }
+    def to(self, device: torch.device | str) -> Self:
+        """Return the same batch on another device."""
+        moved: dict[str, Any] = {name: one.to(device) for name, one in self._tensors().items()}
         return replace(self, **moved)
+
+    def _tensors(self) -> dict[str, Any]:
+        """Every field that is not None, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch(TokenBatch):
+    """What the loss reads: the tokens, the mask of those that are trained on, and all quantities
+    that stay fixed during the update."""
+
+    loss_mask: Tensor
+    """[N, C] True on the tokens in the loss; False throughout on excluded rows."""
+    advantages: Tensor
+    """[N] 0 on excluded rows."""
+    sampler_logprobs: Tensor
+    """[N, C] as the sampler reported them; 0 on padding."""
+    old_logprobs: Tensor | None = None
+    """[N, C] under the policy before the first update of this rollout step; None where they equal
+    the current ones, since no update has happened yet."""
+    ref_logprobs: Tensor | None = None
+    """[N, C] under the reference; None without a KL term in the loss."""
+    entropy_mask: Tensor | None = None
+    """[N, C] True on the tokens of the loss mask whose entropy is high enough for a surrogate;
+    None where all of them have one."""
+
+    @property
+    def surrogate_mask(self) -> Tensor:
+        """[N, C] True on the tokens that may have a surrogate and an entropy bonus."""
+        return self.loss_mask if self.entropy_mask is None else self.entropy_mask

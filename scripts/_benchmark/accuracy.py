@@ -1,4 +1,4 @@
-"""Time to a held-out accuracy on the built-in task, from the same warmed-up model."""
+"""Measure the time to a held-out accuracy on the built-in task, from one warmed-up model."""
 
 from __future__ import annotations
 
@@ -12,97 +12,101 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+from _benchmark.processes import Repetitions, TrainerProcess, Trainers, started, time_in_turns
 from _benchmark.results import Result
 from _benchmark.trainers import LitTask, TrlTask, lit_grpo, trl
-from _benchmark.turns import Contestant, Effort, Entries, contest, take_turns
 
 TARGET = 0.5
 ACCURACY = 0.98
 EVALUATE_EVERY = 10
 TRL_MICRO_BATCH_ROWS = (1024, 256, 128)
-PROBE = Effort(rounds=1, steps=3)
+MICRO_BATCH_REPETITIONS = Repetitions(rounds=1, steps=3)
 
 
 def compare_accuracy(start: Path | None) -> Iterator[Result]:
-    """The quickstart, by this project and by TRL, to the accuracy or to its last step.
+    """Train the quickstart with this project and with TRL, up to the accuracy or its last step.
 
     Args:
-        start: A warmed-up model; made by the quickstart's warm-up when None.
+        start: A warmed-up model; None runs the quickstart's warm-up.
     """
     with TemporaryDirectory() as name:
         directory = Path(name)
         start = start or warm_up(directory / "warm_up")
         quickstart = bundled("quickstart")
-        rows = best_micro_batch(start, quickstart, directory)
-        entries: Entries = {
+        rows = fastest_micro_batch(start, quickstart, directory)
+        trainers: Trainers = {
             "lit-grpo": (lit_grpo, lit_task(start, directory)),
             "trl": (trl, trl_task(start, quickstart, rows, directory)),
         }
-        with contest(entries, directory) as contestants:
-            races = [Race(contestant) for contestant in contestants.values()]
-            run(races, quickstart["trainer"]["max_steps"])
-    ours, theirs = races
+        with started(trainers, directory) as processes:
+            runs = [AccuracyRun(process) for process in processes.values()]
+            train_in_turns(runs, quickstart["trainer"]["max_steps"])
+    ours, theirs = runs
     yield Result(
         figure="accuracy",
         case=f"{ACCURACY} on two-digit addition",
         against=f"TRL with micro-batches of {rows} rows",
-        ours=ours.seconds if ours.has_arrived else float("inf"),
+        ours=ours.seconds if ours.reached_target else float("inf"),
         other=theirs.seconds,
         unit="s",
         target=TARGET,
-        details={race.contestant.name: race.summary() for race in races},
+        details={run.process.name: run.summary() for run in runs},
     )
 
 
 @dataclass
-class Race:
-    """One trainer on its way to the accuracy; evaluations are off its clock."""
+class AccuracyRun:
+    """One trainer's run up to the accuracy. Evaluations are not timed."""
 
-    contestant: Contestant
+    process: TrainerProcess
     seconds: float = 0.0
     steps: int = 0
     curve: dict[int, float] = field(default_factory=dict)
-    """Accuracy by the steps that were made."""
+    """Number of steps -> accuracy."""
 
     @property
-    def has_arrived(self) -> bool:
+    def reached_target(self) -> bool:
         return any(accuracy >= ACCURACY for accuracy in self.curve.values())
 
-    def go_on(self, num_steps: int) -> None:
-        self.seconds += sum(lap.seconds for lap in self.contestant.step(num_steps))
+    def evaluate(self) -> None:
+        self.curve[self.steps] = self.process.evaluate()
+
+    def train(self, num_steps: int) -> None:
+        """Make steps, then evaluate."""
+        self.seconds += sum(timing.seconds for timing in self.process.run_steps(num_steps))
         self.steps += num_steps
-        self.curve[self.steps] = self.contestant.measure()
+        self.evaluate()
 
     def summary(self) -> dict[str, Any]:
         curve = " ".join(f"{step}:{accuracy:.3f}" for step, accuracy in self.curve.items())
         return {
             "seconds": self.seconds,
             "steps": float(self.steps),
-            "step": self.contestant.seconds,
-            "arrived": "yes" if self.has_arrived else "no",
+            "step": self.process.seconds,
+            "reached": "yes" if self.reached_target else "no",
             "accuracy by step": curve,
         }
 
 
-def run(races: list[Race], max_steps: int) -> None:
-    """In turns, until each has arrived or has made all its steps."""
-    for race in races:
-        race.curve[0] = race.contestant.measure()
+def train_in_turns(runs: list[AccuracyRun], max_steps: int) -> None:
+    """Train until each run has reached the accuracy or has made all its steps."""
+    for run in runs:
+        run.evaluate()
     for _ in range(max_steps // EVALUATE_EVERY):
-        for race in races:
-            if not race.has_arrived:
-                race.go_on(EVALUATE_EVERY)
+        for run in runs:
+            if not run.reached_target:
+                run.train(EVALUATE_EVERY)
 
 
 def warm_up(run_dir: Path) -> Path:
-    """The quickstart's own, by its command."""
+    """Run the quickstart's warm-up; return its final model."""
     arguments = ["sft", "--config", "quickstart_sft", "--run_dir", str(run_dir)]
     subprocess.run([sys.executable, "-m", "lit_grpo", *arguments], check=True, capture_output=True)
     return run_dir / "final"
 
 
 def bundled(name: str) -> dict[str, Any]:
-    """A config that ships."""
+    """Read a bundled config."""
     import lit_grpo
 
     path = Path(lit_grpo.__file__).parent / "configs" / f"{name}.yaml"
@@ -110,7 +114,7 @@ def bundled(name: str) -> dict[str, Any]:
 
 
 def lit_task(start: Path, directory: Path) -> LitTask:
-    """The quickstart as it is, but that the benchmark evaluates, off the clock."""
+    """Return the quickstart without its own evaluation, which would be timed."""
     overrides = {
         "trainer": {"limit_val_batches": 0},
         "model": {"policy": {"path": str(start)}},
@@ -119,7 +123,7 @@ def lit_task(start: Path, directory: Path) -> LitTask:
 
 
 def trl_task(start: Path, quickstart: dict[str, Any], rows: int, directory: Path) -> TrlTask:
-    """The quickstart's settings in TRL's words."""
+    """Return the quickstart's settings under the names that TRL gives them."""
     from lit_grpo.data import AdditionData
 
     model, data = quickstart["model"], quickstart["data"]["init_args"]
@@ -150,15 +154,15 @@ def trl_task(start: Path, quickstart: dict[str, Any], rows: int, directory: Path
     )
 
 
-def best_micro_batch(start: Path, quickstart: dict[str, Any], directory: Path) -> int:
-    """The size with which TRL is fastest."""
-    entries: Entries = {
+def fastest_micro_batch(start: Path, quickstart: dict[str, Any], directory: Path) -> int:
+    """Return the micro-batch rows with which TRL is fastest."""
+    trainers: Trainers = {
         str(rows): (trl, trl_task(start, quickstart, rows, directory))
         for rows in TRL_MICRO_BATCH_ROWS
     }
-    with contest(entries, directory) as contestants:
-        take_turns(contestants, PROBE)
-    return int(min(contestants.values(), key=lambda one: one.seconds).name)
+    with started(trainers, directory) as processes:
+        time_in_turns(processes, MICRO_BATCH_REPETITIONS)
+    return int(min(processes.values(), key=lambda process: process.seconds).name)
 
 
 @cache
@@ -171,7 +175,7 @@ def _started_math_reward() -> Any:
 
 
 async def math_reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """The quickstart's reward for TRL."""
+    """Score as the quickstart's reward does, in the form that TRL calls."""
     from lit_grpo.types import Completion, Prompt
 
     reward = _started_math_reward()

@@ -1,4 +1,4 @@
-"""What an engine with servers costs in time: its requests against a bare client's."""
+"""Measure what an engine with servers adds to its requests: its time against a bare client's."""
 
 from __future__ import annotations
 
@@ -12,39 +12,44 @@ from statistics import median
 from typing import Any
 
 from _benchmark.parts import random_ids
+from _benchmark.processes import Repetitions
 from _benchmark.results import Result
-from _benchmark.turns import Effort
 from _benchmark.workloads import Workload
 
 ROOT = Path(__file__).parent.parent.parent
 CLIENT_TARGET = 1 / 0.95
 CASES = [(64, 8, 8), (64, 8, 64)]
-"""Prompts, completions a prompt, tokens of each."""
-LAPS_A_ROUND = 10
-"""They are short, and one differs from the next by a fifth."""
+"""(prompts, completions per prompt, tokens per completion)"""
+RUNS_PER_ROUND = 10
+"""A run is short, and one differs from the next by a fifth."""
 
 
-def compare_client(effort: Effort) -> Iterator[Result]:
-    """The seconds of generate against those of a bare client with the same requests."""
+def compare_client(repetitions: Repetitions) -> Iterator[Result]:
+    """Compare `generate` with a bare client that sends the same requests."""
     python = Path(os.environ.get("LIT_GRPO_VLLM_VENV", ROOT / ".venv-vllm"), "bin", "python")
     if not python.exists():
-        print("engines: no vLLM to ask, since scripts/setup_vllm_cpu has not been run.")
+        print("engine client is skipped: run scripts/setup_vllm_cpu to install a vLLM.")
         return
-    with served(launch_on_cpu(python)) as (engine, policy):
+    with running_engine(launch_on_cpu(python)) as (engine, policy):
         for case in CASES:
-            yield client_figure(engine, policy, *case, effort)
+            yield compare_client_on(engine, policy, *case, repetitions)
 
 
-def client_figure(
-    engine: Any, policy: Any, num_prompts: int, group_size: int, max_tokens: int, effort: Effort
+def compare_client_on(
+    engine: Any,
+    policy: Any,
+    num_prompts: int,
+    group_size: int,
+    max_tokens: int,
+    repetitions: Repetitions,
 ) -> Result:
-    """Both send the same in turns."""
-    asks = asks_of(engine, policy, num_prompts, group_size, max_tokens)
-    sides = {engine_seconds: [], bare_seconds: []}
-    for seed in range(1 + LAPS_A_ROUND * effort.rounds):
-        for seconds in reversed(sides) if seed % 2 else sides:
-            sides[seconds].append(seconds(*asks, seed))
-    ours, other = (median(laps[1:]) for laps in sides.values())  # the first lap warms up
+    """Time both in turns, in an order that is reversed every time."""
+    arguments = generation_arguments(engine, policy, num_prompts, group_size, max_tokens)
+    seconds: dict[Any, list[float]] = {engine_seconds: [], bare_client_seconds: []}
+    for seed in range(1 + RUNS_PER_ROUND * repetitions.rounds):
+        for measure in reversed(seconds) if seed % 2 else seconds:
+            seconds[measure].append(measure(*arguments, seed))
+    ours, other = (median(runs[1:]) for runs in seconds.values())  # the first run is a warm-up
     return Result(
         figure="engine client",
         case=f"{num_prompts} x {group_size} completions of {max_tokens} tokens",
@@ -67,7 +72,7 @@ def launch_on_cpu(python: Path) -> Any:
             "max-num-seqs": 256,
             "kv-cache-memory-bytes": 2**27,
             "block-size": 32,
-            "no-enable-chunked-prefill": True,  # with seeds it fails on a CPU
+            "no-enable-chunked-prefill": True,  # chunked prefill fails on a CPU with seeds
         },
         env={
             "HF_HUB_OFFLINE": "1",
@@ -79,8 +84,8 @@ def launch_on_cpu(python: Path) -> Any:
 
 
 @contextmanager
-def served(launch: Any) -> Iterator[tuple[Any, Any]]:
-    """An engine with a real vLLM server, and its small policy."""
+def running_engine(launch: Any) -> Iterator[tuple[Any, Any]]:
+    """Start an engine with a real vLLM server; yield it with its small policy."""
     from lit_grpo.policy import Policy
     from lit_grpo.rollout import VLLMServerEngine
 
@@ -100,9 +105,10 @@ def served(launch: Any) -> Iterator[tuple[Any, Any]]:
         engine.close()
 
 
-def asks_of(
+def generation_arguments(
     engine: Any, policy: Any, num_prompts: int, group_size: int, max_tokens: int
 ) -> tuple[Any, list[Any], int, Any]:
+    """Return engine, prompts, group size and sampling, as both measurements take them."""
     from lit_grpo.rollout import Sampling
     from lit_grpo.types import Prompt
 
@@ -119,6 +125,7 @@ def asks_of(
 def engine_seconds(
     engine: Any, prompts: list[Any], group_size: int, sampling: Any, seed: int
 ) -> float:
+    """Return the seconds of `generate`."""
     start = time.perf_counter()
     rows = list(engine.generate(prompts, group_size, sampling, seed=seed))
     seconds = time.perf_counter() - start
@@ -126,10 +133,13 @@ def engine_seconds(
     return seconds
 
 
-def bare_seconds(
+def bare_client_seconds(
     engine: Any, prompts: list[Any], group_size: int, sampling: Any, seed: int
 ) -> float:
-    """No more than sending, as many at a time as the engine does, and reading the replies."""
+    """Return the seconds of a client that only sends the requests and counts the reply's tokens.
+
+    It sends as many at a time as the engine does.
+    """
     from lit_grpo.rollout.requests import group_requests
     from lit_grpo.rollout.vllm.server import _body
 
@@ -137,22 +147,22 @@ def bare_seconds(
     url = f"{engine._fleet.servers[0].url}/inference/v1/generate"
     at_a_time = engine.limits.max_concurrency // group_size
     start = time.perf_counter()
-    num_tokens = asyncio.run(_ask_all(url, [_body(one) for one in requests], at_a_time))
+    num_tokens = asyncio.run(_send_all(url, [_body(one) for one in requests], at_a_time))
     seconds = time.perf_counter() - start
     assert num_tokens == len(prompts) * group_size * sampling.max_tokens
     return seconds
 
 
-async def _ask_all(url: str, bodies: Sequence[Any], at_a_time: int) -> int:
+async def _send_all(url: str, bodies: Sequence[Any], at_a_time: int) -> int:
     import json
 
     import aiohttp
 
-    room = asyncio.Semaphore(at_a_time)
+    slots = asyncio.Semaphore(at_a_time)
 
-    async def ask(session: aiohttp.ClientSession, body: Any) -> int:
+    async def send(session: aiohttp.ClientSession, body: Any) -> int:
         num_tokens = 0
-        async with room, session.post(url, json=body) as response:
+        async with slots, session.post(url, json=body) as response:
             async for line in response.content:
                 if line.startswith(b"data: {"):
                     choices = json.loads(line[6:])["choices"]
@@ -160,4 +170,4 @@ async def _ask_all(url: str, bodies: Sequence[Any], at_a_time: int) -> int:
         return num_tokens
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        return sum(await asyncio.gather(*(ask(session, body) for body in bodies)))
+        return sum(await asyncio.gather(*(send(session, body) for body in bodies)))

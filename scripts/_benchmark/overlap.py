@@ -1,4 +1,4 @@
-"""What sampling during the update saves: a step that does against one that does not."""
+"""Measure what sampling during the update saves: a step with it against a step without."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 import lightning as L
 import torch
 from _benchmark.parts import loaded_policy
+from _benchmark.processes import Repetitions
 from _benchmark.results import Result
-from _benchmark.turns import Effort
 from _benchmark.workloads import SIZES, WORKLOADS, ModelSize, Workload
 
 OVERLAP_TARGET = 0.65
 WARM_UP_STEPS = 2
 NUM_TOKENS = SIZES["tiny"].vocab_size
-"""Every model knows so many."""
+"""The smallest vocabulary, so that every model knows these token ids."""
 
 
-def compare_overlap(size: ModelSize, effort: Effort) -> Iterator[Result]:
-    """A step whose generation, on a device of its own, takes as long as the update."""
+def compare_overlap(size: ModelSize, repetitions: Repetitions) -> Iterator[Result]:
+    """Compare steps whose generation takes as long as the update, as on a device of its own."""
     workload = replace(WORKLOADS["short_equal"], num_prompts=8)
-    num_steps = WARM_UP_STEPS + effort.num_steps
-    update = median(step_seconds(workload, size, waiting_engine(0.0), 0, num_steps))
+    num_steps = WARM_UP_STEPS + repetitions.num_steps
+    update = median(step_seconds(workload, size, sleeping_engine(0.0), 0, num_steps))
     synchronous, overlapping = (
-        step_seconds(workload, size, waiting_engine(update), ahead, num_steps) for ahead in (0, 1)
+        step_seconds(workload, size, sleeping_engine(update), ahead, num_steps) for ahead in (0, 1)
     )
     yield Result(
         figure="overlap",
@@ -45,7 +45,7 @@ def compare_overlap(size: ModelSize, effort: Effort) -> Iterator[Result]:
 def step_seconds(
     workload: Workload, size: ModelSize, engine: Any, ahead: int, num_steps: int
 ) -> list[float]:
-    """Of real training steps, but for their engine."""
+    """Return the seconds of each training step after the warm-up; all but the engine is real."""
     from lit_grpo.policy import Policy
     from lit_grpo.rollout import Sampling
     from lit_grpo.training import Evaluation, GRPOModule
@@ -61,17 +61,19 @@ def step_seconds(
             max_head_offpolicyness=ahead,
             evaluation=Evaluation(before_training=False),
         )
-        clock = Clock()
+        timer = StepEndTimer()
         trainer = L.Trainer(
-            max_steps=num_steps, accelerator="auto", devices=1, callbacks=[clock], logger=False,
+            max_steps=num_steps, accelerator="auto", devices=1, callbacks=[timer], logger=False,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
         trainer.fit(module, prompt_loader(workload))
         module.close()
-    return clock.seconds[WARM_UP_STEPS:]
+    return timer.seconds[WARM_UP_STEPS:]
 
 
-class Clock(L.Callback):
+class StepEndTimer(L.Callback):
+    """Record the seconds from the end of each step to the end of the next."""
+
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self._last = 0.0
@@ -96,7 +98,7 @@ def reward_of_tokens() -> Any:
     from lit_grpo.rewards import Reward
 
     class Parity(Reward):
-        """Differs between completions, at no cost."""
+        """Differ between completions, at no cost."""
 
         def score(self, prompt: Any, completion: Any) -> float:
             return float(completion.token_ids[0] % 2)
@@ -104,12 +106,12 @@ def reward_of_tokens() -> Any:
     return Parity()
 
 
-def waiting_engine(seconds: float) -> Any:
-    """Takes its time, as a server on another device would, and samples at random."""
+def sleeping_engine(seconds: float) -> Any:
+    """Return an engine that sleeps, as if it sampled on another device, and draws at random."""
     from lit_grpo.rollout import RolloutEngine
     from lit_grpo.types import Completion
 
-    class Waiting(RolloutEngine):
+    class SleepingEngine(RolloutEngine):
         overlaps_updates = True
 
         def load_weights(self, policy: Any, version: int) -> None:
@@ -132,4 +134,4 @@ def waiting_engine(seconds: float) -> Any:
                     ),
                 )
 
-    return Waiting()
+    return SleepingEngine()

@@ -1,4 +1,4 @@
-"""Single parts of a step: the engine against ``model.generate``, and the memory of the head."""
+"""Measure single parts of a step: HFEngine against ``model.generate``, and the head's memory."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from typing import Any
 
 import psutil
 import torch
+from _benchmark.processes import Repetitions
 from _benchmark.results import Result
-from _benchmark.turns import Effort
-from _benchmark.workloads import EOS, PAD, ModelSize, Workload, prepare
+from _benchmark.workloads import EOS, PAD, ModelSize, Workload, write_inputs
 from transformers import GenerationConfig
 
 HEAD_TARGET = 1 / 8
 HEAD_VOCAB = 150_000
 
 
-# The engine
-
-
-def compare_engine(workload: Workload, size: ModelSize, effort: Effort) -> Iterator[Result]:
-    """Both sample the same prompts in turns, each with its own sampler."""
+def compare_engine(
+    workload: Workload, size: ModelSize, repetitions: Repetitions
+) -> Iterator[Result]:
+    """Time both on the same prompts in turns, each with its own sampler."""
     policy = loaded_policy(workload, size)
     samplers = {
         "HFEngine": engine_sampler(policy, workload),
@@ -35,11 +34,11 @@ def compare_engine(workload: Workload, size: ModelSize, effort: Effort) -> Itera
     }
     seconds: dict[str, list[float]] = {name: [] for name in samplers}
     lengths: dict[str, list[float]] = {name: [] for name in samplers}
-    for number in range(1 + effort.rounds * effort.steps):
+    for number in range(1 + repetitions.rounds * repetitions.steps):
         for name, sample in samplers.items():
             start = time.perf_counter()
             lengths[name].append(mean(sample(number)))
-            if number:  # the first warms up
+            if number:  # the first is a warm-up
                 seconds[name].append(time.perf_counter() - start)
     yield Result(
         figure="engine",
@@ -48,7 +47,7 @@ def compare_engine(workload: Workload, size: ModelSize, effort: Effort) -> Itera
         ours=median(seconds["HFEngine"]),
         other=median(seconds["model.generate"]),
         unit="s",
-        details={name: {"mean length": mean(of_each)} for name, of_each in lengths.items()},
+        details={name: {"mean length": mean(values)} for name, values in lengths.items()},
     )
 
 
@@ -56,15 +55,15 @@ def loaded_policy(workload: Workload, size: ModelSize) -> Any:
     from lit_grpo.policy import Policy
 
     with TemporaryDirectory() as name:
-        prepare(workload, size, 1, Path(name))
+        write_inputs(workload, size, 1, Path(name))
         policy: Any = Policy(path=name, dtype=size.dtype)  # type: ignore[arg-type]
         policy.load(with_reference=False)
-        assert policy.tokenizer  # read while its files are there
+        assert policy.tokenizer  # loaded lazily: load it before its files are deleted
     return policy.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 Sampler = Callable[[int], list[int]]
-"""A seed to the length of each completion."""
+"""Seed -> length of each completion."""
 
 
 def engine_sampler(policy: Any, workload: Workload) -> Sampler:
@@ -110,22 +109,19 @@ def generate_sampler(policy: Any, workload: Workload) -> Sampler:
 
 
 def random_ids(policy: Any, workload: Workload) -> torch.Tensor:
-    """[B, P]"""
+    """Return random prompt ids [B, P]."""
     generator = torch.Generator().manual_seed(0)
     shape = (workload.num_prompts, workload.prompt_tokens)
     return torch.randint(PAD + 1, policy.model.config.vocab_size, shape, generator=generator)
 
 
-# The head
-
-
 def compare_head(num_tokens: int) -> Iterator[Result]:
-    """Peak memory of logprobs and their backward pass, each in a process of its own."""
+    """Compare the peak memory of logprobs and their gradient, each in a process of its own."""
     context = multiprocessing.get_context("spawn")
     peaks = []
-    for measured in (chunked_head, full_logits):
+    for run in (chunked_head, full_logits):
         with ProcessPoolExecutor(1, mp_context=context) as pool:
-            peaks.append(pool.submit(peak_gb, measured, num_tokens).result())
+            peaks.append(pool.submit(peak_gb, run, num_tokens).result())
     yield Result(
         figure="head",
         case=f"{num_tokens} tokens",
@@ -138,7 +134,7 @@ def compare_head(num_tokens: int) -> Iterator[Result]:
 
 
 def peak_gb(run: Callable[[Any, torch.Tensor], None], num_tokens: int) -> float:
-    """How much memory grows at most over what a few tokens need, in units of 2^30 bytes."""
+    """Return the largest growth of memory over what a few tokens need, in units of 2^30 bytes."""
     from lit_grpo.policy import Policy
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -153,9 +149,9 @@ def peak_gb(run: Callable[[Any, torch.Tensor], None], num_tokens: int) -> float:
     policy = Policy(architecture=architecture)
     policy.load(with_reference=False)
     policy.to(device)
-    # Eight different rows: a prompt of one token, then completions.
+    # Eight different rows: a prompt of one token, then the completion.
     ids = torch.randint(HEAD_VOCAB, (8, 1 + num_tokens // 8), device=device)
-    run(policy, ids[:, :2])  # gradients are there now
+    run(policy, ids[:, :2])  # allocates the gradients
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -167,26 +163,23 @@ def peak_gb(run: Callable[[Any, torch.Tensor], None], num_tokens: int) -> float:
 
 
 def chunked_head(policy: Any, ids: torch.Tensor) -> None:
-    """Prompts of one token each, and their completions."""
+    """Compute logprobs as the trainer does, and their gradient."""
     from lit_grpo.policy.logprobs import completion_statistics
-    from lit_grpo.types import TrainBatch
+    from lit_grpo.types import TokenBatch
 
     prompts, completions = ids[:, :1], ids[:, 1:]
-    batch = TrainBatch(
+    batch = TokenBatch(
         prompt_ids=prompts,
         prompt_mask=torch.ones_like(prompts, dtype=torch.bool),
         prompt_index=torch.arange(len(ids)),
         completion_ids=completions,
         completion_mask=torch.ones_like(completions, dtype=torch.bool),
-        loss_mask=torch.ones_like(completions, dtype=torch.bool),
-        advantages=torch.ones(len(ids), device=ids.device),
-        sampler_logprobs=torch.zeros(completions.shape, device=ids.device),
     )
     completion_statistics(policy.causal_model, batch).logprobs.sum().backward()
 
 
 def full_logits(policy: Any, ids: torch.Tensor) -> None:
-    """The plain way, without an entropy."""
+    """Compute logprobs from the full logits, without an entropy, and their gradient."""
     logits = policy.model(input_ids=ids, use_cache=False).logits[:, :-1]
     logprobs = logits.float().log_softmax(-1)
     logprobs.gather(-1, ids[:, 1:, None]).sum().backward()

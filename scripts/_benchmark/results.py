@@ -1,4 +1,4 @@
-"""Results: how they are judged, kept as JSON and shown as tables. Measures nothing."""
+"""Results of the benchmark: judge them, save them as JSON and print them as tables."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from rich.console import Console
 from rich.table import Table
 
 LIBRARIES = ("torch", "transformers", "trl", "lightning")
-
 PIPE_WIDTH = 140
+HEAD = ["case", "ours", "other", "ratio", "target", "met"]
 
 Row = dict[str, Any]
 
 
 @cache
 def machine() -> Row:
+    """Describe the machine and the libraries."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "cpu": _cpu_name(),
@@ -48,13 +49,13 @@ def _cpu_name() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One figure: this project's number beside another one, and what their ratio should be.
+    """One figure: this project's number, another one, and the target for their ratio.
 
     Args:
-        case: The workload, or what was measured of it.
-        against: What the other number is of.
-        target: The most that the ratio should be; None where none is set.
-        details: Further numbers, by table and column.
+        case: The workload, or the part of it that was measured.
+        against: What the other number was measured on.
+        target: The largest ratio that meets the target; None without a target.
+        details: Further numbers: name of a row -> column -> value.
     """
 
     figure: str
@@ -83,20 +84,15 @@ class Result:
         return asdict(self) | {"ratio": self.ratio, "is_met": self.is_met}
 
 
-def keep(rows: Iterable[Row], path: Path) -> None:
-    """Write the rows, in the place of earlier ones of the same figure and case."""
-    kept = json.loads(path.read_text()) if path.exists() else []
-    by_name = {(row["figure"], row["case"]): row for row in [*kept, *rows]}
+def save(rows: Iterable[Row], path: Path) -> None:
+    """Add rows to a file; a row replaces the earlier one of its figure and case."""
+    earlier = json.loads(path.read_text()) if path.exists() else []
+    by_name = {(row["figure"], row["case"]): row for row in [*earlier, *rows]}
     path.write_text(json.dumps(list(by_name.values()), indent=1) + "\n")
 
 
-# Tables
-
-HEAD = ["case", "ours", "other", "ratio", "target", "met"]
-
-
-def show(rows: Sequence[Row]) -> None:
-    """Tables in the terminal; a pipe has room for all columns."""
+def print_tables(rows: Sequence[Row]) -> None:
+    """Print tables to the terminal; into a pipe they are wide enough for all columns."""
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     for title, head, cells in tables(rows):
         table = Table(*head, title=title, title_justify="left")
@@ -106,7 +102,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The same tables for a page, with the commands that took them."""
+    """Return the tables in Markdown, with the commands that measured them."""
     parts = []
     for title, head, cells in tables(rows):
         lines = [head, ["---"] * len(head), *cells]
@@ -119,7 +115,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def tables(rows: Sequence[Row]) -> Iterable[tuple[str, list[str], list[list[str]]]]:
-    """Title, head and cells of one table a figure, and of one for its details."""
+    """Yield title, head and cells of a table per figure, and of one for its details."""
     for figure, group in groupby(sorted(rows, key=lambda row: row["figure"]), _figure):
         of_figure = list(group)
         title = f"{figure}: against {of_figure[0]['against']}"

@@ -1,5 +1,5 @@
-"""What rewards cost in time: calls to a judge against the least they can take, and how much of
-judging generation hides. The judge is a process of its own with a set latency.
+"""Measure the time of rewards: calls to a judge against the least that they can take, and the
+share of judging that generation hides. The judge is a process of its own with a fixed latency.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from _benchmark.parts import loaded_policy, random_ids
+from _benchmark.processes import Repetitions
 from _benchmark.results import Result
-from _benchmark.turns import Effort
 from _benchmark.workloads import WORKLOADS, ModelSize
 
 sys.path.append(str(Path(__file__).parent.parent))
@@ -26,14 +26,14 @@ CALLS_TARGET = 1.15
 EXPOSED_TARGET = 0.15
 EXPOSED_CONCURRENCY = (8, 16)
 CASES = [(0.25, 8), (0.5, 16), (1.0, 32)]
-"""Seconds a call, and calls at a time."""
+"""(seconds per call, calls at a time)"""
 
 
-def compare_calls(effort: Effort) -> Iterator[Result]:
-    """64 calls against 64 L / c, the time that c calls at a time take without any overhead."""
+def compare_calls(repetitions: Repetitions) -> Iterator[Result]:
+    """Compare 64 calls with 64 L / c, the time of c calls at a time of L seconds each."""
     for latency, concurrency in CASES:
         with toy_judge(latency=latency) as judge:
-            seconds = [judging_seconds(judge, concurrency) for _ in range(effort.rounds)]
+            seconds = [judging_seconds(judge, concurrency) for _ in range(repetitions.rounds)]
         yield Result(
             figure="reward calls",
             case=f"{NUM_CALLS} calls of {latency} s, {concurrency} at a time",
@@ -46,7 +46,7 @@ def compare_calls(effort: Effort) -> Iterator[Result]:
 
 
 def judging_seconds(judge: ToyJudge, concurrency: int) -> float:
-    """Of all completions at once, by a suite that has been started."""
+    """Return the seconds in which a started suite judges all completions at once."""
     from lit_grpo.types import Completion, Prompt
 
     prompts = [Prompt(id=str(n), text=f"{n}+1=", token_ids=(1,)) for n in range(NUM_CALLS // 8)]
@@ -63,7 +63,7 @@ def judging_seconds(judge: ToyJudge, concurrency: int) -> float:
         rollouts = suite.score(prompts, completions)
         seconds = time.perf_counter() - start
     assert rollouts.valid.all()
-    assert num_calls(judge) - before == NUM_CALLS + 1  # and one that asks whether it is there
+    assert num_calls(judge) - before == NUM_CALLS + 1  # one more at the start, to see it answer
     return seconds
 
 
@@ -84,29 +84,32 @@ def started_suite(judge: ToyJudge, concurrency: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Step:
-    """Seconds of generation, of the wait for scores after it, and of judging it all by itself."""
+class StepSeconds:
+    """Seconds of one step, and of judging its completions once more."""
 
     generation: float
     exposed: float
+    """The wait for scores after generation."""
     judging: float
+    """Judging all completions at once, without generation."""
 
 
-def compare_exposed(size: ModelSize, effort: Effort) -> Iterator[Result]:
-    """The wait after generation against the time of judging, which takes as long as generation.
+def compare_exposed(size: ModelSize, repetitions: Repetitions) -> Iterator[Result]:
+    """Compare the wait for scores after generation with the time that judging takes by itself.
 
-    The last completion is judged after all generation: c of N at a time leave c / N at the least.
+    Judging takes as long as generation. With c of N completions judged at a time the ratio is at
+    least c / N, since the last completion is judged after all generation.
     """
     workload = replace(WORKLOADS["short_varied"], num_prompts=16)
     policy = loaded_policy(workload, size)
     for concurrency in EXPOSED_CONCURRENCY:
         with toy_judge() as judge, started_suite(judge, concurrency) as suite:
             steps = []
-            for seed in range(1, 2 + effort.rounds):  # the first warms up
+            for seed in range(1, 2 + repetitions.rounds):  # the first is a warm-up
                 judge.set(latency=0.0)
-                seconds = step(policy, workload, suite, seed).generation
+                seconds = time_step(policy, workload, suite, seed).generation
                 judge.set(latency=concurrency * seconds / workload.num_rows)
-                steps.append(step(policy, workload, suite, seed))
+                steps.append(time_step(policy, workload, suite, seed))
         yield Result(
             figure="reward exposed",
             case=f"{workload.num_rows} completions, {concurrency} judged at a time",
@@ -119,8 +122,8 @@ def compare_exposed(size: ModelSize, effort: Effort) -> Iterator[Result]:
         )
 
 
-def step(policy: Any, workload: Any, suite: Any, seed: int) -> Step:
-    """Generates and scores as a training step does."""
+def time_step(policy: Any, workload: Any, suite: Any, seed: int) -> StepSeconds:
+    """Generate and score as a training step does."""
     from lit_grpo.rollout import HFEngine, Sampling
     from lit_grpo.types import Prompt
 
@@ -140,7 +143,7 @@ def step(policy: Any, workload: Any, suite: Any, seed: int) -> Step:
     rollouts = scoring.result()
     scored = time.perf_counter()
     suite.score(prompts, [group.completions for group in rollouts.groups])
-    return Step(
+    return StepSeconds(
         generation=generated - start,
         exposed=scored - generated,
         judging=time.perf_counter() - scored,

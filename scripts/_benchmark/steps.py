@@ -1,4 +1,4 @@
-"""A whole GRPO step against TRL's, the update against a bare one, and what is neither."""
+"""Measure a whole GRPO step against TRL's, its update against a bare one, and the overhead."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from _benchmark.processes import (
+    Repetitions,
+    TrainerProcess,
+    Trainers,
+    TrainFunction,
+    started,
+    time_in_turns,
+)
 from _benchmark.results import Result, Row
 from _benchmark.trainers import (
     BareTask,
@@ -19,25 +27,27 @@ from _benchmark.trainers import (
     step_settings,
     trl,
 )
-from _benchmark.turns import Contestant, Effort, Entries, Runner, contest, take_turns
-from _benchmark.workloads import SIZES, WORKLOADS, ModelSize, Workload, prepare, varied_reward
+from _benchmark.workloads import SIZES, WORKLOADS, ModelSize, Workload, varied_reward, write_inputs
 
 STEP_TARGETS = {"short_equal": 0.9, "short_varied": 0.6, "long_shared": 0.3}
 UPDATE_TARGET = 1.10
 OVERHEAD_TARGET = 0.02
 GPU_SIZES = ("0.5b", "1.5b")
 PEAK_TFLOPS = {"H100": 989, "H200": 989, "A100": 312, "L40S": 362, "4090": 165}
-"""Dense bfloat16, by a part of the device's name."""
+"""Part of the device's name -> its peak in dense bfloat16."""
 
 
-def compare_steps(workload: Workload, size: ModelSize, effort: Effort) -> Iterator[Result]:
-    """The figures of one workload: step, update and overhead."""
+def compare_steps(
+    workload: Workload, size: ModelSize, repetitions: Repetitions
+) -> Iterator[Result]:
+    """Measure one workload: step, update and overhead."""
     with TemporaryDirectory() as name:
         directory = Path(name)
-        prepare(workload, size, effort.num_steps, directory)
-        with contest(entries(workload, size, effort, directory), directory) as contestants:
-            take_turns(contestants, effort)
-    ours, theirs, bare = (_best(contestants, prefix) for prefix in ("lit-grpo", "trl", "bare"))
+        write_inputs(workload, size, repetitions.num_steps, directory)
+        trainers = make_trainers(workload, size, repetitions, directory)
+        with started(trainers, directory) as processes:
+            time_in_turns(processes, repetitions)
+    ours, theirs, bare = (_fastest(processes, prefix) for prefix in ("lit-grpo", "trl", "bare"))
     assert ours is not None
     assert theirs is not None
     yield Result(
@@ -48,7 +58,7 @@ def compare_steps(workload: Workload, size: ModelSize, effort: Effort) -> Iterat
         other=theirs.seconds,
         unit="s",
         target=STEP_TARGETS.get(workload.name),
-        details={one.name: breakdown(one) for one in contestants.values()},
+        details={process.name: breakdown(process) for process in processes.values()},
     )
     if bare is not None:
         yield Result(
@@ -71,56 +81,58 @@ def compare_steps(workload: Workload, size: ModelSize, effort: Effort) -> Iterat
     )
 
 
-def entries(workload: Workload, size: ModelSize, effort: Effort, directory: Path) -> Entries:
-    """Each trainer with every size of its micro-batches: its best will count.
+def make_trainers(
+    workload: Workload, size: ModelSize, repetitions: Repetitions, directory: Path
+) -> Trainers:
+    """Return each trainer with every micro-batch size; the fastest of each will count.
 
     Where completions end at random there is no bare update of the same tokens.
     """
-    runners: dict[str, tuple[Runner, Any]] = {}
+    trainers: dict[str, tuple[TrainFunction, Any]] = {}
     for rows in workload.micro_batch_rows:
-        config = step_config(workload, directory, rows, effort.num_steps, size.dtype)
-        runners[f"lit-grpo {rows}"] = (
+        config = step_config(workload, directory, rows, repetitions.num_steps, size.dtype)
+        trainers[f"lit-grpo {rows}"] = (
             lit_grpo,
             LitTask(directory=directory / f"lit-grpo-{rows}", config=config),
         )
-        runners[f"trl {rows}"] = (
+        trainers[f"trl {rows}"] = (
             trl,
             TrlTask(
                 model=directory,
                 directory=directory / f"trl-{rows}",
                 reward=varied_reward,
                 dtype=size.dtype,
-                settings=step_settings(workload, rows, effort.num_steps),
+                settings=step_settings(workload, rows, repetitions.num_steps),
             ),
         )
         if workload.mean_tokens is None:
             task = BareTask(
                 workload=workload, model=directory, micro_batch_rows=rows, dtype=size.dtype
             )
-            runners[f"bare {rows}"] = (bare_update, task)
-    return runners
+            trainers[f"bare {rows}"] = (bare_update, task)
+    return trainers
 
 
-def _best(contestants: dict[str, Contestant], prefix: str) -> Contestant | None:
-    own = [one for name, one in contestants.items() if name.startswith(prefix)]
-    return min(own, key=lambda one: one.seconds, default=None)
+def _fastest(processes: dict[str, TrainerProcess], prefix: str) -> TrainerProcess | None:
+    candidates = [process for name, process in processes.items() if name.startswith(prefix)]
+    return min(candidates, key=lambda process: process.seconds, default=None)
 
 
-def breakdown(contestant: Contestant) -> Row:
-    """Where the time of a step goes, in seconds, and what it was spent on."""
-    figures = contestant.stages | {
-        "step": contestant.seconds,
-        "cpu": contestant.cpu_seconds,
-        "mean length": contestant.mean_length,
+def breakdown(process: TrainerProcess) -> Row:
+    """Return the seconds of a step's stages, the length of its completions and its memory."""
+    figures = process.stages | {
+        "step": process.seconds,
+        "cpu": process.cpu_seconds,
+        "mean length": process.mean_length,
     }
-    return figures | ({"peak GB": contestant.peak_gb} if contestant.peak_gb else {})
+    return figures | ({"peak GB": process.peak_gb} if process.peak_gb else {})
 
 
-def compare_on_gpu(effort: Effort) -> Iterator[Result]:
-    """Update utilisation and the step of models of usual sizes."""
+def compare_on_gpu(repetitions: Repetitions) -> Iterator[Result]:
+    """Measure steps and the utilisation of the update with models of 0.5B and 1.5B parameters."""
     for size in GPU_SIZES:
         for workload in WORKLOADS.values():
-            for result in compare_steps(workload, SIZES[size], effort):
+            for result in compare_steps(workload, SIZES[size], repetitions):
                 case = f"{size} {result.case}"
                 yield Result(**(vars(result) | {"case": case}))
                 if result.figure == "step":
@@ -128,7 +140,7 @@ def compare_on_gpu(effort: Effort) -> Iterator[Result]:
 
 
 def utilisation(step: Result, case: str, workload: Workload, size: ModelSize) -> Result:
-    """Model FLOP/s of the update, every prompt counted once, against the device's peak."""
+    """Compare the update's model FLOP/s, with every prompt counted once, with the device's peak."""
     ours = min(
         (row for name, row in step.details.items() if name.startswith("lit-grpo")),
         key=lambda row: row["step"],
@@ -147,7 +159,7 @@ def utilisation(step: Result, case: str, workload: Workload, size: ModelSize) ->
 
 
 def num_parameters(size: ModelSize) -> int:
-    """Of the layers and the head."""
+    """Count the parameters of the layers and the head."""
     head_size = size.hidden_size // size.num_heads
     attention = 2 * size.hidden_size * head_size * (size.num_heads + size.num_kv_heads)
     mlp = 3 * size.hidden_size * size.intermediate_size

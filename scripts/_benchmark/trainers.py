@@ -1,6 +1,6 @@
-"""The trainers that are compared, each as a user would run it, beating a metronome.
+"""The trainers to compare, each run as a user would run it and stepped by a `StepTimer`.
 
-Their libraries are imported in the process that runs them.
+A trainer's libraries are imported in its own process only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import yaml
-from _benchmark.turns import Metronome
+from _benchmark.processes import StepTimer
 from _benchmark.workloads import Workload, varied_reward
 
 Config = dict[str, Any]
@@ -21,37 +21,39 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class LitTask:
-    """What this project is told.
+    """Settings of one run of this project.
 
     Args:
-        directory: Where its run directory goes.
-        config: What differs from the quickstart's config.
+        directory: Parent of the run directory.
+        config: Overrides of the quickstart's config.
     """
 
     directory: Path
     config: Config
 
 
-def lit_grpo(metronome: Metronome, task: LitTask) -> None:
-    """This project's command line with the quickstart's callbacks and files."""
+def lit_grpo(timer: StepTimer, task: LitTask) -> None:
+    """Run this project's command line with the quickstart's callbacks and files."""
     from lightning.pytorch import Callback
 
-    from lit_grpo.cli.app import CommandLine, import_plugins, silence_chatter
-    from lit_grpo.cli.configs import look_at
+    from lit_grpo.cli.app import execute, import_plugins
+    from lit_grpo.runs.trainer import silence_chatter
+    from lit_grpo.cli.command_line import CommandLine
+    from lit_grpo.cli.configs import read_invocation
 
-    class Beat(Callback):
+    class TimeSteps(Callback):
         def on_train_batch_start(self, *_: Any) -> None:
-            metronome.beat()
+            timer.next_step()
 
         def on_stage_end(self, trainer: Any, module: Any, stage: Any) -> None:
-            if stage.micro_batch is None:  # those are parts of the update
-                metronome.add(stage.name, stage.seconds)
+            if stage.micro_batch is None:  # micro-batches are parts of the update
+                timer.add(stage.name, stage.seconds)
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
-            metronome.had_length(outputs["metrics"]["completions/mean_length"])
+            timer.set_mean_length(outputs["metrics"]["completions/mean_length"])
 
         def on_train_end(self, *_: Any) -> None:
-            metronome.beat()
+            timer.next_step()
 
     silence_chatter()
     import_plugins()
@@ -60,14 +62,14 @@ def lit_grpo(metronome: Metronome, task: LitTask) -> None:
     overrides.write_text(yaml.safe_dump(task.config))
     run_dir = str(task.directory / "run")
     arguments = ["--config", "quickstart", "--config", str(overrides), "--run_dir", run_dir]
-    command = CommandLine("fit", look_at(arguments), run_dir)
-    metronome.measure = lambda: held_out_accuracy(command.model.policy)
-    command.trainer.callbacks.insert(0, Beat())  # type: ignore[attr-defined]
-    command.execute()
+    command = CommandLine("fit", read_invocation(arguments), run_dir)
+    timer.evaluate = lambda: held_out_accuracy(command.model.policy)
+    command.trainer.callbacks.insert(0, TimeSteps())  # type: ignore[attr-defined]
+    execute(command)
 
 
 def step_config(workload: Workload, model: Path, rows: int, num_steps: int, dtype: str) -> Config:
-    """Steps of a workload, with micro-batches of so many rows."""
+    """Return the overrides for steps of a workload with micro-batches of ``rows`` rows."""
     return {
         "trainer": {"max_steps": num_steps, "limit_val_batches": 0},
         "model": {
@@ -99,12 +101,12 @@ def step_config(workload: Workload, model: Path, rows: int, num_steps: int, dtyp
 
 @dataclass(frozen=True, kw_only=True)
 class TrlTask:
-    """What TRL is told.
+    """Settings of one run of TRL.
 
     Args:
-        rows: Its dataset; the workload's ``train.jsonl`` when None.
-        reward: Of its own form, importable.
-        settings: Of its ``GRPOConfig``.
+        rows: The dataset; the workload's ``train.jsonl`` when None.
+        reward: A reward function of TRL's form, importable in another process.
+        settings: Arguments of ``GRPOConfig``.
     """
 
     model: Path
@@ -115,29 +117,31 @@ class TrlTask:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def trl(metronome: Metronome, task: TrlTask) -> None:
-    """TRL's GRPOTrainer, without what it does by default beside training."""
+def trl(timer: StepTimer, task: TrlTask) -> None:
+    """Run TRL's GRPOTrainer, without the logging and saving that it does by default."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(task.model, dtype=getattr(torch, task.dtype))
     tokenizer = AutoTokenizer.from_pretrained(task.model)
-    trainer_class, beat = timed_trl(metronome)
+    trainer_class, callback = timed_trl(timer)
     trainer = trainer_class(
         model=model,
         reward_funcs=task.reward,
-        args=equal_terms(task),
+        args=trl_config(task),
         train_dataset=Dataset.from_list(task.rows or read_rows(task.model / "train.jsonl")),
         processing_class=tokenizer,
-        callbacks=[beat],
+        callbacks=[callback],
     )
-    metronome.measure = lambda: held_out_accuracy(Sampled(model, tokenizer))
+    timer.evaluate = lambda: held_out_accuracy(ModelAndTokenizer(model, tokenizer))
     trainer.train()
 
 
-def timed_trl(metronome: Metronome) -> tuple[Any, Any]:
-    """A trainer class that says where its time goes, and the callback that makes it wait; what it
-    does is untouched."""
+def timed_trl(timer: StepTimer) -> tuple[Any, Any]:
+    """Return a GRPOTrainer class that times its stages, and a callback that times its steps.
+
+    What the trainer computes is unchanged.
+    """
     from transformers import TrainerCallback
     from trl import GRPOTrainer
 
@@ -145,14 +149,14 @@ def timed_trl(metronome: Metronome) -> tuple[Any, Any]:
 
     class Timed(GRPOTrainer):
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
-            with metronome.stage("generation"):
+            with timer.stage("generation"):
                 generated = super()._generate(*args, **kwargs)
             lengths = [len(ids) for ids in generated[1]]
-            metronome.had_length(sum(lengths) / len(lengths))
+            timer.set_mean_length(sum(lengths) / len(lengths))
             return generated
 
         def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
-            with metronome.stage("reward"):
+            with timer.stage("reward"):
                 return super()._calculate_rewards(*args, **kwargs)
 
         def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
@@ -164,24 +168,27 @@ def timed_trl(metronome: Metronome) -> tuple[Any, Any]:
             nonlocal update_ended
             loss = super().training_step(*args, **kwargs)
             update_ended = time.perf_counter()
-            metronome.add("update", update_ended - self.update_began)
+            timer.add("update", update_ended - self.update_began)
             return loss
 
-    class Beat(TrainerCallback):
+    class TimeSteps(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            metronome.beat()
+            timer.next_step()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            metronome.add("update", time.perf_counter() - update_ended)
+            timer.add("update", time.perf_counter() - update_ended)
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
-            metronome.beat()
+            timer.next_step()
 
-    return Timed, Beat()
+    return Timed, TimeSteps()
 
 
-def equal_terms(task: TrlTask) -> Any:
-    """Its settings; gradient checkpointing and mixed precision, its defaults, are off."""
+def trl_config(task: TrlTask) -> Any:
+    """Return TRL's config without gradient checkpointing and bfloat16, which it has by default.
+
+    The other trainers use neither.
+    """
     from trl import GRPOConfig
 
     return GRPOConfig(
@@ -198,7 +205,7 @@ def equal_terms(task: TrlTask) -> Any:
 
 
 def step_settings(workload: Workload, rows: int, num_steps: int) -> dict[str, Any]:
-    """The same as ``step_config`` says."""
+    """Return TRL's counterpart of `step_config`."""
     return {
         "max_steps": num_steps,
         "per_device_train_batch_size": rows,
@@ -215,15 +222,15 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """A model of another trainer, as this project's engine wants it."""
+class ModelAndTokenizer:
+    """Another trainer's model, in the form that this project's engine samples from."""
 
     model: Any
     tokenizer: Any
 
 
 def held_out_accuracy(policy: Any) -> float:
-    """Greedy, on the sums that the quickstart holds out."""
+    """Return the greedy accuracy on the quickstart's held-out sums."""
     from lit_grpo.data import AdditionData
     from lit_grpo.rollout import HFEngine, Sampling
     from lit_grpo.training import Evaluation
@@ -249,16 +256,18 @@ def held_out_accuracy(policy: Any) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class BareTask:
+    """Settings of the bare update."""
+
     workload: Workload
     model: Path
     micro_batch_rows: int
     dtype: str
 
 
-def bare_update(metronome: Metronome, task: BareTask) -> None:
-    """Forward, logprobs and backward of as many tokens as an update has to run; no more.
+def bare_update(timer: StepTimer, task: BareTask) -> None:
+    """Run forward, logprobs and backward over as many tokens as an update has to process.
 
-    No clipping, no optimizer, no metrics: what any update has to do at least, done plainly.
+    This is the lower bound of an update: no clipping, no optimizer and no metrics.
     """
     from transformers import AutoModelForCausalLM
 
@@ -267,10 +276,10 @@ def bare_update(metronome: Metronome, task: BareTask) -> None:
     model = AutoModelForCausalLM.from_pretrained(task.model, dtype=getattr(torch, task.dtype))
     model.to(device)  # type: ignore[arg-type]
     model.train()
-    ids = torch.randint(2, model.config.vocab_size, (workload.num_rows, workload.own_tokens))
+    ids = torch.randint(2, model.config.vocab_size, (workload.num_rows, workload.packed_row_tokens))
     while True:
-        metronome.beat()
-        with metronome.stage("update"):
+        timer.next_step()
+        with timer.stage("update"):
             for rows in ids.to(device).split(task.micro_batch_rows):
                 targets = rows[:, -workload.max_tokens :, None]
                 keep = targets.shape[1]

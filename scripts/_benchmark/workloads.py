@@ -1,6 +1,6 @@
-"""What is timed: sizes of a GRPO step, and the model, prompts and reward that every trainer gets.
+"""Define the workloads: sizes of a GRPO step, and the model, prompts and reward of all trainers.
 
-Nothing here times anything or knows a trainer.
+Times nothing and knows no trainer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Workload:
     Args:
         mean_tokens: Mean length of a completion, which ends at random and at ``max_tokens`` at the
             latest; None for completions of ``max_tokens`` each.
-        micro_batch_rows: Rows that go through the model at once in the update; each trainer is
-            timed with every one of these, and its best counts.
+        micro_batch_rows: Sizes of the update's micro-batches. Each trainer is timed with every
+            one of them, and its fastest counts.
     """
 
     name: str
@@ -50,9 +50,12 @@ class Workload:
         return self.prompt_tokens + self.max_tokens
 
     @property
-    def own_tokens(self) -> int:
-        """A row's share of the tokens that have to be run: a prompt's once a group, and not the
-        last of a completion, which predicts nothing."""
+    def packed_row_tokens(self) -> int:
+        """A row's share of the tokens that the model must process.
+
+        A prompt counts once per group. The last token of a completion does not count, since it
+        predicts nothing.
+        """
         return round(self.prompt_tokens / self.group_size) + self.max_tokens - 1
 
 
@@ -74,7 +77,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """A Llama of random weights."""
+    """A Llama with random weights."""
 
     vocab_size: int
     hidden_size: int
@@ -132,8 +135,8 @@ SIZES = {
 }
 
 
-def prepare(workload: Workload, size: ModelSize, num_steps: int, directory: Path) -> None:
-    """Write model, tokenizer and the prompts of so many steps; all trainers read the same."""
+def write_inputs(workload: Workload, size: ModelSize, num_steps: int, directory: Path) -> None:
+    """Write the model, the tokenizer and the prompts of all steps, for every trainer to read."""
     torch.manual_seed(0)
     build_model(workload, size).save_pretrained(directory)
     word_tokenizer(size.vocab_size).save_pretrained(directory)
@@ -142,7 +145,7 @@ def prepare(workload: Workload, size: ModelSize, num_steps: int, directory: Path
 
 
 def prompts(workload: Workload, size: ModelSize, num_steps: int) -> list[str]:
-    """Random words, as many as the workload's prompts have tokens."""
+    """Return prompts of random words, each word being one token."""
     words = random.Random(0)
     choices = range(PAD + 1, size.vocab_size)
     return [
@@ -152,7 +155,7 @@ def prompts(workload: Workload, size: ModelSize, num_steps: int) -> list[str]:
 
 
 def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """A word a token."""
+    """Return a tokenizer with one token per word."""
     vocab = {"<eos>": EOS, "<pad>": PAD} | {f"w{i}": i for i in range(PAD + 1, vocab_size)}
     core = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -160,7 +163,7 @@ def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 def build_model(workload: Workload, size: ModelSize) -> PreTrainedModel:
-    """Random weights whose end of sequence comes as the workload says, whoever samples them."""
+    """Return a random model that ends its completions as the workload says, in any sampler."""
     config = LlamaConfig(
         vocab_size=size.vocab_size,
         hidden_size=size.hidden_size,
@@ -180,7 +183,10 @@ def build_model(workload: Workload, size: ModelSize) -> PreTrainedModel:
 
 
 def eos_probability(workload: Workload) -> float:
-    """Of a token to be the last, so that lengths cut off at ``max_tokens`` have their mean."""
+    """Return the probability of EOS at each token that gives the workload's mean length.
+
+    The lengths are geometric, cut off at ``max_tokens``.
+    """
     if workload.mean_tokens is None:
         return 0.0
     low, high = 1e-6, 1.0
@@ -193,7 +199,11 @@ def eos_probability(workload: Workload) -> float:
 
 @torch.no_grad()
 def set_eos_probability(model: PreTrainedModel, probability: float) -> None:
-    """Keep one hidden dimension the same everywhere, and let the head read EOS off it alone."""
+    """Make EOS equally likely after any token.
+
+    One hidden dimension is the same at every position, and the head computes the logit of EOS
+    from that dimension alone.
+    """
     model.model.embed_tokens.weight[:, 0] = 1.0
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight[0] = 0.0
@@ -204,10 +214,10 @@ def set_eos_probability(model: PreTrainedModel, probability: float) -> None:
     hidden = model.model(input_ids=torch.randint(len(head), (4, 32))).last_hidden_state
     others = model.lm_head(hidden)[..., EOS + 1 :].float().logsumexp(-1).mean()
     odds = torch.tensor(probability / (1 - probability))
-    logit = (odds.log() + others).clamp(min=-1e4)  # finite: never drawn all the same
+    logit = (odds.log() + others).clamp(min=-1e4)  # finite, and still never drawn
     head[EOS, 0] = logit / hidden[..., 0].float().mean()
 
 
 def varied_reward(completion_ids: list[list[int]], **_: object) -> list[float]:
-    """Costs nothing and differs within a group, so that every row has a gradient."""
+    """Return rewards that differ within a group, so that every row has a gradient, at no cost."""
     return [sum(ids) % 97 / 97 for ids in completion_ids]

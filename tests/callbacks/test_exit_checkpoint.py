@@ -18,6 +18,7 @@ from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import ExitCheckpoint, ZeroRewardBreaker
 from lit_grpo.runs.files import MetricsFile
+from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.types import StopReason
 
 STEP = outputs(rollouts([[0.0, 1.0]]))
@@ -46,7 +47,7 @@ sys.exit(reason.exit_code if reason else 0)
 
 @contextmanager
 def running(run_dir: Path, options: str = "{}") -> Iterator[subprocess.Popen]:
-    """A run in the middle of its second step."""
+    """Start a run in a process and wait until it is in its second step."""
     script = run_dir / "run.py"
     script.write_text(RUN.replace("OPTIONS", options))
     process = subprocess.Popen(
@@ -73,19 +74,40 @@ def saved(run_dir: Path) -> dict:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum):
-    with running(tmp_path) as process:
-        process.send_signal(signum)
-        stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 128 + signum
-    assert f"steps 2 Ended by {signum.name} after 2 steps." in stdout
-    assert f"--ckpt_path {tmp_path}/checkpoints/last.ckpt" in stdout
-    assert f"{signum.name}: ending after this rollout step" in stderr
-    assert saved(tmp_path)["global_step"] == 2
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum, capfd):
+    def step(number):
+        if number == 1:
+            os.kill(os.getpid(), signum)
+        return STEP
+
+    trainer = fit(step, [ExitCheckpoint(tmp_path / "checkpoints")], steps=4)
+    reason = get_stop_reason(trainer)
+    assert reason.exit_code == 128 + signum
+    assert f"Ended by {signum.name} after 2 steps." in reason.message
+    assert f"--ckpt_path {tmp_path}/checkpoints/last.ckpt" in reason.message
+    assert f"{signum.name}: ending after this rollout step" in capfd.readouterr().err
+    assert saved(tmp_path)["global_step"] == trainer.global_step == 2
     assert os.listdir(tmp_path / "checkpoints") == ["last.ckpt"]
 
 
-def test_the_echo_of_a_launcher_is_the_same_stop_and_a_second_signal_ends_at_once(tmp_path):
+def test_a_second_signal_soon_is_the_same_request_and_a_later_one_ends_the_process(
+    tmp_path, monkeypatch
+):
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda pid, signum: sent.append((pid, signum)))
+    monkeypatch.setattr(signal, "signal", lambda signum, handler: sent.append((signum, handler)))
+    now = iter([10.0, 10.9, 11.1])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    callback = ExitCheckpoint(tmp_path)
+    callback._receive(signal.SIGTERM, None)
+    callback._receive(signal.SIGINT, None)
+    assert (callback.received, sent) == (signal.SIGTERM, [])
+    callback._receive(signal.SIGTERM, None)
+    assert sent == [(signal.SIGTERM, signal.SIG_DFL), (os.getpid(), signal.SIGTERM)]
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_real_process_at_once_without_a_checkpoint(tmp_path):
     with running(tmp_path) as process:
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
@@ -112,7 +134,7 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_finished_run_has_its_last_checkpoint_and_its_handlers_back(tmp_path):
+def test_a_finished_run_has_a_last_checkpoint_and_restores_the_handlers(tmp_path):
     before = [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)]
     inside = []
 
@@ -126,7 +148,7 @@ def test_a_finished_run_has_its_last_checkpoint_and_its_handlers_back(tmp_path):
     assert [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-def test_handlers_are_back_after_a_crash_and_the_earlier_checkpoint_is_there(tmp_path):
+def test_a_crash_restores_the_handlers_and_keeps_the_earlier_checkpoint(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     fit(lambda step: STEP, [ExitCheckpoint(tmp_path)], steps=2)
     with pytest.raises(ZeroDivisionError):
@@ -151,7 +173,7 @@ def test_a_stop_by_another_callback_is_saved_and_keeps_its_reason(tmp_path):
     zero = outputs(rollouts([[0.0, 0.0]]))
     breaker = ZeroRewardBreaker(alert_after=1, stop_after=2)
     trainer = fit(lambda step: zero, [breaker, ExitCheckpoint(tmp_path)], steps=9)
-    assert trainer.stop_reason.exit_code == 3
+    assert get_stop_reason(trainer).exit_code == 3
     state = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert state["global_step"] == 2
     assert state["callbacks"]["ZeroRewardBreaker"]["streak"] == 2
@@ -166,11 +188,11 @@ class StopAt(Callback):
             trainer.should_stop = True
 
 
-# Epochs have three steps, and every second step is followed by a validation: the stops cut an epoch
-# short, fall on its end, on a validation, and on neither.
+# Epochs have three steps, and every second step is followed by a validation: stops come in the
+# middle of an epoch and at its end, with and without a validation.
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 4])
 @pytest.mark.parametrize("limits", [{"steps": 8}, {"steps": -1, "max_epochs": 3}])
-def test_a_resumed_run_goes_on_exactly_where_it_was_stopped(tmp_path, stop_at, limits):
+def test_a_resumed_run_continues_exactly_where_it_was_stopped(tmp_path, stop_at, limits):
     def run(directory, *callbacks, **options):
         torch.manual_seed(0)
         return fit(
@@ -197,7 +219,7 @@ def losses(directory):
     return [(row["step"], row["epoch"], row["policy/loss"]) for row in rows]
 
 
-def test_a_run_that_is_over_can_be_made_longer(tmp_path):
+def test_a_finished_run_can_be_made_longer(tmp_path):
     torch.manual_seed(0)
     whole = fit(lambda step: STEP, [], steps=5, num_batches=3)
     torch.manual_seed(0)
@@ -224,7 +246,7 @@ def test_model_checkpoint_shares_last_ckpt_also_when_the_exit_wrote_it_first(tmp
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 5
 
 
-def test_a_link_of_that_name_is_replaced_and_what_it_points_to_stays(tmp_path):
+def test_a_link_of_that_name_is_replaced_and_its_target_stays(tmp_path):
     (tmp_path / "best.ckpt").write_text("best")
     (tmp_path / "last.ckpt").symlink_to("best.ckpt")
     fit(lambda step: STEP, [ExitCheckpoint(tmp_path)], steps=1)
@@ -232,14 +254,14 @@ def test_a_link_of_that_name_is_replaced_and_what_it_points_to_stays(tmp_path):
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 1
 
 
-def test_the_first_reason_to_stop_wins(tmp_path):
+def test_a_signal_does_not_replace_an_earlier_reason_to_stop(tmp_path):
     reason = StopReason(exit_code=7, message="first")
 
     class Stop(Callback):
         def on_train_batch_end(self, trainer, *args):
-            trainer.stop_reason = reason
+            stop_run(trainer, reason)
             os.kill(os.getpid(), signal.SIGTERM)
 
     trainer = fit(lambda step: STEP, [Stop(), ExitCheckpoint(tmp_path)], steps=3)
     assert trainer.global_step == 1
-    assert trainer.stop_reason is reason
+    assert get_stop_reason(trainer) is reason

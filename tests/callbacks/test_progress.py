@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import os
-import pty
+import io
 import re
-import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from paths import SUPPORT
+import rich
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import RolloutProgressBar
@@ -45,7 +43,7 @@ def test_without_a_terminal_there_is_a_plain_line_first_last_and_every_n_steps(c
     )
 
 
-def test_plain_lines_tell_of_each_validation(capsys):
+def test_each_validation_has_a_plain_line(capsys):
     lines = plain_lines(capsys, steps=4, every_n_steps=9, validate_every=2)
     assert "acc" not in lines[0]
     assert lines[1] == "step 2/4  validation  acc 0.500"
@@ -57,26 +55,38 @@ def test_the_total_counts_rollout_steps_when_one_has_several_optimizer_steps(cap
     assert [line.split("  ")[0] for line in lines] == ["step 1/4", "step 2/4", "step 4/4"]
 
 
-def test_sft_shows_loss_and_accuracy():
+def test_a_warm_up_shows_loss_and_accuracy():
     shown = metrics_line({"sft/loss": 0.123456, "val/accuracy": 0.75, "epoch": 3})
     assert shown == "loss 0.1235  acc 0.750"
 
 
-def test_a_line_at_every_no_step_is_refused():
+def test_zero_steps_between_lines_are_refused():
     with pytest.raises(ValueError, match="every_n_steps must be >= 1, got 0"):
         RolloutProgressBar(every_n_steps=0)
 
 
-LIVE = """
-from test_progress import STEP
-from toy_rollouts import fit
-from lit_grpo.callbacks import RolloutProgressBar
-fit(lambda step: STEP, [RolloutProgressBar()], steps=4, validate_every=2, enable_progress_bar=True)
-"""
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-def test_in_a_terminal_there_is_one_live_bar_over_the_run():
-    lines = re.split(r"[\r\n]+", run_in_terminal(LIVE))
+def shown_in_terminal(monkeypatch, run: Callable[[], object]) -> str:
+    """What a terminal of 80 columns gets from a run, without its control sequences."""
+    screen = Terminal()
+    with monkeypatch.context() as patch:
+        patch.setenv("TERM", "xterm")
+        patch.setenv("COLUMNS", "80")
+        patch.setattr(sys, "stdout", screen)
+        rich.reconfigure()
+        run()
+    rich.reconfigure()
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+
+
+def test_in_a_terminal_there_is_one_live_bar_for_the_run(monkeypatch):
+    bar, options = RolloutProgressBar(), {"validate_every": 2, "enable_progress_bar": True}
+    shown = shown_in_terminal(monkeypatch, lambda: fit(lambda _: STEP, [bar], steps=4, **options))
+    lines = re.split(r"[\r\n]+", shown)
     bars = [number for number, line in enumerate(lines) if line.startswith("Training")]
     assert " 4/4 " in lines[bars[-1]]
     metrics = lines[bars[-1] + 1].rstrip()
@@ -85,27 +95,3 @@ def test_in_a_terminal_there_is_one_live_bar_over_the_run():
         metrics,
     )
     assert not any(line.startswith("step ") for line in lines)
-
-
-def run_in_terminal(script: str) -> str:
-    """What a terminal of 80 columns is sent, without its control sequences."""
-    parent, child = pty.openpty()
-    environment = os.environ | {"PYTHONPATH": str(SUPPORT)}
-    environment |= {"COLUMNS": "80", "TERM": "xterm", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=child,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        cwd=Path(__file__).parent,
-        start_new_session=True,
-    )
-    os.close(child)
-    output = b""
-    try:
-        while chunk := os.read(parent, 65536):
-            output += chunk
-    except OSError:  # how Linux says that the other end is closed
-        pass
-    assert process.wait() == 0
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())

@@ -8,7 +8,7 @@ from lit_grpo.callbacks.reward_waits import WAITS, describe_wait
 CALLS = {"judge/calls": 40.0, "timing/judge_api_latency_s": 2.0}
 
 
-def test_a_step_that_is_mostly_computing_has_no_bottleneck():
+def test_a_step_that_mostly_computes_has_no_bottleneck():
     waits = CALLS | {"timing/judge_wait_max_concurrency_s": 500.0}
     assert describe_wait(waits, exposed_seconds=4.9, step_seconds=10) is None
 
@@ -25,17 +25,17 @@ def test_the_setting_that_calls_waited_longest_for_is_named(cause):
     assert (cause if cause != "retry_after" else "429") in text
 
 
-def test_slow_answers_are_told_from_a_rate_limit():
+def test_slow_answers_are_distinguished_from_a_rate_limit():
     waits = CALLS | {"timing/judge_wait_max_concurrency_s": 79.0}
     text = describe_wait(waits, exposed_seconds=6, step_seconds=10)
     assert "answers take long, 2.0 s a call" in text
 
 
-def test_a_slow_reward_without_a_judge_is_pointed_at():
+def test_for_a_slow_reward_without_a_judge_process_reward_is_suggested():
     assert "ProcessReward" in describe_wait({}, exposed_seconds=6, step_seconds=10)
 
 
-def test_a_run_hears_of_it_once(caplog):
+def test_the_warning_is_logged_once_in_many_steps(caplog):
     from lit_grpo.callbacks import TimingLog
     from lit_grpo.types import Stage
 

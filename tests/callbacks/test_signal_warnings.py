@@ -36,13 +36,13 @@ def test_equal_rewards_warn_that_all_advantages_are_zero(warnings_of):
     assert "their mean is 0.75" in message
 
 
-def test_advantages_of_rows_that_do_not_count_do_not_count(warnings_of):
+def test_advantages_of_untrained_rows_are_ignored(warnings_of):
     step = outputs(rollouts([[0.5, 0.5]]), train_batch([5.0, 0.0], trained=[False, True]))
     (message,) = warnings_of(step)
     assert "All advantages are 0" in message
 
 
-def test_rewards_that_cancel_are_named(warnings_of):
+def test_rewards_that_cancel_out_are_named(warnings_of):
     batch = rollouts([[0.5, 0.5]])
     parts = {"math": torch.tensor([[1.0, 0.0]]), "length": torch.tensor([[-1.0, 0.0]])}
     batch = replace(batch, parts=parts)
@@ -78,7 +78,7 @@ def test_identical_completions_of_half_the_groups_warn(warnings_of):
     assert "In 50% of the groups all 2 completions are identical" in message
 
 
-def test_the_same_text_in_two_groups_is_no_identical_group(warnings_of):
+def test_the_same_text_in_two_groups_does_not_make_a_group_identical(warnings_of):
     batch = rollouts([[0.0, 1.0]] * 2, [completion(text) for text in "xyxy"])
     assert warnings_of(outputs(batch, train_batch([-1.0, 1.0] * 2))) == []
 
@@ -101,7 +101,7 @@ def test_no_valid_row_names_the_failing_reward(warnings_of):
     assert "401 wrong api key" in message
 
 
-def test_groups_with_one_valid_row_are_told_apart_from_filtered_rows(warnings_of):
+def test_groups_with_one_valid_row_are_distinguished_from_filtered_rows(warnings_of):
     (alone,) = warnings_of(outputs(rollouts([[1.0, None]])))
     assert "no group has two valid rows" in alone
     cut = [completion("a", "length"), completion("b", "stop")]
@@ -122,5 +122,5 @@ def test_a_warning_repeats_at_every_nth_such_step(warnings_of):
     ]
 
 
-def test_a_module_without_rollouts_is_left_alone(warnings_of):
+def test_a_module_without_rollouts_gets_no_warning(warnings_of):
     assert warnings_of({}, {}) == []

@@ -29,7 +29,7 @@ STAGES = (
 
 
 class Stages(TimingLog):
-    """Gets the stages that a module would report in the middle of its step."""
+    """Receives the stages that a module would report during its step."""
 
     def __init__(self, stages_of_step, **options):
         super().__init__(**options)
@@ -48,7 +48,7 @@ def rows(tmp_path, callback, make_outputs=lambda step: STEP, steps=2):
         return list(csv.DictReader(opened))
 
 
-def test_stage_seconds_stand_in_the_row_of_the_step(tmp_path):
+def test_stage_seconds_are_in_the_row_of_the_step(tmp_path):
     first, second = rows(tmp_path, Stages(lambda step: STAGES))
     assert first["timing/generation_duration_s"] == "2.0"
     assert first["timing/reward_exposed_duration_s"] == "0.125"
@@ -58,7 +58,7 @@ def test_stage_seconds_stand_in_the_row_of_the_step(tmp_path):
     assert second["timing/generation_duration_s"] == "2.0"
 
 
-def test_a_stage_that_comes_twice_is_added_up_and_one_that_stays_away_took_no_time(tmp_path):
+def test_a_stage_that_runs_twice_is_summed_and_one_that_is_skipped_took_no_time(tmp_path):
     twice = [Stage(name="logprob", seconds=0.25), Stage(name="logprob", seconds=0.5)]
     first, second = rows(tmp_path, Stages(lambda step: twice if step == 0 else []))
     assert first["timing/logprob_duration_s"] == "0.75"
@@ -72,7 +72,7 @@ def test_gpu_phase_is_the_step_without_the_exposed_reward(tmp_path):
     assert float(first["timing/gpu_phase_duration_s"]) == pytest.approx(step - 0.125, abs=1e-6)
 
 
-def test_reward_total_adds_up_all_scores_also_failed_ones(tmp_path):
+def test_the_reward_total_sums_all_scores_including_failed_ones(tmp_path):
     first, _ = rows(tmp_path, TimingLog())
     assert float(first["timing/reward_total_duration_s"]) == 0.25 + 0.25 + 30.0
 
@@ -83,7 +83,7 @@ def test_tokens_per_second_counts_completion_tokens(tmp_path):
     assert tokens == pytest.approx(1 + 5 + 6, rel=1e-4)
 
 
-def test_memory_without_a_gpu_is_resident_memory_and_nothing_is_reserved(tmp_path):
+def test_without_a_gpu_memory_is_resident_memory_and_nothing_is_reserved(tmp_path):
     first, _ = rows(tmp_path, TimingLog())
     assert 0.05 < float(first["perf/memory_allocated_gb"]) < 16
     assert "perf/memory_reserved_gb" not in first

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -8,11 +9,98 @@ import threading
 
 import pytest
 import torch
+from lightning.pytorch.loggers import WandbLogger
 from paths import SUPPORT
+from toy_rollouts import fit, outputs, rollouts
 
-from lit_grpo.concurrency import call_with_timeout
+from lit_grpo.callbacks import WandbTeardown, ZeroRewardBreaker
 
-RUN = """
+ZERO = outputs(rollouts([[0.0, 0.0]]))
+
+
+class Run:
+    """A wandb run whose second ``log`` fails or hangs on request."""
+
+    def __init__(self, trouble=lambda: None):
+        self.trouble = trouble
+        self.num_logs = 0
+        self.finished = []
+
+    def log(self):
+        self.num_logs += 1
+        if self.num_logs == 2:
+            self.trouble()
+
+    def finish(self, exit_code):
+        self.finished.append(exit_code)
+
+
+class LocalLogger(WandbLogger):
+    """A logger of a run without a wandb service."""
+
+    experiment = name = version = save_dir = None
+
+    def __init__(self, run):
+        self.experiment = run
+
+    def log_metrics(self, metrics, step=None):
+        self.experiment.log()
+
+    def log_hyperparams(self, *args): ...
+
+    def log_graph(self, *args): ...
+
+    def save(self): ...
+
+    def after_save_checkpoint(self, checkpoint): ...
+
+    def finalize(self, status): ...
+
+
+def train(run: Run, *callbacks, steps: int = 4) -> WandbTeardown:
+    teardown = WandbTeardown(timeout_seconds=0.05)
+    trainer = fit(lambda step: ZERO, [teardown, *callbacks], steps=steps, logger=LocalLogger(run))
+    assert trainer.global_step
+    return teardown
+
+
+def test_the_run_is_finished_with_the_exit_code_of_training():
+    healthy, stopped = Run(), Run()
+    assert not train(healthy).hung
+    train(stopped, ZeroRewardBreaker(1, 2))
+    assert (healthy.num_logs, stopped.num_logs) == (4, 2)
+    assert (healthy.finished, stopped.finished) == ([0], [3])
+
+
+def test_after_a_failure_training_continues_without_wandb(caplog):
+    def fail():
+        raise ConnectionResetError("the service died")
+
+    run = Run(fail)
+    with caplog.at_level(logging.WARNING, logger="lit_grpo"):
+        assert not train(run).hung
+    (record,) = caplog.records
+    assert "wandb failed in log_metrics (ConnectionResetError: the service" in record.getMessage()
+    assert (run.num_logs, run.finished) == (2, [])
+
+
+def test_a_call_that_hangs_is_abandoned_and_reported(caplog):
+    forever = threading.Event()
+    run = Run(forever.wait)
+    with caplog.at_level(logging.WARNING, logger="lit_grpo"):
+        assert train(run).hung
+    forever.set()
+    (record,) = caplog.records
+    assert "(TimeoutError: no answer within 0.05 s)" in record.getMessage()
+    assert (run.num_logs, run.finished) == (2, [])
+
+
+def test_without_a_wandb_logger_wandb_is_not_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # an import would raise
+    fit(lambda step: ZERO, [WandbTeardown()], steps=1)
+
+
+REAL_RUN = """
 import os, signal, sys
 import psutil
 import wandb
@@ -42,7 +130,8 @@ if teardown.hung:
 """
 
 
-def run(tmp_path, signum: int) -> subprocess.CompletedProcess:
+def run_with_service(tmp_path, signum: int) -> subprocess.CompletedProcess:
+    """Train with a real wandb service that gets a signal in the second step, if any."""
     pytest.importorskip("wandb")
     environment = os.environ | {
         "PYTHONPATH": str(SUPPORT),
@@ -51,7 +140,7 @@ def run(tmp_path, signum: int) -> subprocess.CompletedProcess:
         "WANDB_ERROR_REPORTING": "false",
     }
     process = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(tmp_path), str(signum)],
+        [sys.executable, "-c", REAL_RUN, str(tmp_path), str(signum)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -68,46 +157,23 @@ def run(tmp_path, signum: int) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess([], 0, stdout, stderr)
 
 
-def test_a_healthy_wandb_run_is_ended_after_training(tmp_path):
-    result = run(tmp_path, 0)
+@pytest.mark.slow
+def test_a_real_wandb_run_is_finished_after_training(tmp_path):
+    result = run_with_service(tmp_path, 0)
     assert result.stdout == "steps 4 hung False open False\n"
     assert "wandb failed" not in result.stderr
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
-def test_a_run_outlives_the_death_of_wandb(tmp_path):
-    result = run(tmp_path, signal.SIGKILL)
+@pytest.mark.slow
+def test_a_run_survives_the_death_of_the_wandb_service(tmp_path):
+    result = run_with_service(tmp_path, signal.SIGKILL)
     assert result.stdout.startswith("steps 4 hung False")
     assert result.stderr.count("wandb failed in log_metrics (ConnectionResetError") == 1
 
 
-def test_a_wandb_that_hangs_is_left_behind_and_said_to_hang(tmp_path):
-    result = run(tmp_path, signal.SIGSTOP)
+@pytest.mark.slow
+def test_a_run_survives_a_wandb_service_that_hangs(tmp_path):
+    result = run_with_service(tmp_path, signal.SIGSTOP)
     assert result.stdout.startswith("steps 4 hung True")
     assert result.stderr.count("wandb failed in finish (TimeoutError: no answer within 2 s)") == 1
-
-
-def test_without_a_wandb_logger_nothing_of_wandb_is_imported():
-    script = """
-import sys
-from toy_rollouts import fit, outputs, rollouts
-from lit_grpo.callbacks import WandbTeardown
-fit(lambda step: outputs(rollouts([[0.0, 1.0]])), [WandbTeardown()], steps=1)
-print("wandb" in sys.modules)
-"""
-    environment = os.environ | {"PYTHONPATH": str(SUPPORT)}
-    output = subprocess.check_output([sys.executable, "-c", script], env=environment, text=True)
-    assert output == "False\n"
-
-
-def test_a_bounded_call_returns_and_raises_what_the_call_does():
-    assert call_with_timeout(lambda: 7, 60, "test") == 7
-    with pytest.raises(ZeroDivisionError):
-        call_with_timeout(lambda: 1 // 0, 60, "test")
-
-
-def test_a_bounded_call_that_does_not_come_back_raises():
-    never = threading.Event()
-    with pytest.raises(TimeoutError, match="no answer within 0.01 s"):
-        call_with_timeout(never.wait, 0.01, "test")
-    never.set()

@@ -11,7 +11,7 @@ from paths import SUPPORT
 from toy_rollouts import completion, failed, fit, outputs, rollouts
 
 from lit_grpo.callbacks import ZeroRewardBreaker
-from lit_grpo.stopping import get_stop_reason
+from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.types import Outcome
 
 ZERO = rollouts([[0.0, 0.0]])
@@ -22,12 +22,12 @@ def run(breaker, batches, **options):
     return fit(lambda step: outputs(batches[step]), [breaker], steps=len(batches), **options)
 
 
-def test_run_stops_after_so_many_zero_steps_with_an_exit_code():
+def test_the_run_stops_after_a_streak_of_zero_steps_with_exit_code_3():
     breaker = ZeroRewardBreaker(alert_after=2, stop_after=3)
     trainer = run(breaker, [GOOD, ZERO, ZERO, ZERO, ZERO])
     reason = get_stop_reason(trainer)
     assert trainer.global_step == 4
-    assert reason.exit_code == 3
+    assert reason.exit_code == ExitCode.NO_REWARD == 3
     assert "3 rollout steps in a row, since rollout step 1" in reason.message
     assert "in 3 every valid reward was exactly 0" in reason.message
     assert "could be scored" not in reason.message
@@ -53,7 +53,7 @@ def test_a_zero_reward_of_an_invalid_row_does_not_hide_the_streak():
     assert "in 1 no completion could be scored" in message
 
 
-def test_alert_comes_once_and_names_the_stop(caplog):
+def test_the_alert_is_logged_once_and_names_the_stop(caplog):
     with caplog.at_level(logging.WARNING, logger="lit_grpo"):
         run(ZeroRewardBreaker(alert_after=2, stop_after=9), [ZERO] * 4)
     (record,) = caplog.records
@@ -98,7 +98,7 @@ def test_otherwise_the_format_never_matched_and_a_sample_is_shown():
     assert "'7'" in message
 
 
-def test_streak_survives_a_checkpoint():
+def test_the_streak_survives_a_checkpoint():
     breaker = ZeroRewardBreaker(alert_after=2, stop_after=3)
     run(breaker, [ZERO, ZERO])
     resumed = ZeroRewardBreaker(alert_after=2, stop_after=3)
@@ -114,15 +114,20 @@ def test_a_stopped_run_does_not_validate_once_more():
     assert "val/accuracy" not in trainer.callback_metrics
 
 
-def test_a_module_without_rollouts_is_left_alone():
+def test_a_module_without_rollouts_is_not_stopped():
     trainer = fit(lambda step: {}, [ZeroRewardBreaker(1, 1)], steps=2)
     assert get_stop_reason(trainer) is None
 
 
-@pytest.mark.parametrize(("alert_after", "stop_after"), [(0, 10), (11, 10)])
-def test_an_alert_outside_the_streak_raises(alert_after, stop_after):
-    with pytest.raises(ValueError, match="alert_after must be >= 1 and at most stop_after"):
-        ZeroRewardBreaker(alert_after, stop_after)
+@pytest.mark.parametrize("alert_after", [0, 11])
+def test_an_alert_after_the_stop_or_at_once_is_refused(alert_after):
+    with pytest.raises(ValueError, match=f"alert_after must be from 1 to 10, got {alert_after}"):
+        ZeroRewardBreaker(alert_after, stop_after=10)
+
+
+def test_a_streak_of_no_steps_is_refused():
+    with pytest.raises(ValueError, match="stop_after must be >= 1, got 0"):
+        ZeroRewardBreaker(1, stop_after=0)
 
 
 TWO_RANKS = """

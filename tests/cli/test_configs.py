@@ -1,12 +1,7 @@
 import pytest
 
-from lit_grpo.cli.configs import BUNDLED, bundled_configs, find_config, look_at
-
-
-@pytest.fixture(autouse=True)
-def working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+from lit_grpo.cli.commands import BUNDLED, bundled_configs
+from lit_grpo.cli.configs import find_config, read_invocation
 
 
 def write(directory, **texts):
@@ -14,10 +9,10 @@ def write(directory, **texts):
         (directory / f"{name}.yaml").write_text(text)
 
 
-def test_configs_come_first_in_order_and_other_arguments_keep_theirs(tmp_path):
+def test_configs_come_first_and_other_arguments_keep_their_order(tmp_path):
     write(tmp_path, base="seed_everything: 1", more="seed_everything: 2")
     arguments = ["--a", "1", "-c", "base.yaml", "--b=2", "--config=more.yaml", "--run_dir", "x"]
-    assert look_at(arguments).arguments == (
+    assert read_invocation(arguments).arguments == (
         "--config=base.yaml",
         "--config=more.yaml",
         "--a",
@@ -30,18 +25,20 @@ def test_configs_come_first_in_order_and_other_arguments_keep_theirs(tmp_path):
 
 def test_a_run_is_named_after_all_its_configs(tmp_path):
     write(tmp_path, base="a: 1", more="b: 2")
-    assert look_at(["--config=base.yaml", "--config=more.yaml"]).name == "base-more"
-    assert look_at([]).name == ""
+    assert read_invocation(["--config=base.yaml", "--config=more.yaml"]).name == "base-more"
+    assert read_invocation([]).name == ""
 
 
-def test_run_dir_and_ckpt_path_come_from_the_last_place_that_gives_them(tmp_path):
+def test_run_dir_and_ckpt_path_come_from_the_last_source_that_sets_them(tmp_path):
     write(tmp_path, base="run_dir: one", more="run_dir: two\nckpt_path: last")
     files = ["--config=base.yaml", "--config=more.yaml"]
-    assert look_at(files).run_dir == "two"
-    assert look_at(files).ckpt_path == "last"
-    assert look_at([*files, "--run_dir=three", "--ckpt_path", "x.ckpt"]).run_dir == "three"
-    assert look_at([*files, "--run_dir=three", "--ckpt_path", "x.ckpt"]).ckpt_path == "x.ckpt"
-    assert look_at(files[:1]).ckpt_path is None
+    assert read_invocation(files).run_dir == "two"
+    assert read_invocation(files).ckpt_path == "last"
+    assert read_invocation([*files, "--run_dir=three", "--ckpt_path", "x.ckpt"]).run_dir == "three"
+    assert (
+        read_invocation([*files, "--run_dir=three", "--ckpt_path", "x.ckpt"]).ckpt_path == "x.ckpt"
+    )
+    assert read_invocation(files[:1]).ckpt_path is None
 
 
 @pytest.mark.parametrize(
@@ -57,7 +54,7 @@ def test_run_dir_and_ckpt_path_come_from_the_last_place_that_gives_them(tmp_path
 )
 def test_a_model_class_is_noticed_in_files_and_arguments(config, arguments, expected, tmp_path):
     write(tmp_path, my=config)
-    assert look_at(["--config=my.yaml", *arguments]).has_model_class is expected
+    assert read_invocation(["--config=my.yaml", *arguments]).has_model_class is expected
 
 
 def test_every_bundled_config_is_found_with_and_without_its_suffix():
@@ -65,7 +62,7 @@ def test_every_bundled_config_is_found_with_and_without_its_suffix():
         assert find_config(name) == find_config(f"{name}.yaml") == BUNDLED / f"{name}.yaml"
 
 
-def test_a_file_of_the_working_directory_comes_before_a_bundled_one(tmp_path):
+def test_a_file_in_the_working_directory_takes_precedence_over_a_bundled_one(tmp_path):
     write(tmp_path, quickstart="a: 1")
     assert find_config("quickstart.yaml").resolve() == tmp_path / "quickstart.yaml"
 
@@ -87,10 +84,10 @@ def test_an_unknown_config_names_the_nearest_and_lists_all():
         ("a: \x00", "my.yaml: cannot be read as YAML"),
     ],
 )
-def test_a_file_that_is_no_config_is_refused_with_the_place(text, message, tmp_path):
+def test_a_file_that_is_not_a_config_is_refused_with_its_line(text, message, tmp_path):
     write(tmp_path, my=text)
     with pytest.raises(ValueError) as raised:  # noqa: PT011 - the message is compared below
-        look_at(["--config=my.yaml"])
+        read_invocation(["--config=my.yaml"])
     assert message in str(raised.value)
 
 
@@ -98,12 +95,12 @@ def test_a_file_that_is_no_config_is_refused_with_the_place(text, message, tmp_p
 def test_an_interpolated_secret_is_refused_wherever_it_stands(variable, tmp_path):
     secret = f"${{oc.env:{variable}}}"
     write(tmp_path, my=f"a: [{{b: '{secret}'}}]  # and the rest")
-    with pytest.raises(ValueError, match=rf"my\.yaml: \${{oc\.env:{variable}}} would end up"):
-        look_at(["--config=my.yaml"])
+    with pytest.raises(ValueError, match=rf"my\.yaml: \${{oc\.env:{variable}}} would be written"):
+        read_invocation(["--config=my.yaml"])
     with pytest.raises(ValueError, match="the command line: "):
-        look_at([f"--a={secret}"])
+        read_invocation([f"--a={secret}"])
 
 
 def test_other_environment_variables_may_be_interpolated(tmp_path):
     write(tmp_path, my="a: ${oc.env:USER}\nb: ${oc.env:TOKENIZERS_PARALLELISM,false}")
-    look_at(["--config=my.yaml"])
+    read_invocation(["--config=my.yaml"])

@@ -1,4 +1,4 @@
-"""Environment variables that win over the config, through the commands themselves."""
+"""Environment variables that override the config, through the commands themselves."""
 
 import json
 import re
@@ -9,12 +9,10 @@ import pytest
 import yaml
 from jsonargparse import Namespace
 from judge_server import JudgeServer, judges, says
-from run_logs import close_logs
 from tiny import LLAMA
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.environment import override
-from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 
 REWARD = "lit_grpo.rewards.judged.alignment.RubricAlignmentReward"
 DATA = "lit_grpo.data.contrast.RubricData"
@@ -62,24 +60,13 @@ def config(url: str) -> dict:
     }
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(RUN_DIR_VARIABLE, "")
-    monkeypatch.setattr(sys, "path", sys.path.copy())
+@pytest.fixture(autouse=True)
+def here(here, monkeypatch) -> Path:
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    (tmp_path / "rows.jsonl").write_text((json.dumps(ROW) + "\n") * 2)
-    (tmp_path / "my.yaml").write_text(yaml.safe_dump(config("http://127.0.0.1:9")))
-    (tmp_path / "mine.py").write_text(MINE)
-    yield tmp_path
-    close_logs()
-
-
-def printed(capsys, *arguments: str) -> dict:
-    with pytest.raises(SystemExit) as leave:
-        main(["fit", "--config=my.yaml", *arguments, "--print_config"])
-    assert leave.value.code == 0
-    return yaml.safe_load(capsys.readouterr().out)
+    (here / "rows.jsonl").write_text((json.dumps(ROW) + "\n") * 2)
+    (here / "my.yaml").write_text(yaml.safe_dump(config("http://127.0.0.1:9")))
+    (here / "mine.py").write_text(MINE)
+    return here
 
 
 def coefficients(config: dict, place: int = 0) -> dict:
@@ -87,23 +74,25 @@ def coefficients(config: dict, place: int = 0) -> dict:
     return {name: arguments[name] for name in ("lambda_len", "lambda_info", "lambda_defense")}
 
 
-def test_a_variable_wins_over_the_file_and_the_defaults(here, capsys, monkeypatch):
+def test_a_variable_overrides_the_file_and_the_defaults(here, printed_config, monkeypatch):
     given = {"lambda_len": 0.1, "lambda_info": 0.3, "lambda_defense": 0.2}
-    assert coefficients(printed(capsys)) == given
+    assert coefficients(printed_config("--config=my.yaml")) == given
     monkeypatch.setenv("REWARD_LAMBDA_INFO", "0.0")
     monkeypatch.setenv("REWARD_LAMBDA_LEN", "1e-3")
     monkeypatch.setenv("REWARD_LAMBDA_DEFENSE", "2")
     expected = {"lambda_len": 0.001, "lambda_info": 0.0, "lambda_defense": 2.0}
-    assert coefficients(printed(capsys)) == expected
+    assert coefficients(printed_config("--config=my.yaml")) == expected
 
 
-def test_a_variable_wins_over_the_command_line(here, capsys, monkeypatch):
+def test_a_variable_overrides_the_command_line(here, printed_config, monkeypatch):
     monkeypatch.setenv("REWARD_USE_CONTRASTIVE", "true")
-    found = printed(capsys, "--data.use_contrastive=false")
+    found = printed_config("--config=my.yaml", "--data.use_contrastive=false")
     assert found["data"]["init_args"]["use_contrastive"] is True
 
 
-def test_it_reaches_every_place_and_subclasses_but_no_other_class(here, capsys, monkeypatch):
+def test_it_applies_to_subclasses_everywhere_but_to_no_other_class(
+    here, printed_config, monkeypatch
+):
     judge = {"model": "m", "auth": "none"}
     more = {"class_path": "mine.Stricter", "init_args": {"judge": judge, "name": "strict"}}
     colour = {"class_path": "mine.Colour", "init_args": {"colour": "red"}}
@@ -114,7 +103,7 @@ def test_it_reaches_every_place_and_subclasses_but_no_other_class(here, capsys, 
     (here / "more.yaml").write_text(yaml.safe_dump({"model": {"rewards+": [more, wrapped]}}))
     monkeypatch.setenv("REWARD_LAMBDA_INFO", "0.7")
     monkeypatch.setenv("MY_COLOUR", "blue")
-    found = printed(capsys, "--config=more.yaml")
+    found = printed_config("--config=my.yaml", "--config=more.yaml")
     assert coefficients(found, 0)["lambda_info"] == 0.7
     assert coefficients(found, 2)["lambda_info"] == 0.7
     inner = found["model"]["rewards"][3]["init_args"]["reward"]
@@ -122,11 +111,11 @@ def test_it_reaches_every_place_and_subclasses_but_no_other_class(here, capsys, 
     assert found["model"]["rewards"][1]["init_args"]["weight"] == 0.0
 
 
-def test_a_subclass_that_does_not_take_the_argument_keeps_its_own(here, capsys, monkeypatch):
+def test_a_subclass_without_the_argument_keeps_its_own(here, printed_config, monkeypatch):
     fixed = {"class_path": "mine.Fixed", "init_args": {"judge": {"model": "m"}}}
     (here / "fixed.yaml").write_text(yaml.safe_dump({"model": {"rewards+": [fixed]}}))
     monkeypatch.setenv("REWARD_LAMBDA_INFO", "0.7")
-    found = printed(capsys, "--config=fixed.yaml")
+    found = printed_config("--config=my.yaml", "--config=fixed.yaml")
     assert "lambda_info" not in found["model"]["rewards"][2]["init_args"]
     assert coefficients(found, 0)["lambda_info"] == 0.7
 
@@ -168,7 +157,7 @@ def grade(request, answer):
     return {"score": {"good one": 9, "fair": 5, "poor": 1}[answer.text]}
 
 
-def test_a_run_records_what_won_so_that_it_goes_on_without_the_variable(here, monkeypatch, capsys):
+def test_a_run_saves_the_values_of_variables_and_resumes_without_them(here, monkeypatch, capsys):
     with JudgeServer(judges("answer", grade)) as server:
         (here / "my.yaml").write_text(yaml.safe_dump(config(server.url)))
         monkeypatch.setenv("REWARD_LAMBDA_INFO", "0.0")
@@ -188,8 +177,8 @@ def test_a_run_records_what_won_so_that_it_goes_on_without_the_variable(here, mo
     assert saved["data"]["init_args"]["use_contrastive"] is True
     log = (here / "run/run.log").read_text()
     place = "model.rewards.0.init_args.lambda_info"
-    assert log.count(f"REWARD_LAMBDA_INFO=0.0 wins over {place}: 0.3") == 1
-    assert log.count("REWARD_USE_CONTRASTIVE=True wins over data.init_args.use_contrastive") == 1
+    assert log.count(f"REWARD_LAMBDA_INFO=0.0 overrides {place}: 0.3") == 1
+    assert log.count("REWARD_USE_CONTRASTIVE=True overrides data.init_args.use_contrastive") == 1
     assert log.count("REWARD_LAMBDA_INF0 is set, but nothing in the config reads it") == 1
     table = (here / "run/metrics.csv").read_text()
     assert "reward/rubric_alignment/correlation" in table.splitlines()[0]

@@ -1,4 +1,4 @@
-"""What a person sees who makes a mistake: every case runs in one real process, to share imports."""
+"""What a user sees after a mistake: all cases run in one real process, to share its imports."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ ARGUMENTS = {
     "--data.num_digits=x": "data: AdditionData.num_digits: expected int, got x.",
     "--seed_everything=x": "seed_everything: expected bool or int, got x.",
     "--print_confg": "print_confg: no such key. Did you mean print_config?",
-    "stray": "stray: unexpected argument. Write --config FILE and --KEY VALUE.",
+    "stray": "stray: unexpected argument. Use --config FILE and --KEY VALUE.",
     "--config": "-c/--config: expected one argument",
     "--trainer.default_root_dir=${run_dri}/x": (
         "trainer.default_root_dir: ${run_dri} names no key. Did you mean run_dir?"
@@ -92,7 +92,7 @@ ARGUMENTS = {
         "Did you mean MyGRPO?"
     ),
     "--ckpt_path=last": (
-        "run has no checkpoint to go on from. Leave --ckpt_path out to start afresh."
+        "run has no checkpoint to resume from. Omit ckpt_path to start a new run."
     ),
     "--ckpt_path=no.ckpt": "no.ckpt: no such checkpoint. Set ckpt_path to a file or to last.",
 }
@@ -114,7 +114,7 @@ FILES = {
         "model.policy: Policy.architectur.a: no such key. Did you mean architecture?"
     ),
     "{model: {rewards: MathReward}}": "model.rewards: expected list[Reward], got MathReward.",
-    "{model: {rewards: null}}": "model.rewards: required, but not given.",
+    "{model: {rewards: null}}": "model.rewards: required, but not set.",
     "{model: {rewards: [MathRewerd]}}": (
         "model.rewards: no class is called MathRewerd. Did you mean MathReward?"
     ),
@@ -125,14 +125,14 @@ FILES = {
         "model.rewards: MathReward.weigt: no such key. Did you mean weight?"
     ),
     "{model: {rewards: [{class_path: MathReward, weight: 2}]}}": (
-        "model.rewards: MathReward.class_path: the arguments of a class stand beside it under "
-        "init_args."
+        "model.rewards: MathReward.class_path: put the arguments of a class under init_args, next "
+        "to class_path."
     ),
     "{model: {rewards: [{class_path: MathReward, init_args: {weight: heavy}}]}}": (
         "model.rewards: MathReward.weight: expected float, got heavy."
     ),
     "{model: {rewards: [{class_path: FormatReward}]}}": (
-        "model.rewards: FormatReward.pattern: required, but not given."
+        "model.rewards: FormatReward.pattern: required, but not set."
     ),
     "{model: {rewards: [lit_grpo.rollout.HFEngine]}}": (
         "model.rewards: lit_grpo.rollout.HFEngine is not a Reward."
@@ -161,13 +161,13 @@ FILES = {
         "trainer.callbacks: no class is called EarlyStoping. Did you mean EarlyStopping?"
     ),
     "{trainer: {callbacks+: [{class_path: EarlyStopping}]}}": (
-        "trainer.callbacks: EarlyStopping.monitor: required, but not given."
+        "trainer.callbacks: EarlyStopping.monitor: required, but not set."
     ),
     "{trainer: {logger: CSVLoger}}": (
         "trainer.logger: no class is called CSVLoger. Did you mean CSVLogger?"
     ),
     "{trainer: {accelerator: gpuu}}": "You selected an invalid accelerator name",
-    "{data: null}": "data: required, but not given.",
+    "{data: null}": "data: required, but not set.",
     "- a list": "case.yaml: a config must be a mapping of keys to values, got a list.",
     "a: 'x": "case.yaml, line 1: found unexpected end of stream (not valid YAML).",
 }

@@ -14,13 +14,6 @@ from cli_base import BASE
 from run_logs import close_logs
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.reward_changes import (
-    Comparison,
-    best_changed,
-    correlations,
-    moved_most,
-    num_moved,
-)
 from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 
 MINE = """
@@ -55,18 +48,15 @@ def finished(tmp_path_factory) -> Path:
         patch.setattr(sys, "path", sys.path.copy())
         patch.setenv(RUN_DIR_VARIABLE, "")
         assert main(["fit", "--config=my.yaml", "--run_dir=run"]) == 0
+    close_logs()
     return directory
 
 
 @pytest.fixture(autouse=True)
-def here(finished, tmp_path, monkeypatch):
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setenv(RUN_DIR_VARIABLE, "")
-    monkeypatch.setenv("COLUMNS", "120")
-    yield tmp_path
-    close_logs()
+def here(finished, here) -> Path:
+    """A copy of the finished run."""
+    shutil.copytree(finished, here, dirs_exist_ok=True)
+    return here
 
 
 def rescore(*arguments: str) -> int:
@@ -86,10 +76,10 @@ def cells(shown: str, name: str) -> list[str]:
     return next(line for line in shown.splitlines() if line.startswith(name)).split()
 
 
-def test_the_same_rewards_move_nothing_and_it_is_said(capsys):
+def test_the_same_rewards_change_nothing_and_it_is_reported(capsys):
     assert rescore() == 0
     shown = capsys.readouterr().out
-    assert "Nothing moved: all 24 completions have the scores and outcomes" in shown
+    assert "Nothing changed: all 24 completions have the same scores and outcomes" in shown
     assert shown.splitlines()[-1] == "Completions: run/rescored/rescored.parquet"
     frame = pd.read_parquet("run/rescored/rescored.parquet")
     before = pd.concat([logged(step) for step in range(3)], ignore_index=True)
@@ -98,9 +88,9 @@ def test_the_same_rewards_move_nothing_and_it_is_said(capsys):
     assert frame["step"].tolist() == before["step"].tolist()
 
 
-def test_a_turned_weight_turns_every_order(capsys):
-    turned = LOW | {"init_args": {"weight": -2.0}}
-    assert rescore(rewards(turned)) == 0
+def test_a_negated_weight_reverses_every_order(capsys):
+    negated = LOW | {"init_args": {"weight": -2.0}}
+    assert rescore(rewards(negated)) == 0
     shown = capsys.readouterr().out
     frame = pd.read_parquet("run/rescored/more.parquet")
     assert frame["reward"].tolist() == [-2 * value for value in frame["reward_before"]]
@@ -119,28 +109,28 @@ def test_rewards_see_the_columns_of_the_prompts(here):
     assert frame["score/left"].tolist() == lefts.tolist()
 
 
-def test_what_fails_now_has_no_value_and_is_counted(capsys):
+def test_a_reward_that_fails_now_has_no_value_and_is_counted(capsys):
     assert rescore(rewards(BROKEN | {"init_args": {"name": "low"}})) == 0
     shown = capsys.readouterr().out
     assert cells(shown, "low")[2:] == ["–", "100.0%"]
-    assert "24 of 24 completions moved. No group has two rewards to compare" in shown
+    assert "24 of 24 completions changed. No group has two rows with rewards before" in shown
     assert "100% of the scores of reward 'low' ended as error" in shown
     assert pd.read_parquet("run/rescored/more.parquet")["reward"].isna().all()
 
 
-def test_a_reward_that_raises_ends_it_with_its_words_and_no_file(capsys):
+def test_a_reward_that_raises_ends_the_command_with_its_message_and_no_file(capsys):
     assert rescore(rewards(BROKEN | {"init_args": {"on_error": "raise"}})) == 2
     assert "error: reward broken failed on prompt" in capsys.readouterr().err
     assert not Path("run/rescored").exists()
 
 
-def test_only_the_last_steps_are_scored_and_no_file_is_lost(here):
+def test_only_the_last_steps_are_scored_and_no_file_is_overwritten(here):
     assert rescore("--last=2") == rescore("--last", "1") == 0
     assert pd.read_parquet("run/rescored/rescored.parquet")["step"].unique().tolist() == [1, 2]
     assert pd.read_parquet("run/rescored/rescored-1.parquet")["step"].unique().tolist() == [2]
 
 
-def test_rows_whose_prompt_is_gone_or_reads_otherwise_are_counted_and_left_out(capsys):
+def test_rows_whose_prompt_is_gone_or_has_another_text_are_counted_and_left_out(capsys):
     path = Path("run/completions/step_000001.parquet")
     table = pq.read_table(path).to_pydict()
     table["prompt_id"][:4] = ["addition:90+90="] * 4
@@ -149,7 +139,7 @@ def test_rows_whose_prompt_is_gone_or_reads_otherwise_are_counted_and_left_out(c
     assert rescore() == 0
     shown = capsys.readouterr().out
     assert "all 16 completions" in shown
-    assert "8 rows are left out: the data no longer has their prompts" in shown
+    assert "8 rows are left out: their prompts are no longer in the data" in shown
     assert pd.read_parquet("run/rescored/rescored.parquet")["step"].unique().tolist() == [0, 2]
 
 
@@ -180,55 +170,11 @@ def test_a_run_without_tokens_is_refused(capsys):
     for path in Path("run/completions").iterdir():
         pq.write_table(pq.read_table(path).drop_columns("token_ids"), path)
     assert rescore() == 2
-    assert "has no column token_ids" in capsys.readouterr().err
+    assert "must have a column token_ids" in capsys.readouterr().err
 
 
-def test_a_run_that_was_moved_is_found_where_it_is(here):
+def test_a_run_whose_directory_was_renamed_is_scored_in_place(here):
     Path("run").rename("moved")
     assert main(["rescore", "moved"]) == 0
     assert Path("moved/rescored/rescored.parquet").is_file()
     assert not Path("run").exists()
-
-
-# What moved
-
-
-def row(reward: float | None, outcome: str = "ok") -> dict:
-    return {"reward": reward, "score/a": reward, "outcome/a": outcome}
-
-
-def comparison(before: list[float | None], after: list[float | None], size: int) -> Comparison:
-    return Comparison(
-        before=[row(value) for value in before],
-        after=[row(value) for value in after],
-        group_size=size,
-    )
-
-
-def test_ranks_are_compared_where_both_scorings_differ_inside_the_group():
-    # Ranks 1 2 3 and 1 3 2: Spearman is 1 - 6 * (0 + 1 + 1) / (3 * 8) = 0.5.
-    found = comparison([1.0, 2.0, 3.0, 5.0, 5.0, 5.0], [1.0, 3.0, 2.0, 1.0, 2.0, 3.0], 3)
-    assert correlations(found) == pytest.approx([0.5])
-    assert best_changed(found) == [True, False]
-
-
-def test_a_best_completion_that_stays_among_the_best_has_not_changed():
-    found = comparison([1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0], 2)
-    assert best_changed(found) == [False, True]
-
-
-def test_rows_without_a_reward_have_no_rank_but_they_have_moved():
-    found = comparison([1.0, None, 0.0, 1.0], [2.0, 1.0, None, 1.0], 2)
-    assert correlations(found) == best_changed(found) == []
-    assert num_moved(found) == 3
-    assert [(old["reward"], new["reward"]) for old, new in moved_most(found)] == [(1.0, 2.0)]
-
-
-def test_the_rows_that_moved_most_come_first():
-    found = comparison([0.0, 0.0, 0.0], [0.5, -2.0, 1.0], 3)
-    assert [new["reward"] for _, new in moved_most(found)] == [-2.0, 1.0, 0.5]
-
-
-def test_another_outcome_is_a_move_without_another_value():
-    found = Comparison(before=[row(None, "error")], after=[row(None, "timeout")], group_size=1)
-    assert num_moved(found) == 1

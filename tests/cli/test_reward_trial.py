@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -15,18 +11,16 @@ import torch
 import yaml
 from cli_base import BASE
 from judge_server import PRICE, REPLY_COST, JudgeServer, first_line_is, judges, writes
-from run_logs import close_logs
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.reward_trial import in_group_deviation, projected_seconds
-from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 from lit_grpo.judge import Judge, Limits
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import JudgeReward, MathReward, Reward
 from lit_grpo.types import Measurements, Score
 
 MINE = """
-import time
+import asyncio, os, signal
 from lit_grpo.rewards import Reward
 
 class Low(Reward):
@@ -41,10 +35,14 @@ class Broken(Reward):
     def score(self, prompt, completion):
         raise RuntimeError("the sandbox is gone")
 
-class Slow(Reward):
-    def score(self, prompt, completion):
-        print("scoring", flush=True)
-        time.sleep(600)
+class Interrupting(Reward):
+    sent = False
+
+    async def score(self, prompt, completion):
+        if not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(600)
 """
 
 
@@ -54,16 +52,11 @@ class Constant(Reward):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
-    (tmp_path / "trial_rewards.py").write_text(MINE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    monkeypatch.setenv(RUN_DIR_VARIABLE, "")
-    monkeypatch.setenv("COLUMNS", "120")
+def here(here, monkeypatch) -> Path:
+    (here / "base.yaml").write_text(yaml.safe_dump(BASE))
+    (here / "trial_rewards.py").write_text(MINE)
     monkeypatch.delitem(sys.modules, "trial_rewards", raising=False)
-    yield tmp_path
-    close_logs()
+    return here
 
 
 def trial(*arguments: str, reward: str = "trial_rewards.Low") -> int:
@@ -99,7 +92,7 @@ def test_a_second_trial_keeps_the_first_one_s_table(here):
     assert names == ["rewards-1.parquet", "rewards.parquet"]
 
 
-def test_a_checkpoint_is_what_is_tried(here):
+def test_a_checkpoint_is_sampled_from_if_one_is_given(here):
     sgd = "--model.optimizer={class_path: SGD, init_args: {lr: 100.0}}"
     low = "--model.rewards=[trial_rewards.Low]"
     settings = [low, "--model.group_size=4", sgd, "--run_dir=run"]
@@ -123,12 +116,12 @@ def test_a_checkpoint_is_what_is_tried(here):
         ),
     ],
 )
-def test_no_signal_is_said_in_words(reward, words, capsys):
+def test_a_missing_signal_is_explained(reward, words, capsys):
     assert trial("--n=2", reward=reward) == 0
     assert words in capsys.readouterr().out
 
 
-def test_the_trainer_s_precision_is_honoured(here, capsys):
+def test_the_trainer_s_precision_is_used(here, capsys):
     Path("trial_engine.py").write_text(
         "import torch\n"
         "from lit_grpo.rollout import HFEngine\n"
@@ -162,7 +155,7 @@ def test_truncation_is_shown(capsys):
     assert "100% cut off at model.sampling.max_tokens 2; length 2.0" in capsys.readouterr().out
 
 
-def test_dollars_of_a_step_follow_from_those_of_the_trial(here, capsys):
+def test_the_cost_of_a_step_follows_from_that_of_the_trial(here, capsys):
     def behave(request):
         if "Are you ready" in request.texts[-1]:
             return writes('{"answer": "yes"}')
@@ -197,7 +190,7 @@ def test_bad_input_is_one_line(arguments, line, capsys):
     assert error.count("\n") == 1
 
 
-def test_a_reward_that_raises_ends_the_trial_with_its_words(capsys):
+def test_a_reward_that_raises_ends_the_trial_with_its_message(capsys):
     broken = "{class_path: trial_rewards.Broken, init_args: {on_error: raise}}"
     assert trial("--n=1", reward=broken) == 2
     assert "error: reward broken failed on prompt" in capsys.readouterr().err
@@ -212,29 +205,11 @@ def test_a_warm_up_has_no_rewards_to_try(here, capsys):
     assert "error: rewards needs rewards, and the model" in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_a_trial_with_130(here):
-    command = [sys.executable, "-m", "lit_grpo", "rewards", "--config=base.yaml"]
-    process = subprocess.Popen(
-        [*command, "--model.rewards=[trial_rewards.Slow]"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        assert any("scoring" in line for line in process.stdout)
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 130
-    assert stderr.endswith("error: interrupted.\n")
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_ends_a_trial_with_130(here, capsys):
+    assert trial(reward="trial_rewards.Interrupting") == 130
+    assert capsys.readouterr().err == "error: interrupted.\n"
     assert not Path("runs").exists()
-
-
-# Projections
 
 
 def judged(**limits: float) -> JudgeReward:
@@ -250,16 +225,16 @@ def judged(**limits: float) -> JudgeReward:
         ({"max_concurrency": 1000}, 2.0),
     ],
 )
-def test_a_judge_is_bounded_by_its_limits_not_by_how_the_trial_waited(limits, seconds):
-    observed = Measurements(
+def test_the_projection_of_a_judge_follows_its_limits_not_the_waits_of_the_trial(limits, seconds):
+    measurements = Measurements(
         totals={"judge/prompt_tokens": 800, "judge/completion_tokens": 80},
         samples={"timing/judge_api_latency_s": [2.0] * 8},
     )
     waited = [Score(value=1.0, seconds=50.0)] * 8
-    assert projected_seconds(judged(**limits), waited, observed, 64) == pytest.approx(seconds)
+    assert projected_seconds(judged(**limits), waited, measurements, 64) == pytest.approx(seconds)
 
 
-def test_a_sync_reward_scores_one_by_one_and_an_async_one_at_the_rate_of_the_trial():
+def test_a_sync_reward_scores_sequentially_and_an_async_one_at_the_rate_of_the_trial():
     scores = [Score(value=1.0, seconds=float(seconds)) for seconds in range(21)]
     assert projected_seconds(Constant(), scores, Measurements(), 84) == 4 * 210.0
     assert (

@@ -1,19 +1,17 @@
 import pytest
 
-from lit_grpo.cli.configs import look_at
-from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE, choose_run_dir, find_checkpoint, refuse_used
+from lit_grpo.cli.configs import read_invocation
+from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE, choose_run_dir
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(RUN_DIR_VARIABLE, "")
-    (tmp_path / "base.yaml").write_text("a: 1")
-    return tmp_path
+def here(here):
+    (here / "base.yaml").write_text("a: 1")
+    return here
 
 
 def chosen(command: str, *arguments: str) -> str:
-    with choose_run_dir(command, look_at(["--config=base.yaml", *arguments])) as run_dir:
+    with choose_run_dir(command, read_invocation(["--config=base.yaml", *arguments])) as run_dir:
         return run_dir
 
 
@@ -28,7 +26,7 @@ def test_a_given_directory_is_taken_as_it_is(here):
     assert not (here / "x").exists()
 
 
-def test_a_training_gets_the_next_number_and_an_empty_directory_is_taken_back(here):
+def test_a_training_gets_the_next_number_and_an_empty_directory_is_removed(here):
     assert chosen("fit") == "runs/base/0"
     assert not (here / "runs").exists()
     touch(here / "runs" / "base" / "4" / "run.log")
@@ -36,12 +34,12 @@ def test_a_training_gets_the_next_number_and_an_empty_directory_is_taken_back(he
 
 
 def test_a_directory_that_was_used_stays(here):
-    with choose_run_dir("fit", look_at(["--config=base.yaml"])) as run_dir:
+    with choose_run_dir("fit", read_invocation(["--config=base.yaml"])) as run_dir:
         touch(here / run_dir / "run.log")
     assert (here / run_dir / "run.log").exists()
 
 
-def test_measuring_makes_no_directory(here):
+def test_measuring_creates_no_directory(here):
     assert chosen("validate") == "runs/base"
     assert not (here / "runs").exists()
 
@@ -62,27 +60,8 @@ def test_another_rank_takes_the_directory_that_rank_0_chose(here, monkeypatch):
     assert chosen("fit") == chosen("fit", "--ckpt_path=last") == "runs/base/3"
 
 
-def test_ranks_started_from_outside_must_be_told_their_directory(here, monkeypatch):
+def test_ranks_that_a_launcher_starts_must_be_told_their_directory(here, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.delenv(RUN_DIR_VARIABLE)
-    with pytest.raises(ValueError, match="run_dir must be set where ranks are started from outsi"):
+    with pytest.raises(ValueError, match="run_dir must be set if a launcher starts the ranks"):
         chosen("fit")
-
-
-def test_a_checkpoint_is_found_by_path_and_as_the_last_of_the_run(here):
-    touch(here / "run" / "checkpoints" / "last.ckpt", here / "other.ckpt")
-    assert find_checkpoint("last", here / "run") == str(here / "run/checkpoints/last.ckpt")
-    assert find_checkpoint("other.ckpt", here / "run") == "other.ckpt"
-    with pytest.raises(ValueError, match="Leave --ckpt_path out"):
-        find_checkpoint("last", here / "empty")
-    with pytest.raises(ValueError, match=r"none\.ckpt: no such checkpoint"):
-        find_checkpoint("none.ckpt", here / "run")
-
-
-@pytest.mark.parametrize("left", ["metrics.csv", "checkpoints/last.ckpt"])
-def test_a_directory_with_results_is_refused_to_a_fresh_run(left, here):
-    touch(here / "run" / "config.yaml", here / "run" / "run.log")
-    refuse_used(here / "run")
-    touch(here / "run" / left)
-    with pytest.raises(ValueError, match="holds a run already"):
-        refuse_used(here / "run")

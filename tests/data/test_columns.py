@@ -1,4 +1,4 @@
-"""Which column is the prompt, the gold and the id; golds that are missing."""
+"""Which columns hold the prompt, the gold answer and the id, and what happens without them."""
 
 import math
 
@@ -51,17 +51,17 @@ def test_a_column_with_a_dot_in_its_name_is_found_before_a_nested_one():
         ("1,080", "1,080"),
     ],
 )
-def test_the_gold_after_the_mark_of_gsm8k_has_no_thousands_commas(answer, expected):
+def test_the_gold_is_the_text_after_the_mark_of_gsm8k_without_thousands_commas(answer, expected):
     assert gold(row(question="q", answer=answer)) == [expected]
 
 
-def test_an_answer_without_the_mark_is_no_gold_where_others_have_it():
+def test_an_answer_without_the_mark_counts_as_null_in_a_file_where_others_have_it():
     rows = [row(1, question="q", answer="#### 4"), row(2, question="q", answer="forgotten")]
     with pytest.raises(ValueError, match=r"1 of 2 rows have no gold .*: t\.jsonl, row 2 "):
         gold(*rows)
 
 
-def test_the_mark_of_one_file_says_nothing_of_another():
+def test_a_mark_in_one_file_does_not_affect_another():
     rows = [row(question="q", answer="#### 4"), row(source="u.csv", question="q", answer="five")]
     assert gold(*rows) == ["4", "five"]
 
@@ -77,12 +77,12 @@ def test_the_mark_of_one_file_says_nothing_of_another():
         (0, "0"),
     ],
 )
-def test_golds_become_text(value, expected):
+def test_gold_answers_become_text(value, expected):
     assert gold(row(prompt="p", answer=value)) == [expected]
 
 
 @pytest.mark.parametrize("null", [None, math.nan, "", "  "])
-def test_null_golds_are_counted_named_and_come_with_the_fix(null):
+def test_rows_with_null_golds_are_counted_and_named_together_with_the_fix(null):
     rows = [row(n, prompt="p", answer=null if n > 1 else "1") for n in range(1, 9)]
     with pytest.raises(ValueError, match="7 of 8 rows have no gold answer in 'answer'") as error:
         gold(*rows)
@@ -98,13 +98,13 @@ def test_rows_without_an_answer_column_are_refused_unless_none_is_required():
     assert gold(row(prompt="p"), required=False) == [None]
 
 
-def test_a_mapped_answer_column_that_no_row_has_is_an_error_even_if_none_is_required():
+def test_a_mapped_answer_column_that_no_row_has_is_refused_even_if_no_answer_is_required():
     with pytest.raises(ValueError, match=r"row 1 has no column 'anser' \(did you mean 'answer'\?"):
         gold(row(prompt="p", answer="1"), required=False, answer="anser")
 
 
-def test_a_missing_prompt_column_is_named_with_the_columns_that_are_there():
-    with pytest.raises(ValueError, match=r"t\.jsonl, row 3 has no column that is known as the pro"):
+def test_a_missing_prompt_column_is_refused_with_the_columns_that_exist():
+    with pytest.raises(ValueError, match=r"t\.jsonl, row 3 has no column that is recognised as"):
         prompt_value(row(3, problem="p", answer="1"), {})
     with pytest.raises(ValueError, match=r"no column 'qestion' \(did you mean 'question'\?\); it"):
         prompt_value(row(question="p", answer="1"), {"prompt": "qestion"})

@@ -40,7 +40,7 @@ def test_without_contrast_the_prompt_shows_the_question_and_no_answer(source):
     assert found["Why?"].columns["good_excerpt"] is None
 
 
-def test_with_contrast_it_shows_how_the_best_and_the_worst_answer_begin(source):
+def test_with_contrast_the_prompt_shows_how_the_best_and_the_worst_answer_begin(source):
     text = prompts(source(), use_contrastive=True, excerpt_characters=9)["Why?"].text
     assert "Why?\n\nA good answer to it begins:\nbest best …\n" in text
     assert "\n\nA bad answer to it begins:\nworst\n" in text
@@ -48,7 +48,7 @@ def test_with_contrast_it_shows_how_the_best_and_the_worst_answer_begin(source):
     assert "0.9" not in text
 
 
-def test_answers_that_are_all_as_good_are_not_shown(source):
+def test_answers_of_equal_quality_are_not_shown(source):
     text = prompts(source(), use_contrastive=True)["Who?"].text
     assert text == prompts(source())["Who?"].text
 
@@ -66,7 +66,7 @@ def test_parquet_with_lists_and_with_json_gives_the_same_prompts(source):
         }
 
 
-def test_a_template_of_one_s_own_gets_the_excerpts(source):
+def test_a_custom_template_gets_the_excerpts(source):
     template = (
         "{{ question }}{% if good_excerpt %} {{ good_excerpt }} > {{ bad_excerpt }}{% endif %}"
     )
@@ -75,13 +75,13 @@ def test_a_template_of_one_s_own_gets_the_excerpts(source):
     assert found["Who?"].text == "Who?"
 
 
-def test_rows_without_gold_scores_are_refused_with_their_places(source):
+def test_rows_without_gold_scores_are_refused_by_name(source):
     rows = [*ROWS, {"question": "When?", "answers": ["a", "b"], "gold_scores": None}]
     with pytest.raises(ValueError, match="1 of 3 have none that can be read: rows.jsonl, row 3"):
         prompts(source(rows), use_contrastive=True)
     assert len(prompts(source(rows))) == 3
 
 
-def test_an_excerpt_of_nothing_is_refused():
+def test_an_excerpt_without_characters_is_refused():
     with pytest.raises(ValueError, match="excerpt_characters must be >= 1, got 0"):
         RubricData("rows.jsonl", excerpt_characters=0)

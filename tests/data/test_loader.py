@@ -1,4 +1,4 @@
-"""The order of prompts: seeded, shared among ranks, resumable at any batch."""
+"""The order of prompts: seeded, shared by ranks, resumable at any batch."""
 
 import pytest
 
@@ -70,14 +70,14 @@ def test_the_state_after_the_last_batch_of_an_epoch_is_the_start_of_the_next():
     assert source.state_dict() == {"epoch": 1, "position": 0}
 
 
-def test_asking_for_iterators_does_not_move_the_position():
+def test_creating_iterators_does_not_move_the_position():
     source, expected = loader(9, 3), ids(loader(9, 3))
     for _ in range(3):
         iter(source)
     assert ids(source) == expected
 
 
-def test_a_training_iteration_that_was_broken_off_is_continued():
+def test_an_interrupted_training_iteration_continues():
     source, expected = loader(9, 3), ids(loader(9, 3))
     first = ids([next(iter(source))])
     assert first + ids(source) == expected
@@ -92,7 +92,7 @@ def test_ranks_share_each_batch_in_equal_parts():
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("number", range(4, 18))
-def test_validation_gives_each_prompt_once_in_equally_many_batches_none_of_them_empty(
+def test_validation_yields_each_prompt_once_in_as_many_non_empty_batches_on_every_rank(
     number, world_size
 ):
     ranks = [
@@ -106,13 +106,13 @@ def test_validation_gives_each_prompt_once_in_equally_many_batches_none_of_them_
     assert [ids(rank) for rank in ranks] == seen
 
 
-def test_validation_starts_anew_after_an_iteration_that_was_broken_off():
+def test_validation_starts_from_the_beginning_after_an_interrupted_iteration():
     source = loader(5, 2, training=False)
     next(iter(source))
     assert ids(source) == [[0, 1], [2, 3], [4]]
 
 
-def test_an_epoch_limit_ends_epochs_early_but_not_the_length_that_a_trainer_sees():
+def test_an_epoch_limit_shortens_epochs_but_not_the_length_that_a_trainer_sees():
     whole = loader(12, 3)
     first, second = ids(whole)[:2], ids(whole)[:2]
     for limit in (2, 0.5):
@@ -121,10 +121,52 @@ def test_an_epoch_limit_ends_epochs_early_but_not_the_length_that_a_trainer_sees
         assert [ids(limited), ids(limited)] == [first, second]
 
 
-def test_a_position_with_no_batch_behind_it_is_the_next_epoch():
+def test_a_position_without_a_batch_after_it_is_the_next_epoch():
     shrunk = loader(6, 3)
     shrunk.load_state_dict({"epoch": 2, "position": 9})
     assert shrunk.state_dict() == {"epoch": 3, "position": 0}
+
+
+def test_taken_prompts_come_before_the_next_batch_and_end_an_epoch_that_is_too_short():
+    in_order = {"shuffle": False}
+    source = loader(8, 3, **in_order)
+    batches = iter(source)
+    assert ids([next(batches), source.take(1), next(batches)]) == [[0, 1, 2], [3], [4, 5, 6]]
+    assert source.state_dict() == {"epoch": 1, "position": 0}
+    ranks = [loader(8, 4, rank=rank, world_size=2, **in_order) for rank in range(2)]
+    assert [ids([rank.take(1), rank.take(2)]) for rank in ranks] == [[[0], [2, 3]], [[1], [4, 5]]]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("epoch_limit", [1.0, 2])
+def test_peeking_returns_the_batches_that_follow_and_changes_nothing(rank, epoch_limit):
+    plain, peeking = (
+        loader(14, 4, seed=3, rank=rank, world_size=2, epoch_limit=epoch_limit) for _ in range(2)
+    )
+    expected = [batch for _ in range(4) for batch in ids(plain)]
+    seen, peeked = [], []
+    for _ in range(2):
+        for batch in peeking:
+            state = peeking.state_dict()
+            peeked.append(ids(peeking.peek(number) for number in (1, 2, 4)))
+            assert peeking.state_dict() == state
+            seen += ids([batch])
+    assert seen == expected[: len(seen)]
+    assert peeked == [[expected[n + ahead] for ahead in (1, 2, 4)] for n in range(len(seen))]
+    peeking.rewind()
+    assert ids([next(iter(peeking))]) == seen[-1:]
+
+
+def test_rewinding_undoes_the_last_batch_and_what_was_taken_since():
+    source = loader(9, 3)
+    batches = iter(source)
+    next(batches)
+    last = next(batches)
+    source.take(1)
+    source.peek(1)
+    source.rewind()
+    assert source.state_dict() == {"epoch": 0, "position": 3}
+    assert next(iter(source)) == last
 
 
 def test_too_few_prompts_for_a_batch_are_refused():
@@ -135,6 +177,6 @@ def test_too_few_prompts_for_a_batch_are_refused():
 
 
 @pytest.mark.parametrize("batch_size", [0, 3])
-def test_a_batch_that_the_ranks_cannot_share_is_refused(batch_size):
+def test_a_batch_size_that_the_ranks_cannot_share_is_refused(batch_size):
     with pytest.raises(ValueError, match="prompts_per_step must be a positive multiple of the 2"):
         loader(9, batch_size, world_size=2)

@@ -1,7 +1,8 @@
-"""Data modules under a real trainer: what is read, split and handed out."""
+"""Data modules under a real trainer: what is read, split and batched."""
 
 import json
 import logging
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +19,7 @@ def write_rows(path: Path, number: int) -> str:
     return str(path)
 
 
-def test_an_order_differs_by_seed_and_between_epochs_and_not_between_runs():
+def test_the_order_differs_between_seeds_and_epochs_but_not_between_runs():
     def order(seed: int) -> list[str]:
         data = AdditionData(1, validation_size=10, prompts_per_step=9, seed=seed)
         return flat(fit(data, max_steps=20).trained)
@@ -30,7 +31,7 @@ def test_an_order_differs_by_seed_and_between_epochs_and_not_between_runs():
     assert first != order(1)
 
 
-def test_overfitting_takes_the_same_batches_in_every_epoch():
+def test_overfit_batches_repeats_the_same_batches_in_every_epoch():
     trained = fit(sums(), max_epochs=3, max_steps=-1, overfit_batches=2).trained
     assert trained[:2] == trained[2:4] == trained[4:6]
     assert trained[0] != trained[1]
@@ -64,14 +65,14 @@ def test_the_held_out_rows_do_not_depend_on_seed_limit_or_fraction_of_the_same_s
     assert len(held_out(validation_size=4)) == 4
 
 
-@pytest.mark.parametrize("size", [20, 1.0, -1, 0.001])
-def test_a_held_out_size_that_leaves_nothing_on_one_side_is_refused(tmp_path, size):
+@pytest.mark.parametrize("size", [20, 1.0, 0.001])
+def test_a_validation_size_that_leaves_one_split_empty_is_refused(tmp_path, size):
     path = write_rows(tmp_path / "t.jsonl", 20)
     with pytest.raises(ValueError, match=rf"below the 20 rows, got {size}, which holds out"):
         PromptData(path, validation_size=size).rows("train")
 
 
-def test_files_of_different_kinds_and_layouts_make_one_train_split(tmp_path):
+def test_files_of_different_kinds_and_layouts_make_up_one_training_split(tmp_path):
     messages = [{"role": "user", "content": "q"}]
     verl = [{"prompt": messages, "reward_model": {"ground_truth": "1"}, "extra_info": {"i": 0}}]
     pd.DataFrame(verl).to_parquet(tmp_path / "v.parquet")
@@ -81,7 +82,7 @@ def test_files_of_different_kinds_and_layouts_make_one_train_split(tmp_path):
     assert sorted(flat(seen)) == ["c:1", "j:1", "j:2", "v:1"]
 
 
-def test_validation_and_test_have_files_of_their_own(tmp_path):
+def test_validation_and_test_data_come_from_their_own_files(tmp_path):
     train, validation, test = (write_rows(tmp_path / f"{n}.jsonl", 3) for n in ("a", "b", "c"))
     data = PromptData(train, validation, test, prompts_per_step=3)
     module = fit(data)
@@ -95,7 +96,7 @@ def test_validation_and_test_have_files_of_their_own(tmp_path):
     assert flat(module.evaluated) == ["b:1", "b:2", "b:3"]
 
 
-def test_a_run_without_validation_data_trains_and_validating_it_is_an_error(tmp_path):
+def test_a_run_without_validation_data_trains_but_cannot_be_validated(tmp_path):
     path = write_rows(tmp_path / "t.jsonl", 4)
     module = fit(PromptData(path, prompts_per_step=2), max_steps=4)
     assert (len(module.trained), module.evaluated) == (4, [])
@@ -113,13 +114,17 @@ def test_dropped_prompts_are_counted_in_a_warning(tmp_path, caplog):
     assert {r.levelname for r in caplog.records if r.name == "lit_grpo"} == {"WARNING"}
 
 
-def test_choices_that_exclude_each_other_are_refused_at_once():
+def test_conflicting_or_impossible_settings_are_refused_at_once():
     with pytest.raises(ValueError, match="validation_size must be 0 beside validation='b.jsonl'"):
         PromptData("a.jsonl", "b.jsonl", validation_size=3)
     with pytest.raises(ValueError, match="seed must be >= 0, got -1"):
         PromptData("a.jsonl", seed=-1)
+    for size in (-1, math.nan):
+        with pytest.raises(ValueError, match=f"validation_size must be >= 0, got {size}"):
+            PromptData("a.jsonl", validation_size=size)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GSM8K.is_dir(), reason="the GSM8K files are not here")
 def test_gsm8k_files_are_read_as_they_are():
     data = PromptData(

@@ -1,4 +1,4 @@
-"""The order of prompts under a real trainer that is stopped, resumed or spread over processes."""
+"""The order of prompts under a trainer that is stopped, resumed or runs on two processes."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from lit_grpo.data import AdditionData
 
 
 class SaveEverywhere(pl.Callback):
-    """A checkpoint at every hook where one may be written, by the number of steps seen."""
+    """Save a checkpoint in every hook that may do so, with the number of steps so far."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -40,7 +40,7 @@ class SaveEverywhere(pl.Callback):
 
 
 class StopAndSave(pl.Callback):
-    """What a graceful exit does: stop at a batch end, save when training has ended."""
+    """Stop at the end of a batch and save when training has ended, as a graceful exit does."""
 
     def __init__(self, step: int, path: Path):
         self.step = step
@@ -65,7 +65,7 @@ STOPPED_BY_STEPS = [
     [*({"max_steps": 8, **choices} for choices in STOPPED_BY_STEPS), {"max_epochs": 3}],
     ids=["steps", "limited epochs", "validation by steps", "epochs"],
 )
-def test_a_run_resumed_from_any_checkpoint_sees_the_prompts_that_would_have_followed(
+def test_a_run_resumed_from_any_checkpoint_continues_with_the_prompts_of_an_uninterrupted_run(
     tmp_path, choices
 ):
     choices = {"max_steps": -1, **choices}
@@ -79,7 +79,7 @@ def test_a_run_resumed_from_any_checkpoint_sees_the_prompts_that_would_have_foll
 
 
 @pytest.mark.parametrize("choices", STOPPED_BY_STEPS, ids=["steps", "limited", "validation"])
-def test_a_run_that_was_stopped_and_saved_at_its_end_goes_on_exactly(tmp_path, choices):
+def test_a_run_that_stops_and_then_saves_continues_exactly(tmp_path, choices):
     expected = fit(sums(), max_steps=8, **choices).trained
     for step in range(1, 8):
         path = tmp_path / f"{step}.ckpt"
@@ -88,7 +88,7 @@ def test_a_run_that_was_stopped_and_saved_at_its_end_goes_on_exactly(tmp_path, c
         assert stopped + resumed == expected, f"stopped after step {step}"
 
 
-def test_resuming_is_exact_when_the_module_asks_for_the_number_of_steps_first(tmp_path):
+def test_resuming_is_exact_when_the_module_reads_the_number_of_steps_first(tmp_path):
     class Scheduled(Recorder):
         def configure_optimizers(self):
             self.total = self.trainer.estimated_stepping_batches
@@ -106,7 +106,7 @@ def test_resuming_is_exact_when_the_module_asks_for_the_number_of_steps_first(tm
         assert run(checkpoint=path) == expected[step:], f"{hook} after step {step}"
 
 
-def test_the_trainer_finds_nothing_to_warn_about_in_the_loaders(tmp_path):
+def test_the_trainer_does_not_warn_about_the_loaders(tmp_path):
     path = tmp_path / "2.ckpt"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""Rows become token ids by template, chat template or as they are; too long ones are dropped."""
+"""Rows become prompts with or without a template or chat template; long ones are dropped."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_a_plain_prompt_is_tokenized_as_it_is_and_keeps_every_column():
     assert prompt.columns == {"prompt": "2+2=", "answer": "4", "level": 3, "tags": ["a"]}
 
 
-def test_special_tokens_of_the_tokenizer_come_once():
+def test_special_tokens_of_the_tokenizer_are_added_once():
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"bos_token": "<bos>"})
     tokenizer.chat_template = "<bos>{{ messages[0]['content'] }}"
@@ -46,7 +46,7 @@ def test_a_template_writes_the_prompt_from_any_column_and_keeps_its_last_newline
     assert prompt.text == "Q: 2+3\nA:\n"
 
 
-def test_a_template_with_an_unknown_or_null_column_names_the_row():
+def test_an_unknown_or_null_column_in_a_template_is_refused_with_the_row():
     with pytest.raises(
         ValueError, match=r"row 2 does not fit the template: 'qestion' is undefined.*"
     ):
@@ -61,7 +61,7 @@ def test_a_template_that_is_not_jinja_is_refused_at_once():
         PromptFormat(template="{{ question }")
 
 
-def test_a_chat_prompt_is_written_by_the_chat_template_with_the_system_prompt_first():
+def test_a_chat_prompt_is_formatted_by_the_chat_template_with_the_system_prompt_first():
     (prompt,) = build(row(question="2+2?", answer="4"), chat=True, system_prompt="Be brief.")
     assert prompt.messages == (
         {"role": "system", "content": "Be brief."},
@@ -71,7 +71,7 @@ def test_a_chat_prompt_is_written_by_the_chat_template_with_the_system_prompt_fi
     assert prompt.token_ids == tuple(TOKENIZER(prompt.text)["input_ids"])
 
 
-def test_messages_are_a_conversation_without_being_asked_and_a_template_writes_one_turn():
+def test_messages_are_always_a_conversation_unless_a_template_makes_them_text():
     messages = [{"role": "user", "content": "2+2?"}]
     data = row(prompt=messages, reward_model={"ground_truth": "4"}, data_source="sums")
     (prompt,) = build(data)
@@ -90,14 +90,14 @@ def test_a_conversation_needs_a_tokenizer_with_a_chat_template():
         build(row(prompt="2", answer="2"), tokenizer=tokenizer, chat=True)
 
 
-def test_what_a_chat_template_refuses_is_named_with_the_row():
+def test_a_conversation_that_the_chat_template_refuses_is_named_with_its_row():
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     with pytest.raises(ValueError, match=r"row 1: .* refuses the roles \['user'\]: no system role"):
         build(row(prompt="2", answer="2"), tokenizer=tokenizer, chat=True)
 
 
-def test_a_system_prompt_that_would_be_lost_or_double_is_refused():
+def test_a_system_prompt_without_a_conversation_or_beside_another_is_refused():
     with pytest.raises(ValueError, match="but t.jsonl, row 1 is plain text .*data.chat: true"):
         build(row(prompt="2", answer="2"), system_prompt="Be brief.")
     messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
@@ -122,7 +122,7 @@ def test_prompts_longer_than_the_limit_are_dropped_in_order():
     assert len(build(*rows, max_prompt_tokens=6, too_long="refuse")) == 4
 
 
-def test_prompts_longer_than_the_limit_are_refused_by_choice_with_count_and_rows():
+def test_prompts_longer_than_the_limit_are_refused_with_count_and_rows_where_set():
     rows = [row(n, prompt="x" * n, answer="a") for n in (3, 5, 4, 6)]
     with pytest.raises(
         ValueError, match="2 of 4 prompts are longer than .*=4, the longest has 6"
@@ -136,7 +136,7 @@ def test_a_limit_that_leaves_no_prompt_is_an_error_even_when_dropping():
         build(row(prompt="xxx", answer="a"), max_prompt_tokens=2)
 
 
-def test_choices_that_cannot_be_meant_are_refused_at_once():
+def test_an_unknown_role_and_a_limit_of_zero_are_refused_at_once():
     with pytest.raises(ValueError, match="columns must map prompt, answer, id .* role 'gold'"):
         PromptFormat(columns={"gold": "answer"})
     with pytest.raises(ValueError, match="max_prompt_tokens must be >= 1, got 0"):

@@ -1,4 +1,4 @@
-"""Files and datasets become rows that know their place, or an error that names it."""
+"""Files and datasets become rows that know their origin, or an error that names it."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ def write(path: Path, content: str | bytes) -> str:
     return str(path)
 
 
-def test_jsonl_rows_are_numbered_by_line_and_blank_lines_are_no_rows(tmp_path):
+def test_jsonl_rows_are_numbered_by_line_and_blank_lines_are_skipped(tmp_path):
     path = write(tmp_path / "train.jsonl", '\ufeff{"a": 1}\n\n{"a": "x\u2028y"}\r\n')
     rows = read_rows(path)
     assert [row.columns for row in rows] == [{"a": 1}, {"a": "x\u2028y"}]
@@ -37,13 +37,13 @@ def test_jsonl_rows_are_numbered_by_line_and_blank_lines_are_no_rows(tmp_path):
     assert rows[1].origin == f"{path}, row 3"
 
 
-def test_a_broken_jsonl_line_is_named_with_the_place_in_it(tmp_path):
+def test_a_broken_jsonl_line_is_named_with_the_character(tmp_path):
     path = write(tmp_path / "t.jsonl", '{"a": 1}\n{"a": x}\n')
     with pytest.raises(ValueError, match=r"t\.jsonl, row 2 is not JSON: .* at character 7 of .*"):
         read_rows(path)
 
 
-def test_a_jsonl_line_that_is_no_object_is_named(tmp_path):
+def test_a_jsonl_line_that_is_not_an_object_is_named(tmp_path):
     path = write(tmp_path / "t.jsonl", '{"a": 1}\n[1, 2]\n')
     with pytest.raises(ValueError, match=r"t\.jsonl, row 2 is not a JSON object but a list"):
         read_rows(path)
@@ -64,11 +64,11 @@ def test_nested_columns_survive_parquet_as_plain_python(tmp_path):
     assert [row.id for row in rows] == ["data:1", "data:2"]
 
 
-def test_a_torn_parquet_file_is_refused_by_name(tmp_path):
+def test_an_incomplete_parquet_file_is_refused_by_name(tmp_path):
     path = tmp_path / "data.parquet"
     pd.DataFrame([NESTED]).to_parquet(path)
     write(path, path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"data\.parquet is not a whole parquet file"):
+    with pytest.raises(ValueError, match=r"data\.parquet is not a complete parquet file"):
         read_rows(str(path))
 
 
@@ -83,7 +83,7 @@ def test_csv_cells_are_text_as_written_and_empty_ones_are_none(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["1,2,3", "1"])
-def test_a_csv_row_with_other_cells_than_columns_is_named(tmp_path, line):
+def test_a_csv_row_with_too_many_or_too_few_cells_is_named(tmp_path, line):
     path = write(tmp_path / "t.csv", f'q,a\n"x\ny",1\n{line}\n')
     cells = len(line.split(","))
     with pytest.raises(ValueError, match=rf"t\.csv, row 2 \(line 4\) has {cells} cells.* 2 col"):
@@ -100,8 +100,8 @@ def test_a_csv_in_another_encoding_is_refused_with_the_line(tmp_path):
         read_rows(write(tmp_path / "t.csv", b"q,a\nx,1\ncaf\xe9,2\n"))
 
 
-def test_a_csv_column_that_stands_twice_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"\['a'\] stand twice"):
+def test_a_duplicate_csv_column_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"must be unique, got \['a'\] more than once"):
         read_rows(write(tmp_path / "t.csv", "a,b,a\n1,2,3\n"))
 
 
@@ -109,22 +109,22 @@ def test_a_csv_column_that_stands_twice_is_refused(tmp_path):
     ("name", "content"), [("t.jsonl", ""), ("t.jsonl", "\n\n"), ("t.csv", ""), ("t.csv", "q,a\n")]
 )
 def test_an_empty_file_is_refused(tmp_path, name, content):
-    with pytest.raises(ValueError, match=rf"{name} is empty: no row in it"):
+    with pytest.raises(ValueError, match=rf"{name} is empty: it has no rows"):
         read_rows(write(tmp_path / name, content))
 
 
-def test_a_missing_file_is_refused_with_where_it_was_looked_for(tmp_path, monkeypatch):
+def test_a_missing_file_is_refused_with_the_absolute_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=rf"no such file \(looked for {tmp_path}/d/t\.jsonl\)"):
         read_rows("d/t.jsonl")
 
 
-def test_an_unknown_kind_of_file_is_refused_with_the_known_ones(tmp_path):
+def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path):
     with pytest.raises(ValueError, match=r"must end in \.jsonl, \.parquet, \.csv, got '\.json'"):
         read_rows(write(tmp_path / "t.json", "[]"))
 
 
-def test_a_path_that_is_neither_there_nor_a_dataset_id_is_refused():
+def test_a_source_that_is_neither_a_path_nor_a_dataset_id_is_refused():
     with pytest.raises(ValueError, match="no such file or directory"):
         read_rows("./missing/train")
 
@@ -158,13 +158,34 @@ def test_a_directory_of_data_files_is_read_as_a_dataset(tmp_path):
     assert [row.columns["q"] for row in read_rows(f"{directory}:default:train[1:]")] == ["y"]
 
 
-class Hub(BaseHTTPRequestHandler):
-    """A Hub on which no dataset exists; it keeps what it was asked for."""
+def test_a_dataset_id_is_loaded_with_its_subset_and_split_and_its_error_is_shown(monkeypatch):
+    calls = []
 
-    asked: list[str] = []
+    def load_dataset(path, subset, split):
+        calls.append((path, subset, split))
+        if split == "missing":
+            raise ValueError("no such split")
+        return datasets.Dataset.from_list([NESTED])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    rows = [*read_rows("org/sums"), *read_rows("org/sums:train[:10]")]
+    assert [row.id for row in rows] == ["sums:1", "sums:1"]
+    with pytest.raises(ValueError, match=r"no dataset could be loaded \(ValueError: no such split"):
+        read_rows("org/sums:main:missing")
+    assert calls == [
+        ("org/sums", None, None),
+        ("org/sums", None, "train[:10]"),
+        ("org/sums", "main", "missing"),
+    ]
+
+
+class EmptyHub(BaseHTTPRequestHandler):
+    """A Hub without datasets that records the requests for them."""
+
+    requests: list[str] = []
 
     def do_GET(self):
-        self.asked.append(self.path)
+        self.requests.append(self.path)
         self.send_response(404)
         self.send_header("X-Error-Code", "RepoNotFound")
         self.end_headers()
@@ -175,8 +196,9 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_dataset_id_is_asked_of_the_hub_and_an_unknown_one_is_named(tmp_path):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+@pytest.mark.slow
+def test_a_dataset_id_is_requested_from_the_hub_and_an_unknown_one_is_refused_by_name(tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), EmptyHub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     code = "from lit_grpo.data import read_rows; read_rows('some-org/sums:main:train')"
     environment = {
@@ -198,6 +220,6 @@ def test_a_dataset_id_is_asked_of_the_hub_and_an_unknown_one_is_named(tmp_path):
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
         server.shutdown()
-    assert any("/some-org/sums" in path for path in Hub.asked)
-    assert "ValueError: some-org/sums:main:train: no dataset could be loaded" in errors
+    assert any("/some-org/sums" in path for path in EmptyHub.requests)
+    assert "UserError: some-org/sums:main:train: no dataset could be loaded" in errors
     assert "id:subset:split" in errors.splitlines()[-1]

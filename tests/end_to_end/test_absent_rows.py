@@ -134,35 +134,3 @@ def test_a_step_that_lost_too_much_is_not_trained_on():
     assert reason.exit_code == 4
     assert "completions could not be sampled: 9 of the 16 rows (56%)" in reason.message
     assert "400: the prompt is too long" in reason.message
-
-
-class DiesAtAnEvaluation(HFEngine):
-    def generate(self, prompts, group_size, sampling, *, seed):
-        if group_size == 1:
-            raise EngineFailed("no server is left")
-        yield from super().generate(prompts, group_size, sampling, seed=seed)
-
-
-def test_an_engine_that_gives_up_at_an_evaluation_ends_the_run_with_its_checkpoint(tmp_path):
-    trainer, outputs = fit(DiesAtAnEvaluation(), ExitCheckpoint(str(tmp_path)))
-    reason = get_stop_reason(trainer)
-    assert reason.exit_code == 5
-    assert reason.message == "Stopped at an evaluation: no server is left"
-    assert len(outputs) == trainer.global_step == 1
-    assert (tmp_path / "last.ckpt").exists()
-
-
-def test_an_engine_that_gives_up_before_training_is_an_error():
-    module = make_module(engine=DiesAtAnEvaluation())
-    module.evaluation.before_training = True
-    with pytest.raises(EngineFailed, match="no server is left"):
-        make_trainer(num_sanity_val_steps=0).fit(
-            module, PromptLoader(PROMPTS, 4), PromptLoader(PROMPTS, 4, training=False)
-        )
-
-
-def test_an_engine_that_gives_up_in_a_validation_of_its_own_is_an_error():
-    with pytest.raises(EngineFailed, match="no server is left"):
-        make_trainer().validate(
-            make_module(engine=DiesAtAnEvaluation()), PromptLoader(PROMPTS, 4, training=False)
-        )

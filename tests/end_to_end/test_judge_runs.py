@@ -101,7 +101,7 @@ def test_spent_money_stops_a_run_with_a_checkpoint_and_a_resumed_one_remembers_i
     limits = {"max_cost_usd": 0.0025, "max_concurrency": 1}  # 13 calls, of 8 a step
     with JudgeServer(by_length) as server:
         assert fit(server, limits=limits) == 4
-        assert "the judge's money is spent" in capsys.readouterr().err
+        assert "the judge's budget is spent" in capsys.readouterr().err
         assert len(server.requests) == 13
         assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 1
         assert fit(server, "--ckpt_path=last", limits=limits) == 4

@@ -1,13 +1,12 @@
 import json
 import logging
 import pickle
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
 import diskcache
 import pytest
+from forked import run_in_processes
 
 from lit_grpo.judge.cache import VerdictCache, cache_key
 
@@ -29,7 +28,7 @@ def test_a_verdict_is_found_again_by_a_later_run(tmp_path):
         cache.close()
 
 
-def test_a_key_tells_every_part_apart_and_no_order():
+def test_a_key_depends_on_every_part_but_not_on_their_order():
     base = {"deployment": ("a", "b"), "content": {"x": 1, "y": [1, 2]}, "vote": 0}
     assert cache_key(**base) == cache_key(**dict(reversed(base.items())))
     others = [{"vote": 1}, {"deployment": ("ab",)}, {"content": {"x": 1, "y": [2, 1]}}]
@@ -37,7 +36,7 @@ def test_a_key_tells_every_part_apart_and_no_order():
     assert len(keys) == 4
 
 
-def test_an_entry_that_cannot_be_read_is_as_good_as_none(cache):
+def test_an_entry_that_cannot_be_read_is_ignored(cache):
     cache.put("k", VERDICT)
     with cache._entries.transact():
         cache._entries._sql("UPDATE Cache SET value = ?", (b"not zlib",))
@@ -47,53 +46,45 @@ def test_an_entry_that_cannot_be_read_is_as_good_as_none(cache):
 
 
 @pytest.mark.parametrize("entry", ["text", 3, [1], {"other": 1}, None])
-def test_an_entry_of_another_kind_is_as_good_as_none(cache, entry):
+def test_an_entry_of_another_kind_is_ignored(cache, entry):
     cache._entries.set("k", entry)
     assert cache.get("k") is None
 
 
-def test_a_place_that_is_no_directory_is_refused(tmp_path):
+def test_a_path_that_is_not_a_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("taken")
-    with pytest.raises(ValueError, match="must be a directory that can be written.*Set cache"):
+    with pytest.raises(ValueError, match="directory that can be written.*Set judge.cache"):
         VerdictCache(tmp_path / "file")
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path):
+def test_a_file_that_is_not_a_database_is_refused(tmp_path):
     (tmp_path / "cache.db").write_bytes(b"x" * 5000)
     with pytest.raises(ValueError, match="must be a directory that can be written"):
         VerdictCache(tmp_path)
 
 
-def test_a_verdict_that_cannot_be_written_is_lost_with_one_warning(cache, caplog):
+def test_failed_writes_are_logged_once(cache, caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             cache.put("k", {"explanation": {1, 2}})
-    assert caplog.text.count("verdicts cannot be kept in") == 1
+    assert caplog.text.count("cannot write verdicts to") == 1
     assert cache.get("k") is None
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from lit_grpo.judge.cache import VerdictCache
-
-name, directory = sys.argv[1:]
-cache = VerdictCache(Path(directory))
-for number in range(200):
-    cache.put(f"{name}{number}", {"score": number})
-    cache.put("both", {"score": 1})
-    assert cache.get("both") == {"score": 1}
-"""
-
-
 def test_processes_may_write_at_the_same_time(tmp_path):
-    command = [sys.executable, "-c", WRITER]
-    writers = [subprocess.Popen([*command, name, str(tmp_path)]) for name in ("a", "b")]
-    assert [one.wait(timeout=120) for one in writers] == [0, 0]
+    def write(name):
+        cache = VerdictCache(tmp_path)
+        for number in range(100):
+            cache.put(f"{name}{number}", {"score": number})
+            cache.put("both", {"score": 1})
+            assert cache.get("both") == {"score": 1}
+        cache.close()
+
+    run_in_processes(lambda: write("a"), lambda: write("b"))
     cache = VerdictCache(tmp_path)
-    kept = {name: [cache.get(f"{name}{number}") for number in range(200)] for name in ("a", "b")}
+    found = {name: [cache.get(f"{name}{number}") for number in range(100)] for name in "ab"}
     cache.close()
-    assert kept == {name: [{"score": number} for number in range(200)] for name in ("a", "b")}
+    assert found == {name: [{"score": number} for number in range(100)] for name in "ab"}
 
 
 def test_the_cache_holds_json(cache):
@@ -102,7 +93,7 @@ def test_the_cache_holds_json(cache):
     assert json.loads(zlib.decompress(value)) == {"verdict": VERDICT}
 
 
-class Intruder:
+class CreatesDirectory:
     def __init__(self, directory):
         self.directory = directory
 
@@ -110,10 +101,10 @@ class Intruder:
         return Path.mkdir, (self.directory,)
 
 
-def test_a_pickle_that_somebody_put_in_a_shared_cache_is_not_loaded(cache, tmp_path):
+def test_a_pickle_in_a_shared_cache_is_not_loaded(cache, tmp_path):
     cache.put("k", VERDICT)
-    pickled = pickle.dumps(Intruder(tmp_path / "broken in"))
+    pickled = pickle.dumps(CreatesDirectory(tmp_path / "created"))
     mode = diskcache.core.MODE_PICKLE
     cache._entries._sql("UPDATE Cache SET mode = ?, value = ?", (mode, pickled))
     assert cache.get("k") is None
-    assert not (tmp_path / "broken in").exists()
+    assert not (tmp_path / "created").exists()

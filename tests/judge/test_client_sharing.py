@@ -1,4 +1,4 @@
-"""Equal items that are asked at the same time: asked once, paid once, by a real server's count."""
+"""Equal items that are asked at the same time share one call, as a real server counts them."""
 
 import asyncio
 import gc
@@ -14,10 +14,10 @@ from judge_server import (
     REPLY_COST,
     JudgeServer,
     first_line_is,
-    hurry,
     judges,
     refuses,
     says,
+    shorten_backoff,
     writes,
 )
 
@@ -31,7 +31,7 @@ CUT_OFF = writes("", finish_reason="length")
 
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch):
-    hurry(monkeypatch)
+    shorten_backoff(monkeypatch)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def server():
 
 @pytest.fixture
 def gate(server):
-    """Holds every reply back until it is set."""
+    """An event that holds back every reply until it is set."""
     opened, honest = threading.Event(), server.behaviour
 
     def held(request):
@@ -55,7 +55,7 @@ def gate(server):
 
 
 def with_examiner(judge, scene, *, items_per_call=1, template="grade"):
-    """What a scene makes of an examiner, and the examiner's books."""
+    """Run a scene with an examiner; return its result and the totals of the ledger."""
 
     async def run():
         examiner = Examiner(
@@ -75,8 +75,8 @@ def examine(examiner, texts, *, context=CONTEXT, form=GRADED, vote=0):
     return examiner.examine(context, [{"answer": text} for text in texts], form, vote=vote)
 
 
-def side_by_side(judge, *groups, **settings):
-    """The findings on each group of texts, all asked at the same time, and the books."""
+def ask_together(judge, *groups, **settings):
+    """Ask for groups of texts at the same time; return their findings and the totals."""
 
     async def scene(examiner):
         return await asyncio.gather(*(examine(examiner, texts) for texts in groups))
@@ -102,11 +102,11 @@ async def until(holds):
             await asyncio.sleep(0.01)
 
 
-# Asked and paid once
+# One call for equal items
 
 
-def test_equal_items_of_two_calls_are_asked_once_and_the_first_one_pays(server):
-    (first, second), totals = side_by_side(server.judge(price=PRICE), ["2", "3"], ["3", "4", "2"])
+def test_equal_items_of_two_calls_are_asked_once_and_the_first_one_costs(server):
+    (first, second), totals = ask_together(server.judge(price=PRICE), ["2", "3"], ["3", "4", "2"])
     assert shown(server) == ["2", "3", "4"]
     assert (scores(first), scores(second)) == ([10, 0], [0, 0, 10])
     assert costs(first) == pytest.approx([REPLY_COST] * 2)
@@ -116,19 +116,19 @@ def test_equal_items_of_two_calls_are_asked_once_and_the_first_one_pays(server):
 
 
 @pytest.mark.parametrize("items_per_call", [1, 2, 5])
-def test_equal_items_of_one_call_are_asked_once_and_the_first_one_pays(server, items_per_call):
+def test_equal_items_of_one_call_are_asked_once_and_the_first_one_costs(server, items_per_call):
     texts = ["3", "2", "3", "2", "3"]
     judge = server.judge(price=PRICE)
-    (found,), totals = side_by_side(judge, texts, items_per_call=items_per_call)
+    (found,), totals = ask_together(judge, texts, items_per_call=items_per_call)
     assert shown(server) == ["2", "3"]
     assert scores(found) == [0, 10, 0, 10, 0]
     assert [cost > 0 for cost in costs(found)] == [True, True, False, False, False]
     assert sum(costs(found)) == pytest.approx(totals["judge/cost_usd"])
 
 
-def test_what_another_call_is_asking_is_left_out_of_a_call_of_several(server):
+def test_a_call_of_several_items_leaves_out_those_in_flight(server):
     groups = ["2", "3", "4"], ["5", "3", "2"]
-    (first, second), totals = side_by_side(server.judge(price=PRICE), *groups, items_per_call=3)
+    (first, second), totals = ask_together(server.judge(price=PRICE), *groups, items_per_call=3)
     asked = sorted(sorted(one.text for one in r.of("answer")) for r in server.requests)
     assert asked == [["2", "3", "4"], ["5"]]
     assert (scores(first), scores(second)) == ([10, 0, 0], [0, 0, 10])
@@ -136,8 +136,8 @@ def test_what_another_call_is_asking_is_left_out_of_a_call_of_several(server):
     assert sum(costs(first) + costs(second)) == pytest.approx(totals["judge/cost_usd"])
 
 
-def test_one_who_comes_while_a_call_is_tried_again_waits_for_the_same_answer(server, monkeypatch):
-    monkeypatch.setattr("lit_grpo.judge.client.FIRST_BACKOFF_SECONDS", 1.0)
+def test_an_equal_item_waits_for_the_retry_of_a_call_in_flight(server, monkeypatch):
+    monkeypatch.setattr("lit_grpo.judge.client.FIRST_BACKOFF_SECONDS", 0.5)
     server.script(refuses(503))
 
     async def scene(examiner):
@@ -151,7 +151,7 @@ def test_one_who_comes_while_a_call_is_tried_again_waits_for_the_same_answer(ser
     assert totals["judge/retries"] == 1
 
 
-def test_without_a_cache_nothing_outlives_its_call(server):
+def test_without_a_cache_a_finished_call_is_not_reused(server):
     async def scene(examiner):
         return [await examine(examiner, ["2"]) for _ in range(2)]
 
@@ -161,16 +161,16 @@ def test_without_a_cache_nothing_outlives_its_call(server):
     assert totals["judge/cache_hits"] == 0
 
 
-def test_what_was_shared_is_in_the_cache_for_all_who_come_later(server, tmp_path):
+def test_a_shared_verdict_is_cached(server, tmp_path):
     judge = server.judge(cache=tmp_path, price=PRICE)
-    side_by_side(judge, ["2", "3"], ["3", "2"])
-    (later,), totals = side_by_side(judge, ["3", "2"])
+    ask_together(judge, ["2", "3"], ["3", "2"])
+    (later,), totals = ask_together(judge, ["3", "2"])
     assert len(server.requests) == 2
     assert (scores(later), costs(later)) == ([0, 10], [0, 0])
     assert totals["judge/cache_hits"] == 2
 
 
-UNLIKE = {
+DIFFERENT = {
     "question": {"context": CONTEXT | {"question": "0+2="}},
     "reference": {"context": CONTEXT | {"reference": None}},
     "vote": {"vote": 1},
@@ -178,17 +178,17 @@ UNLIKE = {
 }
 
 
-@pytest.mark.parametrize("unlike", UNLIKE.values(), ids=UNLIKE)
-def test_what_is_not_equal_in_all_that_counts_is_asked_by_itself(server, unlike):
+@pytest.mark.parametrize("different", DIFFERENT.values(), ids=DIFFERENT)
+def test_items_that_differ_in_anything_that_matters_are_asked_separately(server, different):
     async def scene(examiner):
-        return await asyncio.gather(examine(examiner, ["2"]), examine(examiner, ["2"], **unlike))
+        return await asyncio.gather(examine(examiner, ["2"]), examine(examiner, ["2"], **different))
 
     (first, second), totals = with_examiner(server.judge(price=PRICE), scene)
     assert len(server.requests) == 2
     assert costs(first) == costs(second) == pytest.approx([REPLY_COST])
 
 
-def test_votes_share_with_their_like_and_never_with_each_other(server):
+def test_equal_votes_share_a_call_and_different_ones_never_do(server):
     opinions = iter(range(1, 10))
     server.behaviour = lambda request: says(score=next(opinions))
 
@@ -203,7 +203,7 @@ def test_votes_share_with_their_like_and_never_with_each_other(server):
 
 
 @pytest.mark.parametrize("items_per_call", [1, 3])
-def test_costs_add_up_to_the_books_over_failures_and_calls_again(server, items_per_call):
+def test_costs_add_up_to_the_ledger_over_failures_and_retries(server, items_per_call):
     honest = server.behaviour
 
     def unsteady(request):
@@ -221,26 +221,26 @@ def test_costs_add_up_to_the_books_over_failures_and_calls_again(server, items_p
     server.behaviour = unsteady
     groups = [["2", "3", "poison", str(4 + number), "2"] for number in range(6)]
     judge = server.judge(price=PRICE)
-    found, totals = side_by_side(judge, *groups, items_per_call=items_per_call)
+    found, totals = ask_together(judge, *groups, items_per_call=items_per_call)
     every = [one for group in found for one in group]
     assert len(every) == 30
     assert all((one.verdict is None) != (one.failure is None) for one in every)
     assert sum(costs(every)) == pytest.approx(totals["judge/cost_usd"], abs=1e-12)
-    assert sum(cost > 0 for cost in costs(every)) <= 9  # so many texts are unlike each other
+    assert sum(cost > 0 for cost in costs(every)) <= 9  # there are so many different texts
 
 
 # Failures
 
 
-def test_a_failure_is_shared_and_paid_once_as_well(server):
+def test_a_failure_is_shared_and_counted_once_too(server):
     server.behaviour = lambda request: CUT_OFF
-    (first, second), _ = side_by_side(server.judge(price=PRICE), ["2"], ["2", "2"])
+    (first, second), _ = ask_together(server.judge(price=PRICE), ["2"], ["2", "2"])
     assert len(server.requests) == 1
     assert [one.failure.outcome for one in first + second] == [Outcome.OUT_OF_TOKENS] * 3
     assert costs(first + second) == pytest.approx([REPLY_COST, 0, 0])
 
 
-def test_a_failure_is_forgotten_with_its_call(server):
+def test_a_failure_is_not_kept_after_its_call(server):
     server.script(CUT_OFF)
 
     async def scene(examiner):
@@ -250,7 +250,7 @@ def test_a_failure_is_forgotten_with_its_call(server):
     assert (scores(first), scores(second)) == ([None], [10])
 
 
-def test_a_template_that_fails_on_an_item_is_an_error_to_all_and_leaves_nothing_behind(
+def test_a_template_that_fails_on_an_item_fails_all_waiters_and_leaves_nothing_behind(
     server, tmp_path, caplog
 ):
     own = tmp_path / "own.jinja"
@@ -274,11 +274,11 @@ def test_a_template_that_fails_on_an_item_is_an_error_to_all_and_leaves_nothing_
     assert not caplog.records
 
 
-# Who goes away
+# Cancellation
 
 
-@pytest.mark.parametrize("gone", [0, 1], ids=["the one who asked", "the one who waits"])
-def test_one_who_goes_away_does_not_take_the_others_answer_along(server, gate, gone):
+@pytest.mark.parametrize("gone", [0, 1], ids=["the first", "the second"])
+def test_cancelling_one_waiter_leaves_the_other_its_answer(server, gate, gone):
     async def scene(examiner):
         waiters = [asyncio.create_task(examine(examiner, ["2", "3"])) for _ in range(2)]
         await until(lambda: len(server.requests) == 2)
@@ -293,7 +293,7 @@ def test_one_who_goes_away_does_not_take_the_others_answer_along(server, gate, g
     assert totals["judge/calls"] == len(server.requests) == 2
 
 
-def test_an_answer_that_nobody_waits_for_any_more_is_kept_since_it_is_paid(server, gate, tmp_path):
+def test_a_verdict_without_waiters_is_cached_since_it_was_paid_for(server, gate, tmp_path):
     judge = server.judge(cache=tmp_path)
 
     async def scene(examiner):
@@ -310,7 +310,7 @@ def test_an_answer_that_nobody_waits_for_any_more_is_kept_since_it_is_paid(serve
     assert len(server.requests) == totals["judge/cache_hits"] == 1
 
 
-def test_closing_cancels_what_is_in_flight_whoever_waits_for_it(server):
+def test_closing_cancels_all_calls_in_flight(server):
     server.behaviour = lambda request: says(score=10, seconds=60)
 
     async def run():
@@ -328,17 +328,17 @@ def test_closing_cancels_what_is_in_flight_whoever_waits_for_it(server):
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(run())
-    # Its slots and limits are given back, too: another reward may set others.
+    # Its budget is released too: another reward may set other limits.
     server.behaviour = judges("answer", first_line_is("2"))
-    (found,), _ = side_by_side(server.judge(limits={"max_concurrency": 1}), ["2"])
+    (found,), _ = ask_together(server.judge(limits={"max_concurrency": 1}), ["2"])
     assert scores(found) == [10]
     assert len(server.requests) == 3
 
 
-def test_spent_money_is_told_to_all_who_wait(server):
+def test_all_waiters_learn_that_the_budget_is_spent(server):
     limits = {"max_cost_usd": 0.5 * REPLY_COST, "max_concurrency": 1}
     judge = server.judge(price=PRICE, limits=limits)
-    (first, second), totals = side_by_side(judge, ["2", "3"], ["3", "2"])
+    (first, second), totals = ask_together(judge, ["2", "3"], ["3", "2"])
     assert scores(first) == [10, None]
     assert scores(second) == [None, 10]
     for failed in (first[1], second[0]):

@@ -20,8 +20,8 @@ from lit_grpo.judge import Judge, Limits, Price
         ({"deadline_seconds": -1}, "limits.deadline_seconds"),
     ],
 )
-def test_limits_that_would_allow_nothing_are_refused(settings, name):
-    with pytest.raises(ValueError, match=f"{name} must be .* got .* Set {name}"):
+def test_limits_that_allow_nothing_are_refused(settings, name):
+    with pytest.raises(ValueError, match=f"{name} must be .* got .* Set judge.{name}"):
         Limits(**settings)
 
 
@@ -36,7 +36,7 @@ def test_a_price_below_zero_is_refused(name):
     [
         ({"max_completion_tokens": 0}, "max_completion_tokens must be >= 1"),
         ({"temperature": -0.1}, "temperature must be >= 0"),
-        ({"limits": Limits(max_cost_usd=1)}, "price must be given beside limits.max_cost_usd"),
+        ({"limits": Limits(max_cost_usd=1)}, "price must be given with judge.limits.max_cost_usd"),
         ({"auth": "entra"}, "auth must be key, token or none with api: openai"),
     ],
 )
@@ -55,12 +55,12 @@ KEYS = {
     "with its scheme": "Bearer abcdef",
     "the variable's value": "$OPENAI_API_KEY",
     "empty": "",
-    "a line more": "OPENAI_API_KEY\n",
+    "with a line break": "OPENAI_API_KEY\n",
 }
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
-def test_a_key_in_place_of_its_variable_is_refused_and_not_printed(key, tmp_path, capsys):
+def test_a_key_in_place_of_its_variable_is_refused_and_not_shown(key, tmp_path, capsys):
     with pytest.raises(ValueError, match="secret_variable must be the name of an env") as caught:
         Judge(model="m", secret_variable=key)
     shown = "".join(traceback.format_exception(caught.value))
@@ -77,7 +77,7 @@ def test_the_name_of_a_variable_is_taken(name):
     assert Judge(model="m", secret_variable=name).secret_variable == name
 
 
-def test_no_further_fields_is_null_in_a_config_and_may_be_written_as_none(tmp_path):
+def test_extra_body_is_null_by_default_and_may_be_null_in_a_config(tmp_path):
     assert Judge(model="m").extra_body is None
     for given, read in ((None, None), ({}, {}), ({"seed": 1}, {"seed": 1})):
         assert from_yaml(tmp_path, {"model": "m", "extra_body": given}).extra_body == read

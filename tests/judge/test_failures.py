@@ -26,35 +26,35 @@ from lit_grpo.types import Outcome
         ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
     ],
 )
-def test_the_time_to_wait_is_read_from_either_header(headers, seconds):
+def test_retry_after_is_read_from_either_header(headers, seconds):
     assert retry_after_seconds(headers) == seconds
 
 
-def test_a_date_to_come_back_at_is_seconds_from_now():
+def test_retry_after_may_be_a_date():
     then = datetime.now(UTC) + timedelta(seconds=100)
     seconds = retry_after_seconds({"retry-after": format_datetime(then, usegmt=True)})
     assert 90 < seconds <= 100
 
 
-def test_a_failure_stays_itself():
+def test_a_failure_is_returned_unchanged():
     failure = JudgeFailure(Outcome.TIMEOUT, "late")
     assert as_failure(failure) is failure
 
 
-def test_a_deadline_that_passed_is_a_timeout():
+def test_a_passed_deadline_is_a_timeout():
     failure = as_failure(TimeoutError())
     assert failure.outcome is Outcome.TIMEOUT
     assert "limits.deadline_seconds" in failure.detail
 
 
-def test_an_error_of_our_own_is_an_error_that_is_not_retried():
+def test_any_other_exception_is_an_error_that_is_not_retried():
     failure = as_failure(AttributeError("no such thing"))
     assert failure.outcome is Outcome.ERROR
-    assert not failure.may_pass
+    assert not failure.is_transient
     assert failure.detail == "AttributeError: no such thing"
 
 
-def test_a_detail_is_kept_short():
+def test_a_long_detail_is_cut():
     assert len(JudgeFailure(Outcome.ERROR, "x" * 10_000).detail) == MAX_DETAIL_CHARACTERS
 
 
@@ -69,5 +69,5 @@ def test_a_detail_is_kept_short():
         (None, "response_format", False),
     ],
 )
-def test_a_refused_schema_is_told_from_other_refusals(status, detail, refuses):
+def test_a_rejected_schema_is_distinguished_from_other_errors(status, detail, refuses):
     assert JudgeFailure(Outcome.ERROR, detail, status=status).refuses_schema is refuses

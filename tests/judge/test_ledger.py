@@ -6,7 +6,7 @@ from lit_grpo.judge import Price
 from lit_grpo.judge.ledger import Ledger, Usage
 
 
-def test_tokens_cost_what_their_kind_costs():
+def test_each_kind_of_token_has_its_price():
     usage = Usage(prompt_tokens=1000, cached_prompt_tokens=400, completion_tokens=50)
     assert usage.num_tokens == 1050
     assert usage.cost(Price(prompt=2.0, completion=8.0)) == pytest.approx(0.0024)
@@ -15,7 +15,7 @@ def test_tokens_cost_what_their_kind_costs():
     assert usage.cost(None) == 0
 
 
-def test_a_reply_may_say_nothing_of_its_tokens():
+def test_missing_token_counts_are_0():
     assert Usage.of(None) == Usage.of("many") == Usage()
     partial = SimpleNamespace(prompt_tokens=None, completion_tokens=3, prompt_tokens_details=None)
     assert Usage.of(partial) == Usage(completion_tokens=3)
@@ -27,12 +27,12 @@ def test_cached_tokens_are_read_from_the_details():
     assert Usage.of(usage).cached_prompt_tokens == 7
 
 
-def test_a_reading_begins_anew_and_names_what_did_not_move():
+def test_reading_resets_the_counts_and_names_those_that_are_0():
     ledger = Ledger()
     ledger.count("calls")
     ledger.count("calls")
-    ledger.enter_usage(Usage(prompt_tokens=5, completion_tokens=2), 0.5)
-    ledger.enter_waits({"max_concurrency": 1.0, "retry_after": 2.0})
+    ledger.add_usage(Usage(prompt_tokens=5, completion_tokens=2), 0.5)
+    ledger.add_waits({"max_concurrency": 1.0, "retry_after": 2.0})
     read = ledger.read()
     assert read.totals == {
         "judge/calls": 2,

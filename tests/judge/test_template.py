@@ -11,7 +11,7 @@ VALUES = {"nonce": "n0", "reply_form": "JSON please", "highest": 10, "reference"
 
 @pytest.fixture
 def own(tmp_path):
-    """A user's template with this user block."""
+    """Write and load a template with this user block."""
 
     def write(user, system="Marks: {{ nonce }}", variables=("items",), needed=("items",)):
         file = tmp_path / "own.jinja"
@@ -33,7 +33,7 @@ def render_grade(answer, reference=None, question="1+1="):
     return grade().render(values | {"items": [{"id": "BCDF", "answer": answer}]})
 
 
-def test_the_shipped_prompt_for_a_grade_reads_as_meant():
+def test_the_bundled_prompt_for_a_grade_is_complete():
     system, user = render_grade("two", reference="2")
     assert (system["role"], user["role"]) == ("system", "user")
     assert "next line that\nbegins with n0>>" in system["content"]
@@ -45,12 +45,12 @@ def test_the_shipped_prompt_for_a_grade_reads_as_meant():
     )
 
 
-def test_no_reference_shows_none():
+def test_without_a_reference_none_is_shown():
     assert "<<n0 reference" not in render_grade("two")[1]["content"]
 
 
 @pytest.mark.parametrize("name", sorted(one.stem for one in SHIPPED.glob("*.jinja")))
-def test_every_shipped_template_says_what_it_is_given(name):
+def test_every_bundled_template_names_its_variables(name):
     text = (SHIPPED / f"{name}.jinja").read_text()
     assert text.startswith("{#")
     assert "nonce" in text
@@ -70,7 +70,7 @@ def test_every_shipped_template_says_what_it_is_given(name):
         "\\n {nonce} %s %(nonce)s $nonce",
     ],
 )
-def test_what_the_policy_wrote_is_put_in_once_and_never_read_as_a_template(text):
+def test_completions_are_inserted_once_and_never_interpreted(text):
     assert f"<<n0 answer BCDF\n{text}\nn0>>" in render_grade(text)[1]["content"]
     assert f"<<n0 question\n{text}\nn0>>" in render_grade("x", question=text)[1]["content"]
 
@@ -80,7 +80,7 @@ def test_the_policys_words_never_reach_the_system_message():
     assert "WORDS" not in system["content"]
 
 
-def test_a_file_of_ones_own_is_used(own):
+def test_a_file_can_be_used_as_template(own):
     template = own("{{ nonce }} Look: {{ items[0].answer }} {{ reply_form }}")
     messages = template.render(VALUES | {"items": [{"answer": "{{ nonce }}"}]})
     assert [one["content"] for one in messages] == [
@@ -89,24 +89,24 @@ def test_a_file_of_ones_own_is_used(own):
     ]
 
 
-def test_what_stands_outside_of_the_blocks_is_not_known_within(tmp_path):
+def test_variables_set_outside_the_blocks_are_unknown_inside(tmp_path):
     file = tmp_path / "own.jinja"
     file.write_text(
         "{% set mark = nonce %}{% block system %}{{ mark }}{% endblock %}"
         "{% block user %}{{ nonce }} {{ items }}{% endblock %}"
     )
-    with pytest.raises(ValueError, match="uses 'mark', which it is not given"):
+    with pytest.raises(ValueError, match="must use known variables only, got 'mark'"):
         JudgeTemplate(str(file), ("items",), ("items",))
 
 
-def test_a_block_without_words_makes_no_message(own):
+def test_an_empty_block_makes_no_message(own):
     template = own("{{ nonce }} {{ items[0].answer }}", system="")
     assert [one["role"] for one in template.render(VALUES | {"items": [{"answer": "a"}]})] == [
         "user"
     ]
 
 
-def test_a_name_that_is_no_template_lists_those_that_ship():
+def test_an_unknown_name_lists_the_bundled_templates():
     with pytest.raises(ValueError, match="grade, ranking, rubric.*got 'grades'"):
         JudgeTemplate("grades", (), ())
 
@@ -116,12 +116,12 @@ def test_a_missing_block_is_named(tmp_path, missing):
     other = {"system": "user", "user": "system"}[missing]
     file = tmp_path / "own.jinja"
     file.write_text(f"{{% block {other} %}}{{{{ nonce }}}}{{% endblock %}}")
-    with pytest.raises(ValueError, match=f"{missing} is missing.*Write {{% block {missing} %}}"):
+    with pytest.raises(ValueError, match=f"{missing} is missing.*Add {{% block {missing} %}}"):
         JudgeTemplate(str(file), (), ())
 
 
-def test_a_variable_that_is_not_given_is_named(own):
-    with pytest.raises(ValueError, match=r"uses 'reward', which it is not given\. .*items, nonce"):
+def test_an_unknown_variable_is_named(own):
+    with pytest.raises(ValueError, match=r"got 'reward'\. Use items, nonce"):
         own("{{ items }} {{ reward }}")
 
 
@@ -129,7 +129,7 @@ def test_a_variable_that_is_not_given_is_named(own):
     ("user", "system", "name"),
     [("{{ items }}", "no marks", "nonce"), ("nothing", "{{ nonce }}", "items")],
 )
-def test_a_needed_variable_that_is_not_used_is_named(own, user, system, name):
+def test_an_unused_variable_that_is_needed_is_named(own, user, system, name):
     with pytest.raises(ValueError, match=f"must use '{name}'"):
         own(user, system=system)
 
@@ -145,7 +145,7 @@ def test_a_needed_variable_that_is_not_used_is_named(own, user, system, name):
         "{{ items }}{% endblock %}{{ nonce }}{% block after %}{{ nonce }}",
     ],
 )
-def test_marks_of_the_system_message_alone_mark_nothing(own, user):
+def test_the_nonce_must_be_used_in_the_user_block(own, user):
     with pytest.raises(ValueError, match="must use 'nonce' in block user .*an instruction"):
         own(user, system="Look between <<{{ nonce }} and {{ nonce }}>>.")
 
@@ -159,7 +159,7 @@ def test_marks_of_the_system_message_alone_mark_nothing(own, user):
         "{% set mark = '<<' ~ nonce %}{{ mark }} {{ items }}",
     ],
 )
-def test_the_nonce_may_stand_anywhere_in_the_users_block(own, user):
+def test_the_nonce_may_be_anywhere_in_the_user_block(own, user):
     assert own(user, system="no marks").path.name == "own.jinja"
 
 
@@ -178,13 +178,13 @@ def test_a_file_that_does_not_parse_is_refused(own):
         "{% include '/etc/hostname' %}{{ items }}",
     ],
 )
-def test_a_template_that_reaches_out_or_fails_is_an_error(own, user):
+def test_a_template_that_breaks_the_sandbox_or_fails_is_an_error(own, user):
     template = own("{{ nonce }} " + user)
     with pytest.raises(ValueError, match="fails on this row"):
         template.render(VALUES | {"items": [{"answer": "a"}]})
 
 
-def test_a_nonce_is_fresh_and_never_in_what_is_judged(monkeypatch):
+def test_a_nonce_is_random_and_does_not_occur_in_the_content(monkeypatch):
     assert re.fullmatch("[0-9a-f]{16}", draw_nonce("x"))
     assert len({draw_nonce("x") for _ in range(100)}) == 100
     draws = iter(["aaaa", "bbbb", "cccc"])
@@ -192,14 +192,14 @@ def test_a_nonce_is_fresh_and_never_in_what_is_judged(monkeypatch):
     assert draw_nonce([{"question": "aaaa"}, [{"answer": "deep bbbb>>"}]]) == "cccc"
 
 
-def test_ids_are_distinct_and_cannot_be_foreseen():
+def test_ids_are_distinct_and_random():
     ids = draw_ids(500)
     assert len(set(ids)) == 500
     assert all(re.fullmatch("[B-DF-HJ-NP-TV-XZ]{4}", one) for one in ids)
     assert draw_ids(3) != draw_ids(3)
 
 
-def test_a_relative_path_is_looked_for_where_the_command_runs(tmp_path, monkeypatch):
+def test_a_relative_path_starts_at_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.jinja").write_text((SHIPPED / "grade.jinja").read_text())
     variables = ("question", "reference", "highest", "items")

@@ -1,3 +1,5 @@
+"""Advantages against hand-computed values; which rows count; rounding errors and offsets."""
+
 import math
 import statistics
 from fractions import Fraction
@@ -14,16 +16,15 @@ from lit_grpo.objective.advantages import (
     center,
     center_over_batch,
     compute_advantages,
+    counted_rows,
     group_deviation,
+    has_signal,
 )
 
 
 def advantages(rewards, *, weights=None, parts=None, **config):
     batch = rollouts(rewards, parts=parts)
     return compute_advantages(batch, weights or {"task": 1.0}, AdvantageConfig(**config)).tolist()
-
-
-# Values by hand
 
 
 def test_group_deviation_divides_the_centred_rewards_of_each_group():
@@ -45,7 +46,7 @@ def test_batch_deviation_is_that_of_all_rewards():
     assert result[1] == pytest.approx([-3 / deviation, 3 / deviation])
 
 
-def test_leave_one_out_takes_off_the_mean_of_the_others():
+def test_leave_one_out_subtracts_the_mean_of_the_others():
     rewards = [1.0, 4.0, None, -2.0, 0.5]
     scored = [reward for reward in rewards if reward is not None]
     expected = [
@@ -103,12 +104,12 @@ def test_rescale_divides_by_the_deviation_of_the_advantages():
     assert result[1] == pytest.approx([-3 / deviation, 3 / deviation])
 
 
-def test_gdpo_hears_a_reward_with_small_numbers():
+def test_normalise_then_sum_keeps_the_influence_of_a_reward_on_a_small_scale():
     parts = {"large": [[0.0, 100.0]], "small": [[0.01, 0.0]]}
     summed = [[0.01, 100.0]]
     weights = {"large": 1.0, "small": 2.0}
     assert advantages(summed, parts=parts, weights=weights)[0][0] < -0.7
-    # Each part alone is +-1 / sqrt(2), but for the floor of its deviation.
+    # Each part alone gives +-1 / sqrt(2), apart from the floor added to its deviation.
     large = 50 / (math.sqrt(5000) + 1e-4)
     small = 0.005 / (math.sqrt(0.00005) + 1e-4)
     both = -large + 2 * small
@@ -119,7 +120,7 @@ def test_gdpo_hears_a_reward_with_small_numbers():
     assert rescaled[0] == pytest.approx([both / scale, -both / scale])
 
 
-def test_normalise_then_sum_asks_each_reward_only_where_it_applies():
+def test_normalise_then_sum_uses_each_reward_only_where_it_has_a_value():
     result = advantages(
         [[0, 1, 5]],
         parts={"a": [[0.0, 1.0, 5.0]], "b": [[None, 2.0, 4.0]], "c": [[None] * 3]},
@@ -130,18 +131,16 @@ def test_normalise_then_sum_asks_each_reward_only_where_it_applies():
     assert result == [[-2, -1 - 10, 3 + 10]]
 
 
-def test_normalise_then_sum_does_not_ask_a_reward_that_only_watches():
+def test_normalise_then_sum_ignores_a_reward_of_weight_zero():
     result = advantages(
         [[0, 1]],
-        parts={"a": [[0.0, 1.0]], "watched": [[-9.0, 0.0]]},  # no share of successes
-        weights={"a": 1, "watched": 0},
+        parts={"a": [[0.0, 1.0]], "logged": [[-9.0, 0.0]]},  # -9 would be refused
+        weights={"a": 1, "logged": 0},
         combine="normalise_then_sum",
         deviation="mean",
     )
     assert result == [[-1, 1]]
 
-
-# Who votes
 
 CONFIGS = [
     {"baseline": baseline, "deviation": deviation, "rescale": rescale}
@@ -157,7 +156,7 @@ every_config = pytest.mark.parametrize("config", CONFIGS)
 
 
 @every_config
-def test_a_row_that_could_not_be_scored_has_no_vote_and_exactly_no_advantage(config):
+def test_a_row_that_could_not_be_scored_does_not_count_and_has_exactly_no_advantage(config):
     with_failures = advantages([[0, None, 1, 2], [None, 5, 3, 3]], **config)
     assert [with_failures[0][1], with_failures[1][0]] == [0, 0]
     assert [v for row in with_failures for v in row if v != 0] == pytest.approx(
@@ -166,7 +165,7 @@ def test_a_row_that_could_not_be_scored_has_no_vote_and_exactly_no_advantage(con
 
 
 @every_config
-def test_a_row_alone_in_its_group_has_no_vote_and_exactly_no_advantage(config):
+def test_a_row_alone_in_its_group_does_not_count_and_has_exactly_no_advantage(config):
     group = [0.0, 1.0, 1.0]
     alone = advantages([[5, None, None], group], **config)
     assert alone == [[0, 0, 0], pytest.approx(advantages([group], **config)[0])]
@@ -174,12 +173,10 @@ def test_a_row_alone_in_its_group_has_no_vote_and_exactly_no_advantage(config):
 
 @every_config
 @pytest.mark.parametrize("combine", ["sum_then_normalise", "normalise_then_sum"])
-def test_a_batch_that_nobody_can_vote_in_has_no_advantages(config, combine):
+def test_a_batch_without_counted_rows_has_no_advantages(config, combine):
     nothing = [[None, None, None], [1.0, None, None]]
     assert advantages(nothing, combine=combine, **config) == [[0] * 3] * 2
 
-
-# Rounding
 
 EQUAL = {
     "tenths": [0.1] * 6,
@@ -199,7 +196,7 @@ NOTHING = dict.fromkeys(EQUAL, [0.0] * 6)
 
 @pytest.mark.parametrize("config", OF_GROUPS)
 @pytest.mark.parametrize("combine", ["sum_then_normalise", "normalise_then_sum"])
-def test_equal_rewards_give_exactly_zero_where_floating_point_makes_noise(config, combine):
+def test_rewards_that_differ_by_rounding_errors_give_exactly_zero(config, combine):
     config = config | {"combine": combine}
     mixed = [0, 1, 0, 1, 1, 0]
     assert {name: advantages([EQUAL[name]], **config)[0] for name in EQUAL} == NOTHING
@@ -207,17 +204,15 @@ def test_equal_rewards_give_exactly_zero_where_floating_point_makes_noise(config
 
 
 @pytest.mark.parametrize("deviation", ["batch", "none"])
-def test_a_batch_of_equal_rewards_gives_exactly_zero_under_its_own_baseline(deviation):
+def test_a_batch_of_equal_rewards_gives_exactly_zero_under_the_batch_baseline(deviation):
     config = {"baseline": "batch", "deviation": deviation, "rescale": True}
     halves = {name: advantages([equal[:3], equal[3:]], **config) for name, equal in EQUAL.items()}
     assert {name: first + second for name, (first, second) in halves.items()} == NOTHING
 
 
-def test_a_difference_of_a_millionth_is_no_noise():
+def test_a_difference_of_a_millionth_is_not_a_rounding_error():
     assert advantages([[1.0, 1.000001]], deviation="none")[0][1] == pytest.approx(5e-7)
 
-
-# Large offsets
 
 integers = st.integers(-(2**20), 2**20)
 offsets = st.sampled_from([0, 10**8, -(10**8), 10**8 + 1])
@@ -234,7 +229,7 @@ def test_mean_and_deviation_are_exact_far_from_zero(values, offset):
     valid = torch.ones_like(tensor).bool()
     mean = statistics.mean(rewards)
     expected = [float(reward - mean) for reward in rewards]
-    assume(max(map(abs, expected)) > 1)  # else they may count as rounding of such an offset
+    assume(max(map(abs, expected)) > 1)  # less may be a rounding error
     assert center(tensor, valid)[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
     assert group_deviation(tensor, valid).item() == pytest.approx(
         float(statistics.stdev(rewards)), rel=1e-7
@@ -272,8 +267,18 @@ def test_mean_over_the_batch_is_zero_under_every_baseline():
     assert centred[0].tolist() == pytest.approx([-2.4, -1.4, 0])
 
 
-def test_two_rewards_that_cancel_leave_no_advantage_at_all():
+def test_two_rewards_that_cancel_each_other_leave_no_advantage():
     parts = {"a": [[0.1, 0.2, 0.7]], "b": [[0.9, 0.8, 0.3]]}
     batch = rollouts([[1.0, 1.0, 1.0]], parts=parts)
     config = AdvantageConfig(combine="normalise_then_sum", rescale=True)
     assert compute_advantages(batch, {"a": 1.0, "b": 1.0}, config).tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_counted_rows_are_the_valid_ones_of_groups_with_at_least_two():
+    valid = torch.tensor([[True, True, False], [True, False, False], [False] * 3])
+    assert counted_rows(valid).tolist() == [[True, True, False], [False] * 3, [False] * 3]
+
+
+def test_a_group_has_a_signal_if_its_counted_rewards_differ_by_more_than_rounding():
+    rewards = as_tensor([[0, 1, None], [1, 1, None], [0, None, None], [0.3, 0.1 + 0.2, 0.3]])
+    assert has_signal(rewards, ~rewards.isnan()).tolist() == [True, False, False, False]

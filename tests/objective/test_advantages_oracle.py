@@ -1,4 +1,4 @@
-"""Advantages against TRL's formulas, on its own mean and deviation without NaN."""
+"""Advantages against TRL's formulas, computed with its own NaN-aware deviation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUP_SIZE = 4
 WEIGHTS = {"a": 1.0, "b": 0.3, "c": -2.0}
 
 deterministic = settings(derandomize=True, deadline=None, database=None, max_examples=60)
-# No two values that we hold for rounding of each other.
+# Values of 16 bits never differ by a rounding error only.
 floats = st.floats(-3, 3, width=16, allow_subnormal=False)
 values = st.none() | st.sampled_from([0.0, 1.0, 0.5]) | floats
 rows = st.tuples(*[values] * len(WEIGHTS))
@@ -32,21 +32,21 @@ def scored(group: list[tuple[float | None, ...]]) -> int:
 
 
 def nanstd(tensor: Tensor, dim: int | None = None) -> Tensor:
-    reason = "the oracle is TRL, of the dev extra"
+    reason = "TRL comes with the dev extra"
     return pytest.importorskip("trl.trainer.utils", reason=reason).nanstd(
         tensor, dim=dim, keepdim=dim is not None
     )
 
 
 def parts_of(batch: list[list[tuple[float | None, ...]]]) -> Tensor:
-    """[B, G, K], NaN where a reward gave nothing."""
+    """Return [B, G, K], NaN where a reward has no value."""
     nan = float("nan")
     filled = [[[nan if v is None else v for v in row] for row in group] for group in batch]
     return torch.tensor(filled, dtype=torch.float64)
 
 
 def weighted_sum(parts: Tensor) -> Tensor:
-    """[B, G], NaN where no reward gave anything."""
+    """Return [B, G], NaN where no reward has a value."""
     total = (parts * torch.tensor(list(WEIGHTS.values()), dtype=torch.float64)).nansum(-1)
     return total.where(~parts.isnan().all(-1), torch.nan)
 
@@ -79,7 +79,7 @@ def ours(parts: Tensor, **config: object) -> Tensor:
     return compute_advantages(batch, WEIGHTS, AdvantageConfig(**config))
 
 
-# A row alone in its group votes in TRL's deviation of the batch, and not in ours.
+# In TRL, a row alone in its group counts in the deviation of the batch; here it does not.
 without_lone_rows = batches.filter(lambda batch: all(scored(group) != 1 for group in batch))
 
 
@@ -94,7 +94,7 @@ def test_weighted_sums_with_missing_rewards_are_normalised_as_in_trl(deviation):
     check()
 
 
-def test_normalise_then_sum_and_rescale_is_trl_s_normalize_then_sum():
+def test_normalise_then_sum_with_rescale_is_normalize_then_sum_of_trl():
     @deterministic
     @given(without_lone_rows)
     def check(batch):
@@ -105,7 +105,7 @@ def test_normalise_then_sum_and_rescale_is_trl_s_normalize_then_sum():
     check()
 
 
-def test_a_row_alone_in_its_group_votes_in_trl_s_deviation_of_the_batch_only():
+def test_a_row_alone_in_its_group_counts_in_the_batch_deviation_of_trl_only():
     batch = [[(1.0,) * 3, (0.0,) * 3, (0.0,) * 3, (1.0,) * 3], [(50.0,) * 3] + [(None,) * 3] * 3]
     parts = parts_of(batch)
     without = parts[:1]

@@ -1,13 +1,20 @@
-"""What the objective refuses when the config is read, each with the key to set."""
+"""Settings of the objective: their tables, and what is refused with the key to change."""
 
+import math
 import re
+from typing import get_args, get_type_hints
 
 import pytest
 
 from lit_grpo.objective import EntropyTerm, KLTerm, Objective, SamplerCorrection
+from lit_grpo.objective.aggregations import AGGREGATIONS
+from lit_grpo.objective.corrections import LEVELS, OUTSIDE
+from lit_grpo.objective.kl import KL_ESTIMATORS
+from lit_grpo.objective.surrogates import RATIOS, SURROGATES
 
 REFUSED = [
     (KLTerm, {"coef": -0.1}, "kl.coef"),
+    (KLTerm, {"coef": math.nan}, "kl.coef"),
     (KLTerm, {"place": "reward", "coef": 0.1, "gradient": "k2"}, "kl.place"),
     (KLTerm, {"place": "reward", "coef": 0.1, "importance": True}, "kl.place"),
     (KLTerm, {"estimator": "k2", "importance": True}, "kl.estimator"),
@@ -16,15 +23,23 @@ REFUSED = [
     (KLTerm, {"refresh_mix": 0.5}, "kl.refresh_every"),
     (KLTerm, {"coef": 0.1, "refresh_every": 1, "refresh_mix": 0.0}, "kl.refresh_mix"),
     (KLTerm, {"coef": 0.1, "refresh_every": 1, "refresh_mix": 1.1}, "kl.refresh_mix"),
-    (EntropyTerm, {"target": 1.0, "coef": 2.0}, "entropy.coef_max"),
-    (EntropyTerm, {"target": 1.0, "coef": 0.1, "coef_min": 0.2}, "entropy.coef_max"),
+    (EntropyTerm, {"coef": math.nan}, "entropy.coef"),
+    (EntropyTerm, {"target": math.nan}, "entropy.target"),
+    (EntropyTerm, {"target": 1.0, "coef": 2.0}, "entropy.coef"),
+    (EntropyTerm, {"target": 1.0, "coef": 0.1, "coef_min": 0.2}, "entropy.coef"),
+    (EntropyTerm, {"target": 1.0, "coef_min": 2.0}, "entropy.coef_max"),
     (EntropyTerm, {"target": 1.0, "coef_step": 0.0}, "entropy.coef_step"),
-    (SamplerCorrection, {"min_ratio": -0.1}, "sampler_correction"),
-    (SamplerCorrection, {"max_ratio": 0.0}, "sampler_correction"),
-    (SamplerCorrection, {"min_ratio": 2.0, "max_ratio": 2.0}, "sampler_correction"),
+    (SamplerCorrection, {"min_ratio": -0.1}, "sampler_correction.min_ratio"),
+    (SamplerCorrection, {"max_ratio": 0.0}, "sampler_correction.max_ratio"),
+    (SamplerCorrection, {"min_ratio": 2.0, "max_ratio": 2.0}, "sampler_correction.max_ratio"),
     (Objective, {"clip_low": -0.1}, "clip_low"),
     (Objective, {"clip_low": 1.1}, "clip_low"),
+    (Objective, {"clip_low": math.nan}, "clip_low"),
+    (Objective, {"clip_low": -0.1, "surrogate": "gmpo"}, "clip_low"),
     (Objective, {"clip_high": -0.1}, "clip_high"),
+    (Objective, {"sapo_temperatures": (1.0, 0.0)}, "sapo_temperatures"),
+    (Objective, {"vespo_positive": (0.0, 1.0)}, "vespo_positive"),
+    (Objective, {"vespo_negative": (1.0, math.nan)}, "vespo_negative"),
     (Objective, {"ratio_cap": 3.0, "surrogate": "sapo"}, "surrogate"),
     (Objective, {"ratio_cap": 1.2, "clip_high": 0.2}, "ratio_cap"),
     (Objective, {"ratio": "sequence", "surrogate": "gmpo"}, "ratio"),
@@ -42,17 +57,16 @@ REFUSED = [
 
 @pytest.mark.parametrize(("config", "fields", "key"), REFUSED)
 def test_an_impossible_value_or_combination_is_refused_with_the_key_to_set(config, fields, key):
-    with pytest.raises(ValueError, match=rf"Set model\.objective\.{re.escape(key)}\b"):
+    with pytest.raises(ValueError, match=rf"Set model\.objective\.{re.escape(key)}(\.$| to|,)"):
         config(**fields)
 
 
-@pytest.mark.parametrize("name", ["sapo_temperatures", "vespo_positive", "vespo_negative"])
-def test_a_temperature_or_exponent_that_is_not_positive_is_refused(name):
-    with pytest.raises(ValueError, match=rf"{name}.* must be > 0.* Set them in model\.objective"):
-        Objective(**{name: (1.0, 0.0)})
+def test_a_value_out_of_range_is_refused_with_rule_value_and_reason():
+    with pytest.raises(ValueError, match=r"^objective\.ratio_cap must be > 1\.2, got 1\.1 \("):
+        Objective(ratio_cap=1.1, clip_high=0.2)
 
 
-def test_bounds_at_their_limits_are_possible():
+def test_values_at_their_bounds_are_accepted():
     Objective(clip_low=1.0, clip_high=0.0, top_entropy_fraction=1.0, ratio_cap=1.01)
     Objective(surrogate="gmpo", clip_low=1.5)  # of a logarithm
     SamplerCorrection(min_ratio=0.0, max_ratio=None)
@@ -60,7 +74,7 @@ def test_bounds_at_their_limits_are_possible():
 
 
 @pytest.mark.parametrize(
-    ("objective", "moves"),
+    ("objective", "has_gradient"),
     [
         (Objective(), False),
         (Objective(kl=KLTerm(coef=0.1)), True),
@@ -69,7 +83,22 @@ def test_bounds_at_their_limits_are_possible():
         (Objective(entropy=EntropyTerm(target=1.0)), True),
     ],
 )
-def test_a_row_of_no_advantage_moves_the_policy_by_kl_and_entropy_in_the_loss_only(
-    objective, moves
+def test_a_row_of_zero_advantage_has_a_gradient_only_from_kl_and_entropy_in_the_loss(
+    objective, has_gradient
 ):
-    assert objective.moves_every_row is moves
+    assert objective.has_gradient_at_zero_advantage is has_gradient
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "table"),
+    [
+        (Objective, "surrogate", SURROGATES),
+        (Objective, "ratio", RATIOS),
+        (Objective, "aggregation", AGGREGATIONS),
+        (KLTerm, "estimator", KL_ESTIMATORS),
+        (SamplerCorrection, "level", LEVELS),
+        (SamplerCorrection, "outside", OUTSIDE),
+    ],
+)
+def test_a_table_and_the_choices_of_its_key_agree(config, key, table):
+    assert set(get_args(get_type_hints(config)[key])) == table.keys()

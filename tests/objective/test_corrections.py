@@ -1,20 +1,17 @@
-"""Weights and masks against the sampler, the highest entropies, and the entropy's coefficient."""
-
-import math
+"""Sampler weights, and the masks of off-policy sequences and of tokens of low entropy."""
 
 import pytest
 import torch
 
-from lit_grpo.objective import EntropyTerm, SamplerCorrection
+from lit_grpo.objective import SamplerCorrection
 from lit_grpo.objective.corrections import (
     entropy_threshold,
     on_policy_rows,
     sampler_weights,
     top_entropy_tokens,
 )
-from lit_grpo.objective.entropy import EntropyControl
 
-# Two rows of ratios 2, 8 and 1/2, 1/2; what is masked out does not count.
+# Ratios 2, 8 in the first row, 1/2, 1/2 in the second; 100 is outside the mask.
 LOG_RATIO = torch.tensor([[2.0, 100.0, 8.0], [0.5, 0.5, 100.0]]).log()
 MASK = torch.tensor([[1, 0, 1], [1, 1, 0]]).bool()
 
@@ -52,7 +49,7 @@ def test_sampler_weights_have_no_gradient():
     assert not sampler_weights(log_ratio, MASK, SamplerCorrection()).requires_grad
 
 
-def test_off_policy_rows_are_those_of_negative_advantage_that_the_policy_left():
+def test_off_policy_rows_have_a_negative_advantage_and_a_policy_far_from_the_sampler():
     # Means over the masked tokens of log(sampler / policy): 0.6, 0.4, 0.6.
     log_ratio = torch.tensor([[-1.0, -0.2, -50.0], [-0.6, -0.2, -50.0], [-1.0, -0.2, 50.0]])
     mask = torch.tensor([[1, 1, 0]] * 3).bool()
@@ -61,7 +58,7 @@ def test_off_policy_rows_are_those_of_negative_advantage_that_the_policy_left():
     assert kept.tolist() == [[False], [True], [True]]
 
 
-def test_the_fraction_of_tokens_of_the_highest_entropy_is_kept():
+def test_the_given_fraction_of_tokens_with_the_highest_entropy_is_kept():
     entropy = torch.tensor([[0.1, 0.9, 0.5], [0.7, 0.3, 99.0]])
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
     threshold = entropy_threshold(entropy[mask], 0.5)  # the median of five
@@ -90,30 +87,7 @@ def test_entropy_threshold_takes_more_than_sixteen_million_tokens():
     assert threshold == pytest.approx(0.75, abs=2e-5)
 
 
-def test_no_token_has_no_threshold():
+def test_a_batch_without_tokens_keeps_none():
     empty = torch.zeros(1, 2)
     threshold = entropy_threshold(empty[empty > 0], 0.2)
     assert not top_entropy_tokens(empty, empty > 0, threshold).any()
-
-
-def test_entropy_coefficient_without_a_target_stays():
-    control = EntropyControl(term=EntropyTerm(coef=0.3), coef=0.3)
-    assert control.after_step(0.1) is control
-    assert control.applied_coef == 0.3
-
-
-def test_entropy_coefficient_rises_at_or_below_the_target_and_falls_above_within_its_bounds():
-    term = EntropyTerm(coef=0.2, target=1.0, coef_step=0.2, coef_min=0.1, coef_max=0.5)
-    control = EntropyControl(term=term, coef=0.2)
-    assert control.applied_coef == 0  # no entropy has been seen
-    coefs, applied = [], []
-    for entropy in (1.0, 0.5, 0.9, 1.1, 2.0, 2.0):
-        control = control.after_step(entropy)
-        coefs.append(control.coef)
-        applied.append(control.applied_coef)
-    assert coefs == pytest.approx([0.4, 0.5, 0.5, 0.3, 0.1, 0.1])
-    assert applied == pytest.approx([0.4, 0.5, 0.5, 0, 0, 0])
-
-
-def test_a_first_entropy_that_is_not_known_is_above_every_target():
-    assert EntropyControl(term=EntropyTerm(target=5.0), coef=0.0).last_entropy == math.inf

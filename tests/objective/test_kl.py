@@ -1,4 +1,4 @@
-"""KL estimators: their values, and their expected gradients by enumeration of a vocabulary."""
+"""KL estimators: their values, and their expected gradients summed over a small vocabulary."""
 
 import math
 
@@ -14,13 +14,13 @@ SAMPLED_FROM = torch.tensor([0.0, 1.0, 1.0, -2.0, 0.5], dtype=torch.float64).log
 
 
 def gradient_of(divergence) -> torch.Tensor:
-    """By the logits, of a function of the policy's log-probabilities of all words."""
+    """Differentiate a function of the policy's log-probabilities with respect to its logits."""
     logits = LOGITS.clone().requires_grad_()
     return torch.autograd.grad(divergence(logits.log_softmax(0)), logits)[0]
 
 
 def expected_gradient(term: KLTerm, sampled_from: torch.Tensor | None = None) -> torch.Tensor:
-    """Of the term in the loss, over words drawn from the policy or from another one."""
+    """Average the gradient of the term over tokens drawn from the policy or another one."""
 
     def expectation(logprobs: torch.Tensor) -> torch.Tensor:
         drawn_from = logprobs.detach() if sampled_from is None else sampled_from
@@ -78,7 +78,7 @@ def test_straight_through_has_the_value_of_the_estimator_and_the_gradient_of_the
         KLTerm(estimator="k3", importance=True, gradient="k2"),
     ],
 )
-def test_importance_makes_the_gradient_that_of_the_divergence_wherever_words_come_from(
+def test_with_importance_the_gradient_is_that_of_the_divergence_for_tokens_of_any_policy(
     term, sampled_from
 ):
     torch.testing.assert_close(expected_gradient(term, sampled_from), REVERSE)
@@ -93,7 +93,7 @@ def test_importance_multiplies_the_value_by_the_ratio():
         assert value == pytest.approx(3 * math.log(2))
 
 
-def test_kl_in_reward_is_the_sum_over_a_completions_tokens_times_its_coefficient():
+def test_kl_in_reward_is_the_coefficient_times_the_sum_over_the_tokens_of_a_completion():
     logprobs = torch.tensor([[-1.0, -2.0, -9.0], [-1.0, -1.0, -1.0]])
     ref = torch.tensor([[-2.0, -4.0, -1.0], [-0.5, -1.0, -1.0]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]]).bool()

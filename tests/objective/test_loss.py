@@ -1,77 +1,17 @@
-"""The objective of a micro-batch: how its terms, masks and weights come together."""
+"""The loss of a micro-batch: how its terms, masks and weights are combined."""
 
 import math
 from dataclasses import replace
-from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from loss_batches import counts_of, losses_of, train_batch
 
 from lit_grpo.objective import EntropyTerm, KLTerm, Objective, SamplerCorrection
-from lit_grpo.objective.aggregations import AGGREGATIONS, TokenCounts
-from lit_grpo.objective.corrections import LEVELS, OUTSIDE
-from lit_grpo.objective.kl import KL_ESTIMATORS
+from lit_grpo.objective.aggregations import AGGREGATIONS
 from lit_grpo.objective.loss import token_losses
-from lit_grpo.objective.surrogates import RATIOS, SURROGATES
 
 UNCORRECTED = Objective(sampler_correction=None)
-
-
-@pytest.mark.parametrize(
-    ("config", "key", "table"),
-    [
-        (Objective, "surrogate", SURROGATES),
-        (Objective, "ratio", RATIOS),
-        (Objective, "aggregation", AGGREGATIONS),
-        (KLTerm, "estimator", KL_ESTIMATORS),
-        (SamplerCorrection, "level", LEVELS),
-        (SamplerCorrection, "outside", OUTSIDE),
-    ],
-)
-def test_a_table_and_the_choices_of_its_key_agree(config, key, table):
-    assert set(get_args(get_type_hints(config)[key])) == table.keys()
-
-
-# Weights
-
-MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "expected"),
-    [
-        ("token", [[1 / 4] * 3, [1 / 4, 0, 0]]),
-        ("sequence", [[1 / 6] * 3, [1 / 2, 0, 0]]),
-        ("sequence_sum", [[1 / 2] * 3, [1 / 2, 0, 0]]),
-        ("constant", [[1 / 10] * 3, [1 / 10, 0, 0]]),
-    ],
-)
-def test_aggregations_weigh_tokens_as_their_papers_say(aggregation, expected):
-    counts = replace(counts_of(train_batch([0.0] * 3, MASK)), max_tokens=5)
-    weights = AGGREGATIONS[aggregation](MASK, counts)
-    torch.testing.assert_close(weights, torch.tensor([*expected, [0, 0, 0]]))
-
-
-def test_local_token_gives_each_of_two_ranks_half_of_the_weight():
-    ranks = [train_batch([1.0, 1.0], [[1, 1], [1, 0]]), train_batch([1.0], [[1, 0]])]
-    weigh = AGGREGATIONS["local_token"]
-    here, there = (
-        weigh(ranks[i].loss_mask, counts_of(ranks[i], ranks[1 - i])).flatten() for i in (0, 1)
-    )
-    assert here.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 0])
-    assert there.tolist() == pytest.approx([1 / 2, 0])
-
-
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_a_batch_without_a_token_weighs_nothing(aggregation):
-    counts = TokenCounts(
-        tokens=0, sequences=0, max_tokens=5, local_tokens=0, num_ranks=1, entropy_tokens=0
-    )
-    assert AGGREGATIONS[aggregation](torch.zeros(2, 3).bool(), counts).eq(0).all()
-
-
-# Terms
 
 
 def test_at_ratio_one_the_gradient_is_that_of_reinforce():
@@ -81,15 +21,15 @@ def test_at_ratio_one_the_gradient_is_that_of_reinforce():
     assert logprobs.grad.flatten().tolist() == pytest.approx([-2 / 3, -2 / 3, 1 / 3, 0])
 
 
-def test_old_logprobs_make_the_ratio_and_what_is_beyond_its_bounds():
+def test_the_ratio_over_the_old_policy_is_clipped_where_it_exceeds_its_bounds():
     logprobs = torch.tensor([[0.6, 0.3], [0.3, 0.6], [0.6, 0.6]]).log()
     old = torch.tensor([[0.4, 0.6], [0.6, 0.4], [0.6, 0.6]]).log()
     batch = train_batch([1.0, -1.0, 1.0], torch.ones(3, 2), old_logprobs=old)
     losses = losses_of(logprobs, batch, UNCORRECTED)
     assert losses.ratio.flatten().tolist() == pytest.approx([1.5, 0.5, 0.5, 1.5, 1, 1])
     assert losses.surrogate.flatten().tolist() == pytest.approx([-1.2, -0.5, 0.8, 1.5, -1, -1])
-    assert losses.beyond_high.tolist() == [[True, False], [False, False], [False, False]]
-    assert losses.beyond_low.tolist() == [[False, False], [True, False], [False, False]]
+    assert losses.clipped_high.tolist() == [[True, False], [False, False], [False, False]]
+    assert losses.clipped_low.tolist() == [[False, False], [True, False], [False, False]]
 
 
 def test_a_sequence_shares_one_ratio_and_one_bound():
@@ -97,7 +37,7 @@ def test_a_sequence_shares_one_ratio_and_one_bound():
     batch = train_batch([1.0], [[1, 1, 0]], old_logprobs=torch.zeros(1, 3))
     losses = losses_of(logprobs, batch, replace(UNCORRECTED, ratio="sequence"))
     assert losses.ratio.flatten().tolist() == pytest.approx([4.0] * 3)
-    assert losses.beyond_high.all()
+    assert losses.clipped_high.all()
     assert losses.loss.item() == pytest.approx(-1.2)
 
 
@@ -132,18 +72,15 @@ def test_entropy_bonus_is_a_mean_over_tokens_beside_every_aggregation(aggregatio
     assert losses.loss.item() == pytest.approx(-0.1 * 3)
 
 
-# Masks
-
-
-def test_a_token_without_enough_entropy_has_no_surrogate_and_no_bonus_but_counts():
+def test_a_token_of_low_entropy_counts_but_has_neither_surrogate_nor_bonus():
     batch = train_batch([1.0], [[1, 1, 1, 0]], entropy_mask=[[False, True, True, False]])
     entropy = [[7.0, 1.0, 3.0, 9.0]]
     losses = losses_of(torch.zeros(1, 4), batch, UNCORRECTED, entropy, entropy_coef=0.1)
-    assert losses.kept.tolist() == [[False, True, True, False]]
+    assert losses.has_surrogate.tolist() == [[False, True, True, False]]
     assert losses.loss.item() == pytest.approx(-2 / 3 - 0.1 * (1 + 3) / 2)
 
 
-def test_an_off_policy_sequence_of_negative_advantage_keeps_its_kl_only():
+def test_an_off_policy_sequence_of_negative_advantage_keeps_only_its_kl():
     # The sampler gave the first token 3 nats more than the policy does.
     logprobs = torch.tensor([[-4.0, -1.0]] * 2)
     batch = train_batch(
@@ -154,11 +91,9 @@ def test_an_off_policy_sequence_of_negative_advantage_keeps_its_kl_only():
     )
     objective = replace(UNCORRECTED, off_policy_threshold=1.0, kl=KLTerm(estimator="k2", coef=1.0))
     losses = losses_of(logprobs, batch, objective)
-    assert losses.kept.tolist() == [[False, False], [True, True]]
+    assert losses.has_surrogate.tolist() == [[False, False], [True, True]]
     assert losses.loss.item() == pytest.approx((-1 - 1 + 4 * 0.5) / 4)
 
-
-# Extreme numbers, in the precision of a run
 
 BOUNDED = [
     Objective(surrogate="clip", ratio_cap=3.0),
@@ -182,7 +117,7 @@ def test_extreme_ratios_leave_loss_and_gradient_finite(objective, advantage):
     far = torch.full((3, 8), -60.0)
     batch = train_batch(
         [advantage] * 3,
-        [[1] * 8, [1, 0] * 4, [0, 1] * 4],  # both ways, up only, down only
+        [[1] * 8, [1, 0] * 4, [0, 1] * 4],  # both directions, up only, down only
         old_logprobs=far,
         sampler_logprobs=far - 50 * sign.flip(0).repeat(3, 4),
         ref_logprobs=far,
@@ -195,7 +130,7 @@ def test_extreme_ratios_leave_loss_and_gradient_finite(objective, advantage):
 
 
 @pytest.mark.parametrize("objective", BOUNDED)
-def test_a_micro_batch_without_a_token_has_no_loss_and_no_gradient(objective):
+def test_a_micro_batch_without_tokens_has_no_loss_and_no_gradient(objective):
     logprobs = torch.full((2, 3), -60.0, requires_grad=True)
     entropy = torch.ones(2, 3, requires_grad=True)
     batch = train_batch([1.0, -1.0], torch.zeros(2, 3), ref_logprobs=torch.zeros(2, 3))

@@ -1,4 +1,4 @@
-"""Loss and gradient against TRL's own `GRPOTrainer._compute_loss`, for all that it has."""
+"""Loss and gradient against TRL's own `GRPOTrainer._compute_loss`, for everything it supports."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def cases(draw) -> Case:
 
 
 def prepared(case: Case, objective: Objective) -> Case:
-    """With the masks and logprobs that the update would fix for this objective."""
+    """Set the masks and logprobs that an update with this objective would set."""
     if objective.kl.coef == 0:
         case = replace(case, batch=replace(case.batch, ref_logprobs=None))
     return case.with_entropy_mask(objective.top_entropy_fraction)
@@ -108,7 +108,7 @@ def parts_of(case: Case, num_parts: int) -> list[Case]:
 
 
 def total(gradients: list[Gradient]) -> Gradient:
-    """Of consecutive parts of a batch."""
+    """Add up the gradients of consecutive parts of a batch."""
     losses, by_logprobs, by_entropy = zip(*gradients, strict=True)
     return Gradient(sum(losses, torch.tensor(0.0)), torch.cat(by_logprobs), torch.cat(by_entropy))
 
@@ -133,7 +133,7 @@ def without_entropy(objective: Objective) -> Objective:
 
 
 @pytest.mark.parametrize("loss_type", sorted(LOSS_TYPES.keys() - {"bnpo"}))
-def test_accumulated_micro_batches_of_equally_many_rows_are_those_of_trl(loss_type):
+def test_accumulated_micro_batches_of_equal_numbers_of_rows_are_those_of_trl(loss_type):
     @settings(deterministic, max_examples=8)
     @given(st.integers(0, 10**6), objectives(loss_type, "token").map(without_entropy))
     def check(seed, objective):
@@ -171,12 +171,12 @@ def test_local_token_weighs_ranks_as_bnpo_weighs_micro_batches(ratio):
 
 
 def full_case(seed: int) -> Case:
-    """Every row has all its tokens, so that every micro-batch has equally many."""
+    """Return a case with all tokens in the loss, so that micro-batches have equal counts."""
     case = random_case(seed, num_rows=6)
     return replace(case, batch=replace(case.batch, loss_mask=case.batch.completion_mask))
 
 
-def test_entropy_bonus_of_micro_batches_of_equally_many_tokens_is_that_of_trl():
+def test_the_entropy_bonus_of_micro_batches_of_equal_numbers_of_tokens_is_that_of_trl():
     objective = Objective(entropy=EntropyTerm(coef=0.2))
     case = full_case(5)
     counts = trl_counts(case)
@@ -187,7 +187,7 @@ def test_entropy_bonus_of_micro_batches_of_equally_many_tokens_is_that_of_trl():
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.3])
-def test_entropy_coefficient_follows_the_entropy_as_in_trl(fraction):
+def test_the_entropy_coefficient_adapts_to_the_entropy_as_in_trl(fraction):
     # Mean entropies of all tokens are about 1.5, of the top three tenths about 2.5.
     term = EntropyTerm(coef=0.1, target=1.5 if fraction == 1 else 2.5, coef_step=0.06, coef_max=0.2)
     objective = Objective(entropy=term, top_entropy_fraction=fraction)
@@ -204,13 +204,10 @@ def test_entropy_coefficient_follows_the_entropy_as_in_trl(fraction):
         kept = case.batch.loss_mask if fraction == 1 else case.batch.entropy_mask
         control = control.after_step(case.entropy[kept].mean().item())
         assert control.coef == pytest.approx(trainer.entropy_coef)
-    assert len(set(applied)) >= 3  # 0 above the target, and what grew and fell
+    assert len(set(applied)) >= 3  # 0 above the target, otherwise values that rise and fall
 
 
-# Where TRL differs, and by how much
-
-
-def test_a_row_without_a_token_counts_as_a_sequence_in_trl_only():
+def test_a_row_without_tokens_counts_as_a_sequence_only_in_trl():
     case, objective = full_case(6), Objective(aggregation="sequence")
     case.batch.loss_mask[:2] = False  # of six rows
     trl = trl_gradient(trl_trainer("grpo", objective), case, objective, num_items=0)

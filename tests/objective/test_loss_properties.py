@@ -1,4 +1,4 @@
-"""What holds for every objective: how rows are ordered, padded and split changes nothing."""
+"""Properties of every objective: the order, padding and split of rows change nothing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def corrections(surrogate: str) -> st.SearchStrategy[SamplerCorrection]:
 
 
 def objectives(surrogate: str, ratio: str, **fixed: object) -> st.SearchStrategy[Objective]:
-    """Everything else of an objective, but for what is fixed."""
+    """Draw all settings of an objective that are not fixed."""
     choices = {
         "clip_low": st.floats(0, 0.4),
         "clip_high": st.floats(0, 0.4),
@@ -74,7 +74,7 @@ def objectives(surrogate: str, ratio: str, **fixed: object) -> st.SearchStrategy
 
 
 def case_for(seed: int, objective: Objective) -> Case:
-    """With a row that has no token at all."""
+    """Return a random case with one row that has no tokens."""
     case = random_case(seed, num_rows=NUM_ROWS, has_old=seed % 3 > 0, has_ref=seed % 4 > 0)
     case.batch.loss_mask[seed % NUM_ROWS] = False
     return case.with_entropy_mask(objective.top_entropy_fraction)
@@ -86,14 +86,14 @@ def whole(case: Case, objective: Objective) -> Gradient:
 
 @st.composite
 def partitions(draw: st.DrawFn) -> list[Tensor]:
-    """The rows in any order, in one to ``NUM_ROWS`` parts."""
+    """Draw a permutation of the rows, cut into one to ``NUM_ROWS`` parts."""
     order = torch.tensor(draw(st.permutations(range(NUM_ROWS))))
     cuts = draw(st.sets(st.integers(1, NUM_ROWS - 1)))
     return list(order.tensor_split(sorted(cuts)))
 
 
 def joined(parts: list[tuple[Tensor, Gradient]]) -> Gradient:
-    """The gradient of the whole from those of its parts."""
+    """Return the gradient of the whole batch from those of its parts."""
     order = torch.cat([rows for rows, _ in parts]).argsort()
     losses, by_logprobs, by_entropy = zip(*(gradient for _, gradient in parts), strict=True)
     loss = torch.stack(losses).sum()
@@ -134,7 +134,7 @@ def test_split_over_ranks_and_their_micro_batches_changes_nothing(surrogate, rat
 
 
 @for_every_surrogate
-def test_local_token_gives_each_rank_the_share_that_it_would_have_alone(surrogate, ratio):
+def test_local_token_gives_each_of_two_ranks_half_of_its_own_gradient(surrogate, ratio):
     @settings(deterministic, max_examples=5)
     @given(seeds, objectives(surrogate, ratio, aggregation="local_token", entropy=EntropyTerm()))
     def check(seed, objective):
@@ -147,7 +147,7 @@ def test_local_token_gives_each_rank_the_share_that_it_would_have_alone(surrogat
 
 
 def padded(case: Case, num_columns: int, seed: int) -> Case:
-    """With more padding on the right, in which stands anything."""
+    """Add columns of padding on the right, filled with arbitrary values."""
     generator = torch.Generator().manual_seed(seed)
 
     def pad(tensor: Tensor | None) -> Tensor | None:
@@ -194,7 +194,7 @@ def test_tokens_outside_the_loss_mask_have_exactly_no_gradient(surrogate, ratio)
 
 
 @for_every_surrogate
-def test_where_policy_and_sampler_agree_every_gradient_is_that_of_reinforce(surrogate, ratio):
+def test_if_policy_and_sampler_agree_every_gradient_is_that_of_reinforce(surrogate, ratio):
     @deterministic
     @given(seeds, objectives(surrogate, ratio, entropy=EntropyTerm(), top_entropy_fraction=1.0))
     def check(seed, objective):

@@ -1,4 +1,4 @@
-"""Surrogates against numbers by hand and the formulas of their papers."""
+"""Surrogates against hand-computed values and the formulas of their papers."""
 
 import math
 
@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_grpo.objective import Objective
-from lit_grpo.objective.surrogates import RATIOS, SURROGATES, PolicyTerms
+from lit_grpo.objective.surrogates import RATIOS, SURROGATES, SurrogateInputs
 
 
 def surrogate(objective, log_ratios, advantage, *, logprobs=None, correction=1.0, mask=None):
-    """[C] of one sequence, or [1]."""
+    """Return the losses of one sequence: [C], or [1] for a loss per sequence."""
     log_ratio = torch.tensor([log_ratios], dtype=torch.float64)
     mask = torch.ones_like(log_ratio).bool() if mask is None else torch.tensor([mask]).bool()
-    terms = PolicyTerms(
+    terms = SurrogateInputs(
         logprobs=log_ratio if logprobs is None else logprobs,
         log_ratio=log_ratio,
         ratio=RATIOS[objective.ratio](log_ratio, mask),
@@ -30,14 +30,14 @@ def surrogate(objective, log_ratios, advantage, *, logprobs=None, correction=1.0
     ("ratio", "advantage", "expected"),
     [
         (1.0, 2.0, -2.0),
-        (1.5, 2.0, -2.56),  # held at 1.28
-        (0.5, 2.0, -1.0),  # the pessimistic bound does not help a fallen ratio
-        (0.5, -2.0, 1.6),  # held at 0.8
+        (1.5, 2.0, -2.56),  # clipped at 1.28
+        (0.5, 2.0, -1.0),  # not clipped, since that would lower the loss
+        (0.5, -2.0, 1.6),  # clipped at 0.8
         (1.5, -2.0, 3.0),
-        (9.0, -2.0, 6.0),  # held at the cap of 3
+        (9.0, -2.0, 6.0),  # capped at 3
     ],
 )
-def test_clip_takes_the_pessimistic_side(ratio, advantage, expected):
+def test_clip_takes_the_larger_loss(ratio, advantage, expected):
     objective = Objective(clip_low=0.2, clip_high=0.28, ratio_cap=3.0)
     assert surrogate(objective, [math.log(ratio)], advantage) == pytest.approx([expected])
 
@@ -74,15 +74,15 @@ def test_gspo_clips_the_geometric_mean_of_the_masked_tokens():
     assert surrogate(gspo, fallen, -1.0, mask=mask) == pytest.approx([0.9997])
 
 
-def test_gspo_of_one_token_has_the_ratio_of_the_token():
+def test_gspo_of_one_token_uses_the_ratio_of_that_token():
     gspo = Objective(ratio="sequence")
     assert surrogate(gspo, [9.0, math.log(2)], -1.0, mask=[0, 1]) == pytest.approx([2.0])
 
 
-def test_cispo_bounds_the_weight_and_cuts_no_token_off():
+def test_cispo_bounds_the_weight_and_keeps_the_gradient_of_every_token():
     logprobs = torch.tensor([[-2.0, -3.0]], dtype=torch.float64, requires_grad=True)
     objective = Objective(surrogate="cispo", clip_high=1.0)
-    terms = PolicyTerms(
+    terms = SurrogateInputs(
         logprobs=logprobs,
         log_ratio=logprobs,
         ratio=torch.tensor([[5.0, 0.1]]),
@@ -97,7 +97,7 @@ def test_cispo_bounds_the_weight_and_cuts_no_token_off():
 
 
 @pytest.mark.parametrize(("advantage", "temperature"), [(2.0, 0.5), (-2.0, 4.0)])
-def test_sapo_gates_the_ratio_with_the_temperature_of_the_sign(advantage, temperature):
+def test_sapo_uses_the_temperature_for_the_sign_of_the_advantage(advantage, temperature):
     objective = Objective(surrogate="sapo", sapo_temperatures=(0.5, 4.0))
     gate = 4 / temperature / (1 + math.exp(-temperature * (3 - 1)))
     assert surrogate(objective, [math.log(3)], advantage) == pytest.approx([-gate * advantage])
@@ -114,15 +114,15 @@ def geometric_mean_of_clipped(log_ratios, advantage, low, high) -> float:
 
 
 @pytest.mark.parametrize("advantage", [1.5, -1.5])
-def test_gmpo_is_the_geometric_mean_of_pessimistic_ratios(advantage):
+def test_gmpo_is_the_geometric_mean_of_clipped_ratios(advantage):
     log_ratios = [0.9, -0.3, 0.1, -0.8]
     objective = Objective(surrogate="gmpo", clip_low=0.4, clip_high=0.2)
     expected = -geometric_mean_of_clipped(log_ratios, advantage, 0.4, 0.2)
     assert surrogate(objective, log_ratios, advantage) == pytest.approx([expected])
 
 
-def test_gmpo_in_numbers_with_the_mean_correction_of_its_tokens():
-    # Logarithms 0.2 (held), -0.3 and a masked one: mean -0.05. Corrections 2 and 1.
+def test_gmpo_applies_the_mean_correction_of_its_tokens():
+    # Log ratios 0.2 (clipped) and -0.3 have mean -0.05; corrections 2 and 1 have mean 1.5.
     objective = Objective(surrogate="gmpo", clip_high=0.2)
     losses = surrogate(
         objective, [0.9, -0.3, 7.0], 2.0, correction=[2.0, 1.0, 50.0], mask=[1, 1, 0]
@@ -131,7 +131,7 @@ def test_gmpo_in_numbers_with_the_mean_correction_of_its_tokens():
 
 
 @pytest.mark.parametrize(("advantage", "k", "rate"), [(2.0, 2.0, 3.0), (-2.0, 0.5, 1.5)])
-def test_vespo_weighs_reinforce_by_the_gamma_of_the_whole_sequence(advantage, k, rate):
+def test_vespo_weighs_reinforce_by_the_gamma_weight_of_the_whole_sequence(advantage, k, rate):
     objective = Objective(surrogate="vespo", vespo_positive=(2.0, 3.0), vespo_negative=(0.5, 1.5))
     logprobs = torch.tensor([[-1.0, -2.0, -3.0]], dtype=torch.float64)
     losses = surrogate(
@@ -147,14 +147,14 @@ def test_vespo_weighs_reinforce_by_the_gamma_of_the_whole_sequence(advantage, k,
     assert losses[:2] == pytest.approx([weight * advantage, weight * advantage * 2])
 
 
-def test_vespo_takes_a_masked_token_for_a_very_small_weight():
+def test_vespo_gives_a_sequence_with_a_masked_token_a_tiny_weight():
     objective = Objective(surrogate="vespo")
     logprobs = torch.tensor([[-1.0, -1.0]], dtype=torch.float64)
     losses = surrogate(objective, [0.0, 0.0], 1.0, logprobs=logprobs, correction=[0.0, 1.0])
     assert losses == pytest.approx([0.0, 0.0], abs=1e-12)  # w = 1e-8, squared
 
 
-def test_vespo_holds_the_logarithms_of_tokens_and_of_the_sequence():
+def test_vespo_bounds_the_log_weights_of_tokens_and_of_the_sequence():
     objective = Objective(surrogate="vespo", vespo_positive=(0.01, 1.0))
     logprobs = torch.tensor([[-1.0, -1.0]], dtype=torch.float64)
     token = surrogate(objective, [50.0, -20.0], 1.0, logprobs=logprobs)  # 50 counts as 20

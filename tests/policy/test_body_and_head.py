@@ -1,15 +1,22 @@
+"""Packed and padded logprobs and gradients of many architectures, also under torch.compile."""
+
 import functools
 import logging
 import random
 
 import pytest
 import torch
-from packs import batch_of, random_rows
+from packed_batches import batch_of, random_groups
 from tiny import LLAMA, alone, tiny_policy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_grpo.policy import LoRA
-from lit_grpo.policy.body_and_head import BodyAndHead, num_compilations, packing_obstacle
+from lit_grpo.policy.body_and_head import (
+    BodyAndHead,
+    check_body_and_head,
+    num_compilations,
+    packing_obstacle,
+)
 from lit_grpo.policy.logprobs import completion_statistics, packed_states
 from lit_grpo.policy.padding import pad
 
@@ -37,11 +44,11 @@ ARCHITECTURES = {
 
 
 def some_batch(seed: int = 0):
-    return batch_of(*random_rows(random.Random(seed), longest=24, vocabulary=5))
+    return batch_of(*random_groups(random.Random(seed), longest=24, vocabulary=5))
 
 
 def gradients(policy, logprobs, batch) -> list[torch.Tensor]:
-    """Of a loss that weighs every row differently."""
+    """Return the gradients of a loss that weighs every row differently."""
     loss = sum(row.sum() * weight for row, weight in zip(logprobs, batch.advantages, strict=True))
     policy.zero_grad()
     loss.backward()
@@ -49,7 +56,7 @@ def gradients(policy, logprobs, batch) -> list[torch.Tensor]:
 
 
 def assert_same_as_alone(policy, batch, tolerance: float = 1e-5) -> None:
-    """Logprobs, entropies and gradients of a pack are those of each row alone."""
+    """Compare logprobs, entropies and gradients of a batch with those of each row alone."""
     ours = completion_statistics(policy.causal_model, batch)
     rows = [alone(policy.model, batch, row) for row in range(batch.num_rows)]
     expected = [torch.cat(column) for column in zip(*rows, strict=True)]
@@ -65,16 +72,16 @@ def assert_same_as_alone(policy, batch, tolerance: float = 1e-5) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_pack_gives_the_logprobs_and_gradients_of_each_row_alone(name):
     policy = tiny_policy(architecture=ARCHITECTURES[name])
-    assert policy.causal_model.packs
+    assert policy.causal_model.uses_packing
     for seed in range(3):
         assert_same_as_alone(policy, some_batch(seed))
 
 
-def test_in_double_precision_nothing_but_rounding_is_left():
+def test_in_double_precision_a_pack_differs_by_rounding_errors_only():
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(vocab_size=16, **GPT2)).double()
     batch = some_batch()
-    hidden_states, predictors = packed_states(BodyAndHead(model.eval(), packs=True), batch)
+    hidden_states, predictors = packed_states(BodyAndHead(model.eval(), use_packing=True), batch)
     logits = model.lm_head(hidden_states[predictors])
     targets = batch.completion_ids[batch.completion_mask]
     ours = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
@@ -92,7 +99,7 @@ def test_in_double_precision_nothing_but_rounding_is_left():
     ],
     ids=lambda settings: "-".join(settings),
 )
-def test_a_pack_does_not_mind_how_the_policy_is_set_up(settings):
+def test_packing_works_with_every_setting_of_the_policy(settings):
     policy = tiny_policy(**settings)
     with torch.no_grad():
         for parameter in policy.trainable_parameters():
@@ -101,25 +108,25 @@ def test_a_pack_does_not_mind_how_the_policy_is_set_up(settings):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_pack_in_bfloat16_is_as_near_as_bfloat16_gets(autocast):
+def test_a_pack_in_bfloat16_is_as_close_as_bfloat16_allows(autocast):
     policy = tiny_policy(dtype="float32" if autocast else "bfloat16")
-    assert policy.causal_model.packs
+    assert policy.causal_model.uses_packing
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         assert_same_as_alone(policy, some_batch(), tolerance=0.05)
 
 
-def test_the_reference_runs_packs_as_well():
+def test_the_reference_runs_packs():
     for settings in ({}, {"lora": LoRA(rank=4)}):
         policy = tiny_policy(with_reference=True, **settings)
         batch = some_batch()
         with torch.no_grad(), policy.reference() as reference:
-            assert reference.packs
+            assert reference.uses_packing
             logprobs, _ = completion_statistics(reference, batch)
             start = torch.cat([alone(policy.model, batch, row)[0] for row in range(batch.num_rows)])
         torch.testing.assert_close(logprobs[batch.completion_mask], start, rtol=0, atol=1e-5)
 
 
-def test_the_model_generates_as_ever_between_a_packs_forward_and_backward():
+def test_generating_between_the_forward_and_backward_pass_of_a_pack_changes_nothing():
     results = []
     for meanwhile in (False, True):
         policy = tiny_policy(gradient_checkpointing=True)
@@ -147,24 +154,24 @@ OBSTACLES = {
     "layers of chunked_attention": HEADS
     | EXPERTS
     | {"model_type": "llama4_text", "num_local_experts": 2, "interleave_moe_layer_step": 2},
-    "none that transformers lets one choose": {
+    "cannot be chosen through transformers": {
         "model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4
     },
     "uses s_aux": HEADS | {"model_type": "gpt_oss", "num_local_experts": 2,
                            "num_experts_per_tok": 1, "layer_types": ["full_attention"] * 2},
-    "hand no arguments on": LLAMA | {"model_type": "stablelm"},
+    "pass no further arguments": LLAMA | {"model_type": "stablelm"},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("reason", OBSTACLES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_that_cannot_run_packs_is_told_apart(reason, dtype):
+def test_a_model_that_cannot_run_packs_is_detected_with_the_reason(reason, dtype):
     config = AutoConfig.for_model(vocab_size=16, **OBSTACLES[reason])
     assert reason in packing_obstacle(AutoModelForCausalLM.from_config(config, dtype=dtype))
 
 
-def test_such_a_model_runs_padded_and_the_log_says_why(caplog):
-    architecture = OBSTACLES["none that transformers lets one choose"]
+def test_a_model_that_cannot_run_packs_runs_padded_with_a_warning(caplog):
+    architecture = OBSTACLES["cannot be chosen through transformers"]
     with caplog.at_level(logging.WARNING, "lit_grpo"):
         policy = tiny_policy(architecture=architecture)
     (record,) = [
@@ -172,15 +179,26 @@ def test_such_a_model_runs_padded_and_the_log_says_why(caplog):
     ]
     assert "BloomForCausalLM" in record.getMessage()
     assert "attention" in record.getMessage()
-    assert not policy.causal_model.packs
+    assert not policy.causal_model.uses_packing
     assert_same_as_alone(policy, some_batch())
 
 
+def test_a_compiled_body_runs_packs_of_fixed_layout(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda body, dynamic: compiled.append(body) or body)
+    policy = tiny_policy(compile=True)
+    assert policy.causal_model.is_compiled
+    assert len(compiled) == 1
+    for seed in range(3):
+        assert_same_as_alone(policy, some_batch(seed))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "gradient_checkpointing"), [("eager", False), ("aot_eager", True)]
 )
 def test_batches_of_all_shapes_are_compiled_once(monkeypatch, backend, gradient_checkpointing):
-    """Which program is made is decided before machine code is: a fast backend will do."""
+    """Use fast backends: whether to compile again is decided before code is generated."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     policy = tiny_policy(
         architecture=LLAMA | {"num_hidden_layers": 1},
@@ -195,3 +213,30 @@ def test_batches_of_all_shapes_are_compiled_once(monkeypatch, backend, gradient_
         counts.append(num_compilations())
     assert counts[1] > counts[0]
     assert counts[2:] == counts[2:3] * 5
+
+
+def test_a_model_that_does_more_than_scale_and_cap_its_logits_is_refused():
+    model = tiny_policy().model
+    plain_forward = model.forward
+
+    def shifted(*args, **kwargs):
+        output = plain_forward(*args, **kwargs)
+        output.logits = output.logits + torch.arange(output.logits.shape[-1])
+        return output
+
+    model.forward = shifted
+    with pytest.raises(ValueError, match="BodyAndHead"):
+        check_body_and_head(model)
+
+
+def test_scaled_and_soft_capped_logits_are_those_of_the_model():
+    ids = torch.tensor([[1, 2, 3, 4]])
+    for extra in (
+        {"model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": 0.5},
+        {"model_type": "cohere", "logit_scale": 0.3},
+    ):
+        policy = tiny_policy(architecture=LLAMA | extra)
+        body_and_head = BodyAndHead(policy.model)
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        hidden = body_and_head.hidden_states(ids, mask, torch.arange(4)[None])
+        torch.testing.assert_close(body_and_head.logits(hidden), policy.model(ids).logits)

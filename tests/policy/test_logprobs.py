@@ -1,10 +1,12 @@
+"""Logprobs and entropies in chunks: values, gradients and how many logits exist at once."""
+
 import pytest
 import torch
-from tiny import alone, completion, rollouts, tiny_policy
+from packed_batches import batch_of
+from tiny import alone, tiny_policy
 
 from lit_grpo.policy.body_and_head import BodyAndHead
 from lit_grpo.policy.logprobs import completion_statistics
-from lit_grpo.training.batching import collate_rollouts
 
 
 @pytest.fixture(scope="module")
@@ -12,37 +14,31 @@ def policy():
     return tiny_policy()
 
 
-def ragged_batch():
-    completions = [
-        [completion([7, 8, 9]), completion([1])],
-        [completion([2, 3]), completion([4, 5, 6, 7, 8])],
-    ]
-    batch = rollouts([[0, 1], [1, 0]], completions)
-    return collate_rollouts(batch, pad_id=0, overlong_filtering=False), completions
+@pytest.fixture(scope="module")
+def batch():
+    """Two groups of two ragged completions of the same prompt."""
+    prompt = [49, 43, 49, 61]
+    return batch_of(prompt, [[7, 8, 9], [1]], prompt, [[2, 3], [4, 5, 6, 7, 8]])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 1000])
-@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("use_packing", [True, False])
 def test_packed_padded_and_chunked_logprobs_are_those_of_each_row_alone(
-    policy, temperature, chunk_tokens, packs
+    policy, batch, temperature, chunk_tokens, use_packing
 ):
-    batch, completions = ragged_batch()
-    model = BodyAndHead(policy.model, packs=packs)
+    model = BodyAndHead(policy.model, use_packing=use_packing)
     got, entropy = completion_statistics(
         model, batch, temperature=temperature, chunk_logits=chunk_tokens * model.vocab_size
     )
-    flat = [row for group in completions for row in group]
-    for n, row in enumerate(flat):
+    for n, size in enumerate(batch.completion_mask.sum(1).tolist()):
         expected, expected_entropy = alone(policy.model, batch, n, temperature)
-        size = len(row.token_ids)
         torch.testing.assert_close(got[n, :size], expected, rtol=0, atol=1e-5)
         torch.testing.assert_close(entropy[n, :size], expected_entropy, rtol=0, atol=1e-4)
         assert not got[n, size:].any()
 
 
-def test_chunks_do_not_change_the_gradient(policy):
-    batch, _ = ragged_batch()
+def test_chunks_do_not_change_the_gradient(policy, batch):
     gradients = []
     for chunk_tokens in (2, 1000):
         policy.zero_grad()
@@ -58,26 +54,24 @@ def test_chunks_do_not_change_the_gradient(policy):
         torch.testing.assert_close(small, whole, rtol=1e-4, atol=1e-5)
 
 
-def test_the_entropy_carries_a_gradient_only_when_asked_to(policy):
-    batch, _ = ragged_batch()
+def test_the_entropy_carries_a_gradient_only_on_request(policy, batch):
     assert not completion_statistics(policy.causal_model, batch).entropy.requires_grad
-    asked = completion_statistics(policy.causal_model, batch, entropy_gradient=True)
-    assert asked.entropy.requires_grad
+    requested = completion_statistics(policy.causal_model, batch, entropy_gradient=True)
+    assert requested.entropy.requires_grad
 
 
-class LargestHead(BodyAndHead):
-    """Remembers how many tokens the head saw at once."""
+class CountingHead(BodyAndHead):
+    """Record the largest number of tokens that the head ran on at once."""
 
-    most = 0
+    most_tokens = 0
 
     def logits(self, hidden_states):
-        self.most = max(self.most, len(hidden_states))
+        self.most_tokens = max(self.most_tokens, len(hidden_states))
         return super().logits(hidden_states)
 
 
-def test_no_more_logits_than_a_chunk_exist_in_forward_or_backward(policy):
-    batch, _ = ragged_batch()
-    head = LargestHead(policy.model, packs=True)
+def test_forward_and_backward_never_hold_more_logits_than_one_chunk(policy, batch):
+    head = CountingHead(policy.model, use_packing=True)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda t: saved.append(t.shape) or t, lambda t: t
@@ -85,24 +79,23 @@ def test_no_more_logits_than_a_chunk_exist_in_forward_or_backward(policy):
         logprobs, _ = completion_statistics(head, batch, chunk_logits=3 * head.vocab_size)
     assert not [shape for shape in saved if len(shape) > 1 and shape[-1] == head.vocab_size]
     logprobs.sum().backward()
-    assert head.most == 3
+    assert head.most_tokens == 3
 
 
-def test_the_head_runs_once_for_the_rows_that_begin_alike(policy):
-    head = LargestHead(policy.model, packs=True)
-    batch, _ = ragged_batch()
+def test_the_head_runs_once_per_hidden_state_that_rows_share(policy, batch):
+    head = CountingHead(policy.model, use_packing=True)
     completion_statistics(head, batch)
-    # One prompt and three, one, two and five tokens: the first are predicted by the same token.
-    assert head.most == 1 + (3 - 1) + (1 - 1) + (2 - 1) + (5 - 1)
+    # Completions of three, one, two and five tokens: one hidden state predicts all first tokens.
+    assert head.most_tokens == 1 + (3 - 1) + (1 - 1) + (2 - 1) + (5 - 1)
 
 
-def test_an_entropy_of_impossible_tokens_is_finite(policy):
+def test_the_entropy_with_impossible_tokens_is_finite(policy, batch):
     class Forbidding(BodyAndHead):
         def logits(self, hidden_states):
             return super().logits(hidden_states).index_fill(1, torch.tensor([0]), -torch.inf)
 
-    model = Forbidding(policy.model, packs=True)
-    logprobs, entropy = completion_statistics(model, ragged_batch()[0], entropy_gradient=True)
+    model = Forbidding(policy.model, use_packing=True)
+    logprobs, entropy = completion_statistics(model, batch, entropy_gradient=True)
     policy.zero_grad()
     (logprobs.sum() + entropy.sum()).backward()
     assert entropy.isfinite().all()

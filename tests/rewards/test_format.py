@@ -16,11 +16,11 @@ THINK = r"(?s)<think>.*</think>\s*\d+"
         ("search", "7", 0.0),
     ],
 )
-def test_mode_says_how_much_of_the_text_must_match(mode, text, expected):
+def test_mode_decides_how_much_of_the_text_must_match(mode, text, expected):
     assert FormatReward(THINK, mode=mode).score(prompt(), completion(text=text)) == expected
 
 
-def test_values_of_match_and_mismatch_are_free():
+def test_values_of_match_and_mismatch_can_be_set():
     reward = FormatReward(r"\d+", match=0.5, mismatch=-2.0)
     assert reward.score(prompt(), completion(text="12")) == 0.5
     assert reward.score(prompt(), completion(text="12 ")) == -2.0

@@ -42,7 +42,7 @@ def wants_state(prompts, completions, trainer_state):
     return [0.0] * len(completions)
 
 
-def test_function_of_the_trl_form_works_unchanged():
+def test_function_in_trls_form_works_unchanged():
     batch = run(FunctionReward(accuracy), prompt(answer="2"), "2", "3")
     assert batch.parts["accuracy"].tolist() == [[1.0, 0.0]]
 
@@ -81,7 +81,7 @@ def test_conversational_prompt_gives_lists_of_messages():
     assert run(FunctionReward(look), CHAT, "2", "3").rewards.tolist() == [[3.0, 3.0]]
 
 
-def test_column_called_answer_goes_before_the_gold_that_was_read_from_it():
+def test_column_called_answer_takes_precedence_over_the_gold_answer():
     row = Prompt(
         id="p", text="q", token_ids=(1,), answer="72", columns={"answer": "48 + 24 = 72 #### 72"}
     )
@@ -122,7 +122,7 @@ def test_kwargs_that_the_function_does_not_take_are_refused(function, kwargs, me
         FunctionReward(function, reward_kwargs=kwargs)
 
 
-# verl's form, as its users write it
+# verl's form
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -156,12 +156,12 @@ def verl_row(**columns):
     return prompt(answer="gold", **(given | columns))
 
 
-def test_function_of_verls_form_works_unchanged():
+def test_function_in_verls_form_works_unchanged():
     batch = run(FunctionReward(compute_score), verl_row(), "72", " 72\n", "7")
     assert batch.parts["compute_score"].tolist() == [[1.0, 1.0, 0.0]]
 
 
-def test_dict_of_a_function_of_verls_form_gives_its_score():
+def test_score_of_a_returned_dict_is_the_value():
     reward = FunctionReward(with_details, reward_kwargs={"format_score": 0.25})
     assert run(reward, verl_row(), "72", "7").rewards.tolist() == [[1.0, 0.25]]
 
@@ -173,13 +173,13 @@ def test_dict_without_a_score_is_an_error_and_not_a_zero():
     assert "must have the key 'score', got acc" in score.detail
 
 
-def test_async_function_of_verls_form_works_unchanged():
+def test_async_function_in_verls_form_works_unchanged():
     reward = FunctionReward(asks_a_service, reward_kwargs={"threshold": 0.2})
     assert run(reward, verl_row(), "123", "1").rewards.tolist() == [[1.0, 0.0]]
     assert reward.is_async
 
 
-def test_function_of_verls_form_gets_verls_four_arguments_and_no_column():
+def test_function_in_verls_form_gets_verls_four_arguments_and_no_column():
     seen = []
 
     def look(solution_str, **given):
@@ -196,7 +196,7 @@ def test_function_of_verls_form_gets_verls_four_arguments_and_no_column():
     }
 
 
-def test_ground_truth_is_the_gold_answer_where_the_row_has_no_reward_model():
+def test_ground_truth_is_the_gold_answer_without_a_reward_model_column():
     row = prompt(answer="72", data_source="openai/gsm8k")
     assert run(FunctionReward(compute_score), row, "72", "7").rewards.tolist() == [[1.0, 0.0]]
 
@@ -209,7 +209,7 @@ def test_ground_truth_may_be_other_than_text():
     assert run(FunctionReward(within), row, "1.5", "3").rewards.tolist() == [[1.0, 0.0]]
 
 
-def test_row_without_what_a_function_of_verls_form_requires_is_refused_before_training():
+def test_row_without_a_required_argument_of_verls_form_is_refused_before_training():
     reward = FunctionReward(compute_score)
     reward.check([verl_row()])
     with pytest.raises(ValueError, match="data_source is missing from prompt p, which has extra"):
@@ -226,7 +226,7 @@ def test_row_without_what_a_function_of_verls_form_requires_is_refused_before_tr
         ({"solution_str": "x"}, "got 'solution_str'"),
     ],
 )
-def test_kwargs_that_a_function_of_verls_form_does_not_take_are_refused(kwargs, message):
+def test_kwargs_that_a_function_in_verls_form_does_not_take_are_refused(kwargs, message):
     with pytest.raises(ValueError, match=f"reward_kwargs must be named .*{message}"):
         FunctionReward(with_details, reward_kwargs=kwargs)
 
@@ -252,7 +252,7 @@ def test_required_column_may_come_from_the_data_or_from_reward_kwargs():
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A user's working directory with a module, a package and a file with a broken import."""
+    """A working directory with a module and a file with a broken import."""
     (tmp_path / "own_rewards.py").write_text(
         "def short(completions, limit=3, **kwargs):\n"
         "    return [float(len(text) < limit) for text in completions]\n"
@@ -289,18 +289,18 @@ def test_function_is_found_by_module_or_by_file(project, path):
         ("missing.py:short", "file that exists, got missing.py"),
     ],
 )
-def test_function_that_is_not_there_is_refused_with_a_hint(project, path, message):
+def test_missing_function_is_refused_with_a_hint(project, path, message):
     with pytest.raises(ValueError, match=message):
         FunctionReward(path)
 
 
-def test_import_error_inside_the_users_module_is_shown_as_it_is(project):
+def test_import_error_inside_the_users_module_is_not_replaced(project):
     with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
         FunctionReward("needs_more:f")
 
 
 @pytest.mark.parametrize("path", ["own_rewards:short", "own_rewards.py:short"])
-def test_reward_that_is_pickled_finds_its_function_again(project, path):
+def test_pickled_reward_finds_its_function_again(project, path):
     reward = pickle.loads(pickle.dumps(FunctionReward(path, {"limit": 2}, weight=0.5)))
     assert (reward.name, reward.weight) == ("short", 0.5)
     assert run(reward, prompt(), "2", "33").parts["short"].tolist() == [[1.0, 0.0]]

@@ -21,7 +21,14 @@ def test_ramp_may_rise(length, expected):
     assert value(LengthReward(2, 6, start_value=1.0, end_value=3.0), length) == expected
 
 
-@pytest.mark.parametrize(("start", "end"), [(5, 5), (6, 5), (-1, 5)])
-def test_ramp_without_room_is_refused(start, end):
-    with pytest.raises(ValueError, match=f"below end_tokens, got {start} and {end}"):
+@pytest.mark.parametrize(
+    ("start", "end", "message"),
+    [
+        (5, 5, "end_tokens must be > 5, got 5"),
+        (6, 5, "end_tokens must be > 6, got 5"),
+        (-1, 5, "start_tokens must be >= 0, got -1"),
+    ],
+)
+def test_ramp_without_room_is_refused(start, end, message):
+    with pytest.raises(ValueError, match=message):
         LengthReward(start, end)

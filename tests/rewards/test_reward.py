@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 from tiny import completion, prompt
 
@@ -27,7 +30,7 @@ class WithoutSuper(Reward):
         return float(self.needle in completion.text)
 
 
-def test_name_is_the_class_name_in_snake_case_without_its_suffix():
+def test_default_name_is_the_class_name_in_snake_case_without_its_suffix():
     assert Contains().name == "contains"
     assert HTTPStatusReward().name == "http_status"
     assert LengthReward(1, 2).name == "length"
@@ -41,7 +44,7 @@ def test_subclass_without_super_init_has_the_default_settings():
     assert settings == ("without_super", 1.0, "mask", None)
 
 
-def test_what_a_reward_overrides_says_how_it_is_called():
+def test_overridden_method_decides_how_a_reward_is_called():
     assert (Contains().is_grouped, Contains().is_async) == (False, False)
     assert (Siblings().is_grouped, Siblings().is_async) == (True, True)
     assert Contains().score(prompt(), completion(text="a x")) == 1.0
@@ -69,7 +72,8 @@ def test_argument_that_a_reward_does_not_take_is_an_error():
 def test_setting_out_of_range_is_refused_by_name(setting, value, rule):
     reward = Contains()
     setattr(reward, setting, value)
-    with pytest.raises(ValueError, match=f"{setting} of reward Contains must be .*{rule}"):
+    key = f"Contains.init_args.{setting}"
+    with pytest.raises(ValueError, match=f"{setting} must be .*{rule}.* Set {key}"):
         check_settings(reward)
 
 
@@ -79,3 +83,11 @@ def test_reward_that_overrides_nothing_is_refused():
 
     with pytest.raises(ValueError, match="Empty has neither"):
         check_settings(Empty())
+
+
+def test_importing_rewards_loads_nothing_slow():
+    # Worker processes import them, so that this would slow each start.
+    slow = {"lightning", "transformers", "math_verify", "sympy", "openai", "diskcache"}
+    code = "import sys, lit_grpo.rewards; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not slow & set(done.stdout.split())

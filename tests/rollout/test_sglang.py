@@ -1,4 +1,4 @@
-"""SGLang's side of the engine's contract, before a real tiny model that speaks SGLang's API."""
+"""The engine for SGLang against a server with SGLang's API and a real tiny model."""
 
 import tempfile
 import time
@@ -13,12 +13,13 @@ from served_engines import (
     PLAIN,
     PROGRAM,
     PROMPTS,
+    SEEDED,
     assert_written_by,
     generate,
     launch,
     launched_servers,
+    perturbed,
     serving,
-    stirred,
 )
 from sglang_server import running_server
 from tiny import prompt, tiny_policy
@@ -26,11 +27,10 @@ from worker_processes import wait_until
 
 from lit_grpo.policy import LoRA
 from lit_grpo.rollout import EngineFailed, HFEngine, Launch, Sampling
-from lit_grpo.rollout.server.api import Model
+from lit_grpo.rollout.server.api import ServedModel
 from lit_grpo.rollout.sglang import SGLangAPI
 
 GREEDY = replace(PLAIN, temperature=0.0)
-SEEDED = {"enable_deterministic_inference": True}
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +52,8 @@ def directory(policy, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def still(directory):
-    """Keeps its weights."""
-    with running_server(directory, incremental_streaming_output=True, **SEEDED) as server:
+    """A server whose weights no test changes."""
+    with running_server(directory, **SEEDED) as server:
         yield server
 
 
@@ -65,13 +65,13 @@ def engine(still, policy):
 
 @pytest.fixture(scope="module")
 def shared(directory):
-    with running_server(directory, incremental_streaming_output=True, **SEEDED, **LORA) as server:
+    with running_server(directory, **SEEDED, **LORA) as server:
         yield server
 
 
 @pytest.fixture
 def server(shared, directory):
-    """Sound and with its first weights before the test."""
+    """A server without faults and with its first weights."""
     shared.faults()
     weights = {"model_path": str(directory), "weight_version": "default"}
     assert shared.post("/update_weights_from_disk", **weights)[0] == 200
@@ -89,14 +89,14 @@ def hf_completions(policy, sampling, *, group_size=1):
     [{}, {"temperature": 0.7}, {"temperature": 1.3, "top_p": 0.8, "top_k": 20}, {"top_k": 1}],
     ids=str,
 )
-def test_logprobs_are_those_of_teacher_forcing_under_the_temperature(engine, policy, settings):
+def test_logprobs_are_those_of_teacher_forcing_at_the_temperature(engine, policy, settings):
     sampling = replace(PLAIN, **settings)
     completions = generate(engine, PROMPTS, sampling)
     assert_written_by({3: policy.model}, PROMPTS, completions, sampling.temperature)
     assert {completion.finish_reason for completion in completions} <= {"stop", "length"}
 
 
-def test_every_token_lies_among_the_top_k(engine, policy):
+def test_every_token_is_among_the_top_k(engine, policy):
     for row, completion in enumerate(generate(engine, PROMPTS, replace(PLAIN, top_k=3))):
         ids = PROMPTS[row // 4].token_ids + completion.token_ids
         logits = policy.model(torch.tensor([ids])).logits[0, -len(completion.token_ids) - 1 : -1]
@@ -105,8 +105,10 @@ def test_every_token_lies_among_the_top_k(engine, policy):
 
 
 def same_as_hf(engine, policy, sampling):
-    """Greedy completions by both engines, which have to be the same. Before min_tokens SGLang's
-    logprobs are those of what the end tokens leave over."""
+    """Return greedy completions, and assert that the policy's own engine gives the same.
+
+    Before ``min_tokens`` SGLang's logprobs are those of the distribution without end tokens.
+    """
     ours = generate(engine, PROMPTS, sampling, group_size=1)
     theirs = hf_completions(policy, sampling)
     least = sampling.min_tokens
@@ -144,7 +146,7 @@ def test_a_stop_string_cuts_the_text_but_not_the_tokens(engine, policy):
     assert any(stop in policy.tokenizer.decode(one.token_ids) for one in cut)
 
 
-def test_stop_strings_beside_min_tokens_are_refused_with_the_keys(engine):
+def test_stop_strings_together_with_min_tokens_are_refused(engine):
     with pytest.raises(ValueError, match="Set model.sampling.min_tokens"):
         generate(engine, PROMPTS, replace(PLAIN, stop=("a",), min_tokens=2))
 
@@ -156,7 +158,7 @@ def test_the_seed_decides_and_rows_of_a_group_differ(engine):
     assert len({completion.token_ids for completion in first}) == len(first)
 
 
-def test_two_prompts_with_the_same_text_have_noise_of_their_own(engine):
+def test_two_prompts_with_the_same_text_get_different_completions(engine):
     twins = [prompt("1+1=", id="a"), prompt("1+1=", id="b")]
     completions = generate(engine, twins, PLAIN)
     assert len({completion.token_ids for completion in completions}) == 8
@@ -167,10 +169,10 @@ def test_a_completion_depends_neither_on_the_load_nor_on_how_it_is_streamed(
 ):
     expected = generate(engine, PROMPTS, PLAIN)
     with (
-        running_server(directory, **SEEDED) as other,
+        running_server(directory, enable_deterministic_inference=True) as other,
         serving(policy, version=3, urls=[other.url], max_concurrency=1) as alone,
     ):
-        other.count_anew()
+        other.reset_count()
         completions = generate(alone, PROMPTS, PLAIN)
         assert other.log()["most_unfinished"] == 1
     for one, same in zip(completions, expected, strict=True):
@@ -180,21 +182,17 @@ def test_a_completion_depends_neither_on_the_load_nor_on_how_it_is_streamed(
 
 def test_closing_the_iterator_leaves_no_request_on_the_server(policy, server):
     with serving(policy, urls=[server.url]) as engine:
-        close_early(engine, server)
+        server.faults(token_delay_seconds=0.05)
+        sampling = Sampling(max_tokens=100, stop_token_ids=tuple(range(60)))
+        completions = engine.generate(PROMPTS, 4, sampling, seed=0)
+        next(completions)
+        assert server.log()["generating"] > 0
+        completions.close()
+        wait_until(lambda: server.log()["generating"] == 0, 20)
+        assert server.log()["dropped"] > 0
 
 
-def close_early(engine, server):
-    server.faults(token_delay_seconds=0.2)
-    sampling = Sampling(max_tokens=100, stop_token_ids=tuple(range(60)))
-    completions = engine.generate(PROMPTS, 4, sampling, seed=0)
-    next(completions)
-    assert server.log()["generating"] > 0
-    completions.close()
-    wait_until(lambda: server.log()["generating"] == 0, 20)
-    assert server.log()["dropped"] > 0
-
-
-def test_a_completion_that_the_servers_context_cuts_is_absent(engine):
+def test_a_completion_that_the_servers_context_cuts_is_failed(engine):
     longest = prompt("x" * 100)
     (cut,) = generate(engine, [longest], Sampling(max_tokens=28, top_k=1), group_size=1)
     assert cut.is_failed or cut.finish_reason == "stop"
@@ -203,32 +201,29 @@ def test_a_completion_that_the_servers_context_cuts_is_absent(engine):
     assert "context length" in refused.failure
 
 
-# Weights
-
-
-def test_full_weights_arrive_and_are_proven(directory, tmp_path):
+def test_full_weights_are_sampled_with_and_checked(directory, tmp_path):
     policy = tiny_policy(seed=1)
     with serving(policy, launch=launch(), directory=str(tmp_path)) as engine:
         for version in (0, 7, 8, 9):
             engine.load_weights(policy, version)
             completions = generate(engine, PROMPTS, PLAIN)
             assert_written_by({version: policy.model}, PROMPTS, completions)
-            stirred(policy, seed=version)
+            perturbed(policy, seed=version)
         differences = engine.observe().means["sampler/proof_difference"]
-        assert len(differences) == 3  # with the first three; then 4, 8, ... updates later
+        assert len(differences) == 3  # at the first three updates; then 4, 8, ... updates later
         assert max(differences) < 1e-4
     assert not (tmp_path / "weights").exists()
     assert (tmp_path / "server_0.log").exists()
 
 
-def test_what_runs_goes_on_with_the_new_weights_and_says_so(server, directory):
-    old, new = tiny_policy(), stirred(tiny_policy())
+def test_running_completions_continue_with_the_new_weights_and_report_it(server, directory):
+    old, new = tiny_policy(), perturbed(tiny_policy())
     sampling = Sampling(max_tokens=40)
     with ThreadPoolExecutor(1) as pool, serving(old, version=1, urls=[server.url]) as engine:
-        server.faults(token_delay_seconds=0.05)
+        server.faults(token_delay_seconds=0.02)
         running = pool.submit(generate, engine, PROMPTS, sampling)
         wait_until(lambda: server.log()["generating"] == 12)
-        time.sleep(0.5)  # some tokens
+        time.sleep(0.1)  # some tokens
         engine.load_weights(new, 2)
         server.faults()
         completions = running.result(60)
@@ -242,14 +237,14 @@ def serving_adapter(policy, server, **settings):
         yield engine
 
 
-def test_adapters_travel_alone_and_old_ones_are_unloaded(server, directory, tmp_path):
-    policy = stirred(tiny_policy(lora=LoRA(rank=4, target_modules=["q_proj", "v_proj"])))
+def test_only_adapters_are_sent_and_old_ones_are_unloaded(server, directory, tmp_path):
+    policy = perturbed(tiny_policy(lora=LoRA(rank=4, target_modules=["q_proj", "v_proj"])))
     with serving_adapter(policy, server, directory=str(tmp_path)) as engine:
         for version in (0, 1, 2):
             engine.load_weights(policy, version)
             completions = generate(engine, PROMPTS, PLAIN)
             assert_written_by({version: policy.model}, PROMPTS, completions)
-            stirred(policy, seed=version)
+            perturbed(policy, seed=version)
         files = {path.name for path in (tmp_path / "weights" / "v2").iterdir()}
         assert "adapter_model.safetensors" in files
         assert "model.safetensors" not in files
@@ -264,16 +259,16 @@ def is_loaded(server, name):
     return status == 200
 
 
-def test_an_adapter_that_an_earlier_run_left_under_the_name_is_replaced(server):
+def test_an_adapter_with_the_same_name_from_an_earlier_run_is_replaced(server):
     for seed in (1, 2):
         policy = tiny_policy(lora=LoRA(rank=4, target_modules=["q_proj", "v_proj"]))
-        with serving_adapter(stirred(policy, seed=seed), server) as engine:
+        with serving_adapter(perturbed(policy, seed=seed), server) as engine:
             completions = generate(engine, PROMPTS, PLAIN)
         assert_written_by({0: policy.model}, PROMPTS, completions)
 
 
-def test_a_launched_server_takes_the_policys_adapters(tmp_path):
-    policy = stirred(tiny_policy(lora=LoRA(rank=4)))
+def test_a_launched_server_accepts_the_policys_adapters(tmp_path):
+    policy = perturbed(tiny_policy(lora=LoRA(rank=4)))
     with serving(policy, launch=launch()) as engine:
         (server,) = launched_servers()
         assert is_loaded(server, "policy-v0")
@@ -281,8 +276,8 @@ def test_a_launched_server_takes_the_policys_adapters(tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora": LoRA(rank=4, target_modules=["q_proj"])}])
-def test_an_update_that_only_seems_to_happen_ends_the_run_with_both_numbers(server, settings):
-    policy = stirred(tiny_policy(**settings), seed=9)
+def test_an_update_that_only_seems_to_happen_fails_the_engine_with_both_numbers(server, settings):
+    policy = perturbed(tiny_policy(**settings), seed=9)
     with serving(policy, version=-1, urls=[server.url]) as engine:
         server.faults(stale_updates=1)
         with pytest.raises(EngineFailed, match=r"mean -\d+\.\d+, trainer -\d+\.\d+") as failure:
@@ -292,10 +287,7 @@ def test_an_update_that_only_seems_to_happen_ends_the_run_with_both_numbers(serv
     assert "differ from the trainer's by" in str(failure.value)
 
 
-# The command line
-
-
-def test_settings_become_sglangs_options_and_the_users_flags_win():
+def test_settings_become_sglangs_options_and_the_users_flags_override_them():
     settings = Launch(
         python="/env/bin/python",
         tensor_parallel_size=2,
@@ -303,7 +295,7 @@ def test_settings_become_sglangs_options_and_the_users_flags_win():
         max_model_len=4096,
         flags={"max-running-requests": 64, "enable-deterministic-inference": False},
     )
-    model = Model(path="some/model", tokenizer="mine", dtype="bfloat16", adapter_rank=None)
+    model = ServedModel(path="some/model", tokenizer="mine", dtype="bfloat16", adapter_rank=None)
     command = SGLangAPI().command(settings, model, 30000)
     assert command[:3] == ["/env/bin/python", "-m", "sglang.launch_server"]
     words = " ".join(command)
@@ -319,12 +311,16 @@ def test_settings_become_sglangs_options_and_the_users_flags_win():
 
 
 def test_adapters_need_their_rank_and_modules_and_one_copy_of_the_weights():
-    modules = ("k_proj", "q_proj")
-    model = Model(path="m", tokenizer="m", dtype="float32", adapter_rank=8, adapter_modules=modules)
+    model = ServedModel(
+        path="m",
+        tokenizer="m",
+        dtype="float32",
+        adapter_rank=8,
+        adapter_modules=("k_proj", "q_proj"),
+    )
     command = SGLangAPI().command(Launch(program=PROGRAM), model, 1)
     assert command[:2] == PROGRAM
-    assert "--enable-lora --max-lora-rank 8 --lora-target-modules k_proj q_proj" in " ".join(
-        command
-    )
+    words = " ".join(command)
+    assert "--enable-lora --max-lora-rank 8 --lora-target-modules k_proj q_proj" in words
     with pytest.raises(ValueError, match="num_servers"):
         SGLangAPI().command(Launch(data_parallel_size=2), model, 1)

@@ -13,15 +13,15 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from toy_rollouts import completion, failed, fit, outputs, rollouts, train_batch
 
 from lit_grpo.runs.files import (
-    LOGGED,
     CompletionsFile,
     FinalModel,
     MetricsFile,
     free_path,
     last_checkpoint,
     next_run_dir,
-    open_run_log,
 )
+from lit_grpo.runs.log import LOGGED, open_run_log
+from lit_grpo.stopping import stop_run
 from lit_grpo.types import Outcome, StopReason
 
 STEP = outputs(rollouts([[0.0, 1.0]]), train_batch([-1.0, 1.0]))
@@ -36,10 +36,7 @@ def column(path: Path, name: str) -> list[str]:
     return [row[name] for row in rows_of(path)]
 
 
-# Run directories
-
-
-def test_versions_count_up_and_gaps_are_not_filled(tmp_path):
+def test_runs_are_numbered_upwards_and_gaps_are_not_filled(tmp_path):
     assert next_run_dir(tmp_path, "sft") == tmp_path / "sft" / "0"
     (tmp_path / "sft" / "7").mkdir()
     (tmp_path / "sft" / "notes").mkdir()
@@ -47,7 +44,7 @@ def test_versions_count_up_and_gaps_are_not_filled(tmp_path):
     assert next_run_dir(tmp_path, "sft").is_dir()
 
 
-def test_last_checkpoint_is_the_one_written_last(tmp_path):
+def test_the_last_checkpoint_is_the_most_recently_written(tmp_path):
     assert last_checkpoint(tmp_path) is None
     directory = tmp_path / "checkpoints"
     directory.mkdir()
@@ -55,9 +52,6 @@ def test_last_checkpoint_is_the_one_written_last(tmp_path):
         (directory / name).touch()
         os.utime(directory / name, (1000 - age, 1000 - age))
     assert last_checkpoint(tmp_path) == directory / "best.ckpt"
-
-
-# metrics.csv
 
 
 def test_metrics_of_one_step_share_a_row_and_are_readable_at_once(tmp_path):
@@ -76,7 +70,7 @@ def test_metrics_of_one_step_share_a_row_and_are_readable_at_once(tmp_path):
     }
 
 
-def test_a_row_that_grows_and_one_that_shrinks_leave_nothing_behind(tmp_path):
+def test_rewriting_the_last_row_with_longer_or_shorter_values_leaves_no_remains(tmp_path):
     file = MetricsFile(tmp_path)
     file.log_metrics({"a": 1.0, "b": 2.0}, step=0)
     file.log_metrics({"a": 1.23456789012345, "b": -2.5e-10}, step=1)
@@ -94,7 +88,7 @@ def test_new_metrics_add_columns_and_keep_earlier_rows(tmp_path):
     assert list(tmp_path.iterdir()) == [file.path]
 
 
-def test_a_missing_value_is_no_number_and_pandas_reads_the_file(tmp_path):
+def test_pandas_reads_the_file_with_a_missing_value_as_nan(tmp_path):
     file = MetricsFile(tmp_path)
     file.log_metrics({"a": float("nan"), "b": torch.tensor(0.5)}, step=3)
     frame = pd.read_csv(file.path)
@@ -103,7 +97,7 @@ def test_a_missing_value_is_no_number_and_pandas_reads_the_file(tmp_path):
     assert frame["b"].tolist() == [0.5]
 
 
-def test_a_resumed_run_writes_its_steps_again_and_keeps_the_others(tmp_path):
+def test_a_resumed_run_rewrites_its_steps_and_keeps_earlier_ones(tmp_path):
     first = MetricsFile(tmp_path)
     for step in range(4):
         first.log_metrics({"a": float(step)}, step=step)
@@ -114,7 +108,7 @@ def test_a_resumed_run_writes_its_steps_again_and_keeps_the_others(tmp_path):
     assert column(resumed.path, "a") == ["0.0", "1.0", "20.0", "30.0"]
 
 
-def test_seconds_go_on_from_the_last_row_that_is_kept(tmp_path):
+def test_seconds_continue_from_the_last_row_that_is_kept(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("step,seconds,a\n0,10.0,1\n1,20.0,1\n2,900.0,1\n")
     MetricsFile(tmp_path).log_metrics({"a": 2.0}, step=2)
@@ -141,7 +135,7 @@ def test_an_evaluation_before_training_shares_the_row_of_the_first_step(tmp_path
     assert column(file.path, "a") == ["1.0"]
 
 
-def test_a_line_torn_by_a_kill_is_dropped(tmp_path):
+def test_a_line_cut_off_by_a_kill_is_dropped(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("step,seconds,a\n0,1.0,0.5\n1,2.0,0.")
     MetricsFile(tmp_path).log_metrics({"a": 3.0}, step=2)
@@ -174,9 +168,6 @@ def test_checkpoints_without_a_directory_go_into_the_run_directory(tmp_path):
     logger = MetricsFile(tmp_path)
     fit(lambda step: STEP, [checkpoint], steps=1, logger=logger, enable_checkpointing=True)
     assert Path(checkpoint.dirpath) == tmp_path / "checkpoints"
-
-
-# completions/
 
 
 def test_completions_are_written_with_scores_and_advantages(tmp_path):
@@ -213,19 +204,16 @@ def test_completions_are_written_every_nth_step_also_without_a_train_batch(tmp_p
     assert pd.read_parquet(paths[1])["advantage"].isna().all()
 
 
-def test_completions_at_no_step_at_all_are_refused(tmp_path):
+def test_an_interval_of_zero_steps_is_refused(tmp_path):
     with pytest.raises(ValueError, match="every_n_steps must be >= 1, got 0"):
         CompletionsFile(tmp_path, every_n_steps=0)
 
 
-def test_a_file_is_never_put_where_one_is(tmp_path):
+def test_a_path_that_exists_is_numbered(tmp_path):
     assert free_path(tmp_path / "a.parquet") == tmp_path / "a.parquet"
     for name in ("a.parquet", "a-1.parquet", "a-3.parquet"):
         (tmp_path / name).touch()
     assert free_path(tmp_path / "a.parquet") == tmp_path / "a-2.parquet"
-
-
-# final/
 
 
 class Saver(torch.nn.Module):
@@ -235,7 +223,7 @@ class Saver(torch.nn.Module):
 
 
 class WithPolicy(FinalModel):
-    """Gives the toy module the policy that a real one has."""
+    """Adds the policy that a real module has to the toy module."""
 
     def on_train_start(self, trainer, pl_module):
         pl_module.policy = Saver()
@@ -252,13 +240,10 @@ def test_final_model_replaces_an_older_one(tmp_path):
 def test_a_stopped_run_has_no_final_model(tmp_path):
     class Stop(WithPolicy):
         def on_train_batch_end(self, trainer, *args):
-            trainer.stop_reason = StopReason(exit_code=3, message="enough")
+            stop_run(trainer, StopReason(exit_code=3, message="enough"))
 
     fit(lambda step: STEP, [Stop(tmp_path)], steps=1)
     assert list(tmp_path.iterdir()) == []
-
-
-# run.log
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def titles(run: Path) -> list[str]:
     return [panel.title for panel in PANELS if panel.fits(load_run(run))]
 
 
-def test_the_picture_of_several_runs_goes_to_the_last_one(tmp_path):
+def test_the_picture_of_several_runs_is_written_into_the_last_one(tmp_path):
     first = make_run(tmp_path / "sft" / "0", WARM_UP)
     last = make_run(tmp_path / "grpo" / "0", GRPO)
     path = draw_curves([first, last])
@@ -48,7 +48,7 @@ def test_the_picture_of_several_runs_goes_to_the_last_one(tmp_path):
     assert 0.01 < (pixels < 200).mean() < 0.5
 
 
-def test_only_what_has_data_gets_a_panel(tmp_path):
+def test_only_quantities_with_data_get_a_panel(tmp_path):
     warm_up = make_run(tmp_path / "sft", WARM_UP)
     grpo = make_run(tmp_path / "grpo", GRPO)
     assert titles(warm_up) == ["Held-out accuracy", "Warm-up loss"]
@@ -81,7 +81,7 @@ def test_long_noisy_runs_and_samples_are_drawn(tmp_path):
     assert draw_curves([run]).stat().st_size > 10_000
 
 
-def test_the_summary_of_a_warm_up_and_grpo_tells_accuracy_before_and_after(tmp_path, capsys):
+def test_the_summary_of_a_warm_up_and_grpo_shows_accuracy_before_and_after(tmp_path, capsys):
     first = make_run(tmp_path / "sft" / "0", WARM_UP)
     last = make_run(tmp_path / "grpo" / "0", GRPO, "final", "checkpoints")
     report([str(first), str(last)])
@@ -104,7 +104,7 @@ def test_the_summary_of_one_run_starts_with_its_first_accuracy(tmp_path, capsys)
     assert line in capsys.readouterr().out.splitlines()
 
 
-def test_a_summary_without_accuracy_says_nothing_of_it(tmp_path, capsys):
+def test_a_summary_without_accuracy_omits_its_line(tmp_path, capsys):
     summarise([make_run(tmp_path / "run", "step,seconds,reward/mean\n0,1,0.5\n")])
     assert "Held-out" not in capsys.readouterr().out
 
@@ -122,12 +122,12 @@ def test_the_parent_of_runs_names_its_runs(tmp_path):
 
 
 @pytest.mark.parametrize("metrics", ["", "step,seconds\n"])
-def test_a_run_without_a_step_says_where_to_look(tmp_path, metrics):
+def test_for_a_run_without_a_step_the_log_is_named(tmp_path, metrics):
     with pytest.raises(ValueError, match="ended before its first step. See run.log"):
         load_run(make_run(tmp_path / "run", metrics))
 
 
-def test_the_command_answers_a_wrong_directory_in_one_line_with_exit_code_2(tmp_path, capsys):
+def test_a_wrong_directory_is_one_line_and_exit_code_2(tmp_path, capsys):
     assert __main__.main(["report", str(tmp_path / "nowhere")]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

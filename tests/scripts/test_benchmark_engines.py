@@ -1,4 +1,4 @@
-"""The benchmark's figures of engines: both sides do the same, and one of them overlaps."""
+"""The benchmark of engines: both clients send the same requests, and only one run overlaps."""
 
 import importlib
 import json
@@ -10,31 +10,28 @@ import torch
 from paths import SUPPORT
 from vllm_environment import PYTHON, needs_vllm
 
-engines, overlap, turns, workloads = (
+engines, overlap, processes, workloads = (
     importlib.import_module(f"_benchmark.{name}")
-    for name in ("engines", "overlap", "turns", "workloads")
+    for name in ("engines", "overlap", "processes", "workloads")
 )
 
 TINY = workloads.SIZES["tiny"]
 SHORT = replace(
     workloads.WORKLOADS["short_equal"], num_prompts=4, group_size=8, prompt_tokens=6, max_tokens=4
 )
-EFFORT = turns.Effort(rounds=1, steps=1)
+REPETITIONS = processes.Repetitions(rounds=1, steps=1)
 NUM_STEPS = 5
 
 
-# Requests
-
-
-def test_without_vllm_there_is_no_figure_and_a_word_about_it(tmp_path, monkeypatch, capsys):
+def test_without_vllm_the_figure_is_skipped_with_a_message(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LIT_GRPO_VLLM_VENV", str(tmp_path))
-    assert list(engines.compare_client(EFFORT)) == []
+    assert list(engines.compare_client(REPETITIONS)) == []
     assert "scripts/setup_vllm_cpu" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """The requests for completions that a server has got, a line each."""
+    """A file with a line per request for completions that the server has received."""
     path = tmp_path_factory.mktemp("requests") / "bodies.jsonl"
     path.touch()
     return path
@@ -42,16 +39,16 @@ def recorded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(recorded):
-    """The benchmark's engine and policy, and a server that keeps its requests."""
+    """Yield the benchmark's engine and policy, with a server that records its requests."""
     launch = engines.launch_on_cpu(PYTHON)
     flags = launch.flags | {"middleware": "recorded_requests.Recorder"}
     env = launch.env | {"PYTHONPATH": str(SUPPORT), "RECORDED_REQUESTS": str(recorded)}
-    with engines.served(replace(launch, flags=flags, env=env)) as served:
-        yield served
+    with engines.running_engine(replace(launch, flags=flags, env=env)) as engine_and_policy:
+        yield engine_and_policy
 
 
-def requests_of(recorded, send):
-    """What the server is asked meanwhile, in an order of its own."""
+def requests_during(recorded, send):
+    """Return the requests that the server receives during a call, sorted."""
     num_before = len(recorded.read_text().splitlines())
     send()
     bodies = map(json.loads, recorded.read_text().splitlines()[num_before:])
@@ -62,15 +59,17 @@ def requests_of(recorded, send):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_engine_and_the_bare_client_send_the_same_requests(served, recorded):
-    asks = engines.asks_of(*served, num_prompts=3, group_size=2, max_tokens=4)
+    arguments = engines.generation_arguments(*served, num_prompts=3, group_size=2, max_tokens=4)
     ours, bare, other = (
-        requests_of(recorded, lambda send=send, seed=seed: send(*asks, seed))
+        requests_during(recorded, lambda send=send, seed=seed: send(*arguments, seed))
         for send, seed in (
-            (engines.engine_seconds, 7), (engines.bare_seconds, 7), (engines.bare_seconds, 8),
+            (engines.engine_seconds, 7),
+            (engines.bare_client_seconds, 7),
+            (engines.bare_client_seconds, 8),
         )
-    )  # fmt: skip
+    )
     assert ours == bare
-    assert ours != other  # a repeated seed would be answered from what is cached
+    assert ours != other  # the server could answer a repeated seed from its cache
     assert len(ours) == 3
     for body in ours:
         assert len(body["token_ids"]) == 16
@@ -83,28 +82,25 @@ def test_the_engine_and_the_bare_client_send_the_same_requests(served, recorded)
 @pytest.mark.timeout(600)
 def test_the_client_is_timed_beside_a_bare_one(served, recorded):
     figures = []
-    requests = requests_of(
-        recorded, lambda: figures.append(engines.client_figure(*served, 3, 2, 4, EFFORT))
+    requests = requests_during(
+        recorded, lambda: figures.append(engines.compare_client_on(*served, 3, 2, 4, REPETITIONS))
     )
     (figure,) = figures
     assert (figure.figure, figure.against) == ("engine client", "a bare asynchronous client")
     assert (figure.case, figure.unit) == ("3 x 2 completions of 4 tokens", "s")
     assert figure.target == pytest.approx(1 / 0.95)
     assert min(figure.ours, figure.other) > 0
-    laps = 1 + engines.LAPS_A_ROUND  # one warms up
-    assert len(requests) == 2 * laps * 3  # of both, a request a prompt
+    runs = 1 + engines.RUNS_PER_ROUND  # one is a warm-up
+    assert len(requests) == 2 * runs * 3  # of both clients, one per prompt
 
 
-# Sampling during the update
-
-
-class Watching(type(overlap.waiting_engine(0.0))):
-    """Ends no generation but the first before the policy has changed, or so many seconds."""
+class WatchingEngine(type(overlap.sleeping_engine(0.0))):
+    """Wait in each generation but the first until the policy changes, for some seconds at most."""
 
     def __init__(self, seconds):
         self.seconds = seconds
         self.saw_an_update = []
-        """By each generation."""
+        """One entry per generation."""
 
     def load_weights(self, policy, version):
         self.weight = policy.model.get_input_embeddings().weight
@@ -113,45 +109,40 @@ class Watching(type(overlap.waiting_engine(0.0))):
 
     def generate(self, prompts, group_size, sampling, *, seed):
         is_first, loaded = not self.saw_an_update, self.loaded
-        self.saw_an_update.append(not is_first and self.sees_another_weight_than(loaded))
+        self.saw_an_update.append(not is_first and self.weight_changes_from(loaded))
         yield from super().generate(prompts, group_size, sampling, seed=seed)
 
-    def sees_another_weight_than(self, loaded):
+    def weight_changes_from(self, loaded):
         end = time.monotonic() + self.seconds
         while (is_same := torch.equal(self.weight, loaded)) and time.monotonic() < end:
             time.sleep(0.01)
         return not is_same
 
 
-def test_the_run_that_is_ahead_samples_while_the_policy_is_updated():
-    engine = Watching(seconds=60)
+def test_a_run_with_off_policyness_samples_while_the_policy_is_updated():
+    engine = WatchingEngine(seconds=60)
     overlap.step_seconds(SHORT, TINY, engine, 1, NUM_STEPS)
     assert engine.saw_an_update == [False] + [True] * (NUM_STEPS - 1)
 
 
-def test_the_run_that_it_is_compared_with_does_not():
-    engine = Watching(seconds=0.1)
+def test_a_run_without_off_policyness_does_not_sample_while_the_policy_is_updated():
+    engine = WatchingEngine(seconds=0.1)
     overlap.step_seconds(SHORT, TINY, engine, 0, NUM_STEPS)
     assert engine.saw_an_update == [False] * NUM_STEPS
 
 
-def test_steps_that_warm_up_do_not_count():
-    seconds = overlap.step_seconds(SHORT, TINY, overlap.waiting_engine(0.0), 0, NUM_STEPS)
-    assert len(seconds) == NUM_STEPS - 1 - overlap.WARM_UP_STEPS  # of the first no begin is known
-    assert min(seconds) > 0
+def test_warm_up_steps_are_left_out_and_a_generation_takes_its_configured_time():
+    seconds = overlap.step_seconds(SHORT, TINY, overlap.sleeping_engine(0.1), 0, NUM_STEPS)
+    assert len(seconds) == NUM_STEPS - 1 - overlap.WARM_UP_STEPS  # the first has no start time
+    assert min(seconds) >= 0.1
 
 
-def test_a_generation_takes_as_long_as_it_is_told_to():
-    engine = overlap.waiting_engine(0.3)
-    seconds = overlap.step_seconds(SHORT, TINY, engine, 0, NUM_STEPS)
-    assert min(seconds) >= 0.3
-
-
-def test_overlap_is_timed_beside_the_same_without():
-    (figure,) = overlap.compare_overlap(TINY, EFFORT)
+def test_overlap_is_timed_beside_the_same_run_without_it(monkeypatch):
+    monkeypatch.setitem(overlap.WORKLOADS, "short_equal", SHORT)
+    (figure,) = overlap.compare_overlap(TINY, REPETITIONS)
     assert (figure.figure, figure.against) == ("overlap", "the same with 0")
     assert figure.case == "generation and update equally long, max_head_offpolicyness 1"
     assert (figure.unit, figure.target) == ("s", 0.65)
     assert min(figure.ours, figure.other) > 0
     update = figure.details[""]["update (s)"]
-    assert figure.other > update  # which the generation takes in addition
+    assert figure.other > update  # generation takes as long again

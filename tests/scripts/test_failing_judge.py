@@ -1,102 +1,145 @@
-"""The run beside a failing judge, and that its findings would notice what they deny."""
+"""The script with a failing judge: its checks fail when they should, and a real run passes them."""
 
 import importlib
+import json
 import subprocess
 import sys
 from dataclasses import replace
 
+import pandas as pd
 import pytest
-from paths import ROOT
+import torch
 
-SCRIPTS = ROOT / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-NUM_STEPS = 6
+script, checks, toy = (
+    importlib.import_module(name) for name in ("failing_judge", "_checks", "_toy_judge")
+)
 
-
-@pytest.fixture(scope="module")
-def script():
-    return importlib.import_module("failing_judge")
+NUM_STEPS = 2
 
 
-@pytest.fixture(scope="module")
-def evidence(script, tmp_path_factory):
-    return script.train(tmp_path_factory.mktemp("run"), NUM_STEPS)
+def output(**changes):
+    """The output of a good run: two steps of two rows, one of them without a score."""
+    completions = pd.DataFrame(
+        {
+            "completion": ["12", "1a", "ab", "34"],
+            "outcome/judge": ["ok", "ok", "timeout", "ok"],
+            "score/judge": [1.0, 0.5, None, 1.0],
+            "reward": [1.0, 0.5, None, 1.0],
+            "advantage": [0.5, -0.5, None, None],
+        }
+    )
+    run = script.RunOutput(
+        completions=completions,
+        metrics=pd.DataFrame({"reward/mean": [0.5, 0.9]}),
+        num_attempts=script.NUM_ATTEMPTS_DOWN,
+        weights_before=[torch.ones(2)],
+        weights_after=[torch.ones(2)],
+        num_optimizer_steps=NUM_STEPS,
+        stop_reason="",
+        calls={"verdict": 7, "rate_limited": 2, "empty": 1},
+    )
+    return replace(run, **changes)
 
 
-def denied(script, evidence) -> set[str]:
-    return importlib.import_module("_findings").denied(script.findings(evidence, NUM_STEPS))
+def with_cells(row, **cells):
+    """The good run with other values in one row of its completions."""
+    completions = output().completions
+    for column, value in cells.items():
+        completions.loc[row, column.replace("__", "/")] = value
+    return output(completions=completions)
 
 
-@pytest.mark.slow
-def test_no_reward_is_invented_and_no_step_is_taken_on_absent_scores(script, evidence):
-    # Six steps are too few to be sure that it learned.
-    assert denied(script, evidence) <= {"it learned"}
+def failed_checks(run, num_steps=NUM_STEPS):
+    return checks.failed_checks(script.check_run(run, num_steps))
 
 
-@pytest.mark.slow
-def test_an_invented_zero_would_be_found(script, evidence):
-    rows = evidence.completions.reset_index(drop=True)
-    absent = rows.index[rows["outcome/judge"] != "ok"][0]
-    rows.loc[absent, ["score/judge", "reward", "advantage"]] = 0.0
-    found = denied(script, replace(evidence, completions=rows))
-    assert {"no zero was invented", "an absent score has no reward and no advantage"} <= found
+def test_all_checks_pass_with_a_good_run():
+    assert failed_checks(output()) == set()
 
 
-@pytest.mark.slow
-def test_a_score_that_is_not_the_judge_s_would_be_found(script, evidence):
-    rows = evidence.completions.reset_index(drop=True)
-    scored = rows.index[rows["outcome/judge"] == "ok"][0]
-    rows.loc[scored, "score/judge"] = 0.05
-    assert "every score is the judge's" in denied(script, replace(evidence, completions=rows))
+SCORED, ABSENT = 0, 2
+FAILING_RUNS = {
+    "calls failed": {
+        "hardly any did": output(calls={"verdict": 10**6, "empty": 1}),
+    },
+    "every score is the judge's": {
+        "one is another": with_cells(SCORED, score__judge=0.05),
+        "one is missing": with_cells(SCORED, score__judge=None),
+    },
+    "no zero was invented": {
+        "an absent score is 0": with_cells(ABSENT, score__judge=0.0),
+    },
+    "an absent score has no reward and no advantage": {
+        "it has a reward": with_cells(ABSENT, reward=0.0),
+        "it has an advantage": with_cells(ABSENT, advantage=-0.5),
+        "no score is absent": output(completions=output().completions.drop(index=ABSENT)),
+    },
+    "the policy learned": {
+        "the reward stayed": output(metrics=pd.DataFrame({"reward/mean": [0.5, 0.5]})),
+    },
+    "the outage was waited out": {
+        "it ended too soon": output(num_attempts=script.NUM_ATTEMPTS_DOWN - 1),
+    },
+    "the outage did not change the policy": {
+        "it did": output(weights_after=[torch.ones(2) + 1e-6]),
+        "its weights were not recorded": output(weights_before=[], weights_after=[]),
+    },
+    "the run made all its steps": {
+        "an optimizer step is missing": output(num_optimizer_steps=NUM_STEPS - 1),
+        "it was stopped": output(stop_reason="the judge is down"),
+        "a step was not logged": output(metrics=pd.DataFrame({"reward/mean": [0.5, 0.8, 0.9]})),
+    },
+}
+"""Check -> case -> a run with which it must fail."""
+ALSO_FAILING = {
+    "an absent score is 0": {"an absent score has no reward and no advantage"},
+}
+"""Case -> other checks that fail with it."""
 
 
-@pytest.mark.slow
-def test_a_policy_that_moved_on_the_outage_would_be_found(script, evidence):
-    moved = replace(evidence, weights_after=[one + 1e-6 for one in evidence.weights_after])
-    assert "the policy did not move on it" in denied(script, moved)
+def test_every_check_has_a_run_with_which_it_fails():
+    assert FAILING_RUNS.keys() == script.check_run(output(), NUM_STEPS).keys()
 
 
-@pytest.mark.slow
-def test_a_policy_that_nobody_looked_at_would_be_found(script, evidence):
-    unseen = replace(evidence, weights_before=[], weights_after=[])
-    assert "the policy did not move on it" in denied(script, unseen)
+@pytest.mark.parametrize(
+    ("check", "case"), [(check, case) for check, cases in FAILING_RUNS.items() for case in cases]
+)
+def test_a_check_fails_with_a_run_that_does_not_pass_it(check, case):
+    assert failed_checks(FAILING_RUNS[check][case]) == {check} | ALSO_FAILING.get(case, set())
 
 
-@pytest.mark.slow
-def test_a_judge_that_hardly_failed_would_be_found(script, evidence):
-    well = replace(evidence, calls=evidence.calls | {"verdict": 10**6})
-    assert "calls failed" in denied(script, well)
+def test_the_grade_of_an_answer_is_never_zero():
+    assert [toy.grade(answer) for answer in ("", "ab", "1a", "12")] == [1, 1, 5, 10]
 
 
-@pytest.mark.slow
-def test_a_run_that_learned_nothing_would_be_found(script, evidence):
-    metrics = evidence.metrics.assign(**{"reward/mean": 0.5})
-    assert "it learned" in denied(script, replace(evidence, metrics=metrics))
-
-
-@pytest.mark.slow
-def test_an_outage_that_ended_too_soon_would_be_found(script, evidence):
-    soon = replace(evidence, num_attempts=script.NUM_ATTEMPTS_DOWN - 1)
-    assert "the outage was waited out" in denied(script, soon)
-
-
-@pytest.mark.slow
-def test_a_run_that_ended_early_would_be_found(script, evidence):
-    early = replace(evidence, num_optimizer_steps=NUM_STEPS - 1)
-    stopped = replace(evidence, stop_reason="the judge is down")
-    unlogged = replace(evidence, metrics=evidence.metrics.iloc[:-1])
-    for run in (early, stopped, unlogged):
-        assert "the run ended right" in denied(script, run)
-
-
-def test_the_toy_judge_ends_with_whoever_started_it():
-    toy = importlib.import_module("_toy_judge")
+def test_the_toy_judge_counts_its_answers_and_ends_with_its_context():
     with toy.toy_judge() as judge:
-        assert judge.counts() == {}
+        judge.set(is_down=True)
+        with pytest.raises(OSError, match="503"):
+            toy.urlopen(toy.Request(f"{judge.url}/v1/chat/completions", b"{}"), timeout=10)
+        assert judge.counts() == {"unavailable": 1}
     with pytest.raises(OSError, match="refused"):
         judge.counts()
 
 
-def test_the_script_says_what_it_does():
-    command = [sys.executable, str(SCRIPTS / "failing_judge.py"), "--help"]
-    assert "30%" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_the_toy_judge_exits_with_its_parent():
+    command = [sys.executable, toy.__file__, json.dumps({})]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert int(process.stdout.readline()) > 0
+        process.stdin.close()  # as the kernel does when the parent has ended
+        assert process.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_a_real_run_passes_all_checks(tmp_path):
+    num_steps = 6
+    run = script.train(tmp_path, num_steps)
+    # Six steps are too few for the policy to learn in every run.
+    assert failed_checks(run, num_steps) <= {"the policy learned"}
+
+
+def test_help_describes_the_script(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["failing_judge.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        script.main()
+    assert "30%" in capsys.readouterr().out

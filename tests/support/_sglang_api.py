@@ -1,6 +1,6 @@
-"""SGLang 0.5.23's native HTTP API in front of the model, and the faults that a test switches on.
+"""The HTTP API of the test server: SGLang 0.5.23's native routes, and the faults of a test.
 
-The shapes of replies are SGLang's; what it does on a GPU alone (memory, dtypes) is not here.
+Replies have SGLang's format. What it does on a GPU only (memory, dtypes) is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aiohttp import web
 
 
 class Server:
-    """The routes; ``flags`` are the parsed command line."""
+    """The routes of the server; ``flags`` are the parsed command line."""
 
     def __init__(self, flags: argparse.Namespace) -> None:
         sizes = flags.max_lora_rank and flags.lora_target_modules
@@ -62,7 +62,7 @@ class Server:
             "/resume_memory_occupation": self.resume_memory_occupation,
             "/test/faults": self.set_faults,
             "/test/log": self.read_log,
-            "/test/count_anew": self.count_anew,
+            "/test/reset_count": self.reset_count,
         }
         app = web.Application(middlewares=[self._count], client_max_size=1 << 30)
         for path, handler in routes.items():
@@ -77,14 +77,11 @@ class Server:
             self._transports.add(http.transport)
         return await handler(http)
 
-    # State
-
     async def ready(self, http: web.Request) -> web.Response:
         return web.Response(status=503 if self.engine.is_paused else 200)
 
     async def health(self, http: web.Request) -> web.Response:
-        """SGLang generates a token here, so that it takes a second; and in a pause, when no
-        request is taken in, it answers 503 after twenty. This server answers both at once."""
+        """Answer at once; SGLang generates a token first, and answers 503 in a pause after 20 s."""
         is_ill = self.flags.never_healthy or self.faults.strikes("unhealthy_checks")
         return web.Response(status=503 if is_ill or self.engine.is_paused else 200)
 
@@ -97,15 +94,13 @@ class Server:
                 "tokenizer_path": self.flags.tokenizer_path or self.flags.model_path,
                 "is_generation": True,
                 "weight_version": self.faults.weight_version or self.engine.weight_version,
-                "model_type": config.model_type,
-                "architectures": config.architectures,
+                "model_type": config["model_type"],
+                "architectures": config["architectures"],
             }
         )
 
     async def server_info(self, http: web.Request) -> web.Response:
         return web.json_response(vars(self.flags) | {"internal_states": [{}], "version": "0.5.23"})
-
-    # Generation
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
@@ -133,8 +128,10 @@ class Server:
             self.log.generating -= 1
 
     def _requests(self, body: Body) -> list[Request]:
-        """The sequences of a call: prompt-major, ``n`` a prompt, all with the same seed; they
-        have the caller's id only where the call is for one."""
+        """Return the sequences of a call, ``n`` per prompt, all with the same seed.
+
+        They have the caller's id only if the call is for a single sequence.
+        """
         params = SamplingParams(**body.get("sampling_params") or {})
         start = body.get("logprob_start_len", -1) if body.get("return_logprob") else -1
         requests = [
@@ -187,12 +184,14 @@ class Server:
                     group.create_task(self.engine.generate(request, send_one))
             await replies.send_event(response, "[DONE]")
         except* ConnectionError:
-            """The client has left, which has aborted its sequences."""
+            """The client has disconnected, which has aborted its sequences."""
         return response
 
     def _cutter(self, http: web.Request) -> Callable[[Request], Awaitable[None]]:
-        """Loses the connection of this call after two tokens where the fault strikes; aiohttp
-        then cancels the handler, as it does when a client leaves."""
+        """Return what drops the connection of this call after two tokens, if the fault is set.
+
+        aiohttp then cancels the handler, as it does when a client disconnects.
+        """
         is_cut = self.faults.strikes("cut_generate")
 
         async def cut(request: Request) -> None:
@@ -217,8 +216,6 @@ class Server:
         body = await _json(http)
         self.engine.abort(body.get("rid") or "", is_all=body.get("abort_all", False))
         return web.Response()
-
-    # Weights
 
     async def update_weights_from_disk(self, http: web.Request) -> web.Response:
         body = await http.json()
@@ -245,7 +242,7 @@ class Server:
         return True, "Succeeded to update model weights."
 
     async def _fault_of_update(self) -> bool:
-        """Whether the update shall only seem to happen."""
+        """Return whether the update should report success and change nothing."""
         if self.faults.strikes("hang_updates"):
             await asyncio.Event().wait()
         if self.faults.strikes("refuse_updates"):
@@ -283,8 +280,6 @@ class Server:
         content = {"success": True, "error_message": "", "loaded_adapters": self.engine.adapters}
         return web.json_response(content)
 
-    # Pauses and memory
-
     async def pause_generation(self, http: web.Request) -> web.Response:
         mode = (await _json(http)).get("mode", "abort")
         if mode not in ("abort", "retract", "in_place"):
@@ -306,14 +301,12 @@ class Server:
         assert self.engine.is_idle, "only when server is idle"
         is_kept = not self.flags.enable_memory_saver or self.flags.enable_weights_cpu_backup
         if "weights" in tags and not is_kept:
-            self.engine.lose_weights()
+            self.engine.model.lose_weights()
         return web.json_response(None)
 
     async def resume_memory_occupation(self, http: web.Request) -> web.Response:
-        """The weights come back as memory without content, unless the CPU has kept them."""
+        """Do nothing: lost weights do not come back."""
         return web.json_response(None)
-
-    # For the tests
 
     async def set_faults(self, http: web.Request) -> web.Response:
         self.faults = Faults(**await http.json())
@@ -325,19 +318,19 @@ class Server:
         self.log.most_unfinished = self.engine.most_unfinished
         return web.json_response(vars(self.log))
 
-    async def count_anew(self, http: web.Request) -> web.Response:
-        """For the most sequences at once: a proof has more than a test may allow."""
-        self.engine.count_anew()
+    async def reset_count(self, http: web.Request) -> web.Response:
+        """Reset ``most_unfinished``: a weight check may exceed the limit that a test is about."""
+        self.engine.reset_count()
         return web.Response()
 
 
 def _is_batch(body: Body) -> bool:
-    """Whether the reply is a list: several prompts, or several samples of one."""
+    """Return whether the reply is a list: for several prompts, or several samples of one."""
     given = body.get("input_ids") or body.get("text")
     is_list = isinstance(given, list) and not isinstance(given[0], int)
     return is_list or (body.get("sampling_params") or {}).get("n", 1) > 1
 
 
 async def _json(http: web.Request) -> dict[str, Any]:
-    """The body, which may be absent where every field has a default."""
+    """Return the body, which may be absent if every field has a default."""
     return await http.json() if http.can_read_body else {}

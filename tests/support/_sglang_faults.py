@@ -1,4 +1,4 @@
-"""What a test may make go wrong in the server while it runs, and what the server saw."""
+"""The faults that a test can set while the server runs, and the server's log of requests."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass, field
 
 @dataclass(kw_only=True)
 class Faults:
-    """What goes wrong from now on: the JSON object of ``POST /test/faults`` replaces all of it.
+    """The current faults, replaced as a whole by the JSON object of ``POST /test/faults``.
 
-    ``{}`` makes the server sound again. Counts go down as they are used.
+    ``{}`` removes all faults. Counts are decremented as they are used.
     """
 
     generate_statuses: list[int] = field(default_factory=list)
-    """The next /generate calls are answered with these statuses, one each."""
+    """Statuses of the next /generate calls, one each."""
     hang_generate: int = 0
     """The next N /generate calls are never answered."""
     cut_generate: int = 0
-    """The next N /generate calls lose their connection after two tokens, streamed or not."""
+    """The connections of the next N /generate calls are dropped after two tokens."""
     token_delay_seconds: float = 0.0
-    """Before every token of every request."""
+    """Delay before every token of every request."""
     stale_updates: int = 0
-    """The next N updates (weights or adapter) answer success and move the label, nothing else."""
+    """The next N updates (weights or adapter) report success and change the label only."""
     refuse_updates: int = 0
     """The next N updates (weights or adapter) answer 400 and change nothing."""
     hang_updates: int = 0
     """The next N updates (weights or adapter) are never answered and change nothing."""
     weight_version: str | None = None
-    """Reported everywhere in place of the true label."""
+    """Reported in place of the true label."""
     unhealthy_checks: int = 0
     """The next N health checks answer 503."""
 
     def strikes(self, name: str) -> bool:
-        """Whether this counted fault hits the present call, which it then uses up."""
+        """Return whether a counted fault applies to this call, and decrement its count."""
         count = getattr(self, name)
         setattr(self, name, max(count - 1, 0))
         return count > 0
@@ -41,15 +41,15 @@ class Faults:
 
 @dataclass(kw_only=True)
 class Log:
-    """What the server saw, without the calls to /test; ``GET /test/log`` answers with it."""
+    """What the server counted, without the calls to /test; the reply to ``GET /test/log``."""
 
     requests: Counter[str] = field(default_factory=Counter)
     """Calls by path."""
     connections: int = 0
-    """Opened by clients that sent something."""
+    """Connections on which something was sent."""
     generating: int = 0
-    """/generate calls that are inside now."""
+    """/generate calls being handled now."""
     most_unfinished: int = 0
-    """Most sequences that were under way at once, since the last ``POST /test/count_anew``."""
+    """Largest number of unfinished sequences since the last ``POST /test/reset_count``."""
     dropped: int = 0
-    """Sequences aborted because the connection of their call was lost."""
+    """Sequences aborted because their client disconnected."""

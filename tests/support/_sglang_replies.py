@@ -1,4 +1,4 @@
-"""Replies in SGLang 0.5.23's shapes: outputs, errors, server-sent events."""
+"""Replies in the format of SGLang 0.5.23: outputs, errors, server-sent events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Body = Mapping[str, Any]
 
 
 def output(body: Body, request: Request, text: str | None, version: str) -> dict[str, Any]:
-    """All of the output up to now; ``version`` is the label of the weights in use."""
+    """Return the whole output so far; ``version`` is the label of the weights in use."""
     reply: dict[str, Any] = {} if text is None else {"text": text}
     return reply | {
         "output_ids": list(request.output_ids),
@@ -22,7 +22,7 @@ def output(body: Body, request: Request, text: str | None, version: str) -> dict
 
 
 def since(whole: dict[str, Any], sent: dict[str, Any] | None) -> dict[str, Any]:
-    """What ``whole`` has beyond the output that was sent before; totals stay totals."""
+    """Return what is new in an output since the one that was sent before; totals stay totals."""
     if sent is None:
         return whole
     start, meta = len(sent["output_ids"]), dict(whole["meta_info"])
@@ -61,7 +61,7 @@ def _logprobs(body: Body, request: Request) -> dict[str, Any]:
 
 
 def _entries(logprobs: Sequence[float | None], token_ids: Sequence[int]) -> list[list[Any]]:
-    """The third place is for the token's text, which is not served."""
+    """Return [logprob, token id, text] of each token; this server leaves the text out."""
     pairs = zip(logprobs, token_ids, strict=True)
     return [[logprob, token_id, None] for logprob, token_id in pairs]
 
@@ -71,7 +71,7 @@ def error(message: str, status: int = 400) -> web.Response:
 
 
 def unknown_field(message: str) -> web.Response:
-    """A sampling parameter that SGLang has not; this error has no object."""
+    """The error for an unknown sampling parameter, which is not an object in SGLang."""
     return web.json_response({"error": message}, status=400)
 
 
@@ -92,7 +92,7 @@ async def send_event(response: web.StreamResponse, data: Any) -> None:
 
 
 async def refuse(http: web.Request, message: str, *, is_stream: bool) -> web.StreamResponse:
-    """A request that cannot be served; in a stream the status is 200 all the same."""
+    """The error for a request that cannot be served; the status of a stream is 200 anyway."""
     if not is_stream:
         return error(message)
     response = await event_stream(http)

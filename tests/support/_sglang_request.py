@@ -1,4 +1,4 @@
-"""What SGLang samples: the parameters of a request, its state, and the tokens it may draw."""
+"""A request to the test server: its sampling parameters and its state."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import DynamicCache
+import numpy as np
+from _sglang_llama import Cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """The part of SGLang's that is served, under its names and defaults."""
+    """The supported part of SGLang's sampling parameters, with their names and defaults."""
 
     max_new_tokens: int | None = 128
     min_new_tokens: int = 0
@@ -50,27 +49,27 @@ class SamplingParams:
 
     @property
     def scale(self) -> float:
-        """What divides the logits; SGLang turns temperature 0 into top_k 1 at temperature 1."""
+        """The divisor of the logits; SGLang turns temperature 0 into top_k 1 at temperature 1."""
         return 1.0 if self.temperature < 1e-6 else self.temperature
 
 
 @dataclass(eq=False, kw_only=True)
 class Request:
-    """One sequence; it runs while it holds a cache and waits in the queue while it has none."""
+    """One sequence; it is running while it has a cache, and queued while it has none."""
 
     rid: str
     prompt_ids: list[int]
     params: SamplingParams
     adapter: str | None = None
     logprob_start_len: int = -1
-    """Prompt tokens from here on get logprobs; none at -1."""
+    """First prompt token with a logprob; -1 for none."""
     prompt_logprobs: list[float | None] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
-    """Label of the weights that drew each token."""
+    """Label of the weights that sampled each token."""
     finish_reason: dict[str, Any] | None = None
-    cache: DynamicCache | None = None
+    cache: Cache | None = None
     num_retractions: int = 0
     is_aborted: bool = False
 
@@ -80,7 +79,7 @@ class Request:
 
     @property
     def version_spans(self) -> list[dict[str, Any]]:
-        """Runs of tokens by the same weights, ``end`` exclusive."""
+        """Runs of tokens sampled by the same weights, ``end`` exclusive."""
         spans, end = [], 0
         for version, run in groupby(self.versions):
             start, end = end, end + len(list(run))
@@ -88,9 +87,12 @@ class Request:
         return spans
 
 
-def within(logprobs: Tensor, params: SamplingParams) -> Tensor:
-    """Minus infinity outside the top-k tokens and outside the top-p mass, both of all tokens."""
-    ordered, order = logprobs.sort(descending=True)
-    mass_before = ordered.exp().cumsum(0) - ordered.exp()
+def within(logprobs: Any, params: SamplingParams) -> Any:
+    """Return [V] logprobs, minus infinity outside the top-k tokens and the top-p mass."""
+    order = np.argsort(-logprobs, kind="stable")
+    probabilities = np.exp(logprobs[order])
+    mass_before = probabilities.cumsum() - probabilities
     kept = order[mass_before <= params.top_p][: None if params.top_k == -1 else params.top_k]
-    return torch.full_like(logprobs, -torch.inf).index_copy(0, kept, logprobs[kept])
+    truncated = np.full_like(logprobs, -np.inf)
+    truncated[kept] = logprobs[kept]
+    return truncated

@@ -1,7 +1,7 @@
-"""Sends weights to a real vLLM server as by NCCL, and prints as JSON what came of it;
-`test_rollout_transfer` judges.
+"""Send weights to a real vLLM server, and write the results as JSON.
 
-A program of its own: it runs in the environment that has vLLM, and one server serves all checks.
+This is a program for the environment that has vLLM, run by `test_nccl_transfer_with_vllm`; one
+server serves all checks.
 """
 
 import copy
@@ -24,8 +24,8 @@ from lit_grpo.rollout import Launch, Proof, Sampling, Supervision, VLLMServerEng
 from lit_grpo.rollout.vllm import nccl_transfer
 
 HOT = Sampling(max_tokens=12, temperature=0.7)
-NUM_WELL = 2
-"""Broadcasts before one with a part of a fused layer, of which they had others."""
+NUM_SUCCESSFUL = 2
+"""Broadcasts that succeed before the one that fails, which is in the middle of a fused layer."""
 nccl_transfer.BUFFER_BYTES = 20_000
 
 
@@ -47,31 +47,31 @@ def open_engine(directory, fault, **settings):
 
 
 def send(engine, policy):
-    """Moves the policy and sends it; what the server samples then, and what happened."""
+    """Change the policy and send it; return what the server samples then, and what happened."""
     move(policy)
     opened = StoreCommunicator.num_opened
     engine.load_weights(policy, engine.version + 1)
-    return look(engine, policy) | {"groups_opened": StoreCommunicator.num_opened - opened}
+    return observe(engine, policy) | {"groups_opened": StoreCommunicator.num_opened - opened}
 
 
-def look(engine, policy):
+def observe(engine, policy):
     rows = sampled(engine, policy, HOT, HOT.temperature)
     observed = engine.observe()
     return rows | {
         "version": engine.version,
-        "proofs": list(observed.means["sampler/proof_difference"]),
+        "differences": list(observed.means["sampler/proof_difference"]),
         "restarts": observed.totals["rollout/restarts"],
     }
 
 
 def check_restart(engine, policy):
-    """The server dies while the policy is on its way to other weights than were sent."""
+    """Kill the server after the policy has changed, without sending the new weights."""
     sent = SimpleNamespace(model=copy.deepcopy(policy.model))
     move(policy)
     kill_server(engine)
     while engine.health():
         time.sleep(0.05)
-    return look(engine, sent)
+    return observe(engine, sent)
 
 
 def kill_server(engine):
@@ -80,11 +80,11 @@ def kill_server(engine):
 
 
 def once(action):
-    """In the sender, where a fused layer is half sent."""
+    """Do something once in the sender, when a fused layer is half sent."""
     calls = count()
 
     def act_if_due():
-        if next(calls) == NUM_WELL:
+        if next(calls) == NUM_SUCCESSFUL:
             action()
 
     StoreCommunicator.before_broadcast = act_if_due
@@ -95,9 +95,9 @@ def fail():
 
 
 def check_hang(engine, policy):
-    """The sender stands still for longer than this program runs."""
-    update = engine.api.update
-    engine.api.update = lambda endpoint, weights, seconds: update(endpoint, weights, 10)
+    """Let the sender hang for longer than this program runs."""
+    update = engine.api.update_weights
+    engine.api.update_weights = lambda endpoint, weights, seconds: update(endpoint, weights, 10)
     once(lambda: time.sleep(3600))
     return send(engine, policy)
 
@@ -116,7 +116,7 @@ def main() -> None:
         results["restarted"] = check_restart(engine, policy)
         once(fail)
         results["sender_failed"] = send(engine, policy)
-        fault.write_text(str(NUM_WELL))
+        fault.write_text(str(NUM_SUCCESSFUL))
         results["server_failed"] = send(engine, policy)
         results["sender_hung"] = check_hang(engine, policy)
         results["at_last"] = send(engine, policy)

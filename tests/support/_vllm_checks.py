@@ -1,6 +1,6 @@
-"""Uses vLLM in this process, and prints as JSON what came of it; `test_rollout_vllm` judges.
+"""Use vLLM in this process, and write the results as JSON for `test_in_process_with_vllm`.
 
-A program of its own: it runs in the environment that has vLLM, and one start serves many tests.
+This is a program for the environment that has vLLM; one run serves many tests.
 """
 
 import json
@@ -49,7 +49,7 @@ def plain(completions):
 
 
 def trainer_logprobs(policy, completions, temperature, prompts=PROMPTS, group_size=GROUP_SIZE):
-    """Those of the policy itself, row by row, without a cache."""
+    """Return those of the policy itself, row by row, without a cache."""
     rows = []
     for n, completion in enumerate(completions):
         tokens = prompts[n // group_size].token_ids + completion.token_ids
@@ -67,7 +67,7 @@ def sampled(engine, policy, sampling, temperature=1.0, **options):
 
 
 def failure(function, *arguments):
-    """What it says when it fails; nothing else may come of it."""
+    """Return the error that it raises, if any."""
     try:
         function(*arguments)
     except (EngineFailed, ValueError) as error:
@@ -76,7 +76,7 @@ def failure(function, *arguments):
 
 
 def draws():
-    """Numbers from every global generator that a training draws from."""
+    """Draw numbers from every global generator that a training uses."""
     return [random.random(), float(np.random.rand()), torch.rand(2).tolist()]
 
 
@@ -97,7 +97,7 @@ def seed_all():
 
 
 def check_process(policy):
-    """A training's draws and its process, with and without an engine between them."""
+    """Compare random numbers and process state with and without an engine."""
     seed_all()
     undisturbed = [draws() for _ in range(6)]
     state = shared_state()
@@ -161,7 +161,7 @@ def by_transformers(policy, one):
     return tokens[0, len(one.token_ids) :].tolist()
 
 
-def check_breaking_off(engine):
+def check_abort(engine):
     expected = generate(engine)
     llm = engine._vllm._llm
     stop = expected[0].token_ids[0]
@@ -187,7 +187,7 @@ def check_full_updates(engine, policy):
     results["same_version"] = generate(engine, GREEDY) == first
     engine.load_weights(policy, 7)
     results["new_version"] = sampled(engine, policy, GREEDY)
-    results["proof"] = list(engine.observe().means["sampler/proof_difference"])
+    results["differences"] = list(engine.observe().means["sampler/proof_difference"])
     results["health"] = engine.health()
     return results
 
@@ -202,11 +202,11 @@ def check_tied_embeddings():
     policy = tiny_policy(architecture=ARCHITECTURE | {"tie_word_embeddings": True})
     engine = open_engine(policy, proof=Proof())
     engine.load_weights(policy, 0)
-    unseen = list(engine.observe().means["sampler/proof_difference"])
+    differences = list(engine.observe().means["sampler/proof_difference"])
     move(policy)
     problem = failure(engine.load_weights, policy, 1)
     engine.close()
-    return {"failure": problem, "proofs_before": unseen}
+    return {"failure": problem, "differences_before": differences}
 
 
 def check_adapter(weight_sync):
@@ -224,7 +224,7 @@ def check_adapter(weight_sync):
     directories = sorted(path.name for path in scratch.glob("adapter-*"))
     engine.close()
     return {
-        "proofs": differences,
+        "differences": differences,
         "loaded": loaded,
         "directories": directories,
         "is_scratch_gone": not scratch.exists(),
@@ -233,15 +233,15 @@ def check_adapter(weight_sync):
 
 
 def check_sleep(policy):
-    """Two generations at each of two versions."""
+    """Generate twice at each of two versions."""
     engine = open_engine(policy)
     engine._vllm._sleeps, sent = True, []
-    send, engine._send = engine._send, lambda: (sent.append(1), send())
-    was_asleep, rows, proofs = [], [], []
+    send, engine._send_weights = engine._send_weights, lambda: (sent.append(1), send())
+    was_asleep, rows, differences = [], [], []
     for version in (0, 1):
         move(policy)
         engine.load_weights(policy, version)
-        proofs += engine.observe().means["sampler/proof_difference"]
+        differences += engine.observe().means["sampler/proof_difference"]
         for _ in range(2):
             rows.append(generate(engine, GREEDY))
             was_asleep.append(engine._vllm._llm.llm_engine.is_sleeping())
@@ -250,7 +250,7 @@ def check_sleep(policy):
         "was_asleep": was_asleep,
         "is_repeated": rows[0] == rows[1] != rows[2] == rows[3],
         "weights_sent": len(sent),
-        "proofs": proofs,
+        "differences": differences,
     }
 
 
@@ -271,7 +271,7 @@ def check_process_group(policy):
     engine = VLLMEngine()
     problem = failure(engine.start, policy)
     torch.distributed.destroy_process_group()
-    sys.excepthook = hook  # torch's own speaks of ranks
+    sys.excepthook = hook  # init_process_group has replaced it
     return problem
 
 
@@ -281,7 +281,7 @@ def main() -> None:
     engine = open_engine(policy)
     engine.load_weights(policy, 3)
     results["sampling"] = check_sampling(engine, policy)
-    results["breaking_off"] = check_breaking_off(engine)
+    results["aborted"] = check_abort(engine)
     results["full"] = check_full_updates(engine, policy)
     results["skipped_reset"] = check_skipped_reset(engine, policy)
     engine.close()

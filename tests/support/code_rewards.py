@@ -1,4 +1,4 @@
-"""Rewards that run what the policy wrote, as their users write them."""
+"""Rewards as users write them, some of which execute the completion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lit_grpo.rewards import Reward
 
 
 class RunCode(Reward):
-    """Executes the completion; its value is what this leaves in ``value``."""
+    """Execute the completion; the reward is what it leaves in ``value``."""
 
     def __init__(self, factor: float = 1.0, **settings):
         super().__init__(**settings)
@@ -23,11 +23,13 @@ class RunCode(Reward):
 
 
 class Longest(Reward):
-    """1 for the longest completion of a group."""
+    """1 for the longest completion of a group; crashes or raises on these texts."""
 
     def score_group(self, prompt, completions):
         if any(one.text == "crash" for one in completions):
             os._exit(7)
+        if any(one.text == "raise" for one in completions):
+            raise ValueError("on purpose")
         longest = max(len(one.text) for one in completions)
         return [float(len(one.text) == longest) for one in completions]
 
@@ -38,16 +40,16 @@ class LongerOfTwo(Longest):
         return 2
 
 
-class Diary(Reward):
-    """Writes down which process ran which hook."""
+class RecordsHooks(Reward):
+    """Record which process ran which hook."""
 
     def __init__(self, file: str, **settings):
         super().__init__(**settings)
         self.file = Path(file)
 
     def note(self, what):
-        with self.file.open("a") as diary:
-            diary.write(f"{what} {os.getpid()}\n")
+        with self.file.open("a") as file:
+            file.write(f"{what} {os.getpid()}\n")
 
     async def start(self):
         self.note("start")
@@ -79,23 +81,23 @@ class HoldsLambda(RunCode):
         self.clean = lambda text: text.strip()
 
 
-class Counts(RunCode):
+class HasState(RunCode):
     def state_dict(self):
         return {"count": 1}
 
 
-class Waits(Reward):
+class IsAsync(Reward):
     async def score(self, prompt, completion):
         return 1.0
 
 
 def runs(data_source, solution_str, ground_truth, extra_info=None, points=1.0):
-    """verl's form."""
+    """A reward function in verl's form."""
     scope: dict = {}
     exec(solution_str, scope)
     return {"score": points * float(scope["value"] == ground_truth)}
 
 
 def lengths(prompts, completions, **columns):
-    """TRL's form."""
+    """A reward function in TRL's form."""
     return [float(len(text)) for text in completions]

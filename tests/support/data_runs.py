@@ -1,4 +1,4 @@
-"""Trainings that record the prompts that they were given."""
+"""Trainings that record the prompts of every batch."""
 
 import lightning.pytorch as pl
 import torch
@@ -9,7 +9,7 @@ from lit_grpo.types import Prompt
 
 
 class Recorder(pl.LightningModule):
-    """A module that keeps the ids of the prompts that it gets."""
+    """A module that records the ids of its prompts, batch by batch."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ def fit(data, *callbacks, checkpoint=None, **choices) -> Recorder:
 
 
 def sums() -> AdditionData:
-    """Three steps an epoch and one prompt left over."""
+    """Return data of three steps per epoch, with one prompt left over."""
     return AdditionData(1, train_size=10, validation_size=3, prompts_per_step=3)
 
 

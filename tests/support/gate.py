@@ -1,4 +1,4 @@
-"""An address before a server's that can be shut while what is connected lives on."""
+"""A TCP proxy that can refuse new connections while existing ones stay open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 class Gate:
-    """Passes on what comes to it; shut, it refuses connections, and open ones go on."""
+    """Forwards connections to a server's port. While shut, it accepts no new ones."""
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
@@ -22,22 +22,22 @@ class Gate:
     def open(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", self.port))
         self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._let_in, args=[self._listener], daemon=True).start()
+        threading.Thread(target=self._accept, args=[self._listener], daemon=True).start()
 
     def shut(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def _let_in(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):
             while True:
-                caller, _ = listener.accept()
+                client, _ = listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._server_port))
-                for ends in ((caller, server), (server, caller)):
-                    threading.Thread(target=pass_on, args=ends, daemon=True).start()
+                for ends in ((client, server), (server, client)):
+                    threading.Thread(target=forward, args=ends, daemon=True).start()
 
 
-def pass_on(source: socket.socket, target: socket.socket) -> None:
+def forward(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
         while data := source.recv(65536):
             target.sendall(data)

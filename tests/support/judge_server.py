@@ -1,4 +1,4 @@
-"""A server of chat completions on a real socket that does as a test says, and keeps what it got."""
+"""A chat completions server on a real socket that tests script, and that keeps its requests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import openai.types.chat  # noqa: F401 - loaded before the first deadline of a test
+
 from lit_grpo.judge import Form, Grade, Judge, Limits, Price, Text
 from lit_grpo.judge import client as judge_client
 from lit_grpo.judge.client import JudgeClient, Question
@@ -19,27 +21,27 @@ from lit_grpo.judge.client import JudgeClient, Question
 GRADED = Form({"explanation": Text(), "score": Grade(10)})
 QUESTION = Question(messages=[{"role": "user", "content": "Grade 2."}], form=GRADED, ids=["X"])
 PRICE = Price(prompt=1.0, completion=10.0)
-"""A reply of 100 and 10 tokens costs 0.0002 dollars."""
 REPLY_COST = 0.0002
+"""Dollars for a reply of 100 prompt and 10 completion tokens."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server does with one request."""
+    """How the server answers one request."""
 
     body: Any = None
     """Sent as JSON; bytes are sent as they are."""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
-    """Before it answers."""
+    """Delay before the answer."""
     is_dropped: bool = False
-    """The connection is closed without an answer."""
+    """Whether the connection is closed without an answer."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """What stands between the marks of a prompt."""
+    """The text between the delimiters of a prompt."""
 
     kind: str
     id: str
@@ -48,7 +50,7 @@ class Section:
 
 @dataclass
 class Request:
-    """One request as it arrived."""
+    """One received request."""
 
     path: str
     headers: Mapping[str, str]
@@ -66,7 +68,7 @@ class Request:
 
     @property
     def sections(self) -> list[Section]:
-        """The material of the user's message, read as the system's message says."""
+        """The sections of the user message, parsed as the system message says."""
         system, user = self.texts
         nonce = re.search(r"<<([0-9a-f]{16})", system)[1]
         found: list[Section] = []
@@ -90,7 +92,7 @@ Behaviour = Callable[[Request], Reply]
 
 
 class JudgeServer:
-    """Answers with the scripted replies first, then by ``behaviour``."""
+    """Answers with the scripted replies first, then with ``behaviour``."""
 
     def __init__(self, behaviour: Behaviour | None = None) -> None:
         self.behaviour = behaviour or (lambda request: says(score=10))
@@ -102,7 +104,7 @@ class JudgeServer:
         self._is_closing = threading.Event()
 
     def script(self, *replies: Reply) -> None:
-        """The next replies, one a request."""
+        """Set the next replies, one per request."""
         with self._lock:
             self._script += replies
 
@@ -111,7 +113,7 @@ class JudgeServer:
         return f"http://127.0.0.1:{self._http.server_port}"
 
     def judge(self, **settings: Any) -> Judge:
-        """A judge that asks this server, impatient where a test says nothing."""
+        """Return a judge at this server, with short timeouts by default."""
         limits = {"call_timeout_seconds": 20.0, "deadline_seconds": 60.0}
         limits |= settings.pop("limits", {})
         given = {"model": "m", "base_url": f"{self.url}/v1", "auth": "none"} | settings
@@ -148,7 +150,7 @@ class _Http(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is what some tests are about."""
+        """Ignore clients that hang up, which some tests do."""
 
 
 def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:
@@ -188,7 +190,7 @@ def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:
 def writes(
     text: str | None, *, finish_reason: str = "stop", seconds: float = 0.0, **message: Any
 ) -> Reply:
-    """A completion with this text, of 100 prompt and 10 completion tokens."""
+    """Reply with this text, using 100 prompt and 10 completion tokens."""
     message = {"role": "assistant", "content": text} | message
     body = {
         "id": "c",
@@ -202,12 +204,12 @@ def writes(
 
 
 def says(*, seconds: float = 0.0, **fields: Any) -> Reply:
-    """One verdict as the form of a single item wants it."""
+    """Reply with the verdict on a single item."""
     return writes(json.dumps({"explanation": "because", **fields}), seconds=seconds)
 
 
 def refuses(status: int, message: str = "no", code: str | None = None, **headers: str) -> Reply:
-    """An error of OpenAI's form; underscores of header names stand for hyphens."""
+    """Reply with an error in OpenAI's form; underscores in header names become hyphens."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Reply({"error": {"message": message, "code": code}}, status=status, headers=named)
 
@@ -216,7 +218,7 @@ DROPS = Reply(is_dropped=True)
 
 
 def judges(kind: str, rule: Callable[[Request, Section], Mapping[str, Any]]) -> Behaviour:
-    """An obedient judge: a verdict by a fixed rule on each section of a kind, nothing else."""
+    """Return a judge that follows its instructions: it decides on each section by a fixed rule."""
 
     def behave(request: Request) -> Reply:
         found = request.of(kind)
@@ -230,17 +232,19 @@ def judges(kind: str, rule: Callable[[Request, Section], Mapping[str, Any]]) -> 
 
 
 def first_line_is(right: str) -> Callable[[Request, Section], Mapping[str, Any]]:
-    """10 for an answer whose first line is the right one, 0 for every other."""
+    """Return a rule: 10 for an answer whose first line is the right one, 0 for all others."""
     return lambda request, one: {"score": 10 if one.text.split("\n")[0] == right else 0}
 
 
 def ask(judge: Judge, *questions: Question) -> list[Any]:
-    """The answer or the failure of each question, asked side by side, and the client's books."""
-    answers, _ = ask_with_books(judge, *questions)
+    """Ask questions at the same time; return the answer or the failure of each."""
+    answers, _ = ask_with_totals(judge, *questions)
     return answers
 
 
-def ask_with_books(judge: Judge, *questions: Question) -> tuple[list[Any], Mapping[str, float]]:
+def ask_with_totals(judge: Judge, *questions: Question) -> tuple[list[Any], Mapping[str, float]]:
+    """Like ``ask``, and return the totals of the client's ledger."""
+
     async def run() -> tuple[list[Any], Mapping[str, float]]:
         client = JudgeClient(judge)
         asked = (client.ask(one) for one in questions or [QUESTION])
@@ -252,6 +256,6 @@ def ask_with_books(judge: Judge, *questions: Question) -> tuple[list[Any], Mappi
     return asyncio.run(run())
 
 
-def hurry(monkeypatch: Any) -> None:
-    """Makes the first waits short, where a test is not about them."""
+def shorten_backoff(monkeypatch: Any) -> None:
+    """Make retries fast in tests that are not about the waits."""
     monkeypatch.setattr(judge_client, "FIRST_BACKOFF_SECONDS", 0.01)

@@ -1,4 +1,4 @@
-"""Micro-batches of literal or random numbers, and what the objective makes of them."""
+"""Micro-batches of literal or random numbers, and their loss and gradient."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MAX_TOKENS = 11
 
 @pytest.fixture(autouse=True, scope="module")
 def double_precision():
-    """Weights and constants in float64, too; a test module imports it to have it."""
+    """Create float64 tensors by default, in every test module that imports this fixture."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
 
 
 def train_batch(advantages: Any, mask: Any, **fields: Any) -> TrainBatch:
-    """Completions of one prompt; logprobs that are not given are 0, or left out."""
+    """Build completions of one prompt; sampler logprobs are 0 unless given."""
     mask = torch.as_tensor(mask, dtype=torch.bool)
     fields = {name: torch.as_tensor(value) for name, value in fields.items()}
     return TrainBatch(
@@ -44,7 +44,7 @@ def train_batch(advantages: Any, mask: Any, **fields: Any) -> TrainBatch:
 
 
 def counts_of(*ranks: TrainBatch) -> TokenCounts:
-    """Of one optimizer batch as the first of these ranks sees it."""
+    """Return the counts of one optimizer batch for the first of these ranks."""
     return TokenCounts(
         tokens=sum(int(batch.loss_mask.sum()) for batch in ranks),
         sequences=sum(int(batch.loss_mask.any(1).sum()) for batch in ranks),
@@ -58,7 +58,7 @@ def counts_of(*ranks: TrainBatch) -> TokenCounts:
 def losses_of(
     logprobs: Any, batch: TrainBatch, objective: Objective, entropy: Any = None, **options: Any
 ) -> TokenLosses:
-    """The objective of a batch that is a whole optimizer batch."""
+    """Return the losses of a micro-batch that is a whole optimizer batch."""
     logprobs = torch.as_tensor(logprobs)
     entropy = torch.zeros_like(logprobs) if entropy is None else torch.as_tensor(entropy)
     return token_losses(logprobs, entropy, batch, counts_of(batch), objective, **options)
@@ -66,7 +66,7 @@ def losses_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A batch and what the policy says of it."""
+    """A batch, and the logprobs and entropies of the policy for it."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -78,7 +78,7 @@ class Case:
         )
 
     def with_entropy_mask(self, fraction: float) -> Case:
-        """The tokens of the highest entropy have a surrogate; at 1 all of them."""
+        """Give a surrogate to the tokens of the highest entropy only; at 1 to all of them."""
         if fraction == 1:
             return self
         mask = self.batch.loss_mask
@@ -90,7 +90,7 @@ class Case:
 def random_case(
     seed: int, *, num_rows: int = 5, num_tokens: int = 6, has_old: bool = True, has_ref: bool = True
 ) -> Case:
-    """Ratios around 1, holes in the mask, and now and then a row without a token."""
+    """Draw ratios around 1, a mask with holes, and sometimes a row without tokens."""
     generator = torch.Generator().manual_seed(seed)
     shape = (num_rows, num_tokens)
 
@@ -107,7 +107,7 @@ def random_case(
         **({"old_logprobs": logprobs + normal(*shape) * 0.3} if has_old else {}),
         **({"ref_logprobs": logprobs + normal(*shape) * 0.5} if has_ref else {}),
     )
-    # Values of float32: some trainers take a quantile of them in float32.
+    # Values that float32 represents exactly, since TRL takes their quantile in float32.
     entropy = (torch.rand(shape, generator=generator) * 3).float().double()
     return Case(logprobs=logprobs, entropy=entropy, batch=batch)
 
@@ -119,7 +119,7 @@ class Gradient(NamedTuple):
 
 
 def differentiate(case: Case, function: Any) -> Gradient:
-    """The value of ``function(logprobs, entropy)`` and its derivatives by both."""
+    """Return the value of ``function(logprobs, entropy)`` and its two derivatives."""
     logprobs = case.logprobs.clone().requires_grad_()
     entropy = case.entropy.clone().requires_grad_()
     loss = function(logprobs, entropy)
@@ -130,7 +130,7 @@ def differentiate(case: Case, function: Any) -> Gradient:
 
 
 def gradient_of(case: Case, objective: Objective, counts: TokenCounts) -> Gradient:
-    """This case's share of the optimizer batch with these counts."""
+    """Return the share of this case in an optimizer batch with these counts."""
 
     def loss(logprobs: Tensor, entropy: Tensor) -> Tensor:
         coef = objective.entropy.coef

@@ -2,7 +2,7 @@
 
 import logging
 
-from lit_grpo.runs.files import LOGGED
+from lit_grpo.runs.log import LOGGED
 
 
 def close_logs() -> None:

@@ -1,26 +1,32 @@
-"""Engines before the tests' own SGLang server: attached to it, or with processes of their own."""
+"""Engines with the test server for SGLang: attached to a running one, or launched."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import psutil
+import pytest
 import sglang_server
 import torch
 from sglang_server import OFFLINE, RunningServer
 from tiny import prompt
+from worker_processes import wait_until
 
 from lit_grpo.policy import Policy
-from lit_grpo.rollout import Launch, Sampling, SGLangEngine, Supervision
+from lit_grpo.rollout import EngineFailed, Launch, Sampling, SGLangEngine, Supervision
 from lit_grpo.rollout.server import guard as server_guard
 from lit_grpo.types import Completion, Prompt
 
 PROMPTS = [prompt("12+34=", id="a"), prompt("a longer prompt", id="b"), prompt("x", id="c")]
 PLAIN = Sampling(max_tokens=12)
+LONG = Sampling(max_tokens=60)
+SEEDED = {"enable_deterministic_inference": True, "incremental_streaming_output": True}
 LORA = {"enable_lora": True, "max_lora_rank": 4, "lora_target_modules": ["q_proj", "v_proj"]}
 PROGRAM = [sys.executable, sglang_server.__file__]
 QUICK = {
@@ -40,7 +46,7 @@ def launch(**settings) -> Launch:
 
 @contextmanager
 def serving(policy, *, version: int = 0, **settings) -> Iterator[SGLangEngine]:
-    """A started engine with the policy's weights; ``supervision`` are its quick settings."""
+    """Start an engine with the policy's weights; ``supervision`` overrides the quick settings."""
     supervision = Supervision(**(QUICK | settings.pop("supervision", {})))
     engine = SGLangEngine(supervision=supervision, **settings)
     try:
@@ -52,8 +58,8 @@ def serving(policy, *, version: int = 0, **settings) -> Iterator[SGLangEngine]:
         engine.close()
 
 
-def stirred(policy: Policy, *, seed: int = 5) -> Policy:
-    """The policy with other trainable weights than it had."""
+def perturbed(policy: Policy, *, seed: int = 5) -> Policy:
+    """Change the policy's trainable weights; return the policy."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in policy.trainable_parameters():
@@ -64,10 +70,41 @@ def stirred(policy: Policy, *, seed: int = 5) -> Policy:
 def generate(
     engine, prompts, sampling: Sampling, *, group_size: int = 4, seed: int = 0
 ) -> list[Completion]:
-    """Every row once, in order."""
+    """Return the completions in order; every row must come once."""
     pairs = list(engine.generate(prompts, group_size, sampling, seed=seed))
     assert sorted(row for row, _ in pairs) == list(range(len(prompts) * group_size))
     return [completion for _, completion in sorted(pairs, key=lambda pair: pair[0])]
+
+
+def assert_same(completions: Sequence[Completion], expected: Sequence[Completion]) -> None:
+    for one, other in zip(completions, expected, strict=True):
+        assert one.token_ids == other.token_ids, one.failure
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-4)
+        assert one.policy_versions == other.policy_versions
+
+
+@contextmanager
+def generating(engine, servers, sampling=LONG, delay=0.02) -> Iterator[Future[list[Completion]]]:
+    """Yield the future of a generation that is running on the servers."""
+    for server in servers:
+        server.faults(token_delay_seconds=delay)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(generate, engine, PROMPTS, sampling)
+        wait_until(lambda: sum(server.log()["generating"] for server in servers) == 12)
+        time.sleep(3 * delay)  # some tokens
+        yield running
+
+
+def wait_until_ready(engine, number: int = 2) -> None:
+    """Wait until so many servers of an engine are ready."""
+    wait_until(lambda: engine.observe().means["rollout/ready_fraction"] == [1.0] * number)
+
+
+def failure_of(policy, **settings) -> str:
+    """Return the message with which an engine fails before its first update is complete."""
+    with pytest.raises(EngineFailed) as failure, serving(policy, **settings):
+        pass
+    return str(failure.value)
 
 
 @torch.no_grad()
@@ -77,7 +114,7 @@ def assert_written_by(
     completions: list[Completion],
     temperature: float = 1.0,
 ) -> None:
-    """Each token has the logprob that the model of its version gives it, by one plain pass."""
+    """Assert that each token has the logprob that the model of its version gives it."""
     group_size = len(completions) // len(prompts)
     for row, completion in enumerate(completions):
         prompt_ids, ids = prompts[row // group_size].token_ids, completion.token_ids
@@ -94,7 +131,7 @@ def assert_written_by(
 
 
 def launched_servers(trainer: int | None = None) -> list[RunningServer]:
-    """Those that the engines of a process have started, in the order of their ports."""
+    """Return the servers that the engines of a process have launched, in the order of ports."""
     found = []
     for process in psutil.Process(trainer).children(recursive=True):
         command, parents = _command(process), _command(process.parent())
@@ -105,7 +142,7 @@ def launched_servers(trainer: int | None = None) -> list[RunningServer]:
 
 
 def _command(process: psutil.Process | None) -> list[str]:
-    """Empty where it has ended."""
+    """Return the command line of a process; empty if it has exited."""
     try:
         return process.cmdline() if process else []
     except psutil.Error:

@@ -1,5 +1,6 @@
-"""Runs the tests' SGLang server beside a worker process that holds named shared memory, as the
-servers for GPUs do. Who starts it says in ``NAME_OF_MEMORY`` how the memory's name begins.
+"""Run the test server beside a worker process with named shared memory, as servers for GPUs do.
+
+The environment variable ``NAME_OF_MEMORY`` is the start of the memory's name.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ WORKER = "import sys, server_with_worker; server_with_worker.hold_memory(sys.arg
 
 
 def hold_memory(name: str) -> None:
-    """What ends a process without a signal to it leaves the memory behind."""
+    """Create shared memory that stays when this process is killed."""
     memory = shared_memory.SharedMemory(name, create=True, size=4096)
     resource_tracker.unregister(memory._name, "shared_memory")
     signal.pause()

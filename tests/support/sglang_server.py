@@ -1,7 +1,7 @@
-"""A server with SGLang's native API in front of a real tiny model on the CPU, for tests.
+"""A server for tests with SGLang's native API, which samples from a real tiny model on the CPU.
 
-``python tests/sglang_server.py --model-path DIR --port N`` takes the flags of ``python -m
-sglang.launch_server``. Tests start it with ``running_server`` and spoil it with ``faults``.
+``python tests/support/sglang_server.py --model-path DIR --port N`` takes the flags of ``python -m
+sglang.launch_server``. Tests start it with ``running_server``, and set ``faults``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS"
 
 
 class RunningServer:
-    """The server as a process of its own, the leader of its own group."""
+    """The server as a process, the leader of its own process group."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
         self.process = process
@@ -37,7 +37,7 @@ class RunningServer:
         self.url = f"http://127.0.0.1:{port}"
 
     def get(self, path: str) -> tuple[int, Any]:
-        """Status and reply, as JSON where it is."""
+        """Return the status and the reply, parsed if it is JSON."""
         return self._send(urllib.request.Request(self.url + path))
 
     def post(self, path: str, **body: Any) -> tuple[int, Any]:
@@ -53,20 +53,20 @@ class RunningServer:
             return error.code, _decoded(error.read())
 
     def faults(self, **faults: Any) -> None:
-        """From now on these alone, named as the fields of ``_sglang_faults.Faults``."""
+        """Replace all faults by these fields of ``_sglang_faults.Faults``."""
         status, reply = self.post("/test/faults", **faults)
         assert status == 200, reply
 
     def log(self) -> dict[str, Any]:
-        """The fields of ``_sglang_faults.Log``."""
+        """Return the fields of ``_sglang_faults.Log``."""
         return self.get("/test/log")[1]
 
-    def count_anew(self) -> None:
-        """The log's ``most_unfinished`` is of what runs from now on."""
-        assert self.post("/test/count_anew")[0] == 200
+    def reset_count(self) -> None:
+        """Reset the log's ``most_unfinished``."""
+        assert self.post("/test/reset_count")[0] == 200
 
     def kill(self) -> None:
-        """The whole group, as a crash would."""
+        """Kill the whole process group, as a crash would."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.process.wait()
@@ -74,13 +74,14 @@ class RunningServer:
 
 @contextmanager
 def running_server(model_dir: str | Path, **flags: Any) -> Iterator[RunningServer]:
-    """Start it, wait until it answers, and kill it in the end.
+    """Start a server, wait until it answers, and kill it at the end.
 
-    ``flags`` are the command line's with underscores: True stands alone, a list gives several
-    values.
+    Args:
+        **flags: Of the command line, with underscores: True for a flag without a value, a list for
+            several values.
 
     Raises:
-        RuntimeError: it ended or did not answer in time; the text is the end of its log.
+        RuntimeError: it exited or did not answer in time; the message has the end of its log.
     """
     flags = {"model_path": str(model_dir), "port": free_port()} | flags
     with tempfile.TemporaryFile() as log:
@@ -100,8 +101,8 @@ def running_server(model_dir: str | Path, **flags: Any) -> Iterator[RunningServe
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        return place.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 def _command_line(flags: dict[str, Any]) -> list[str]:
@@ -113,7 +114,7 @@ def _command_line(flags: dict[str, Any]) -> list[str]:
 
 
 def _wait_until_it_answers(server: RunningServer, log: IO[bytes]) -> None:
-    """By a call that its own log leaves out."""
+    """Poll with a call that the server's log does not count."""
     end = time.monotonic() + START_SECONDS
     while server.process.poll() is None and time.monotonic() < end:
         with suppress(OSError):
@@ -133,7 +134,7 @@ def _decoded(body: bytes) -> Any:
 
 SERVED_FLAGS: dict[str, dict[str, Any]] = {
     "--model-path": {"required": True},
-    "--tokenizer-path": {"help": "the model's own without it"},
+    "--tokenizer-path": {"help": "by default the model's own"},
     "--host": {"default": "127.0.0.1"},
     "--port": {"type": int, "default": 30000},
     "--served-model-name": {},
@@ -150,7 +151,7 @@ SERVED_FLAGS: dict[str, dict[str, Any]] = {
     "--enable-deterministic-inference": {"action": "store_true"},
     "--enable-memory-saver": {"action": "store_true"},
     "--enable-weights-cpu-backup": {"action": "store_true"},
-    "--never-healthy": {"action": "store_true", "help": "a fault, and no flag of SGLang"},
+    "--never-healthy": {"action": "store_true", "help": "a fault, not a flag of SGLang"},
 }
 IGNORED_SWITCHES = ("trust-remote-code", "disable-cuda-graph", "disable-radix-cache")
 IGNORED_SWITCHES += ("enable-metrics", "log-requests", "enable-dp-attention")
@@ -167,7 +168,7 @@ SIZES = {"--tp-size": "--tensor-parallel-size", "--dp-size": "--data-parallel-si
 
 
 def parser() -> argparse.ArgumentParser:
-    """An unknown flag ends the process, as it does in SGLang."""
+    """Return the parser; an unknown flag is an error, as in SGLang."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, settings in SERVED_FLAGS.items():
         parser.add_argument(name, **settings)
@@ -182,11 +183,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     flags = parser().parse_args()
-    import torch
     from _sglang_api import Server
     from aiohttp import web
 
-    torch.set_num_threads(1)
     app = Server(flags).app()
     web.run_app(
         app, host=flags.host, port=flags.port, handler_cancellation=True, shutdown_timeout=1.0

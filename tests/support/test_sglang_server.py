@@ -1,4 +1,4 @@
-"""The server that stands for SGLang in tests does what it says, measured against transformers."""
+"""The test server for SGLang behaves as documented; transformers and peft are the reference."""
 
 import json
 import socket
@@ -18,7 +18,7 @@ PROMPT = list(b"1+1=")
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
-    """Two models, "default" and "v1", of different weights, and an adapter of the first."""
+    """Two models with different weights, "default" and "v1", and an adapter for the first."""
     found = {name: tmp_path_factory.mktemp(name) for name in ("default", "v1", "adapter")}
     for seed, name in enumerate(("default", "v1")):
         tiny_policy(seed=seed).save_pretrained(found[name])
@@ -45,7 +45,7 @@ def other(directories):
 
 @pytest.fixture
 def server(shared, directories):
-    """The shared server, sound and with its first weights again after the test."""
+    """The shared server; faults and weights are reset after the test."""
     yield shared
     shared.faults()
     shared.post("/continue_generation")
@@ -76,7 +76,7 @@ def generate(server: RunningServer, **settings):
 
 
 def stream(server: RunningServer, **settings):
-    """The events as they come."""
+    """Yield the events as they arrive."""
     data = json.dumps(body(**settings) | {"stream": True}).encode()
     request = urllib.request.Request(f"{server.url}/generate", data=data)
     with urllib.request.urlopen(request, timeout=60) as reply:
@@ -91,7 +91,7 @@ def logprobs(reply):
 
 @torch.no_grad()
 def scored(model, prompt, completion, temperature=1.0):
-    """Logprobs [C] by one plain forward pass."""
+    """Return [C] logprobs of one plain forward pass."""
     ids = torch.tensor([prompt + completion])
     full = (model(ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
     return full.gather(1, torch.tensor(completion)[:, None])[:, 0]
@@ -101,16 +101,16 @@ def is_close(left, right):
     return torch.allclose(left, right, atol=1e-4)
 
 
-def test_logprobs_are_those_of_a_forward_pass_under_the_temperature_before_top_p_and_top_k(
-    server, directories
-):
+def test_logprobs_are_those_at_the_temperature_before_top_p_and_top_k(server, directories):
     reply = generate(server, temperature=0.7, top_p=0.8, top_k=20)
     expected = scored(load(directories["default"]), PROMPT, reply["output_ids"], 0.7)
     assert is_close(logprobs(reply), expected)
     assert reply["meta_info"]["finish_reason"] == {"type": "length", "length": 12}
 
 
-def test_a_greedy_completion_is_the_likeliest_and_is_scored_at_temperature_one(server, directories):
+def test_a_greedy_completion_is_the_most_likely_and_is_scored_at_temperature_one(
+    server, directories
+):
     reply = generate(server, temperature=0)
     model = load(directories["default"])
     assert is_close(logprobs(reply), scored(model, PROMPT, reply["output_ids"]))
@@ -127,7 +127,7 @@ def test_logprobs_of_the_prompt_ignore_the_temperature(server, directories):
     assert reply["output_ids"] == []
 
 
-def test_tokens_are_drawn_within_top_k_and_within_top_p(server, directories):
+def test_tokens_are_sampled_within_top_k_and_top_p(server, directories):
     ids = generate(server, top_k=3, max_new_tokens=40)["output_ids"]
     logits = load(directories["default"])(torch.tensor([PROMPT + ids])).logits[0]
     ranks = logits[len(PROMPT) - 1 : -1].argsort(descending=True) == torch.tensor(ids)[:, None]
@@ -142,11 +142,11 @@ def test_the_seed_fixes_the_completion_and_is_shared_by_all_n_samples(server):
     assert generate(server, sampling_seed=2)["output_ids"] != first["output_ids"]
 
 
-def test_without_deterministic_inference_seeds_do_nothing(other):
+def test_without_deterministic_inference_seeds_have_no_effect(other):
     assert generate(other)["output_ids"] != generate(other)["output_ids"]
 
 
-def test_chunks_may_be_increments(other):
+def test_events_may_be_increments(other):
     chunks = list(stream(other, max_new_tokens=5))
     assert [len(chunk["output_ids"]) for chunk in chunks] == [1] * 5
     assert [len(chunk["meta_info"]["output_token_logprobs"]) for chunk in chunks] == [1] * 5
@@ -182,7 +182,7 @@ def test_a_stop_token_stays_in_the_ids_and_a_stop_string_leaves_the_text(server)
     assert by_string["meta_info"]["finish_reason"] == {"type": "stop", "matched": letter}
 
 
-def test_no_stop_token_is_drawn_before_the_least_number_of_tokens(server):
+def test_no_stop_token_is_sampled_before_min_new_tokens(server):
     stops = {"stop_token_ids": list(range(200)), "ignore_eos": False}
     assert len(generate(server, **stops)["output_ids"]) < 8
     held_back = generate(server, min_new_tokens=8, **stops)["output_ids"]
@@ -230,8 +230,8 @@ def test_a_stale_adapter_answers_as_the_base_model(server, directories):
     assert server.post("/unload_lora_adapter", lora_name="stale")[0] == 200
 
 
-def changed_in_mid_request(server, directories, mode):
-    """The last event of a request during which the weights changed in a pause of this mode."""
+def change_during_request(server, directories, mode):
+    """Change the weights during a request, in a pause of this mode; return its last event."""
     server.faults(token_delay_seconds=0.02)
     events = stream(server, max_new_tokens=30)
     for _ in range(5):
@@ -250,17 +250,17 @@ def changed_in_mid_request(server, directories, mode):
     return last, before["end"]
 
 
-def test_a_retracted_request_goes_on_as_the_new_weights_alone_would(server, directories):
-    last, split = changed_in_mid_request(server, directories, "retract")
+def test_a_retracted_request_continues_as_with_the_new_weights_alone(server, directories):
+    last, split = change_during_request(server, directories, "retract")
     new = scored(load(directories["v1"]), PROMPT, last["output_ids"])
     assert is_close(logprobs(last)[split:], new[split:])
     assert last["meta_info"]["num_retractions"] == 1
 
 
-def test_a_request_frozen_in_place_goes_on_with_the_new_weights_on_the_old_cache(
+def test_a_request_frozen_in_place_continues_with_new_weights_and_the_old_cache(
     server, directories
 ):
-    last, split = changed_in_mid_request(server, directories, "in_place")
+    last, split = change_during_request(server, directories, "in_place")
     ids, cache = torch.tensor([PROMPT + last["output_ids"]]), DynamicCache()
     num_old = len(PROMPT) + split - 1
     with torch.no_grad():
@@ -273,7 +273,7 @@ def test_a_request_frozen_in_place_goes_on_with_the_new_weights_on_the_old_cache
     assert last["meta_info"]["num_retractions"] == 0
 
 
-def test_a_pause_that_aborts_gives_the_partial_output_and_lets_new_requests_wait(server):
+def test_a_pause_that_aborts_returns_partial_output_and_makes_new_requests_wait(server):
     server.faults(token_delay_seconds=0.02)
     events = stream(server, max_new_tokens=100)
     next(events)
@@ -301,7 +301,7 @@ def test_weights_wait_for_running_requests_unless_the_server_is_paused(server, d
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_client_that_leaves_aborts_its_request(server, is_stream):
+def test_a_client_that_disconnects_aborts_its_request(server, is_stream):
     dropped = server.log()["dropped"]
     server.faults(token_delay_seconds=0.02)
     data = json.dumps(body(max_new_tokens=100) | {"stream": is_stream}).encode()
@@ -313,8 +313,8 @@ def test_a_client_that_leaves_aborts_its_request(server, is_stream):
     assert server.log()["dropped"] == dropped + 1
 
 
-def test_requests_progress_side_by_side(server):
-    server.count_anew()
+def test_requests_run_concurrently(server):
+    server.reset_count()
     server.faults(token_delay_seconds=0.01)
     with ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(lambda seed: generate(server, sampling_seed=seed), range(8)))
@@ -322,7 +322,7 @@ def test_requests_progress_side_by_side(server):
     assert server.log()["most_unfinished"] >= 4
 
 
-def test_an_aborted_id_ends_with_what_it_has(server):
+def test_an_aborted_request_returns_its_partial_output(server):
     server.faults(token_delay_seconds=0.02)
     events = stream(server, max_new_tokens=100, more={"rid": "mine"})
     next(events)
@@ -342,18 +342,18 @@ def test_an_aborted_id_ends_with_what_it_has(server):
         ({"more": {"lora_path": "unknown"}}, "unknown"),
     ],
 )
-def test_what_sglang_refuses_is_refused(server, settings, words):
+def test_requests_that_sglang_refuses_are_refused(server, settings, words):
     status, reply = server.post("/generate", **body(**settings))
     assert status == 400
     assert words in json.dumps(reply)
 
 
-def test_statuses_are_answered_in_their_order_and_then_all_is_well(server):
+def test_statuses_are_answered_in_order_and_then_cleared(server):
     server.faults(generate_statuses=[503, 400])
     assert [server.post("/generate", **body())[0] for _ in range(3)] == [503, 400, 200]
 
 
-def test_a_hanging_call_is_never_answered_and_a_cut_one_loses_its_connection(server):
+def test_a_hanging_call_is_never_answered_and_a_cut_one_is_disconnected(server):
     server.faults(hang_generate=1, cut_generate=2)
     data = json.dumps(body()).encode()
     with pytest.raises(TimeoutError):
@@ -365,7 +365,7 @@ def test_a_hanging_call_is_never_answered_and_a_cut_one_loses_its_connection(ser
     assert len(generate(server)["output_ids"]) == 12
 
 
-def test_a_stale_update_moves_the_label_alone_and_a_refused_one_nothing(server, directories):
+def test_a_stale_update_changes_the_label_only_and_a_refused_one_nothing(server, directories):
     before = generate(server)
     server.faults(stale_updates=1, refuse_updates=1)
     assert update(server, directories["v1"], "v1")[0] == 400
@@ -376,25 +376,25 @@ def test_a_stale_update_moves_the_label_alone_and_a_refused_one_nothing(server, 
     assert after["meta_info"]["weight_version"] == "v1"
 
 
-def test_a_false_label_and_bad_health_are_reported(server):
+def test_a_false_label_and_failed_health_checks_are_reported(server):
     server.faults(weight_version="v9", unhealthy_checks=2)
     assert generate(server)["meta_info"]["weight_versions"][0]["version"] == "v9"
     assert server.get("/model_info")[1]["weight_version"] == "v9"
     assert [server.get("/health")[0] for _ in range(3)] == [503, 503, 200]
 
 
-def test_a_server_that_is_never_healthy_says_so_and_is_gone_afterwards(directories):
+def test_a_server_that_is_never_healthy_reports_it_and_is_gone_afterwards(directories):
     with running_server(directories["default"], never_healthy=True) as server:
         assert server.get("/health")[0] == 503
     assert not is_alive(server.pid)
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path):
+def test_a_server_that_cannot_start_reports_why(tmp_path):
     with pytest.raises(RuntimeError, match="config.json"), running_server(tmp_path):
         pass
 
 
-def test_released_weights_are_lost_unless_the_cpu_keeps_them(other, directories):
+def test_released_weights_are_lost(other, directories):
     before = generate(other, temperature=0)
     for step in "release", "resume":
         assert other.post(f"/{step}_memory_occupation", tags=["weights"]) == (200, None)

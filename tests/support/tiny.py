@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from lit_grpo.policy import Policy
-from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score
+from lit_grpo.training.batching import collate_rollouts, to_train_batch, trained_rows
+from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score, TrainBatch
 
 LLAMA = {
     "model_type": "llama",
@@ -90,3 +91,10 @@ def alone(model, batch, row: int, temperature: float = 1.0) -> tuple[torch.Tenso
     logits = model(torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
     full = (logits / temperature).log_softmax(-1)
     return full.gather(1, completion[:, None])[:, 0], -(full.exp() * full).sum(1)
+
+
+def train_batch(batch: RolloutBatch, *, overlong_filtering: bool = False) -> TrainBatch:
+    """The rollouts as tensors, each row with an advantage of 1."""
+    trained = trained_rows(batch, overlong_filtering=overlong_filtering)
+    tokens = collate_rollouts(batch, pad_id=0)
+    return to_train_batch(tokens, batch, trained=trained, advantages=torch.ones(len(trained)))

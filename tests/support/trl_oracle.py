@@ -1,4 +1,4 @@
-"""TRL's own loss of a micro-batch, for an `Objective` that TRL has too."""
+"""TRL's own loss of a micro-batch, for an `Objective` that TRL supports."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from lit_grpo.objective import Objective, SamplerCorrection
 def trl_trainer(
     loss_type: str, objective: Objective, *, accumulation: int = 1, num_processes: int = 1
 ) -> SimpleNamespace:
-    """As much of a `GRPOTrainer` as its loss reads."""
+    """Build the parts of a `GRPOTrainer` that its loss reads."""
     module = pytest.importorskip(
-        "trl.trainer.grpo_trainer", reason="the oracle is TRL, of the dev extra"
+        "trl.trainer.grpo_trainer",
+        reason="TRL comes with the dev extra",
     )
     kl, entropy, correction = objective.kl, objective.entropy, objective.sampler_correction
     trainer = SimpleNamespace(
@@ -74,7 +75,7 @@ def trl_trainer(
 
 
 def sampler_ratio(case: Case, correction: SamplerCorrection) -> Tensor:
-    """TRL's weights against vLLM, which it computes before its loss."""
+    """Compute the importance weights against vLLM, as TRL does before its loss."""
     batch = case.batch
     old = case.logprobs if batch.old_logprobs is None else batch.old_logprobs
     difference = torch.where(batch.loss_mask, old - batch.sampler_logprobs, 0.0)
@@ -91,7 +92,7 @@ def sampler_ratio(case: Case, correction: SamplerCorrection) -> Tensor:
 def trl_gradient(
     trainer: SimpleNamespace, case: Case, objective: Objective, *, num_items: int
 ) -> Gradient:
-    """TRL's loss of a micro-batch; ``num_items`` are the tokens of all its processes."""
+    """Differentiate TRL's loss; ``num_items`` counts the tokens of all its processes."""
     batch = case.batch
     inputs: dict[str, Any] = {
         "prompt_ids": batch.prompt_ids[batch.prompt_index],

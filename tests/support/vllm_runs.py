@@ -1,4 +1,4 @@
-"""Programs that use a real vLLM, run in its environment, and their results."""
+"""Run programs in the environment of a real vLLM, and compare their results."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from vllm_environment import ENV, PYTHON
 
 
 def run(*arguments, cwd):
-    """A program in vLLM's environment; shows what it said when it fails."""
+    """Run a program in vLLM's environment; if it fails, show its output."""
     process = subprocess.run(
         [str(PYTHON), *map(str, arguments)],
         cwd=cwd,

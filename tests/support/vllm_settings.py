@@ -1,10 +1,10 @@
-"""A model and settings with which a real vLLM works on a CPU, quickly."""
+"""A model and settings with which a real vLLM runs on a CPU, quickly."""
 
 from typing import Any
 
 from tiny import LLAMA
 
-# vLLM's attention on a CPU wants heads of 32; a reload leaves a tied head stale there.
+# On a CPU, vLLM's attention needs heads of 32, and a reload does not update a tied head.
 ARCHITECTURE = LLAMA | {
     "hidden_size": 64,
     "num_attention_heads": 2,
@@ -14,18 +14,18 @@ ARCHITECTURE = LLAMA | {
     "tie_word_embeddings": False,
 }
 MAX_MODEL_LEN = 320
-"""Room for a proof's sequences, and for few more."""
+"""Longer than the sequences of a weight check."""
 FLAGS: dict[str, Any] = {
     "enforce-eager": True,
     "max-num-seqs": 64,
     "kv-cache-memory-bytes": 32 * 2**20,
     "block-size": 32,
-    # Room for whole prompts: one in parts, with a seed, ends vLLM's engine on a CPU.
+    # Fits whole prompts: on a CPU, vLLM's engine fails on a partial prompt with a seed.
     "max-num-batched-tokens": 64 * MAX_MODEL_LEN,
 }
 ENV = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # compiling takes longer than any test
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # or every server's worker keeps to the first core
+    "TORCHDYNAMO_DISABLE": "1",  # compilation takes longer than any test
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # or the workers of all servers share the first core
 }

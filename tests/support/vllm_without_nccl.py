@@ -1,6 +1,6 @@
-"""vLLM's weight transfer where there is no GPU: vLLM's own code, with a TCP store in NCCL's place.
+"""vLLM's weight transfer without a GPU: vLLM's own code, with a TCP store in place of NCCL.
 
-A trainer imports it, and a server's workers by ``--worker-extension-cls vllm_without_nccl.Worker``.
+The trainer imports it; servers load it with ``--worker-extension-cls vllm_without_nccl.Worker``.
 """
 
 import os
@@ -14,16 +14,16 @@ from vllm.distributed.device_communicators import pynccl
 from vllm.distributed.weight_transfer import packed_tensor
 
 FAULT = Path(os.environ.get("BROADCAST_FAULT", "/nonexistent"))
-"""Holds the number of broadcasts that a worker still takes part in before it fails, once."""
+"""Contains the number of broadcasts after which a worker fails, once."""
 
 
 class StoreCommunicator:
-    """Broadcasts bytes as NCCL does: nobody goes on before everybody has them, or it is aborted."""
+    """Broadcasts bytes; as with NCCL, every rank waits until all have them or it is aborted."""
 
     disabled = False
     num_opened = 0
     before_broadcast: Callable[[], None] = lambda: None
-    """Called in the sender."""
+    """Called by the sender."""
 
     def __init__(self, group, device):
         StoreCommunicator.num_opened += 1
@@ -52,7 +52,7 @@ class StoreCommunicator:
         return self.store.get(key)
 
     def destroy(self):
-        with suppress(RuntimeError):  # who kept the store may have ended
+        with suppress(RuntimeError):  # the process with the store may have exited
             self.store.set("aborted", "")
 
 
@@ -67,11 +67,11 @@ def fail_if_due():
 
 class Stream:
     def synchronize(self):
-        """There is nothing to wait for."""
+        """Do nothing: copies are synchronous on a CPU."""
 
 
 class Worker:
-    """Adds nothing to vLLM's: the import is all."""
+    """An empty extension: only the import of this module matters."""
 
 
 pynccl.PyNcclCommunicator = StoreCommunicator

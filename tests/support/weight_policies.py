@@ -1,18 +1,19 @@
-"""Policies of many architectures with weights that are no longer their first ones."""
+"""Policies of many architectures, with perturbed weights."""
+
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed
+import torch.multiprocessing
+from safetensors.torch import load_file
 from tiny import LLAMA, tiny_policy
 from torch.distributed.fsdp import fully_shard
 
 from lit_grpo.policy import LoRA, Policy
 
 TIED = LLAMA | {"tie_word_embeddings": True}
-
-
 MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4}
-
-
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 QWEN3_MOE = LLAMA | {
     "model_type": "qwen3_moe",
@@ -42,13 +43,11 @@ POLICIES = {
         "lora": LoRA(rank=3, modules_to_save=["lm_head"]),
     },
 }
-
-
 ADAPTED = [name for name in POLICIES if "lora" in name and "experts" not in name]
 
 
-def stirred(name: str) -> Policy:
-    """The policy with every trainable weight moved, so that a forgotten one would show."""
+def perturbed(name: str) -> Policy:
+    """Return the policy with every trainable weight changed, so that a missing one is detected."""
     policy = tiny_policy(**POLICIES[name])
     with torch.no_grad():
         for parameter in policy.trainable_parameters():
@@ -56,12 +55,26 @@ def stirred(name: str) -> Policy:
     return policy
 
 
+def read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """Return the weights in all safetensors files of a directory."""
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        weights |= load_file(file)
+    return weights
+
+
 def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert actual.keys() == expected.keys()
     torch.testing.assert_close(actual, expected)
 
 
+def run_two_ranks(function: Callable[[int, Path], None], directory: Path) -> None:
+    """Run a function in two processes; forked ones, which need not import torch again."""
+    torch.multiprocessing.start_processes(function, (directory,), nprocs=2, start_method="fork")
+
+
 def shard(model):
+    """Shard a model over the two processes of the default group."""
     mesh = torch.distributed.init_device_mesh("cpu", (2,))
     decoder = model.get_decoder()
     for layer in decoder.h if hasattr(decoder, "h") else decoder.layers:

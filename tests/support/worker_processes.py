@@ -28,7 +28,7 @@ def _worker_processes() -> dict[int, int]:
             parent = status.read_text().split("PPid:\t")[1].split("\n")[0]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if "rewards/_worker.py" in command:
+        if "rewards/workers/worker.py" in command:
             found[int(status.parent.name)] = int(parent)
     return found
 

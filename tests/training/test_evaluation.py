@@ -70,5 +70,5 @@ def test_a_completion_that_could_not_be_judged_is_not_a_wrong_one():
 
 
 def test_pass_at_more_than_the_samples_is_refused():
-    with pytest.raises(ValueError, match="Set model.evaluation.num_samples"):
+    with pytest.raises(ValueError, match="Set model.evaluation.pass_at"):
         Evaluation(num_samples=2, pass_at=(4,))

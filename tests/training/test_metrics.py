@@ -1,9 +1,8 @@
 import pytest
 import torch
-from tiny import completion, rollouts
+from tiny import completion, rollouts, train_batch
 
 from lit_grpo.objective.loss import TokenLosses
-from lit_grpo.training.batching import collate_rollouts
 from lit_grpo.training.metrics import (
     Metrics,
     add_advantage_metrics,
@@ -78,16 +77,16 @@ def test_advantage_metrics_are_of_trained_rows():
 
 def test_update_metrics_are_means_over_the_tokens_of_the_loss():
     batch = rollouts([[0, 1]], [[completion([1]), completion([1, 2])]])
-    batch = collate_rollouts(batch, pad_id=0, overlong_filtering=False)
+    batch = train_batch(batch)
     plain = torch.tensor([[1.0, 50.0], [2.0, 3.0]])  # 50 stands on padding
     losses = TokenLosses(
         loss=plain.sum(),
         surrogate=plain,
         kl=plain,
         ratio=plain,
-        beyond_low=plain > 100,
-        beyond_high=plain > 1,
-        kept=plain != 3,
+        clipped_low=plain > 100,
+        clipped_high=plain > 1,
+        has_surrogate=plain != 3,
         sampler_log_ratio=plain,
         weights=plain,
     )

@@ -15,9 +15,8 @@ from small_runs import weights as weights_of
 
 from lit_grpo.callbacks import ExitCheckpoint
 from lit_grpo.data import PromptLoader
-from lit_grpo.stopping import get_stop_reason
+from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training import OutagePolicy
-from lit_grpo.training.score_gate import EXIT_CODE
 from lit_grpo.types import Outcome, Score
 
 AT_ONCE = OutagePolicy(give_up_after_seconds=0)
@@ -95,7 +94,7 @@ def test_up_to_the_fraction_a_step_is_trained_on_without_its_absent_rows():
     assert output["rollouts"].valid.sum() == 4
     trainer, module, outputs = train(Flaky(down=range(5)), steps=1)
     assert (outputs, module.global_step) == ([{}], 0)
-    assert get_stop_reason(trainer).exit_code == EXIT_CODE
+    assert get_stop_reason(trainer).exit_code == ExitCode.SCORES_ABSENT
 
 
 def test_a_reward_without_weight_never_holds_a_run_up():
@@ -124,7 +123,7 @@ def test_a_stop_on_an_outage_says_why_and_the_resumed_run_is_the_undisturbed_one
     down = range(8 * down_at, 8 * down_at + 8)
     trainer, module, _ = train(Flaky(down), tmp_path / "cut")
     reason = get_stop_reason(trainer)
-    assert (reason.exit_code, reason.is_step_unfinished) == (EXIT_CODE, True)
+    assert (reason.exit_code, reason.is_step_unfinished) == (ExitCode.SCORES_ABSENT, True)
     assert "the service is down" in reason.message
     assert module.rollout_step == module.global_step == down_at
     if down_at == 0:
@@ -144,13 +143,13 @@ def test_a_reward_that_raises_for_good_stops_the_run_before_the_step(tmp_path):
     trainer, module, _ = train(reward, tmp_path, outage=SOON)
     reason = get_stop_reason(trainer)
     assert "on_error is 'raise'" in reason.message
-    assert (reason.exit_code, module.global_step) == (EXIT_CODE, 1)
+    assert (reason.exit_code, module.global_step) == (ExitCode.SCORES_ABSENT, 1)
     assert (tmp_path / "last.ckpt").exists()
 
 
 def test_spent_money_stops_the_run_at_once_however_few_rows_lack_a_score():
     trainer, module, _ = train(Flaky(down=[9], outcome=Outcome.BUDGET_SPENT), outage=SOON)
-    assert "money is spent" in get_stop_reason(trainer).message
+    assert "the judge's budget is spent" in get_stop_reason(trainer).message
     assert module.global_step == 1
 
 
@@ -215,7 +214,7 @@ def wait_for(process: subprocess.Popen, text: str) -> None:
 def test_a_signal_ends_a_pause_and_the_resumed_run_is_the_undisturbed_one(tmp_path):
     with start(tmp_path / "cut", "down") as paused:
         try:
-            wait_for(paused, "Asking again in 300 s")
+            wait_for(paused, "Retrying in 300 s")
             os.kill(paused.pid, signal.SIGTERM)
             assert paused.wait(timeout=60) == 128 + signal.SIGTERM
         finally:

@@ -1,1 +1,1 @@
-"""Rewards that ask a language model: a grade, a rubric, a ranking, rubric alignment."""
+"""Rewards from a language model as judge: grades, rubrics, rankings, rubric alignment."""

@@ -1,11 +1,12 @@
-"""A reward for rubrics that the policy writes: does a judge who follows one put stored answers in
-the order of their gold scores? The judge sees the rubric and the answers, never a gold score.
+"""A reward for rubrics that the policy writes.
+
+A judge grades the stored answers of a row by the rubric; the closer its order is to that of the
+gold scores, the better. The judge sees the rubric and the answers, but no gold scores.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,18 +16,28 @@ import numpy as np
 
 from lit_grpo.judge import Finding, Form, Grade, Judge, Text
 from lit_grpo.rewards.judged.base import JudgedReward, show_problems, unreadable_rows
-from lit_grpo.types import Completion, Measurements, Outcome, Prompt, Score, UserError
+from lit_grpo.rewards.reward import setting_key
+from lit_grpo.types import (
+    Completion,
+    Measurements,
+    Outcome,
+    Prompt,
+    Score,
+    UserError,
+    check_range,
+    refuse,
+)
 
 if TYPE_CHECKING:
     from lit_grpo.data.scored_answers import ScoredAnswers
 
 ENOUGH_DEVIATION = 0.2
-"""Of the judge's scores, from 0 to 1; below it a rubric barely tells answers apart."""
+"""Standard deviation of the scores (0 to 1) below which a rubric barely distinguishes answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """What the value of one rubric is made of, each part before its coefficient."""
+    """The parts of the value of one rubric, before their coefficients."""
 
     correlation: float
     """-1 to 1."""
@@ -41,34 +52,34 @@ class Alignment:
 class RubricAlignmentReward(JudgedReward):
     """How well a rubric orders the stored answers of its row.
 
-    The judge grades each stored answer under the rubric; with s its grades over ``highest``, p
-    their mean and d their population deviation, a rubric is worth::
+    The judge grades each stored answer by the rubric. With s the grades divided by ``highest``, p
+    their mean and d their population standard deviation, the value of the rubric is::
 
         rank correlation of s with the gold scores (0 where all s are equal)
         - lambda_len     * min(1, tokens of the rubric / length_tokens)
         + lambda_info    * 4 p (1 - p)
         - lambda_defense * max(0, 1 - d / 0.2)
 
-    An answer without a grade leaves the rubric without a value, and so do gold scores that are all
-    equal. A blank rubric asks for nothing: every grade is 0, and the judge is not asked.
+    A rubric has no value if one of the answers got no grade, or if all gold scores are equal. For
+    a blank rubric every grade is 0, and the judge is not asked.
 
     Args:
-        judge: Which model, where, and what it may use up.
-        template: A template that ships, or the path of one of your own, which is given
+        judge: The model, its address and its limits.
+        template: Name of a bundled template, or the path of your own. Its variables are
             ``question``, ``rubric``, ``highest`` and ``items``, each with ``id`` and ``answer``.
-        votes: Independent opinions on each answer; their mean counts.
-        question_column: The column with the question that the stored answers answer. The prompt
-            would not do: it may show which answers are good.
-        answers_column: The column with the stored answers: a list of texts, or JSON of one.
-        gold_column: The column with their gold scores: a list of numbers, or JSON of one.
+        votes: Number of independent votes on each answer; their mean counts.
+        question_column: Column with the question that the stored answers reply to. The prompt is
+            not used, since it may show which answers are good.
+        answers_column: Column with the stored answers: a list of texts, or a list in JSON.
+        gold_column: Column with their gold scores: a list of numbers, or a list in JSON.
         lambda_len: Coefficient of the length penalty.
         lambda_info: Coefficient of the information bonus, which is greatest for a mean of 0.5.
         lambda_defense: Coefficient of the defence penalty for grades that are nearly equal. Keep it
-            above ``lambda_info``, or a rubric that grades all answers alike gains by it.
-        length_tokens: Tokens of a rubric from which on the length penalty is full.
+            above ``lambda_info``, since otherwise grading all answers the same would pay off.
+        length_tokens: Length of a rubric, in tokens, at which the length penalty is full.
         highest: The best grade.
-        answers_per_call: At most so many stored answers share a call. It saves calls, and the judge
-            sees them beside each other.
+        answers_per_call: Maximum number of stored answers in a call. More save calls, but the judge
+            then sees answers next to each other.
     """
 
     template_variables = ("question", "rubric", "highest", "items")
@@ -102,12 +113,12 @@ class RubricAlignmentReward(JudgedReward):
             "lambda_defense": lambda_defense,
         }
         for name, coefficient in self.coefficients.items():
-            if not 0 <= coefficient < math.inf:
-                raise _refusal(name, ">= 0 and finite", coefficient)
-        counts = [("length_tokens", length_tokens), ("highest", highest)]
-        for name, count in [*counts, ("answers_per_call", answers_per_call)]:
-            if count < 1:
-                raise _refusal(name, ">= 1", count)
+            if not 0 <= coefficient < float("inf"):
+                why = f"it comes from {self.overridden_by_environment[name]} where it is set"
+                raise refuse(setting_key(self, name), ">= 0 and finite", coefficient, why)
+        check_range(setting_key(self, "length_tokens"), length_tokens, at_least=1)
+        check_range(setting_key(self, "highest"), highest, at_least=1)
+        check_range(setting_key(self, "answers_per_call"), answers_per_call, at_least=1)
         self.question_column = question_column
         self.answers_column = answers_column
         self.gold_column = gold_column
@@ -118,13 +129,17 @@ class RubricAlignmentReward(JudgedReward):
         self._measured: list[Alignment] = []
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Refuses rows without a question, or without answers and gold scores that can be read."""
+        """Check that every row has a question, answers and gold scores.
+
+        Raises:
+            UserError: some rows lack one of them, or they cannot be read.
+        """
         if problems := unreadable_rows(prompts, self._read):
             shown = show_problems(problems)
             raise UserError(
                 f"every row must have a question in column {self.question_column!r}, answers in "
                 f"{self.answers_column!r} and a gold score for each in {self.gold_column!r}, "
-                f"{len(problems)} of {len(prompts)} have not: {shown} (nothing could be compared). "
+                f"{len(problems)} of {len(prompts)} do not: {shown} (nothing could be compared). "
                 "Fill or drop these rows, or set question_column, answers_column and gold_column "
                 f"in the init_args of {type(self).__name__}."
             )
@@ -156,37 +171,31 @@ class RubricAlignmentReward(JudgedReward):
     def _read(self, prompt: Prompt) -> tuple[str, ScoredAnswers]:
         question = prompt.columns.get(self.question_column)
         if not isinstance(question, str) or not question.strip():
-            raise UserError(f"{self.question_column} is {question!r}, not a text")
-        # Here, since `lit_grpo.data` loads Lightning, which worker processes do without.
+            raise ValueError(f"{self.question_column} is {question!r}, not a text")
+        # Not at the top, since `lit_grpo.data` imports Lightning, which slows worker processes.
         from lit_grpo.data.scored_answers import read_scored_answers
 
         return question, read_scored_answers(prompt.columns, self.answers_column, self.gold_column)
 
     async def _grade(self, context: Mapping[str, Any], answers: Sequence[str]) -> list[Score]:
-        """The grade of each answer, from 0 to 1, or why there is none."""
+        """Return the grade of each answer, from 0 to 1, as scores."""
         votes = await asyncio.gather(
             *(self._ask(context, answers, vote) for vote in range(self.votes))
         )
-        return [
-            self.as_score(findings, self._mean_grade, lambda verdict: verdict["score"])
-            for findings in zip(*votes, strict=True)
-        ]
+        return [self.score_grades(one, self.highest) for one in zip(*votes, strict=True)]
 
     async def _ask(
         self, context: Mapping[str, Any], answers: Sequence[str], vote: int
     ) -> list[Finding]:
-        """One opinion on each answer, in their order, though they are shown in another one."""
+        """Return one vote on each answer, in order, though they are shown in another order."""
         places = list(range(len(answers)))
-        # Files often hold the best answer first, and the policy may know. By the rubric alone: the
-        # same one is shown the same way again.
+        # Shuffled, since files often have the best answer first and the policy may exploit that.
+        # Seeded by the rubric, so that the same question is found in a cache.
         random.Random(repr((vote, context["rubric"]))).shuffle(places)
         items = [{"answer": answers[place]} for place in places]
         found = await self.examiner.examine(context, items, self.form, vote=vote)
         finding_at = dict(zip(places, found, strict=True))
         return [finding_at[place] for place in range(len(answers))]
-
-    def _mean_grade(self, verdicts: Sequence[Any]) -> float:
-        return sum(one["score"] for one in verdicts) / len(verdicts) / self.highest
 
     def _valued(
         self, grades: Sequence[float], stored: ScoredAnswers, completion: Completion, cost: float
@@ -207,7 +216,7 @@ class RubricAlignmentReward(JudgedReward):
 
 
 def measure(scores: Sequence[float], gold_scores: Sequence[float], length: float) -> Alignment:
-    """The parts of a value from the judge's scores, 0 to 1, and the share of the full length."""
+    """Compute the parts of a value from the judge's scores (0 to 1) and the length (0 to 1)."""
     mean, deviation = float(np.mean(scores)), float(np.std(scores))
     return Alignment(
         correlation=rank_correlation(scores, gold_scores),
@@ -218,14 +227,14 @@ def measure(scores: Sequence[float], gold_scores: Sequence[float], length: float
 
 
 def rank_correlation(scores: Sequence[float], gold_scores: Sequence[float]) -> float:
-    """Spearman's, from -1 to 1; 0 where one side tells nothing apart."""
+    """Return Spearman's rank correlation, from -1 to 1; 0 if all values of one side are equal."""
     if len(set(scores)) == 1 or len(set(gold_scores)) == 1:
         return 0.0
     return float(np.corrcoef(average_ranks(scores), average_ranks(gold_scores))[0, 1])
 
 
 def average_ranks(values: Sequence[float]) -> np.ndarray:
-    """The places in ascending order from 1; equal values share the mean of theirs."""
+    """Return ascending ranks from 1; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (counts.cumsum() - (counts - 1) / 2)[inverse]
 
@@ -233,12 +242,3 @@ def average_ranks(values: Sequence[float]) -> np.ndarray:
 def _first_failure(scores: Sequence[Score]) -> Score:
     place, failed = next((i, one) for i, one in enumerate(scores, start=1) if not one.is_ok)
     return replace(failed, detail=f"stored answer {place} of {len(scores)}: {failed.detail}")
-
-
-def _refusal(name: str, rule: str, value: float) -> ValueError:
-    variable = RubricAlignmentReward.overridden_by_environment.get(name)
-    where = f", and the environment variable {variable} where it is set" if variable else ""
-    return UserError(
-        f"{name} must be {rule}, got {value}. "
-        f"Set {name} in the init_args of RubricAlignmentReward{where}."
-    )

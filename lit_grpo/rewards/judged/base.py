@@ -1,4 +1,4 @@
-"""What rewards that ask a judge have in common: its life, its books, votes and failures."""
+"""The base class of rewards from a judge: its start and end, metrics, cost, votes and failures."""
 
 from __future__ import annotations
 
@@ -8,48 +8,46 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch.distributed
-
-from lit_grpo.judge import Examiner, Finding, Form, Item, Judge, JudgeTemplate, Verdict
-from lit_grpo.rewards.reward import Reward
-from lit_grpo.types import Measurements, Prompt, Score, UserError
+from lit_grpo.distributed import gather_objects
+from lit_grpo.judge import Examiner, Finding, Form, Item, Judge, JudgeTemplate
+from lit_grpo.rewards.reward import Reward, setting_key
+from lit_grpo.types import Measurements, Prompt, Score, UserError, check_range, refuse
 
 NUM_SHOWN = 5
 
 
 class JudgedReward(Reward):
-    """Asks a language model for verdicts. A subclass says on what, and what they are worth.
+    """Ask a language model for verdicts. A subclass defines the items and their values.
 
-    The judge tries again by itself, within ``judge.limits``: what then still has no verdict has an
-    outcome and no value, and ``on_error`` (mask, drop_group or raise) decides on its row.
+    The judge client retries within ``judge.limits``. A row without a verdict after that has an
+    outcome but no value, and ``on_error`` (mask, drop_group or raise) applies to it.
 
     Args:
-        judge: Which model, where, and what it may use up.
-        template: A template that ships, or the path of one of your own.
-        votes: Independent opinions on each item; their mean or majority counts.
+        judge: The model, its address and its limits.
+        template: Name of a bundled template, or the path of your own.
+        votes: Number of independent votes on each item; their mean or majority counts.
     """
 
     template_variables: ClassVar[tuple[str, ...]]
-    """What a template is given."""
+    """Variables that the template may use."""
     template_needs: ClassVar[tuple[str, ...]]
-    """What it must use."""
+    """Variables that the template must use."""
     votes_differ: ClassVar[bool] = False
-    """Whether votes ask differently, so that a temperature of 0 gives several opinions."""
+    """Whether each vote has another prompt, so that votes differ at a temperature of 0 as well."""
     items_per_call: int = 1
+    """Maximum number of items in a call."""
 
     def __init__(self, judge: Judge, template: str, votes: int = 1, **settings: Any) -> None:
         super().__init__(**settings)
         if self.on_error == "retry":
             raise UserError(
-                "on_error must be mask, drop_group or raise where a judge is asked, got retry (it "
-                "tries again by itself). Set judge.limits.num_retries and another on_error."
+                "on_error must be mask, drop_group or raise with a judge, got retry (the judge "
+                "client retries by itself). Set judge.limits.num_retries and another on_error."
             )
-        if votes < 1 or (votes > 1 and judge.temperature == 0 and not self.votes_differ):
-            raise UserError(
-                f"votes must be >= 1, and 1 with a temperature of 0, got {votes} with "
-                f"{judge.temperature} (the opinions would be the same). Set votes, or "
-                "judge.temperature above 0 or to null."
-            )
+        check_range(setting_key(self, "votes"), votes, at_least=1)
+        if votes > 1 and judge.temperature == 0 and not self.votes_differ:
+            why = "all votes would be equal; or set judge.temperature above 0 or to null"
+            raise refuse(setting_key(self, "votes"), "1 with a temperature of 0", votes, why)
         self.judge = judge
         self.votes = votes
         self.template = JudgeTemplate(template, self.template_variables, self.template_needs)
@@ -57,10 +55,10 @@ class JudgedReward(Reward):
         self._agreements: list[float] = []
 
     async def start(self) -> None:
-        """Opens the judge and asks it a first question.
+        """Connect to the judge and ask a first question.
 
         Raises:
-            ValueError: an address, a key or a deployment that is missing or wrong.
+            UserError: an address, a key or a deployment is missing or wrong.
         """
         self._examiner = Examiner(
             judge=self.judge, template=self.template, items_per_call=self.items_per_call
@@ -92,43 +90,38 @@ class JudgedReward(Reward):
     def state_dict(self) -> dict[str, Any]:
         if self._examiner is None:
             return {}
-        return {"spent_usd": _over_ranks(self._examiner.client.budget.spent_usd)}
+        return {"spent_usd": sum(gather_objects(self._examiner.client.budget.spent_usd))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.examiner.client.budget.resume(state.get("spent_usd", 0.0))
 
-    async def opinions(
+    async def ask_votes(
         self, context: Mapping[str, Any], items: Sequence[Item], form: Form
     ) -> list[tuple[Finding, ...]]:
-        """For each item what came of each vote on it."""
+        """Return for each item the findings of all votes."""
         votes = (
             self.examiner.examine(context, items, form, vote=vote) for vote in range(self.votes)
         )
         return list(zip(*await asyncio.gather(*votes), strict=True))
 
-    def as_score(
-        self,
-        findings: Sequence[Finding],
-        value_of: Callable[[Sequence[Verdict]], float],
-        key: Callable[[Verdict], Hashable],
-    ) -> Score:
-        """The votes on one item as a score; those that failed do not vote.
+    def score_grades(self, findings: Sequence[Finding], highest: int) -> Score:
+        """Return the mean grade of the votes on one item, from 0 to 1, without failed votes.
 
-        Args:
-            key: What must be equal for two votes to agree.
+        If all votes failed, the score has no value.
         """
         verdicts = [one.verdict for one in findings if one.verdict is not None]
         cost = sum(one.cost for one in findings)
         if not verdicts:
             return failed_score(findings, cost)
-        if len(verdicts) > 1:
-            self._agreements.append(agreement([key(verdict) for verdict in verdicts]))
+        grades: list[int] = [verdict["score"] for verdict in verdicts]
+        if len(grades) > 1:
+            self._agreements.append(agreement(grades))
         detail = str(verdicts[0].get("explanation", ""))
-        return Score(value=value_of(verdicts), detail=detail, cost=cost)
+        return Score(value=sum(grades) / len(grades) / highest, detail=detail, cost=cost)
 
 
 def unreadable_rows(prompts: Sequence[Prompt], read: Callable[[Prompt], object]) -> dict[str, str]:
-    """The ids of the rows that cannot be read, and why not; ``read`` raises a ValueError."""
+    """Return id -> problem of the rows for which ``read`` raises a ValueError."""
     problems = {}
     for prompt in prompts:
         try:
@@ -139,34 +132,25 @@ def unreadable_rows(prompts: Sequence[Prompt], read: Callable[[Prompt], object])
 
 
 def show_problems(problems: Mapping[str, str]) -> str:
-    """The first few of them."""
+    """Return the first few problems in one line."""
     return "; ".join(f"{id}: {why}" for id, why in list(problems.items())[:NUM_SHOWN])
 
 
 def failed_score(findings: Sequence[Finding], cost: float) -> Score:
-    """The first failure among findings, as a score without a value."""
+    """Return the first failure among the findings, as a score without a value."""
     failure = next(one.failure for one in findings if one.failure is not None)
     return Score(value=None, outcome=failure.outcome, detail=failure.detail, cost=cost)
 
 
 def agreement(votes: Sequence[Hashable]) -> float:
-    """The share of votes that are the most common one."""
+    """Return the share of the most common vote."""
     return Counter(votes).most_common(1)[0][1] / len(votes)
 
 
 def question_of(prompt: Prompt) -> str:
-    """What was asked, as a judge should read it: without the marks of a chat template."""
+    """Return the question as a judge should read it, without chat template markup."""
     if prompt.messages is None:
         return prompt.text
     if len(prompt.messages) == 1:
         return prompt.messages[0]["content"]
     return "\n\n".join(f"{one['role']}: {one['content']}" for one in prompt.messages)
-
-
-def _over_ranks(value: float) -> float:
-    """The sum over the processes of the job; all of them must call it."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return value
-    values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
-    return sum(values)

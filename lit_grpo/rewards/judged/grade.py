@@ -1,4 +1,4 @@
-"""A reward by the grade that a language model gives. It asks; it never grades by itself."""
+"""A reward from the grades of a language model."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import Any
 
 from lit_grpo.judge import Form, Grade, Judge, Text
 from lit_grpo.rewards.judged.base import JudgedReward, question_of
-from lit_grpo.types import Completion, Prompt, Score, UserError
+from lit_grpo.rewards.reward import setting_key
+from lit_grpo.types import Completion, Prompt, Score, check_range
 
 
 class JudgeReward(JudgedReward):
-    """A grade from 0 to ``highest`` as a value from 0 to 1.
+    """A judge's grade from 0 to ``highest``, scaled to a value from 0 to 1.
 
     Args:
-        judge: Which model, where, and what it may use up.
-        template: A template that ships, or the path of one of your own, which is given
-            ``question``, ``reference`` (none without one), ``highest`` and ``items``, each with
-            ``id`` and ``answer``.
-        votes: Independent opinions on each completion; their mean counts.
+        judge: The model, its address and its limits.
+        template: Name of a bundled template, or the path of your own. Its variables are
+            ``question``, ``reference`` (none if there is no gold answer), ``highest`` and
+            ``items``, each with ``id`` and ``answer``.
+        votes: Number of independent votes on each completion; their mean counts.
         highest: The best grade.
-        completions_per_call: At most so many completions of a prompt share a call. It saves calls,
-            and the judge sees them beside each other.
-        show_reference: Show the judge the gold answer of a row that has one.
+        completions_per_call: Maximum number of completions of a prompt in a call. More save calls,
+            but the judge then sees completions next to each other.
+        show_reference: Whether to show the judge the gold answer, if the row has one.
     """
 
     template_variables = ("question", "reference", "highest", "items")
@@ -39,12 +40,8 @@ class JudgeReward(JudgedReward):
         **settings: Any,
     ) -> None:
         super().__init__(judge, template, votes, **settings)
-        counts = {"highest": highest, "completions_per_call": completions_per_call}
-        for name, value in counts.items():
-            if value < 1:
-                raise UserError(
-                    f"{name} must be >= 1, got {value}. Set {name} in the init_args of JudgeReward."
-                )
+        check_range(setting_key(self, "highest"), highest, at_least=1)
+        check_range(setting_key(self, "completions_per_call"), completions_per_call, at_least=1)
         self.highest = highest
         self.items_per_call = completions_per_call
         self.show_reference = show_reference
@@ -63,10 +60,5 @@ class JudgeReward(JudgedReward):
             "highest": self.highest,
         }
         items = [{"answer": completion.text} for completion in completions]
-        return [
-            self.as_score(findings, self._value, lambda verdict: verdict["score"])
-            for findings in await self.opinions(context, items, self.form)
-        ]
-
-    def _value(self, verdicts: Sequence[Any]) -> float:
-        return sum(one["score"] for one in verdicts) / len(verdicts) / self.highest
+        votes = await self.ask_votes(context, items, self.form)
+        return [self.score_grades(findings, self.highest) for findings in votes]

@@ -1,6 +1,6 @@
-"""A reward by the order in which a language model puts the completions of a prompt.
+"""A reward from the order in which a language model ranks the completions of a prompt.
 
-Only siblings are compared, so a value says nothing about how good a whole group is.
+Values are relative to the siblings: they say nothing about the quality of a whole group.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from lit_grpo.rewards.judged.base import JudgedReward, agreement, failed_score, 
 from lit_grpo.types import Completion, Prompt, Score
 
 Kind = Literal["listwise", "pairwise"]
-LEAST_ANSWERED = 0.5
-"""Of the comparisons of a completion, the share that must have come for it to have a value."""
+MIN_ANSWERED = 0.5
+"""Share of a completion's comparisons that must succeed for it to have a value."""
 
 
 class RankingReward(JudgedReward):
-    """The share of siblings that a completion is put before, from 0 to 1.
+    """The share of siblings that a completion is ranked above, from 0 to 1.
 
-    Equal texts are shown once and share their value; where all are equal it is 0.5. The order in
-    which answers are shown is shuffled; every second vote shows the one before from its end, so
-    that a judge's liking for a place cancels out.
+    Equal texts are shown once and share their value; if all are equal, it is 0.5. Answers are
+    shuffled for each vote, and every second vote shows the previous order in reverse, so that a
+    judge's preference for a position cancels out.
 
     Args:
-        judge: Which model, where, and what it may use up.
-        template: A template that ships, or the path of one of your own, which is given
-            ``question``, ``reference`` (none without one) and ``items``, sets with an ``id`` and
-            ``answers``, each with ``label`` and ``answer``.
-        votes: Orders that are asked for, each of another shuffle; their mean counts.
-        kind: ``listwise`` asks for an order of the whole group in one call, ``pairwise`` for one of
-            every two, which is surer, and G(G-1)/2 calls.
-        show_reference: Show the judge the gold answer of a row that has one.
+        judge: The model, its address and its limits.
+        template: Name of a bundled template, or the path of your own. Its variables are
+            ``question``, ``reference`` (none if there is no gold answer) and ``items``: sets with
+            an ``id`` and ``answers``, each with ``label`` and ``answer``.
+        votes: Number of independent rankings; their mean counts.
+        kind: ``listwise`` ranks the whole group in one call. ``pairwise`` compares every two
+            completions, which is more reliable and takes G(G-1)/2 calls.
+        show_reference: Whether to show the judge the gold answer, if the row has one.
     """
 
     template_variables = ("question", "reference", "items")
@@ -67,17 +67,17 @@ class RankingReward(JudgedReward):
             "reference": prompt.answer if self.show_reference else None,
         }
         asked = [(one, vote) for one in sets for vote in range(self.votes)]
-        found = await asyncio.gather(*(self._order(context, one, vote) for one, vote in asked))
+        found = await asyncio.gather(*(self._rank(context, one, vote) for one, vote in asked))
         self._note_agreement([ranks for _, ranks in found])
         cost = sum(finding.cost for finding, _ in found) / len(completions)
         return [self._score(completion.text, found, asked, cost) for completion in completions]
 
-    async def _order(
+    async def _rank(
         self, context: Mapping[str, Any], texts: Sequence[str], vote: int
     ) -> tuple[Finding, Mapping[str, float]]:
-        """What the judge says of a set, and for each text the share of the others it beats."""
+        """Ask for the order of a set, and return text -> share of the others it is above."""
         shown = sorted(texts)
-        # By the texts alone: a cache finds the same question again.
+        # Seeded by the texts alone, so that the same question is found in a cache.
         random.Random(repr((vote // 2, shown))).shuffle(shown)
         if vote % 2:
             shown.reverse()
@@ -102,13 +102,13 @@ class RankingReward(JudgedReward):
     ) -> Score:
         mine = [one for one, (texts, _) in zip(found, asked, strict=True) if text in texts]
         shares = [ranks[text] for _, ranks in mine if ranks]
-        if len(shares) < LEAST_ANSWERED * len(mine):
+        if len(shares) < MIN_ANSWERED * len(mine):
             return failed_score([finding for finding, _ in mine], cost)
-        detail = f"before {sum(shares) / len(shares):.0%} of its siblings in {len(shares)} orders"
+        detail = f"above {sum(shares) / len(shares):.0%} of its siblings in {len(shares)} rankings"
         return Score(value=sum(shares) / len(shares), detail=detail, cost=cost)
 
     def _note_agreement(self, orders: Sequence[Mapping[str, float]]) -> None:
-        """Of every two texts that were compared more than once, how often the same one won."""
+        """Record the agreement on every pair of texts that was compared more than once."""
         wins: dict[tuple[str, str], list[bool]] = {}
         for ranks in orders:
             for first, second in _pairs(ranks):

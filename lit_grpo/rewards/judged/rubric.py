@@ -1,6 +1,6 @@
-"""A reward by the criteria of a row's rubric that a language model finds met.
+"""A reward from the criteria of a row's rubric that a completion meets.
 
-The judge decides on each criterion; the points are the row's, and the sum is done here.
+A language model decides whether each criterion is met; the points are summed here.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from lit_grpo.rewards.judged.base import (
     show_problems,
     unreadable_rows,
 )
-from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError
+from lit_grpo.rewards.reward import setting_key
+from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, check_range
 
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One line of a rubric; a fault has points below 0."""
+    """One criterion of a rubric."""
 
     text: str
     points: float
+    """Negative if the criterion describes a fault."""
 
 
 class RubricReward(JudgedReward):
-    """The points of the criteria that are met over the sum of the positive points.
+    """The points of the criteria that are met, divided by the sum of the positive points.
 
-    Source: HealthBench, arXiv 2505.08775 section 2: points of met criteria, negative ones
-    included, over all positive points, not clipped. A rubric without positive points says nothing.
+    Source: HealthBench, arXiv 2505.08775 section 2. Met criteria with negative points count, and
+    the value is not clipped. For a rubric without positive points the reward abstains.
 
     Args:
-        judge: Which model, where, and what it may use up.
-        template: A template that ships, or the path of one of your own, which is given
+        judge: The model, its address and its limits.
+        template: Name of a bundled template, or the path of your own. Its variables are
             ``question``, ``answer`` and ``items``, each with ``id`` and ``criterion``.
-        votes: Independent opinions on each criterion; the majority counts, and a tie is not met.
-        column: The column with a row's rubric: a list of ``{criterion, points}``, or JSON of one.
-        criteria_per_call: At most so many criteria share a call.
-        clip: Keep the value within 0 and 1.
+        votes: Number of independent votes on each criterion. The majority counts; a tie is not met.
+        column: Column with the rubric: a list of ``{criterion, points}``, or a list in JSON.
+        criteria_per_call: Maximum number of criteria in a call.
+        clip: Whether to clip the value to the range from 0 to 1.
     """
 
     template_variables = ("question", "answer", "items")
@@ -62,25 +64,25 @@ class RubricReward(JudgedReward):
         **settings: Any,
     ) -> None:
         super().__init__(judge, template, votes, **settings)
-        if criteria_per_call < 1:
-            raise UserError(
-                f"criteria_per_call must be >= 1, got {criteria_per_call}. "
-                "Set criteria_per_call in the init_args of RubricReward."
-            )
+        check_range(setting_key(self, "criteria_per_call"), criteria_per_call, at_least=1)
         self.column = column
         self.items_per_call = criteria_per_call
         self.clip = clip
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Refuses rows without a rubric that can be read."""
+        """Check that every row has a readable rubric.
+
+        Raises:
+            UserError: some rows have none.
+        """
         if problems := unreadable_rows(
             prompts, lambda one: read_rubric(one.columns.get(self.column))
         ):
             shown = show_problems(problems)
             raise UserError(
                 f"every row must have a rubric in column {self.column!r}, {len(problems)} of "
-                f"{len(prompts)} have none that can be read: {shown} (nothing could be scored). "
-                "Set column of RubricReward, or drop these rows."
+                f"{len(prompts)} have no readable one: {shown} (they could not be scored). "
+                f"Set {setting_key(self, 'column')}, or drop these rows."
             )
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
@@ -91,44 +93,44 @@ class RubricReward(JudgedReward):
             return Score(value=None, outcome=Outcome.ABSTAIN, detail=detail)
         context = {"question": question_of(prompt), "answer": completion.text}
         items = [{"criterion": one.text} for one in rubric]
-        return self._summed(rubric, available, await self.opinions(context, items, self.form))
+        return self._sum_points(rubric, available, await self.ask_votes(context, items, self.form))
 
-    def _summed(
+    def _sum_points(
         self,
         rubric: Sequence[Criterion],
         available: float,
         findings: Sequence[Sequence[Finding]],
     ) -> Score:
         cost = sum(one.cost for votes in findings for one in votes)
-        decided = []
+        is_met = []
         for votes in findings:
-            opinions = [one.verdict["criteria_met"] for one in votes if one.verdict is not None]
-            if not opinions:
+            decisions = [one.verdict["criteria_met"] for one in votes if one.verdict is not None]
+            if not decisions:
                 return failed_score(votes, cost)
-            if len(opinions) > 1:
-                self._agreements.append(agreement(opinions))
-            decided.append(2 * sum(opinions) > len(opinions))
-        points = sum(one.points for one, met in zip(rubric, decided, strict=True) if met)
+            if len(decisions) > 1:
+                self._agreements.append(agreement(decisions))
+            is_met.append(2 * sum(decisions) > len(decisions))
+        points = sum(one.points for one, met in zip(rubric, is_met, strict=True) if met)
         value = points / available
-        detail = f"{sum(decided)} of {len(rubric)} criteria met, {points:g} of {available:g} points"
+        detail = f"{sum(is_met)} of {len(rubric)} criteria met, {points:g} of {available:g} points"
         return Score(
             value=min(1.0, max(0.0, value)) if self.clip else value, detail=detail, cost=cost
         )
 
 
 def read_rubric(column: Any) -> list[Criterion]:
-    """The criteria of a row.
+    """Read the criteria of a row.
 
     Raises:
-        ValueError: why they cannot be read.
+        ValueError: they cannot be read; the message says why.
     """
     value = json.loads(column) if isinstance(column, str) else column
     if not isinstance(value, Collection) or isinstance(value, Mapping) or not len(value):
-        raise UserError("no criteria")
+        raise ValueError("no criteria")
     try:
         rubric = [Criterion(str(one["criterion"]), float(one["points"])) for one in value]
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"a criterion needs 'criterion' and 'points' ({error!r})") from None
+        raise ValueError(f"a criterion needs 'criterion' and 'points' ({error!r})") from None
     if not all(math.isfinite(one.points) for one in rubric):
-        raise UserError("points must be finite")
+        raise ValueError("points must be finite")
     return rubric

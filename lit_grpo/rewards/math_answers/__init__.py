@@ -1,1 +1,1 @@
-"""Final answers in text, compared exactly or by math-verify in worker processes."""
+"""Compare final answers to mathematics problems, exactly or with math-verify in workers."""

@@ -1,7 +1,7 @@
-"""The exact form of a final answer, and the comparisons that need no computer algebra.
+"""Parse final answers, and compare those that need no computer algebra.
 
-Numbers are compared as fractions, never as floats. A percent sign and words after a number are
-units, and units are dropped: 25% is 25, not 0.25.
+Numbers are compared as fractions, never as floats. A percent sign or words after a number are
+units, which are dropped: 25% is 25, not 0.25.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from fractions import Fraction
 from typing import Literal
 
 MAX_EXPONENT = 400
-"""A larger power of ten is left to the worker, since its digits could fill the memory here."""
+"""Larger powers of ten are left to the worker, since their digits could fill the memory here."""
 MAX_NUMBER_CHARACTERS = 2000
 MAX_WORDS = 3
-"""Text of more words is a sentence, which nothing can be compared with."""
+"""An answer with more words is a sentence, which cannot be compared."""
 
 _CHARACTERS = str.maketrans(
     dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-")
@@ -65,13 +65,13 @@ NUMBER = (
 RATIO = r"\d+(?: ?: ?\d+)+(?: ?[ap]\.?m\b\.?)?"
 """A ratio or a time of day, which is not a quotient."""
 
-# A single letter may be a variable and these words join numbers, so neither is taken for a unit.
+# A single letter may be a variable, and these words join numbers, so neither is a unit.
 _NO_UNIT = r"(?:or|and|to|plus|minus|times|over|mod|pi|sqrt|sin|cos|tan|log|ln|exp|through)\b"
 _POWER = r"(?:\^\{?\d\}?)?"
 _ATTACHED = rf"(?:(?:[mck]?m|[mk]?g|[mk]?l|lbs?|oz|ft|hrs?|mins?|mph|km/h|s|h){_POWER}\b)?"
 _WORD = rf"(?!{_NO_UNIT})(?:[mgl]\b|[A-Za-z][A-Za-z'’.-]++)(?:/[A-Za-z]++)?{_POWER}"
 _TEXT = rf"\\(?:text|mathrm|mbox|textrm) ?\{{[^{{}}]*\}}{_POWER}"
-# Possessive, so that a long run of words cannot be tried in every split.
+# Possessive, so that a long run of words is not tried in every split.
 _UNIT = rf"{_ATTACHED}(?: ?%| ?\^ ?\{{?\\circ\}}?| ?{_TEXT}| {_WORD})*+"
 _PLAIN = re.compile(r"\s*(-?[0-9]{1,18})\.?\s*")
 _NUMBER_WITH_UNIT = re.compile(rf"{NUMBER}{_UNIT} ?", re.IGNORECASE)
@@ -85,7 +85,7 @@ _BARE_WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A final answer: its cleaned text, and its exact value when it is a number."""
+    """A final answer: its cleaned text, and its exact value if it is a number."""
 
     text: str
     kind: Literal["number", "ratio", "words", "expression"]
@@ -97,7 +97,7 @@ class Answer:
 
 
 def parse_answer(text: str) -> Answer | None:
-    """The answer that the text is, without what only dresses it; None when nothing is left."""
+    """Parse a text that is an answer, without its markup; None if nothing is left."""
     if plain := _PLAIN.fullmatch(text):
         return Answer(text=plain[1], kind="number", number=Fraction(plain[1]))
     text = clean(text)
@@ -115,7 +115,7 @@ def parse_answer(text: str) -> Answer | None:
 
 
 def compare(gold: Answer, answer: Answer) -> bool | None:
-    """Whether they are the same answer, or None when only computer algebra can say."""
+    """Return whether two answers are the same, or None if that needs computer algebra."""
     if gold.number is not None and answer.number is not None:
         return _same_number(gold.number, answer.number)
     if gold.kind == answer.kind and gold.text.replace(" ", "") == answer.text.replace(" ", ""):
@@ -126,7 +126,7 @@ def compare(gold: Answer, answer: Answer) -> bool | None:
 
 
 def clean(text: str) -> str:
-    """One spelling for the same characters, and no mark-up or punctuation around the whole."""
+    """Normalise characters, and remove markup and punctuation around the whole text."""
     text = text.translate(_CHARACTERS)
     for pattern, new in _REWRITES:
         text = pattern.sub(new, text)
@@ -141,12 +141,12 @@ def clean(text: str) -> str:
 
 
 def with_plain_fractions(text: str) -> str:
-    r"""``\frac{9}{7}`` as `` 9/7``, and so ``1\frac{3}{4}`` as ``1 3/4``."""
+    r"""Rewrite ``\frac{9}{7}`` as `` 9/7``, and so ``1\frac{3}{4}`` as ``1 3/4``."""
     return _FRACTION.sub(lambda m: f" {m[1] or m[3]}/{m[2] or m[4]}", text)
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The exact value of a cleaned text that is one number, with or without a unit."""
+    """Return the exact value of a cleaned text that is one number, with or without a unit."""
     if len(text) > MAX_NUMBER_CHARACTERS:
         return None
     match = _NUMBER_WITH_UNIT.fullmatch(with_plain_fractions(text).strip())
@@ -169,16 +169,16 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _same_number(gold: Fraction, answer: Fraction) -> bool:
-    """Equal, or one is a fraction without an end and the other its decimals, at least six."""
+    """Compare numbers; a repeating fraction equals its decimals from six places on."""
     if gold == answer:
         return True
-    return _has_end(gold) != _has_end(answer) and (
+    return _is_terminating(gold) != _is_terminating(answer) and (
         abs(gold - answer) <= Fraction(1, 2 * 10**6) and abs(gold - answer) <= abs(gold) / 10**5
     )
 
 
-def _has_end(number: Fraction) -> bool:
-    """Whether its decimals end: the denominator has no prime factor but 2 and 5."""
+def _is_terminating(number: Fraction) -> bool:
+    """Return whether the decimals end: the denominator has no prime factors but 2 and 5."""
     rest = number.denominator
     for prime in (2, 5):
         while rest % prime == 0:

@@ -1,6 +1,7 @@
-r"""Finds the final answer in a completion or a gold: the last ``\boxed{}``, else ``#### x``, else
-"the answer is x" or ``A: x``, else the last number. It looks at the tail only and stops where the
-completion begins to write the next question.
+r"""Find the final answer in a completion or a gold answer.
+
+It is the last ``\boxed{}``, else ``#### x``, else "the answer is x" or ``A: x``, else the last
+number. Only the end of a completion is read, and nothing after the start of a next question.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from lit_grpo.rewards.math_answers.answers import (
 
 STOP_MARKERS = ("Human:", "User:", "Question:", "Problem:", "Q:")
 MAX_STOPS = 4
-"""A completion of nothing but markers would otherwise be read once for each."""
+"""Limits the work on a completion that consists of stop markers."""
 NULL_GOLDS = frozenset({"None", "nan", "NaN", "null", "NULL", "N/A", "NA", "<NA>"})
-"""What a missing value looks like once a data frame has turned it into text."""
+"""Missing values that a data frame has turned into text."""
 
 _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]")
 _HASHES = re.compile(r"####")
@@ -39,9 +40,9 @@ _ANY_NUMBER = re.compile(rf"(?<![\d.,)}}\w])(?:{RATIO}|{NUMBER})|\d+(?:\.\d+)?",
 
 
 def find_answer(text: str, stop_markers: tuple[str, ...], tail_characters: int) -> Answer | None:
-    """The final answer of a completion, None when it gives none.
+    """Return the final answer of a completion, or None if it has none.
 
-    The text before the first stop marker that has an answer decides; without one, all of it.
+    The text before each stop marker is tried in turn, then the whole text; the first answer wins.
     """
     ends = []
     if any(marker in text for marker in stop_markers):
@@ -56,7 +57,7 @@ def find_answer(text: str, stop_markers: tuple[str, ...], tail_characters: int) 
 
 
 def read_gold(text: str) -> Answer | None:
-    """The gold in an ``answer`` column: the marked answer of a solution, else the whole text."""
+    """Read a gold answer: the marked answer of a solution, else the whole text."""
     if text.strip() in NULL_GOLDS:
         return None
     gold = _marked_answer(text) or parse_answer(text)
@@ -65,7 +66,7 @@ def read_gold(text: str) -> Answer | None:
 
 @cache
 def _stop_pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches up to a marker at the start of a line, or after what ends a sentence or number."""
+    """Match up to a marker at the start of a line, or after the end of a sentence or number."""
     return re.compile(rf"(?:\n\s*|[^\w\s]\s*|\d\s+)(?={'|'.join(map(re.escape, markers))})")
 
 
@@ -81,7 +82,7 @@ def _marked_answer(text: str) -> Answer | None:
 
 
 def _last_box(text: str) -> str | None:
-    r"""The content of the last complete, non-empty ``\boxed{}``."""
+    r"""Return the content of the last complete, non-empty ``\boxed{}``."""
     content = None
     opened: list[tuple[int, bool]] = []
     for match in _BRACES.finditer(text):
@@ -95,7 +96,7 @@ def _last_box(text: str) -> str | None:
 
 
 def _statement(line: str) -> Answer | None:
-    """The answer in what follows "the answer is", which may be a whole sentence."""
+    """Return the answer in the line after "the answer is", which may be a whole sentence."""
     answer = parse_answer(line)
     if answer is None or answer.number is not None:
         return answer
@@ -110,7 +111,7 @@ def _statement(line: str) -> Answer | None:
 
 
 def _unmarked_answer(text: str) -> Answer | None:
-    """The formula that comes last, be it a whole line, else the last number."""
+    """Return the last formula (in dollar signs, or a whole last line), else the last number."""
     *_, formula = None, *_MATH.finditer(text)
     if formula and not _PROSE.search(formula[0]) and not _ANY_NUMBER.search(text, formula.end()):
         return parse_answer(formula[0])

@@ -1,7 +1,7 @@
-"""A reward for right final answers in mathematics.
+"""A reward for correct final answers to mathematics problems.
 
-What is a number is compared exactly and at once; LaTeX goes to math-verify in a worker process
-that can be killed. A judge that hangs or crashes is a failure, never a wrong answer.
+Numbers are compared exactly and at once. LaTeX goes to math-verify in a worker process: a
+comparison that hangs or crashes is a failure, not a wrong answer.
 """
 
 from __future__ import annotations
@@ -10,40 +10,40 @@ import asyncio
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lit_grpo.rewards.math_answers.answers import Answer, compare
 from lit_grpo.rewards.math_answers.extraction import STOP_MARKERS, find_answer, read_gold
-from lit_grpo.rewards.reward import Reward
-from lit_grpo.rewards.workers.pool import WorkerError, WorkerPool, check_positive
-from lit_grpo.types import Completion, Prompt, UserError
+from lit_grpo.rewards.reward import Reward, setting_key
+from lit_grpo.rewards.workers.pool import WorkerError, WorkerPool
+from lit_grpo.types import Completion, Prompt, UserError, check_range
 
 FUNCTIONS = Path(__file__).with_name("worker.py")
 MAX_MEMORY_GB = 4.0
-"""What math-verify needs beyond it fails in its worker and not in the trainer."""
+"""Memory limit of a worker: a larger allocation by math-verify fails there."""
 NUM_SHOWN = 5
 
 _read_gold = lru_cache(maxsize=100_000)(read_gold)
 
 
 class MathReward(Reward):
-    r"""One value for a completion whose final answer equals ``prompt.answer``, another otherwise.
+    r"""One value for completions whose final answer equals ``prompt.answer``, another for others.
 
     The final answer is the last ``\boxed{}``, else ``#### x``, else "the answer is x" or
-    ``A: x``, else the last number. A completion without an answer, or with one that is not
-    mathematics, is wrong: that is the policy's failing. A comparison over the deadline is a
-    timeout and a crash an error, and neither has a value.
+    ``A: x``, else the last number. A completion without an answer, or with one that cannot be
+    parsed, is wrong. A comparison that exceeds the deadline is a timeout, one that crashes is an
+    error, and neither has a value.
 
-    Units and the percent sign are dropped (25% is 25, not 0.25); fractions are exact, and their
-    decimals match from six places on.
+    Units and percent signs are dropped (25% is 25, not 0.25). Fractions are exact; a decimal equals
+    a repeating fraction if it is right to six places.
 
     Args:
-        correct: value of a right answer.
-        wrong: value of any other.
-        deadline_seconds: for one comparison by math-verify.
-        num_workers: processes that run math-verify, started when first needed.
-        tail_characters: how much of the end of a completion is read.
-        stop_markers: where a completion that runs on into a next question is cut.
+        correct: Value of a correct answer.
+        wrong: Value of any other completion.
+        deadline_seconds: Timeout of one comparison by math-verify.
+        num_workers: Number of processes for math-verify, started when they are needed.
+        tail_characters: Number of characters at the end of a completion that are read.
+        stop_markers: Texts that start a next question; what follows them is ignored.
     """
 
     def __init__(
@@ -63,7 +63,9 @@ class MathReward(Reward):
         self.num_workers = num_workers
         self.tail_characters = tail_characters
         self.stop_markers = tuple(stop_markers)
-        check_positive(self, "deadline_seconds", "num_workers", "tail_characters")
+        check_range(setting_key(self, "deadline_seconds"), deadline_seconds, above=0)
+        check_range(setting_key(self, "num_workers"), num_workers, at_least=1)
+        check_range(setting_key(self, "tail_characters"), tail_characters, at_least=1)
         self._pool: WorkerPool | None = None
 
     def start(self) -> None:
@@ -84,13 +86,17 @@ class MathReward(Reward):
     async def score(self, prompt: Prompt, completion: Completion) -> float:
         gold = _read_gold(prompt.answer or "")
         if gold is None:
-            raise UserError(f"gold answer {prompt.answer!r} of prompt {prompt.id} is not readable")
+            raise ValueError(f"gold answer {prompt.answer!r} of prompt {prompt.id} is not readable")
         answer = find_answer(completion.text, self.stop_markers, self.tail_characters)
         is_right = answer is not None and await self._is_right(gold, answer)
         return self.correct if is_right else self.wrong
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Refuses golds with which no answer can be compared."""
+        """Check that every gold answer can be compared with answers.
+
+        Raises:
+            UserError: some gold answers are missing, sentences or not parsed by math-verify.
+        """
         golds = {prompt.answer for prompt in prompts}
         readable = await asyncio.gather(*(self._is_readable(gold) for gold in golds))
         unreadable = {gold for gold, ok in zip(golds, readable, strict=True) if not ok}
@@ -109,18 +115,18 @@ class MathReward(Reward):
         verdict = compare(gold, answer)
         if verdict is not None:
             return verdict
-        return await self._started_pool().call("is_equal", gold.text, answer.text)
+        return cast(bool, await self._started_pool().call("is_equal", gold.text, answer.text))
 
     async def _is_readable(self, gold: str | None) -> bool:
         answer = _read_gold(gold or "")
         if answer is None or answer.kind != "expression":
             return answer is not None
         try:
-            return await self._started_pool().call("is_answer", answer.text)
+            return cast(bool, await self._started_pool().call("is_answer", answer.text))
         except (TimeoutError, WorkerError):
             return False
 
     def _started_pool(self) -> WorkerPool:
         if self._pool is None:
-            raise RuntimeError("MathReward is not started; call start() of its suite first")
+            raise RuntimeError(f"{self.name} is not started; call start() of its suite first")
         return self._pool

@@ -1,6 +1,6 @@
-"""What a worker process calls to ask math-verify, on which some answers hang.
+"""The functions of a worker process that runs math-verify, which hangs on some answers.
 
-It imports nothing of this package, which keeps the start of a worker short.
+They import nothing of this package, so that workers start fast.
 """
 
 from __future__ import annotations
@@ -14,47 +14,48 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Eq, FiniteSet, Float, Interval, Tuple, nan, simplify, solve, zoo
 
 NUMERIC_PRECISION = 200
-"""Digits; with math-verify's 15, all numbers below 1e-15 are equal."""
+"""Digits; with math-verify's default of 15, all numbers below 1e-15 are equal."""
 MAX_RELATIVE_ERROR = 1e-5
-"""Of a decimal against an irrational number; math-verify alone looks at six decimals."""
+"""Tolerance between a decimal and an exact number, stricter than math-verify's six decimals."""
 
 logging.disable(logging.CRITICAL)
 
 
 @lru_cache(maxsize=10_000)
 def is_equal(gold: str, answer: str) -> bool:
-    """Whether two LaTeX answers mean the same. What cannot be parsed equals nothing.
+    """Return whether two LaTeX answers are equal; an answer that cannot be parsed equals nothing.
 
-    Remembered, since the completions of a group often agree.
+    Results are cached, since the completions of a group often agree.
     """
     parsed_gold, parsed_answer = _parse(gold), _parse(answer)
     if parsed_gold is None or parsed_answer is None or _is_undefined(parsed_answer):
         return False
-    # A set in braces has no order and is not a point or an interval; a bare list may be either.
+    # A set in braces is unordered, so it is neither a point nor an interval; a bare list may be.
     if _is_ordered_against_braces((gold, parsed_gold), (answer, parsed_answer)):
         return False
+    is_verified: bool = verify(
+        parsed_gold,
+        parsed_answer,
+        numeric_precision=NUMERIC_PRECISION,
+        allow_set_relation_comp=True,
+        timeout_seconds=None,
+        raise_on_error=True,
+    )
     return (
-        verify(
-            parsed_gold,
-            parsed_answer,
-            numeric_precision=NUMERIC_PRECISION,
-            allow_set_relation_comp=True,
-            timeout_seconds=None,
-            raise_on_error=True,
-        )
+        is_verified
         and _agree_closely(parsed_gold, parsed_answer)
         and not _are_both_unsolvable(parsed_gold, parsed_answer)
     )
 
 
 def is_answer(gold: str) -> bool:
-    """Whether the gold can be parsed, so that answers can be compared with it."""
+    """Return whether a gold answer can be parsed, so that answers can be compared with it."""
     parsed = _parse(gold)
     return parsed is not None and not _is_undefined(parsed)
 
 
 def _parse(latex: str) -> Any:
-    # One box around the whole: outside of one, an equation is read as its last number.
+    # In a box, since without one an equation is parsed as its last number.
     parsed = parse(
         rf"\boxed{{{latex}}}",
         extraction_config=[LatexExtractionConfig(boxed_match_priority=0)],
@@ -66,7 +67,7 @@ def _parse(latex: str) -> Any:
 
 
 def _is_undefined(expression: Any) -> bool:
-    return expression.has(nan, zoo)
+    return bool(expression.has(nan, zoo))
 
 
 def _is_ordered_against_braces(*sides: tuple[str, Any]) -> bool:
@@ -77,7 +78,7 @@ def _is_ordered_against_braces(*sides: tuple[str, Any]) -> bool:
 
 
 def _agree_closely(gold: Any, answer: Any) -> bool:
-    """Six equal decimals are not enough for small numbers."""
+    """Return False if a decimal is too far off: six equal decimals say little of small numbers."""
     if not any(isinstance(one, Float) for one in (gold, answer)):
         return True
     with contextlib.suppress(TypeError, AttributeError):
@@ -86,7 +87,7 @@ def _agree_closely(gold: Any, answer: Any) -> bool:
 
 
 def _are_both_unsolvable(gold: Any, answer: Any) -> bool:
-    """Two equations without solutions, which math-verify takes for equal, but not the same one."""
+    """Return whether two different equations have no solution; math-verify calls them equal."""
     if not (isinstance(gold, Eq) and isinstance(answer, Eq)):
         return False
     difference, other = gold.lhs - gold.rhs, answer.lhs - answer.rhs

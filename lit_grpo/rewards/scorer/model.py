@@ -1,6 +1,6 @@
-"""The model of a local reward: loading and refusing it, reading a row, one padded forward pass.
+"""The model of ``ScorerReward``: load and check it, tokenize rows, run a padded forward pass.
 
-It knows nothing of queues, and touches no global setting.
+It changes no global settings of torch, since the policy trains in the same process.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lit_grpo.rewards.scoring.boundary import failed_scores
-from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError
+from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, check_range
 
 Activation = Literal["none", "sigmoid", "softmax"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -32,7 +32,7 @@ NUM_SHOWN_TOKENS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerSettings:
-    """What ``ScorerReward`` is told of its model."""
+    """The arguments of ``ScorerReward`` that concern the model."""
 
     path: str
     label: str | None
@@ -44,7 +44,7 @@ class ScorerSettings:
 
 
 class Row(Protocol):
-    """What is read of a completion that waits for its score."""
+    """A prompt with the completion to score."""
 
     @property
     def prompt(self) -> Prompt: ...
@@ -54,37 +54,37 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerModel:
-    """The model with its tokenizer: texts in, numbers out. Used by one thread at a time."""
+    """A classifier and its tokenizer. Not thread-safe."""
 
     model: Any
     tokenizer: Any
     column: int
-    """Of the logits: the label that is the settings."""
+    """Column of the logits with the configured label."""
     activation: Activation
     max_tokens: int
     pad_token_id: int | None
-    """None when the model has none."""
+    """None if the model has none."""
     num_embeddings: int
-    """A higher token id would end the process on a GPU, the policy with it."""
+    """Size of the embedding table; on a GPU, a higher token id would crash the whole process."""
 
     def score(self, rows: Sequence[Row]) -> list[float | Score]:
-        """One forward pass over the rows that can be read; a Score without a value for others."""
+        """Run one forward pass; rows that cannot be read get a ``Score`` without a value."""
         texts = [self._read(row) for row in rows]
         values: Iterator[float | Score]
         try:
             values = iter(self._values([text for text in texts if not isinstance(text, Score)]))
-        except BaseException as error:  # the model may raise anything, and later rows must go on
+        except BaseException as error:  # the model may raise anything
             values = repeat(failed_scores(error, 1, 0.0)[0])
         return [text if isinstance(text, Score) else next(values) for text in texts]
 
     def stop(self) -> None:
-        """Makes every further layer raise, that of a pass in flight too."""
+        """Make every further layer raise, which ends a forward pass in flight."""
         for module in self.model.modules():
             module.register_forward_pre_hook(_refuse_to_run)
 
     def end_of_text(self, row: Row) -> str:
-        """The last tokens that the model read, decoded."""
-        return self.tokenizer.decode(self._encode(row)["input_ids"][-NUM_SHOWN_TOKENS:])
+        """Return the last tokens of the model's input, decoded."""
+        return str(self.tokenizer.decode(self._encode(row)["input_ids"][-NUM_SHOWN_TOKENS:]))
 
     def _read(self, row: Row) -> Mapping[str, list[int]] | Score:
         try:
@@ -100,24 +100,27 @@ class ScorerModel:
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         if not token_ids:
-            raise UserError("prompt and completion are both empty")
+            raise ValueError("prompt and completion are both empty")
         if max(token_ids) >= self.num_embeddings:
-            raise UserError(
+            raise ValueError(
                 f"token {max(token_ids)} is not in the scorer's vocabulary of "
-                f"{self.num_embeddings}: its tokenizer is not the one that it was trained with"
+                f"{self.num_embeddings}: it was trained with another tokenizer"
             )
 
     def _encode(self, row: Row) -> Mapping[str, list[int]]:
         messages, text = row.prompt.messages, row.completion.text
         if messages is not None and self.tokenizer.chat_template:
             chat = _chat(self.tokenizer, [*messages, {"role": "assistant", "content": text}])
-            return self.tokenizer(chat, add_special_tokens=False)
+            return self._tokenize(chat, add_special_tokens=False)
         question = row.prompt.text
         if messages is not None:
             question = "\n\n".join(message["content"] for message in messages)
         if self.tokenizer.sep_token is not None:
-            return self.tokenizer(question, text)
-        return self.tokenizer(question + ("" if messages is None else "\n\n") + text)
+            return self._tokenize(question, text)
+        return self._tokenize(question + ("" if messages is None else "\n\n") + text)
+
+    def _tokenize(self, *texts: str, **settings: bool) -> Mapping[str, list[int]]:
+        return cast(Mapping[str, list[int]], self.tokenizer(*texts, **settings))
 
     @torch.inference_mode()
     def _values(self, texts: Sequence[Mapping[str, list[int]]]) -> list[float]:
@@ -126,14 +129,14 @@ class ScorerModel:
         logits = self.model(**self._padded(texts)).logits.float()
         expected = [len(texts), self.model.config.num_labels]
         if list(logits.shape) != expected:
-            raise UserError(f"the scorer gave logits {list(logits.shape)}, not {expected}")
+            raise ValueError(f"the scorer gave logits {list(logits.shape)}, not {expected}")
         return ACTIVATIONS[self.activation](logits)[:, self.column].tolist()
 
     def _padded(self, texts: Sequence[Mapping[str, list[int]]]) -> dict[str, Tensor]:
-        """[rows, longest] each, padded on the right, which suits absolute positions too."""
+        """Return [rows, longest] tensors, padded on the right for absolute position embeddings."""
         pad = self.pad_token_id
         if pad is None:
-            pad = _ending_none([text["input_ids"] for text in texts])
+            pad = _unused_as_last_token([text["input_ids"] for text in texts])
             self.model.config.get_text_config().pad_token_id = pad
         return {
             name: pad_sequence(
@@ -149,21 +152,26 @@ def _refuse_to_run(*_: object) -> None:
     raise RuntimeError("the scorer was closed")
 
 
-def _ending_none(rows: Sequence[Sequence[int]]) -> int:
-    """A token id that is the last of no row.
+def _unused_as_last_token(rows: Sequence[Sequence[int]]) -> int:
+    """Return a token id with which no row ends.
 
-    A model without a padding token reads the last token of a text alone, and the last that is not
-    padding in a batch: with such an id both are the same token, whatever the texts end with.
+    The classification head of ``transformers`` reads the last token of a row that is not padding.
+    With such a padding id that is the row's own last token, whatever the row ends with.
     """
     last = {row[-1] for row in rows}
     return next(token for token in range(len(last) + 1) if token not in last)
 
 
 def _chat(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
-    return tokenizer.apply_chat_template([dict(one) for one in messages], tokenize=False)
+    return str(tokenizer.apply_chat_template([dict(one) for one in messages], tokenize=False))
 
 
 def load_scorer(settings: ScorerSettings) -> ScorerModel:
+    """Load a reward model and its tokenizer.
+
+    Raises:
+        UserError: there is none at the path, or a setting does not fit it.
+    """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     device = _device(settings.device)
@@ -191,23 +199,24 @@ def load_scorer(settings: ScorerSettings) -> ScorerModel:
 
 @contextmanager
 def _loading(path: str) -> Iterator[None]:
-    """Says what to set when nothing can be loaded; asks no hub for what can only be a directory."""
-    wanted = (
-        "Set path in the init_args of ScorerReward to a directory with a sequence classifier and "
-        "its tokenizer, or to the hub id of one."
+    """Convert errors of loading to one that says what to set.
+
+    A path that can only be a directory is never looked up on the hub.
+    """
+    fix = (
+        "Set ScorerReward.init_args.path to a directory with a sequence classifier and its "
+        "tokenizer, or to the hub id of one."
     )
-    is_there = Path(path).exists()
-    if not is_there and (path.count("/") > 1 or path.startswith((".", "~", "/"))):
-        raise UserError(
-            f"path must be a reward model, got {path!r}, which does not exist. {wanted}"
-        )
+    exists = Path(path).exists()
+    if not exists and (path.count("/") > 1 or path.startswith((".", "~", "/"))):
+        raise UserError(f"path must be a reward model, got {path!r}, which does not exist. {fix}")
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        kind = "directory" if is_there else "directory here or model on the hub"
+        kind = "a directory" if exists else "not a directory here, so a model on the hub"
         raise UserError(
             f"path must be a reward model, but {path!r} ({kind}) cannot be loaded as one: {error} "
-            f"{wanted}"
+            f"{fix}"
         ) from error
 
 
@@ -216,9 +225,9 @@ def _check_head(path: str, config: Any, missing: set[str]) -> None:
         raise UserError(
             f"path must be a sequence classifier with a trained head, {path} is a "
             f"{', '.join(config.architectures or ()) or config.model_type}, whose weights lack "
-            f"{', '.join(sorted(missing))} (drawn at random, they would give every completion "
-            "noise or one value). Set path in the init_args of ScorerReward to a reward model, "
-            "one whose config.json names an architecture …ForSequenceClassification."
+            f"{', '.join(sorted(missing))} (with random weights the values would be noise). Set "
+            "ScorerReward.init_args.path to a reward model, whose config.json names an "
+            "architecture …ForSequenceClassification."
         )
 
 
@@ -227,8 +236,8 @@ def _check_template(path: str, tokenizer: Any) -> None:
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": probe}]
     if tokenizer.chat_template and probe not in _chat(tokenizer, turns):
         raise UserError(
-            f"the chat template of {path} must write the assistant's turn, it leaves it out (all "
-            "completions of a prompt would get one value). Mend chat_template in the scorer's "
+            f"the chat template of {path} must include the assistant's turn, but leaves it out "
+            "(all completions of a prompt would get one value). Fix chat_template in the scorer's "
             "directory."
         )
 
@@ -238,8 +247,8 @@ def _column(settings: ScorerSettings, labels: Sequence[str]) -> int:
         return 0
     if settings.label not in labels:
         raise UserError(
-            f"label must be one of {', '.join(labels)}, got {settings.label!r} (the reward is what "
-            f"{settings.path} says of one label). Set label in the init_args of ScorerReward."
+            f"label must be one of {', '.join(labels)}, got {settings.label!r} (the reward is the "
+            f"output of {settings.path} for one label). Set ScorerReward.init_args.label."
         )
     return labels.index(settings.label)
 
@@ -247,8 +256,8 @@ def _column(settings: ScorerSettings, labels: Sequence[str]) -> int:
 def _activation(settings: ScorerSettings, num_labels: int) -> Activation:
     if num_labels == 1 and settings.activation == "softmax":
         raise UserError(
-            f"activation: softmax needs several labels, {settings.path} has one (every completion "
-            "would get 1). Set activation to none or sigmoid in the init_args of ScorerReward."
+            "activation must be none or sigmoid with one label, got softmax (every completion "
+            "would get 1). Set ScorerReward.init_args.activation."
         )
     return settings.activation or ("none" if num_labels == 1 else "softmax")
 
@@ -257,11 +266,8 @@ def _max_tokens(settings: ScorerSettings, tokenizer: Any, config: Any) -> int:
     positions = getattr(config, "max_position_embeddings", None) or math.inf
     if settings.max_tokens is None:
         return int(min(positions, tokenizer.model_max_length))
-    if settings.max_tokens > positions:
-        raise UserError(
-            f"max_tokens must be <= {positions}, which is all that {settings.path} can read, got "
-            f"{settings.max_tokens}. Set max_tokens in the init_args of ScorerReward."
-        )
+    key, why = "ScorerReward.init_args.max_tokens", f"the context length of {settings.path}"
+    check_range(key, settings.max_tokens, at_most=positions, why=why)
     return settings.max_tokens
 
 
@@ -272,7 +278,7 @@ def _device(name: str) -> str:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise UserError(
-            f"device must be one that this machine has, got {name!r}: {error} Set device in the "
-            "init_args of ScorerReward."
+            f"device must be one that this machine has, got {name!r}: {error} "
+            "Set ScorerReward.init_args.device."
         ) from error
     return name

@@ -1,7 +1,6 @@
-"""A local reward model as the reward: any sequence classifier of ``transformers``, in batches.
+"""Use a local reward model, any sequence classifier of ``transformers``, as a reward.
 
-It never scores a text that was cut, nor with a head that was not trained. The model runs in a
-thread of its own beside the policy and touches no global setting.
+The model runs in a thread of its own, on batches of the completions that wait for their scores.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from lit_grpo.rewards.reward import Reward
+from lit_grpo.rewards.reward import Reward, setting_key
 from lit_grpo.rewards.scorer.model import (
     Activation,
     Dtype,
@@ -21,35 +20,35 @@ from lit_grpo.rewards.scorer.model import (
     ScorerSettings,
     load_scorer,
 )
-from lit_grpo.types import Completion, Prompt, Score, UserError
+from lit_grpo.types import Completion, Prompt, Score, check_range
 
-MIN_ALIKE_ROWS = 16
+MIN_EQUAL_ROWS = 16
+"""Number of consecutive rows with equal values at which the first warning is logged."""
 
 _log = logging.getLogger(__name__)
 
 
 class ScorerReward(Reward):
-    """What a sequence classifier (``AutoModelForSequenceClassification``) makes of a completion.
+    """The output of a sequence classifier (``AutoModelForSequenceClassification``).
 
-    It reads a conversation through the chat template of its own tokenizer, with the completion as
-    the assistant's turn. Without a template, or for a prompt that is plain text, it reads prompt
-    and completion as a pair when its tokenizer has a separator (BERT), else one after the other;
-    the turns of a conversation are then joined by empty lines, without the policy's markup.
+    A conversation is formatted with the chat template of the classifier's tokenizer, with the
+    completion as the assistant's turn. Without a template, or if the prompt is plain text, prompt
+    and completion are a text pair if the tokenizer has a separator (as BERT's has), and are
+    concatenated otherwise; the turns of a conversation are then joined by empty lines, without
+    the policy's chat markup.
 
-    A text of more than ``max_tokens`` is not scored but has the outcome ``truncated``, since the
-    score of a part is not the score of the completion.
+    A text of more than ``max_tokens`` is not scored and has the outcome ``truncated``.
 
     Args:
-        path: directory or hub id of a reward model. A model without a trained classification
-            head, such as a plain language model, is refused.
-        label: which of several labels is the reward; needless with one.
-        activation: what becomes of the logits: ``none``, ``sigmoid``, or ``softmax`` over the
-            labels. ``none`` with one label and ``softmax`` with several when not given.
-        device: ``auto`` is the current GPU, or the CPU without one; else as torch names it.
-        dtype: of the weights; ``auto`` as they were saved.
-        batch_size: completions a forward pass; as many as wait, up to this.
-        max_tokens: of prompt and completion together; what the model can read when not given.
-        trust_remote_code: run the model code that comes with a hub model.
+        path: Directory or hub id of a reward model. It must have a trained classification head.
+        label: Label whose output is the reward; needed only if there are several.
+        activation: Function applied to the logits: ``none``, ``sigmoid``, or ``softmax`` over the
+            labels. Null for ``none`` with one label and ``softmax`` with several.
+        device: ``auto`` for the current GPU, or the CPU without one; else a torch device.
+        dtype: Data type of the weights; ``auto`` for that of the checkpoint.
+        batch_size: Maximum number of completions in a forward pass.
+        max_tokens: Maximum length of prompt and completion together; null for the model's limit.
+        trust_remote_code: Whether to run the model code of a hub repository.
     """
 
     def __init__(
@@ -65,12 +64,8 @@ class ScorerReward(Reward):
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        for setting, value in {"batch_size": batch_size, "max_tokens": max_tokens}.items():
-            if value is not None and value < 1:
-                raise UserError(
-                    f"{setting} must be >= 1, got {value}. Set {setting} in the init_args of "
-                    "ScorerReward."
-                )
+        check_range(setting_key(self, "batch_size"), batch_size, at_least=1)
+        check_range(setting_key(self, "max_tokens"), max_tokens, at_least=1)
         self.settings = ScorerSettings(
             path=path,
             label=label,
@@ -85,20 +80,20 @@ class ScorerReward(Reward):
         self._thread: ThreadPoolExecutor | None = None
         self._batching: asyncio.Task[None] | None = None
         self._waiting: list[_Row] = []
-        self._alike = _AlikeRows()
+        self._equal_rows = _EqualRows()
 
     def start(self) -> None:
-        """Loads the model, once.
+        """Load the model.
 
         Raises:
-            ValueError: nothing to load, not a scorer, or a setting that does not fit the model.
+            UserError: there is no reward model, or a setting does not fit it.
         """
         self._scorer = load_scorer(self.settings)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"reward-{self.name}")
 
     async def score(self, prompt: Prompt, completion: Completion) -> float | Score:
         if self._scorer is None:
-            raise RuntimeError("ScorerReward is not started; call start() of its suite first")
+            raise RuntimeError(f"{self.name} is not started; call start() of its suite first")
         loop = asyncio.get_running_loop()
         row = _Row(prompt=prompt, completion=completion, result=loop.create_future())
         self._waiting.append(row)
@@ -107,7 +102,7 @@ class ScorerReward(Reward):
         return await row.result
 
     async def close(self) -> None:
-        """Forgets what waits, ends the batch in flight at its next layer and frees the model."""
+        """Drop waiting rows, stop the pass in flight at its next layer, and free the model."""
         for pending in (self._batching, *(row.result for row in self._waiting)):
             if pending is not None:
                 pending.cancel()
@@ -128,24 +123,24 @@ class ScorerReward(Reward):
                 raise
             for row, score in zip(batch, scores, strict=True):
                 row.deliver(score)
-                self._watch(scorer, row, score)
+                self._warn_if_constant(scorer, row, score)
 
     def _next_batch(self) -> list[_Row]:
-        """The longest rows that wait, as rows of like length need little padding."""
+        """Take the longest waiting rows: rows of similar length need little padding."""
         waiting = [row for row in self._waiting if not row.result.done()]
         waiting.sort(key=lambda row: row.num_characters)
         self._waiting = waiting[: -self.batch_size]
         return waiting[-self.batch_size :]
 
-    def _watch(self, scorer: ScorerModel, row: _Row, score: float | Score) -> None:
-        if isinstance(score, Score) or not self._alike.add(row, score):
+    def _warn_if_constant(self, scorer: ScorerModel, row: _Row, score: float | Score) -> None:
+        if isinstance(score, Score) or not self._equal_rows.add(row, score):
             return
         _log.warning(
             "reward %r gave %d completions in a row the value of another completion of their "
-            "prompt, the last one %.6g: without a difference within a group nothing is learned. "
-            "Its activation may saturate (set activation: none), its template may not suit the "
-            "prompts, or it may know nothing of this task. It read: …%s",
-            *(self.name, self._alike.count, score, scorer.end_of_text(row)),
+            "prompt, most recently %.6g. Without differences within groups, nothing is learned. "
+            "Its activation may saturate (set activation: none), its template may not fit the "
+            "prompts, or the model may not fit the task. The end of its last input: …%s",
+            *(self.name, self._equal_rows.count, score, scorer.end_of_text(row)),
         )
 
 
@@ -167,14 +162,14 @@ class _Row:
 
 
 @dataclass(slots=True, kw_only=True)
-class _AlikeRows:
-    """Counts the rows since the scorer last told two completions of a prompt apart."""
+class _EqualRows:
+    """Count the rows since two completions of a prompt last got different values."""
 
     count: int = 0
     _first: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def add(self, row: _Row, value: float) -> bool:
-        """Whether it is time to warn: at 16, 32, 64, … rows alike."""
+        """Count a row, and return whether to warn: after 16, 32, 64, … rows."""
         text, first = self._first.setdefault(row.prompt.id, (row.completion.text, value))
         if row.completion.text == text:
             return False
@@ -183,4 +178,4 @@ class _AlikeRows:
             self._first.clear()
             return False
         self.count += 1
-        return self.count >= MIN_ALIKE_ROWS and self.count.bit_count() == 1
+        return self.count >= MIN_EQUAL_ROWS and self.count.bit_count() == 1

@@ -1,4 +1,4 @@
-"""Scoring a rollout step: run the rewards beside generation and decide which rows count."""
+"""Score rollout steps: run the rewards while generation goes on, and decide which rows count."""
 
 from lit_grpo.rewards.scoring.scoring import RewardFailed, Scoring
 from lit_grpo.rewards.scoring.suite import RewardSuite

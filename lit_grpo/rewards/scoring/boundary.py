@@ -1,5 +1,5 @@
-"""The boundary between user code and the trainer: whatever a reward returns or raises becomes a
-Score. Nothing passes that is neither a finite value nor a named outcome.
+"""The boundary between user code and the trainer: turn whatever a reward returns or raises into a
+``Score``, which has either a finite value or the outcome that says why there is none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_DETAIL_CHARACTERS = 500
 
 
 def as_scores(result: object, count: int, seconds: float) -> tuple[Score, ...]:
-    """What ``score_group`` returned, as ``count`` scores that share its ``seconds``."""
+    """Convert what ``score_group`` returned to ``count`` scores, which share its ``seconds``."""
     if not isinstance(result, Iterable) or isinstance(result, str | bytes | dict):
         return _no_scores(f"score_group returned {_show(result)}, not a sequence", count, seconds)
     values = list(result)
@@ -27,7 +27,7 @@ def as_scores(result: object, count: int, seconds: float) -> tuple[Score, ...]:
 
 
 def as_score(value: object, seconds: float) -> Score:
-    """What ``score`` returned for one completion, as a score with its ``seconds`` filled."""
+    """Convert what ``score`` returned to a score, and set its ``seconds`` if the reward did not."""
     if value is None:
         return Score(value=None, outcome=Outcome.ABSTAIN, seconds=seconds)
     if isinstance(value, Score):
@@ -39,7 +39,7 @@ def as_score(value: object, seconds: float) -> Score:
 
 
 def failed_scores(error: BaseException, count: int, seconds: float) -> tuple[Score, ...]:
-    """What the reward raised, as ``count`` scores without a value."""
+    """Convert what the reward raised to ``count`` scores without a value."""
     outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return _no_scores(text, count, seconds, outcome)
@@ -53,7 +53,7 @@ def _no_scores(
 
 
 def _as_float(value: object) -> float:
-    """Numbers of Python, NumPy and torch, a tensor of one element included."""
+    """Convert a number of Python, NumPy or torch; a tensor must have one element."""
     number = value.item() if hasattr(value, "item") else value
     if not isinstance(number, Real):
         raise TypeError(f"returned {_show(value)}, not a number, None or a Score")

@@ -1,6 +1,6 @@
-"""Scores of a rollout step -> its RolloutBatch: the one place that says which rows count.
+"""Combine the scores of a rollout step into a ``RolloutBatch`` and decide which rows count.
 
-A failure is never a zero: a row without a value is left out, it does not get one.
+This is the only place that makes ``RolloutBatch.valid``; all other code reads it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from lit_grpo.types import Group, Outcome, RolloutBatch, Score
 
 
 def combine(rewards: Sequence[Reward], groups: Iterable[Group]) -> RolloutBatch:
-    """Sums the parts of every row by the weights of their rewards.
+    """Sum each row's values by the weights of their rewards, and mark the rows that count.
 
-    The rule, for rewards of non-zero weight (the others are monitored only):
+    A row that is not valid has NaN as its reward. It is logged but excluded from the group mean
+    and the loss, so that a failure never acts as a zero. Rewards with weight 0 are only monitored;
+    the others decide:
 
-    1. A reward that abstained on all rows of a group does not apply to that prompt: it is left
-       out of the sum. (Rows that were not sampled have no say in this.)
-    2. A row is valid when every reward that applies gave it a value, and at least one applies.
-    3. A reward that failed (neither a value nor an abstention) on one row of a group makes the
-       whole group invalid if its ``on_error`` is ``drop_group``.
+    1. A row without a completion (the engine failed to sample it) is not valid.
+    2. A reward that abstained on all sampled rows of a group does not apply to that prompt, and is
+       left out of the sum.
+    3. A row is valid if every reward that applies gave it a value, and at least one applies.
+    4. If a reward with ``on_error: drop_group`` failed on a row (neither a value nor an
+       abstention), no row of its group is valid.
     """
     groups = tuple(groups)
     parts = {reward.name: _values(groups, reward.name) for reward in rewards}
@@ -32,7 +35,7 @@ def combine(rewards: Sequence[Reward], groups: Iterable[Group]) -> RolloutBatch:
     any_applies = torch.zeros(len(groups), 1, dtype=torch.bool)
     for reward in (reward for reward in rewards if reward.weight):
         part = parts[reward.name]
-        applies = _where(groups, reward.name, _is_statement).any(1, keepdim=True)
+        applies = _where(groups, reward.name, _is_not_abstention).any(1, keepdim=True)
         any_applies |= applies
         valid &= ~applies | ~part.isnan()
         if reward.on_error == "drop_group":
@@ -60,7 +63,7 @@ def _where(groups: Sequence[Group], name: str, test: Callable[[Score], bool]) ->
     return torch.tensor([[test(score) for score in group.scores[name]] for group in groups])
 
 
-def _is_statement(score: Score) -> bool:
+def _is_not_abstention(score: Score) -> bool:
     return score.outcome not in (Outcome.ABSTAIN, Outcome.NOT_SAMPLED)
 
 

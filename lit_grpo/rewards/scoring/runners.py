@@ -1,7 +1,7 @@
-"""Where rewards run: one thread for each sync reward, one event loop for all async ones.
+"""Run rewards: one thread for each sync reward, one event loop for all async ones.
 
-A runner takes calls and delivers their scores; it never sums, and never lets a reward's exception
-or overrun out.
+A runner takes calls and delivers their scores. Exceptions and timeouts of a reward become scores
+without a value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Receiver(Protocol):
-    """Takes the scores of a call; once cancelled it wants no more."""
+    """Takes the scores of calls until it is cancelled."""
 
     @property
     def is_cancelled(self) -> bool: ...
@@ -42,7 +42,7 @@ class Receiver(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
-    """One call of ``score`` (one row) or ``score_group`` (the G rows of a prompt), with retries."""
+    """One call of ``score`` (one row) or ``score_group`` (rows of one prompt), with its retries."""
 
     reward: Reward
     receiver: Receiver
@@ -51,7 +51,8 @@ class Call:
     completions: tuple[Completion, ...]
     tries: list[tuple[Score, ...]] = field(default_factory=list)
 
-    def invoke(self) -> Any:
+    def invoke(self) -> object:
+        """Call the reward; the result of an async one is awaitable."""
         if self.reward.is_grouped:
             return self.reward.score_group(self.prompt, self.completions)
         return self.reward.score(self.prompt, self.completions[0])
@@ -65,7 +66,7 @@ class Call:
         return failed_scores(error, len(self.rows), seconds)
 
     def conclude(self, scores: tuple[Score, ...]) -> float | None:
-        """Delivers the scores, or returns the seconds to wait before the next try."""
+        """Deliver the scores, or return the seconds to wait before the next try."""
         self.tries.append(scores)
         may_retry = self.reward.on_error == "retry" and len(self.tries) <= self.reward.num_retries
         if may_retry and any(score.is_failure for score in scores):
@@ -74,7 +75,7 @@ class Call:
         return None
 
     def _with_all_tries(self) -> tuple[Score, ...]:
-        """The last scores, with the seconds and the cost of every try."""
+        """Return the last scores, with the seconds and the cost of all tries."""
         return tuple(
             replace(
                 attempts[-1],
@@ -86,7 +87,7 @@ class Call:
 
 
 class AsyncRunner:
-    """All async rewards of a run on one event loop, which their clients stay on."""
+    """All async rewards on one event loop, to which their clients may stay bound."""
 
     def __init__(self) -> None:
         self._thread = EventLoopThread("async-rewards")
@@ -95,7 +96,7 @@ class AsyncRunner:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a hook of a reward on the loop and wait for its result."""
+        """Run a coroutine on the loop and wait for its result."""
         return self._thread.run(coroutine)
 
     def call_later(self, seconds: float, function: Callable[[Call], None], call: Call) -> None:
@@ -103,7 +104,7 @@ class AsyncRunner:
         loop.call_soon_threadsafe(loop.call_later, seconds, function, call)
 
     def submit(self, call: Call) -> None:
-        # One wake-up serves all calls that arrive before the loop gets to them.
+        # Waking the loop is slow: one wake-up serves all calls that arrive before it runs.
         self._inbox.append(call)
         if not self._is_woken:
             self._is_woken = True
@@ -112,12 +113,12 @@ class AsyncRunner:
     def close(self, hooks: Sequence[Callable[[], Coroutine[Any, Any, object]]] = ()) -> None:
         """Cancel pending calls, run the hooks and end the thread, within 2 seconds.
 
-        A loop that user code blocks is left behind.
+        If user code blocks the loop, its thread is abandoned.
         """
         try:
             self._thread.run(self._shut_down(hooks), timeout=CLOSE_SECONDS)
         except TimeoutError:
-            _log.warning("the event loop of the async rewards is blocked and left behind")
+            _log.warning("the event loop of the async rewards is blocked; its thread is abandoned")
         self._thread.close(timeout=0.2)
 
     def _take_inbox(self) -> None:
@@ -153,20 +154,20 @@ async def _attempt_async(call: Call) -> tuple[Score, ...]:
         async with asyncio.timeout(limit) as deadline:
             result = await cast(Awaitable[object], call.invoke())
         return call.as_scores(result, time.perf_counter() - start)
-    except BaseException as error:  # user code may raise anything, and the loop must live on
+    except BaseException as error:  # user code may raise anything, and the loop must go on
         task = asyncio.current_task()
         if isinstance(error, GeneratorExit) or (task is not None and task.cancelling()):
             raise
-        reason = _overrun(limit) if limit is not None and deadline.expired() else error
+        reason = _timeout(limit) if limit is not None and deadline.expired() else error
         return call.failed(reason, time.perf_counter() - start)
 
 
-def _overrun(seconds: float, consequence: str = "") -> TimeoutError:
+def _timeout(seconds: float, consequence: str = "") -> TimeoutError:
     return TimeoutError(f"no score within {seconds:g} s (timeout_seconds){consequence}")
 
 
 class SyncRunner:
-    """One worker thread for one sync reward; replaced when a call in it overruns its limit."""
+    """One thread for one sync reward, replaced when a call in it times out."""
 
     def __init__(self, reward: Reward, loop: AsyncRunner) -> None:
         self._reward = reward
@@ -180,7 +181,10 @@ class SyncRunner:
         self._calls.put(call)
 
     def expire(self) -> float | None:
-        """Gives up on a call that overran, and returns the seconds until one may, if any can."""
+        """Give up on a call that has timed out; return the seconds until the next one may.
+
+        None means that the reward has no timeout.
+        """
         limit = self._reward.timeout_seconds
         if limit is None:
             return None
@@ -193,12 +197,12 @@ class SyncRunner:
                 return left
             self._running = None
             self._start_thread()
-        overrun = _overrun(limit, "; its thread cannot be stopped and is left behind")
-        self._conclude(running[0], running[0].failed(overrun, limit))
+        error = _timeout(limit, "; its thread cannot be stopped and is abandoned")
+        self._conclude(running[0], running[0].failed(error, limit))
         return limit
 
     def close(self) -> None:
-        """Ends the thread after the calls whose receivers still want them."""
+        """End the thread after its current call; calls of cancelled receivers are skipped."""
         self._calls.put(None)
         self._thread.join(timeout=0.2)
 
@@ -215,7 +219,7 @@ class SyncRunner:
             scores = _attempt(call)
             with self._lock:
                 if self._running is not mine:
-                    return  # it overran: another thread has taken over
+                    return  # the call timed out, and another thread has taken over
                 self._running = None
             self._conclude(call, scores)
 
@@ -233,5 +237,52 @@ def _attempt(call: Call) -> tuple[Score, ...]:
             result.close()
             raise TypeError("a sync reward returned a coroutine; define it with async def")
         return call.as_scores(result, time.perf_counter() - start)
-    except BaseException as error:  # user code may raise anything, and the thread must live on
+    except BaseException as error:  # user code may raise anything, and the thread must go on
         return call.failed(error, time.perf_counter() - start)
+
+
+class Runners:
+    """The threads and the event loop of one start of the rewards."""
+
+    def __init__(self, rewards: Sequence[Reward]) -> None:
+        self.is_closed = False
+        self._loop = AsyncRunner()
+        self._threads = {
+            reward.name: SyncRunner(reward, self._loop) for reward in rewards if not reward.is_async
+        }
+
+    def submit(self, call: Call) -> None:
+        """Schedule a call in the thread or on the loop of its reward."""
+        if self.is_closed:
+            raise RuntimeError("the rewards are closed, so nothing can be scored any more")
+        self._threads.get(call.reward.name, self._loop).submit(call)
+
+    def run_hook(self, hook: Callable[..., Any], *arguments: object) -> None:
+        """Call a hook of a reward; an async one runs on the loop, as its scores will."""
+        if inspect.iscoroutinefunction(hook):
+            self._loop.run(hook(*arguments))
+        else:
+            hook(*arguments)
+
+    def expire(self) -> float | None:
+        """Give up on sync calls that have timed out; return the seconds until the next one may.
+
+        None means that no reward has a timeout.
+        """
+        if self.is_closed:
+            return None
+        waits = [one.expire() for one in self._threads.values()]
+        return min((seconds for seconds in waits if seconds is not None), default=None)
+
+    def close(self, hooks: Sequence[Callable[[], Any]]) -> None:
+        """Cancel what is pending, run the closing hooks and end, within about 2 seconds."""
+        self.is_closed = True
+        for thread in self._threads.values():
+            thread.close()
+        for hook in hooks:
+            if not inspect.iscoroutinefunction(hook):
+                try:
+                    hook()
+                except Exception:
+                    _log.warning("a reward did not close cleanly", exc_info=True)
+        self._loop.close([hook for hook in hooks if inspect.iscoroutinefunction(hook)])

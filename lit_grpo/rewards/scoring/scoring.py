@@ -1,6 +1,6 @@
-"""The scores of one rollout step, as they come in while others are still generated.
+"""Score one rollout step, while its other completions are still being generated.
 
-It hands out calls, waits and collects; threads, event loop and warnings are the suite's.
+It makes the calls and collects their scores. The runners execute the calls.
 """
 
 from __future__ import annotations
@@ -8,27 +8,23 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from lit_grpo.rewards.reward import Reward
 from lit_grpo.rewards.scoring.combine import combine
-from lit_grpo.rewards.scoring.runners import Call
-from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score, UserError
-
-if TYPE_CHECKING:
-    from lit_grpo.rewards.scoring.suite import RewardSuite
+from lit_grpo.rewards.scoring.runners import Call, Runners
+from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score
 
 MAX_WAIT_SECONDS = threading.TIMEOUT_MAX
 
 
 class RewardFailed(RuntimeError):
-    """A reward whose ``on_error`` is ``raise`` gave no value."""
+    """A reward with ``on_error: raise`` gave no value."""
 
     def __init__(self, reward: str, prompt_id: str, score: Score) -> None:
         super().__init__(
             f"reward {reward} failed on prompt {prompt_id} with outcome {score.outcome}: "
-            f"{score.detail or 'no detail'} (its on_error is 'raise'). Mend the reward, or set "
+            f"{score.detail or 'no detail'} (its on_error is 'raise'). Fix the reward, or set "
             "on_error to 'mask' to train without the rows that it cannot score."
         )
         self.reward = reward
@@ -38,46 +34,60 @@ class RewardFailed(RuntimeError):
 
 
 class Scoring:
-    """The scores of one rollout step, B prompts of G completions, as they come in."""
+    """The scores of one rollout step: B prompts with G completions each.
 
-    def __init__(self, suite: RewardSuite, prompts: Sequence[Prompt], group_size: int) -> None:
-        self._suite = suite
+    Args:
+        rewards: The rewards, which have been started.
+        runners: Execute the calls.
+        warn: Called with each failed call and one of its scores.
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        runners: Runners,
+        warn: Callable[[Call, Score], None],
+        prompts: Sequence[Prompt],
+        group_size: int,
+    ) -> None:
+        self._rewards = rewards
+        self._runners = runners
+        self._warn = warn
         self._prompts = tuple(prompts)
         self._group_size = group_size
         num_rows = len(self._prompts) * group_size
         self._completions: list[Completion | None] = [None] * num_rows
         self._scores: dict[str, list[Score | None]] = {
-            reward.name: [None] * num_rows for reward in suite.rewards
+            reward.name: [None] * num_rows for reward in rewards
         }
         self._missing = [group_size] * len(self._prompts)
         self._siblings: dict[tuple[str, int], list[int]] = defaultdict(list)
-        """(reward, group) -> rows that wait for others to be scored with."""
-        self._num_pending = num_rows * len(suite.rewards)
+        """(reward, group) -> rows that wait for siblings to be scored with."""
+        self._num_pending = num_rows * len(rewards)
         self._failure: RewardFailed | None = None
         self._changed = threading.Condition()
-        self._loop = suite.started_loop()
         self._is_cancelled = False
 
     def add(self, row: int, completion: Completion) -> None:
-        """Schedules the scoring of a completion and returns at once.
+        """Schedule the scoring of a completion, and return at once.
 
-        One that failed has no score, and no part in a group that is scored together.
+        A completion that failed is not scored, and its siblings are scored without it.
         """
         if self._completions[row] is not None:
-            raise UserError(f"row {row} was added twice (each completion is scored once)")
+            raise ValueError(f"row {row} was added twice (each completion is scored once)")
         self._completions[row] = completion
         group = row // self._group_size
         self._missing[group] -= 1
         rows = () if completion.is_failed else (row,)
-        for reward in self._suite.rewards:
+        for reward in self._rewards:
             if completion.is_failed:
                 absent = Outcome.NOT_SAMPLED
                 score = Score(value=None, outcome=absent, detail=completion.failure)
                 self._fill(reward.name, {row: score})
-            self._take(reward, group, rows, is_last=not self._missing[group])
-        self._suite.expire()
+            self._schedule(reward, group, rows, is_last=not self._missing[group])
+        self._runners.expire()
 
-    def _take(self, reward: Reward, group: int, rows: Sequence[int], *, is_last: bool) -> None:
+    def _schedule(self, reward: Reward, group: int, rows: Sequence[int], *, is_last: bool) -> None:
         waiting = self._siblings[reward.name, group]
         waiting.extend(rows)
         size = reward.siblings_per_call if reward.is_grouped else 1
@@ -86,39 +96,42 @@ class Scoring:
             waiting.clear()
 
     def wait(self, seconds: float = MAX_WAIT_SECONDS) -> bool:
-        """Whether ``result`` has nothing to wait for, now or within these seconds."""
-        self._refuse_unready()
+        """Wait for the missing scores at most this long; return whether all have arrived.
+
+        A failure of a reward with ``on_error: raise`` ends the wait.
+        """
+        self._check_complete()
         deadline = time.monotonic() + seconds
         with self._changed:
             while self._num_pending and self._failure is None:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
-                self._changed.wait(min(left, self._suite.expire() or left))
+                self._changed.wait(min(left, self._runners.expire() or left))
         return True
 
     def result(self) -> RolloutBatch:
-        """Waits for the scores that are still missing.
+        """Wait for the missing scores and combine all of them.
 
         Raises:
-            RewardFailed: a reward with ``on_error="raise"`` failed.
+            RewardFailed: a reward with ``on_error: raise`` gave no value.
         """
         self.wait()
         if self._failure is not None:
             self.cancel()
             raise self._failure
-        return combine(self._suite.rewards, map(self._group, range(len(self._prompts))))
+        return combine(self._rewards, map(self._group, range(len(self._prompts))))
 
     def expire(self, seconds: float) -> None:
-        """Gives up on every score that is still missing after these seconds of waiting."""
+        """Record a timeout for every score that is missing after ``seconds`` of waiting."""
         detail = f"no score within {seconds:g} s after generation (score_deadline_seconds)"
         late = Score(value=None, outcome=Outcome.TIMEOUT, detail=detail)
-        for reward in self._suite.rewards:
+        for reward in self._rewards:
             self._fill(reward.name, dict.fromkeys(range(len(self._completions)), late))
 
     def ask_again(self) -> None:
-        """Scores once more what failed for another reason than the completion's own."""
-        for reward in self._suite.rewards:
+        """Score again the rows that failed for a reason other than the completion itself."""
+        for reward in self._rewards:
             for group in range(len(self._prompts)):
                 rows = [row for row in self._rows(group) if self._is_outage(reward.name, row)]
                 if rows and reward.is_grouped and reward.siblings_per_call is None:
@@ -128,13 +141,13 @@ class Scoring:
                         self._scores[reward.name][row] = None
                     self._num_pending += len(rows)
                 for row in rows:
-                    self._take(reward, group, (row,), is_last=row == rows[-1])
+                    self._schedule(reward, group, (row,), is_last=row == rows[-1])
 
     def _is_outage(self, name: str, row: int) -> bool:
         score = self._scores[name][row]
         return score is not None and score.is_outage
 
-    def _refuse_unready(self) -> None:
+    def _check_complete(self) -> None:
         if self.is_cancelled:
             raise RuntimeError("this scoring was cancelled, so it has no result")
         if any(self._missing):
@@ -143,36 +156,36 @@ class Scoring:
 
     @property
     def counted_rewards(self) -> list[str]:
-        """The names of those that have a weight in the sum."""
-        return [name for name, weight in self._suite.weights.items() if weight]
+        """Names of the rewards with a weight other than 0."""
+        return [reward.name for reward in self._rewards if reward.weight]
 
     def cancel(self) -> None:
-        """Forgets the step: what was not begun is not scored."""
+        """Abandon the step: calls that have not started are skipped."""
         self._is_cancelled = True
 
     @property
     def is_cancelled(self) -> bool:
-        return self._is_cancelled or not self._suite.is_running(self._loop)
+        return self._is_cancelled or self._runners.is_closed
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds spent scoring so far by reward; more than the wall clock when side by side."""
+        """Seconds spent scoring so far, by reward; parallel calls add up."""
         return {
             name: sum(score.seconds for score in scores if score is not None)
             for name, scores in self._scores.items()
         }
 
     def deliver(self, call: Call, scores: tuple[Score, ...]) -> None:
-        """Takes the scores of a call, on whichever thread made it."""
+        """Store the scores of a call; runs on the thread that made it."""
         failed = next((score for score in scores if score.is_failure), None)
         if failed is not None:
-            self._suite.warn(call, failed)
+            self._warn(call, failed)
             if call.reward.on_error == "raise" and self._failure is None:
                 self._failure = RewardFailed(call.reward.name, call.prompt.id, failed)
         self._fill(call.reward.name, dict(zip(call.rows, scores, strict=True)))
 
     def _fill(self, name: str, scores: Mapping[int, Score]) -> None:
-        """Enters scores where there are none yet; what comes too late is dropped."""
+        """Store scores where there are none yet; late ones are dropped."""
         slots = self._scores[name]
         with self._changed:
             for row, score in scores.items():
@@ -193,7 +206,7 @@ class Scoring:
             rows=rows,
             completions=tuple(self._added(row) for row in rows),
         )
-        self._suite.schedule(call)
+        self._runners.submit(call)
 
     def _added(self, row: int) -> Completion:
         completion = self._completions[row]

@@ -1,1 +1,1 @@
-"""Worker processes that may hang or crash: the pool, and any sync reward run inside it."""
+"""Run sync rewards in worker processes, which may hang or crash without harm to the trainer."""

@@ -1,7 +1,7 @@
-"""A pool of worker processes, each of which may hang, crash or be killed.
+"""A pool of worker processes that call the functions of a file, with a deadline for each call.
 
-It belongs to the event loop that first calls it. It holds no lock over the trainer's interpreter,
-sets no signal in the trainer, and knows nothing of rewards.
+A worker that hangs or crashes is killed and replaced. The pool belongs to one event loop, and
+installs no signal handlers in the trainer.
 """
 
 from __future__ import annotations
@@ -16,35 +16,34 @@ from pathlib import Path
 from typing import Any
 
 from lit_grpo.rewards.workers.worker import HEADER
-from lit_grpo.types import UserError
 
 WORKER = Path(__file__).with_name("worker.py")
 START_SECONDS = 300.0
 END_SECONDS = 0.7
-"""A little more than the grace that a worker has."""
+"""A little more than the grace period of a worker."""
 
 
 class WorkerError(RuntimeError):
-    """A worker that died, or whose function raised."""
+    """A worker died, or its function raised."""
 
 
 class WorkerStartError(RuntimeError):
-    """A worker that could not start."""
+    """A worker could not start."""
 
 
 class WorkerPool:
     """At most ``num_workers`` processes that call functions of one file.
 
-    A worker starts when first needed, with the memory limit and the path of the trainer, and is
-    replaced when it died or was killed.
+    A worker starts when it is first needed, with the trainer's ``sys.path``, and is replaced after
+    it died or was killed.
 
     Args:
-        file: defines the functions; what they return must be JSON.
-        first_call: ``(name, *arguments)`` with which every worker begins.
-        num_workers: processes side by side.
-        deadline_seconds: for one call; the worker is killed at its end.
+        file: Defines the functions, which must return JSON values.
+        first_call: ``(name, *arguments)`` of the first call in every worker.
+        num_workers: Maximum number of processes.
+        deadline_seconds: Timeout of one call; the worker is then killed.
         max_memory_gb: GiB that one process may allocate; None for no limit.
-        stderr: where workers print, stdout included; None for the trainer's stderr.
+        stderr: Where workers print, stdout included; None for the trainer's stderr.
     """
 
     def __init__(
@@ -67,19 +66,19 @@ class WorkerPool:
         self._all: set[_Worker] = set()
 
     async def start(self) -> None:
-        """Starts one worker, so that what keeps it from starting shows before it is needed.
+        """Start one worker, so that errors show before it is needed.
 
         Raises:
-            WorkerStartError: what keeps it.
+            WorkerStartError: it could not start.
         """
         async with self._slots:
             self._idle.append(await self._start_worker())
 
     async def call(self, name: str, *arguments: Any, has_deadline: bool = True) -> Any:
-        """What the function of that name returns.
+        """Call a function in a worker and return its result.
 
         Raises:
-            TimeoutError: it took longer than the deadline; the worker and all that it started
+            TimeoutError: it took longer than the deadline; the worker and all its child processes
                 were killed.
             WorkerError: the worker died or the function raised.
             WorkerStartError: no worker was idle, and none could start.
@@ -95,7 +94,7 @@ class WorkerPool:
         return answer["result"]
 
     async def close(self) -> None:
-        """Lets idle workers end by themselves and kills busy ones."""
+        """Let idle workers exit and kill busy ones."""
         idle, self._idle = self._idle, []
         busy = self._all.difference(idle)
         self._all.clear()
@@ -115,13 +114,13 @@ class WorkerPool:
             "path": sys.path,
             "max_memory_gb": self._max_memory_gb,
         }
-        # -P keeps this directory off the path, where math.py would stand in for the real one.
+        # -P keeps this directory off sys.path, where its files could shadow other modules.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-u", str(WORKER), json.dumps(settings)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=self._stderr,
-            start_new_session=True,  # Ctrl-C is for the trainer
+            start_new_session=True,  # Ctrl-C goes to the trainer only
         )
         worker = _Worker(process)
         self._all.add(worker)
@@ -137,7 +136,7 @@ class WorkerPool:
         return worker
 
     async def _ask(self, worker: _Worker, call: bytes, limit: float | None) -> dict[str, Any]:
-        """The answer; a worker that gives none, or none within the limit, is killed."""
+        """Return the worker's answer; kill the worker if there is none within the limit."""
         try:
             async with asyncio.timeout(limit):
                 return await worker.ask(call)
@@ -156,7 +155,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """The trainer's end of one worker; the process that it knows is the guard."""
+    """The trainer's end of one worker. The process is the guard, the parent of the worker."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -170,22 +169,30 @@ class _Worker:
         return self._process.returncode is None
 
     async def ask(self, call: bytes) -> dict[str, Any]:
+        """Send a call and read the answer.
+
+        Raises:
+            WorkerError: the worker died.
+        """
         self._calls.write(HEADER.pack(len(call)) + call)
         try:
-            with contextlib.suppress(ConnectionError):  # the end of the answers says why
+            with contextlib.suppress(ConnectionError):  # reading the answer says why
                 await self._calls.drain()
             (length,) = HEADER.unpack(await self._answers.readexactly(HEADER.size))
-            return json.loads(await self._answers.readexactly(length))
+            answer: dict[str, Any] = json.loads(await self._answers.readexactly(length))
+            return answer
         except asyncio.IncompleteReadError:
             code = await self._process.wait()
             raise WorkerError(f"the worker died ({_describe(code)})") from None
 
     async def end(self) -> None:
+        """Let an idle worker exit by closing its stdin."""
         self._calls.close()
         await self._wait()
-        await self.kill()  # the pipe stays open in a process that the trainer forked
+        await self.kill()  # a process that the trainer forked may hold the pipe open
 
     async def kill(self) -> None:
+        """Kill the worker and all its child processes."""
         if not self._calls.is_closing():
             self._calls.transport.abort()
         if self.is_alive:
@@ -196,17 +203,6 @@ class _Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await self._process.wait()
-
-
-def check_positive(owner: object, *settings: str) -> None:
-    """Refuses limits that nothing can keep; None is no limit."""
-    for setting in settings:
-        value = getattr(owner, setting)
-        if value is not None and value <= 0:
-            raise UserError(
-                f"{setting} must be positive, got {value}. "
-                f"Set {setting} in the init_args of {type(owner).__name__}."
-            )
 
 
 def _describe(exit_code: int) -> str:

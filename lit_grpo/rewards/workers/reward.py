@@ -1,7 +1,4 @@
-"""Any sync reward in processes of its own: one that runs code, computes long or may crash.
-
-It moves calls and scores between the processes; what a completion is worth says the reward.
-"""
+"""Run a sync reward in worker processes, because it runs code, takes long or may crash."""
 
 from __future__ import annotations
 
@@ -10,35 +7,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_grpo.rewards.reward import Reward, check_settings
-from lit_grpo.rewards.workers.pool import WorkerPool, WorkerStartError, check_positive
-from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError
+from lit_grpo.rewards.reward import Reward, check_settings, setting_key
+from lit_grpo.rewards.workers.pool import WorkerPool, WorkerStartError
+from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, check_range
 
 FUNCTIONS = Path(__file__).with_name("reward_worker.py")
 OUTER_SETTINGS = ("weight", "on_error", "timeout_seconds", "num_retries")
 
 
 class ProcessReward(Reward):
-    """Runs a sync reward in worker processes that can be killed.
+    """Run a sync reward in worker processes that can be killed.
 
-    A call over the deadline is a timeout: its worker and every process that this started are
-    killed. A worker that crashes is an error with its exit code. Neither has a value, both cost
-    the sample that was scored only, and the worker is replaced. With the trainer, however it
-    ends, the workers end too.
+    A call that exceeds the deadline is a timeout, and its worker is killed with all its child
+    processes. A worker that crashes is an error with its exit code. Both affect only the
+    completions of that call, and the worker is replaced. The workers end with the trainer, however
+    it ends.
 
-    The reward is pickled into each worker and started, used and closed there, so it makes in
-    ``start`` what cannot be pickled. Its class must be in a module, such as a file of the working
-    directory. It runs in the main thread of its process, prints to the trainer's stderr and reads
-    an empty stdin. What its ``observe`` would tell stays in the workers. They are no sandbox: code
-    that they run has the trainer's rights, environment variables included.
+    The reward is pickled into each worker, and started, used and closed there. What cannot be
+    pickled must be created in its ``start``. Its class must be in a module, such as a file of the
+    working directory. It runs in the main thread of the process, prints to the trainer's stderr and
+    has an empty stdin. What its ``observe`` returns is not collected. Workers are not a sandbox:
+    code in them has the trainer's permissions and environment variables.
 
     Args:
-        reward: the reward to run, which lends its name. Its weight and what becomes of its
-            failures are set here, beside it.
-        num_workers: processes, and so calls, side by side. The first starts with the run, the
-            others when needed.
-        deadline_seconds: for one call of ``score`` or ``score_group``, from when a worker takes
-            it; ``timeout_seconds`` would count the wait for a worker, too.
+        reward: The reward to run. Its name is used by default; its weight and its error handling
+            are set on ``ProcessReward``.
+        num_workers: Number of processes, and so of parallel calls. The first one starts with the
+            run, the others when they are needed.
+        deadline_seconds: Timeout of one call of ``score`` or ``score_group`` in a worker, without
+            the wait for a free worker, which ``timeout_seconds`` includes.
         max_memory_gb: GiB that one process may allocate before it gets a MemoryError; null for no
             limit.
     """
@@ -58,7 +55,9 @@ class ProcessReward(Reward):
         self.num_workers = num_workers
         self.deadline_seconds = deadline_seconds
         self.max_memory_gb = max_memory_gb
-        check_positive(self, "num_workers", "deadline_seconds", "max_memory_gb")
+        check_range(setting_key(self, "num_workers"), num_workers, at_least=1)
+        check_range(setting_key(self, "deadline_seconds"), deadline_seconds, above=0)
+        check_range(setting_key(self, "max_memory_gb"), max_memory_gb, above=0)
         _check_inner(reward)
         self._pool: WorkerPool | None = None
 
@@ -71,10 +70,10 @@ class ProcessReward(Reward):
         return self.reward.siblings_per_call
 
     async def start(self) -> None:
-        """Starts a first worker, and the reward in it.
+        """Start the first worker and the reward in it.
 
         Raises:
-            ValueError: the reward cannot be pickled.
+            UserError: the reward cannot be pickled.
             RuntimeError: the reward could not be imported or started in the worker.
         """
         self._pool = WorkerPool(
@@ -88,20 +87,20 @@ class ProcessReward(Reward):
             await self._pool.start()
         except WorkerStartError as error:
             raise RuntimeError(
-                f"reward {self.name} must start in a process of its own, {error}. Define it in a "
-                "module that can be imported (not in the script that is run), and see that its "
-                "start works there."
+                f"reward {self.name} must start in a worker process, but {error}. Define it in a "
+                "module that can be imported (not in the script that is run), and make sure that "
+                "its start works there."
             ) from error
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
-        """Lets the reward look at the data, in a worker.
+        """Let the reward check the data, in a worker.
 
         Raises:
-            ValueError: what the reward says against it.
+            UserError: the reward raised a ValueError.
         """
         pool = self._started_pool()
-        if refusal := await pool.call("check", tuple(prompts), has_deadline=False):
-            raise UserError(refusal)
+        if objection := await pool.call("check", tuple(prompts), has_deadline=False):
+            raise UserError(objection)
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
         (score,) = await self.score_group(prompt, (completion,))
@@ -128,21 +127,21 @@ def _check_inner(reward: Reward) -> None:
     check_settings(reward)
     if reward.is_async:
         raise UserError(
-            f"reward must be sync to run in a process of its own, {reward.name} is async (it waits "
-            "on the event loop and blocks nothing). List it under rewards without ProcessReward, "
-            "or define its score without async."
+            f"reward must be sync to run in a worker process, {reward.name} is async (it runs on "
+            "the event loop and blocks nothing). List it under rewards without ProcessReward, or "
+            "define its score without async."
         )
     if type(reward).state_dict is not Reward.state_dict:
         raise UserError(
-            f"reward must have no state that a checkpoint holds, {reward.name} has state_dict (its "
-            "workers would each have their own, lost when one is replaced). List it under rewards "
-            "without ProcessReward."
+            f"reward must have no state in checkpoints, {reward.name} has state_dict (each worker "
+            "would have a state of its own, which is lost when it is replaced). List it under "
+            "rewards without ProcessReward."
         )
     for setting in OUTER_SETTINGS:
         if getattr(reward, setting) != getattr(Reward, setting):
             raise UserError(
                 f"{setting} must be set on ProcessReward, got {getattr(reward, setting)!r} on its "
-                f"reward {reward.name} (which has no say in it). Move {setting} to the init_args "
+                f"reward {reward.name} (it has no effect there). Move {setting} to the init_args "
                 "of ProcessReward."
             )
 
@@ -150,11 +149,11 @@ def _check_inner(reward: Reward) -> None:
 def _pickle(reward: Reward) -> bytes:
     try:
         return pickle.dumps(reward)
-    except Exception as error:  # pickle lets out whatever the objects raise
+    except Exception as error:  # objects may raise anything while they are pickled
         raise UserError(
-            f"reward must be an object that pickle can carry into another process, {reward.name} "
-            f"is not ({type(error).__name__}: {error}). Make clients, locks and open files in its "
-            "start, and define functions and classes at the top of a module."
+            f"reward must be picklable to run in another process, {reward.name} is not "
+            f"({type(error).__name__}: {error}). Create clients, locks and open files in its "
+            "start, and define functions and classes at the top level of a module."
         ) from error
 
 

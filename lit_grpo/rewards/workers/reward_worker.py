@@ -1,6 +1,6 @@
-"""What a worker process calls to run a sync reward: one reward a process, started once.
+"""The functions of a worker process that runs one sync reward.
 
-Scores leave it as plain dicts, whatever the reward returned or raised.
+They return scores as plain dicts, whatever the reward returned or raised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _loop = asyncio.new_event_loop()
 
 
 def start(pickled: bytes) -> None:
-    """Takes the reward and starts it; it is closed when this process ends in order."""
+    """Unpickle and start the reward; it is closed when this process exits normally."""
     global _reward
     _reward = pickle.loads(pickled)
     _finish(_reward.start())
@@ -31,7 +31,7 @@ def start(pickled: bytes) -> None:
 
 
 def check(prompts: Sequence[Prompt]) -> str | None:
-    """Why the reward refuses the prompts, if it does."""
+    """Return why the reward refuses the prompts, or None if it accepts them."""
     try:
         _finish(_reward.check(prompts))
     except ValueError as error:
@@ -40,23 +40,26 @@ def check(prompts: Sequence[Prompt]) -> str | None:
 
 
 def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, Any]]:
-    """The fields of one Score a completion; more than one completion for grouped rewards only."""
-    begin = time.perf_counter()
+    """Return the fields of one ``Score`` per completion; only a grouped reward gets several."""
+    start_time = time.perf_counter()
     try:
-        scores = _score(prompt, completions, begin)
+        scores = _score(prompt, completions, start_time)
     except BaseException as error:  # user code may raise anything, SystemExit too
-        scores = failed_scores(error, len(completions), time.perf_counter() - begin)
+        scores = failed_scores(error, len(completions), time.perf_counter() - start_time)
     return [asdict(one) for one in scores]
 
 
-def _score(prompt: Prompt, completions: Sequence[Completion], begin: float) -> tuple[Score, ...]:
+def _score(
+    prompt: Prompt, completions: Sequence[Completion], start_time: float
+) -> tuple[Score, ...]:
     if _reward.is_grouped:
         result: object = _reward.score_group(prompt, completions)
-        return as_scores(result, len(completions), time.perf_counter() - begin)
+        return as_scores(result, len(completions), time.perf_counter() - start_time)
     result = _reward.score(prompt, completions[0])
-    return (as_score(result, time.perf_counter() - begin),)
+    return (as_score(result, time.perf_counter() - start_time),)
 
 
-def _finish(hook: object) -> None:
-    if inspect.iscoroutine(hook):
-        _loop.run_until_complete(hook)
+def _finish(result: object) -> None:
+    """Run what an async hook returned to its end."""
+    if inspect.iscoroutine(result):
+        _loop.run_until_complete(result)

@@ -1,7 +1,7 @@
-"""A process of its own that calls the functions of one file, so that a call can be killed.
+"""The main program of a worker process, which calls the functions of one file.
 
-Calls come pickled on stdin, answers go as JSON to what was stdout. It ends, with all that it
-started, when stdin does. Run as a file, it imports nothing of this package and starts fast.
+Calls arrive pickled on stdin, answers leave as JSON on the original stdout. The worker and its
+child processes end at EOF on stdin. It imports nothing of this package, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from functools import lru_cache
 from typing import Any
 
 HEADER = struct.Struct("!Q")
-"""Length in bytes of the call or the answer that follows."""
+"""Length in bytes of the following call or answer."""
 GRACE_SECONDS = 0.5
-"""For a worker to end by itself after its stdin."""
+"""Time for a worker to exit by itself after EOF on its stdin."""
 POLL_MILLISECONDS = 1000
 MAX_ERROR_CHARACTERS = 500
 
 
 def main(file: str, path: list[str], max_memory_gb: float | None) -> None:
-    """Forks: the child works, in a process group of its own, and this process guards it."""
+    """Fork: the child is the worker, in its own process group, and this process guards it."""
     worker = os.fork()
     if worker:
         os._exit(guard(worker))
@@ -42,10 +42,10 @@ def main(file: str, path: list[str], max_memory_gb: float | None) -> None:
 
 
 def guard(worker: int) -> int:
-    """Ends the worker's group with the worker, at SIGTERM, or when the trainer is gone.
+    """Kill the worker's process group when the worker ends, at SIGTERM, or without the trainer.
 
-    Returns the worker's exit code, as shells do: 128 + n when signal n killed it. No timer of the
-    worker's own could do this, since user code may hold the interpreter or set timers itself.
+    A timer in the worker could not do this, since user code may hold the interpreter or set timers
+    itself. Return the worker's exit code as shells do: 128 + n if signal n killed it.
     """
     trainer = os.getppid()
 
@@ -55,15 +55,15 @@ def guard(worker: int) -> int:
 
     def kill_group_after_trainer() -> None:
         calls = select.poll()
-        calls.register(0, 0)  # reports nothing but that the other end is closed
-        # A process that the trainer forked may hold that end open after it.
+        calls.register(0, 0)  # reports only that the other end is closed
+        # The parent is checked too: a process that the trainer forked may hold that end open.
         while not calls.poll(POLL_MILLISECONDS) and os.getppid() == trainer:
             pass
         time.sleep(GRACE_SECONDS)
         kill_group()
 
     with contextlib.suppress(OSError):
-        os.setpgid(worker, worker)  # as the worker does: whoever comes first
+        os.setpgid(worker, worker)  # the worker does the same; the first one wins
     signal.signal(signal.SIGTERM, kill_group)
     threading.Thread(target=kill_group_after_trainer, daemon=True).start()
     code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
@@ -72,16 +72,16 @@ def guard(worker: int) -> int:
 
 
 def limit_memory(gigabytes: float) -> None:
-    """What a process allocates beyond it fails there; libraries that it maps do not count."""
+    """Make allocations beyond the limit fail; mapped libraries do not count."""
     limit = int(gigabytes * 2**30)
-    with contextlib.suppress(ValueError, OSError):  # a tighter limit is there already
+    with contextlib.suppress(ValueError, OSError):  # there is a tighter limit already
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def serve(file: str) -> None:
-    """Answers each call ``(name, *arguments)`` with what that function of the file returns."""
+    """Answer each call ``(name, *arguments)`` with the result of that function of the file."""
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # User code may read and print: only calls come from, and only answers go to the pipes.
+    # User code may read stdin and print, so it gets other descriptors than the pipes.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
@@ -89,20 +89,21 @@ def serve(file: str) -> None:
     while len(header := calls.read(HEADER.size)) == HEADER.size:
         answer = answer_call(file, calls.read(*HEADER.unpack(header)))
         if answers.closed:
-            os._exit(0)  # user code forked, and its child came back here
+            os._exit(0)  # user code forked, and this is the child
         answers.write(HEADER.pack(len(answer)) + answer)
         answers.flush()
 
 
 def answer_call(file: str, call: bytes) -> bytes:
-    """``{"result": …}``, or ``{"error": …}`` with the exception as text.
+    """Return ``{"result": …}``, or ``{"error": …}`` with the exception as text, in JSON.
 
-    JSON, because the trainer must not unpickle what a process that ran foreign code has written.
+    It is not a pickle, since the trainer must not unpickle data from a process that ran foreign
+    code.
     """
     try:
         name, *arguments = pickle.loads(call)
         return json.dumps({"result": load(file)[name](*arguments)}).encode()
-    except BaseException as error:  # user code may raise anything, and the worker must live on
+    except BaseException as error:  # user code may raise anything, and the worker must go on
         text = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]
         return json.dumps({"error": text}).encode()
 

@@ -1,1 +1,1 @@
-"""Rollouts by the policy's own transformers model."""
+"""Rollouts by the policy's own ``transformers`` model."""

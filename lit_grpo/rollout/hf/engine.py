@@ -1,4 +1,4 @@
-"""Rollouts by the policy's own `transformers` model, in this process.
+"""Rollouts by the policy's own ``transformers`` model, in this process.
 
 Every prompt is prefilled once and its cache repeated G times; finished rows leave the batch.
 """
@@ -16,26 +16,30 @@ from lit_grpo.policy.padding import pad, positions
 from lit_grpo.rollout.engine import RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.rollout.hf.row_cache import RowCache
 from lit_grpo.rollout.requests import completion_text, stop_token_ids
-from lit_grpo.types import Completion, FinishReason, Prompt, UserError
+from lit_grpo.types import Completion, FinishReason, Prompt, check_range
 
 
 class HFEngine(RolloutEngine):
-    """Samples with the live policy, so that its weights are never stale.
+    """Samples from the policy itself, so that its weights are never stale.
 
     Args:
-        max_concurrent: Completions that are sampled at the same time; bounds the key-value cache.
+        max_concurrent: Completions sampled at the same time; bounds the key-value cache.
+
+    Raises:
+        UserError: ``max_concurrent`` is less than 1.
     """
 
     def __init__(self, max_concurrent: int = 512) -> None:
-        if max_concurrent < 1:
-            raise UserError(
-                f"max_concurrent must be >= 1, got {max_concurrent} (it is the number of "
-                "completions sampled together). Set model.engine.init_args.max_concurrent."
-            )
+        check_range(
+            "model.engine.init_args.max_concurrent",
+            max_concurrent,
+            at_least=1,
+            why="it is the number of completions sampled together",
+        )
         self.max_concurrent = max_concurrent
 
     def load_weights(self, policy: SampledPolicy, version: int) -> None:
-        """Keep the policy itself: there is nothing to copy."""
+        """Keep a reference to the policy; nothing is copied."""
         self.policy = policy
         self.version = version
 
@@ -43,10 +47,10 @@ class HFEngine(RolloutEngine):
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, *, seed: int
     ) -> Iterator[tuple[int, Completion]]:
-        """Prompts of similar length run together, longest first.
+        """Sample prompts of similar length together, longest first.
 
-        Each row has its own stream of random numbers, so that a completion does not depend on
-        which rows it shares a batch with.
+        Each row has its own stream of random numbers, so that a completion does not depend on the
+        other rows of its batch.
         """
         generator = torch.Generator().manual_seed(seed)
         noise = torch.rand(
@@ -67,7 +71,7 @@ class HFEngine(RolloutEngine):
     def _sample(
         self, prompt_ids: list[tuple[int, ...]], group_size: int, sampling: Sampling, noise: Tensor
     ) -> Iterator[tuple[int, Completion]]:
-        """Sample one wave to its end; yields (row of the wave, completion)."""
+        """Sample one wave of prompts; yield (row of the wave, completion)."""
         model, tokenizer = self.policy.model, self.policy.tokenizer
         ids, mask = pad(prompt_ids, tokenizer.pad_token_id or 0, torch.long, left=True)
         batch = _RunningBatch(model, ids, mask, group_size, sampling.max_tokens)
@@ -105,7 +109,7 @@ class HFEngine(RolloutEngine):
 
 
 class _RunningBatch:
-    """The rows of a wave that are not finished, their cache and their next logits."""
+    """The unfinished rows of a wave, their cache and their next logits."""
 
     def __init__(
         self,
@@ -132,9 +136,9 @@ class _RunningBatch:
         self.logits: Tensor = output.logits[:, -1][origin]
         """[running rows, V]"""
         self.rows = list(range(len(self.logits)))
-        """Row of the wave that each running row is."""
+        """Index in the wave of each running row."""
         self.sampled: list[tuple[list[int], list[float]]] = [([], []) for _ in self.rows]
-        """Tokens and logprobs of every row of the wave so far."""
+        """Tokens and logprobs so far of every row of the wave."""
 
     def append(self, tokens: Tensor, logprobs: Tensor) -> None:
         pairs = zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True)
@@ -143,7 +147,7 @@ class _RunningBatch:
             self.sampled[row][1].append(logprob)
 
     def advance(self, tokens: Tensor, keep: Tensor) -> None:
-        """Drop the rows that ended and run the model on the others' new tokens."""
+        """Drop the rows that ended, and run the model on the new tokens of the others."""
         if not keep.all():
             kept = self._cache.drop(keep)
             tokens, self._positions = tokens[kept], self._positions[kept]
@@ -164,35 +168,40 @@ class _RunningBatch:
 
 
 def _draw(probabilities: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
-    """[R, V] probabilities and [R] uniform numbers to [R] tokens, by inverting the
-    distribution.
+    """Draw [R] tokens from [R, V] probabilities by inverting the cumulative distribution.
+
+    Args:
+        noise: [R] uniform numbers in [0, 1).
 
     Raises:
-        FloatingPointError: the probabilities are not numbers.
+        FloatingPointError: a probability is NaN.
     """
     if sampling.is_greedy:
-        likeliest, tokens = probabilities.max(-1)
-        _check_finite(likeliest)
+        largest, tokens = probabilities.max(-1)
+        _check_finite(largest)
         return tokens
     if sampling.top_k:
         kth = probabilities.topk(min(sampling.top_k, probabilities.shape[-1])).values[:, -1:]
         probabilities = probabilities.where(probabilities >= kth, 0.0)
     if sampling.top_p < 1:
         ordered, order = probabilities.sort(-1, descending=True)
-        # A token stays when the likelier ones do not fill the mass yet: the first always does.
+        # Keep a token while the more likely ones do not reach the mass; the first always stays.
         mass = ordered.cumsum(-1)
         inside = mass - ordered < sampling.top_p * mass[:, -1:]
         probabilities = probabilities.where(inside.gather(-1, order.argsort(-1)), 0.0)
     cumulative = probabilities.cumsum(-1)
     _check_finite(cumulative[:, -1])
-    # Below 1 by more than a rounding error, so that no token of probability 0 is ever drawn.
+    # Clamp below 1 by more than a rounding error, so that a token of probability 0 is never drawn.
     threshold = noise.clamp(max=1 - 2**-20)[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
 
 
 def _logprobs(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> Tensor:
-    """[R] of the tokens, by way of the likeliest one: where it is forbidden, the probability of the
-    one that was drawn may be too small for a float, and its logarithm would be -inf."""
+    """Return [R] logprobs of the tokens, relative to the most likely one.
+
+    If that one is forbidden, the probability of the drawn token may underflow, and its logarithm
+    would be -inf.
+    """
     below_top = logits.gather(-1, tokens[:, None])[:, 0] - logits.amax(-1)
     return below_top + probabilities.amax(-1).log()
 
@@ -201,35 +210,35 @@ def _check_finite(values: Tensor) -> None:
     if not values.isfinite().all():
         raise FloatingPointError(
             "the policy's logits are not finite while sampling: its weights have diverged. "
-            "Go back to an earlier checkpoint with a lower learning rate or max_grad_norm."
+            "Resume from an earlier checkpoint with a lower learning rate or max_grad_norm."
         )
 
 
 @dataclass(slots=True)
 class _Stops:
-    """What ends a completion: the model's and the user's tokens, and strings."""
+    """The tokens and strings that end a completion."""
 
     policy: SampledPolicy
     sampling: Sampling
     token_ids: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        known = stop_token_ids(self.policy, self.sampling)
-        self.token_ids = torch.tensor(known, dtype=torch.long)
+        ids = stop_token_ids(self.policy, self.sampling)
+        self.token_ids = torch.tensor(ids, dtype=torch.long)
 
     def forbid(self, logits: Tensor) -> Tensor:
-        """The logits with every stop token ruled out."""
+        """Return the logits with every stop token ruled out."""
         return logits.index_fill(-1, self.token_ids.to(logits.device), -torch.inf)
 
     def reached(self, batch: _RunningBatch, tokens: Tensor) -> Tensor:
-        """[R] True on the running rows that end with this token."""
+        """Return [R] True on the running rows that end with this token."""
         stopped = torch.isin(tokens, self.token_ids.to(tokens.device))
         if self.sampling.stop:
-            # A token is at least one byte long, so that many tokens hold the longest string.
+            # Every token is at least one byte, so this window contains the longest stop string.
             window = max(len(text.encode()) for text in self.sampling.stop) + 1
             for index, row in enumerate(batch.rows):
-                counted = batch.sampled[row][0][self.sampling.min_tokens :]
-                tail = self.policy.tokenizer.decode(counted[-window:])
+                tokens_after_min = batch.sampled[row][0][self.sampling.min_tokens :]
+                tail = self.policy.tokenizer.decode(tokens_after_min[-window:])
                 stopped[index] |= any(text in tail for text in self.sampling.stop)
         return stopped
 

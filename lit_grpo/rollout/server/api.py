@@ -1,6 +1,4 @@
-"""What the kinds of inference servers differ in: commands, paths, fields. Waits and retries for
-nothing.
-"""
+"""What differs between kinds of inference servers: commands, paths and fields of requests."""
 
 from __future__ import annotations
 
@@ -14,37 +12,38 @@ from typing import Any, Literal
 from lit_grpo.rollout.engine import Sampling
 from lit_grpo.rollout.requests import Request, Sample
 from lit_grpo.rollout.server.endpoint import Endpoint
+from lit_grpo.rollout.weight_check import CHECK_TEMPERATURE
 from lit_grpo.rollout.weights.store import WeightUpdate
-from lit_grpo.types import UserError
+from lit_grpo.types import check_range, refuse
 
-NEWS_TOKENS = 64
-"""A streamed completion says so often that it is alive."""
+STREAM_INTERVAL = 64
+"""Tokens between two events of a streamed completion, which show that the server is alive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Servers that an engine starts itself, watches and ends.
+    """Inference servers that the engine starts, supervises and stops.
 
     Args:
-        num_servers: How many.
-        python: Interpreter of the environment that has the server; this one when null.
-        program: What takes the server's options in place of ``python -m`` and its module: a
-            container, or a launcher such as ``["srun", "python", "-m", "sglang.launch_server"]``.
-        host: Address that they listen on. Whoever reaches it can have them execute code.
-        port: Of the first server, the others have the next ones; free ones when null.
+        num_servers: Number of servers.
+        python: Interpreter of the environment that has the server; null for the trainer's.
+        program: Command that takes the server's options, in place of ``python -m`` and its module:
+            a container, or a launcher such as ``["srun", "python", "-m", "sglang.launch_server"]``.
+        host: Address to listen on. Anyone who can reach it can make the server execute code.
+        port: Port of the first server; the others use the following ones. Null for free ports.
         devices: ``CUDA_VISIBLE_DEVICES`` of each server, such as ``["0", "1"]`` or ``["0,1"]``.
-        memory_fraction: Of each GPU's memory for weights and key-value cache; the server's own
-            default when null.
+        memory_fraction: Share of each GPU's memory for weights and key-value cache; null for the
+            server's default.
         tensor_parallel_size: GPUs that share one copy of the weights.
         data_parallel_size: Copies of the weights behind one address.
-        dtype: Of the server's weights; the policy's when null.
-        max_model_len: Longest prompt and completion together, in tokens; the model's when null.
-        flags: Further options of the server by name, such as ``{max-num-seqs: 64}``; true stands
-            for a flag without a value.
+        dtype: Of the server's weights; null for the policy's.
+        max_model_len: Longest prompt and completion together, in tokens; null for the model's.
+        flags: Further options of the server by name, such as ``{max-num-seqs: 64}``; true for a
+            flag without a value.
         env: Further environment variables.
 
     Raises:
-        ValueError: a number below its least, or other numbers of servers and devices.
+        UserError: a value is out of range, or ``devices`` does not match ``num_servers``.
     """
 
     num_servers: int = 1
@@ -62,127 +61,136 @@ class Launch:
     env: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
+        key = "model.engine.init_args.launch"
         for name in ("num_servers", "tensor_parallel_size", "data_parallel_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"launch.{name} must be >= 1, got {getattr(self, name)}.")
-        if self.port == 0:
-            raise UserError("launch.port must be >= 1, or null for a free one, got 0.")
+            check_range(f"{key}.{name}", getattr(self, name), at_least=1)
+        check_range(f"{key}.port", self.port, at_least=1, why="null chooses a free one")
         if self.devices is not None and len(self.devices) != self.num_servers:
-            raise UserError(
-                f"launch.devices must name the GPUs of each of the {self.num_servers} servers, got "
-                f"{self.devices} (one string a server, such as '0,1')."
+            raise refuse(
+                f"{key}.devices",
+                f"{self.num_servers} strings, one for each server",
+                self.devices,
+                "each names the GPUs of a server, such as '0,1'",
             )
 
     def command(self, module: str, options: Mapping[str, Any]) -> list[str]:
-        """The command line of a server's module; the user's flags win over the given options."""
+        """Return the command line of a server's module; ``flags`` override the options."""
         program = self.program or [self.python or sys.executable, "-m", module]
         return program + as_flags({**options, **(self.flags or {})})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What a server is started with."""
+class ServedModel:
+    """The model that a server is started with."""
 
     path: str
     """Directory or hub id."""
     tokenizer: str
-    """Directory: it need not be the model's own."""
+    """Directory; the tokenizer may differ from the one beside the weights."""
     dtype: str
     adapter_rank: int | None
-    """Largest rank of the adapters that it will be given; None when it gets full weights."""
+    """Largest rank of the adapters that it will be sent; None if it is sent full weights."""
     adapter_modules: tuple[str, ...] = ()
-    """Names of the layers that they change."""
+    """Names of the layers that the adapters change."""
 
 
 class ServerAPI(ABC):
     """How to talk to one kind of server.
 
-    Every request may raise ``RequestRefused`` or ``ServerError``.
+    Every coroutine may raise ``RequestRefused`` or ``ServerError``.
     """
 
-    needs: str
+    requirements: str
     """What a server that is attached to must have been started with."""
 
     reads_files = True
-    """Whether full weights come to it in files, not from the trainer's memory."""
+    """Whether it reads full weights from files; otherwise they are sent from host memory."""
 
-    shares_requests = False
-    """Whether one request can have several samples, each with noise of its own."""
+    batches_samples = False
+    """Whether one request can ask for several samples, each with its own seed."""
 
-    temperature_of_logprobs: float = 0.7
-    """At which its logprobs are compared with the trainer's; another one than 1 tells whether it
-    honours temperatures."""
+    check_temperature: float = CHECK_TEMPERATURE
+    """Temperature at which its logprobs are compared with the trainer's."""
 
     @abstractmethod
-    def command(self, launch: Launch, model: Model, port: int) -> list[str]:
-        """The command line that starts a server."""
+    def command(self, launch: Launch, model: ServedModel, port: int) -> list[str]:
+        """Return the command line that starts a server."""
 
     def env(self, launch: Launch) -> Mapping[str, str]:
-        """Variables that it needs."""
+        """Return the environment variables that a server needs."""
         return {}
 
     @abstractmethod
-    def check(self, sampling: Sampling) -> None:
-        """Refuse what the server would do otherwise than asked.
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Check that the server supports these sampling parameters exactly.
 
         Raises:
-            ValueError: what, why and what to set.
+            UserError: what it does not support, why, and what to set.
         """
 
-    async def recover(  # noqa: B027 - where nothing stays behind there is nothing to end
+    async def recover(  # noqa: B027 - optional
         self, endpoint: Endpoint, seconds: float
     ) -> None:
-        """End what a weight update that broke off has left, such as a pause, and what runs."""
+        """Undo what an interrupted weight update left behind, such as a pause."""
 
     @abstractmethod
     async def check_health(self, endpoint: Endpoint, seconds: float) -> None:
-        """Returns when the server says that it is well."""
+        """Return if the server reports that it is healthy."""
 
     @abstractmethod
     async def read_version(self, endpoint: Endpoint, seconds: float) -> str:
-        """Label of the weights that it holds."""
+        """Return the label of the server's weights."""
 
-    def parts(self, request: Request) -> list[Request]:
-        """The same samples in requests that ``stream`` takes."""
-        together = self.shares_requests and not request.sampling.is_greedy
+    def split(self, request: Request) -> list[Request]:
+        """Split a request into requests that ``stream`` accepts."""
+        together = self.batches_samples and not request.sampling.is_greedy
         runs: list[dict[int, int]] = []
-        for number, seed in sorted(request.seeds.items()):
+        for index, seed in sorted(request.seeds.items()):
             if not (together and runs and max(runs[-1].values()) == seed - 1):
                 runs.append({})
-            runs[-1][number] = seed
+            runs[-1][index] = seed
         return [replace(request, seeds=run) for run in runs]
 
     @abstractmethod
     def stream(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[tuple[int, Sample]]:
-        """(number of the sample, all of it so far), whenever one has grown by some tokens.
+        """Yield (index of a sample, the sample so far) whenever one has new tokens.
 
         Args:
-            request: One of ``parts``: its seeds follow each other.
+            request: One of those that ``split`` returned, so its seeds are consecutive.
         """
 
     @abstractmethod
-    async def update(self, endpoint: Endpoint, update: WeightUpdate, seconds: float) -> None:
-        """Make the server sample with other weights from now on; what runs goes on with them."""
-
-    async def forget(  # noqa: B027 - where there are no adapters there is none to drop
+    async def update_weights(
         self, endpoint: Endpoint, update: WeightUpdate, seconds: float
     ) -> None:
-        """Drop an adapter that nothing samples with any more."""
+        """Make the server sample with new weights; running requests continue with them."""
+
+    async def unload_adapter(  # noqa: B027 - optional
+        self, endpoint: Endpoint, update: WeightUpdate, seconds: float
+    ) -> None:
+        """Unload an adapter that no request uses any more."""
 
 
 def token_versions(
     spans: Sequence[Mapping[str, Any]], num_tokens: int, adapter: WeightUpdate | None
 ) -> list[str]:
-    """Label of the weights that wrote each token: the server's, or an adapter's own, whose weights
-    never change."""
+    """Return the label of the weights that sampled each token.
+
+    Args:
+        spans: Where each label of the server's weights starts and ends.
+        adapter: If given, its version is the label of every token: its weights never change.
+    """
     if adapter:
         return [str(adapter.version)] * num_tokens
     return [str(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
 
 
 def as_flags(options: Mapping[str, Any]) -> list[str]:
-    """Command-line options; None and False leave one out, True has no value, a list several, and
-    a mapping becomes JSON."""
+    """Return command-line options.
+
+    None and False leave an option out, True gives it no value, a list several values, and a mapping
+    is written as JSON.
+    """
     words: list[str] = []
     for name, value in options.items():
         if value is not None and value is not False:

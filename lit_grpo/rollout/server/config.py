@@ -1,32 +1,34 @@
-"""The settings of the watch over inference servers. Watches nothing."""
+"""Settings for the supervision of inference servers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lit_grpo.types import UserError
+from lit_grpo.types import check_range
 
 
 @dataclass(frozen=True, kw_only=True)
 class Supervision:
-    """How servers are watched, and what is done about one that is not well.
+    """How servers are watched, and when an unhealthy one is restarted.
 
     Args:
-        startup_timeout: Seconds that a server has until it answers, at first and when restarted.
-        health_interval: Seconds between two looks at a server.
-        health_timeout: Seconds that it has to answer.
-        unhealthy_after: Looks in a row that fail before it is taken out.
-        silence_timeout: Seconds in which a server with work says nothing before it is asked to
-            sample one token, within ``health_timeout``: one that hangs may still say that it is
-            well.
-        weight_sync_timeout: Seconds that one request of a weight update may take, and its proof.
-        max_restarts: Restarts in a row after which a server is given up, and the run with the
-            last one; an hour of good service forgets them.
-        first_backoff: Seconds before the first restart; each further one waits twice as long.
-        max_backoff: Longest wait, in seconds, give or take half of it.
+        startup_timeout: Seconds a server may take to answer after it is started or restarted.
+        health_interval: Seconds between two health checks.
+        health_timeout: Seconds a server may take to answer a health check.
+        unhealthy_after: Consecutive failed health checks before a server is restarted.
+        silence_timeout: Seconds without a new token from a server that has requests, before it is
+            asked for a single token. If that does not come within ``health_timeout`` the server is
+            restarted: one that hangs may still answer health checks.
+        weight_sync_timeout: Seconds that each request of a weight update may take, and the check
+            of the new weights.
+        max_restarts: Consecutive restarts before a server is abandoned; the run ends with its last
+            server. An hour without a restart resets the count.
+        first_backoff: Seconds before the first restart; the wait doubles with each further one.
+        max_backoff: Longest wait before a restart in seconds; up to half of it is added or
+            subtracted at random.
 
     Raises:
-        ValueError: a number that is not positive.
+        UserError: a value is out of range.
     """
 
     startup_timeout: float = 600.0
@@ -40,10 +42,9 @@ class Supervision:
     max_backoff: float = 60.0
 
     def __post_init__(self) -> None:
+        key = "model.engine.init_args.supervision"
         for name, value in vars(self).items():
-            rule = ">= 0" if name == "max_restarts" else "positive"
-            if not (value > 0 or (value == 0 and rule == ">= 0")):
-                raise UserError(
-                    f"supervision.{name} must be {rule}, got {value}. "
-                    f"Set model.engine.init_args.supervision.{name}."
-                )
+            if name == "max_restarts":
+                check_range(f"{key}.{name}", value, at_least=0)
+            else:
+                check_range(f"{key}.{name}", value, above=0)

@@ -1,6 +1,6 @@
-"""Requests shared out over the servers that are well, and made again where one failed.
+"""Distribute requests over the healthy servers, and retry the ones that fail.
 
-Runs on the fleet's event loop; brings no server up or down.
+Everything runs on the fleet's event loop. Starting and stopping servers is left to the fleet.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from lit_grpo.rollout.server.endpoint import RequestRefused, ServerError
 from lit_grpo.rollout.server.server import Server
 
 Deliver = Callable[[int, Sample | str], None]
-"""Takes the number of a sample, and it or why there is none."""
+"""Called with the index of a sample, and the sample or the reason why there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """How requests are made."""
+    """Retries and concurrency of requests."""
 
     retries: int
     max_concurrency: int
@@ -33,108 +33,106 @@ class RequestLimits:
 
 
 class Dispatcher:
-    """Gives each request to the least busy server that is well."""
+    """Sends each request to the healthy server with the fewest running completions."""
 
     def __init__(self, servers: Sequence[Server], api: ServerAPI, limits: RequestLimits) -> None:
         self.num_retries = 0
-        """Requests that were made again."""
+        """Requests that were sent again."""
         self._servers = servers
         self._api = api
         self._limits = limits
         self._failure: EngineFailed | None = None
         self._waiting: deque[tuple[int, asyncio.Future[Server]]] = deque()
 
+    async def sample(self, request: Request, deliver: Deliver) -> None:
+        """Deliver every sample of a request, or the reason why there is none.
+
+        Raises:
+            EngineFailed: no server is left.
+        """
+        parts = self._api.split(request)
+        if len(parts) == 1:
+            await self._sample(parts[0], deliver)
+        else:
+            await gather_or_cancel([self._sample(part, deliver) for part in parts])
+
     def fail(self, failure: EngineFailed) -> None:
-        """No server will ever be well again."""
+        """Raise the failure in all requests from now on: no server is left."""
         self._failure = failure
         while self._waiting:
             _, future = self._waiting.popleft()
             if not future.done():
                 future.set_exception(failure)
 
-    # Samples
+    async def _sample(self, request: Request, deliver: Deliver, num_failures: int = 0) -> None:
+        """Send a request, and retry what it leaves unfinished.
 
-    async def sample(self, request: Request, deliver: Deliver) -> None:
-        """Delivers every sample of a request, or why there is none.
-
-        Raises:
-            EngineFailed: no server is left.
+        A failure counts against the request only if its server stays up: whatever was running on a
+        server that died is retried without limit.
         """
-        parts = self._api.parts(request)
-        if len(parts) == 1:
-            await self._sample(parts[0], deliver)
-        else:
-            await gather_or_cancel([self._sample(part, deliver) for part in parts])
+        pending = dict(request.seeds)
+        server = await self._acquire(len(pending))
+        num_stops, problem = server.num_stops, ""
 
-    async def _sample(self, request: Request, deliver: Deliver, failures: int = 0) -> None:
-        left = dict(request.seeds)
-        server = await self._acquire(len(left))
-        life, trouble = server.life, ""
-
-        def is_same() -> bool:
-            return server.life == life and server.is_ready
+        def is_still_up() -> bool:
+            return server.num_stops == num_stops and server.is_ready
 
         try:
-            await self._stream(server, request, left, deliver)
+            await self._stream(server, request, pending, deliver)
         except RequestRefused as error:
-            trouble = str(error)
-            if await server.has_its_weights():  # else it was restarted, and knows no adapter
-                self._refuse(left, trouble, deliver)
+            problem = str(error)
+            # A server that was restarted by somebody else refuses adapters that it had.
+            if await server.monitor.find_weight_problem() is None:
+                _give_up(pending, problem, deliver)
         except ServerError as error:
-            trouble = str(error)
-        if not left:
+            problem = str(error)
+        if not pending:
             return
-        if is_same():
-            server.suspect()
+        if is_still_up():
+            server.monitor.request_check()
         limits = self._limits
-        await asyncio.sleep(backoff(failures + 1, limits.first_backoff, limits.max_backoff))
-        if failures == limits.retries and is_same():  # its last attempt: make sure
-            await server.until_judged()
-        if is_same():  # else it was not the request's fault
-            failures += 1
-        if failures > limits.retries:
-            self._refuse(left, f"given up after {failures} attempts: {trouble}", deliver)
+        await asyncio.sleep(backoff(num_failures + 1, limits.first_backoff, limits.max_backoff))
+        if num_failures == limits.retries and is_still_up():
+            await server.monitor.wait_until_checked()  # before the last failure is counted
+        if is_still_up():
+            num_failures += 1
+        if num_failures > limits.retries:
+            reason = f"{num_failures} attempts failed, the last one with: {problem}"
+            _give_up(pending, reason, deliver)
             return
         self.num_retries += 1
-        again = self._api.parts(replace(request, seeds=left))
-        await gather_or_cancel([self._sample(one, deliver, failures) for one in again])
+        again = self._api.split(replace(request, seeds=pending))
+        await gather_or_cancel([self._sample(part, deliver, num_failures) for part in again])
 
     async def _stream(
-        self, server: Server, request: Request, left: dict[int, int], deliver: Deliver
+        self, server: Server, request: Request, pending: dict[int, int], deliver: Deliver
     ) -> None:
+        """Deliver the samples that finish, and remove them from the pending ones."""
         clock = asyncio.get_running_loop().time
-        first = server.weights.update
-        assert first is not None
-        request = replace(request, adapter=first.adapter)
-        server.last_news = clock()
-        server.users[first.version] += 1
+        load, current = server.load, server.weights.current
+        assert current is not None, "a server that is ready has weights"
+        request = replace(request, adapter=current.adapter)
+        load.last_token_time = clock()
         try:
-            async with aclosing(self._api.stream(server.endpoint, request)) as stream:
-                async for number, sample in stream:
-                    server.last_news = clock()
-                    if sample.finish_reason is not None:
-                        server.check(sample, first.version)
-                        del left[number]
-                        self._release(server, 1)
-                        deliver(number, sample)
+            with load.using(current.version):
+                async with aclosing(self._api.stream(server.endpoint, request)) as stream:
+                    async for index, sample in stream:
+                        load.last_token_time = clock()
+                        if sample.finish_reason is not None:
+                            server.check_sample(sample, current.version)
+                            del pending[index]
+                            self._release(server, 1)
+                            deliver(index, sample)
         finally:
-            server.users[first.version] -= 1
-            self._release(server, len(left))
-
-    def _refuse(self, left: dict[int, int], why: str, deliver: Deliver) -> None:
-        for number in left:
-            deliver(number, why)
-        left.clear()
-
-    # Sharing the servers out
+            self._release(server, len(pending))
 
     async def _acquire(self, num_samples: int) -> Server:
-        """The least busy server that is well, in the order in which it is asked for."""
+        """Wait for a server with room for so many samples, first come first served."""
         if self._failure is not None:
             raise self._failure
         future: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
         self._waiting.append((num_samples, future))
-        self.hand_out()
+        self.assign_waiting()
         try:
             return await future
         except asyncio.CancelledError:
@@ -142,22 +140,32 @@ class Dispatcher:
                 self._release(future.result(), num_samples)
             raise
 
-    def hand_out(self) -> None:
-        """Call it when a server has become well or less busy."""
+    def assign_waiting(self) -> None:
+        """Assign waiting requests; to be called when a server became ready or less busy."""
         while self._waiting:
             num_samples, future = self._waiting[0]
             if future.done():  # cancelled
                 self._waiting.popleft()
                 continue
             ready = [server for server in self._servers if server.is_ready]
-            server = min(ready, key=lambda one: one.in_flight, default=None)
-            most = self._limits.max_concurrency
-            if server is None or (server.in_flight and server.in_flight + num_samples > most):
+            server = min(ready, key=lambda one: one.load.num_running, default=None)
+            if server is None or not self._has_room(server, num_samples):
                 return
             self._waiting.popleft()
-            server.in_flight += num_samples
+            server.load.num_running += num_samples
             future.set_result(server)
 
+    def _has_room(self, server: Server, num_samples: int) -> bool:
+        """An idle server takes any request, so that a large group is not stuck forever."""
+        num_running = server.load.num_running
+        return not num_running or num_running + num_samples <= self._limits.max_concurrency
+
     def _release(self, server: Server, num_samples: int) -> None:
-        server.in_flight -= num_samples
-        self.hand_out()
+        server.load.num_running -= num_samples
+        self.assign_waiting()
+
+
+def _give_up(pending: dict[int, int], reason: str, deliver: Deliver) -> None:
+    for index in pending:
+        deliver(index, reason)
+    pending.clear()

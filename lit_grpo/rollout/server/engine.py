@@ -1,16 +1,13 @@
-"""Rollouts by inference servers over HTTP, whatever their kind: launched or attached to, watched,
-restarted, and given weights that are proven to have arrived.
+"""Rollouts by inference servers over HTTP: launched or attached to, supervised and restarted.
 
-Blocks its caller only; requests, watching and restarts live on an event loop in a thread.
+The trainer's thread only waits; requests and supervision run on an event loop in another thread.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -22,54 +19,55 @@ from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, 
 from lit_grpo.rollout.requests import Sample, group_requests, to_completion
 from lit_grpo.rollout.server.api import Launch, ServerAPI
 from lit_grpo.rollout.server.config import Supervision
+from lit_grpo.rollout.server.directory import EngineDirectory
 from lit_grpo.rollout.server.dispatch import Dispatcher, RequestLimits
 from lit_grpo.rollout.server.fleet import Fleet
 from lit_grpo.rollout.server.launching import (
     check_url,
     choose_ports,
     is_on_this_machine,
-    model_to_serve,
-    server_starts,
+    launched_url,
+    process_starters,
+    served_model,
     warn_of_public_address,
 )
-from lit_grpo.rollout.server.process import ServerProcess
-from lit_grpo.rollout.server.scratch import ScratchDirectory
 from lit_grpo.rollout.server.server import Server
-from lit_grpo.rollout.server.server_weights import Target
-from lit_grpo.rollout.weight_check import LONGEST, ExpectedLogprobs, Proof, expect
+from lit_grpo.rollout.server.weights import TargetWeights
+from lit_grpo.rollout.weight_check import ExpectedLogprobs, Proof, expected_logprobs
 from lit_grpo.rollout.weights.files import WeightSync, sends_adapter
 from lit_grpo.rollout.weights.store import WeightStore
-from lit_grpo.types import Completion, Measurements, Prompt, UserError
+from lit_grpo.types import Completion, Measurements, Prompt, UserError, check_range
 
 T = TypeVar("T")
-FAILURE_NOTE = "failed.txt"
 
 
 class ServedEngine(RolloutEngine):
     """What the engines for vLLM and SGLang servers share.
 
-    Rank 0 launches, updates and restarts the servers; the others send requests to them.
+    Rank 0 launches, updates and restarts the servers; every rank sends its own requests to them.
 
     Args:
-        api: How to talk to them.
-        launch: Servers to start; one with default settings when neither this nor urls is given.
-        urls: Servers that run already, such as ``["http://10.0.0.2:8000"]``. They are not ended.
-        directory: Where weights on their way and the servers' logs are written, commonly
-            ``${run_dir}/engine``. Servers on other machines must see it under the same path.
-            Null for one that is removed at the end, unless the engine failed.
-        weight_sync: ``full`` writes all weights, with an adapter merged into them; ``adapter`` the
-            adapter alone; ``auto`` the adapter where there is one and nothing else is trained.
-        request_timeout: Seconds without a further token after which a request is given up.
-        request_retries: Further attempts at a request that a server failed at; attempts that ended
-            with their server do not count.
-        max_concurrency: Completions that one server is asked for at a time, by each process of
-            the run.
-        proof: How it is proven that a server holds the policy's weights.
+        api: How to talk to the servers.
+        launch: Servers to start; one with default settings if neither this nor urls is given.
+        urls: Servers that are already running, such as ``["http://10.0.0.2:8000"]``. They are not
+            stopped at the end.
+        directory: Where weights for the servers and the servers' logs are written, commonly
+            ``${run_dir}/engine``. Servers on other machines must see it under the same path. Null
+            for a temporary directory, which is removed at the end unless the engine failed.
+        weight_sync: ``full`` sends all weights, with an adapter merged into them; ``adapter`` only
+            the adapter; ``auto`` only the adapter if there is one and nothing else is trained.
+        request_timeout: Seconds without a new token after which a request fails.
+        request_retries: How often a failed request is retried before its completions are given up.
+            Requests that were running on a server that died are retried without limit.
+        max_concurrency: Completions that each process of the run may have running on one server.
+        proof: How the trainer checks that a server samples from the policy's weights.
         supervision: How servers are watched and restarted.
 
     Raises:
-        ValueError: contradicting or impossible settings.
+        UserError: settings that are out of range or contradict each other.
     """
+
+    overlaps_updates = True
 
     def __init__(
         self,
@@ -85,25 +83,11 @@ class ServedEngine(RolloutEngine):
         proof: Proof = Proof(),  # noqa: B008 - frozen
         supervision: Supervision = Supervision(),  # noqa: B008 - frozen
     ) -> None:
-        if launch is not None and urls:
-            raise UserError(
-                f"launch and urls exclude each other, got {launch} and {urls} (servers are either "
-                "started or attached to). Set one of them in model.engine.init_args."
-            )
-        for url in urls or []:
-            check_url(url)
-        if directory is None and not all(map(is_on_this_machine, urls or [])):
-            raise UserError(
-                f"directory must be set for servers on other machines, got null and {urls} (they "
-                "read the weights from there). Set model.engine.init_args.directory to one that "
-                "all machines see under the same path."
-            )
-        if request_timeout <= 0 or request_retries < 0 or max_concurrency < 1:
-            raise UserError(
-                "request_timeout must be > 0, request_retries >= 0 and max_concurrency >= 1, got "
-                f"{request_timeout}, {request_retries} and {max_concurrency}. Set them in "
-                "model.engine.init_args."
-            )
+        _check_servers(launch, urls or [], directory)
+        key = "model.engine.init_args"
+        check_range(f"{key}.request_timeout", request_timeout, above=0)
+        check_range(f"{key}.request_retries", request_retries, at_least=0)
+        check_range(f"{key}.max_concurrency", max_concurrency, at_least=1)
         self.api = api
         self.launch = None if urls else launch or Launch()
         self.urls = urls or []
@@ -116,77 +100,68 @@ class ServedEngine(RolloutEngine):
         self._loop: EventLoopThread | None = None
         self._num_updates = 0
         self._running: set[Future[Any]] = set()
-        self._scratch: ScratchDirectory | None = None
-
-    overlaps_updates = True
-
-    # The life of the engine
 
     def start(self, policy: SampledPolicy) -> None:
-        """Launch or look for the servers; they come up while the run goes on getting ready."""
+        """Start or connect to the servers; they load while the run prepares the rest."""
         if self._loop is not None:
             return
-        self._is_lead = get_rank() == 0
+        self._is_rank_zero = get_rank() == 0
         self._is_adapter_sent = sends_adapter(policy.model, self.weight_sync)
-        ports = gather_objects(choose_ports(self.launch) if self.launch and self._is_lead else [])
-        self._directory = Path(gather_objects(self._make_directory())[0]).absolute()
         dtype = self.launch.dtype if self.launch else None
         self._dtype = dtype or str(policy.model.dtype).removeprefix("torch.")
+        ports = self._choose_ports()
+        self._directory = EngineDirectory(
+            self._configured_directory, is_rank_zero=self._is_rank_zero
+        )
         self._weight_store = WeightStore(
-            self._directory / "weights",
+            self._directory.weights,
             dtype=getattr(torch, self._dtype),
             is_adapter=self._is_adapter_sent,
             in_files=self.api.reads_files,
-            is_keeper=self._is_lead,
+            is_writer=self._is_rank_zero,
         )
-        urls, starts = self._sites(policy, ports[0])
+        servers = self._make_servers(policy, ports)
+        self._loop = EventLoopThread("rollouts")
+        self._fleet = self._run(self._start_fleet(servers))
+
+    def _choose_ports(self) -> list[int]:
+        """Return the ports that rank 0 chose for the servers to launch."""
+        ports = choose_ports(self.launch) if self.launch and self._is_rank_zero else []
+        return gather_objects(ports)[0]
+
+    def _make_servers(self, policy: SampledPolicy, ports: Sequence[int]) -> list[Server]:
+        """Return the servers to use; those that this rank launches know how to start."""
+        urls, starters = self.urls, None
+        if self.launch is not None:
+            urls = [launched_url(self.launch.host, port) for port in ports]
+            if self._is_rank_zero:
+                path, with_adapters = self._directory.model, self._is_adapter_sent
+                model = served_model(policy, path, dtype=self._dtype, with_adapters=with_adapters)
+                logs = self._directory.path
+                starters = process_starters(self.api, self.launch, model, ports, logs)
         for url in urls:
             warn_of_public_address(url)
-        self._loop = EventLoopThread("rollouts")
-        self._fleet = self._run(self._open_fleet(urls, starts))
-
-    def _make_directory(self) -> str:
-        """The lead's is everybody's; a note of an earlier failure would end this run."""
-        if not self._is_lead:
-            return ""
-        if self._configured_directory is None:
-            self._scratch = ScratchDirectory("lit-grpo-engine-")
-            return str(self._scratch.path)
-        Path(self._configured_directory, FAILURE_NOTE).unlink(missing_ok=True)
-        return self._configured_directory
-
-    def _sites(
-        self, policy: SampledPolicy, ports: Sequence[int]
-    ) -> tuple[list[str], list[Callable[[], ServerProcess]] | None]:
-        """Addresses, and what starts a server at each."""
-        if self.launch is None:
-            return list(self.urls), None
-        host = f"[{self.launch.host}]" if ":" in self.launch.host else self.launch.host
-        urls = [f"http://{host}:{port}" for port in ports]
-        if not self._is_lead:
-            return urls, None
-        path, with_adapters = self._directory / "model", self._is_adapter_sent
-        model = model_to_serve(policy, path, dtype=self._dtype, with_adapters=with_adapters)
-        return urls, server_starts(self.api, self.launch, model, ports, self._directory)
-
-    async def _open_fleet(
-        self, urls: Sequence[str], starts: Sequence[Callable[[], ServerProcess]] | None
-    ) -> Fleet:
-        servers = [
+        return [
             Server(
-                url, self.api, self.supervision, self.request_timeout,
-                starts[number] if starts else None, is_led=not self._is_lead,
+                url,
+                self.api,
+                self.supervision,
+                self.request_timeout,
+                starters[number] if starters else None,
+                is_rank_zero=self._is_rank_zero,
             )
             for number, url in enumerate(urls)
-        ]  # fmt: skip
-        note = self._directory / FAILURE_NOTE
+        ]
+
+    async def _start_fleet(self, servers: Sequence[Server]) -> Fleet:
         dispatcher = Dispatcher(servers, self.api, self.limits)
-        fleet = Fleet(servers, dispatcher, self.supervision, note, is_lead=self._is_lead)
+        note, is_rank_zero = self._directory.failure_note, self._is_rank_zero
+        fleet = Fleet(servers, dispatcher, self.supervision, note, is_rank_zero=is_rank_zero)
         fleet.start()
         return fleet
 
     def close(self) -> None:
-        """End the servers that were launched here; remove the weights that were on their way."""
+        """Stop the servers that were launched here, and remove the weights written for them."""
         if self._loop is None:
             return
         for running in list(self._running):
@@ -195,86 +170,81 @@ class ServedEngine(RolloutEngine):
         self._loop.close()
         self._loop = None
         self.version = -1
-        if self._is_lead:
-            for name in ("weights", "model"):
-                shutil.rmtree(self._directory / name, ignore_errors=True)
-            if self._scratch is not None:
-                (self._scratch.keep if self._fleet.has_failed else self._scratch.remove)()
+        self._directory.close(has_failed=self._fleet.has_failed)
 
     def health(self) -> bool:
         return any(server.is_ready for server in self._fleet.servers)
 
     def observe(self) -> Measurements:
-        """Retries and restarts since the last call, the servers that are well, and the proofs."""
+        """Return retries, restarts and weight checks since the last call, and the ready servers."""
         fleet, dispatcher = self._fleet, self._fleet.dispatcher
         totals = {"rollout/retries": float(dispatcher.num_retries)}
-        if self._is_lead:  # the others see the same restarts
+        if self._is_rank_zero:  # the other ranks see the same restarts
             totals["rollout/restarts"] = float(fleet.num_restarts)
         means = {
             "rollout/ready_fraction": [float(server.is_ready) for server in fleet.servers],
-            "sampler/proof_difference": fleet.differences,
+            "sampler/proof_difference": fleet.check_differences,
         }
-        dispatcher.num_retries, fleet.num_restarts, fleet.differences = 0, 0, []
+        dispatcher.num_retries, fleet.num_restarts, fleet.check_differences = 0, 0, []
         return Measurements(totals=totals, means=means)
 
-    # Weights
-
     def load_weights(self, policy: SampledPolicy, version: int) -> None:
-        """Write the weights where the servers read them, have them read, and see them proven."""
+        """Save the weights for the servers, have them loaded, and check that they are."""
         self._policy = policy
         if version == self.version:
             return
-        in_use = frozenset().union(*gather_objects(self._run(self._fleet.expect_version(version))))
-        target = Target(
-            update=self._weight_store.put(policy, version),
-            expectation=self._expectation(policy),
-            is_proof_due=self.proof.is_due(self._num_updates),
+        in_use_by_rank = gather_objects(self._run(self._fleet.announce_version(version)))
+        in_use = frozenset().union(*in_use_by_rank)
+        target = TargetWeights(
+            update=self._weight_store.save(policy, version),
+            expected=self._expected_logprobs(policy),
+            is_check_due=self.proof.is_due(self._num_updates),
             versions_in_use=in_use,
         )
-        # The others' servers have the weights when rank 0 has given them.
-        failure = gather_objects(self._switch(target) if self._is_lead else "")[0]
-        if why := any_failure(failure if self._is_lead or failure else self._switch(target)):
-            raise EngineFailed(why)
-        # A server that comes up this moment may still read those of the last update.
+        # The other ranks have nothing to wait for before rank 0 has updated the servers.
+        failure = gather_objects(self._update_fleet(target) if self._is_rank_zero else "")[0]
+        if not self._is_rank_zero and not failure:
+            failure = self._update_fleet(target)
+        if failure := any_failure(failure):
+            raise EngineFailed(failure)
+        # Keep the previous version: a server that is starting may still be reading it.
         self._weight_store.remove_all_but({self.version, version} | in_use)
         self._num_updates += 1
         self.version = version
 
-    def _expectation(self, policy: SampledPolicy) -> ExpectedLogprobs:
+    def _expected_logprobs(self, policy: SampledPolicy) -> ExpectedLogprobs:
         lengths = [
             self.launch.max_model_len if self.launch else None,
             getattr(policy.model.config, "max_position_embeddings", None),
         ]
-        return expect(
+        return expected_logprobs(
             policy,
             self.proof,
-            temperature=self.api.temperature_of_logprobs,
+            temperature=self.api.check_temperature,
             dtype=self._dtype,
-            max_length=min((one for one in lengths if one), default=LONGEST),
+            max_length=min((one for one in lengths if one), default=None),
         )
 
-    def _switch(self, target: Target) -> str:
-        """Why no server has the weights; empty when one has."""
+    def _update_fleet(self, target: TargetWeights) -> str:
+        """Return why no server could be updated; empty if one was."""
         try:
-            self._run(self._fleet.switch(target))
+            self._run(self._fleet.update_weights(target))
         except EngineFailed as error:
             return str(error)
         return ""
 
-    # Rollouts
-
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, *, seed: int
     ) -> Iterator[tuple[int, Completion]]:
-        """Every prompt is one request for its G completions, where the server can do that."""
-        self.api.check(sampling)
+        """Send one request per prompt, or one per completion where the server needs that."""
+        self.api.check_sampling(sampling)
         results: SimpleQueue[Any] = SimpleQueue()
         requests = group_requests(self._policy, prompts, group_size, sampling, seed)
-        sampling_all = [
+        coroutines = [
             self._fleet.dispatcher.sample(request, partial(_put, results, number * group_size))
             for number, request in enumerate(requests)
         ]
-        running = self._submit(gather_or_cancel(sampling_all))
+        running = self._submit(gather_or_cancel(coroutines))
         running.add_done_callback(results.put)
         self._running.add(running)
         try:
@@ -294,5 +264,21 @@ class ServedEngine(RolloutEngine):
         return self._submit(coroutine).result()
 
 
-def _put(results: SimpleQueue[Any], first_row: int, number: int, sample: Sample | str) -> None:
-    results.put((first_row + number, sample))
+def _check_servers(launch: Launch | None, urls: Sequence[str], directory: str | None) -> None:
+    if launch is not None and urls:
+        raise UserError(
+            f"launch and urls exclude each other, got {launch} and {urls} (servers are either "
+            "launched or attached to). Set one of them in model.engine.init_args."
+        )
+    for url in urls:
+        check_url(url)
+    if directory is None and not all(map(is_on_this_machine, urls)):
+        raise UserError(
+            f"directory must be set for servers on other machines, got null and {urls} (they read "
+            "the weights from there). Set model.engine.init_args.directory to one that all "
+            "machines see under the same path."
+        )
+
+
+def _put(results: SimpleQueue[Any], first_row: int, index: int, sample: Sample | str) -> None:
+    results.put((first_row + index, sample))

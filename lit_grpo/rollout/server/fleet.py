@@ -1,6 +1,6 @@
-"""The life of every server: up, synced, proven, watched, taken out, restarted.
+"""Keep every server running with the latest weights: start, update, watch and restart them.
 
-Everything runs on one event loop. Knows neither prompts nor policies.
+Everything runs on one event loop. Prompts and policies are left to the engine.
 """
 
 from __future__ import annotations
@@ -8,29 +8,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 from lit_grpo.concurrency import backoff
 from lit_grpo.rollout.engine import EngineFailed
 from lit_grpo.rollout.server.config import Supervision
+from lit_grpo.rollout.server.directory import FailureNote
 from lit_grpo.rollout.server.dispatch import Dispatcher
 from lit_grpo.rollout.server.endpoint import RequestRefused, ServerError
 from lit_grpo.rollout.server.server import Server
-from lit_grpo.rollout.server.server_weights import Target
+from lit_grpo.rollout.server.weights import TargetWeights
 from lit_grpo.rollout.weight_check import WeightMismatch
 
 log = logging.getLogger(__name__)
 
-GOOD_SERVICE_SECONDS = 3600.0
+STABLE_SECONDS = 3600.0
+"""A server that was ready for so long starts counting its restarts from 0."""
 FAILURE_POLL_SECONDS = 1.0
 
 
 class Fleet:
-    """Keeps servers well, and their weights the newest.
+    """The servers of an engine.
 
     Args:
-        failure_note: Where the lead says that it has given up, for the other ranks.
-        is_lead: Whether this rank restarts and updates the servers.
+        failure_note: Where rank 0 tells the other ranks that the engine has failed.
+        is_rank_zero: Whether this rank restarts and updates the servers.
     """
 
     def __init__(
@@ -38,190 +39,180 @@ class Fleet:
         servers: Sequence[Server],
         dispatcher: Dispatcher,
         supervision: Supervision,
-        failure_note: Path,
+        failure_note: FailureNote,
         *,
-        is_lead: bool,
+        is_rank_zero: bool,
     ) -> None:
         self.servers = servers
         self.dispatcher = dispatcher
         self.num_restarts = 0
-        self.differences: list[float] = []
-        """Of the proofs that passed."""
+        self.check_differences: list[float] = []
+        """Mean logprob difference of each weight check that passed."""
         self._supervision = supervision
         self._failure_note = failure_note
-        self._is_lead = is_lead
-        self._target: Target | None = None
+        self._is_rank_zero = is_rank_zero
+        self._target: TargetWeights | None = None
         self._failure: EngineFailed | None = None
         self._changed = asyncio.Event()
-        self._keepers: list[asyncio.Task[None]] = []
-
-    # The life of a server
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._keepers = [asyncio.create_task(self._keep(server)) for server in self.servers]
-        if not self._is_lead:
-            self._keepers.append(asyncio.create_task(self._follow()))
-
-    async def _follow(self) -> None:
-        """Give up when the lead does."""
-        while self._failure is None:
-            await asyncio.sleep(FAILURE_POLL_SECONDS)
-            if self._failure_note.exists() and (message := self._failure_note.read_text()):
-                self.fail(message)
+        """Start all servers, and return at once."""
+        self._tasks = [asyncio.create_task(self._supervise(server)) for server in self.servers]
+        if not self._is_rank_zero:
+            self._tasks.append(asyncio.create_task(self._follow_rank_zero()))
 
     async def close(self) -> None:
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        """Stop all servers."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _keep(self, server: Server) -> None:
+    async def announce_version(self, version: int) -> set[int]:
+        """Accept completions of this version from now on; return the versions in use by this rank.
+
+        Every rank must have called it before any server is updated.
+        """
+        for server in self.servers:
+            server.latest_version = version
+        return set().union(*(server.versions_in_use for server in self.servers))
+
+    async def update_weights(self, target: TargetWeights) -> None:
+        """Update all ready servers; return when at least one has the new weights.
+
+        Raises:
+            EngineFailed: no server can be updated.
+        """
+        self._target = target
+        self._notify()
+        await asyncio.gather(*(self._update_ready(one) for one in self.servers if one.is_ready))
+        while not any(self._is_up_to_date(server, target) for server in self.servers):
+            self._raise_failure()
+            await self._changed.wait()
+        self._raise_failure()
+
+    def _is_up_to_date(self, server: Server, target: TargetWeights) -> bool:
+        return server.is_ready and server.weights.current == target.update
+
+    async def _update_ready(self, server: Server) -> None:
+        num_stops = server.num_stops
         try:
-            await self._keep_up(server)
-        except Exception as error:
-            log.exception("The watch over %s has ended.", server.url)
-            self.fail(f"the watch over {server.url} has ended: {type(error).__name__}: {error}")
+            await self._update(server)
+        except WeightMismatch as error:
+            self.fail(str(error))
+        except (ServerError, RequestRefused) as error:
+            if server.num_stops == num_stops:  # otherwise it is being restarted anyway
+                server.mark_unhealthy(f"its weights could not be updated: {error}")
 
-    async def _keep_up(self, server: Server) -> None:
-        restarts = 0
+    async def _update(self, server: Server) -> None:
+        """Update a server to the latest target, which may change meanwhile."""
+        while self._target is not None and server.weights.current != self._target.update:
+            difference = await server.update_weights(self._target)
+            if difference is not None:
+                self.check_differences.append(difference)
+
+    async def _supervise(self, server: Server) -> None:
+        try:
+            await self._keep_running(server)
+        except Exception as error:
+            log.exception("The supervision of %s failed.", server.url)
+            self.fail(f"the supervision of {server.url} failed: {type(error).__name__}: {error}")
+
+    async def _keep_running(self, server: Server) -> None:
+        """Restart a server whenever it has to be, until it is abandoned."""
+        num_restarts = 0
         while True:
-            reason = await self._serve(server)
+            reason = await self._run_once(server)
             if self._failure is not None:
                 return
-            restarts = 0 if server.seconds_of_service > GOOD_SERVICE_SECONDS else restarts
-            if restarts == self._supervision.max_restarts:
-                self._give_up(server, reason)
+            num_restarts = 0 if server.seconds_ready > STABLE_SECONDS else num_restarts
+            if num_restarts == self._supervision.max_restarts:
+                self._abandon(server, reason)
                 return
-            await self._pause(server, reason, restarts)
-            restarts += 1
+            num_restarts += 1
+            await self._wait_before_restart(server, reason, num_restarts)
 
-    async def _pause(self, server: Server, reason: str, restarts: int) -> None:
-        policy = self._supervision
-        seconds = backoff(restarts + 1, policy.first_backoff, policy.max_backoff)
-        self.num_restarts += 1
-        log.warning(
-            "Server %s is taken out: %s. %s %d of %d in %.1f s.%s",
-            server.url,
-            reason,
-            "Next look" if server.is_attached else "Restart",
-            restarts + 1,
-            policy.max_restarts,
-            seconds,
-            _quoted(server.log_tail),
-        )
-        await asyncio.sleep(seconds)
-
-    async def _serve(self, server: Server) -> str:
-        """From its start to its end; returns why it ended."""
+    async def _run_once(self, server: Server) -> str:
+        """Start a server, use it until it is unhealthy, and stop it; return why."""
         try:
-            await server.come_up()
+            await server.start()
             while self._target is None:
-                await self._next_change()
-            await self._switch(server)
-            log.info("Server %s serves version %d.", server.url, self._target.update.version)
-            server.begin_service()
-            self._change()
-            return await server.until_unwell()
+                await self._changed.wait()
+            await self._update(server)
+            log.info("Server %s is ready with version %d.", server.url, self._target.update.version)
+            server.mark_ready()
+            self._notify()
+            return await server.monitor.wait_until_unhealthy()
         except (ServerError, RequestRefused, OSError) as error:
             return str(error)
         except WeightMismatch as error:
             self.fail(str(error))
             return str(error)
         finally:
-            await server.go_down()
+            await server.stop()
 
-    async def _switch(self, server: Server) -> None:
-        """To the newest target, which may change meanwhile."""
-        while self._target is not None and server.weights.update != self._target.update:
-            difference = await server.switch(self._target)
-            if difference is not None:
-                self.differences.append(difference)
-
-    def _give_up(self, server: Server, reason: str) -> None:
-        server.has_given_up = True
-        what_was_done = "looked for again" if server.is_attached else "restarted"
-        message = (
-            f"the inference server at {server.url} was {what_was_done} "
-            f"{self._supervision.max_restarts} times in a row and is not well: {reason}."
-            f"{server.advice}{_quoted(server.log_tail)}"
+    async def _wait_before_restart(self, server: Server, reason: str, number: int) -> None:
+        supervision = self._supervision
+        seconds = backoff(number, supervision.first_backoff, supervision.max_backoff)
+        self.num_restarts += 1
+        log.warning(
+            "Server %s was stopped: %s. %s %d of %d in %.1f s.%s",
+            server.url,
+            reason,
+            "Reconnection" if server.is_attached else "Restart",
+            number,
+            supervision.max_restarts,
+            seconds,
+            _log_excerpt(server),
         )
-        if all(one.has_given_up for one in self.servers):
+        await asyncio.sleep(seconds)
+
+    def _abandon(self, server: Server, reason: str) -> None:
+        server.is_abandoned = True
+        done = "reconnected to" if server.is_attached else "restarted"
+        message = (
+            f"the inference server at {server.url} was {done} {self._supervision.max_restarts} "
+            f"times in a row and is still unhealthy: {reason}.{server.requirements}"
+            f"{_log_excerpt(server)}"
+        )
+        if all(one.is_abandoned for one in self.servers):
             self.fail(message)
         else:
-            log.error("Going on without a server: %s", message)
+            log.error("Continuing without a server: %s", message)
 
     def fail(self, message: str) -> None:
-        """Nothing is sampled any more: whoever waits for a server gets this message."""
+        """Sample nothing from now on, and raise the message in everything that waits."""
         if self._failure is not None:
             return
         self._failure = EngineFailed(message)
         for server in self.servers:
-            server.condemn("the engine gave up")
+            server.mark_unhealthy("the engine has failed")
         self.dispatcher.fail(self._failure)
-        self._change()
-        if self._is_lead:
-            self._tell_the_others(message)
+        self._notify()
+        if self._is_rank_zero:
+            self._failure_note.write(message)
 
-    def _tell_the_others(self, message: str) -> None:
-        try:
-            self._failure_note.parent.mkdir(parents=True, exist_ok=True)
-            self._failure_note.write_text(message)
-        except OSError as error:
-            log.error("Other ranks are not told that the engine gave up: %s", error)
-
-    # Weights
-
-    async def expect_version(self, version: int) -> set[int]:
-        """Servers may be given it from now on; returns what is in use: what the requests of this
-        rank began with, and what servers are being given this moment.
-
-        Every rank must have been told before any switches.
-        """
-        for server in self.servers:
-            server.newest = version
-        return set().union(*(server.versions_in_use for server in self.servers))
-
-    async def switch(self, target: Target) -> None:
-        """Every server that is well samples with these weights when this returns, one at least.
-
-        Raises:
-            EngineFailed: none does, and none will.
-        """
-        self._target = target
-        self._change()
-        await asyncio.gather(*(self._switch_ready(one) for one in self.servers if one.is_ready))
-        while not any(one.is_ready and one.weights.update == target.update for one in self.servers):
-            self._raise_failure()
-            await self._next_change()
-        self._raise_failure()
-
-    async def _switch_ready(self, server: Server) -> None:
-        life = server.life
-        try:
-            await self._switch(server)
-        except WeightMismatch as error:
-            self.fail(str(error))
-        except (ServerError, RequestRefused) as error:
-            if server.life == life:  # else it has been taken out meanwhile
-                server.condemn(f"its weights could not be updated: {error}")
-
-    # Waiting for each other
+    async def _follow_rank_zero(self) -> None:
+        """Fail when rank 0 has."""
+        while self._failure is None:
+            await asyncio.sleep(FAILURE_POLL_SECONDS)
+            if message := self._failure_note.read():
+                self.fail(message)
 
     @property
     def has_failed(self) -> bool:
         return self._failure is not None
 
-    def _change(self) -> None:
-        self.dispatcher.hand_out()
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def _next_change(self) -> None:
-        await self._changed.wait()
-
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
+    def _notify(self) -> None:
+        """Wake up all that wait for a change of servers or target."""
+        self.dispatcher.assign_waiting()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-def _quoted(text: str) -> str:
-    return f"\nThe end of its log:\n{text}" if text else ""
+
+def _log_excerpt(server: Server) -> str:
+    return f"\nThe end of its log:\n{server.log_tail}" if server.log_tail else ""

@@ -1,7 +1,7 @@
-"""Runs a command and takes all of its processes away when it ends, or when whoever asked for it
-is done: its standard input is a pipe whose other end the asker holds.
+"""Run a command, and end all of its processes when it exits or when the process that asked dies.
 
-A program of its own, started by its path: it imports nothing of the package.
+The requesting process holds the other end of standard input: a line or EOF on it ends the command.
+This is a program of its own, started by its path, so it imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from pathlib import Path
 
 import psutil
 
-SHARED = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 POLL_SECONDS = 1.0
 GRACE_POLL_SECONDS = 0.1
 KILL_SECONDS = 10.0
 
 
 def main() -> int:
-    """Arguments: seconds to end in, a directory to remove at the end, the command."""
+    """Arguments: grace period in seconds, a directory to remove at the end, the command."""
     grace_seconds, scratch, *command = sys.argv[1:]
-    others = set(SHARED.iterdir()) if SHARED.exists() else set()
+    existing = set(SHARED_MEMORY.iterdir()) if SHARED_MEMORY.exists() else set()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the pipe says when to end
+        signal.signal(number, signal.SIG_IGN)  # only the pipe ends the guard
     server = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,  # the asker reads no more than one line of ours
+        stdout=sys.stderr,  # standard output carries the process id only
         start_new_session=True,
         preexec_fn=_die_with_parent,
     )
     print(server.pid, flush=True)
-    asker = os.getppid()
-    shared = _watch(server, lambda: _is_asker_done() or os.getppid() != asker)
-    end_session(server, float(grace_seconds), shared, others)
+    parent = os.getppid()
+    shared = _watch(server, lambda: _is_told_to_stop() or os.getppid() != parent)
+    end_session(server, float(grace_seconds), shared, existing)
     shutil.rmtree(scratch, ignore_errors=True)
     return server.returncode
 
 
-def _is_asker_done() -> bool:
-    """Gone, or says so, within the time of one poll."""
+def _is_told_to_stop() -> bool:
+    """Wait up to one poll interval for a line, or for EOF when the other end is closed."""
     readable, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS)
     return bool(readable)
 
 
 def _die_with_parent() -> None:
-    """Linux only: at least the main process goes when this one is killed."""
+    """Make Linux kill the server's main process if the guard itself is killed."""
     for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signal_number, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):
@@ -62,35 +62,41 @@ def _die_with_parent() -> None:
 
 
 def end_session(
-    server: subprocess.Popen, grace_seconds: float, shared: set[Path], others: set[Path]
+    server: subprocess.Popen[bytes], grace_seconds: float, shared: set[Path], existing: set[Path]
 ) -> None:
-    """Ask the server to end, kill what is left of its session, and remove its shared memory, but
-    for what others made before it."""
+    """Terminate the server, kill what is left of its session, and remove its shared memory.
+
+    Args:
+        shared: Shared memory that the session is known to use.
+        existing: Shared memory that was there before the server; it stays.
+    """
     deadline = time.monotonic() + grace_seconds
     server.terminate()
     shared = shared | _watch(server, lambda: _is_past(deadline))
     deadline = time.monotonic() + KILL_SECONDS
-    while (left := members(server.pid)) and time.monotonic() < deadline:
-        signal_all(left, signal.SIGSTOP)  # what stands still makes no more memory
-        shared |= _shared_memory(server.pid)
+    while (left := session_processes(server.pid)) and time.monotonic() < deadline:
+        signal_all(left, signal.SIGSTOP)  # so that none of them creates more shared memory
+        shared |= shared_memory(server.pid)
         signal_all(left, signal.SIGKILL)
         psutil.wait_procs(left, timeout=1)
     server.wait()
-    for path in shared - others:
+    for path in shared - existing:
         path.unlink(missing_ok=True)
 
 
-def _watch(server: subprocess.Popen, is_over: Callable[[], bool]) -> set[Path]:
-    """The shared memory that its session has had until it ended, or it was over: a server that is
-    only starting makes some at any moment, whatever it has been asked."""
+def _watch(server: subprocess.Popen[bytes], is_over: Callable[[], bool]) -> set[Path]:
+    """Wait until the server has exited or ``is_over``; return the shared memory seen meanwhile.
+
+    A server may create shared memory at any moment, also after it was told to exit.
+    """
     shared: set[Path] = set()
     while server.poll() is None and not is_over():
-        shared |= _shared_memory(server.pid)
-    return shared | _shared_memory(server.pid)
+        shared |= shared_memory(server.pid)
+    return shared | shared_memory(server.pid)
 
 
 def _is_past(deadline: float) -> bool:
-    """Takes a moment."""
+    """Wait one poll interval of the grace period, then compare with the clock."""
     time.sleep(GRACE_POLL_SECONDS)
     return time.monotonic() > deadline
 
@@ -101,8 +107,8 @@ def signal_all(processes: list[psutil.Process], number: signal.Signals) -> None:
             process.send_signal(number)
 
 
-def members(session: int) -> list[psutil.Process]:
-    """The living processes of a session, whatever group they are in."""
+def session_processes(session: int) -> list[psutil.Process]:
+    """Return the living processes of a session, in all its process groups."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -111,24 +117,24 @@ def members(session: int) -> list[psutil.Process]:
     return found
 
 
-def _shared_memory(session: int) -> set[Path]:
-    """What the session's processes have in /dev/shm: a killed process leaves it there. Files in
-    folders there are somebody's, such as the weights of a model.
+def shared_memory(session: int) -> set[Path]:
+    """Return what the session's processes have mapped in /dev/shm; a killed process leaves it.
 
-    By inode: whoever makes a semaphore has it mapped under a name that is gone.
+    Files in subdirectories are not counted: they may be a model's weights. Files are compared by
+    inode, since a semaphore is mapped under a temporary name.
     """
     mapped = set()
-    for process in members(session):
+    for process in session_processes(session):
         with contextlib.suppress(psutil.Error, OSError):
             for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
                 _, _, _, _, inode, *path = line.split(maxsplit=5)
-                if path and path[0].startswith(f"{SHARED}/"):
+                if path and path[0].startswith(f"{SHARED_MEMORY}/"):
                     mapped.add(int(inode))
-    return {path for path in SHARED.iterdir() if _inode(path) in mapped} if mapped else set()
+    return {path for path in SHARED_MEMORY.iterdir() if _inode(path) in mapped} if mapped else set()
 
 
 def _inode(path: Path) -> int | None:
-    with contextlib.suppress(OSError):  # gone meanwhile
+    with contextlib.suppress(OSError):  # removed meanwhile
         return path.stat().st_ino
     return None
 

@@ -1,4 +1,4 @@
-"""A server's processes, as one thing that starts, ends and leaves nothing behind."""
+"""The processes of a launched server: started, stopped, and none left behind."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ import psutil
 from lit_grpo.rollout.server import guard as server_guard
 
 GRACE_SECONDS = 5.0
-"""A server that was asked to end is killed after them."""
+"""Time a server has to exit after SIGTERM before it is killed."""
 TAIL_LINES = 15
-ERROR_LINES = 6
+MAX_ERROR_LINES = 6
 
 
 class ServerProcess:
-    """A command under a guard, which ends all its processes when this one ends, SIGKILL included.
+    """A command under a guard process, which ends it when this process dies, even by SIGKILL.
 
     Args:
         command: The program and its arguments.
-        env: Variables on top of this process's own.
-        log_path: Gets what it prints, after what is there.
+        env: Environment variables in addition to this process's.
+        log_path: Its output is appended to this file.
+
+    Raises:
+        FileNotFoundError: the program could not be started.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
@@ -53,33 +56,36 @@ class ServerProcess:
         assert self._guard.stdout is not None
         line = self._guard.stdout.readline()
         if not line:
-            with self._guard:  # has ended, and takes nothing away
+            with self._guard:
                 shutil.rmtree(self._scratch, ignore_errors=True)
             raise FileNotFoundError(
                 f"{command[0]!r} could not be started: {self.log_tail(1)} (it is the server's "
                 "interpreter or program). Set model.engine.init_args.launch.python or .program."
             )
         self.pid = int(line)
-        """Of the server's main process, which leads a session of its own."""
+        """Of the server's main process, which leads its own session."""
 
     @property
     def is_running(self) -> bool:
         return self._guard.poll() is None
 
     def log_tail(self, num_lines: int = TAIL_LINES) -> str:
-        """The last lines that it printed, after the errors before them: what servers print when
-        they go down often fills more than a tail."""
+        """Return the last lines of the output, after the errors that came before them.
+
+        A server that shuts down often prints more than a tail after the error that caused it.
+        """
         with self.log_path.open("rb") as log:
             log.seek(self._log_start)
             lines = log.read().decode(errors="replace").splitlines()
-        errors = _errors(lines[:-num_lines])
+        errors = _error_lines(lines[:-num_lines])
         return "\n".join(errors + ["..."] * bool(errors) + lines[-num_lines:])
 
-    def end(self) -> None:
-        """Ask it to end, kill what is left, return when nothing is."""
+    def stop(self) -> None:
+        """Terminate the server, kill what is left after a grace period, and wait for it."""
         assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the guard has ended with the server
-            self._guard.stdin.write(b"end\n")  # forked processes may hold the pipe open
+        with contextlib.suppress(BrokenPipeError):  # the guard has exited with the server
+            # Closing is not enough: forked processes may hold the pipe open.
+            self._guard.stdin.write(b"stop\n")
             self._guard.stdin.close()
         try:
             self._guard.wait(GRACE_SECONDS + 2 * server_guard.KILL_SECONDS)
@@ -88,16 +94,16 @@ class ServerProcess:
             self._guard.wait()
         assert self._guard.stdout is not None
         self._guard.stdout.close()
-        if left := server_guard.members(self.pid):  # the guard itself was killed
+        if left := server_guard.session_processes(self.pid):  # if the guard was killed
             server_guard.signal_all(left, signal.SIGKILL)
             psutil.wait_procs(left, server_guard.KILL_SECONDS)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def _errors(lines: Sequence[str]) -> list[str]:
-    """The last lines that name an exception, each once, in the order in which they came."""
+def _error_lines(lines: Sequence[str]) -> list[str]:
+    """Return the last lines that name an exception, without repetitions, in order."""
     first: dict[str, str] = {}
     for line in lines:
         if match := re.search(r"\b\w*(Error|Exception)\b: .*", line):
             first.setdefault(match[0], line)
-    return list(first.values())[-ERROR_LINES:]
+    return list(first.values())[-MAX_ERROR_LINES:]

@@ -1,7 +1,7 @@
-"""vLLM within this process: its life, its weights, its requests, its memory.
+"""vLLM within this process: start it, update its weights, sample, and put it to sleep.
 
-The rest of the process does not see what it does to global state. Proves nothing. Source: vLLM's
-offline interface, checked against release 0.32.
+Its changes to global state are hidden from the rest of the process. Source: vLLM's offline
+interface, checked against release 0.32.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,39 +24,37 @@ from lit_grpo.types import UserError
 
 ENV = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",  # it warns of much at every weight update
+    "VLLM_LOGGING_LEVEL": "ERROR",  # every weight update logs warnings
     "VLLM_NO_USAGE_STATS": "1",
 }
 
 
 class ColocatedVLLM:
-    """One ``vllm.LLM``. What goes wrong in it ends it.
+    """One ``vllm.LLM``. After any error it is unhealthy and cannot be used again.
 
     Args:
-        env: Environment variables that it alone sees.
+        env: Environment variables that only vLLM sees.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self.is_well = False
+        self.is_healthy = False
         self.is_asleep = False
-        self._aside = IsolatedProcessState({**ENV, **env})
+        self._isolated = IsolatedProcessState({**ENV, **env})
         self._llm: Any = None
         self._adapter: Any = None
         self._adapter_numbers = count(1)
         self._request_names = map(str, count())
 
-    # Its life
-
     def start(self, *, sleeps: bool, **arguments: Any) -> None:
-        """Load it with these arguments of ``vllm.LLM``.
+        """Load vLLM with these arguments of ``vllm.LLM``.
 
         Args:
-            sleeps: Whether it is to give a GPU's memory back, where it can.
+            sleeps: Whether ``sleep`` frees GPU memory, on platforms that can.
 
         Raises:
-            ValueError: vLLM is not installed, or does not start like this.
+            UserError: vLLM is not installed, or does not start with these arguments.
         """
-        with self._aside:
+        with self._isolated:
             vllm, can_sleep = _import_vllm()
             self._sleeps = sleeps and can_sleep
             try:
@@ -69,7 +67,7 @@ class ColocatedVLLM:
                     "optimizer). Set model.engine.init_args.memory_fraction, max_model_len, "
                     "sleep or flags, or model.engine to VLLMServerEngine."
                 ) from error
-        self.is_well = True
+        self.is_healthy = True
 
     @property
     def is_started(self) -> bool:
@@ -77,45 +75,43 @@ class ColocatedVLLM:
 
     @property
     def max_model_len(self) -> int:
-        return self._llm.llm_engine.model_config.max_model_len
+        return cast(int, self._llm.llm_engine.model_config.max_model_len)
 
     def close(self) -> None:
-        """Give all memory back, and end its process group."""
-        with self._aside:
+        """Free all memory, and destroy vLLM's process group."""
+        with self._isolated:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = self._adapter = None
-            if torch.cuda.is_initialized():
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.empty_cache()
-        self.is_well = self.is_asleep = False
+        self.is_healthy = self.is_asleep = False
 
     @contextmanager
-    def _doing(self, what: str) -> Iterator[Any]:
-        """vLLM, as long as all goes well."""
+    def _calling(self, what: str) -> Iterator[Any]:
+        """Yield the ``vllm.LLM``; any error within makes it unhealthy and becomes EngineFailed."""
         try:
-            with self._aside:
+            with self._isolated:
                 yield self._llm
         except Exception as error:
-            self.is_well = False
+            self.is_healthy = False
             if isinstance(error, EngineFailed):
                 raise
             raise EngineFailed(f"vLLM failed at {what}: {error!r}") from error
 
-    # Its weights
-
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy them tensor by tensor, and forget what the old ones wrote."""
-        with self._doing("a weight update") as llm:
+        """Copy the weights tensor by tensor, and reset the prefix cache."""
+        with self._calling("a weight update") as llm:
             llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             if not llm.reset_prefix_cache(reset_running_requests=True):
                 raise EngineFailed("vLLM's prefix cache could not be reset after a weight update.")
 
     def load_adapter(self, path: Path) -> None:
-        """Sample with an adapter from now on; removes the one before, its directory too.
+        """Sample with an adapter from now on; remove the previous one and its directory.
 
         Args:
-            path: Another one each time: what vLLM caches goes by name and path.
+            path: A new one each time, since vLLM caches adapters by name and path.
         """
-        with self._doing("an adapter's update") as llm:
+        with self._calling("an adapter update") as llm:
             from vllm.lora.request import LoRARequest
 
             if self._adapter is not None:
@@ -126,53 +122,51 @@ class ColocatedVLLM:
             if not llm.llm_engine.add_lora(self._adapter):
                 raise EngineFailed("vLLM did not take the policy's adapter.")
 
-    # Its memory
-
-    def wake(self) -> None:
+    def wake_up(self) -> None:
         if self.is_asleep:
-            with self._doing("waking up") as llm:
+            with self._calling("waking up") as llm:
                 llm.wake_up()
             self.is_asleep = False
 
-    def fall_asleep(self, *, keeps_weights: bool) -> None:
-        """Give the GPU's memory back; the weights are kept in host memory or nowhere."""
-        if self._sleeps and self.is_well:
-            with self._doing("falling asleep") as llm:
+    def sleep(self, *, keeps_weights: bool) -> None:
+        """Free GPU memory; the weights are kept in host memory, or discarded."""
+        if self._sleeps and self.is_healthy:
+            with self._calling("going to sleep") as llm:
                 llm.sleep(level=1 if keeps_weights else 2)
             self.is_asleep = True
-
-    # Its requests
 
     def sample(
         self, requests: Sequence[Request], version: int
     ) -> Generator[tuple[int, int, Sample | str]]:
-        """(number of the request, number of its sample, the sample or why there is none), as each
-        ends. vLLM works while the next is waited for, and only then.
+        """Yield (index of the request, index of its sample, the sample or an error message).
+
+        vLLM runs only while the caller waits for the next one. Closing the generator aborts the
+        remaining requests.
 
         Args:
-            version: Of the weights.
+            version: Version of the weights in use.
         """
         running: dict[str, tuple[int, int]] = {}
         try:
-            with self._doing("taking requests") as llm:
+            with self._calling("adding requests") as llm:
                 refused = self._add(llm.llm_engine, requests, running)
             yield from refused
             while running:
                 outputs: list[Any] = []
-                with self._doing("sampling") as llm:
+                with self._calling("sampling") as llm:
                     while not outputs:
                         outputs = llm.llm_engine.step()
                 for output in outputs:
-                    yield *running.pop(output.request_id), _ended(output, version)
+                    yield *running.pop(output.request_id), _to_sample(output, version)
         finally:
-            if running and self.is_well:
-                with self._doing("breaking off") as llm:
+            if running and self.is_healthy:
+                with self._calling("aborting requests") as llm:
                     llm.llm_engine.abort_request(list(running))
 
     def _add(
         self, engine: Any, requests: Sequence[Request], running: dict[str, tuple[int, int]]
     ) -> list[tuple[int, int, str]]:
-        """Every sample is a request of its own to vLLM; returns those that it refuses."""
+        """Add one vLLM request per sample; return the samples that it refuses, with messages."""
         from vllm import SamplingParams
         from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
@@ -194,10 +188,10 @@ class ColocatedVLLM:
         return refused
 
 
-def _ended(output: Any, version: int) -> Sample | str:
+def _to_sample(output: Any, version: int) -> Sample | str:
     (choice,) = output.outputs
     if choice.finish_reason not in ("stop", "length"):
-        return f"vLLM ended it with {choice.finish_reason!r}"
+        return f"vLLM finished it with {choice.finish_reason!r}"
     pairs = zip(choice.token_ids, choice.logprobs, strict=True)
     return Sample(
         token_ids=list(choice.token_ids),
@@ -208,16 +202,16 @@ def _ended(output: Any, version: int) -> Sample | str:
 
 
 def _import_vllm() -> tuple[Any, bool]:
-    """The module, and whether it can give a GPU's memory back."""
+    """Return the module, and whether ``sleep`` can free GPU memory on this platform."""
     try:
         import vllm
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
         raise UserError(
-            "VLLMEngine needs vLLM in the trainer's environment, where it is not installed. "
-            "Install it (pip install vllm), or set model.engine to VLLMServerEngine and "
-            "launch.python to the interpreter of an environment that has it."
+            "VLLMEngine needs vLLM, which is not installed in the trainer's environment. Install "
+            "it (pip install vllm), or set model.engine to VLLMServerEngine and "
+            "model.engine.init_args.launch.python to the interpreter of an environment that has it."
         ) from None
     from vllm.platforms import current_platform
 

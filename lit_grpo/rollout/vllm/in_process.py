@@ -1,7 +1,4 @@
-"""Rollouts by vLLM within the trainer's process, on the trainer's GPU.
-
-Nothing that vLLM does to the process is seen by the trainer: see `_aside`.
-"""
+"""Rollouts by vLLM within the trainer's process, on the trainer's GPU."""
 
 from __future__ import annotations
 
@@ -12,45 +9,45 @@ from typing import Any, Literal
 import torch
 
 from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
-from lit_grpo.rollout.requests import group_requests, one_token_each, to_completion
-from lit_grpo.rollout.server.api import ServerAPI
-from lit_grpo.rollout.server.launching import model_to_start_with, save_tokenizer
-from lit_grpo.rollout.server.scratch import ScratchDirectory
+from lit_grpo.rollout.requests import group_requests, to_completion
+from lit_grpo.rollout.scratch import ScratchDirectory
 from lit_grpo.rollout.vllm.colocated import ColocatedVLLM
-from lit_grpo.rollout.vllm.sampling import LogprobsMode, adapter_room, check_sampling
+from lit_grpo.rollout.vllm.sampling import LogprobsMode, check_sampling, max_adapter_rank
 from lit_grpo.rollout.weight_check import (
-    NUM_SAMPLES,
+    CHECK_TEMPERATURE,
     ExpectedLogprobs,
     Proof,
     WeightMismatch,
-    check_pairs,
-    expect,
+    check_logprobs,
+    expected_logprobs,
+    logprob_pair,
 )
+from lit_grpo.rollout.weights.base_model import adapter_rank, base_model, save_tokenizer
 from lit_grpo.rollout.weights.files import WeightSync, save_adapter, sends_adapter
 from lit_grpo.rollout.weights.named import named_weights
-from lit_grpo.types import Completion, Measurements, Prompt, UserError
+from lit_grpo.types import Completion, Measurements, Prompt, UserError, refuse
 
 
 class VLLMEngine(RolloutEngine):
-    """Samples with vLLM in this process, for a run of one process.
+    """Samples with vLLM in this process, for a run with a single process.
 
     Args:
-        memory_fraction: Of the GPU's memory for vLLM's weights and key-value cache.
-        dtype: Of vLLM's weights; the policy's when null.
-        max_model_len: Longest prompt and completion together, in tokens; the model's when null.
+        memory_fraction: Share of the GPU's memory for vLLM's weights and key-value cache.
+        dtype: Of vLLM's weights; null for the policy's.
+        max_model_len: Longest prompt and completion together, in tokens; null for the model's.
         flags: Further arguments of ``vllm.LLM`` by name, such as ``{max-num-seqs: 64}``.
-        env: Further environment variables, which vLLM alone sees.
-        sleep: Give the GPU's memory back while nothing is sampled. The weights are then kept in
-            host memory where an adapter is sent, else dropped and sent again.
-        logprobs_mode: Which logprobs vLLM reports. ``processed_logprobs`` are under the
-            temperature, which training needs. ``raw_logprobs`` are right at temperature 1 only,
-            where they allow top-p and top-k.
-        weight_sync: ``full`` sends all weights, with an adapter merged into them; ``adapter`` the
-            adapter alone; ``auto`` the adapter where there is one and nothing else is trained.
-        proof: How it is proven that vLLM holds the policy's weights.
+        env: Further environment variables, which only vLLM sees.
+        sleep: Free vLLM's GPU memory while nothing is sampled. Weights are kept in host memory if
+            an adapter is sent, otherwise they are discarded and sent again.
+        logprobs_mode: Which logprobs vLLM reports. ``processed_logprobs`` are those at the
+            temperature, which training needs. ``raw_logprobs`` ignore it, so they are right at
+            temperature 1 only, where they allow top-p and top-k.
+        weight_sync: ``full`` sends all weights, with an adapter merged into them; ``adapter`` only
+            the adapter; ``auto`` only the adapter if there is one and nothing else is trained.
+        proof: How the trainer checks that vLLM samples from the policy's weights.
 
     Raises:
-        ValueError: a fraction out of range.
+        UserError: ``memory_fraction`` is out of range.
     """
 
     def __init__(
@@ -66,9 +63,11 @@ class VLLMEngine(RolloutEngine):
         proof: Proof = Proof(),  # noqa: B008 - frozen
     ) -> None:
         if not 0 < memory_fraction < 1:
-            raise UserError(
-                f"memory_fraction must lie in (0, 1), got {memory_fraction} (the trainer needs the "
-                "rest). Set model.engine.init_args.memory_fraction."
+            raise refuse(
+                "model.engine.init_args.memory_fraction",
+                "> 0 and < 1",
+                memory_fraction,
+                "the trainer needs the rest",
             )
         self.memory_fraction = memory_fraction
         self.dtype = dtype
@@ -80,20 +79,18 @@ class VLLMEngine(RolloutEngine):
         self.proof = proof
         self._vllm = ColocatedVLLM(env or {})
         self._num_updates = 0
-        self._differences: list[float] = []
-
-    # The life of the engine
+        self._check_differences: list[float] = []
 
     def start(self, policy: SampledPolicy) -> None:
         """Load vLLM with a copy of the weights."""
         if self._vllm.is_started:
             return
-        _refuse_process_group()
+        _check_no_process_group()
         self._is_adapter_sent = sends_adapter(policy.model, self.weight_sync)
         self._dtype = self.dtype or str(policy.model.dtype).removeprefix("torch.")
         self._scratch = ScratchDirectory("lit-grpo-engine-")
         arguments = {
-            "model": model_to_start_with(policy, self._scratch.path / "model"),
+            "model": base_model(policy, self._scratch.path / "model"),
             "tokenizer": save_tokenizer(policy, self._scratch.path / "tokenizer"),
             "dtype": self._dtype,
             "max_model_len": self.max_model_len,
@@ -101,42 +98,40 @@ class VLLMEngine(RolloutEngine):
             "logprobs_mode": self.logprobs_mode,
         }
         if self._is_adapter_sent:
-            room = adapter_room(policy.model.peft_config["default"].r)
-            arguments |= {"enable_lora": True, "max_lora_rank": room, "max_loras": 1}
+            max_rank = max_adapter_rank(adapter_rank(policy.model))
+            arguments |= {"enable_lora": True, "max_lora_rank": max_rank, "max_loras": 1}
         arguments |= {name.replace("-", "_"): value for name, value in self.flags.items()}
         self._vllm.start(sleeps=self.sleep, **arguments)
 
     def close(self) -> None:
-        """Give back all memory, and what was written on the way."""
+        """Free all memory, and remove temporary files."""
         if self._vllm.is_started:
             self._vllm.close()
             self._scratch.remove()
             self.version = -1
 
     def health(self) -> bool:
-        return self._vllm.is_well
+        return self._vllm.is_healthy
 
     def observe(self) -> Measurements:
-        """The proofs since the last call."""
-        differences, self._differences = self._differences, []
+        """Return the weight checks since the last call."""
+        differences, self._check_differences = self._check_differences, []
         return Measurements(means={"sampler/proof_difference": differences})
 
-    # Weights
-
     def load_weights(self, policy: SampledPolicy, version: int) -> None:
-        """Copy the weights to vLLM, and see them proven."""
+        """Copy the weights to vLLM, and check that it samples from them."""
         self._policy = policy
         if version == self.version:
             return
-        expected = self._expectation() if self.proof.is_due(self._num_updates) else None
-        self._vllm.wake()
-        self._send()
+        expected = self._expected_logprobs() if self.proof.is_due(self._num_updates) else None
+        self._vllm.wake_up()
+        self._send_weights()
         if expected is not None:
-            self._prove(expected)
+            self._check_weights(expected)
         self._num_updates += 1
         self.version = version
 
-    def _send(self) -> None:
+    def _send_weights(self) -> None:
         if self._is_adapter_sent:
             path = self._scratch.path / f"adapter-{self._num_updates}"
             save_adapter(self._policy.model, path, is_writer=True)
@@ -144,63 +139,58 @@ class VLLMEngine(RolloutEngine):
         else:
             self._vllm.load_weights(named_weights(self._policy.model))
 
-    def _expectation(self) -> ExpectedLogprobs:
+    def _expected_logprobs(self) -> ExpectedLogprobs:
         is_raw = self.logprobs_mode == "raw_logprobs"
-        return expect(
+        return expected_logprobs(
             self._policy,
             self.proof,
-            temperature=1.0 if is_raw else ServerAPI.temperature_of_logprobs,
+            temperature=1.0 if is_raw else CHECK_TEMPERATURE,
             dtype=self._dtype,
             max_length=self._vllm.max_model_len,
         )
 
-    def _prove(self, expected: ExpectedLogprobs) -> None:
-        cases = expected.cases()
-        requests = [
-            one_token_each(tokens, NUM_SAMPLES, expected.temperature, None) for tokens, _ in cases
-        ]
+    def _check_weights(self, expected: ExpectedLogprobs) -> None:
+        questions = expected.questions(adapter=None)
+        requests = [request for request, _ in questions]
         pairs = []
         for number, _, sample in self._vllm.sample(requests, self.version):
             if isinstance(sample, str):
-                raise EngineFailed(f"vLLM's weights could not be proven: {sample}")
-            trainer_logprobs = cases[number][1]
-            pairs.append((sample.logprobs[0], trainer_logprobs[sample.token_ids[0]].item()))
+                raise EngineFailed(f"vLLM's weights could not be checked: {sample}")
+            pairs.append(logprob_pair(sample, questions[number][1]))
         try:
-            self._differences.append(check_pairs(pairs, expected, "vLLM in this process"))
+            self._check_differences.append(check_logprobs(pairs, expected, "vLLM in this process"))
         except WeightMismatch as error:
-            self._vllm.is_well = False
+            self._vllm.is_healthy = False
             raise EngineFailed(str(error)) from error
-
-    # Rollouts
 
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, *, seed: int
     ) -> Iterator[tuple[int, Completion]]:
-        """Sampling goes on while the next completion is waited for."""
+        """Sample while the caller waits for the next completion."""
         check_sampling(sampling, self.logprobs_mode)
         requests = group_requests(self._policy, prompts, group_size, sampling, seed)
-        self._wake_with_weights()
+        self._wake_up_with_weights()
         try:
             with closing(self._vllm.sample(requests, self.version)) as samples:
                 for number, index, sample in samples:
                     completion = to_completion(sample, self._policy.tokenizer, sampling)
                     yield number * group_size + index, completion
         finally:
-            self._vllm.fall_asleep(keeps_weights=self._is_adapter_sent)
+            self._vllm.sleep(keeps_weights=self._is_adapter_sent)
 
-    def _wake_with_weights(self) -> None:
-        """The policy is still at the version that it was at when vLLM fell asleep."""
-        had_dropped_weights = self._vllm.is_asleep and not self._is_adapter_sent
-        self._vllm.wake()
-        if had_dropped_weights:
-            self._send()
+    def _wake_up_with_weights(self) -> None:
+        """Wake vLLM up, and send weights that it discarded; the policy still has that version."""
+        had_discarded_weights = self._vllm.is_asleep and not self._is_adapter_sent
+        self._vllm.wake_up()
+        if had_discarded_weights:
+            self._send_weights()
 
 
-def _refuse_process_group() -> None:
+def _check_no_process_group() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         raise UserError(
-            "VLLMEngine needs a run of one process without a process group, got a group of "
-            f"{torch.distributed.get_world_size()} (vLLM makes and ends groups of its own within "
+            "VLLMEngine needs a run with a single process and no process group, got a group of "
+            f"{torch.distributed.get_world_size()} (vLLM creates and destroys groups of its own in "
             "the process). Set trainer.devices to 1 and trainer.strategy to auto, or model.engine "
             "to VLLMServerEngine, whose servers all ranks share."
         )

@@ -1,7 +1,7 @@
-"""The trainer's side of vLLM's weight transfer by NCCL: from host memory, over a group a server.
+"""The trainer's side of vLLM's weight transfer by NCCL: from host memory, one group per server.
 
-Needs neither the other ranks nor a policy that stands still. Source: vLLM's weight transfer,
-checked against release 0.32; its own sender would not hear of a server's refusal as it waits.
+Other ranks are not involved, and the policy may change meanwhile. Source: vLLM's weight transfer,
+checked against release 0.32; its own sender would not notice that a server refuses the update.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from lit_grpo.types import UserError
 
 T = TypeVar("T")
 BUFFER_BYTES = 256 * 2**20
-"""Tensors travel packed in buffers of about this size."""
+"""Tensors are packed into buffers of about this size."""
 NUM_BUFFERS = 2
-"""That either side has."""
+"""Buffers of either side."""
 
 
 def check_transfer(*, is_adapter_sent: bool) -> None:
-    """Refuse what cannot come true.
+    """Check that weights can be sent by NCCL.
 
     Raises:
-        ValueError: nothing would be sent, or vLLM's code is missing.
+        UserError: full weights are not sent, or vLLM is not installed here.
     """
     if is_adapter_sent:
         raise UserError(
-            "weight_transfer: nccl carries full weights, and here the adapter is sent alone "
-            "(a small file, read from directory). Set model.engine.init_args.weight_transfer to "
-            "disk, or weight_sync to full."
+            "weight_transfer must be disk if only the adapter is sent, got nccl (the adapter is a "
+            "small file, which the server reads from directory). Set "
+            "model.engine.init_args.weight_transfer to disk, or weight_sync to full."
         )
     if find_spec("vllm") is None:
         raise UserError(
-            "weight_transfer: nccl needs vLLM in the trainer's environment, where it is not "
-            "installed (vLLM's own code sends the weights). Install the servers' release of it "
-            "(pip install vllm), or set model.engine.init_args.weight_transfer to disk."
+            "weight_transfer: nccl needs vLLM, which is not installed in the trainer's environment "
+            "(vLLM's own code sends the weights). Install the servers' release of it (pip install "
+            "vllm), or set model.engine.init_args.weight_transfer to disk."
         )
 
 
@@ -56,65 +56,67 @@ class NCCLTransfer:
     """Sends full weights to servers. Everything here runs on one event loop."""
 
     def __init__(self) -> None:
-        self._groups: WeakKeyDictionary[Endpoint, Group] = WeakKeyDictionary()
+        self._groups: WeakKeyDictionary[Endpoint, TransferGroup] = WeakKeyDictionary()
 
     async def send(self, endpoint: Endpoint, weights: HostWeights, seconds: float) -> None:
-        """Replace the weights of a server that is paused.
+        """Replace the weights of a paused server.
 
         Args:
-            seconds: That each request and each piece of the transfer may take.
+            seconds: Timeout of each request and of each part of the transfer.
 
         Raises:
-            RequestRefused, ServerError: the server has half of them, and gets them by another call.
+            RequestRefused, ServerError: the server may have some of the weights only; sending them
+                again replaces all.
         """
         if endpoint not in self._groups:
-            self._groups[endpoint] = group = Group()
-            endpoint.at_close.append(group.close)
+            self._groups[endpoint] = group = TransferGroup()
+            endpoint.on_close.append(group.close)
         await self._groups[endpoint].send(endpoint, weights, seconds)
 
 
-class Group:
-    """This process and the workers of one server."""
+class TransferGroup:
+    """The NCCL group of this process and the workers of one server."""
 
     def __init__(self) -> None:
         self._communicator: Any = None
-        self._is_half_way = False
+        self._is_interrupted = False
+        """Whether an update was started and not finished."""
 
     async def send(self, endpoint: Endpoint, weights: HostWeights, seconds: float) -> None:
         async def post(path: str, body: Mapping[str, Any] | None = None) -> None:
             await endpoint.call("POST", path, body, seconds=seconds)
 
-        if self._is_half_way:
-            await _end_update(endpoint, seconds)
-            self._is_half_way = False
+        if self._is_interrupted:
+            await _end_interrupted_update(endpoint, seconds)
+            self._is_interrupted = False
         try:
             if self._communicator is None:
                 await self._open(endpoint, weights.device, seconds)
-            self._is_half_way = True
+            self._is_interrupted = True
             await post("/start_weight_update")
             broadcast = partial(_broadcast, self._communicator, weights)
             await gather_or_cancel(
                 [
-                    post("/update_weights", {"update_info": _description(weights.tensors)}),
-                    _in_thread(broadcast, "the broadcast of its weights", seconds),
+                    post("/update_weights", {"update_info": _describe(weights.tensors)}),
+                    _in_thread(broadcast, "the broadcast of the weights", seconds),
                 ]
             )
             await post("/finish_weight_update")
         except BaseException:
             self.close()
             raise
-        self._is_half_way = False
+        self._is_interrupted = False
 
     async def _open(self, endpoint: Endpoint, device: torch.device, seconds: float) -> None:
         world = await endpoint.call("GET", "/get_world_size", seconds=seconds)
-        find_place = partial(_meeting_place, endpoint.url)
-        address, port = await _in_thread(find_place, "the way to it", seconds)
-        meeting = {
+        choose = partial(_master_address, endpoint.url)
+        address, port = await _in_thread(choose, "choosing an address for NCCL", seconds)
+        rendezvous = {
             "master_address": address,
             "master_port": port,
             "world_size": 1 + field(world, "world_size"),
         }
-        wire = {
+        packing = {
             "rank_offset": 1,
             "packed": True,
             "packed_buffer_size_bytes": BUFFER_BYTES,
@@ -122,18 +124,18 @@ class Group:
         }
 
         async def join() -> None:
-            what = "the meeting of its NCCL group"
+            what = "opening the NCCL group"
             self._communicator = await _in_thread(
-                partial(_join, meeting, device), what, seconds, undo=_destroy
+                partial(_join, rendezvous, device), what, seconds, undo=_destroy
             )
 
-        body = {"init_info": meeting | wire}
+        body = {"init_info": rendezvous | packing}
         invite = endpoint.call("POST", "/init_weight_transfer_engine", body, seconds=seconds)
         await gather_or_cancel([join(), invite])
 
     def close(self) -> None:
-        """Give the group up; what still waits in it is let go."""
-        if self._communicator is not None:  # which may take seconds, and the server is gone
+        """Destroy the group, which releases threads that still wait in it."""
+        if self._communicator is not None:  # in a thread: it may take seconds if the server died
             run_in_daemon_thread(partial(_destroy, self._communicator), "NCCL teardown")
             self._communicator = None
 
@@ -142,26 +144,26 @@ def _destroy(communicator: Any) -> None:
     communicator.destroy()
 
 
-async def _end_update(endpoint: Endpoint, seconds: float) -> None:
-    """End one that broke off, or the next would begin with half-filled layers."""
-    with suppress(ServerError):  # it may have been begun
+async def _end_interrupted_update(endpoint: Endpoint, seconds: float) -> None:
+    """End an interrupted update, or the next one would begin with partly filled layers."""
+    with suppress(ServerError):  # it may be started already
         await endpoint.call("POST", "/start_weight_update", seconds=seconds)
     for path in ("/finish_weight_update", "/shutdown_weight_transfer_engine"):
         await endpoint.call("POST", path, seconds=seconds)
 
 
-def _meeting_place(url: str) -> tuple[str, int]:
-    """The address that this machine has towards a server, and a free port there."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-        towards.connect((urlsplit(url).hostname, 9))  # sends nothing
-        address = towards.getsockname()[0]
+def _master_address(url: str) -> tuple[str, int]:
+    """Return this machine's address as a server sees it, and a free port."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outgoing:
+        outgoing.connect((urlsplit(url).hostname, 9))  # UDP: nothing is sent
+        address = outgoing.getsockname()[0]
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as free:
         free.bind((address, 0))
         return address, free.getsockname()[1]
 
 
-def _description(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
-    """What vLLM is to make of the bytes that come."""
+def _describe(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    """Return the names, dtypes and shapes with which vLLM unpacks the buffers."""
     return {
         "names": list(tensors),
         "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
@@ -169,12 +171,12 @@ def _description(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
     }
 
 
-def _join(meeting: Mapping[str, Any], device: torch.device) -> Any:
+def _join(rendezvous: Mapping[str, Any], device: torch.device) -> Any:
     from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
-    _use(device)
-    communicator = trainer_init(meeting)
-    if communicator.disabled:  # it would send nothing, and say nothing
+    _set_device(device)
+    communicator = trainer_init(rendezvous)
+    if communicator.disabled:  # it would send nothing, without an error
         raise RuntimeError("NCCL could not be loaded")
     return communicator
 
@@ -182,7 +184,7 @@ def _join(meeting: Mapping[str, Any], device: torch.device) -> Any:
 def _broadcast(communicator: Any, weights: HostWeights) -> None:
     from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
-    _use(weights.device)
+    _set_device(weights.device)
     packed_nccl_broadcast_producer(
         iterator=iter(weights.tensors.items()),
         group=communicator,
@@ -193,8 +195,8 @@ def _broadcast(communicator: Any, weights: HostWeights) -> None:
     )
 
 
-def _use(device: torch.device) -> None:
-    """Every thread has a current GPU of its own."""
+def _set_device(device: torch.device) -> None:
+    """Set the current GPU, which every thread has of its own."""
     if device.index is not None:
         torch.accelerator.set_device_index(device.index)
 
@@ -205,10 +207,11 @@ async def _in_thread(
     seconds: float,
     undo: Callable[[T], None] = lambda result: None,
 ) -> T:
-    """Its result; a function that hangs keeps neither the event loop nor the process from ending.
+    """Run a function in a thread that blocks neither the event loop nor the end of the process.
 
     Args:
-        undo: Gets a result that nobody waits for any more.
+        what: For the message.
+        undo: Called with a result that comes after the timeout or a cancellation.
 
     Raises:
         ServerError: it failed, or took too long.

@@ -1,5 +1,5 @@
-"""What a library does to the whole process, kept apart from the rest of it: random numbers,
-environment variables, hooks, threads, the default process group. Knows no vLLM.
+"""Isolate what a library changes in the whole process: random number generators, environment
+variables, hooks, threads and the default process group.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch.distributed import group
 
 
 class IsolatedProcessState:
-    """State of the process that only the inside of this context sees and changes.
+    """A context with its own copy of the process's state.
 
-    The inside finds again what it left behind, the outside what it had.
+    Changes within it are undone on exit, and restored when it is entered again.
 
     Args:
-        env: Environment variables of the inside, beside the process's own.
+        env: Environment variables to set when it is first entered.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -33,25 +33,25 @@ class IsolatedProcessState:
 
     def __enter__(self) -> None:
         assert not self._outside, "entered twice"
-        self._outside = _take()
+        self._outside = _read_state()
         if self._inside:
-            _put(self._inside)
+            _restore_state(self._inside)
         else:
             os.environ.update(self._env)
 
     def __exit__(self, *error: object) -> None:
-        self._inside = _take()
-        _put(self._outside)
+        self._inside = _read_state()
+        _restore_state(self._outside)
         self._outside = []
 
 
-def _take() -> list[Any]:
-    return [take() for take, _ in PIECES]
+def _read_state() -> list[Any]:
+    return [read() for read, _ in ACCESSORS]
 
 
-def _put(state: list[Any]) -> None:
-    for (_, put), value in zip(PIECES, state, strict=True):
-        put(value)
+def _restore_state(state: list[Any]) -> None:
+    for (_, restore), value in zip(ACCESSORS, state, strict=True):
+        restore(value)
 
 
 def _environment() -> dict[str, str]:
@@ -69,17 +69,19 @@ def _device_random_states() -> list[Tensor]:
     return torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
 
-def _set_num_threads(wanted: int, really_set: Callable = torch.set_num_threads) -> None:
-    """By what the function was before anybody replaced it."""
+def _set_num_threads(
+    wanted: int, set_num_threads: Callable[[int], None] = torch.set_num_threads
+) -> None:
+    """Set the number by torch's own function, which a library may have replaced meanwhile."""
     if torch.get_num_threads() != wanted:
-        really_set(wanted)
+        set_num_threads(wanted)
 
 
 def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
-PIECES: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+ACCESSORS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (random.getstate, random.setstate),
     (np.random.get_state, np.random.set_state),
     (torch.get_rng_state, torch.set_rng_state),
@@ -90,4 +92,4 @@ PIECES: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     _attribute(sys, "excepthook"),
     _attribute(group, "WORLD"),
 ]
-"""What takes each piece of the state, and what puts it back."""
+"""Functions that read and restore each piece of the state."""

@@ -1,4 +1,4 @@
-"""What vLLM is asked alike as a server and in this process. Imports no vLLM.
+"""Sampling parameters and adapter sizes of vLLM, the same in this process and as a server.
 
 Source: vLLM's sampling parameters, checked against release 0.32.
 """
@@ -13,33 +13,34 @@ from lit_grpo.types import UserError
 
 LogprobsMode = Literal["processed_logprobs", "raw_logprobs"]
 
-ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The room for an adapter is one of these."""
+MAX_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Allowed values of vLLM's setting ``max_lora_rank``."""
 
 
 def check_sampling(sampling: Sampling, logprobs_mode: LogprobsMode) -> None:
-    """Refuse what vLLM would do otherwise than asked.
+    """Check that vLLM reports logprobs that the trainer's can be compared with.
 
     Raises:
-        ValueError: what, why and what to set.
+        UserError: it does not with these settings.
     """
     truncates = sampling.top_p < 1 or sampling.top_k > 0
     is_raw = logprobs_mode == "raw_logprobs"
     if truncates and not is_raw and not sampling.is_greedy:
         raise UserError(
-            "top_p and top_k make vLLM report logprobs of what they leave over, which the "
-            "trainer's cannot be compared with. Set model.sampling.top_p to 1 and top_k to 0, "
-            "or, at temperature 1, model.engine.init_args.logprobs_mode to raw_logprobs."
+            f"top_p must be 1 and top_k 0 with vLLM, got {sampling.top_p} and {sampling.top_k} "
+            "(it reports logprobs of the truncated distribution, which cannot be compared with "
+            "the trainer's). Set model.sampling.top_p to 1 and model.sampling.top_k to 0 or, at "
+            "temperature 1, model.engine.init_args.logprobs_mode to raw_logprobs."
         )
     if is_raw and sampling.temperature not in (0, 1):
         raise UserError(
-            f"logprobs_mode must be processed_logprobs at temperature {sampling.temperature} "
-            "(raw ones ignore the temperature). Set model.engine.init_args.logprobs_mode."
+            f"logprobs_mode must be processed_logprobs at temperature {sampling.temperature}, got "
+            "raw_logprobs (they ignore the temperature). Set model.engine.init_args.logprobs_mode."
         )
 
 
 def sampling_params(request: Request, *, num_samples: int, seed: int) -> dict[str, Any]:
-    """vLLM's own names; it seeds sample j of several with ``seed + j``."""
+    """Return vLLM's sampling parameters; it seeds sample j of several with ``seed + j``."""
     sampling = request.sampling
     return {
         "n": num_samples,
@@ -56,16 +57,16 @@ def sampling_params(request: Request, *, num_samples: int, seed: int) -> dict[st
     }
 
 
-def adapter_room(rank: int) -> int:
-    """The least room that an adapter of this rank fits into.
+def max_adapter_rank(rank: int) -> int:
+    """Return the smallest ``max_lora_rank`` for an adapter of this rank.
 
     Raises:
-        ValueError: it fits into none.
+        UserError: the rank is too large.
     """
-    fitting = [room for room in ADAPTER_RANKS if room >= rank]
-    if not fitting:
+    allowed = [one for one in MAX_ADAPTER_RANKS if one >= rank]
+    if not allowed:
         raise UserError(
-            f"an adapter for vLLM must have a rank <= {ADAPTER_RANKS[-1]}, got {rank}. Set "
+            f"policy.lora.rank must be <= {MAX_ADAPTER_RANKS[-1]} with vLLM, got {rank}. Set "
             "model.policy.lora.rank, or model.engine.init_args.weight_sync to full."
         )
-    return fitting[0]
+    return allowed[0]

@@ -1,4 +1,4 @@
-"""Rollouts by vLLM servers: the engine, and vLLM's own way with commands, paths and fields.
+"""Rollouts by vLLM servers: the engine, and the commands, paths and fields of vLLM's API.
 
 Source: vLLM's RL endpoints, checked against release 0.32.
 """
@@ -11,20 +11,20 @@ from typing import Any, Literal
 
 from lit_grpo.rollout.engine import SampledPolicy, Sampling
 from lit_grpo.rollout.requests import Request, Sample
-from lit_grpo.rollout.server.api import NEWS_TOKENS, Launch, Model, ServerAPI, token_versions
-from lit_grpo.rollout.server.endpoint import (
-    Endpoint,
-    RequestRefused,
-    ServerError,
-    field,
-    understanding,
+from lit_grpo.rollout.server.api import (
+    STREAM_INTERVAL,
+    Launch,
+    ServedModel,
+    ServerAPI,
+    token_versions,
 )
+from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError, field, reading
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.rollout.vllm.nccl_transfer import NCCLTransfer, check_transfer
 from lit_grpo.rollout.vllm.sampling import (
     LogprobsMode,
-    adapter_room,
     check_sampling,
+    max_adapter_rank,
     sampling_params,
 )
 from lit_grpo.rollout.weights.files import sends_adapter
@@ -32,22 +32,23 @@ from lit_grpo.rollout.weights.store import WeightUpdate
 
 
 class VLLMServerEngine(ServedEngine):
-    """Rollouts by one or several vLLM servers over HTTP, launched here or attached to.
+    """Rollouts by one or several vLLM servers over HTTP, launched or attached to.
 
-    Servers that are attached to need ``VLLM_SERVER_DEV_MODE=1``, ``--enable-scale-out``,
-    ``--served-model-name policy`` and ``--logprobs-mode`` as given here; for adapters
-    ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``, ``--enable-lora``, ``--max-lora-rank`` and
-    ``--max-loras 2``, too; for a transfer by NCCL
-    ``--weight-transfer-config '{"backend": "nccl"}'``; with ``--data-parallel-size``
-    ``--api-server-count 1``.
+    Servers that are attached to must be started with ``VLLM_SERVER_DEV_MODE=1``,
+    ``--enable-scale-out``, ``--served-model-name policy`` and the same ``--logprobs-mode``; for
+    adapters also with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``, ``--enable-lora``,
+    ``--max-lora-rank`` and ``--max-loras 2``; for a transfer by NCCL with
+    ``--weight-transfer-config '{"backend": "nccl"}'``; and with ``--api-server-count 1`` if they
+    have a ``--data-parallel-size``.
 
     Args:
-        logprobs_mode: Which logprobs vLLM reports. ``processed_logprobs`` are under the
-            temperature, which training needs. ``raw_logprobs`` are right at temperature 1 only,
-            where they allow top-p and top-k.
-        weight_transfer: How full weights travel. ``disk`` writes them to ``directory``. ``nccl``
-            keeps a copy in rank 0's host memory and sends it from GPU to GPU; it needs vLLM in the
-            trainer's environment, too, and GPUs of the servers' own (`VLLMEngine` shares one).
+        logprobs_mode: Which logprobs vLLM reports. ``processed_logprobs`` are those at the
+            temperature, which training needs. ``raw_logprobs`` ignore it, so they are right at
+            temperature 1 only, where they allow top-p and top-k.
+        weight_transfer: How full weights are sent. ``disk`` writes them to ``directory``. ``nccl``
+            keeps a copy in rank 0's host memory and sends it from GPU to GPU; vLLM must be
+            installed in the trainer's environment, too, and the servers need GPUs of their own
+            (`VLLMEngine` shares one).
         **engine: As for `ServedEngine`.
     """
 
@@ -71,28 +72,28 @@ class VLLMAPI(ServerAPI):
     """Talks to ``vllm serve``.
 
     Args:
-        transfer: Brings full weights to it; None where it reads files.
+        transfer: Sends full weights; None if the server reads them from files.
     """
 
-    needs = (
+    requirements = (
         "VLLM_SERVER_DEV_MODE=1, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-scale-out, for "
         "adapters --enable-lora, --max-lora-rank and --max-loras 2"
     )
-    shares_requests = True
+    batches_samples = True
 
     def __init__(self, logprobs_mode: LogprobsMode, transfer: NCCLTransfer | None = None) -> None:
         self.logprobs_mode = logprobs_mode
         self.reads_files = transfer is None
         self._transfer = transfer
         if logprobs_mode == "raw_logprobs":
-            self.temperature_of_logprobs = 1.0
+            self.check_temperature = 1.0
 
-    def command(self, launch: Launch, model: Model, port: int) -> list[str]:
+    def command(self, launch: Launch, model: ServedModel, port: int) -> list[str]:
         adapters = {}
         if model.adapter_rank is not None:
-            # Two at a time: what runs goes on with the one before.
-            room = adapter_room(model.adapter_rank)
-            adapters = {"enable-lora": True, "max-lora-rank": room, "max-loras": 2}
+            # Two adapters at a time: running requests continue with the previous one.
+            max_rank = max_adapter_rank(model.adapter_rank)
+            adapters = {"enable-lora": True, "max-lora-rank": max_rank, "max-loras": 2}
         options = {
             "model": model.path,
             "tokenizer": model.tokenizer,
@@ -107,10 +108,10 @@ class VLLMAPI(ServerAPI):
             "logprobs-mode": self.logprobs_mode,
             "weight-transfer-config": None if self.reads_files else '{"backend": "nccl"}',
             "enable-scale-out": True,
-            "uvicorn-log-level": "warning",  # a line a request would fill the log
+            "uvicorn-log-level": "warning",  # or the log would have a line per request
             **adapters,
         }
-        # Not the program `vllm`: builds for CPUs install it broken.
+        # Not the program `vllm`, which is broken in the builds for CPUs.
         return launch.command("vllm.entrypoints.openai.api_server", options)
 
     def env(self, launch: Launch) -> Mapping[str, str]:
@@ -120,7 +121,7 @@ class VLLMAPI(ServerAPI):
             "VLLM_NO_USAGE_STATS": "1",
         }
 
-    def check(self, sampling: Sampling) -> None:
+    def check_sampling(self, sampling: Sampling) -> None:
         check_sampling(sampling, self.logprobs_mode)
 
     async def recover(self, endpoint: Endpoint, seconds: float) -> None:
@@ -136,31 +137,33 @@ class VLLMAPI(ServerAPI):
     async def stream(
         self, endpoint: Endpoint, request: Request
     ) -> AsyncGenerator[tuple[int, Sample]]:
-        """All samples of a prompt share one request: vLLM seeds sample j with ``seed + j``."""
-        samples = {number: Sample() for number in request.seeds}
-        numbers = list(samples)
+        """Send one request for all samples; vLLM seeds sample j with ``seed + j``."""
+        samples = {index: Sample() for index in request.seeds}
+        indices = list(samples)
         async with aclosing(endpoint.events("/inference/v1/generate", _body(request))) as events:
             async for event in events:
-                with understanding(event):
-                    grown = [numbers[choice["index"]] for choice in event["choices"]]
-                    for number, choice in zip(grown, event["choices"], strict=True):
-                        _grow(samples[number], choice, request.adapter)
-                for number in grown:
-                    yield number, samples[number]
+                with reading(event):
+                    grown = [indices[choice["index"]] for choice in event["choices"]]
+                    for index, choice in zip(grown, event["choices"], strict=True):
+                        _grow(samples[index], choice, request.adapter)
+                for index in grown:
+                    yield index, samples[index]
         if any(sample.finish_reason is None for sample in samples.values()):
             raise ServerError("the stream ended before its completions did")
 
-    async def update(self, endpoint: Endpoint, update: WeightUpdate, seconds: float) -> None:
+    async def update_weights(
+        self, endpoint: Endpoint, update: WeightUpdate, seconds: float
+    ) -> None:
         if update.is_adapter:
-            with suppress(RequestRefused):  # what broke off, or an earlier run, may have left one
-                await self.forget(endpoint, update, seconds)
+            with suppress(RequestRefused):  # none is left by an earlier attempt or run
+                await self.unload_adapter(endpoint, update, seconds)
             adapter = {"lora_name": update.name, "lora_path": str(update.path)}
             await endpoint.call("POST", "/v1/load_lora_adapter", adapter, seconds=seconds)
             await self._label(endpoint, update, seconds)
             return
         await endpoint.call("POST", "/pause", seconds=seconds, mode="keep")
         await self._replace_weights(endpoint, update, seconds)
-        # Also of what runs: its keys and values are the old weights'.
+        # Of running requests, too: their keys and values come from the old weights.
         reset = await endpoint.call(
             "POST", "/reset_prefix_cache", seconds=seconds, reset_running_requests="true"
         )
@@ -172,8 +175,8 @@ class VLLMAPI(ServerAPI):
     async def _replace_weights(
         self, endpoint: Endpoint, update: WeightUpdate, seconds: float
     ) -> None:
-        if self._transfer is not None and update.weights is not None:
-            await self._transfer.send(endpoint, update.weights, seconds)
+        if self._transfer is not None and update.host_weights is not None:
+            await self._transfer.send(endpoint, update.host_weights, seconds)
             return
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(update.path)}}
         await endpoint.call("POST", "/collective_rpc", reload, seconds=seconds)
@@ -182,7 +185,9 @@ class VLLMAPI(ServerAPI):
         label = {"new_version": str(update.version)}
         await endpoint.call("POST", "/update_weight_version", label, seconds=seconds)
 
-    async def forget(self, endpoint: Endpoint, update: WeightUpdate, seconds: float) -> None:
+    async def unload_adapter(
+        self, endpoint: Endpoint, update: WeightUpdate, seconds: float
+    ) -> None:
         name = {"lora_name": update.name}
         await endpoint.call("POST", "/v1/unload_lora_adapter", name, seconds=seconds)
 
@@ -194,7 +199,7 @@ def _body(request: Request) -> dict[str, Any]:
         "model": request.adapter.name if request.adapter else "policy",
         "token_ids": request.token_ids,
         "stream": True,
-        "sampling_params": params | {"stream_interval": NEWS_TOKENS},
+        "sampling_params": params | {"stream_interval": STREAM_INTERVAL},
     }
 
 

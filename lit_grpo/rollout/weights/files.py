@@ -1,6 +1,6 @@
-"""The policy's weights on their way to inference servers: in files, or in this process's memory.
+"""Write the policy's weights, or its adapter alone, as inference servers load them.
 
-Never changes the policy and never talks to a server.
+The policy is not changed; sending the weights is left to the engines.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from lit_grpo.rollout.weights.named import NamedTensor, gather, named_weights, without_peft
+from lit_grpo.rollout.weights.named import NamedTensor, gather, named_weights, unwrap_peft
 from lit_grpo.types import UserError
 
 WeightSync = Literal["auto", "full", "adapter"]
 
 
 def sends_adapter(model: Any, weight_sync: WeightSync) -> bool:
-    """Whether the adapter is all that ever changes, and is sent alone.
+    """Return whether only the adapter is sent to the engine.
 
     Raises:
-        ValueError: it should be and is not.
+        UserError: ``weight_sync`` is ``adapter`` and something else is trained, too.
     """
     config = getattr(model, "peft_config", None)
-    fits = config is not None and not config["default"].modules_to_save
-    if weight_sync == "adapter" and not fits:
+    is_adapter_enough = config is not None and not config["default"].modules_to_save
+    if weight_sync == "adapter" and not is_adapter_enough:
         raise UserError(
-            "weight_sync: adapter needs model.policy.lora without modules_to_save (inference "
-            "takes nothing else in an adapter). Set model.engine.init_args.weight_sync to full."
+            "weight_sync: adapter needs model.policy.lora without modules_to_save (an inference "
+            "engine accepts only low-rank updates). Set model.engine.init_args.weight_sync to full."
         )
-    return fits and weight_sync != "full"
+    return is_adapter_enough and weight_sync != "full"
 
 
 def save_weights(
@@ -54,59 +54,55 @@ def save_weights(
 ) -> None:
     """Write a directory that ``AutoModelForCausalLM`` and inference servers load.
 
-    Every rank has to call it; the directory is there, whole, when the writer's call returns, in
-    place of one that had its name.
+    Every rank must call it. The directory replaces an existing one at once, when it is complete.
 
     Args:
         model: As in ``named_weights``.
         directory: Its parent exists.
-        dtype: Of the floating tensors in the files; None keeps the model's.
-        is_writer: Whether this rank writes; the others only take part in the gathering.
-        shard_bytes: The most a file holds, unless a single tensor is larger; also about the
-            most memory that this takes.
+        dtype: Of the floating-point tensors in the files; None keeps the model's.
+        is_writer: Whether this rank writes; the others only take part in gathering.
+        shard_bytes: Largest size of a file, unless a single tensor is larger; also about the
+            host memory that this takes.
     """
-    with _to_the_end(named_weights(model)) as weights:
+    with _exhausting(named_weights(model)) as weights:
         if is_writer:
             with _replacing(Path(directory)) as folder:
                 on_cpu = map(partial(_on_cpu, dtype=dtype), weights)
                 names = _write_shards(on_cpu, folder, shard_bytes)
-                _write_configs(without_peft(model), folder, dtype, names)
+                _write_configs(unwrap_peft(model), folder, dtype, names)
 
 
-def copy_weights(model: Any, *, dtype: torch.dtype | None, is_keeper: bool) -> dict[str, Tensor]:
-    """The weights in host memory, which do not change with the model's.
+def copy_weights(model: Any, *, dtype: torch.dtype | None, is_writer: bool) -> dict[str, Tensor]:
+    """Copy the weights to host memory; empty on ranks other than the writer.
 
-    Every rank has to call it; ``model`` and ``dtype`` are as in ``save_weights``.
-
-    Args:
-        is_keeper: Whether this rank gets them; the others only take part in the gathering.
+    Every rank must call it; the arguments are as in ``save_weights``.
     """
-    with _to_the_end(named_weights(model)) as weights:
-        return dict(map(partial(_on_cpu, dtype=dtype, copy=True), weights)) if is_keeper else {}
+    with _exhausting(named_weights(model)) as weights:
+        return dict(map(partial(_on_cpu, dtype=dtype, copy=True), weights)) if is_writer else {}
 
 
 def save_adapter(model: Any, directory: str | Path, *, is_writer: bool) -> None:
     """Write the LoRA adapter alone, as ``peft`` and inference servers load it.
 
-    Every rank has to call it; ``directory`` and ``is_writer`` are as in ``save_weights``.
+    Every rank must call it; the arguments are as in ``save_weights``.
 
     Raises:
-        ValueError: the adapter has layers that are trained in full.
+        UserError: the adapter has layers that are trained in full.
     """
     from peft import get_peft_model_state_dict
 
     config = copy.deepcopy(model.peft_config[model.active_adapter])
     if config.modules_to_save:
         raise UserError(
-            "an adapter on its way to an inference server must be low-rank updates only, got "
-            f"modules_to_save={config.modules_to_save} (a server would sample without them). Set "
-            "model.policy.lora.modules_to_save to null, or let the engine send merged weights."
+            "an adapter for an inference server must have low-rank updates only, got "
+            f"modules_to_save={config.modules_to_save} (the server would ignore those layers). "
+            "Set model.policy.lora.modules_to_save to null, or "
+            "model.engine.init_args.weight_sync to full."
         )
     config.inference_mode = True
-    # Embeddings count as adapted only where LoRA is put on them; to find out whether they were
-    # resized peft would ask the Hub.
+    # With save_embedding_layers peft would ask the Hub whether the embeddings were resized.
     adapter = get_peft_model_state_dict(model, save_embedding_layers=False)
-    with _to_the_end((name, gather(tensor)) for name, tensor in adapter.items()) as weights:
+    with _exhausting((name, gather(tensor)) for name, tensor in adapter.items()) as weights:
         if is_writer:
             with _replacing(Path(directory)) as folder:
                 on_cpu = dict(map(partial(_on_cpu, dtype=None), weights))
@@ -115,8 +111,8 @@ def save_adapter(model: Any, directory: str | Path, *, is_writer: bool) -> None:
 
 
 @contextmanager
-def _to_the_end(weights: Iterator[NamedTensor]) -> Iterator[Iterator[NamedTensor]]:
-    """Gather what is left in the end, after an error too: the other ranks wait for it."""
+def _exhausting(weights: Iterator[NamedTensor]) -> Iterator[Iterator[NamedTensor]]:
+    """Gather the remaining weights at the end, after an error too: other ranks wait for it."""
     try:
         yield weights
     finally:
@@ -125,13 +121,13 @@ def _to_the_end(weights: Iterator[NamedTensor]) -> Iterator[Iterator[NamedTensor
 
 @contextmanager
 def _replacing(directory: Path) -> Iterator[Path]:
-    """A new folder that takes the directory's place if no error comes."""
+    """Yield a new folder that replaces the directory if no error is raised."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
         folder = Path(scratch, "new")
         folder.mkdir()
         yield folder
-        for file in folder.iterdir():  # safetensors' are its owner's alone, a server may be another
+        for file in folder.iterdir():  # safetensors makes its files readable by their owner only
             file.chmod(folder.stat().st_mode & 0o666)
         if directory.exists():
             os.replace(directory, Path(scratch, "old"))
@@ -145,7 +141,7 @@ def _on_cpu(weight: NamedTensor, dtype: torch.dtype | None, *, copy: bool = Fals
 
 
 def _write_shards(weights: Iterator[NamedTensor], folder: Path, shard_bytes: int) -> set[str]:
-    """Write the weights, and an index if they need several files; returns their names."""
+    """Write the weights, with an index if there are several files; return their names."""
     shards, total_size = [], 0
     for number, shard in enumerate(_shards(weights, shard_bytes)):
         save_file(shard, folder / str(number), metadata={"format": "pt"})
@@ -165,7 +161,7 @@ def _write_shards(weights: Iterator[NamedTensor], folder: Path, shard_bytes: int
 
 
 def _shards(weights: Iterator[NamedTensor], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """The weights of a file each, in one dict that is emptied for the next."""
+    """Yield the weights of each file, in one dict that is emptied for the next file."""
     shard: dict[str, Tensor] = {}
     for name, tensor in weights:
         if shard and _size(shard) + tensor.nbytes > shard_bytes:
@@ -185,7 +181,7 @@ def _write_configs(
     config = copy.deepcopy(base.config)
     config.dtype = dtype or base.dtype
     config.architectures = [type(base).__name__.removeprefix("FSDP")]
-    if not names.isdisjoint(base.all_tied_weights_keys):  # training has parted twins
+    if not names.isdisjoint(base.all_tied_weights_keys):  # training has untied them
         config.tie_word_embeddings = False
     config.save_pretrained(folder)
     if base.can_generate():

@@ -1,7 +1,7 @@
-"""The policy's weights under their names in a checkpoint, one at a time.
+"""Iterate over the policy's weights under their names in a checkpoint.
 
-Gathers a sharded policy tensor by tensor and merges an adapter on the fly. Never changes the
-policy and writes nothing.
+A sharded policy is gathered tensor by tensor, and an adapter is merged on the fly, so that one
+whole tensor is in memory at a time. The policy is not changed.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ Deltas = dict[str, Callable[[], Tensor]]
 
 
 def named_weights(model: Any) -> Iterator[NamedTensor]:
-    """Every weight under its name in a checkpoint, as ``save_pretrained`` would write it.
+    """Yield every weight under its name in a checkpoint, as ``save_pretrained`` would write it.
 
-    An adapter is merged, tied weights come once. Gathering is collective: every rank has to
-    iterate to the end. Weights of an unsharded model may be its own memory: do not write to them.
-    Fused weights (the experts of a layer) come apart after they have been gathered together.
+    An adapter is merged, and tied weights are yielded once. Gathering is collective: every rank
+    must iterate to the end. The tensors may share memory with the model, so do not write to them.
+    Fused weights (the experts of a layer) are gathered together and then split.
 
     Args:
         model: A ``transformers`` model, or a ``peft`` model around one; sharded or not.
 
     Raises:
-        ValueError: the names in a checkpoint follow from the whole model only.
+        UserError: the names in a checkpoint can be derived from the whole model only.
     """
-    base = without_peft(model)
+    base = unwrap_peft(model)
     weights, deltas = base.state_dict(keep_vars=True), {}
     if base is not model:
-        weights, deltas = _without_adapter(weights), _deltas(base, model.active_adapter)
-    weights = _untied(base, weights, deltas)
-    for names in _converted_together(base, weights):
-        # Nothing here keeps a gathered tensor while the next is gathered.
+        weights, deltas = _base_weights(weights), _deltas(base, model.active_adapter)
+    weights = _without_tied(base, weights, deltas)
+    for names in _conversion_groups(base, weights):
+        # No variable may hold a gathered tensor while the next one is gathered.
         converted = revert_weight_conversion(
             base, {name: gather(weights[name], deltas.get(name)) for name in names}
         )
@@ -53,54 +53,56 @@ def named_weights(model: Any) -> Iterator[NamedTensor]:
             yield converted.popitem()
 
 
-def without_peft(model: Any) -> PreTrainedModel:
-    """The ``transformers`` model within."""
+def unwrap_peft(model: Any) -> PreTrainedModel:
+    """Return the ``transformers`` model, without ``peft`` around it."""
     return model if isinstance(model, PreTrainedModel) else model.get_base_model()
 
 
-def _without_adapter(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The base's weights by their names without adapter, trained copies in place of originals."""
+def _base_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the base model's weights under its own names, with layers trained in full replaced."""
     return {
-        _plain(name): weight
+        _base_name(name): weight
         for name, weight in weights.items()
         if not re.search(r"\.(lora_\w+|original_module)\.", name)
     }
 
 
-def _plain(name: str) -> str:
+def _base_name(name: str) -> str:
     return re.sub(r"\.(base_layer|modules_to_save\.\w+)(?=\.)", "", name)
 
 
 def _deltas(base: PreTrainedModel, adapter: str) -> Deltas:
-    """What the adapter adds to each weight that it is put on."""
+    """Return, by weight name, what computes the adapter's addition to that weight."""
     from peft.tuners.lora import LoraLayer
 
     layers: list[tuple[str, Any]] = [
         (path, layer) for path, layer in base.named_modules() if isinstance(layer, LoraLayer)
     ]
-    assert not any(layer.lora_variant for _, layer in layers), "such an update is no plain product"
+    assert not any(layer.lora_variant for _, layer in layers), "only plain LoRA can be merged"
     return {
-        _plain(f"{path}.{getattr(layer, 'parameter_name', 'weight')}"): partial(
+        _base_name(f"{path}.{getattr(layer, 'parameter_name', 'weight')}"): partial(
             layer.get_delta_weight, adapter
         )
         for path, layer in layers
     }
 
 
-def _untied(base: PreTrainedModel, weights: dict[str, Tensor], deltas: Deltas) -> dict[str, Tensor]:
-    """The weights without those that are another one's twin; an adapter parts twins."""
+def _without_tied(
+    base: PreTrainedModel, weights: dict[str, Tensor], deltas: Deltas
+) -> dict[str, Tensor]:
+    """Drop the weights that are tied to another one; an adapter on either unties them."""
 
-    def is_twin(name: str) -> bool:
+    def is_tied(name: str) -> bool:
         other = base.all_tied_weights_keys.get(name, "")
         return weights.get(other) is weights[name] and deltas.keys().isdisjoint((name, other))
 
-    return {name: weight for name, weight in weights.items() if not is_twin(name)}
+    return {name: weight for name, weight in weights.items() if not is_tied(name)}
 
 
-def _converted_together(base: PreTrainedModel, weights: dict[str, Tensor]) -> list[list[str]]:
-    """Names in groups that become one checkpoint tensor, or several; most stand alone."""
+def _conversion_groups(base: PreTrainedModel, weights: dict[str, Tensor]) -> list[list[str]]:
+    """Group the names whose tensors are converted to checkpoint tensors together."""
     transforms = getattr(base, "_weight_conversions", None)
-    if transforms is None:  # a model that was not loaded
+    if transforms is None:  # the model was built, not loaded
         transforms = get_model_conversion_mapping(base, add_legacy=False)
     converters = [
         transform.reverse_transform()
@@ -112,32 +114,32 @@ def _converted_together(base: PreTrainedModel, weights: dict[str, Tensor]) -> li
         matches = (converter.rename_source_key(name) for converter in converters)
         groups[next((new for new, pattern in matches if pattern is not None), name)].append(name)
     if transforms:
-        _check_converted(base, weights, list(groups.values()))
+        _check_conversion(base, weights, list(groups.values()))
     return list(groups.values())
 
 
-def _check_converted(
+def _check_conversion(
     base: PreTrainedModel, weights: dict[str, Tensor], groups: list[list[str]]
 ) -> None:
-    """Group by group the names must become the same as all at once; tried without any data."""
+    """Check, with empty tensors, that converting group by group gives the same names as at once."""
 
     def converted(names: Iterable[str]) -> list[str]:
         empty = {name: torch.empty(weights[name].shape, device="meta") for name in names}
         return list(revert_weight_conversion(base, empty))
 
-    streamed, whole = sorted(chain(*map(converted, groups))), sorted(converted(weights))
-    if streamed != whole:
+    by_group, at_once = sorted(chain(*map(converted, groups))), sorted(converted(weights))
+    if by_group != at_once:
         raise UserError(
-            f"weights of {type(base).__name__} cannot be sent: their names in a checkpoint must "
-            f"follow from each alone, got {sorted({*streamed} ^ {*whole})[:4]} that follow from "
-            "the whole model (a server would load wrong weights). Set model.engine to HFEngine, "
-            "or model.policy.lora and let the engine send the adapter alone."
+            f"the weights of {type(base).__name__} cannot be sent one by one: the checkpoint names "
+            f"{sorted({*by_group} ^ {*at_once})[:4]} depend on the whole model (a server would "
+            "load wrong weights). Set model.engine to HFEngine, or set model.policy.lora so that "
+            "only the adapter is sent."
         )
 
 
 @torch.no_grad()
 def gather(weight: Tensor, delta: Callable[[], Tensor] | None = None) -> Tensor:
-    """The whole tensor; a delta is added shard by shard, and rounded as the weight is."""
+    """Return the whole tensor, plus a delta that is added shard by shard in the weight's dtype."""
     weight = weight.detach()
     if delta is not None:
         weight = (weight + delta()).to(weight.dtype)

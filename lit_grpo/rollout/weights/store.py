@@ -1,7 +1,4 @@
-"""Where the policy's weights stand until every server has them: a directory a version, or memory.
-
-Asks no server anything.
-"""
+"""The weights of recent policy versions, on disk or in host memory, until every server has them."""
 
 from __future__ import annotations
 
@@ -19,44 +16,44 @@ from lit_grpo.rollout.weights.files import copy_weights, save_adapter, save_weig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostWeights:
-    """Full weights in this process's memory."""
+    """A copy of the full weights in host memory."""
 
     tensors: Mapping[str, Tensor]
     """By their names in a checkpoint."""
     device: torch.device
-    """What they are sent from, one after the other: the policy's."""
+    """The policy's; tensors are moved there one at a time to be sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightUpdate:
-    """The policy's weights of one version, on disk where every server can read them, or here."""
+    """The policy's weights of one version: a directory that every server can read, or a copy."""
 
     version: int
     path: Path
     is_adapter: bool
-    weights: HostWeights | None = field(default=None, compare=False, repr=False)
-    """In place of the path's, on the rank that updates the servers."""
+    host_weights: HostWeights | None = field(default=None, compare=False, repr=False)
+    """Replaces the directory where weights are not sent in files; on rank 0 only."""
 
     @property
     def adapter(self) -> WeightUpdate | None:
-        """To sample with; None where the server's own weights are these."""
+        """The adapter that requests have to name; None if the server's own weights are meant."""
         return self if self.is_adapter else None
 
     @property
     def name(self) -> str:
-        """Of the adapter; a name of its own a version, or a server's cache would be stale."""
+        """Name of the adapter; unique to its version, or a server might answer from its cache."""
         return f"policy-v{self.version}"
 
 
 class WeightStore:
-    """The weights of some versions, kept by one rank.
+    """Saves the policy's weights for the servers, and removes the ones no longer needed.
 
     Args:
-        directory: Gets a directory a version.
+        directory: Parent of one directory per version.
         dtype: Of full weights.
-        is_adapter: Whether the adapter is sent alone.
-        in_files: Whether full weights are written; else they stay in the keeper's memory.
-        is_keeper: Whether this rank has them; the others only take part in the gathering.
+        is_adapter: Whether only the adapter is sent.
+        in_files: Whether full weights are written to disk; otherwise they are kept in host memory.
+        is_writer: Whether this rank stores the weights; the others only take part in gathering.
     """
 
     def __init__(
@@ -66,35 +63,35 @@ class WeightStore:
         dtype: torch.dtype,
         is_adapter: bool,
         in_files: bool,
-        is_keeper: bool,
+        is_writer: bool,
     ) -> None:
         self._directory = directory
         self._dtype = dtype
         self._is_adapter = is_adapter
         self._in_files = in_files
-        self._is_keeper = is_keeper
+        self._is_writer = is_writer
 
-    def put(self, policy: SampledPolicy, version: int) -> WeightUpdate:
-        """The policy's present weights; all ranks must call it."""
+    def save(self, policy: SampledPolicy, version: int) -> WeightUpdate:
+        """Save the policy's current weights; every rank must call it."""
         path, host_weights = self._directory / f"v{version}", None
         if self._is_adapter:
-            save_adapter(policy.model, path, is_writer=self._is_keeper)
+            save_adapter(policy.model, path, is_writer=self._is_writer)
         elif self._in_files:
-            save_weights(policy.model, path, dtype=self._dtype, is_writer=self._is_keeper)
+            save_weights(policy.model, path, dtype=self._dtype, is_writer=self._is_writer)
         else:
-            host_weights = self._in_memory(policy)
+            host_weights = self._copy(policy)
         return WeightUpdate(
-            version=version, path=path, is_adapter=self._is_adapter, weights=host_weights
+            version=version, path=path, is_adapter=self._is_adapter, host_weights=host_weights
         )
 
-    def _in_memory(self, policy: SampledPolicy) -> HostWeights | None:
-        tensors = copy_weights(policy.model, dtype=self._dtype, is_keeper=self._is_keeper)
+    def _copy(self, policy: SampledPolicy) -> HostWeights | None:
+        tensors = copy_weights(policy.model, dtype=self._dtype, is_writer=self._is_writer)
         device = next(policy.model.parameters()).device
-        return HostWeights(tensors=tensors, device=device) if self._is_keeper else None
+        return HostWeights(tensors=tensors, device=device) if self._is_writer else None
 
     def remove_all_but(self, versions: Set[int]) -> None:
-        """What no server will ask for any more."""
-        if not self._is_keeper:
+        """Remove the files of every other version."""
+        if not self._is_writer:
             return
         for path in self._directory.glob("v*"):
             if int(path.name[1:]) not in versions:

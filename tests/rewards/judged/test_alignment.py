@@ -1,5 +1,3 @@
-"""The rubric alignment reward against a real server: an obedient judge, and replies that lie."""
-
 import json
 import re
 from collections.abc import Sequence
@@ -20,7 +18,7 @@ from lit_grpo.types import Outcome
 QUESTION = "What makes the sky blue?"
 ANSWERS = ["Scattering of light.", "The sea is mirrored.", "I do not know."]
 GOLD = [0.9175, 0.3125, 0.0625]
-"""Numbers that would be recognised in a request."""
+"""Numbers that can be recognised in a request."""
 GRADES = dict(zip(ANSWERS, [8, 6, 4], strict=True))
 
 
@@ -39,13 +37,13 @@ def by_table(grades=GRADES):
 
 
 def score_all(server: JudgeServer, rubrics: Sequence, prompts: Sequence = (), **settings):
-    """The scores of these rubrics, one prompt each, and what the reward observed."""
+    """Score rubrics, one prompt each; return the scores and the measurements."""
     judge = server.judge(**settings.pop("judge", {}))
     reward = RubricAlignmentReward(judge, **settings)
     prompts = list(prompts) or [row()] * len(rubrics)
     server.script(says(answer="yes"))
     with RewardSuite([reward]) as suite:
-        server.requests.clear()  # of the question whether it is ready
+        server.requests.clear()  # without the first question
         rollouts = suite.score(prompts, [[one] for one in rubrics])
         (observed,) = suite.observe()
     return [group.scores[reward.name][0] for group in rollouts.groups], observed
@@ -56,7 +54,7 @@ def score_one(server: JudgeServer, one=None, at=None, **settings):
     return score
 
 
-# The arithmetic
+# Arithmetic
 
 
 def test_equal_values_share_the_mean_of_their_ranks():
@@ -64,32 +62,32 @@ def test_equal_values_share_the_mean_of_their_ranks():
     assert average_ranks([7, 7, 7]).tolist() == [2, 2, 2]
 
 
-def test_without_ties_the_correlation_follows_from_the_squared_differences_of_ranks():
+def test_correlation_without_ties_follows_from_the_squared_rank_differences():
     # The ranks differ by 1 four times: 1 - 6 * 4 / (5 * 24).
     assert rank_correlation([1, 2, 3, 4, 5], [20, 10, 40, 30, 50]) == pytest.approx(0.8)
     assert rank_correlation([1, 2, 3], [-1, 0, 70]) == pytest.approx(1)
     assert rank_correlation([3, 2, 1], [-1, 0, 70]) == pytest.approx(-1)
 
 
-def test_with_ties_the_correlation_is_that_of_the_shared_ranks():
+def test_correlation_with_ties_uses_shared_ranks():
     # Ranks 1.5, 1.5, 3 and 1, 2, 3 about their mean 2: 1.5 / sqrt(1.5 * 2).
     assert rank_correlation([0.2, 0.2, 0.9], [1, 2, 3]) == pytest.approx(1.5 / 3**0.5)
 
 
-def test_scores_that_are_all_equal_correlate_with_nothing():
+def test_correlation_is_0_if_all_scores_are_equal():
     assert rank_correlation([0.4, 0.4, 0.4], [1, 2, 3]) == 0
     assert rank_correlation([1, 2, 3], [0.4, 0.4, 0.4]) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3)), min_size=2, max_size=12))
-def test_the_correlation_is_the_one_that_pandas_works_out(pairs):
+def test_correlation_is_that_of_pandas(pairs):
     scores, gold = map(pd.Series, zip(*pairs, strict=True))
     expected = scores.rank().corr(gold.rank())
     found = rank_correlation([one / 10 for one in scores], list(gold))
     assert found == pytest.approx(0 if np.isnan(expected) else expected, abs=1e-12)
 
 
-def test_the_other_parts_follow_from_the_mean_and_the_population_deviation():
+def test_the_other_parts_follow_from_the_mean_and_the_population_standard_deviation():
     even = measure([0.0, 0.5, 1.0], [1, 2, 3], 0.25)
     assert (even.correlation, even.length, even.information) == pytest.approx((1, 0.25, 1))
     assert even.defense == 0  # the deviation is sqrt(1/6), above 0.2
@@ -100,10 +98,10 @@ def test_the_other_parts_follow_from_the_mean_and_the_population_deviation():
     assert (flat.correlation, flat.defense) == (0, 1)
 
 
-# Asking the judge
+# The judge
 
 
-def test_the_value_is_worked_out_from_the_grades_of_the_stored_answers():
+def test_the_value_is_computed_from_the_grades_of_the_stored_answers():
     with JudgeServer(by_table()) as server:
         score = score_one(
             server, lambda_len=0.4, lambda_info=0.3, lambda_defense=0.5, judge={"price": PRICE}
@@ -118,7 +116,7 @@ def test_the_value_is_worked_out_from_the_grades_of_the_stored_answers():
     assert score.cost == pytest.approx(3 * REPLY_COST)
 
 
-def test_each_coefficient_at_zero_takes_its_part_out():
+def test_a_coefficient_of_zero_removes_its_part():
     grades = dict(zip(ANSWERS, [4, 8, 5], strict=True))
     with JudgeServer(by_table(grades)) as server:
         score = score_one(server, lambda_len=0.0, lambda_info=0.0, lambda_defense=0.0)
@@ -126,7 +124,7 @@ def test_each_coefficient_at_zero_takes_its_part_out():
     assert score.value == pytest.approx(rank_correlation([4, 8, 5], GOLD))
 
 
-def test_the_judge_sees_question_rubric_and_answers_and_never_a_gold_score_or_the_prompt():
+def test_the_judge_sees_question_rubric_and_answers_but_no_gold_score_and_no_prompt():
     with JudgeServer(by_table()) as server:
         score_one(server, rubric("It names the cause."))
         texts = [text for request in server.requests for text in request.texts]
@@ -140,7 +138,7 @@ def test_the_judge_sees_question_rubric_and_answers_and_never_a_gold_score_or_th
         assert "A good answer begins" not in text
 
 
-def test_answers_that_share_a_call_keep_their_own_grades_and_are_shuffled_by_the_rubric():
+def test_answers_in_one_call_keep_their_grades_and_are_shuffled_by_the_rubric():
     answers = [f"answer {number}" for number in range(8)]
     grades = {answer: number + 1 for number, answer in enumerate(answers)}
     rubrics = [rubric(f"rubric {number}") for number in range(4)]
@@ -187,7 +185,7 @@ def test_a_judge_that_is_down_gives_no_value():
     assert (score.value, score.outcome) == (None, Outcome.UNAVAILABLE)
 
 
-def test_gold_scores_that_are_all_equal_abstain_and_ask_nothing():
+def test_with_equal_gold_scores_the_reward_abstains_and_asks_nothing():
     with JudgeServer(by_table()) as server:
         score = score_one(server, at=row(gold_scores=[0.5, 0.5, 0.5]))
         assert server.requests == []
@@ -195,7 +193,7 @@ def test_gold_scores_that_are_all_equal_abstain_and_ask_nothing():
     assert "all gold scores are 0.5" in score.detail
 
 
-def test_a_blank_rubric_tells_nothing_apart_whatever_the_judge_would_know_by_itself():
+def test_a_blank_rubric_gets_grades_of_0_without_a_call():
     with JudgeServer(by_table()) as server:
         score = score_one(server, rubric(" \n", num_tokens=1024), lambda_len=0.1)
         assert server.requests == []
@@ -216,7 +214,7 @@ The only good answer.
 
 
 @pytest.mark.parametrize("per_call", [1, 3])
-def test_a_rubric_cannot_leave_its_marks_or_add_an_answer(per_call):
+def test_a_rubric_cannot_close_its_delimiters_or_add_an_answer(per_call):
     text = HOSTILE.format(nonce="0123456789abcdef")
     with JudgeServer(by_table()) as server:
         score = score_one(server, rubric(text), answers_per_call=per_call)
@@ -226,7 +224,7 @@ def test_a_rubric_cannot_leave_its_marks_or_add_an_answer(per_call):
     assert "grades 8, 6, 4 of 10" in score.detail
 
 
-def test_the_judge_is_told_that_a_rubric_only_says_what_to_look_for():
+def test_the_judge_is_told_that_a_rubric_has_no_authority():
     with JudgeServer(by_table()) as server:
         score_one(server)
         system = " ".join(server.requests[0].texts[0].split())
@@ -234,7 +232,7 @@ def test_the_judge_is_told_that_a_rubric_only_says_what_to_look_for():
     assert re.search(r"Leave out, .* whatever in it tells you how to reply or which grade", system)
 
 
-# What the data must hold
+# Data
 
 
 @pytest.mark.parametrize("write", [list, np.array, json.dumps, tuple])
@@ -253,10 +251,10 @@ def test_columns_may_be_lists_arrays_or_json(write):
         ({"gold_scores": np.array([0.1, np.nan, 0.3])}, r"gold_scores\[1\] is nan"),
         ({"gold_scores": "[0.1, NaN, 0.3]"}, r"gold_scores\[1\] is nan"),
         ({"gold_scores": [0.1, "good", 0.3]}, r"gold_scores\[1\] is 'good'"),
-        ({"gold_scores": [0.1, 0.2]}, "2 in gold_scores for 3 answers"),
+        ({"gold_scores": [0.1, 0.2]}, "gold_scores holds 2 values, answers holds 3"),
         ({"gold_scores": "[0.1, 0.2"}, "gold_scores is text but not JSON"),
         ({"gold_scores": 0.5}, "gold_scores is not a list but a float"),
-        ({"answers": ["one"], "gold_scores": [1.0]}, "1 in answers, an order needs 2"),
+        ({"answers": ["one"], "gold_scores": [1.0]}, "answers holds 1, a comparison needs at"),
         ({"answers": ["one", None, "three"]}, r"answers\[1\] is None, not text"),
         ({"answers": None}, "answers is null"),
         ({"question": None}, "question is None"),
@@ -266,23 +264,23 @@ def test_rows_that_cannot_be_compared_are_refused_before_training(columns, why):
     with JudgeServer() as server:
         reward = RubricAlignmentReward(server.judge())
     prompts = [row(), row(**columns, id="broken")]
-    with pytest.raises(ValueError, match=f"1 of 2 have not: broken: .*{why}.* Fill or drop"):
+    with pytest.raises(ValueError, match=f"1 of 2 do not: broken: .*{why}.* Fill or drop"):
         reward.check(prompts)
     reward.check(prompts[:1])
 
 
-def test_a_refusal_names_a_few_of_the_rows_and_how_many_there_are():
+def test_a_refusal_names_a_few_rows_and_their_number():
     with JudgeServer() as server:
         reward = RubricAlignmentReward(server.judge(), gold_column="scores")
     prompts = [row(id=f"r{number}") for number in range(9)]
-    with pytest.raises(ValueError, match="9 of 9 have not") as refused:
+    with pytest.raises(ValueError, match="9 of 9 do not") as refused:
         reward.check(prompts)
     assert re.findall(r"r\d: no column scores", str(refused.value)) == [
         f"r{number}: no column scores" for number in range(5)
     ]
 
 
-def test_columns_of_other_names_are_read():
+def test_columns_can_be_renamed():
     at = prompt(answer=None, q=QUESTION, texts=ANSWERS, points=GOLD)
     names = {"question_column": "q", "answers_column": "texts", "gold_column": "points"}
     with JudgeServer(by_table()) as server:

@@ -1,24 +1,22 @@
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import torch.distributed
+from forked import run_in_processes
 from judge_server import (
     PRICE,
     REPLY_COST,
     JudgeServer,
     first_line_is,
-    hurry,
     judges,
     refuses,
     says,
+    shorten_backoff,
     writes,
 )
-from paths import SUPPORT
 from tiny import completion, prompt
 
 from lit_grpo.rewards import JudgeReward, RankingReward, RubricReward
@@ -31,7 +29,7 @@ RUBRIC = [{"criterion": "right", "points": 1}]
 
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch):
-    hurry(monkeypatch)
+    shorten_backoff(monkeypatch)
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ def server():
 
 @pytest.fixture
 def started():
-    """A suite that is started, and closed at the end."""
+    """Start suites, which are closed at the end."""
     suites = []
 
     def start(*rewards):
@@ -59,18 +57,18 @@ def started():
 
 
 def score(suite, *rows):
-    """The batch of one prompt a row, whose completions have these texts."""
+    """Score one group per row of texts."""
     prompts = [prompt(id=f"p{i}", rubric=RUBRIC) for i in range(len(rows))]
     return suite.score(prompts, [[completion(text=text) for text in row] for row in rows])
 
 
 def rights(count):
-    """So many right answers, none like another."""
+    """Return different texts that are all right answers."""
     return [f"2\n{number}" for number in range(count)]
 
 
 def asked(server):
-    """The requests after the probe of the start."""
+    """The requests without the first question of each start."""
     return [request for request in server.requests if len(request.texts) > 1]
 
 
@@ -78,14 +76,14 @@ KINDS = [JudgeReward, RubricReward, RankingReward]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_trying_again_is_left_to_the_judge(server, kind):
+def test_retry_is_refused_since_the_judge_client_retries(server, kind):
     with pytest.raises(ValueError, match="on_error must be .* got retry.*num_retries"):
         kind(server.judge(), on_error="retry")
 
 
 @pytest.mark.parametrize("kind", [JudgeReward, RubricReward])
 def test_several_votes_need_a_temperature(server, kind):
-    with pytest.raises(ValueError, match="votes must be >= 1, and 1 with a temperature of 0"):
+    with pytest.raises(ValueError, match="votes must be 1 with a temperature of 0, got 3"):
         kind(server.judge(), votes=3)
     assert kind(server.judge(temperature=None), votes=3).votes == 3
 
@@ -108,12 +106,12 @@ def test_a_start_without_access_leaves_nothing_open(server):
 def test_a_start_without_its_cache_leaves_nothing_open(server, started, tmp_path):
     (tmp_path / "file").write_text("taken")
     suite = RewardSuite([JudgeReward(server.judge(cache=tmp_path / "file"))])
-    with pytest.raises(ValueError, match="Set cache"):
+    with pytest.raises(ValueError, match="Set judge.cache"):
         suite.start()
     started(JudgeReward(server.judge(limits={"max_concurrency": 3})))
 
 
-def test_a_reward_that_is_not_started_says_so(server):
+def test_a_reward_must_be_started(server):
     reward = JudgeReward(server.judge())
     with pytest.raises(RuntimeError, match=r"call start\(\)"):
         reward.examiner  # noqa: B018
@@ -130,14 +128,19 @@ FAILURES = {
     Outcome.PARSE_ERROR: writes("10 of 10"),
     Outcome.ERROR: refuses(400),
 }
+FAILURES_BY_KIND = [
+    *((JudgeReward, outcome) for outcome in FAILURES),
+    (RubricReward, Outcome.UNAVAILABLE),
+    (RankingReward, Outcome.UNAVAILABLE),
+]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("outcome", "reply"), FAILURES.items(), ids=FAILURES)
-def test_a_failure_is_an_outcome_and_never_a_value(server, started, kind, outcome, reply):
-    limits = {"num_retries": 0, "call_timeout_seconds": 2.0}
+@pytest.mark.parametrize(("kind", "outcome"), FAILURES_BY_KIND)
+def test_a_failure_is_an_outcome_and_never_a_value(server, started, kind, outcome):
+    timeout = 0.3 if outcome is Outcome.TIMEOUT else 20.0
+    limits = {"num_retries": 0, "call_timeout_seconds": timeout}
     suite = started(kind(server.judge(limits=limits), name="judged"))
-    server.behaviour = lambda request: reply
+    server.behaviour = lambda request: FAILURES[outcome]
     batch = score(suite, ["2", "3"])
     for one in batch.groups[0].scores["judged"]:
         assert one.outcome is outcome
@@ -147,7 +150,7 @@ def test_a_failure_is_an_outcome_and_never_a_value(server, started, kind, outcom
     assert batch.rewards.isnan().all()
 
 
-def test_a_step_reports_what_judging_took(server, started):
+def test_a_step_reports_calls_tokens_and_cost(server, started):
     suite = started(JudgeReward(server.judge(price=PRICE)))
     suite.observe()
     server.script(refuses(429, retry_after_ms="1"), writes("hm"))
@@ -172,7 +175,7 @@ def test_a_step_reports_what_judging_took(server, started):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_costs_of_scores_add_up_to_the_books(server, started, kind):
+def test_costs_of_scores_add_up_to_the_ledger(server, started, kind):
     judge = server.judge(price=PRICE, temperature=1.0, limits={"num_retries": 1})
     suite = started(kind(judge, name="judged", votes=2))
     suite.observe()
@@ -184,10 +187,10 @@ def test_costs_of_scores_add_up_to_the_books(server, started, kind):
     assert sum(costs) == pytest.approx(observed.totals["judge/cost_usd"])
 
 
-def test_spent_money_stops_the_asking_and_is_remembered(server, started):
+def test_no_questions_are_asked_once_the_budget_is_spent_even_after_a_resume(server, started):
     limits = {"max_cost_usd": 3.5 * REPLY_COST, "max_concurrency": 1}
     judge = server.judge(price=PRICE, limits=limits)
-    suite = started(JudgeReward(judge))  # the start takes one reply
+    suite = started(JudgeReward(judge))  # one reply is for the start
     batch = score(suite, rights(6))
     outcomes = [one.outcome for one in batch.groups[0].scores["judge"]]
     assert sorted(outcomes) == [Outcome.BUDGET_SPENT] * 3 + [Outcome.OK] * 3
@@ -203,34 +206,9 @@ def test_spent_money_stops_the_asking_and_is_remembered(server, started):
     assert len(asked(server)) == num_asked
 
 
-def test_two_rewards_of_one_deployment_must_agree_on_its_limits(server):
-    rewards = [
-        JudgeReward(server.judge(), name="a"),
-        JudgeReward(server.judge(limits={"max_concurrency": 3}), name="b"),
-    ]
-    suite = RewardSuite(rewards)
-    with pytest.raises(ValueError, match="must give it the same limits"):
-        suite.start()
-
-
-def test_two_rewards_of_one_deployment_share_its_slots(server, started):
-    honest = server.behaviour
-
-    def slow(request):
-        time.sleep(0.05)
-        return honest(request)
-
-    server.behaviour = slow
-    judge = server.judge(limits={"max_concurrency": 2})
-    suite = started(JudgeReward(judge, name="a"), JudgeReward(judge, name="b"))
-    score(suite, rights(6))
-    assert len(asked(server)) == 12
-    assert server.most_at_once == 2
-
-
 @pytest.fixture
 def gate(server):
-    """Holds every reply after the start's back until it is set."""
+    """An event that holds back every reply, except those to the start, until it is set."""
     opened, honest = threading.Event(), server.behaviour
 
     def held(request):
@@ -260,7 +238,7 @@ BY_KIND = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_groups_of_one_prompt_ask_once_for_what_they_have_in_common(server, started, gate, kind):
+def test_equal_items_of_two_groups_are_asked_once(server, started, gate, kind):
     reply, num_asked = BY_KIND[kind]
     suite = started(kind(server.judge(price=PRICE), name="judged"))
     suite.observe()
@@ -269,7 +247,7 @@ def test_groups_of_one_prompt_ask_once_for_what_they_have_in_common(server, star
     rows = ["2", "3"], ["2", "3"], ["8", "9"]
     scoring = suite.open([prompt(id=f"p{i}", rubric=RUBRIC) for i in range(3)], 2)
     add_all(scoring, *rows)
-    # The last group's questions begin last, so that the second one's are waiting by then.
+    # When the questions of the last group have started, those of the second one are waiting.
     wait_until(lambda: len(asked(server)) == num_asked)
     gate.set()
     batch = scoring.result()
@@ -283,7 +261,7 @@ def test_groups_of_one_prompt_ask_once_for_what_they_have_in_common(server, star
     assert sum(costs(batch)[1]) == 0
 
 
-def test_scorings_at_the_same_time_share_what_they_have_in_common(server, started, gate):
+def test_equal_items_of_two_scorings_are_asked_once(server, started, gate):
     suite = started(JudgeReward(server.judge(price=PRICE), name="judged"))
     scorings = [suite.open([prompt(id=f"p{i}")], 3) for i in range(2)]
     for scoring, texts in zip(scorings, (["2", "3", "2"], ["3", "2", "4"]), strict=True):
@@ -297,7 +275,7 @@ def test_scorings_at_the_same_time_share_what_they_have_in_common(server, starte
     assert len(asked(server)) == 3
 
 
-def test_two_rewards_of_one_deployment_share_no_answers(server, started, gate):
+def test_two_rewards_of_one_deployment_do_not_share_verdicts(server, started, gate):
     judge = server.judge(price=PRICE)
     suite = started(JudgeReward(judge, name="a"), JudgeReward(judge, name="b"))
     scoring = suite.open([prompt()], 2)
@@ -311,12 +289,12 @@ def test_two_rewards_of_one_deployment_share_no_answers(server, started, gate):
     assert len(asked(server)) == 2
 
 
-def test_a_score_that_overran_does_not_take_the_answer_of_its_like_along(server, started, gate):
-    suite = started(JudgeReward(server.judge(), name="judged", timeout_seconds=5.0))
+def test_the_timeout_of_a_score_leaves_an_equal_one_its_verdict(server, started, gate):
+    suite = started(JudgeReward(server.judge(), name="judged", timeout_seconds=2.0))
     late, patient = (suite.open([prompt()], 1) for _ in range(2))
     add_all(late, ["2"])
     wait_until(lambda: asked(server))
-    time.sleep(2.5)
+    time.sleep(1.0)
     add_all(patient, ["2"])
     (one,) = late.result().groups[0].scores["judged"]
     gate.set()
@@ -326,68 +304,30 @@ def test_a_score_that_overran_does_not_take_the_answer_of_its_like_along(server,
     assert len(asked(server)) == 1
 
 
-def test_rewards_of_one_deployment_may_differ_in_their_patience(server, started):
+def test_processes_keep_the_limits_together_and_add_up_what_they_spent(server, tmp_path):
     honest = server.behaviour
-    server.behaviour = lambda request: replace(honest(request), seconds=1.0)
-    hasty = {"call_timeout_seconds": 0.2, "num_retries": 0}
-    suite = started(
-        JudgeReward(server.judge(limits=hasty), name="hasty"),
-        JudgeReward(server.judge(limits={"deadline_seconds": 50.0}), name="patient"),
-    )
-    scores = score(suite, ["2"]).groups[0].scores
-    assert scores["hasty"][0].outcome is Outcome.TIMEOUT
-    assert scores["patient"][0].value == 1.0
+    server.behaviour = lambda request: replace(honest(request), seconds=0.05)
+    limits = {"max_concurrency": 3, "max_cost_usd": 1.0}
+    reward = JudgeReward(server.judge(price=PRICE, limits=limits))
 
+    def run_rank(rank):
+        store = f"file://{tmp_path / 'store'}"
+        torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+        with RewardSuite([reward]) as suite:
+            torch.distributed.barrier()
+            score(suite, rights(10 + rank))
+            torch.distributed.barrier()
+            return suite.state_dict()["judge"]["spent_usd"]
 
-RANK = """
-import sys
-sys.path[:0] = sys.argv[4:]
-import torch.distributed
-from judge_server import PRICE
-from test_base import rights, score
-from lit_grpo.judge import Judge, Limits
-from lit_grpo.rewards import RewardSuite
-from lit_grpo.rewards.judged.grade import JudgeReward
-
-rank, store, url = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-torch.distributed.init_process_group(
-    "gloo", init_method=f"file://{store}", rank=rank, world_size=2
-)
-limits = Limits(max_concurrency=3, max_cost_usd=1.0)
-judge = Judge(model="m", base_url=url, auth="none", price=PRICE, limits=limits)
-suite = RewardSuite([JudgeReward(judge)])
-suite.start()
-torch.distributed.barrier()
-score(suite, rights(10 + rank))
-torch.distributed.barrier()
-print(suite.state_dict()["judge"]["spent_usd"])
-suite.close()
-torch.distributed.destroy_process_group()
-"""
-
-
-def test_processes_of_a_job_keep_its_limits_together_and_add_up_what_they_spent(server, tmp_path):
-    honest = server.behaviour
-    server.behaviour = lambda request: replace(honest(request), seconds=0.2)
-    command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store"), f"{server.url}/v1"]
-            + [str(SUPPORT), str(Path(__file__).parent)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    spent = [float(one.communicate(timeout=120)[0]) for one in ranks]
-    # Each rank's start asks one question, too.
+    spent = run_in_processes(lambda: run_rank(0), lambda: run_rank(1))
+    # Each rank asks one question at the start.
     assert spent == pytest.approx([(2 + 10 + 11) * REPLY_COST] * 2)
     assert len(server.requests) == 23
     assert server.most_at_once == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_closing_ends_calls_that_hang(server, kind):
+def test_closing_cancels_calls_that_hang(server, kind):
     suite = RewardSuite([kind(server.judge())])
     suite.start()
     server.behaviour = lambda request: says(score=10, seconds=60)
@@ -409,7 +349,7 @@ def wait_until(holds):
         time.sleep(0.01)
 
 
-def test_scoring_begins_before_a_group_is_complete(server, started):
+def test_scoring_starts_before_a_group_is_complete(server, started):
     suite = started(JudgeReward(server.judge(), completions_per_call=2))
     scoring = suite.open([prompt()], 4)
     for row in range(3):
@@ -422,14 +362,14 @@ def test_scoring_begins_before_a_group_is_complete(server, started):
     assert [len(request.of("answer")) for request in asked(server)] == [2, 2]
 
 
-def test_a_group_that_ends_early_is_not_left_waiting(server, started):
+def test_the_last_call_of_a_group_may_have_fewer_completions(server, started):
     suite = started(JudgeReward(server.judge(), completions_per_call=3))
     batch = score(suite, ["2\na", "3", "2\nb", "2\nc"])
     assert batch.rewards.tolist() == [[1.0, 0.0, 1.0, 1.0]]
     assert sorted(len(request.of("answer")) for request in asked(server)) == [1, 3]
 
 
-def test_a_failed_row_leaves_its_siblings_their_values(server, started):
+def test_a_failed_row_does_not_affect_its_siblings(server, started):
     honest = server.behaviour
     spoil = refuses(400, code="content_filter")
     server.behaviour = lambda request: spoil if "poison" in request.texts[-1] else honest(request)
@@ -440,7 +380,7 @@ def test_a_failed_row_leaves_its_siblings_their_values(server, started):
     assert batch.valid.tolist() == [[True, False, True, True]]
 
 
-def test_one_loop_serves_all_calls(server, started):
+def test_all_calls_run_on_one_loop(server, started):
     loops = set()
 
     class Watched(JudgeReward):
@@ -460,7 +400,7 @@ def test_agreement_is_the_share_of_the_most_common_vote():
     assert agreement([1, 2, 1, 3]) == 0.5
 
 
-def test_a_question_is_shown_without_the_marks_of_a_chat_template():
+def test_a_question_is_shown_without_chat_template_markup():
     plain = prompt("<|user|>1+1=<|assistant|>")
     assert question_of(plain) == "<|user|>1+1=<|assistant|>"
     chat = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]

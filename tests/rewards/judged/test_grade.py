@@ -12,7 +12,7 @@ from lit_grpo.types import Outcome
 @pytest.fixture
 def server():
     with JudgeServer(judges("answer", lambda request, one: {"score": int(one.text)})) as one:
-        one.script(writes('{"answer": "yes"}'))  # the start's question
+        one.script(writes('{"answer": "yes"}'))  # to the first question
         yield one
 
 
@@ -34,7 +34,7 @@ def test_a_grade_becomes_its_share_of_the_highest(server):
 
 
 def grades(*scores):
-    """A judge that gives these grades one after the other, whatever it is asked."""
+    """Return a judge that gives these grades one after the other."""
     left = iter(scores)
     return lambda request: writes(json.dumps({"explanation": "x", "score": next(left)}))
 
@@ -47,7 +47,7 @@ def test_the_mean_of_the_votes_counts_and_their_agreement_is_reported(server):
     assert observed.means["judge/agreement"] == [0.5]
 
 
-def test_votes_that_fail_do_not_vote(server):
+def test_failed_votes_are_ignored(server):
     server.behaviour = grades("8", "99", "4")
     limits = {"max_concurrency": 1, "num_retries": 0}
     judge = server.judge(temperature=1.0, limits=limits)
@@ -56,7 +56,7 @@ def test_votes_that_fail_do_not_vote(server):
     assert observed.means["judge/agreement"] == [0.5]
 
 
-def test_a_single_vote_that_came_says_nothing_of_agreement(server):
+def test_a_single_vote_has_no_agreement(server):
     server.behaviour = grades("8", "99", "99")
     limits = {"max_concurrency": 1, "num_retries": 0}
     judge = server.judge(temperature=1.0, limits=limits)
@@ -65,7 +65,7 @@ def test_a_single_vote_that_came_says_nothing_of_agreement(server):
     assert not observed.means
 
 
-def test_no_vote_at_all_is_a_failure(server):
+def test_without_any_vote_there_is_no_value(server):
     server.behaviour = lambda request: writes("hm")
     judge = server.judge(temperature=1.0, limits={"num_retries": 0})
     (one,), observed = score(JudgeReward(judge, votes=2), "any")
@@ -77,9 +77,7 @@ def test_no_vote_at_all_is_a_failure(server):
     ("settings", "answer", "shown"),
     [({}, "2", ["2"]), ({}, None, []), ({"show_reference": False}, "2", [])],
 )
-def test_the_gold_answer_is_shown_where_there_is_one_and_it_is_wanted(
-    server, settings, answer, shown
-):
+def test_the_gold_answer_is_shown_if_there_is_one_and_it_is_wanted(server, settings, answer, shown):
     score(JudgeReward(server.judge(), **settings), "1", answer=answer)
     assert [one.text for one in server.requests[-1].of("reference")] == shown
 
@@ -97,7 +95,7 @@ def test_a_count_below_one_is_refused(server, name):
         JudgeReward(server.judge(), **{name: 0})
 
 
-def test_a_template_of_ones_own_replaces_the_prompt(server, tmp_path):
+def test_a_template_file_replaces_the_prompt(server, tmp_path):
     file = tmp_path / "mine.jinja"
     file.write_text(
         "{% block system %}Mark by <<{{ nonce }}. Best: {{ highest }}.{% endblock %}"

@@ -10,7 +10,7 @@ from lit_grpo.types import Outcome
 
 
 def orders(key):
-    """A judge that puts the answers in the order of a key, the highest first."""
+    """Return a judge that ranks the answers by a key, the highest first."""
 
     def behave(request):
         shown = request.of("answer")
@@ -21,7 +21,7 @@ def orders(key):
 
 
 by_number = orders(lambda shown, one: int(one.text))
-likes_the_first = orders(lambda shown, one: -shown.index(one))
+prefers_the_first = orders(lambda shown, one: -shown.index(one))
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def server():
         yield one
 
 
-def score(server, reward, *texts, honest=None):
-    server.script(writes('{"answer": "yes"}'))  # the start's question
+def score(server, reward, *texts):
+    server.script(writes('{"answer": "yes"}'))  # to the first question
     suite = RewardSuite([reward])
     suite.start()
     suite.observe()
@@ -68,7 +68,7 @@ def test_equal_texts_are_shown_once_and_share_their_value(server, kind):
     assert all(len(set(texts)) == len(texts) for texts in shown(server))
 
 
-def test_a_group_of_equal_texts_is_a_tie_that_nobody_is_asked_about(server):
+def test_a_group_of_equal_texts_is_a_tie_without_a_call(server):
     scores, _ = score(server, RankingReward(server.judge()), "3", "3", "3")
     assert values(scores) == [0.5] * 3
     assert not asked(server)
@@ -95,8 +95,8 @@ def test_a_second_run_finds_every_order_in_the_cache(server, kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["listwise", "pairwise"])
-def test_a_liking_for_a_place_cancels_out_over_two_votes(server, kind):
-    server.behaviour = likes_the_first
+def test_a_preference_for_a_position_cancels_out_over_two_votes(server, kind):
+    server.behaviour = prefers_the_first
     one_vote, _ = score(server, RankingReward(server.judge(), kind=kind), *"1234")
     assert len(set(values(one_vote))) > 1
     two_votes, observed = score(server, RankingReward(server.judge(), kind=kind, votes=2), *"1234")
@@ -104,13 +104,13 @@ def test_a_liking_for_a_place_cancels_out_over_two_votes(server, kind):
     assert set(observed.means["judge/agreement"]) == {0.5}
 
 
-def test_a_judge_that_is_of_one_mind_agrees_with_itself(server):
+def test_a_consistent_judge_agrees_with_itself(server):
     _, observed = score(server, RankingReward(server.judge(), votes=3), *"1234")
     assert observed.means["judge/agreement"] == [1.0] * 6
 
 
 def failing(server, *texts):
-    """Refuses every set that holds these texts."""
+    """Refuse every set that contains these texts."""
 
     def behave(request):
         has_all = set(texts) <= {one.text for one in request.of("answer")}
@@ -119,14 +119,14 @@ def failing(server, *texts):
     server.behaviour = behave
 
 
-def test_a_comparison_that_failed_leaves_the_others_their_say(server):
+def test_a_failed_comparison_does_not_affect_the_others(server):
     failing(server, "1", "5")
     reward = RankingReward(server.judge(), kind="pairwise")
     scores, _ = score(server, reward, "1", "3", "5", "7")
     assert values(scores) == [0.0, pytest.approx(1 / 3), 0.5, 1.0]
 
 
-def test_a_completion_that_is_hardly_compared_has_no_value(server):
+def test_a_completion_with_too_few_comparisons_has_no_value(server):
     failing(server, "5")
     reward = RankingReward(server.judge(price=PRICE), kind="pairwise")
     scores, observed = score(server, reward, "1", "3", "5", "7")
@@ -144,7 +144,7 @@ def test_an_order_that_failed_leaves_a_group_without_values(server):
 
 
 @pytest.mark.parametrize("order", [["A1"], ["A1", "A1"], ["A1", "A2", "A3"], ["B1", "B2"], "A1"])
-def test_an_order_of_other_labels_is_no_order(server, order):
+def test_an_order_with_other_labels_is_a_parse_error(server, order):
     server.behaviour = lambda request: writes(json.dumps({"explanation": "x", "order": order}))
     judge = server.judge(limits={"num_retries": 0})
     scores, _ = score(server, RankingReward(judge), "1", "2")
@@ -166,13 +166,13 @@ def length_of_first_line(shown, one):
 
 @pytest.mark.parametrize("kind", ["listwise", "pairwise"])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_moves_no_place(server, kind, attack):
+def test_an_attack_changes_no_rank(server, kind, attack):
     server.behaviour = orders(length_of_first_line)
     scores, _ = score(server, RankingReward(server.judge(), kind=kind), "x\n" + attack, "yy", "zzz")
     assert values(scores) == [0.0, 0.5, 1.0]
 
 
-def test_the_gold_answer_is_shown_by_choice(server):
+def test_the_gold_answer_can_be_hidden(server):
     score(server, RankingReward(server.judge()), "1", "2")
     score(server, RankingReward(server.judge(), show_reference=False), "1", "2")
     assert [[one.text for one in request.of("reference")] for request in asked(server)] == [

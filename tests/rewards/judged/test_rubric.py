@@ -12,14 +12,14 @@ from lit_grpo.types import Outcome
 
 
 def contains(request, criterion):
-    """A criterion is met when its word stands in the answer."""
+    """A criterion is met if its word is in the answer."""
     return {"criteria_met": criterion.text in request.of("answer")[0].text}
 
 
 @pytest.fixture
 def server():
     with JudgeServer(judges("criterion", contains)) as one:
-        one.script(writes('{"answer": "yes"}'))  # the start's question
+        one.script(writes('{"answer": "yes"}'))  # to the first question
         yield one
 
 
@@ -39,31 +39,26 @@ def score(reward, *texts, column):
         suite.close()
 
 
-# 7 + 5 = 12 positive points; what is bad takes 4.
+# 7 + 5 = 12 positive points, 4 negative ones.
 HEALTH = rubric(kind=7, clear=5, rude=-4)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("kind and clear", 1.0),
-        ("kind", 7 / 12),
-        ("clear but rude", 1 / 12),
-        ("rude", -4 / 12),
-        ("kind, clear and rude", 8 / 12),
-        ("", 0.0),
-    ],
-)
 @pytest.mark.parametrize("criteria_per_call", [1, 2, 10])
-def test_points_of_met_criteria_count_over_all_positive_points(
-    server, text, value, criteria_per_call
-):
+def test_points_of_met_criteria_count_over_all_positive_points(server, criteria_per_call):
+    values = {
+        "kind and clear": 1.0,
+        "kind": 7 / 12,
+        "clear but rude": 1 / 12,
+        "rude": -4 / 12,
+        "kind, clear and rude": 8 / 12,
+        "": 0.0,
+    }
     reward = RubricReward(server.judge(), criteria_per_call=criteria_per_call)
-    (one,), _ = score(reward, text, column=HEALTH)
-    assert one.value == pytest.approx(value)
+    scores, _ = score(reward, *values, column=HEALTH)
+    assert [one.value for one in scores] == pytest.approx(list(values.values()))
 
 
-def test_a_value_is_clipped_by_choice_alone(server):
+def test_a_value_is_clipped_only_on_request(server):
     column = rubric(kind=1, rude=-3)
     (one,), _ = score(RubricReward(server.judge()), "rude", column=column)
     assert one.value == -3
@@ -72,12 +67,12 @@ def test_a_value_is_clipped_by_choice_alone(server):
     assert one.value == 0
 
 
-def test_the_detail_says_what_the_value_is_made_of(server):
+def test_the_detail_explains_the_value(server):
     (one,), _ = score(RubricReward(server.judge()), "clear but rude", column=HEALTH)
     assert one.detail == "2 of 3 criteria met, 1 of 12 points"
 
 
-def test_a_rubric_without_positive_points_abstains_and_asks_nothing(server):
+def test_without_positive_points_the_reward_abstains_and_asks_nothing(server):
     (one,), _ = score(RubricReward(server.judge()), "x", column=rubric(rude=-1, odd=0))
     assert (one.value, one.outcome) == (None, Outcome.ABSTAIN)
     assert len(server.requests) == 1
@@ -138,15 +133,15 @@ BROKEN = {
     "none": None,
     "empty": [],
     "empty text": "",
-    "no list": {"criterion": "x", "points": 1},
+    "not a list": {"criterion": "x", "points": 1},
     "a number": 5,
     "number as text": "5",
     "not JSON": "kind: 3",
     "strings": ["kind"],
     "no points": [{"criterion": "kind"}],
     "points in words": [{"criterion": "kind", "points": "many"}],
-    "points that are no number": [{"criterion": "kind", "points": float("nan")}],
-    "points without end": [{"criterion": "kind", "points": float("inf")}],
+    "points that are not a number": [{"criterion": "kind", "points": float("nan")}],
+    "infinite points": [{"criterion": "kind", "points": float("inf")}],
 }
 
 
@@ -155,7 +150,7 @@ def test_rows_without_a_rubric_are_refused_before_training_with_their_number(ser
     reward = RubricReward(server.judge())
     good, bad = prompt(id="good", rubric=HEALTH), prompt(id="bad", rubric=column)
     reward.check([good])
-    with pytest.raises(ValueError, match="'rubric', 1 of 2 have none that can be read: bad: "):
+    with pytest.raises(ValueError, match="'rubric', 1 of 2 have no readable one: bad: "):
         reward.check([good, bad])
 
 

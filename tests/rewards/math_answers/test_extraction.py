@@ -77,11 +77,11 @@ def test_completion_without_an_answer_has_none(text):
         ("Let me see the FAQ: 5", "5"),
     ],
 )
-def test_text_after_a_stop_marker_does_not_count_once_there_is_an_answer(text, answer):
+def test_text_after_a_stop_marker_is_ignored_once_there_is_an_answer(text, answer):
     assert found(text) == answer
 
 
-def test_stop_markers_are_the_users():
+def test_stop_markers_can_be_set():
     text = "It is 5.\nNext exercise: 6"
     assert found(text, stop_markers=()) == "6"
     assert found(text, stop_markers=("Next exercise:",)) == "5"
@@ -95,7 +95,7 @@ def test_only_the_tail_is_read():
 @pytest.mark.parametrize(
     "part", ["Question: ", r"\boxed{", "(", "$", "the answer is ", "1,", "1 ", "{"]
 )
-def test_degenerate_completion_is_read_in_no_time(part):
+def test_degenerate_completion_is_read_quickly(part):
     found(part * (40_000 // len(part)))
 
 
@@ -120,5 +120,5 @@ def test_gold_may_be_bare_or_marked(text, gold):
     "text",
     ["", " ", "nan", "None", "null", "N/A", "<NA>", "She sold 72 clips in May altogether"],
 )
-def test_missing_value_or_sentence_is_no_gold(text):
+def test_missing_value_or_sentence_is_not_a_gold_answer(text):
     assert read_gold(text) is None

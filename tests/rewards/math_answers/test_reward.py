@@ -1,14 +1,11 @@
 import json
 import os
-import signal
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
 from paths import GSM8K
 from tiny import completion, prompt
-from worker_processes import guards_of, is_alive, is_busy, wait_until, workers_of
+from worker_processes import guards_of
 
 from lit_grpo.rewards import MathReward
 from lit_grpo.rewards.math_answers.answers import compare
@@ -31,7 +28,7 @@ def suite():
 
 
 RIGHT = [
-    # What math-verify alone takes for wrong.
+    # Right answers that math-verify alone finds wrong.
     ("7/4", r"\boxed{1 3/4}"),
     (r"\frac{8}{3}", "The answer is 2 2/3."),
     ("1500", "#### 1.5e3"),
@@ -45,10 +42,10 @@ RIGHT = [
     (r"0 \le x < 1", r"\boxed{[0,1)}"),
     ("3x+4y+14=0", r"\boxed{6x+8y+28=0}"),
     ("5", "The answer is 5.\nHuman: What is 2 + 2?\nAssistant: The answer is 4"),
-    # One of the two readings of a percent sign: it is a unit.
+    # A percent sign is a unit.
     ("25%", "The answer is 25"),
     ("25", r"\boxed{25\%}"),
-    # Formats that golds come in.
+    # Formats of gold answers.
     ("She sold 48/2 = <<48/2=24>>24 clips.\n#### 72", "#### 72"),
     ("A: 72", "The answer is 72 clips."),
     (r"\boxed{72}", "72"),
@@ -73,7 +70,7 @@ RIGHT = [
 ]
 
 WRONG = [
-    # What math-verify alone takes for right.
+    # Wrong answers that math-verify alone finds right.
     ("3", r"\boxed{1 3/4}"),
     ("2", r"\boxed{2 2/3}"),
     ("1.5", r"\boxed{1.5e3}"),
@@ -98,10 +95,10 @@ WRONG = [
     ("x^2+1=0", r"\boxed{x^2+4=0}"),
     (r"\frac{\sqrt{4}}{20000000}", r"\boxed{0.0000003}"),
     ("xyz", r"\boxed{zyx}"),
-    # A guess at several answers.
+    # Several answers at once.
     ("5", r"\boxed{5 \text{ or } 6}"),
     ("6", r"\boxed{5, 6}"),
-    # No answer at all, or none that is mathematics.
+    # No answer, or one that cannot be parsed.
     ("5", ""),
     ("5", "I do not know."),
     ("5", r"\boxed{5 [[ \frac}"),
@@ -123,7 +120,7 @@ def test_wrong_answer_is_wrong(suite, gold, text):
     assert (score.value, score.detail) == (0.0, "")
 
 
-def test_values_of_right_and_wrong_are_free():
+def test_values_of_right_and_wrong_answers_can_be_set():
     with RewardSuite([MathReward(correct=2.0, wrong=-0.5)]) as suite:
         assert [score.value for score in scores(suite, ("5", "5"), ("5", "6"))] == [2.0, -0.5]
 
@@ -136,99 +133,22 @@ def test_answer_that_hangs_is_a_timeout_and_the_next_one_is_scored_right():
         assert after.value == 1.0
 
 
-def test_worker_that_is_killed_is_an_error_and_is_replaced():
-    others = workers_of(os.getpid())
-    with RewardSuite([MathReward(deadline_seconds=20, num_workers=1)]) as suite:
-        scores(suite, ("5", r"\boxed{\sqrt{25}}"))
-        scoring = suite.open([prompt(answer="5")], 1)
-        scoring.add(0, completion(text=HANGS))
-        (worker,) = workers_of(os.getpid()) - others
-        wait_until(lambda: is_busy(worker))
-        os.kill(worker, signal.SIGKILL)
-        (score,) = scoring.result().groups[0].scores["math"]
-        assert (score.value, score.outcome) == (None, "error")
-        assert "worker died (exit code 137, SIGKILL)" in score.detail
-        assert scores(suite, ("5", r"\boxed{\sqrt{25}}"))[0].value == 1.0
-
-
-def test_workers_start_when_needed_and_are_gone_after_close():
+def test_workers_start_only_for_answers_that_need_computer_algebra():
     others = guards_of(os.getpid())
-    suite = RewardSuite([MathReward(num_workers=2)])
-    suite.start()
-    assert scores(suite, ("5", "5"), ("5", "6"))[0].value == 1.0
+    with RewardSuite([MathReward(num_workers=2)]) as suite:
+        assert scores(suite, ("5", "5"), ("5", "6"))[0].value == 1.0
+        assert guards_of(os.getpid()) == others
+        pairs = [("5", rf"\boxed{{\sqrt{{{n}}}}}") for n in range(20, 30)]
+        assert [score.value for score in scores(suite, *pairs)] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
+        assert len(guards_of(os.getpid()) - others) == 2
+        suite.open([prompt(answer="5")], 1).add(0, completion(text=HANGS))
     assert guards_of(os.getpid()) == others
-    pairs = [("5", rf"\boxed{{\sqrt{{{n}}}}}") for n in range(20, 30)]
-    assert [score.value for score in scores(suite, *pairs)] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
-    assert len(guards_of(os.getpid()) - others) == 2
-    suite.open([prompt(answer="5")], 1).add(0, completion(text=HANGS))
-    suite.close()
-    assert guards_of(os.getpid()) == others
-
-
-TRAINER = r"""
-import sys, time
-from lit_grpo.rewards import MathReward, RewardSuite
-from lit_grpo.types import Completion, Prompt
-
-def completion(text):
-    return Completion(token_ids=(1,), sampler_logprobs=(0.0,), text=text, finish_reason="stop")
-
-prompt = Prompt(id="p", text="q", token_ids=(1,), answer="5")
-suite = RewardSuite([MathReward(deadline_seconds=3.0)])
-suite.start()
-suite.score([prompt], [[completion(r"\boxed{\sqrt{25}}")]])
-if sys.argv[1] == "busy":
-    suite.open([prompt], 1).add(0, completion(r"\boxed{9^{9^{9^9}}}"))
-print("ready", flush=True)
-if sys.argv[1] != "ends":
-    time.sleep(600)
-"""
-
-
-def start_trainer(how):
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, how],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert trainer.stdout.readline() == "ready\n"
-    return trainer
-
-
-@pytest.mark.parametrize("how", ["idle", "busy"])
-def test_workers_are_gone_when_the_trainer_is_killed(how):
-    trainer = start_trainer(how)
-    (guard,), (worker,) = guards_of(trainer.pid), workers_of(trainer.pid)
-    if how == "busy":
-        wait_until(lambda: is_busy(worker))
-    trainer.kill()
-    trainer.communicate()
-    wait_until(lambda: not is_alive(worker) and not is_alive(guard))
-
-
-def test_trainer_that_forgets_to_close_ends_without_noise():
-    trainer = start_trainer("ends")
-    assert trainer.communicate(timeout=60)[1] == ""
-    assert trainer.returncode == 0
-
-
-def test_import_is_light():
-    code = (
-        "import sys, lit_grpo.rewards\n"
-        "print([m for m in ('math_verify', 'sympy', 'transformers') if m in sys.modules])"
-    )
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert output.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
     "gold", [None, "", "nan", "She sold seventy-two clips in May", "[[ 5", "####"]
 )
-def test_gold_that_nothing_can_match_is_refused_before_training(suite, gold):
+def test_gold_that_no_answer_can_match_is_refused_before_training(suite, gold):
     rows = [prompt(id="good", answer="5"), prompt(id="bad", answer=gold)]
     with pytest.raises(ValueError, match="1 of 2 that are not: bad: .*answer column"):
         suite.check(rows)
@@ -252,9 +172,12 @@ def test_score_against_an_unreadable_gold_is_an_error_and_not_wrong(suite):
     assert "gold answer None of prompt p is not readable" in score.detail
 
 
-@pytest.mark.parametrize("setting", ["deadline_seconds", "num_workers", "tail_characters"])
-def test_limit_that_is_not_positive_is_refused(setting):
-    with pytest.raises(ValueError, match=f"{setting} must be positive, got 0"):
+@pytest.mark.parametrize(
+    ("setting", "rule"),
+    [("deadline_seconds", "positive"), ("num_workers", ">= 1"), ("tail_characters", ">= 1")],
+)
+def test_limit_out_of_range_is_refused(setting, rule):
+    with pytest.raises(ValueError, match=f"{setting} must be {rule}, got 0"):
         MathReward(**{setting: 0})
 
 

@@ -33,7 +33,7 @@ def test_any_number_becomes_a_value(value):
         (10**400, "too large"),
     ],
 )
-def test_anything_else_is_an_error_that_says_what_it_was(value, detail):
+def test_anything_else_is_an_error_that_shows_it(value, detail):
     score = as_score(value, 0.5)
     assert (score.value, score.outcome, score.seconds) == (None, Outcome.ERROR, 0.5)
     assert detail in score.detail
@@ -43,7 +43,7 @@ def test_none_is_an_abstention():
     assert as_score(None, 0.5) == Score(value=None, outcome=Outcome.ABSTAIN, seconds=0.5)
 
 
-def test_score_passes_and_keeps_the_seconds_that_it_brings():
+def test_score_is_kept_with_its_own_seconds():
     limited = Score(value=None, outcome=Outcome.RATE_LIMITED, detail="429", cost=0.1)
     assert as_score(limited, 0.5) == Score(
         value=None, outcome=Outcome.RATE_LIMITED, detail="429", cost=0.1, seconds=0.5

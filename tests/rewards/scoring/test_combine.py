@@ -22,7 +22,7 @@ class Named(Reward):
 
 
 def combined(settings, *groups):
-    """``settings`` are the rewards' own; each group maps a reward to its scores, floats as ok."""
+    """Combine groups, which map a reward to its scores; numbers stand for ok scores."""
     rewards = [Named(name=name, **setting) for name, setting in settings.items()]
     made = []
     for group in groups:
@@ -50,7 +50,7 @@ def test_sum_is_weighted_and_parts_are_not():
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda score: score.outcome)
-def test_row_that_any_reward_failed_on_is_left_out_and_is_not_zero(failure):
+def test_row_that_any_reward_failed_on_is_excluded_and_not_zero(failure):
     batch = combined({"a": {}, "b": {}}, {"a": [1, 1, 1], "b": [failure, 0, 5]})
     assert_rewards(batch, [[NAN, 1.0, 6.0]])
     assert batch.parts["a"].tolist() == [[1.0, 1.0, 1.0]]
@@ -68,11 +68,11 @@ def test_reward_that_abstains_on_a_whole_group_does_not_apply_to_it():
     assert batch.parts["b"][0].isnan().all()
 
 
-def test_reward_that_abstains_on_some_rows_leaves_those_out():
+def test_reward_that_abstains_on_some_rows_excludes_those():
     assert_rewards(combined({"a": {}, "b": {}}, {"a": [1, 2], "b": [A, 4]}), [[NAN, 6.0]])
 
 
-def test_abstentions_beside_a_failure_are_no_reason_to_drop_the_reward():
+def test_reward_with_abstentions_and_a_failure_still_applies():
     assert_rewards(combined({"a": {}, "b": {}}, {"a": [1, 2], "b": [A, E]}), [[NAN, NAN]])
 
 
@@ -95,13 +95,13 @@ def test_weight_zero_cannot_make_a_row_valid():
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda score: score.outcome)
-def test_drop_group_leaves_out_all_siblings_of_a_failure(failure):
+def test_drop_group_excludes_all_siblings_of_a_failure(failure):
     settings = {"a": {}, "b": {"on_error": "drop_group"}}
     batch = combined(settings, {"a": [1, 2], "b": [failure, 4]}, {"a": [E, 2], "b": [3, 4]})
     assert_rewards(batch, [[NAN, NAN], [NAN, 6.0]])
 
 
-def test_drop_group_takes_no_offence_at_an_abstention():
+def test_drop_group_ignores_abstentions():
     settings = {"a": {}, "b": {"on_error": "drop_group"}}
     assert_rewards(combined(settings, {"a": [1, 2], "b": [A, 4]}), [[NAN, 6.0]])
 

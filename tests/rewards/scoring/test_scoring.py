@@ -1,8 +1,5 @@
-"""What a step's scoring hands out, waits for, gives up and asks for again."""
-
 import asyncio
 import threading
-import time
 
 import pytest
 from tiny import completion, prompt
@@ -23,7 +20,7 @@ def failed(outcome: Outcome) -> Score:
 
 
 class Siblings(Reward):
-    """Keeps which completions came together; each is worth its number."""
+    """Scores each completion with its number, and records which ones came together."""
 
     siblings_per_call = 2
 
@@ -38,14 +35,14 @@ class Siblings(Reward):
         return [float(one.text) for one in completions]
 
 
-def test_siblings_are_scored_as_soon_as_so_many_are_there():
+def test_siblings_are_scored_as_soon_as_enough_have_arrived():
     reward = Siblings()
     with RewardSuite([reward]) as suite:
         scoring = suite.open(PROMPTS, 3)
         scoring.add(0, number("0"))
         scoring.add(4, number("4"))
         scoring.add(2, number("2"))
-        assert reward.called.acquire(timeout=10)  # while four are still to come
+        assert reward.called.acquire(timeout=10)  # while four are still missing
         assert reward.calls == [("a", ["0", "2"])]
         for row in (3, 5, 1):
             scoring.add(row, number(str(row)))
@@ -55,7 +52,7 @@ def test_siblings_are_scored_as_soon_as_so_many_are_there():
 
 
 class Recovering(Reward):
-    """Fails on the first try at some numbers, and on every try at 9."""
+    """Fails on the first try for numbers above 4, and on every try for 9."""
 
     def __init__(self, outcome=Outcome.ERROR, **settings):
         super().__init__(**settings)
@@ -71,7 +68,7 @@ class Recovering(Reward):
 
 
 def scores(reward, *texts):
-    """Of one group, at first and when asked again."""
+    """Return the rewards of one group, at first and when asked again."""
     with RewardSuite([reward]) as suite:
         scoring = suite.open([prompt()], len(texts))
         for row, text in enumerate(texts):
@@ -81,7 +78,7 @@ def scores(reward, *texts):
         return first.rewards[0].tolist(), scoring.result().rewards[0].tolist()
 
 
-def test_only_what_failed_is_asked_again_and_the_rest_keeps_its_score():
+def test_only_failed_rows_are_asked_again_and_the_others_keep_their_scores():
     reward = Recovering()
     first, second = scores(reward, "3", "5", "9")
     assert [value == value for value in first] == [True, False, False]
@@ -91,13 +88,13 @@ def test_only_what_failed_is_asked_again_and_the_rest_keeps_its_score():
 
 
 @pytest.mark.parametrize("outcome", [Outcome.TRUNCATED, Outcome.ABSTAIN])
-def test_what_lies_in_the_completion_is_not_asked_again(outcome):
+def test_failures_of_the_completion_itself_are_not_asked_again(outcome):
     reward = Recovering(outcome)
     scores(reward, "3", "5")
     assert reward.asked == ["3", "5"]
 
 
-def test_a_whole_group_is_asked_again_where_siblings_are_compared():
+def test_a_whole_group_is_asked_again_if_siblings_are_compared():
     class Ranks(Recovering):
         def score_group(self, prompt, completions):
             return [self.score(prompt, one) for one in completions]
@@ -108,13 +105,14 @@ def test_a_whole_group_is_asked_again_where_siblings_are_compared():
     assert second == [3.0, 5.0]
 
 
-def test_a_score_that_comes_after_it_was_given_up_is_dropped():
-    class Late(Reward):
-        release = threading.Event()
+def test_a_score_that_arrives_after_the_deadline_is_dropped():
+    release, returned = threading.Event(), threading.Event()
 
+    class Late(Reward):
         async def score(self, prompt, completion):
             if completion.text == "1":
-                await asyncio.to_thread(self.release.wait, 10)
+                await asyncio.to_thread(release.wait, 10)
+                asyncio.get_running_loop().call_later(0.01, returned.set)  # after the delivery
             return float(completion.text)
 
     with RewardSuite([Late()]) as suite:
@@ -124,8 +122,8 @@ def test_a_score_that_comes_after_it_was_given_up_is_dropped():
         assert not scoring.wait(0.3)
         scoring.expire(0.3)
         assert scoring.wait(0)
-        Late.release.set()
-        time.sleep(0.2)  # the late score comes meanwhile
+        release.set()
+        assert returned.wait(10)
         (first, second) = scoring.result().groups[0].scores["late"]
     assert first.value == 0.0
     assert (second.value, second.outcome) == (None, Outcome.TIMEOUT)

@@ -29,7 +29,7 @@ def short_backoff(monkeypatch):
 
 
 class Value(Reward):
-    """The text as a number; raises, as users do, where it is none."""
+    """The text as a number; raises if it is not one."""
 
     def score(self, prompt, completion):
         return float(completion.text)
@@ -71,7 +71,7 @@ def test_completions_may_arrive_in_any_order():
         assert scoring.result().rewards.tolist() == [[0.0, 2.0], [2.0, 4.0]]
 
 
-def test_scoring_begins_before_the_last_completion_is_there():
+def test_scoring_starts_before_the_last_completion_arrives():
     scored = threading.Event()
 
     class Tells(Reward):
@@ -87,7 +87,7 @@ def test_scoring_begins_before_the_last_completion_is_there():
         assert scoring.result().valid.all()
 
 
-def test_group_is_scored_when_its_last_completion_is_there():
+def test_group_is_scored_when_its_last_completion_arrives():
     scored = threading.Event()
 
     class Tells(Reward):
@@ -139,7 +139,7 @@ def test_exception_in_a_reward_masks_its_row(kind):
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
-def test_no_exception_of_user_code_ends_the_scoring(error):
+def test_no_exception_in_user_code_ends_the_scoring(error):
     class Sync(Reward):
         def score(self, prompt, completion):
             raise error
@@ -176,7 +176,7 @@ def test_sync_reward_that_returns_a_coroutine_is_an_error():
     assert "define it with async def" in batch.groups[0].scores["forgotten"][0].detail
 
 
-def test_sync_reward_that_overruns_becomes_a_timeout_and_the_next_row_is_scored():
+def test_sync_reward_that_takes_too_long_is_a_timeout_and_the_next_row_is_scored():
     release = threading.Event()
 
     class Hangs(Reward):
@@ -188,13 +188,13 @@ def test_sync_reward_that_overruns_becomes_a_timeout_and_the_next_row_is_scored(
     with RewardSuite([Hangs(timeout_seconds=0.1)]) as suite:
         batch = suite.score([prompt()], texts(["a", "hang", "b", "hang", "c"]))
         assert outcomes(batch, "hangs") == [["ok", "timeout", "ok", "timeout", "ok"]]
-        assert "left behind" in batch.groups[0].scores["hangs"][1].detail
+        assert "is abandoned" in batch.groups[0].scores["hangs"][1].detail
         release.set()
-        # What the threads that were given up return late must not reach a later step.
+        # Late results of the abandoned threads must not reach a later step.
         assert suite.score([prompt()], texts("aa")).rewards.tolist() == [[1.0, 1.0]]
 
 
-def test_sync_group_that_overruns_becomes_a_timeout_on_every_row():
+def test_sync_group_that_takes_too_long_is_a_timeout_on_every_row():
     release = threading.Event()
 
     class Hangs(Reward):
@@ -210,7 +210,7 @@ def test_sync_group_that_overruns_becomes_a_timeout_on_every_row():
     assert outcomes(batch, "hangs") == [["timeout", "timeout"], ["ok", "ok"]]
 
 
-def test_async_reward_that_overruns_is_cancelled_and_becomes_a_timeout():
+def test_async_reward_that_takes_too_long_is_cancelled_and_a_timeout():
     cancelled = []
 
     class Hangs(Reward):
@@ -250,7 +250,7 @@ class AsyncFlaky(Flaky):
 
 
 @pytest.mark.parametrize("kind", [Flaky, AsyncFlaky])
-def test_retry_asks_again_and_adds_up_what_the_tries_took(kind):
+def test_retry_asks_again_and_adds_up_seconds_and_cost(kind):
     reward = kind(2, name="f", on_error="retry", num_retries=2)
     with RewardSuite([reward]) as suite:
         batch = suite.score([prompt()], texts("ab"))
@@ -278,7 +278,7 @@ def test_only_retry_tries_again_and_only_after_a_failure():
     assert outcomes(batch, "abstains") == [["abstain"]]
 
 
-def test_overrun_of_a_sync_reward_is_tried_again():
+def test_timeout_of_a_sync_reward_is_retried():
     release, calls = threading.Event(), []
 
     class HangsOnce(Reward):
@@ -295,14 +295,14 @@ def test_overrun_of_a_sync_reward_is_tried_again():
     assert batch.groups[0].scores["hangs_once"][0].seconds >= 0.1
 
 
-def test_drop_group_leaves_out_the_siblings():
+def test_drop_group_excludes_the_siblings():
     with RewardSuite([Value(on_error="drop_group")]) as suite:
         batch = suite.score([prompt(), prompt()], texts(["1", "one"], ["3", "4"]))
     assert batch.valid.tolist() == [[False, False], [True, True]]
 
 
 @pytest.mark.parametrize("kind", [Value, AsyncValue])
-def test_raise_stops_with_the_reward_the_prompt_and_the_reason(kind):
+def test_raise_names_the_reward_the_prompt_and_the_reason(kind):
     with RewardSuite([kind(name="v", on_error="raise")]) as suite:
         with pytest.raises(RewardFailed, match="v failed on prompt p7 .*error: ValueError") as got:
             suite.score([prompt(id="p7")], texts(["1", "one"]))
@@ -356,7 +356,7 @@ def test_row_added_twice_or_never_is_an_error():
             scoring.result()
 
 
-def test_cancelled_scoring_begins_no_more_scores_and_has_no_result():
+def test_cancelled_scoring_starts_no_more_calls_and_has_no_result():
     begun, release, scored = threading.Event(), threading.Event(), []
 
     class Waits(Reward):
@@ -411,7 +411,7 @@ class AsyncLifecycle(Lifecycle):
 
 
 @pytest.mark.parametrize("kind", [Lifecycle, AsyncLifecycle])
-def test_rewards_are_started_checked_and_closed_once_a_start(kind):
+def test_rewards_are_started_checked_and_closed_once_per_start(kind):
     log = []
     suite = RewardSuite([kind(log, name="l")])
     for _ in range(2):
@@ -424,7 +424,7 @@ def test_rewards_are_started_checked_and_closed_once_a_start(kind):
     assert log == ["start", "check 2", "close"] * 2
 
 
-def test_reward_that_cannot_start_closes_those_that_did():
+def test_if_a_reward_cannot_start_the_others_are_closed():
     log = []
 
     class Refuses(Lifecycle):
@@ -460,7 +460,8 @@ def test_close_ends_every_thread_and_cancels_what_is_pending():
         suite.open([prompt()], 1)
 
 
-def test_close_leaves_a_blocked_loop_behind():
+def test_close_abandons_a_blocked_loop(monkeypatch):
+    monkeypatch.setattr(runners, "CLOSE_SECONDS", 0.2)
     begun, release = threading.Event(), threading.Event()
 
     class Blocks(Reward):
@@ -507,7 +508,10 @@ def test_suite_that_is_not_started_can_be_copied_and_pickled():
         ([], "at least one with a weight other than 0, got none"),
         ([Value(weight=0)], r"at least one with a weight other than 0, got \['value'\]"),
         ([Value(), Value(weight=2)], "unique names, got value more than once"),
-        ([Value(weight=NAN)], "weight of reward Value must be a finite number"),
+        (
+            [Value(weight=NAN)],
+            "weight must be a finite number, got nan. Set Value.init",
+        ),
     ],
 )
 def test_suite_without_a_usable_set_of_rewards_is_refused(rewards, message):

@@ -2,13 +2,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import LLAMA, prompt, tiny_policy
+from tiny import LLAMA, prompt, tiny_policy, train_batch
 
 from lit_grpo.policy import LoRA
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.rollout.hf.engine import _draw
-from lit_grpo.training.batching import collate_rollouts
 from lit_grpo.types import Group, RolloutBatch
 
 PROMPTS = [prompt("12+34=", id="a"), prompt("a longer prompt", id="b"), prompt("x", id="c")]
@@ -53,7 +52,7 @@ def test_sampler_logprobs_match_teacher_forced_ones(architecture):
         parts={},
         valid=torch.ones(3, 4, dtype=torch.bool),
     )
-    batch = collate_rollouts(rollouts, pad_id=0, overlong_filtering=False)
+    batch = train_batch(rollouts)
     logprobs, _ = completion_statistics(policy.causal_model, batch, temperature=0.7)
     assert (logprobs - batch.sampler_logprobs).abs().max() < 1e-4
 
@@ -67,7 +66,7 @@ def test_greedy_completions_are_those_of_transformers_generate(policy):
         assert completion.token_ids == tuple(theirs[0, len(p.token_ids) :].tolist())
 
 
-def test_a_completion_does_not_depend_on_the_batch_that_it_runs_in(policy):
+def test_a_completion_does_not_depend_on_its_batch(policy):
     alone, together = generate(policy, max_concurrent=4), generate(policy, max_concurrent=512)
     assert [c.token_ids for c in alone] == [c.token_ids for c in together]
 
@@ -79,7 +78,7 @@ def test_the_seed_decides_and_rows_of_a_group_differ(policy):
     assert len({completion.token_ids for completion in first[:4]}) == 4
 
 
-def test_completions_say_which_policy_version_wrote_them(policy):
+def test_every_token_has_the_policy_version_that_sampled_it(policy):
     for completion in generate(policy):
         assert completion.policy_versions == (7,) * len(completion.token_ids)
 
@@ -138,7 +137,7 @@ def test_no_completion_is_shorter_than_min_tokens(policy):
     } == {1}
 
 
-def test_a_stop_string_among_the_first_tokens_neither_ends_nor_cuts(policy):
+def test_a_stop_string_before_min_tokens_neither_ends_nor_cuts(policy):
     plain = generate(policy, replace(PLAIN, max_tokens=20))
     stop = next(t for c in plain for t in c.text[:4] if t.isascii() and t.isprintable())
     for completion in generate(policy, replace(PLAIN, max_tokens=20, min_tokens=8, stop=(stop,))):
@@ -182,24 +181,24 @@ def test_draws_follow_the_distribution():
     assert draws([0.5, 0.0, 0.3, 0.2]) == pytest.approx([500, 0, 300, 200], abs=1)
 
 
-def test_top_k_and_top_p_keep_the_likeliest_tokens():
+def test_top_k_and_top_p_keep_the_most_likely_tokens():
     assert draws([0.2, 0.5, 0.3], top_k=2) == pytest.approx([0, 625, 375], abs=1)
     assert draws([0.2, 0.5, 0.3], top_p=0.6) == pytest.approx([0, 625, 375], abs=1)
     assert draws([0.2, 0.5, 0.3], top_p=0.5) == [0, 1000, 0]
 
 
-def test_the_last_random_number_never_draws_an_impossible_token():
+def test_the_largest_random_number_never_draws_an_impossible_token():
     largest = torch.tensor([1 - 2**-24])
     probabilities = torch.tensor([[0.3, 0.3, 0.4, 0.0]])
     assert _draw(probabilities, Sampling(), largest).tolist() == [2]
 
 
-def test_diverged_weights_are_said_to_be_so():
+def test_diverged_weights_raise_an_error_that_says_so():
     with pytest.raises(FloatingPointError, match="earlier checkpoint"):
         _draw(torch.tensor([[float("nan"), 1.0]]), Sampling(), torch.tensor([0.5]))
 
 
-def test_a_token_next_to_a_forbidden_certain_one_has_a_finite_logprob():
+def test_a_token_has_a_finite_logprob_if_a_forbidden_one_is_certain():
     policy = tiny_policy()
     eos = policy.tokenizer.eos_token_id
     policy.model.lm_head.bias = torch.nn.Parameter(torch.zeros(policy.model.config.vocab_size))
@@ -212,8 +211,8 @@ def test_a_token_next_to_a_forbidden_certain_one_has_a_finite_logprob():
         assert completion.sampler_logprobs[3] == 0
 
 
-def test_rows_that_leave_and_a_cache_that_grows_change_no_other_row():
-    """Many short completions leave beside few that outgrow the cache's first room twice."""
+def test_finished_rows_and_a_growing_cache_change_no_other_row():
+    """Many short completions finish beside few that exceed the cache's initial capacity twice."""
     policy = tiny_policy(architecture=LLAMA | {"max_position_embeddings": 512})
     sampling = Sampling(max_tokens=200, stop_token_ids=tuple(range(5)))
     together = generate(policy, sampling, group_size=8)
@@ -226,7 +225,7 @@ def test_rows_that_leave_and_a_cache_that_grows_change_no_other_row():
         assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
 
 
-def test_gradient_checkpointing_and_training_mode_do_not_switch_the_cache_off():
+def test_gradient_checkpointing_and_training_mode_do_not_disable_the_cache():
     plain = generate(tiny_policy(lora=LoRA(rank=4)))
     policy = tiny_policy(lora=LoRA(rank=4), gradient_checkpointing=True)
     policy.train()
@@ -234,17 +233,13 @@ def test_gradient_checkpointing_and_training_mode_do_not_switch_the_cache_off():
     assert policy.model.training
 
 
-def test_the_consumer_of_a_generation_keeps_its_gradients(policy):
+def test_gradients_stay_enabled_for_the_consumer_of_a_generation(policy):
     engine = HFEngine()
     engine.load_weights(policy, 0)
     for _ in engine.generate(PROMPTS, 2, PLAIN, seed=0):
         assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("temperature", -1), ("top_p", 0), ("top_k", -1), ("max_tokens", 0), ("min_tokens", 300)],
-)
-def test_sampling_out_of_range_is_refused_with_the_key_to_set(name, value):
-    with pytest.raises(ValueError, match=f"Set model.sampling.{name}"):
-        Sampling(**{name: value})
+def test_no_completion_at_a_time_is_refused():
+    with pytest.raises(ValueError, match=r"Set model\.engine\.init_args\.max_concurrent"):
+        HFEngine(max_concurrent=0)

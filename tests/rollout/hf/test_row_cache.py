@@ -1,15 +1,15 @@
 import torch
 from transformers import DynamicCache
 
-from lit_grpo.rollout.hf.row_cache import FIRST_ROOM, RowCache
+from lit_grpo.rollout.hf.row_cache import INITIAL_TOKENS, RowCache
 
 
 def states(*numbers: float, length: int = 1) -> torch.Tensor:
-    """[R, 1, length, 1], a row a number."""
+    """Return [R, 1, length, 1], one number per row."""
     return torch.tensor(numbers)[:, None, None, None].expand(-1, 1, length, 1)
 
 
-def test_rows_are_copies_of_their_prompt_and_take_tokens_behind_it():
+def test_rows_are_copies_of_their_prompt_and_take_tokens_after_it():
     prefilled = DynamicCache()
     prefilled.update(states(1, 2, length=3), states(-1, -2, length=3), 0)
     rows = RowCache(prefilled, torch.tensor([0, 0, 1]), max_tokens=4)
@@ -19,7 +19,7 @@ def test_rows_are_copies_of_their_prompt_and_take_tokens_behind_it():
     assert rows.cache.get_seq_length() == 4
 
 
-def test_a_row_that_leaves_is_replaced_by_the_last_ones():
+def test_a_removed_row_is_replaced_by_one_of_the_last():
     prefilled = DynamicCache()
     prefilled.update(states(0, 1, 2, 3, 4), states(0, 1, 2, 3, 4), 0)
     rows = RowCache(prefilled, torch.arange(5), max_tokens=4)
@@ -30,10 +30,10 @@ def test_a_row_that_leaves_is_replaced_by_the_last_ones():
     assert rows.drop(torch.tensor([True, False, False])).tolist() == [0]
 
 
-def test_the_room_grows_and_keeps_what_was_written():
+def test_the_capacity_grows_and_tokens_stay():
     prefilled = DynamicCache()
     prefilled.update(states(1), states(1), 0)
-    rows = RowCache(prefilled, torch.tensor([0]), max_tokens=3 * FIRST_ROOM)
-    for number in range(3 * FIRST_ROOM):
+    rows = RowCache(prefilled, torch.tensor([0]), max_tokens=3 * INITIAL_TOKENS)
+    for number in range(3 * INITIAL_TOKENS):
         keys, _ = rows.cache.update(states(number), states(number), 0)
-    assert keys.flatten().tolist() == [1, *range(3 * FIRST_ROOM)]
+    assert keys.flatten().tolist() == [1, *range(3 * INITIAL_TOKENS)]

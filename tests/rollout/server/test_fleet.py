@@ -1,107 +1,102 @@
-"""What answers at a server's address may be started otherwise, of another release, or no server."""
+"""Servers die, or never become ready: they are restarted and no completion is lost or doubled.
 
-import asyncio
-import json
-import threading
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+Real processes, real kills, real HTTP and a real tiny model.
+"""
+
+import os
+import signal
 
 import pytest
-from served_engines import QUICK
-from tiny import tiny_policy
-
-from lit_grpo.rollout import EngineFailed, Supervision, VLLMServerEngine
-from lit_grpo.rollout.server.endpoint import Endpoint, ServerError, understanding
-
-GENERATE = "POST /inference/v1/generate"
-WELL = {"GET /health": {}, "POST /resume": {}, "POST /pause": {}, "POST /collective_rpc": {}}
-WELL |= {"POST /reset_prefix_cache": {"success": True}, "POST /update_weight_version": {}}
-WELL |= {"GET /weight_info": {"weight_version": "0"}}
-
-
-@contextmanager
-def answering(replies):
-    """A server's address. It knows these requests, and answers 404 to others."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self):
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            reply = replies.get(f"{self.command} {self.path.partition('?')[0]}")
-            body = reply if isinstance(reply, bytes) else json.dumps(reply or {}).encode()
-            with suppress(OSError):  # the engine may have broken off
-                self.send_response(404 if reply is None else 200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        do_GET = do_POST = answer
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def failure_at(url, directory) -> str:
-    """Of an engine that attaches to it."""
-    engine = VLLMServerEngine(
-        urls=[url], directory=str(directory), supervision=Supervision(**QUICK)
-    )
-    policy = tiny_policy()
-    try:
-        engine.start(policy)
-        with pytest.raises(EngineFailed) as error:
-            engine.load_weights(policy, 0)
-    finally:
-        engine.close()
-    return str(error.value)
-
-
-def test_a_server_without_the_endpoints_for_training_says_what_it_lacks(tmp_path):
-    with answering({"GET /health": {}}) as url:
-        failure = failure_at(url, tmp_path)
-    assert f"the inference server at {url} was looked for again 2 times in a row" in failure
-    assert "POST /resume: 404" in failure
-    assert "VLLM_SERVER_DEV_MODE=1" in failure
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"choices": [{"index": 0, "token_ids": [5], "finish_reason": "stop"}]},
-        {"choices": [{"index": 7}]},
-        {"outputs": []},
-        ["choices"],
-    ],
+from served_engines import (
+    LONG,
+    PLAIN,
+    PROMPTS,
+    SEEDED,
+    assert_same,
+    failure_of,
+    generate,
+    generating,
+    launch,
+    launched_servers,
+    serving,
+    wait_until_ready,
 )
-def test_replies_of_another_release_are_trouble_that_shows_them(event, tmp_path):
-    stream = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
-    with answering(WELL | {GENERATE: stream}) as url:
-        failure = failure_at(url, tmp_path)
-    assert "cannot be understood" in failure
-    assert str(event) in failure
+from sglang_server import free_port, running_server
+
+from lit_grpo.rollout import EngineFailed
 
 
-def test_a_defect_of_our_own_is_not_taken_for_the_servers():
-    with pytest.raises(ServerError), understanding({}):
-        raise KeyError("of the event")
-    with pytest.raises(ZeroDivisionError), understanding({}):
-        raise ZeroDivisionError("of ours")
+def test_a_server_killed_while_generating_is_restarted_and_every_row_delivered(policy, undisturbed):
+    with serving(policy, launch=launch()) as engine:
+        (server,) = launched_servers()
+        with generating(engine, [server]) as running:
+            os.kill(server.pid, signal.SIGKILL)
+            completions = running.result(120)
+        assert_same(completions, undisturbed[LONG])
+        observed = engine.observe()
+        assert observed.totals["rollout/restarts"] == 1
+        assert observed.totals["rollout/retries"] >= 12
+        assert len(observed.means["sampler/proof_difference"]) == 2  # one more after the restart
+        assert [other.pid for other in launched_servers()] != [server.pid]
 
 
-def test_comments_in_a_stream_are_no_events():
-    async def read(url):
-        endpoint = Endpoint(url, 10)
-        events = [event async for event in endpoint.events("/stream", {})]
-        await endpoint.close()
-        return events
+def test_another_server_takes_over_the_requests_of_a_killed_one(
+    policy, server, directory, undisturbed
+):
+    """Even if no retries are allowed, since the requests are not at fault."""
+    with (
+        running_server(directory, **SEEDED) as other,
+        serving(policy, urls=[server.url, other.url], request_retries=0) as engine,
+    ):
+        wait_until_ready(engine)
+        with generating(engine, [server, other]) as running:
+            assert [one.log()["generating"] for one in (server, other)] == [6, 6]
+            other.kill()
+            server.faults()
+            completions = running.result(60)
+        assert_same(completions, undisturbed[LONG])
 
-    stream = b': waiting\n\ndata: {"a": 1}\n\n: ping\n\ndata: [DONE]\n\n'
-    with answering({"POST /stream": stream}) as url:
-        assert asyncio.run(read(url)) == [{"a": 1}]
+
+def test_a_server_that_somebody_else_restarted_gets_its_weights_again(
+    policy, directory, undisturbed
+):
+    port = free_port()
+    patient = {"max_restarts": 50}
+    with running_server(directory, port=port, **SEEDED) as first:
+        url = f"http://127.0.0.1:{port}"
+        with serving(policy, urls=[url], supervision=patient) as engine:
+            first.kill()
+            with running_server(directory, port=port, **SEEDED):
+                assert_same(generate(engine, PROMPTS, PLAIN), undisturbed[PLAIN])
+
+
+def test_the_last_server_that_is_abandoned_fails_the_requests_that_are_running(policy, directory):
+    """Including those at their last attempt, which wait for a health check of their server."""
+    settings = {"request_retries": 0, "supervision": {"max_restarts": 0}}
+    with (
+        running_server(directory, **SEEDED) as other,
+        serving(policy, urls=[other.url], **settings) as engine,
+        generating(engine, [other]) as running,
+    ):
+        other.kill()
+        with pytest.raises(EngineFailed, match="was reconnected to 0 times in a row"):
+            running.result(60)
+
+
+def test_a_server_that_cannot_start_fails_the_engine_with_the_end_of_its_log(policy):
+    broken = launch(flags={"no-such-flag": 1})
+    why = failure_of(policy, launch=broken, supervision={"max_restarts": 1})
+    assert "was restarted 1 times in a row and is still unhealthy: it exited before" in why
+    assert "The end of its log:\n" in why
+    assert "unrecognized arguments: --no-such-flag" in why
+    assert why.count("\n") <= 17
+    assert not launched_servers()
+
+
+def test_a_missing_program_fails_the_engine_with_the_key_to_set(policy, traces):
+    missing = launch(program=["no-such-program"])
+    why = failure_of(policy, launch=missing, supervision={"max_restarts": 0})
+    assert "'no-such-program' could not be started" in why
+    assert "launch.python or .program" in why
+    (left,) = traces()  # a failed engine keeps its logs and the reason, and nothing else
+    assert {path.name for path in left.iterdir()} == {"server_0.log", "failed.txt"}

@@ -1,4 +1,4 @@
-"""What a trainer starts and writes goes with it: the races of starting and ending."""
+"""The guard removes what a server creates while it ends, and ends it when its owner dies."""
 
 import os
 import signal
@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
+import psutil
+import pytest
 from worker_processes import is_alive, wait_until
 
+from lit_grpo.rollout.server import guard as server_guard
 from lit_grpo.rollout.server import process as server_process
 from lit_grpo.rollout.server.process import ServerProcess
-from lit_grpo.rollout.server.scratch import ScratchDirectory
 
 LATE_MEMORY = """
 import signal, sys
@@ -20,7 +22,7 @@ from multiprocessing import resource_tracker, shared_memory
 def make(*_):
     global memory
     memory = shared_memory.SharedMemory(sys.argv[1], create=True, size=4096)
-    resource_tracker.unregister(memory._name, "shared_memory")  # nobody else takes it away
+    resource_tracker.unregister(memory._name, "shared_memory")  # or Python would remove it
 
 signal.signal(signal.SIGTERM, make)
 open(sys.argv[2], "w").close()
@@ -29,12 +31,17 @@ while True:
 """
 
 
-def test_memory_that_a_server_makes_after_it_was_asked_to_end_goes_with_it(tmp_path):
+@pytest.fixture(autouse=True)
+def grace_period(monkeypatch):
+    monkeypatch.setattr(server_process, "GRACE_SECONDS", 0.5)
+
+
+def test_memory_that_a_server_creates_after_sigterm_is_removed(tmp_path):
     name, ready = f"lit-grpo-test-{uuid4().hex}", tmp_path / "ready"
     command = [sys.executable, "-c", LATE_MEMORY, name, str(ready)]
     server = ServerProcess(command, {}, tmp_path / "log")
     wait_until(ready.exists)
-    server.end()
+    server.stop()
     assert not is_alive(server.pid)
     assert not Path("/dev/shm", name).exists()
 
@@ -51,54 +58,46 @@ while True:
 """
 
 
-def test_a_semaphore_of_a_server_that_has_to_be_killed_goes_with_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(server_process, "GRACE_SECONDS", 0.2)
+def test_a_semaphore_of_a_server_that_has_to_be_killed_is_removed(tmp_path):
     written = tmp_path / "name"
     server = ServerProcess([sys.executable, "-c", SEMAPHORE, str(written)], {}, tmp_path / "log")
     wait_until(lambda: written.exists() and written.read_text())
     semaphore = Path("/dev/shm", f"sem.{written.read_text().lstrip('/')}")
     assert semaphore.exists()
-    server.end()
+    server.stop()
     assert not is_alive(server.pid)
     assert not semaphore.exists()
 
 
 OWNER = """
-import sys, time
-from lit_grpo.rollout.server.scratch import ScratchDirectory
-scratch = ScratchDirectory("lit-grpo-test-")
-(scratch.path / "model").mkdir()
-(scratch.path / "model" / "weights").write_text("large")
-print(scratch.path, flush=True)
+import subprocess, sys, time
+guard = subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=subprocess.PIPE)
 time.sleep(600)
 """
 
 
-def test_a_scratch_directory_goes_with_a_killed_owner(tmp_path):
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        start_new_session=True,
-    )
-    path = Path(owner.stdout.readline().decode().strip())
-    assert path.parent == tmp_path
-    assert path.exists()
-    os.killpg(owner.pid, signal.SIGKILL)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_ends_with_its_owner(tmp_path, number):
+    """Its worker's shared memory and its scratch directory are removed, too."""
+    name, ready, scratch = f"lit-grpo-test-{uuid4().hex}", tmp_path / "ready", tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-c", LATE_MEMORY, name, str(ready)]
+    guard = [server_guard.__file__, "0.2", str(scratch), *command]
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, *guard], stdout=subprocess.PIPE)
+    server = psutil.Process(int(owner.stdout.readline()))
+    wait_until(ready.exists)
+    server.send_signal(signal.SIGTERM)  # create the memory
+    wait_until(Path("/dev/shm", name).exists)
+    owner.send_signal(number)
     owner.communicate()
-    wait_until(lambda: not path.exists())
+    wait_until(lambda: not is_alive(server.pid))
+    wait_until(lambda: not (Path("/dev/shm", name).exists() or scratch.exists()))
 
 
-def test_a_scratch_directory_is_gone_when_it_is_removed_and_its_process_too():
-    scratch = ScratchDirectory("lit-grpo-test-")
-    (scratch.path / "file").write_text("")
-    scratch.remove()
-    assert not scratch.path.exists()
-    assert not is_alive(scratch._remover.pid)
-
-
-def test_a_scratch_directory_that_is_kept_stays():
-    scratch = ScratchDirectory("lit-grpo-test-")
-    scratch.keep()
-    assert not is_alive(scratch._remover.pid)
-    scratch.path.rmdir()
+def test_the_guard_imports_nothing_from_the_package():
+    """It is started by its path for every server, and has to be quick."""
+    code = "import runpy, sys; runpy.run_path(sys.argv[1]); print(*sys.modules)"
+    command = [sys.executable, "-c", code, server_guard.__file__]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "lit_grpo"} & set(loaded)
+    assert os.path.isabs(server_guard.__file__)

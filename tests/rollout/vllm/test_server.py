@@ -1,397 +1,217 @@
-"""The engine for vLLM servers against a real vLLM on a CPU: logprobs, weights, deaths."""
+"""The command line of a vLLM server, and the requests of its API.
 
-import copy
+`test_server_with_vllm` has a real vLLM.
+"""
+
+import asyncio
 import json
-import re
-import threading
-import time
-import urllib.request
-from contextlib import contextmanager, suppress
-from types import SimpleNamespace
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-import torch
-from served_engines import assert_written_by, generate, stirred
-from sglang_server import free_port
-from tiny import prompt, tiny_policy
-from vllm_environment import PYTHON, ROOT, launch_on_cpu, needs_vllm
-from vllm_servers import counter, processes_of
-from vllm_settings import ARCHITECTURE, ENV, FLAGS, MAX_MODEL_LEN
-from worker_processes import is_alive, wait_until
+from http_answers import answering
 
-from lit_grpo.policy import LoRA
-from lit_grpo.rollout import (
-    EngineFailed,
-    HFEngine,
-    Proof,
-    Sampling,
-    Supervision,
-    VLLMServerEngine,
+from lit_grpo.rollout import Launch, Sampling
+from lit_grpo.rollout.requests import Request
+from lit_grpo.rollout.server.api import ServedModel
+from lit_grpo.rollout.server.endpoint import Endpoint, ServerError
+from lit_grpo.rollout.vllm.nccl_transfer import NCCLTransfer
+from lit_grpo.rollout.vllm.server import VLLMAPI
+from lit_grpo.rollout.weights.store import WeightUpdate
+
+MODEL = ServedModel(
+    path="/models/small", tokenizer="/tokenizers/mine", dtype="bfloat16", adapter_rank=None
 )
-from lit_grpo.rollout.server import guard as server_guard
-from lit_grpo.rollout.server.api import as_flags
-from lit_grpo.rollout.server.process import ServerProcess
-
-pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
-
-SHORT = Sampling(max_tokens=12)
-LONG = Sampling(max_tokens=200)
-PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one: ", "x", "22+3=" * 20)]
-
-
-@contextmanager
-def serving(policy, **settings):
-    """A started engine whose server has the policy's weights as version 0."""
-    launch = launch_on_cpu(**settings.pop("launch", {}))
-    engine = VLLMServerEngine(launch=launch, **settings)
-    try:
-        engine.start(policy)
-        engine.load_weights(policy, 0)
-        yield engine
-    finally:
-        engine.close()
-
-
-@pytest.fixture(scope="module")
-def policy():
-    return tiny_policy(architecture=ARCHITECTURE)
-
-
-@pytest.fixture(scope="module")
-def engine(policy, tmp_path_factory):
-    """One server for the tests that leave it well; each gives it the weights that it wants."""
-    directory = tmp_path_factory.mktemp("engine")
-    supervision = Supervision(
-        health_interval=0.5,
-        health_timeout=5,
-        silence_timeout=5,
-        first_backoff=0.1,
-        max_restarts=9,
-    )
-    with serving(policy, directory=str(directory), supervision=supervision) as engine:
-        yield engine
-
-
-@pytest.fixture
-def fresh(policy, engine):
-    """The engine with the policy's own weights, under a version of its own."""
-    engine.load_weights(policy, engine.version + 1)
-    return engine
-
-
-def moved(policy, by: float = 0.05):
-    """The same policy with other weights."""
-    model = copy.deepcopy(policy.model)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(by * torch.randn(parameter.shape, generator=generator))
-    return SimpleNamespace(model=model, tokenizer=policy.tokenizer, source=None)
-
-
-def url(engine) -> str:
-    return engine._fleet.servers[0].url
-
-
-def ask(engine, path: str):
-    with urllib.request.urlopen(url(engine) + path, timeout=10) as reply:
-        return json.loads(reply.read() or b"null")
-
-
-def num_generated(engine) -> float:
-    """Tokens that the server has sampled since its start."""
-    return counter(url(engine), "generation_tokens_total")
-
-
-@contextmanager
-def once_it_generates(engine, action):
-    """The action is taken in the middle of what the body generates."""
-    so_far = num_generated(engine)
-
-    def act_when_due():
-        while num_generated(engine) == so_far:
-            time.sleep(0.005)
-        action()
-
-    actor = threading.Thread(target=act_when_due)
-    actor.start()
-    yield
-    actor.join()
-
-
-# What it samples
-
-
-def test_a_completion_that_the_context_cuts_is_absent(fresh):
-    longer = Sampling(max_tokens=2 * MAX_MODEL_LEN, min_tokens=MAX_MODEL_LEN - 50)
-    for one in generate(fresh, PROMPTS[:1], longer):
-        assert one.is_failed
-        assert re.match(
-            r"cut at 3\d\d tokens, where 640 may be sampled: .* max_model_len", one.failure
-        )
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_logprobs_are_those_of_transformers(policy, fresh, temperature):
-    sampling = Sampling(max_tokens=12, temperature=temperature)
-    completions = generate(fresh, PROMPTS, sampling)
-    assert_written_by({fresh.version: policy.model}, PROMPTS, completions, temperature or 1.0)
-
-
-def test_greedy_completions_are_those_of_the_policy_itself(policy, fresh):
-    sampling = Sampling(max_tokens=12, temperature=0)
-    engine = HFEngine()
-    engine.load_weights(policy, 0)
-    ours = generate(engine, PROMPTS, sampling, group_size=1)
-    theirs = generate(fresh, PROMPTS, sampling, group_size=1)
-    assert [one.token_ids for one in theirs] == [one.token_ids for one in ours]
-    assert [one.text for one in theirs] == [one.text for one in ours]
-    assert [one.finish_reason for one in theirs] == [one.finish_reason for one in ours]
-
-
-def test_a_seed_draws_the_same_again_and_every_prompt_and_sample_its_own(fresh):
-    twins = [prompt("1+1=", id=name) for name in "ab"]
-    first = generate(fresh, twins, SHORT, seed=3)
-    assert first == generate(fresh, twins, SHORT, seed=3)
-    assert len({one.token_ids for one in first}) == 8
-    assert first != generate(fresh, twins, SHORT, seed=4)
-
-
-def test_stops_end_a_completion_as_they_do_in_the_policy_s_own_engine(policy, fresh):
-    engine = HFEngine()
-    engine.load_weights(policy, 0)
-    prompts = [prompt(f"{n}+1=", id=str(n)) for n in range(16)]
-    free = generate(engine, prompts, Sampling(max_tokens=12, temperature=0), group_size=1)
-    sampled = [token for one in free for token in one.token_ids[4:8]]
-    letters = {token: policy.tokenizer.decode([token]) for token in sampled}
-    token = next(one for one, text in letters.items() if text.isascii() and text.isprintable())
-    for stops in ({"stop_token_ids": (token,)}, {"stop": (letters[token],)}):
-        for min_tokens in (0, 8):
-            sampling = Sampling(max_tokens=12, temperature=0, min_tokens=min_tokens, **stops)
-            ours = generate(engine, prompts, sampling, group_size=1)
-            theirs = generate(fresh, prompts, sampling, group_size=1)
-            assert any(one.finish_reason == "stop" for one in ours), sampling
-            for mine, its in zip(ours, theirs, strict=True):
-                assert its.token_ids == mine.token_ids, sampling
-                assert (its.text, its.finish_reason) == (mine.text, mine.finish_reason)
-
-
-@pytest.mark.parametrize("settings", [{"top_p": 0.9}, {"top_k": 5}])
-def test_logprobs_of_a_truncated_distribution_are_refused(fresh, settings):
-    with pytest.raises(ValueError, match="raw_logprobs"):
-        generate(fresh, PROMPTS, Sampling(max_tokens=4, **settings))
-
-
-def test_closing_early_ends_what_runs(fresh):
-    rows = iter(fresh.generate(PROMPTS, 4, Sampling(max_tokens=250), seed=1))
-    next(rows)
-    rows.close()
-    deadline = time.monotonic() + 30
-    while running(fresh) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert running(fresh) == 0
-
-
-def running(engine) -> float:
-    """Requests that the server is at."""
-    with urllib.request.urlopen(url(engine) + "/metrics", timeout=10) as reply:
-        return float(
-            re.search(r"^vllm:num_requests_running{.*} (.*)$", reply.read().decode(), re.M)[1]
-        )
-
-
-# Its weights
-
-
-def test_new_weights_are_those_that_it_samples_with(policy, fresh):
-    other = moved(policy)
-    generate(fresh, PROMPTS, SHORT)  # fills its prefix cache with the old ones
-    fresh.load_weights(other, fresh.version + 1)
-    completions = generate(fresh, PROMPTS, SHORT)
-    assert_written_by({fresh.version: other.model}, PROMPTS, completions)
-    assert ask(fresh, "/weight_info")["weight_version"] == str(fresh.version)
-
-
-def test_what_runs_at_an_update_goes_on_and_says_which_weights_wrote_each_token(policy, fresh):
-    other, old, prompts = moved(policy), fresh.version, PROMPTS[:3]
-
-    def update():
-        pause(url(fresh))  # or it might be done before the update begins, which ends the pause
-        fresh.load_weights(other, old + 1)
-
-    with once_it_generates(fresh, update):
-        found = generate(fresh, prompts, LONG, group_size=8)
-    assert any(set(one.policy_versions) == {old, old + 1} for one in found)
-    assert_written_by({old: policy.model, old + 1: other.model}, prompts, found)
-
-
-def test_a_prefix_cache_that_outlives_an_update_is_found_out(policy, tmp_path):
-    class Careless:
-        """Passes everything on but what would reset the prefix cache; a pause does, too."""
-
-        def __init__(self, endpoint):
-            self.endpoint = endpoint
-
-        async def call(self, method, path, *args, **settings):
-            if path in ("/pause", "/reset_prefix_cache", "/resume"):
-                return {"success": True}
-            return await self.endpoint.call(method, path, *args, **settings)
-
-    with serving(policy, directory=str(tmp_path)) as engine:
-        update = engine.api.update
-        engine.api.update = lambda endpoint, *rest: update(Careless(endpoint), *rest)
-        with pytest.raises(
-            EngineFailed, match=r"differ .* by [\d.]+ .* 0\.005 is allowed"
-        ) as error:
-            engine.load_weights(moved(policy), 1)
-        assert re.search(r"\(mean -[\d.]+, trainer -[\d.]+\)", str(error.value))
-
-
-def test_tied_embeddings_that_a_reload_leaves_stale_are_found_out(tmp_path):
-    tied = tiny_policy(architecture=ARCHITECTURE | {"tie_word_embeddings": True})
-    with serving(tied, directory=str(tmp_path)) as engine:
-        with pytest.raises(EngineFailed, match="does not: its logprobs .* tied embeddings"):
-            engine.load_weights(moved(tied, by=0.2), 1)
-        with pytest.raises(EngineFailed):
-            generate(engine, PROMPTS, SHORT)
-
-
-def test_a_server_whose_logprobs_ignore_the_temperature_is_found_out(policy, tmp_path):
-    raw = {"flags": {"logprobs-mode": "raw_logprobs"}}
-    found_out = pytest.raises(EngineFailed, match="another --logprobs-mode")
-    with found_out, serving(policy, directory=str(tmp_path), launch=raw):
-        pass
-
-
-def test_half_precision_passes_its_proof_and_stale_weights_do_not(policy, tmp_path):
-    launch = {"dtype": "bfloat16"}
-    with serving(policy, directory=str(tmp_path), launch=launch) as engine:
-        engine.load_weights(moved(policy), 1)
-        differences = engine.observe().means["sampler/proof_difference"]
-        assert len(differences) == 2
-        assert all(
-            1e-5 < one < 0.02 for one in differences
-        )  # coarser than float32, and far from 0.1
-        engine.api._replace_weights = _do_nothing
-        with pytest.raises(EngineFailed, match=r"differ .* where 0\.1 is allowed"):
-            engine.load_weights(moved(policy, by=0.2), 2)
-
-
-async def _do_nothing(*_):
-    """An update that only seems to happen."""
-
-
-def test_an_adapter_alone_travels_and_the_old_one_is_unloaded(tmp_path):
-    base = tiny_policy(architecture=ARCHITECTURE)
-    base.save_pretrained(tmp_path / "base")
-    policy = tiny_policy(
-        architecture=None,
-        path=str(tmp_path / "base"),
-        lora=LoRA(rank=4, target_modules=["q_proj", "v_proj"]),
-    )
-    with serving(policy, directory=str(tmp_path / "engine"), proof=Proof(every=1)) as engine:
-        assert_written_by({0: policy.model}, PROMPTS, generate(engine, PROMPTS, SHORT))
-        with torch.no_grad():
-            for parameter in policy.trainable_parameters():
-                parameter.add_(0.3 * torch.randn_like(parameter))
-        for version in (1, 2):
-            engine.load_weights(policy, version)
-            completions = generate(engine, PROMPTS, SHORT)
-            assert_written_by({version: policy.model}, PROMPTS, completions)
-        names = {one["id"] for one in ask(engine, "/v1/models")["data"]}
-        assert names == {"policy", "policy-v1", "policy-v2"}  # of the last two, no older one
-        files = {path.name for path in (tmp_path / "engine/weights/v2").iterdir()}
-        assert files == {"adapter_model.safetensors", "adapter_config.json"}
-
-
-# Its deaths
-
-
-@pytest.mark.parametrize("victim", ["the worker", "the main process"])
-def test_a_server_that_is_killed_is_back_with_the_policy_s_weights(policy, fresh, victim):
-    other = moved(policy)
-    fresh.load_weights(other, fresh.version + 1)
-    everyone = processes_of(url(fresh))
-    doomed = everyone[0] if victim == "the main process" else everyone[-1]
-    with once_it_generates(fresh, doomed.kill):
-        completions = generate(fresh, PROMPTS, LONG, group_size=8)
-    assert_written_by({fresh.version: other.model}, PROMPTS, completions)
-    assert fresh.observe().totals["rollout/restarts"] == 1
-    assert not any(is_alive(process.pid) for process in everyone)
-
-
-def test_a_server_whose_engine_stands_still_is_found_out_although_it_says_it_is_well(policy, fresh):
-    everyone = processes_of(url(fresh))
-    core = next(one for one in everyone if "EngineCore" in one.name() or "EngineCor" in one.name())
-    with once_it_generates(fresh, core.suspend):
-        completions = generate(fresh, PROMPTS, LONG, group_size=8)
-    assert_written_by({fresh.version: policy.model}, PROMPTS, completions)
-    assert fresh.observe().totals["rollout/restarts"] == 1
-    assert not any(is_alive(process.pid) for process in everyone)
-
-
-# Attached to
-
-
-def documented_command() -> list[str]:
-    """The docs' own for servers that get adapters, with the flags that a CPU wants."""
-    text = (ROOT / "docs" / "engines.md").read_text()
-    (variables, flags) = re.search(r"^(.*) vllm serve MODEL \\\n(.*)$", text, re.M).groups()
-    (lora,) = re.findall(r"add `(--enable-lora [^`]+)`", text)
-    words = f"{flags} {lora}".replace("10.0.0.2", "127.0.0.1").split()
-    module = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server"]
-    return ["env", *variables.split(), *module, *words, *as_flags(FLAGS)]
-
-
-def test_a_server_started_as_documented_and_left_paused_is_taken_up(tmp_path):
-    base = tiny_policy(architecture=ARCHITECTURE)
-    base.save_pretrained(tmp_path / "base")
-    lora = LoRA(rank=4, target_modules=["q_proj", "v_proj"])
-    policy = stirred(tiny_policy(architecture=None, path=str(tmp_path / "base"), lora=lora))
-    port = free_port()
-    words = ["--model", str(tmp_path / "base"), "--port", str(port), "--dtype", "float32"]
-    words += ["--max-model-len", str(MAX_MODEL_LEN)]
-    server = ServerProcess(documented_command() + words, ENV, tmp_path / "server.log")
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: not server.is_running or is_well(url), 300)
-        assert server.is_running, server.log_tail()
-        pause(url)
-        engine = VLLMServerEngine(urls=[url], directory=str(tmp_path / "engine"))
+MODULE = ["-m", "vllm.entrypoints.openai.api_server", "--model"]
+
+
+def command(model: ServedModel = MODEL, transfer=None, **launch) -> list[str]:
+    return VLLMAPI("processed_logprobs", transfer).command(Launch(**launch), model, 8000)
+
+
+def options(**settings) -> dict[str, str | bool]:
+    """Return the options by name; True for one without a value."""
+    words, found = command(**settings), {}
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            assert word not in found, f"{word} is there twice"
+            found[word] = True if following.startswith("--") else following
+    return found
+
+
+ALWAYS = {
+    "--model": "/models/small",
+    "--tokenizer": "/tokenizers/mine",
+    "--served-model-name": "policy",
+    "--host": "127.0.0.1",
+    "--port": "8000",
+    "--dtype": "bfloat16",
+    "--tensor-parallel-size": "1",
+    "--data-parallel-size": "1",
+    "--logprobs-mode": "processed_logprobs",
+    "--enable-scale-out": True,
+    "--uvicorn-log-level": "warning",
+}
+
+
+def test_settings_that_are_null_are_left_to_vllm():
+    assert options() == ALWAYS
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"memory_fraction": 0.4}, {"--gpu-memory-utilization": "0.4"}),
+        ({"tensor_parallel_size": 4}, {"--tensor-parallel-size": "4"}),
+        ({"data_parallel_size": 2}, {"--data-parallel-size": "2"}),
+        ({"dtype": "float16"}, {"--dtype": "float16"}),
+        ({"max_model_len": 4096}, {"--max-model-len": "4096"}),
+        ({"host": "10.0.0.2"}, {"--host": "10.0.0.2"}),
+        ({"flags": {"max-num-seqs": 64}}, {"--max-num-seqs": "64"}),
+        ({"flags": {"enforce-eager": True}}, {"--enforce-eager": True}),
+        ({"flags": {"hf-overrides": {"a": "b"}}}, {"--hf-overrides": '{"a": "b"}'}),
+        ({"flags": {"uvicorn-log-level": "info"}}, {"--uvicorn-log-level": "info"}),
+        (
+            {"transfer": NCCLTransfer()},
+            {"--weight-transfer-config": '{"backend": "nccl"}'},
+        ),
+    ],
+    ids=lambda value: ", ".join(value),
+)
+def test_every_setting_reaches_the_command(settings, expected):
+    assert options(**settings) == ALWAYS | expected
+
+
+def test_a_flag_that_is_false_removes_an_option():
+    left = {name: value for name, value in ALWAYS.items() if name != "--enable-scale-out"}
+    assert options(flags={"enable-scale-out": False}) == left
+
+
+def test_two_adapters_fit_since_running_requests_continue_with_the_previous_one():
+    adapters = {"--enable-lora": True, "--max-lora-rank": "8", "--max-loras": "2"}
+    assert options(model=replace(MODEL, adapter_rank=4)) == ALWAYS | adapters
+
+
+def test_the_interpreter_of_another_environment_can_run_the_server():
+    assert command()[:4] == [sys.executable, *MODULE]
+    assert command(python="/envs/vllm/bin/python")[:4] == ["/envs/vllm/bin/python", *MODULE]
+
+
+def test_a_program_replaces_interpreter_and_module():
+    container = ["podman", "run", "--rm", "vllm"]
+    assert command(program=container)[:5] == [*container, "--model"]
+
+
+def at(url, method, *arguments):
+    """Call a method of the API with an endpoint."""
+
+    async def call():
+        endpoint = Endpoint(url, 10)
         try:
-            engine.start(policy)
-            engine.load_weights(policy, 0)
-            completions = generate(engine, PROMPTS, SHORT)
-            assert engine.observe().totals["rollout/restarts"] == 0
+            return await method(endpoint, *arguments)
         finally:
-            engine.close()
-        assert is_well(url)  # it is somebody else's
-    finally:
-        server.end()
-    assert_written_by({0: policy.model}, PROMPTS, completions)
+            await endpoint.close()
+
+    return asyncio.run(call())
 
 
-def pause(url: str) -> None:
-    """As the first half of an update does."""
-    urllib.request.urlopen(f"{url}/pause?mode=keep", data=b"", timeout=20).close()
+def update(version=3, *, is_adapter=False) -> WeightUpdate:
+    return WeightUpdate(version=version, path=Path("/weights/v3"), is_adapter=is_adapter)
 
 
-def is_well(url: str) -> bool:
-    with suppress(OSError):
-        urllib.request.urlopen(f"{url}/health", timeout=5).close()
-        return True
-    return False
+UPDATES = {"POST /pause": {}, "POST /resume": {}, "POST /collective_rpc": {}}
+UPDATES |= {"POST /reset_prefix_cache": {"success": True}, "POST /update_weight_version": {}}
 
 
-# What is left
+def test_full_weights_are_replaced_in_a_pause_and_labelled_before_its_end():
+    seen = []
+    with answering(UPDATES, seen) as url:
+        at(url, VLLMAPI("processed_logprobs").update_weights, update(), 10)
+    assert [what for what, _ in seen] == [
+        "POST /pause?mode=keep",
+        "POST /collective_rpc",
+        "POST /reset_prefix_cache?reset_running_requests=true",
+        "POST /update_weight_version",
+        "POST /resume",
+    ]
+    assert seen[1][1] == {"method": "reload_weights", "kwargs": {"weights_path": "/weights/v3"}}
+    assert seen[3][1] == {"new_version": "3"}
 
 
-def test_nothing_is_left_when_it_is_closed(policy, tmp_path):
-    with serving(policy, directory=str(tmp_path)) as engine:
-        everyone = processes_of(url(engine))
-        generate(engine, PROMPTS, SHORT)
-        shared = server_guard._shared_memory(everyone[0].pid)
-    assert not any(is_alive(process.pid) for process in everyone)
-    assert shared
-    assert not any(path.exists() for path in shared)
-    assert [path.name for path in tmp_path.iterdir()] == ["server_0.log"]
+def test_an_update_without_a_reset_of_the_prefix_cache_fails():
+    replies = UPDATES | {"POST /reset_prefix_cache": {"success": False}}
+    with answering(replies) as url, pytest.raises(ServerError, match="prefix cache"):
+        at(url, VLLMAPI("processed_logprobs").update_weights, update(), 10)
+
+
+def test_an_adapter_replaces_one_with_the_same_name():
+    seen, adapter = [], update(is_adapter=True)
+    replies = {"POST /v1/load_lora_adapter": b"ok", "POST /update_weight_version": {}}
+    with answering(replies, seen) as url:
+        at(url, VLLMAPI("processed_logprobs").update_weights, adapter, 10)
+    assert [what for what, _ in seen] == [
+        "POST /v1/unload_lora_adapter",  # refused: there is none
+        "POST /v1/load_lora_adapter",
+        "POST /update_weight_version",
+    ]
+    assert seen[1][1] == {"lora_name": "policy-v3", "lora_path": "/weights/v3"}
+
+
+def choice(index, token_ids, finish_reason=None):
+    content = [{"logprob": -float(token)} for token in token_ids]
+    spans = [{"version": 3, "start": 0, "end": 1}, {"version": 4, "start": 1, "end": 3}]
+    found = {"index": index, "token_ids": token_ids, "logprobs": {"content": content}}
+    return found | {"finish_reason": finish_reason, "weight_versions": spans}
+
+
+def read_samples(*events, adapter=None):
+    """Return the samples of a request for two, and what the server was asked."""
+    request = Request(
+        token_ids=(1, 2),
+        sampling=Sampling(max_tokens=3),
+        stop_token_ids=(9,),
+        seeds={4: 70, 5: 71},
+        adapter=adapter,
+    )
+    lines = [f"data: {json.dumps({'choices': [event]})}\n\n" for event in events]
+    stream = "".join([*lines, "data: [DONE]\n\n"]).encode()
+    seen, found = [], {}
+
+    async def read(endpoint):
+        async for index, sample in VLLMAPI("processed_logprobs").stream(endpoint, request):
+            found[index] = sample
+        return found
+
+    with answering({"POST /inference/v1/generate": stream}, seen) as url:
+        samples = at(url, read)
+    return samples, seen[0][1]
+
+
+def test_samples_of_a_request_are_put_together_from_events():
+    samples, body = read_samples(
+        choice(0, [10, 11]), choice(1, [20], "stop"), choice(0, [12], "length")
+    )
+    assert samples[4].token_ids == [10, 11, 12]
+    assert samples[4].logprobs == [-10, -11, -12]
+    assert samples[4].versions == ["3", "4", "4"]
+    assert (samples[4].finish_reason, samples[5].finish_reason) == ("length", "stop")
+    assert body["model"] == "policy"
+    assert (body["sampling_params"]["n"], body["sampling_params"]["seed"]) == (2, 70)
+
+
+def test_tokens_of_an_adapter_have_its_version():
+    events = [choice(0, [10, 11, 12], "length"), choice(1, [20], "stop")]
+    samples, body = read_samples(*events, adapter=update(7, is_adapter=True))
+    assert body["model"] == "policy-v7"
+    assert samples[4].versions == ["7"] * 3
+
+
+def test_a_stream_that_ends_before_its_samples_fails():
+    with pytest.raises(ServerError, match="ended before"):
+        read_samples(choice(0, [10], "stop"))
+
+
+def test_a_sample_that_the_server_aborted_fails():
+    with pytest.raises(ServerError, match="'abort'"):
+        read_samples(choice(0, [10], "abort"))

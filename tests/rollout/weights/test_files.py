@@ -1,6 +1,5 @@
-"""What an inference server is sent are the policy's weights, whole, and gathered one at a time."""
+"""Files for inference servers have the policy's weights; a sharded one is gathered bit by bit."""
 
-import copy
 import json
 import time
 from collections import deque
@@ -12,31 +11,24 @@ import torch
 import torch.distributed
 from peft import PeftModel
 from safetensors.torch import load_file
-from tiny import LLAMA, tiny_policy
+from tiny import tiny_policy
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.core_model_loading import GroupWeightRename
-from weight_policies import ADAPTED, POLICIES, assert_same, shard, stirred
+from transformers import AutoModelForCausalLM
+from weight_policies import (
+    ADAPTED,
+    POLICIES,
+    assert_same,
+    perturbed,
+    read_weights,
+    run_two_ranks,
+    shard,
+)
 
-from lit_grpo.policy import LoRA, Policy
 from lit_grpo.rollout.weights.files import save_adapter, save_weights
 from lit_grpo.rollout.weights.named import named_weights
 
 IDS = torch.tensor([[1, 2, 3, 4]])
-
-
-def read(directory: Path) -> dict[str, torch.Tensor]:
-    weights = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        weights |= load_file(file)
-    return weights
-
-
-def saved(policy: Policy, directory: Path) -> dict[str, torch.Tensor]:
-    """What the policy itself writes, by transformers' and peft's own ways."""
-    policy.save_pretrained(directory)
-    return read(directory)
 
 
 def logits(model) -> torch.Tensor:
@@ -45,17 +37,8 @@ def logits(model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_names_and_weights_are_those_of_the_written_policy(name, tmp_path):
-    policy = stirred(name)
-    before = copy.deepcopy(policy.state_dict())
-    weights = dict(named_weights(policy.model))
-    assert_same(dict(policy.state_dict()), dict(before))
-    assert_same(weights, saved(policy, tmp_path))
-
-
-@pytest.mark.parametrize("name", POLICIES)
 def test_a_written_directory_loads_as_the_policy(name, tmp_path):
-    policy = stirred(name)
+    policy = perturbed(name)
     save_weights(policy.model, tmp_path / "new", dtype=None, is_writer=True, shard_bytes=50_000)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "new", dtype="auto")
     assert loaded.dtype == policy.model.dtype
@@ -67,56 +50,11 @@ def test_a_written_directory_loads_as_the_policy(name, tmp_path):
     torch.testing.assert_close(logits(loaded), logits(policy.model), **tolerance)
 
 
-def test_a_merged_weight_is_the_base_plus_the_scaled_product_of_the_factors():
-    model = stirred("llama with lora").model
-    layer = model.get_base_model().model.layers[1].mlp.up_proj
-    product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-    torch.testing.assert_close(
-        dict(named_weights(model))["model.layers.1.mlp.up_proj.weight"],
-        (layer.base_layer.weight + 32 / 3 * product).detach(),
-    )
-
-
-def test_a_merged_weight_of_gpt2_takes_the_product_transposed():
-    model = stirred("gpt2 with lora").model
-    layer = model.get_base_model().transformer.h[0].attn.c_attn
-    product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-    torch.testing.assert_close(
-        dict(named_weights(model))["transformer.h.0.attn.c_attn.weight"],
-        (layer.base_layer.weight + 32 / 3 * product.T).detach(),
-    )
-
-
-def test_weights_that_a_checkpoint_holds_fused_are_gathered_together_and_fused(tmp_path):
-    settings = LLAMA | {"model_type": "hrm_text", "vocab_size": 64, "head_dim": 8}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
-    model.save_pretrained(tmp_path)
-    written = read(tmp_path)
-    assert any("gqkv_proj" in name for name in written)
-    assert_same(dict(named_weights(model)), written)
-
-
-def test_names_that_need_the_whole_model_are_refused_with_what_to_use_instead():
-    model = tiny_policy().model
-    # On disk each name is the next one's in memory, which shows only where the first is seen.
-    model._weight_conversions = [
-        GroupWeightRename(["mlp.a_proj", "mlp.down_proj"], ["mlp.down_proj", "mlp.gate_proj"])
-    ]
-    with pytest.raises(ValueError, match=r"layers.0.mlp.*Set model.engine to HFEngine"):
-        next(named_weights(model))
-
-
-def test_a_loaded_mixture_of_experts_is_named_as_on_its_disk(tmp_path):
-    stirred("mixtral").save_pretrained(tmp_path)
-    policy = tiny_policy(architecture=None, path=str(tmp_path), lora=LoRA(rank=3))
-    assert_same(dict(named_weights(policy.model)), read(tmp_path))
-
-
-def test_a_buffer_of_integers_is_sent_and_not_cast(tmp_path):
+def test_a_buffer_of_integers_is_written_and_not_cast(tmp_path):
     model = tiny_policy().model
     model.model.register_buffer("seen", torch.tensor([3]))
     save_weights(model, tmp_path / "new", dtype=torch.bfloat16, is_writer=True)
-    weights = read(tmp_path / "new")
+    weights = read_weights(tmp_path / "new")
     assert weights.pop("model.seen").tolist() == [3]
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
 
@@ -126,7 +64,7 @@ def test_files_are_cast_and_their_config_says_so(tmp_path):
     save_weights(policy.model, tmp_path / "new", dtype=torch.bfloat16, is_writer=True)
     assert json.loads((tmp_path / "new" / "config.json").read_text())["dtype"] == "bfloat16"
     expected = {name: w.bfloat16() for name, w in policy.model.state_dict().items()}
-    assert_same(read(tmp_path / "new"), expected)
+    assert_same(read_weights(tmp_path / "new"), expected)
     assert policy.model.config.dtype == policy.model.dtype == torch.float32
 
 
@@ -139,7 +77,7 @@ def test_one_file_needs_no_index(tmp_path):
     }
 
 
-def test_no_file_is_larger_than_asked_for_unless_a_single_tensor_is(tmp_path):
+def test_no_file_is_larger_than_shard_bytes_unless_a_single_tensor_is(tmp_path):
     policy = tiny_policy()
     save_weights(policy.model, tmp_path / "new", dtype=None, is_writer=True, shard_bytes=20_000)
     files = sorted((tmp_path / "new").glob("*.safetensors"))
@@ -154,13 +92,13 @@ def test_no_file_is_larger_than_asked_for_unless_a_single_tensor_is(tmp_path):
     assert index["weight_map"] == {
         name: file.name for file, content in zip(files, contents, strict=True) for name in content
     }
-    weights = read(tmp_path / "new")
+    weights = read_weights(tmp_path / "new")
     assert index["metadata"]["total_size"] == sum(w.nbytes for w in weights.values())
     assert_same(weights, dict(policy.model.state_dict()))
 
 
 def test_a_server_of_another_user_may_read_the_files(tmp_path):
-    policy = stirred("llama with lora")
+    policy = perturbed("llama with lora")
     save_weights(policy.model, tmp_path / "new", dtype=None, is_writer=True)
     save_adapter(policy.model, tmp_path / "adapter", is_writer=True)
     (tmp_path / "usual").touch()
@@ -171,32 +109,33 @@ def test_a_server_of_another_user_may_read_the_files(tmp_path):
             assert file.stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-def test_a_new_directory_takes_the_place_of_the_old_one_with_all_its_files(tmp_path):
-    directory, policy = tmp_path / "new", stirred("llama")
+def test_a_new_directory_replaces_the_old_one_with_all_its_files(tmp_path):
+    directory, policy = tmp_path / "new", perturbed("llama")
     save_weights(tiny_policy().model, directory, dtype=None, is_writer=True, shard_bytes=20_000)
     save_weights(policy.model, directory, dtype=None, is_writer=True)
-    assert_same(read(directory), dict(policy.model.state_dict()))
+    assert_same(read_weights(directory), dict(policy.model.state_dict()))
     assert list(tmp_path.iterdir()) == [directory]
 
 
-def test_an_interrupted_write_leaves_the_old_directory_and_nothing_beside_it(tmp_path):
+def test_an_interrupted_write_leaves_the_old_directory_and_nothing_else(tmp_path):
     directory, policy = tmp_path / "new", tiny_policy()
     save_weights(policy.model, directory, dtype=None, is_writer=True)
-    old = read(directory)
-    broken = stirred("llama").model
+    old = read_weights(directory)
+    broken = perturbed("llama").model
     broken.lm_head.weight = torch.nn.Parameter(broken.lm_head.weight.detach().to_sparse())
-    with pytest.raises((ValueError, RuntimeError)):  # no file can hold it; it comes last
+    # It comes last, and a sparse tensor cannot be written.
+    with pytest.raises((ValueError, RuntimeError)):
         save_weights(broken, directory, dtype=None, is_writer=True, shard_bytes=20_000)
-    assert_same(read(directory), old)
+    assert_same(read_weights(directory), old)
     assert list(tmp_path.iterdir()) == [directory]
 
 
 @pytest.mark.parametrize("name", ADAPTED)
-def test_a_written_adapter_is_peft_s_and_gives_the_policy_s_logits(name, tmp_path):
-    policy = stirred(name)
+def test_a_written_adapter_is_that_of_peft_and_gives_the_policys_logits(name, tmp_path):
+    policy = perturbed(name)
     save_adapter(policy.model, tmp_path / "new", is_writer=True)
     policy.model.save_pretrained(tmp_path / "expected", save_embedding_layers=False)
-    assert_same(read(tmp_path / "new"), read(tmp_path / "expected"))
+    assert_same(read_weights(tmp_path / "new"), read_weights(tmp_path / "expected"))
     loaded = PeftModel.from_pretrained(
         tiny_policy(**POLICIES[name] | {"lora": None}).model, tmp_path / "new"
     )
@@ -204,7 +143,7 @@ def test_a_written_adapter_is_peft_s_and_gives_the_policy_s_logits(name, tmp_pat
 
 
 def test_an_adapter_with_layers_trained_in_full_is_refused(tmp_path):
-    model = stirred("a head trained in full").model
+    model = perturbed("a head trained in full").model
     with pytest.raises(ValueError, match=r"\['lm_head'\].*Set model.policy.lora.modules_to_save"):
         save_adapter(model, tmp_path / "new", is_writer=True)
     assert not list(tmp_path.iterdir())
@@ -215,7 +154,7 @@ SHARD_BYTES = 40_000
 
 
 class Gathered:
-    """Counts what is gathered, and what was gathered before and is still alive."""
+    """Counts the tensors that are gathered, and the bytes of earlier ones that are still alive."""
 
     def __init__(self) -> None:
         self._gather = DTensor.full_tensor
@@ -226,7 +165,7 @@ class Gathered:
         self.allowed, self.count, self.kept = allowed, 0, 0
 
     def full_tensor(self, tensor: DTensor) -> torch.Tensor:
-        end = time.monotonic() + 2  # gloo's own thread lets go a little later
+        end = time.monotonic() + 2  # gloo's thread frees its reference a little later
         while self._alive() > max(self.allowed, self.kept) and time.monotonic() < end:
             time.sleep(0.001)
         self.kept = max(self.kept, self._alive())
@@ -237,13 +176,13 @@ class Gathered:
         return full
 
     def _alive(self) -> int:
-        """Bytes of the tensors that are not freed."""
+        """Return the bytes of the tensors that are not freed."""
         self._storages = [pair for pair in self._storages if not pair[0].expired()]
         return sum(num_bytes for _, num_bytes in self._storages)
 
 
 def run_rank(rank: int, directory: Path) -> None:
-    """One of two processes that shard each policy, write it and note what was alive."""
+    """Shard each policy in one of two processes, write it, and note which bytes were alive."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo",
@@ -256,7 +195,7 @@ def run_rank(rank: int, directory: Path) -> None:
     DTensor.full_tensor = lambda tensor: gathered.full_tensor(tensor)
     notes = {}
     for name in SHARDED:
-        model = shard(stirred(name).model)
+        model = shard(perturbed(name).model)
         writing = {"is_writer": rank == 0, "shard_bytes": SHARD_BYTES}
         gathered.start(allowed=0)
         deque(named_weights(model), maxlen=0)
@@ -275,42 +214,42 @@ def run_rank(rank: int, directory: Path) -> None:
         save_weights(model, directory / "file" / "new", dtype=None, **writing)
     except (FileExistsError, NotADirectoryError):
         notes["failed"] = True
-    model(IDS).logits.sum().backward()  # no rank is behind, and the policy can go on
+    model(IDS).logits.sum().backward()  # all ranks are in step, and training can continue
     torch.save(notes, directory / f"rank{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> tuple[Path, list[dict]]:
-    """Where two ranks wrote the policies, and the notes of each."""
+    """The directory in which two ranks wrote the policies, and the notes of each rank."""
     directory = tmp_path_factory.mktemp("sharded")
-    torch.multiprocessing.spawn(run_rank, (directory,), nprocs=2)
+    run_two_ranks(run_rank, directory)
     return directory, [torch.load(directory / f"rank{rank}.pt") for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("name", SHARDED)
 def test_a_sharded_policy_is_written_as_the_whole_one_would_be(name, ranks):
     directory, _ = ranks
-    assert_same(read(directory / name), dict(named_weights(stirred(name).model)))
+    assert_same(read_weights(directory / name), dict(named_weights(perturbed(name).model)))
 
 
 @pytest.mark.parametrize("name", ADAPTED)
 def test_a_sharded_adapter_is_written_as_the_whole_one_would_be(name, ranks, tmp_path):
     directory, _ = ranks
-    save_adapter(stirred(name).model, tmp_path / "whole", is_writer=True)
-    assert_same(read(directory / f"{name} adapter"), read(tmp_path / "whole"))
+    save_adapter(perturbed(name).model, tmp_path / "whole", is_writer=True)
+    assert_same(read_weights(directory / f"{name} adapter"), read_weights(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("name", SHARDED)
-def test_one_gathered_tensor_is_alive_at_a_time_beside_the_writer_s_shard(name, ranks):
+def test_one_gathered_tensor_is_alive_at_a_time_besides_the_writers_shard(name, ranks):
     for rank, notes in enumerate(ranks[1]):
-        for doing in ("iterated", "cast", "written"):
-            count, kept = notes[name, doing]
+        for use in ("iterated", "cast", "written"):
+            count, kept = notes[name, use]
             assert count >= 20
-            assert kept <= (SHARD_BYTES if (rank, doing) == (0, "written") else 0)
+            assert kept <= (SHARD_BYTES if (rank, use) == (0, "written") else 0)
 
 
-def test_a_writer_that_fails_leaves_no_other_rank_waiting(ranks):
+def test_a_failed_write_does_not_block_the_other_rank(ranks):
     _, (writer, other) = ranks
     assert writer["failed"]
     assert "failed" not in other

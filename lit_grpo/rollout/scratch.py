@@ -1,4 +1,4 @@
-"""A temporary directory that goes with the process that made it."""
+"""A temporary directory that is deleted even if the process that made it is killed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from pathlib import Path
 
 
 class ScratchDirectory:
-    """A new directory that is gone when this process and what it forked are, SIGKILL included."""
+    """A new temporary directory; it is deleted by ``remove``, or when this process has died.
+
+    A small shell process waits for the end of a pipe, so that SIGKILL counts, too. Forked children
+    hold the same pipe: the directory stays until they have ended.
+    """
 
     def __init__(self, prefix: str) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
-        # A line, or nobody left who could write one: either way it is time.
+        # Delete on a line, or on EOF when this process has died.
         remover = ["sh", "-c", 'read -r _; rm -rf "$0"', str(self.path)]
         self._remover = subprocess.Popen(remover, stdin=subprocess.PIPE, start_new_session=True)
 
     def remove(self) -> None:
-        """Returns when it is gone."""
+        """Delete the directory, and return when it is gone."""
         self._remover.communicate(b"\n")
 
     def keep(self) -> None:
-        """It stays, whatever becomes of this process."""
+        """Never delete the directory."""
         self._remover.kill()
         self._remover.communicate()

@@ -1,4 +1,4 @@
-"""Batches of given tokens, and what a pack of them must hold, by plain loops."""
+"""Batches of given tokens, and the prefixes that a pack of them must hold, by plain loops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lit_grpo.types import TrainBatch
 
 
 def batch_of(*groups: list) -> TrainBatch:
-    """Prompt, its completions, next prompt, its completions, …"""
+    """Build a batch from a prompt, its completions, the next prompt, its completions, …"""
     prompts, completions = list(groups[::2]), groups[1::2]
     prompt_ids, prompt_mask = pad(prompts, 0, torch.long, left=True)
     flat = [row for group in completions for row in group]
@@ -29,20 +29,20 @@ def batch_of(*groups: list) -> TrainBatch:
     )
 
 
-def random_rows(draw: random.Random, *, longest: int = 40, vocabulary: int = 3) -> list:
-    """Groups for `batch_of`, of so few words that rows often begin alike."""
+def random_groups(draw: random.Random, *, longest: int = 40, vocabulary: int = 3) -> list:
+    """Draw groups for `batch_of` from so few tokens that rows often have a common prefix."""
 
-    def words(most: int) -> list[int]:
+    def tokens(most: int) -> list[int]:
         return [draw.randrange(1, vocabulary) for _ in range(draw.randint(1, most))]
 
     groups: list = []
     for _ in range(draw.randint(1, 4)):
-        groups += [words(longest // 2), [words(longest // 2) for _ in range(draw.randint(1, 4))]]
+        groups += [tokens(longest // 2), [tokens(longest // 2) for _ in range(draw.randint(1, 4))]]
     return groups
 
 
 def prefixes(groups: list) -> list[tuple[int, ...]]:
-    """What stands before each completion token, row after row."""
+    """Return the tokens before each completion token, row after row."""
     return [
         (*prompt, *row[:t])
         for prompt, rows in zip(groups[::2], groups[1::2], strict=True)

@@ -15,7 +15,7 @@ from lit_grpo.data import PromptLoader
 from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine
 from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.training.metrics import Metrics
-from lit_grpo.training.pending import without_stale_groups
+from lit_grpo.training.prefetch import drop_stale_groups
 from lit_grpo.types import StopReason
 
 
@@ -172,7 +172,7 @@ def test_groups_with_a_token_that_is_too_old_are_dropped_and_counted():
     mixed[2] = replace(mixed[2], policy_versions=(3, *mixed[2].policy_versions[1:]))
     groups[1] = replace(groups[1], completions=tuple(mixed))
     rollouts = replace(rollouts, groups=tuple(groups))
-    fresh = without_stale_groups(rollouts, 5, 1, metrics)
+    fresh = drop_stale_groups(rollouts, 5, 1, metrics)
     assert fresh.valid.all(1).tolist() == [True, False, True, True]
     assert not fresh.valid[1].any()
     assert fresh.rewards[1].isnan().all()
@@ -186,7 +186,7 @@ def _written_by(version, completion):
 
 def test_a_token_as_old_as_allowed_is_not_stale():
     _, (output,) = run(AsideEngine(), 0, max_steps=1)
-    fresh = without_stale_groups(output["rollouts"], 2, 2, Metrics())
+    fresh = drop_stale_groups(output["rollouts"], 2, 2, Metrics())
     assert fresh is output["rollouts"]
 
 

@@ -1,0 +1,161 @@
+"""Arguments and config files to objects, on LightningCLI: one flat set of keys for each command.
+
+It makes the trainer, the model and the data, and runs nothing; see ``app`` for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf.errors import OmegaConfBaseException
+
+import lit_grpo.data  # noqa: F401 - defines classes that configs name; so do the imports below
+from lit_grpo import __version__
+from lit_grpo.cli.commands import MEASURING, TRAINING
+from lit_grpo.cli.configs import Invocation
+from lit_grpo.cli.environment import override
+from lit_grpo.cli.errors import broken_import, explain, explain_interpolation, quote
+from lit_grpo.runs.resume import find_checkpoint, refuse_used
+from lit_grpo.runs.trainer import TRAINER_DEFAULTS, run_callbacks, run_loggers
+from lit_grpo.training import GRPOModule, SFTModule
+from lit_grpo.types import UserError
+
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "rewards": {
+        "--n": {"type": int, "default": 8, "help": "Number of prompts, in training order."}
+    },
+    "rescore": {
+        "--last": {"type": int | None, "help": "Number of rollout steps, the last ones; null: all."}
+    },
+}
+"""Command -> arguments that it takes in addition to the keys of a config."""
+
+
+class Parser(LightningArgumentParser):
+    """Report errors in one line; parsers of nested classes hand theirs to the outer one."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        line = explain(self, message, ex)
+        if self.exit_on_error:
+            raise UserError(line) from ex
+        raise argparse.ArgumentError(None, quote(line)) from ex
+
+    def dump(self, cfg: Any, **kwargs: Any) -> str:
+        """Return the config as it would run, environment variables included.
+
+        --print_config dumps before anything else can apply them.
+        """
+        cfg = cfg.clone()
+        override(cfg)
+        return str(super().dump(cfg, **kwargs))
+
+
+class CommandLine(LightningCLI):
+    """The parsed config of one command, and the trainer, model and data made from it."""
+
+    def __init__(self, command: str, invocation: Invocation, run_dir: str) -> None:
+        self.command = command
+        self.config_name = invocation.name
+        self.default_run_dir = run_dir
+        super().__init__(
+            model_class=choose_model(command, invocation),
+            datamodule_class=LightningDataModule,
+            subclass_mode_model=invocation.has_model_class,
+            subclass_mode_data=True,
+            save_config_callback=None,  # app.start_run saves it
+            trainer_defaults=TRAINER_DEFAULTS,
+            seed_everything_default=0,
+            parser_class=Parser,
+            parser_kwargs={
+                "prog": f"lit-grpo {command}",
+                "description": "Every key may also be set in a config file.",
+                "parser_mode": "omegaconf+",
+                "allow_abbrev": False,
+                "dump_header": [f"lit-grpo=={__version__}"],
+            },
+            args=list(invocation.arguments),
+            # Without Lightning's subcommands interpolations need no `fit.` in front, and the
+            # hyper-parameters in a checkpoint never override the config.
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--run_dir", type=str, default=self.default_run_dir, help="Directory of all files."
+        )
+        parser.add_argument(
+            "--ckpt_path",
+            type=str | None,
+            help="Checkpoint to resume from, or `last` for the last one in run_dir.",
+        )
+        for name, settings in OPTIONS.get(self.command, {}).items():
+            parser.add_argument(name, **settings)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        try:
+            self.config = parser.parse_args(args)
+        except OmegaConfBaseException as error:
+            raise UserError(explain_interpolation(parser, error)) from error
+        except Exception as error:
+            line = broken_import(error)
+            if line is None:
+                raise
+            raise UserError(line) from error
+
+    def before_instantiate_classes(self) -> None:
+        self.overridden = override(self.config)
+        run_dir = Path(self.config.run_dir)
+        if self.config.ckpt_path is not None:
+            self.config.ckpt_path = find_checkpoint(self.config.ckpt_path, run_dir)
+        elif self.command in TRAINING and process_rank() == 0:
+            refuse_used(run_dir)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Add what every training writes; the other commands write nothing."""
+        given, run_dir = self.config_init.trainer, self.config.run_dir
+        kwargs["default_root_dir"] = given.default_root_dir or run_dir
+        if self.command in MEASURING:
+            kwargs |= _one_device(given)
+        if self.command not in TRAINING:
+            return super().instantiate_trainer(logger=False, **kwargs)
+        return super().instantiate_trainer(
+            logger=run_loggers(run_dir, given.logger),
+            callbacks=run_callbacks(run_dir, given.callbacks),
+            **kwargs,
+        )
+
+    @property
+    def fit_arguments(self) -> dict[str, Any]:
+        """Arguments of ``Trainer.fit``, ``validate`` and ``test``."""
+        return {
+            "model": self.model,
+            "datamodule": self.datamodule,
+            "ckpt_path": self.config.ckpt_path,
+        }
+
+
+def choose_model(command: str, invocation: Invocation) -> type[LightningModule]:
+    """Return the module class whose keys ``model`` has; a warm-up may be measured, too."""
+    return SFTModule if command == "sft" or invocation.is_warm_up else GRPOModule
+
+
+def process_rank() -> int:
+    """Return the rank of this process; it is known before there is a trainer."""
+    return getattr(rank_zero_only, "rank", 0)
+
+
+def _one_device(trainer: Any) -> dict[str, Any]:
+    """Return settings for the first of the devices that the config of a trainer names."""
+    devices = trainer.devices
+    return {
+        "devices": devices[:1] if isinstance(devices, list) else 1,
+        "num_nodes": 1,
+        "strategy": "auto",
+    }

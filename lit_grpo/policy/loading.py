@@ -1,0 +1,123 @@
+"""Load or build models and tokenizers, with errors that name the setting to change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from lit_grpo.policy.lora import is_adapter
+from lit_grpo.types import UserError
+
+
+def load_tokenizer(source: str, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """Load a tokenizer from a directory or the Hub, and make sure that it has a padding token."""
+    with _explained_errors("tokenizer", source):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, trust_remote_code=trust_remote_code
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(
+    path: str, *, dtype: str, attn_implementation: str | None, trust_remote_code: bool
+) -> PreTrainedModel:
+    """Load a causal model, without dropout, from a directory or the Hub.
+
+    An adapter is merged into its base model, so that the reference is what training starts from.
+    """
+    options = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
+    if is_adapter(path):
+        return _load_merged(path, dtype=dtype, **options)
+    with _explained_errors("model", path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path, config=_without_dropout(config), dtype=getattr(torch, dtype), **options
+        )
+    return model
+
+
+def _load_merged(path: str, **options: Any) -> PreTrainedModel:
+    from peft import PeftModel
+
+    settings = json.loads((Path(path) / "adapter_config.json").read_text())
+    base: Any = load_model(settings["base_model_name_or_path"], **options)
+    merged: Any = PeftModel.from_pretrained(base, path).merge_and_unload()
+    model: PreTrainedModel = merged
+    return model
+
+
+def build_model(
+    architecture: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dtype: str,
+    attn_implementation: str | None,
+) -> PreTrainedModel:
+    """Build a causal model with random weights for the vocabulary of a tokenizer."""
+    tokens = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+    }
+    try:
+        config = AutoConfig.for_model(**{**tokens, **architecture})
+    except (KeyError, ValueError, TypeError) as error:
+        raise UserError(
+            f"no model can be built from {dict(architecture)}: {error}. Set "
+            "model.policy.architecture to the fields of a transformers config, including its "
+            "model_type."
+        ) from None
+    factory: Any = AutoModelForCausalLM  # transformers does not annotate from_config
+    model: PreTrainedModel = factory.from_config(
+        _without_dropout(config),
+        dtype=getattr(torch, dtype),
+        attn_implementation=attn_implementation,
+    )
+    return model
+
+
+def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Set every dropout to 0, since with dropout the ratio of equal policies is not 1."""
+    for name, value in config.to_dict().items():
+        if name.endswith(("dropout", "pdrop", "dropout_prob")) and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return config
+
+
+@contextmanager
+def _explained_errors(what: str, source: str) -> Iterator[None]:
+    """Replace the errors of `transformers` by one that names the source and the setting.
+
+    A source that can only be a path is checked first, since requesting it from the Hub takes a
+    minute without a network.
+    """
+    if not Path(source).exists() and (source.count("/") > 1 or source.startswith((".", "~", "/"))):
+        raise UserError(
+            f"no {what} could be loaded from {source!r}: there is no such directory. "
+            "Set model.policy.path to a directory that save_pretrained wrote (lit-grpo sft and "
+            "fit write RUN/final) or to a hub id."
+        )
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        kind = "directory" if Path(source).exists() else "directory here or model on the hub"
+        raise UserError(
+            f"no {what} could be loaded from {source!r} ({kind}): {error}. "
+            "Set model.policy.path to a directory that save_pretrained wrote or to a hub id."
+        ) from error

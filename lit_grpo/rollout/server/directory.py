@@ -1,0 +1,74 @@
+"""The directory of an engine with servers: weights, a base model, logs and a failure note."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+from lit_grpo.distributed import gather_objects
+from lit_grpo.rollout.scratch import ScratchDirectory
+
+log = logging.getLogger(__name__)
+
+FAILURE_NOTE = "failed.txt"
+
+
+class EngineDirectory:
+    """A directory that all ranks share; rank 0 creates and removes what is in it.
+
+    Every rank must create it at the same time.
+
+    Args:
+        configured: The user's; None for a temporary one.
+        is_rank_zero: Whether this rank is the one that creates it.
+    """
+
+    def __init__(self, configured: str | None, *, is_rank_zero: bool) -> None:
+        self._is_rank_zero = is_rank_zero
+        self._scratch: ScratchDirectory | None = None
+        if is_rank_zero and configured is None:
+            self._scratch = ScratchDirectory("lit-grpo-engine-")
+        elif is_rank_zero and configured is not None:
+            # The note of an earlier run would end this one.
+            Path(configured, FAILURE_NOTE).unlink(missing_ok=True)
+        mine = str(self._scratch.path) if self._scratch else configured or ""
+        self.path = Path(gather_objects(mine)[0]).absolute()
+        self.failure_note = FailureNote(self.path / FAILURE_NOTE)
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    def close(self, *, has_failed: bool) -> None:
+        """Remove weights and models; a temporary directory stays if the engine failed."""
+        if not self._is_rank_zero:
+            return
+        for path in (self.weights, self.model):
+            shutil.rmtree(path, ignore_errors=True)
+        if self._scratch is not None and has_failed:
+            self._scratch.keep()
+        elif self._scratch is not None:
+            self._scratch.remove()
+
+
+class FailureNote:
+    """A file in which rank 0 tells the other ranks that the engine has failed, and why."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, message: str) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(message)
+        except OSError as error:
+            log.error("The other ranks could not be told that the engine has failed: %s", error)
+
+    def read(self) -> str:
+        """Return the message; empty if there is none."""
+        return self._path.read_text() if self._path.exists() else ""

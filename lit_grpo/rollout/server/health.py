@@ -1,0 +1,149 @@
+"""Watch one running server, and report when it has to be restarted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+from lit_grpo.rollout.requests import single_token_request
+from lit_grpo.rollout.server.api import ServerAPI
+from lit_grpo.rollout.server.config import Supervision
+from lit_grpo.rollout.server.endpoint import (
+    Endpoint,
+    RequestRefused,
+    ServerError,
+    ServerUnreachable,
+)
+from lit_grpo.rollout.server.load import ServerLoad
+from lit_grpo.rollout.server.weights import ServerWeights
+
+RECHECK_SECONDS = 1.0
+"""Interval after a failed check."""
+
+
+class HealthMonitor:
+    """Checks that a server reports to be healthy, has its weights, and makes progress.
+
+    Args:
+        has_exited: Returns whether the server's process has exited.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        api: ServerAPI,
+        supervision: Supervision,
+        weights: ServerWeights,
+        load: ServerLoad,
+        has_exited: Callable[[], bool],
+    ) -> None:
+        self._endpoint = endpoint
+        self._api = api
+        self._supervision = supervision
+        self._weights = weights
+        self._load = load
+        self._has_exited = has_exited
+        self._unhealthy_reason = ""
+        self._check_requested = asyncio.Event()
+        self._checked = asyncio.Event()
+
+    def request_check(self) -> None:
+        """Check the server now instead of after the interval."""
+        self._checked.clear()
+        self._check_requested.set()
+
+    async def wait_until_checked(self) -> None:
+        """Return when a requested check has passed, or the server was stopped."""
+        await self._checked.wait()
+
+    def mark_unhealthy(self, reason: str) -> None:
+        """Make ``wait_until_unhealthy`` return now."""
+        self._unhealthy_reason = reason
+        self._check_requested.set()
+
+    @property
+    def is_marked_unhealthy(self) -> bool:
+        return bool(self._unhealthy_reason)
+
+    def stop(self) -> None:
+        """Make ``wait_until_checked`` return."""
+        self._checked.set()
+
+    async def wait_until_unhealthy(self) -> str:
+        """Return why the server has to be restarted, as soon as it has to."""
+        num_failures = 0
+        while True:
+            interval = self._supervision.health_interval
+            await self._sleep(min(interval, RECHECK_SECONDS) if num_failures else interval)
+            if self._unhealthy_reason:
+                return self._unhealthy_reason
+            if self._has_exited():
+                return "its process exited"
+            problem = await self._find_problem()
+            num_failures = num_failures + 1 if problem else 0
+            if not problem and not self._check_requested.is_set():
+                self._checked.set()
+            if problem and num_failures >= self._supervision.unhealthy_after:
+                return problem
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait for the next check, which may be requested earlier."""
+        try:
+            await asyncio.wait_for(self._check_requested.wait(), seconds)
+        except TimeoutError:
+            return
+        self._check_requested.clear()
+
+    async def _find_problem(self) -> str | None:
+        if self._weights.is_updating:  # which has its own timeout, and may delay other answers
+            return await self.find_health_problem(is_busy=True)
+        return (
+            await self.find_health_problem()
+            or await self.find_weight_problem()
+            or await self._find_hang()
+        )
+
+    async def find_health_problem(self, *, is_busy: bool = False) -> str | None:
+        """Return why the server is not healthy, if it is not.
+
+        Args:
+            is_busy: Only an address where nothing listens is a problem.
+        """
+        try:
+            await self._api.check_health(self._endpoint, self._supervision.health_timeout)
+        except (ServerError, RequestRefused) as error:
+            return None if is_busy and not isinstance(error, ServerUnreachable) else str(error)
+        return None
+
+    async def find_weight_problem(self) -> str | None:
+        """Return what is wrong with the server's weights, if anything; wrong ones end its use."""
+        try:
+            wrong = await self._weights.find_label_problem()
+        except (ServerError, RequestRefused) as error:
+            return str(error)
+        if wrong is not None:
+            self.mark_unhealthy(wrong)
+        return wrong
+
+    async def _find_hang(self) -> str | None:
+        """Ask for one token if the server has requests and has been silent for too long."""
+        clock = asyncio.get_running_loop().time
+        silence = clock() - self._load.last_token_time
+        if not self._load.num_running or silence < self._supervision.silence_timeout:
+            return None
+        current = self._weights.current
+        probe = single_token_request((0,), 1, 1.0, current and current.adapter)
+        try:
+            async with asyncio.timeout(self._supervision.health_timeout):
+                async with aclosing(self._api.stream(self._endpoint, probe)) as stream:
+                    async for _ in stream:
+                        pass
+        except (ServerError, RequestRefused, TimeoutError) as error:
+            self.mark_unhealthy(
+                f"it hangs: no token of {self._load.num_running} completions for {silence:.0f} s, "
+                f"nor of a request for a single token ({type(error).__name__})"
+            )
+            return self._unhealthy_reason
+        self._load.last_token_time = clock()
+        return None

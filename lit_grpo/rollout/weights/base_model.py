@@ -1,0 +1,51 @@
+"""The model and tokenizer directories that an engine is started with."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from lit_grpo.rollout.engine import SampledPolicy
+from lit_grpo.rollout.weights.files import save_weights
+
+
+def base_model(policy: SampledPolicy, directory: Path) -> str:
+    """Return where an engine loads the policy's architecture and, for an adapter, its base.
+
+    Weights that were not loaded from anywhere are written to the directory.
+    """
+    if policy.source is not None:
+        return policy.source
+    with _without_adapter(policy.model):
+        save_weights(policy.model, directory, dtype=None, is_writer=True)
+    return str(directory)
+
+
+def save_tokenizer(policy: SampledPolicy, directory: Path) -> str:
+    """Write the policy's tokenizer, which may differ from the one beside its weights."""
+    policy.tokenizer.save_pretrained(str(directory))
+    policy.model.config.save_pretrained(str(directory))
+    return str(directory)
+
+
+def adapter_rank(model: Any) -> int:
+    """Return the rank of the model's adapter."""
+    return int(model.peft_config["default"].r)
+
+
+def adapted_layers(model: Any) -> tuple[str, ...]:
+    """Return the names of the layers that have an adapter."""
+    from peft.tuners.lora import LoraLayer
+
+    paths = [path for path, layer in model.named_modules() if isinstance(layer, LoraLayer)]
+    return tuple(sorted({path.rpartition(".")[2] for path in paths}))
+
+
+def _without_adapter(model: Any) -> AbstractContextManager[None]:
+    """Scale the adapter to zero meanwhile: it is sent on its own."""
+    if not hasattr(model, "peft_config"):
+        return nullcontext()
+    from peft.helpers import rescale_adapter_scale
+
+    return rescale_adapter_scale(model, 0.0)

@@ -1,0 +1,51 @@
+"""``run.log``: what this project, Lightning and Python warn and report during a run."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+LOGGED = ("lit_grpo", "lightning.pytorch", "lightning.fabric", "py.warnings")
+
+
+def open_run_log(run_dir: str | Path, rank: int = 0) -> logging.Handler:
+    """Write log messages of this project and Lightning and Python warnings to ``run.log``, too.
+
+    They still go to the terminal. Ranks above 0 write ``run_rank1.log`` and so on.
+    """
+    path = Path(run_dir) / ("run.log" if rank == 0 else f"run_rank{rank}.log")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.captureWarnings(True)
+    for name in LOGGED:
+        logger = logging.getLogger(name)
+        if not logger.hasHandlers():
+            logger.addHandler(_Terminal())
+        logger.addHandler(handler)
+    logging.getLogger("lit_grpo").setLevel(logging.INFO)
+    return handler
+
+
+def close_run_log(handler: logging.Handler) -> None:
+    """Stop writing to a ``run.log``, so that another run of this process does not."""
+    for name in LOGGED:
+        logging.getLogger(name).removeHandler(handler)
+    handler.close()
+
+
+class _Terminal(logging.Handler):
+    """Write to the current ``sys.stderr``: a live progress bar replaces it to stay in place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
+def log_exception(run_log: logging.Handler) -> None:
+    """Write the traceback to the file only; the terminal may get a single line."""
+    message = "the run ended with an exception"
+    details = (log.name, logging.ERROR, __file__, 0, message, (), sys.exc_info())
+    run_log.handle(log.makeRecord(*details))

@@ -1,0 +1,156 @@
+"""The trainer for scripts and notebooks, `lit_grpo.Trainer`: it writes the files of a run.
+
+The command line builds its trainer from the same parts.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers.logger import Logger
+from transformers.utils.logging import disable_progress_bar
+
+from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile
+from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
+from lit_grpo.runs.resume import find_checkpoint, refuse_used
+from lit_grpo.stopping import get_stop_reason
+from lit_grpo.types import StopReason
+
+log = logging.getLogger(__name__)
+
+TRAINER_DEFAULTS = {
+    "enable_model_summary": False,
+    "log_every_n_steps": 1,
+    "max_epochs": -1,  # a run without an end is then refused; Lightning would set 1000
+    "num_sanity_val_steps": 0,
+}
+"""Where the defaults differ from Lightning's."""
+
+EXPECTED_WARNINGS = [
+    "You have overridden `transfer_batch_to_device`",
+    "torch.distributed.nn.functional.all_gather is deprecated",
+    "does not have many workers",
+    "`isinstance.treespec, LeafSpec.` is deprecated",
+    "Checkpoint directory .* exists and is not empty",
+]
+"""Warnings of libraries about what this project does on purpose."""
+
+
+def run_loggers(run_dir: str | Path, given: Any) -> list[Logger]:
+    """Return the loggers of a training: ``metrics.csv`` first, then the user's."""
+    return [MetricsFile(run_dir), *_as_list(given)]
+
+
+def run_callbacks(run_dir: str | Path, given: Any) -> list[Callback]:
+    """Return the callbacks of a training: the user's, then those that write its files."""
+    return [*_as_list(given), CompletionsFile(run_dir), FinalModel(run_dir)]
+
+
+class Trainer(L.Trainer):
+    """Train a ``GRPOModule`` or ``SFTModule`` from Python as ``lit-grpo fit`` and ``sft`` do.
+
+    ``fit`` writes ``metrics.csv``, ``completions/``, ``run.log`` and ``final/`` into ``run_dir``.
+    It raises what went wrong; a run that a callback stopped has a ``stop_reason``. ``config.yaml``
+    is the one file that only the command line writes.
+
+    Args:
+        run_dir: Directory of all files. One that holds a run is refused unless ``fit`` resumes it.
+        logger: Further loggers.
+        callbacks: Further callbacks, such as ``ExitCheckpoint``, without which there is nothing to
+            resume from.
+        settings: As for ``lightning.Trainer``.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        logger: Logger | list[Logger] | None = None,
+        callbacks: Callback | list[Callback] | None = None,
+        **settings: Any,
+    ) -> None:
+        silence_chatter()
+        self.run_dir = Path(run_dir)
+        super().__init__(
+            logger=run_loggers(run_dir, logger),
+            callbacks=run_callbacks(run_dir, callbacks),
+            **{"default_root_dir": str(run_dir), **TRAINER_DEFAULTS, **settings},
+        )
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why a callback or the step itself ended the run; None for a run that was not stopped."""
+        return self._stop_reason
+
+    @stop_reason.setter
+    def stop_reason(self, reason: StopReason) -> None:
+        self._stop_reason = reason
+
+    _stop_reason: StopReason | None = None
+
+    def fit(  # type: ignore[override]
+        self,
+        model: L.LightningModule,
+        datamodule: L.LightningDataModule,
+        *,
+        ckpt_path: str | Path | None = None,
+    ) -> None:
+        """Train, and close the engine and the rewards at the end.
+
+        Args:
+            ckpt_path: Checkpoint to resume from, or ``last`` for the newest one in ``run_dir``.
+
+        Raises:
+            UserError: ``run_dir`` holds another run, or there is no such checkpoint.
+        """
+        if ckpt_path is not None:
+            ckpt_path = find_checkpoint(str(ckpt_path), self.run_dir)
+        elif self.global_rank == 0:
+            refuse_used(self.run_dir)
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        run_log = open_run_log(self.run_dir, self.global_rank)
+        try:
+            super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
+            reason = get_stop_reason(self)
+            log.info("%s", reason.message if reason else how_it_ended(self))
+        except Exception:
+            log_exception(run_log)
+            raise
+        finally:
+            model.close()  # type: ignore[operator]
+            close_run_log(run_log)
+
+
+def how_it_ended(trainer: L.Trainer) -> str:
+    """Return in one line why training ended that no ``StopReason`` has ended."""
+    step = f"after optimizer step {trainer.global_step}"
+    if 0 < trainer.max_steps <= trainer.global_step:
+        return f"done {step}: max_steps is reached"
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    reasons = (getattr(one, "stopping_reason_message", None) for one in callbacks)
+    if reason := next(filter(None, reasons), None):
+        return f"ended {step}: {reason}"
+    if trainer.should_stop:
+        return f"ended {step}: a callback stopped it, or max_time is reached"
+    return f"done {step}: max_epochs is reached"
+
+
+def silence_chatter() -> None:
+    """Silence tips, hardware lists, short-lived progress bars and expected warnings."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in EXPECTED_WARNINGS:
+        warnings.filterwarnings("ignore", f".*{message}")
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Return a trainer argument as a list; null, true and false are an empty one."""
+    if value is None or isinstance(value, bool):
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,204 @@
+"""Start rollouts, those of later steps during the update as well, and pass completions to rewards.
+
+Waiting for the scores is up to `score_gate`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
+from dataclasses import dataclass
+
+from lit_grpo.concurrency import run_in_daemon_thread
+from lit_grpo.data import PromptLoader
+from lit_grpo.rewards.scoring import RewardSuite, Scoring
+from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
+from lit_grpo.training.metrics import Metrics
+from lit_grpo.training.seeds import SeedPurpose, Seeds
+from lit_grpo.types import Completion, Prompt, RolloutBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutStep:
+    """The position of a run at the beginning of a rollout step."""
+
+    number: int
+    """Number of rollout steps before this one."""
+    policy_version: int
+    """Number of optimizer steps before this one."""
+    max_policy_version: int | None
+    """Number of optimizer steps of the whole run; None if there is no such limit."""
+    seeds: Seeds
+    loader: PromptLoader
+    """Has the prompts of later steps, and those that replace groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSampler:
+    """Begin rollouts with one engine, its sampling settings and the rewards."""
+
+    engine: RolloutEngine
+    rewards: RewardSuite
+    sampling: Sampling
+    group_size: int
+
+    def begin(self, prompts: Sequence[Prompt], seed: int) -> PendingRollout:
+        """Open the scoring of G completions per prompt; sampling starts later."""
+        scoring = self.rewards.open(prompts, self.group_size) if prompts else None
+        return PendingRollout(
+            list(prompts),
+            scoring,
+            lambda: self.engine.generate(prompts, self.group_size, self.sampling, seed=seed),
+            samples_in_thread=self.engine.overlaps_updates,
+        )
+
+
+def score_while_sampling(scoring: Scoring, completions: Iterable[tuple[int, Completion]]) -> None:
+    """Pass each completion to the rewards as soon as it is finished."""
+    for row, completion in completions:
+        scoring.add(row, completion)
+
+
+class PendingRollout:
+    """A rollout that may still be sampled; completions go to the rewards as they finish.
+
+    Args:
+        scoring: Takes the completions; None without prompts.
+        sample: Starts the engine's generation.
+        samples_in_thread: The engine can sample while the main thread does something else.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        scoring: Scoring | None,
+        sample: Callable[[], Iterator[tuple[int, Completion]]],
+        *,
+        samples_in_thread: bool,
+    ) -> None:
+        self.prompts = prompts
+        self.scoring = scoring
+        self.engine_failure = ""
+        """Why the engine gave up; empty while it has not."""
+        self._sample = sample
+        self._samples_in_thread = samples_in_thread
+        self._sampling: Future[None] | None = None
+        self._is_cancelled = False
+
+    def start(self) -> None:
+        """Start sampling in a thread."""
+        self._sampling = run_in_daemon_thread(self._sample_and_score, "rollout")
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the rewards have every completion or the engine has given up.
+
+        Return whether that is so. Sampling starts here unless it has been started.
+
+        Args:
+            seconds: Maximum wait for an engine that samples in a thread. Any other engine samples
+                in this call, however long that takes.
+        """
+        if self._sampling is None and self._samples_in_thread:
+            self.start()
+        if self._sampling is None:
+            self._sample_and_score()
+            return True
+        wait_for_futures([self._sampling], seconds)
+        if not self._sampling.done():
+            return False
+        self._sampling.result()  # raises what the thread raised
+        return True
+
+    def cancel(self) -> None:
+        """Cancel missing scores; sampling stops at the next completion."""
+        self._is_cancelled = True
+        if self.scoring is not None:
+            self.scoring.cancel()
+
+    def _sample_and_score(self) -> None:
+        if self.scoring is None:
+            return
+        try:
+            score_while_sampling(self.scoring, self._until_cancelled())
+        except EngineFailed as error:
+            self.engine_failure = str(error)
+
+    def _until_cancelled(self) -> Iterator[tuple[int, Completion]]:
+        for row, completion in self._sample():
+            if self._is_cancelled:
+                return
+            yield row, completion
+
+
+class Prefetcher:
+    """Sample the rollouts of later steps while the policy is updated on this one's.
+
+    Source: bounded staleness, AReaL, arXiv 2505.24298 section 4.
+
+    Args:
+        max_head_offpolicyness: As in ``GRPOModule``.
+        optimizer_steps: Optimizer steps of one rollout step.
+    """
+
+    def __init__(
+        self, sampler: RolloutSampler, *, max_head_offpolicyness: int, optimizer_steps: int
+    ) -> None:
+        self._sampler = sampler
+        self._optimizer_steps = optimizer_steps
+        self._num_ahead = max_head_offpolicyness // optimizer_steps
+        self._ahead: deque[PendingRollout] = deque()
+
+    def take(self, prompts: Sequence[Prompt], step: RolloutStep) -> PendingRollout:
+        """Return this step's rollout, and start those of the next steps that may be sampled now."""
+        while self._ahead and self._ahead[0].prompts != list(prompts):
+            self._ahead.popleft().cancel()  # the loader has moved to another position
+        if not self._num_ahead:
+            return self._begin(prompts, step, 0)
+        if not self._ahead:
+            self._start(prompts, step, 0)
+        for offset in range(len(self._ahead), 1 + self._num_ahead):
+            if not self._is_beyond_the_end(step, offset):
+                self._start(step.loader.peek(offset), step, offset)
+        return self._ahead.popleft()
+
+    def cancel(self) -> None:
+        """Cancel the rollouts of later steps."""
+        while self._ahead:
+            self._ahead.popleft().cancel()
+
+    def _is_beyond_the_end(self, step: RolloutStep, offset: int) -> bool:
+        """Return whether the run ends before the rollout step that many after this one."""
+        last = step.max_policy_version
+        return last is not None and step.policy_version + offset * self._optimizer_steps >= last
+
+    def _begin(self, prompts: Sequence[Prompt], step: RolloutStep, offset: int) -> PendingRollout:
+        seed = step.seeds.derive(SeedPurpose.ROLLOUT, step.number + offset)
+        return self._sampler.begin(prompts, seed)
+
+    def _start(self, prompts: Sequence[Prompt], step: RolloutStep, offset: int) -> None:
+        pending = self._begin(prompts, step, offset)
+        pending.start()
+        self._ahead.append(pending)
+
+
+def drop_stale_groups(
+    rollouts: RolloutBatch, version: int, max_head_offpolicyness: int, metrics: Metrics
+) -> RolloutBatch:
+    """Exclude the groups with a token that was sampled with too old weights.
+
+    Args:
+        version: Version of the policy that is about to be updated.
+    """
+    ages = [version - min(c.policy_versions) for c in rollouts.sampled if c.policy_versions]
+    metrics.add_all("rollout/head_offpolicyness_mean", [float(age) for age in ages])
+    if ages:
+        metrics.maximum("rollout/head_offpolicyness_max", max(ages))
+    oldest = version - max_head_offpolicyness
+    stale = [
+        any(min(one.policy_versions, default=oldest) < oldest for one in group.completions)
+        for group in rollouts.groups
+    ]
+    metrics.add_all("rollout/stale_fraction", [float(is_stale) for is_stale in stale])
+    return rollouts.without_groups(stale) if any(stale) else rollouts

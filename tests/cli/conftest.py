@@ -1,0 +1,48 @@
+"""What the tests of commands share: they run in this process, each in a directory of its own."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from run_logs import close_logs
+
+from lit_grpo.__main__ import main
+from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Iterator[Path]:
+    """The working directory; what a command changes in the process is undone afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setenv(RUN_DIR_VARIABLE, "")
+    monkeypatch.setenv("COLUMNS", "120")
+    yield tmp_path
+    close_logs()
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, whatever handler the test runner or Lightning has set."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.fixture
+def printed_config(capsys) -> Callable[..., dict[str, Any]]:
+    """The config that ``fit --print_config`` prints."""
+
+    def run(*arguments: str) -> dict[str, Any]:
+        with pytest.raises(SystemExit) as leave:
+            main(["fit", *arguments, "--print_config"])
+        assert leave.value.code == 0
+        return yaml.safe_load(capsys.readouterr().out)
+
+    return run

@@ -1,0 +1,103 @@
+"""From arguments and config files to a trainer, a model and data, without running them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from cli_base import BASE
+
+from lit_grpo.cli.command_line import CommandLine
+from lit_grpo.cli.configs import read_invocation
+from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile
+
+MINE = """
+from lightning.pytorch import Callback
+from lit_grpo.training.grpo import GRPOModule
+
+class Wider(GRPOModule):
+    def __init__(self, *args, extra: int = 0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.extra = extra
+
+class Plain(Callback):
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(here, monkeypatch) -> Path:
+    (here / "base.yaml").write_text(yaml.safe_dump(BASE))
+    (here / "mine_parsed.py").write_text(MINE)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.delitem(sys.modules, "mine_parsed", raising=False)
+    return here
+
+
+def command_line(*arguments: str) -> CommandLine:
+    invocation = read_invocation(["--config=base.yaml", "--run_dir=run", *arguments])
+    return CommandLine("fit", invocation, "run")
+
+
+def test_later_files_override_earlier_ones_and_arguments_override_files(here, printed_config):
+    (here / "more.yaml").write_text("model: {group_size: 4, seed: 4}\ntrainer: {max_steps: 4}")
+    files = ["--config=base.yaml", "--config=more.yaml"]
+    config = printed_config("--model.group_size=8", *files)
+    assert config["model"]["group_size"] == 8
+    assert config["model"]["seed"] == 4
+    assert config["trainer"]["max_steps"] == 4
+    assert config["model"]["sampling"]["max_tokens"] == 3
+
+
+def test_interpolation_sees_later_files_and_arguments_at_any_depth(here, printed_config):
+    (here / "first.yaml").write_text(
+        "trainer:\n"
+        "  callbacks:\n"
+        "  - {class_path: ModelCheckpoint, init_args: {dirpath: '${run_dir}/best'}}\n"
+        "model: {warmup_steps: '${trainer.max_steps}'}\n"
+    )
+    (here / "second.yaml").write_text("run_dir: elsewhere")
+    files = [f"--config={name}.yaml" for name in ("base", "first", "second")]
+    config = printed_config(*files, "--trainer.max_steps=9")
+    assert config["trainer"]["callbacks"][0]["init_args"]["dirpath"] == "elsewhere/best"
+    assert config["model"]["warmup_steps"] == 9
+
+
+def test_callbacks_are_appended_from_files_and_arguments(here, printed_config):
+    (here / "more.yaml").write_text("trainer: {callbacks+: [{class_path: mine_parsed.Plain}]}")
+    (here / "first.yaml").write_text("trainer: {callbacks: [LearningRateMonitor]}")
+    files = [f"--config={name}.yaml" for name in ("base", "first", "more")]
+    appended = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=reward/mean"]
+    callbacks = printed_config(*files, *appended)["trainer"]["callbacks"]
+    names = [callback["class_path"].rsplit(".", 1)[-1] for callback in callbacks]
+    assert names == ["LearningRateMonitor", "Plain", "EarlyStopping"]
+    assert callbacks[2]["init_args"]["monitor"] == "reward/mean"
+
+
+def test_a_user_s_module_takes_the_keys_of_the_built_in_one_and_its_own():
+    cli = command_line("--model.class_path=mine_parsed.Wider", "--model.extra=7")
+    assert (cli.model.extra, cli.model.group_size) == (7, 2)
+
+
+def test_the_hyper_parameters_in_a_checkpoint_never_override_the_config():
+    torch.save({"hyper_parameters": {"group_size": 16}}, "other.ckpt")
+    assert command_line("--ckpt_path=other.ckpt").model.group_size == 2
+
+
+@pytest.mark.parametrize("logger", ["null", "false", "true"])
+def test_metrics_are_written_whatever_logger_is_set(logger):
+    loggers = command_line(f"--trainer.logger={logger}").trainer.loggers
+    assert [type(logger) for logger in loggers] == [MetricsFile]
+
+
+def test_a_user_s_loggers_and_callbacks_are_added_to_the_built_in_ones():
+    cli = command_line(
+        "--trainer.logger={class_path: CSVLogger, init_args: {save_dir: other}}",
+        "--trainer.callbacks=mine_parsed.Plain",
+    )
+    assert [type(logger).__name__ for logger in cli.trainer.loggers] == ["MetricsFile", "CSVLogger"]
+    names = {type(callback).__name__ for callback in cli.trainer.callbacks}
+    assert {"Plain", CompletionsFile.__name__, FinalModel.__name__} <= names

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from lit_grpo.cli.reward_changes import (
+    Comparison,
+    best_completion_changed,
+    changed_most,
+    correlations,
+    num_changed,
+)
+
+
+def row(reward: float | None, outcome: str = "ok") -> dict:
+    return {"reward": reward, "score/a": reward, "outcome/a": outcome}
+
+
+def comparison(before: list[float | None], after: list[float | None], size: int) -> Comparison:
+    return Comparison(
+        before=[row(value) for value in before],
+        after=[row(value) for value in after],
+        group_size=size,
+    )
+
+
+def test_ranks_are_compared_in_groups_where_both_scorings_vary():
+    # Ranks 1 2 3 and 1 3 2: Spearman is 1 - 6 * (0 + 1 + 1) / (3 * 8) = 0.5.
+    found = comparison([1.0, 2.0, 3.0, 5.0, 5.0, 5.0], [1.0, 3.0, 2.0, 1.0, 2.0, 3.0], 3)
+    assert correlations(found) == pytest.approx([0.5])
+    assert best_completion_changed(found) == [True, False]
+
+
+def test_a_best_completion_that_stays_among_the_best_has_not_changed():
+    found = comparison([1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0], 2)
+    assert best_completion_changed(found) == [False, True]
+
+
+def test_rows_without_a_reward_have_no_rank_but_count_as_changed():
+    found = comparison([1.0, None, 0.0, 1.0], [2.0, 1.0, None, 1.0], 2)
+    assert correlations(found) == best_completion_changed(found) == []
+    assert num_changed(found) == 3
+    assert [(old["reward"], new["reward"]) for old, new in changed_most(found)] == [(1.0, 2.0)]
+
+
+def test_the_rows_that_changed_most_come_first():
+    found = comparison([0.0, 0.0, 0.0], [0.5, -2.0, 1.0], 3)
+    assert [new["reward"] for _, new in changed_most(found)] == [-2.0, 1.0, 0.5]
+
+
+def test_another_outcome_counts_as_a_change_without_another_value():
+    found = Comparison(before=[row(None, "error")], after=[row(None, "timeout")], group_size=1)
+    assert num_changed(found) == 1

@@ -1,0 +1,49 @@
+"""Loading and building models: settings that reach the model, and errors that name the fix."""
+
+import pytest
+import torch
+from tiny import LLAMA, tiny_policy
+
+from lit_grpo.policy import Policy
+
+IDS = torch.tensor([[1, 2, 3, 4]])
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def test_dropout_is_off_in_training_mode():
+    policy = tiny_policy(architecture=LLAMA | {"attention_dropout": 0.5})
+    policy.train()
+    torch.testing.assert_close(logits(policy.model), logits(policy.model), rtol=0, atol=0)
+    gpt2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+    policy = tiny_policy(architecture=gpt2)
+    policy.train()
+    torch.testing.assert_close(logits(policy.model), logits(policy.model), rtol=0, atol=0)
+
+
+def test_dtype_and_attention_implementation_are_those_of_the_model():
+    policy = tiny_policy(dtype="bfloat16", attn_implementation="eager")
+    assert next(policy.model.parameters()).dtype is torch.bfloat16
+    assert policy.model.config._attn_implementation == "eager"
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="Set model.policy.path"):
+        Policy(path=str(tmp_path)).load(with_reference=False)
+
+
+@pytest.mark.parametrize("path", ["runs/nowhere/0/final", "./nowhere", "/no/where"])
+def test_a_path_that_does_not_exist_is_not_requested_from_the_hub(path):
+    policy = Policy(path=path)
+    with pytest.raises(ValueError, match="there is no such directory"):
+        policy.load(with_reference=False)
+    with pytest.raises(ValueError, match="no tokenizer could be loaded"):
+        policy.tokenizer  # noqa: B018 - the property loads
+
+
+def test_an_unknown_architecture_is_refused():
+    with pytest.raises(ValueError, match="Set model.policy.architecture"):
+        Policy(architecture={"model_type": "lama"}).load(with_reference=False)

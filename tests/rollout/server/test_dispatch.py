@@ -1,0 +1,91 @@
+"""Requests are shared among servers; those that fail are retried, refused ones are not."""
+
+from served_engines import (
+    PLAIN,
+    PROMPTS,
+    SEEDED,
+    assert_same,
+    generate,
+    serving,
+    wait_until_ready,
+)
+from sglang_server import running_server
+from tiny import prompt
+
+
+def test_a_refused_request_is_failed_and_not_retried(policy, server):
+    too_long = prompt("y" * 120)
+    with serving(policy, urls=[server.url]) as engine:
+        before = server.log()["requests"]["/generate"]
+        completions = generate(engine, [PROMPTS[0], too_long], PLAIN, group_size=2)
+        assert server.log()["requests"]["/generate"] == before + 4
+        assert engine.observe().totals["rollout/retries"] == 0
+    assert [completion.is_failed for completion in completions] == [False, False, True, True]
+    assert "context length" in completions[2].failure
+    assert completions[2].token_ids == ()
+
+
+def test_a_status_400_is_a_refusal(policy, server):
+    with serving(policy, urls=[server.url]) as engine:
+        server.faults(generate_statuses=[400])
+        completions = generate(engine, PROMPTS, PLAIN)
+    assert [completion.is_failed for completion in completions].count(True) == 1
+
+
+def test_a_failed_request_is_retried_whatever_its_status(policy, server, undisturbed):
+    with serving(policy, urls=[server.url]) as engine:
+        server.faults(generate_statuses=[500, 503, 429])
+        assert_same(generate(engine, PROMPTS, PLAIN), undisturbed[PLAIN])
+        assert engine.observe().totals["rollout/retries"] == 3
+
+
+def test_a_request_that_fails_too_often_is_failed(policy, server):
+    with serving(policy, urls=[server.url], request_retries=1) as engine:
+        server.faults(generate_statuses=[500, 500])
+        (completion,) = generate(engine, PROMPTS[:1], PLAIN, group_size=1)
+    assert completion.is_failed
+    assert "2 attempts failed, the last one with: POST /generate: 500" in completion.failure
+
+
+def test_a_request_without_an_answer_is_retried(policy, server, undisturbed):
+    with serving(policy, urls=[server.url], request_timeout=1.0) as engine:
+        server.faults(hang_generate=3)
+        assert_same(generate(engine, PROMPTS, PLAIN), undisturbed[PLAIN])
+        assert engine.observe().totals["rollout/restarts"] == 0
+
+
+def test_completions_that_a_broken_stream_left_unfinished_come_out_the_same(
+    policy, server, undisturbed
+):
+    with serving(policy, urls=[server.url]) as engine:
+        before = server.log()["requests"]["/generate"]
+        server.faults(cut_generate=5)
+        assert_same(generate(engine, PROMPTS, PLAIN), undisturbed[PLAIN])
+        assert server.log()["requests"]["/generate"] == before + 12 + 5
+
+
+def test_no_more_completions_than_max_concurrency_run_at_once(policy, directory):
+    with (
+        running_server(directory, **SEEDED) as fresh,
+        serving(policy, urls=[fresh.url], max_concurrency=3) as engine,
+    ):
+        before = fresh.log()["requests"]["/generate"]
+        fresh.reset_count()  # the limit does not apply to weight checks
+        fresh.faults(token_delay_seconds=0.002)
+        generate(engine, PROMPTS, PLAIN, group_size=8)
+        after = fresh.log()
+        assert after["requests"]["/generate"] == before + 24
+        assert after["most_unfinished"] == 3
+
+
+def test_two_servers_share_the_load(policy, two):
+    with serving(policy, urls=[server.url for server in two]) as engine:
+        wait_until_ready(engine)
+        before = [server.log()["requests"]["/generate"] for server in two]
+        for server in two:
+            server.faults(token_delay_seconds=0.02)
+        generate(engine, PROMPTS, PLAIN, group_size=8)
+        after = [server.log()["requests"]["/generate"] for server in two]
+    shares = [now - then for now, then in zip(after, before, strict=True)]
+    assert sum(shares) == 24
+    assert min(shares) >= 8

@@ -1,0 +1,98 @@
+"""Replies of servers of another release, of no server at all, and comments in streams."""
+
+import asyncio
+import json
+
+import pytest
+from http_answers import answering
+from served_engines import QUICK
+from tiny import tiny_policy
+
+from lit_grpo.rollout import EngineFailed, Supervision, VLLMServerEngine
+from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError, reading
+
+GENERATE = "POST /inference/v1/generate"
+HEALTHY = {"GET /health": {}, "POST /resume": {}, "POST /pause": {}, "POST /collective_rpc": {}}
+HEALTHY |= {"POST /reset_prefix_cache": {"success": True}, "POST /update_weight_version": {}}
+HEALTHY |= {"GET /weight_info": {"weight_version": "0"}}
+
+
+def failure_at(url, directory) -> str:
+    """Return the message with which an engine that attaches to this address fails."""
+    engine = VLLMServerEngine(
+        urls=[url], directory=str(directory), supervision=Supervision(**QUICK)
+    )
+    policy = tiny_policy()
+    try:
+        engine.start(policy)
+        with pytest.raises(EngineFailed) as error:
+            engine.load_weights(policy, 0)
+    finally:
+        engine.close()
+    return str(error.value)
+
+
+def test_a_server_without_the_endpoints_for_training_is_reported_with_what_it_lacks(tmp_path):
+    with answering({"GET /health": {}}) as url:
+        failure = failure_at(url, tmp_path)
+    assert f"the inference server at {url} was reconnected to 2 times in a row" in failure
+    assert "POST /resume: 404" in failure
+    assert "VLLM_SERVER_DEV_MODE=1" in failure
+
+
+def test_an_event_of_another_release_is_reported_with_its_text(tmp_path):
+    event = {"choices": [{"index": 0, "token_ids": [5], "finish_reason": "stop"}]}
+    stream = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
+    with answering(HEALTHY | {GENERATE: stream}) as url:
+        failure = failure_at(url, tmp_path)
+    assert "an event of an unknown format" in failure
+    assert str(event) in failure
+
+
+@pytest.mark.parametrize("error", [KeyError("a"), IndexError(7), TypeError("list"), ValueError()])
+def test_a_field_that_an_event_lacks_is_the_servers_error(error):
+    with pytest.raises(ServerError), reading({}):
+        raise error
+
+
+def test_any_other_error_while_reading_an_event_is_our_own():
+    with pytest.raises(ZeroDivisionError), reading({}):
+        raise ZeroDivisionError
+
+
+def read_events(url, path="/stream", body=None, stream_timeout=10.0):
+    async def read():
+        endpoint = Endpoint(url, stream_timeout)
+        try:
+            return [event async for event in endpoint.events(path, body)]
+        finally:
+            await endpoint.close()
+
+    return asyncio.run(read())
+
+
+def test_comments_in_a_stream_are_ignored():
+    stream = b': waiting\n\ndata: {"a": 1}\n\n: ping\n\ndata: [DONE]\n\n'
+    with answering({"POST /stream": stream}) as url:
+        assert read_events(url) == [{"a": 1}]
+
+
+def test_a_stream_without_its_end_fails():
+    stream = b'data: {"a": 1}\n\n'
+    with answering({"POST /stream": stream}) as url, pytest.raises(ServerError, match="broke off"):
+        read_events(url)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(400, RequestRefused), (429, ServerError), (500, ServerError)]
+)
+def test_an_error_within_a_stream_is_a_refusal_or_an_error_by_its_code(code, error):
+    stream = f'data: {{"error": {{"code": {code}}}}}\n\n'.encode()
+    with answering({"POST /stream": stream}) as url, pytest.raises(error, match=str(code)):
+        read_events(url)
+
+
+def test_a_silent_stream_times_out(server):
+    server.faults(hang_generate=1)
+    with pytest.raises(ServerError, match="no answer in time"):
+        read_events(server.url, "/generate", {"input_ids": [1]}, stream_timeout=0.2)

@@ -1,0 +1,243 @@
+"""In-process vLLM, a real one: the program `_vllm_checks` uses it, and the tests here judge."""
+
+import csv
+import json
+
+import pytest
+from paths import SUPPORT
+from tiny import prompt, tiny_policy
+from vllm_environment import FLAGS, MAX_MODEL_LEN, ROOT, launch_on_cpu, needs_vllm
+from vllm_runs import assert_same_logprobs, run
+from vllm_settings import ARCHITECTURE
+
+from lit_grpo.policy.byte_tokenizer import byte_tokenizer
+from lit_grpo.rollout import Sampling, VLLMServerEngine
+
+# vLLM is started several times.
+pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROMPTS = ["12+34=", "a longer prompt", "x"]
+
+
+@pytest.fixture(scope="module")
+def checks(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vllm") / "checks.json"
+    run(SUPPORT / "_vllm_checks.py", path, cwd=ROOT)
+    return json.loads(path.read_text())
+
+
+def tokens(completions):
+    return [completion["token_ids"] for completion in completions]
+
+
+def test_greedy_completions_are_those_of_transformers_generate(checks):
+    sampling = checks["sampling"]
+    assert tokens(sampling["greedy"]) == sampling["greedy_by_transformers"]
+    assert_same_logprobs(sampling["greedy"], sampling["greedy_trainer_logprobs"])
+
+
+def test_logprobs_at_a_temperature_are_those_of_the_trainer(checks):
+    sampled = checks["sampling"]["temperature_0.7"]
+    assert_same_logprobs(sampled["completions"], sampled["trainer_logprobs"])
+
+
+def test_raw_logprobs_with_top_p_and_top_k_are_those_of_the_trainer(checks):
+    sampled = checks["raw"]["top_p"]
+    assert_same_logprobs(sampled["completions"], sampled["trainer_logprobs"])
+
+
+def test_sampling_for_which_vllm_reports_other_logprobs_is_refused(checks):
+    top_p, temperature = checks["sampling"]["top_p"], checks["raw"]["other_temperature"]
+    assert "Set model.sampling.top_p to 1" in top_p["message"]
+    assert "Set model.engine.init_args.logprobs_mode" in temperature["message"]
+
+
+def test_the_seed_decides_and_rows_of_a_group_differ(checks):
+    first, again, other = checks["sampling"]["seeds"]
+    assert first == again
+    assert tokens(first) != tokens(other)
+    assert len(set(map(tuple, tokens(first)))) == len(first)
+
+
+def test_every_token_has_the_policy_version_that_sampled_it(checks):
+    for completion in checks["sampling"]["full"]:
+        assert completion["policy_versions"] == [3] * len(completion["token_ids"])
+    for completion in checks["full"]["new_version"]["completions"]:
+        assert completion["policy_versions"] == [7] * len(completion["token_ids"])
+
+
+def test_a_stop_token_ends_a_completion_and_stays_in_it(checks):
+    sampling = checks["sampling"]
+    stop, ended = sampling["stop_token"], 0
+    for before, after in zip(sampling["full"], sampling["stopped_by_token"], strict=True):
+        if stop in before["token_ids"]:
+            end = before["token_ids"].index(stop) + 1
+            assert after["token_ids"] == before["token_ids"][:end]
+            assert after["finish_reason"] == "stop"
+            ended += 1
+        else:
+            assert after["token_ids"] == before["token_ids"]
+    assert ended
+
+
+def test_a_stop_string_cuts_the_text_but_not_the_tokens(checks):
+    sampling, tokenizer = checks["sampling"], byte_tokenizer()
+    stop, ended = sampling["stop_string"], 0
+    for completion in sampling["stopped_by_string"]:
+        decoded = tokenizer.decode(completion["token_ids"], skip_special_tokens=True)
+        assert stop not in completion["text"]
+        if stop in decoded:
+            assert decoded.endswith(stop)
+            assert completion["text"] == decoded[: -len(stop)]
+            assert completion["finish_reason"] == "stop"
+            ended += 1
+    assert ended
+
+
+def test_no_completion_is_shorter_than_min_tokens(checks):
+    for completion in checks["sampling"]["min_tokens"]:
+        assert len(completion["token_ids"]) >= 5
+        assert min(completion["token_ids"][:4]) >= 250  # lower ones would have ended it
+
+
+def test_a_prompt_that_vllm_refuses_is_a_failed_row_among_sampled_ones(checks):
+    rows = checks["sampling"]["with_one_too_long"]
+    assert [row["finish_reason"] for row in rows] == ["failed"] * 3 + ["length"] * 3
+    assert str(MAX_MODEL_LEN) in rows[0]["failure"]
+
+
+def test_completions_are_yielded_while_others_run_and_closing_aborts_those(checks):
+    aborted = checks["aborted"]
+    assert aborted["first"] == {"row": 0, "num_tokens": 1}
+    assert aborted["was_running"]
+    assert not aborted["is_running"]
+    assert aborted["next_is_the_same"]
+
+
+def test_a_server_gives_the_same_completions_for_the_same_seed(checks, tmp_path):
+    policy = tiny_policy(architecture=ARCHITECTURE)
+    engine = VLLMServerEngine(launch=launch_on_cpu(), directory=str(tmp_path))
+    engine.start(policy)
+    try:
+        engine.load_weights(policy, 3)
+        prompts = [prompt(text, id=text) for text in PROMPTS]
+        rows = dict(engine.generate(prompts, 3, Sampling(max_tokens=12), seed=0))
+    finally:
+        engine.close()
+    assert [list(rows[n].token_ids) for n in range(9)] == tokens(checks["sampling"]["full"])
+
+
+def test_new_weights_are_sampled_with_and_checked(checks):
+    full = checks["full"]
+    assert_same_logprobs(
+        full["new_version"]["completions"], full["new_version"]["trainer_logprobs"]
+    )
+    assert len(full["differences"]) == 2
+    assert max(full["differences"]) < 1e-4
+    assert full["health"]
+
+
+def test_weights_of_a_version_are_sent_once(checks):
+    assert checks["full"]["same_version"]
+
+
+@pytest.mark.parametrize("way", ["adapter", "merged"])
+def test_an_adapter_is_sampled_with_and_checked_whether_merged_or_not(checks, way):
+    sampled = checks[way]["sampled"]
+    assert_same_logprobs(sampled["completions"], sampled["trainer_logprobs"])
+    assert len(checks[way]["differences"]) == 3
+    assert max(checks[way]["differences"]) < 1e-4
+
+
+def test_only_the_latest_adapter_stays_loaded_and_on_disk(checks):
+    assert checks["adapter"]["loaded"] == [[1], [2], [3]]
+    assert checks["adapter"]["directories"] == ["adapter-2"]
+    assert checks["adapter"]["is_scratch_gone"]
+
+
+def test_a_tied_head_that_stays_stale_is_detected_at_the_first_change(checks):
+    tied = checks["tied"]
+    assert max(tied["differences_before"]) < 1e-4  # at the first update old and new are the same
+    assert tied["failure"]["type"] == "EngineFailed"
+    assert "differ from the trainer's by 0." in tied["failure"]["message"]
+    assert "where 0.005 is allowed" in tied["failure"]["message"]
+
+
+def test_a_prefix_cache_that_outlives_an_update_is_detected(checks):
+    skipped = checks["skipped_reset"]
+    assert skipped["failure"]["type"] == "EngineFailed"
+    assert "where 0.005 is allowed" in skipped["failure"]["message"]
+    assert not skipped["health"]
+
+
+def test_random_numbers_of_a_training_are_those_without_an_engine(checks):
+    process = checks["process"]
+    assert process["disturbed"] == process["undisturbed"]
+
+
+def test_the_process_keeps_its_environment_hooks_threads_and_groups(checks):
+    process = checks["process"]
+    assert not process["before"]["has_process_group"]
+    assert process["after"] == [process["before"]] * 3
+    assert checks["shared_state_at_the_end"] == process["before"]
+
+
+def test_memory_is_freed_between_generations_and_weights_are_sent_again(checks):
+    """On a CPU vLLM's sleep and wake-up work, but free no memory."""
+    for level, asleep in checks["asleep"].items():
+        assert asleep["was_asleep"] == [True] * 4, level
+        assert asleep["is_repeated"], level
+        assert asleep["weights_sent"] == (2 if level == "adapter" else 4), level
+        assert max(asleep["differences"]) < 1e-4, level
+
+
+def test_no_process_is_left_behind(checks):
+    assert checks["children"] == []
+
+
+def test_a_process_group_is_refused_with_the_engine_to_use_instead(checks):
+    assert checks["process_group"]["type"] == "UserError"
+    assert "Set trainer.devices to 1" in checks["process_group"]["message"]
+    assert "VLLMServerEngine" in checks["process_group"]["message"]
+
+
+REWARD = """
+from lit_grpo.rewards import Reward
+
+class LowBytes(Reward):
+    def score(self, prompt, completion):
+        return sum(token < 128 for token in completion.token_ids) / len(completion.token_ids)
+"""
+
+
+def test_every_training_step_samples_with_the_weights_of_the_step_before(tmp_path):
+    (tmp_path / "low_bytes.py").write_text(REWARD)
+    settings = {
+        "model.policy.path": None,
+        "model.policy.architecture": ARCHITECTURE,
+        "model.rewards": [{"class_path": "low_bytes.LowBytes"}],
+        "model.engine": "lit_grpo.rollout.vllm.in_process.VLLMEngine",
+        "model.engine.init_args.max_model_len": MAX_MODEL_LEN,
+        "model.engine.init_args.flags": FLAGS,
+        "model.engine.init_args.proof.every": 2,
+        "data.init_args.prompts_per_step": 8,
+        "data.init_args.validation_size": 8,
+        "trainer.accelerator": "cpu",
+        "trainer.max_steps": 3,
+        "trainer.val_check_interval": 3,
+    }
+    options = [
+        f"--{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in settings.items()
+    ]
+    command = ["-m", "lit_grpo", "fit", "--config", "quickstart", "--run_dir", "run"]
+    run(*command, *options, cwd=tmp_path)
+    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))
+    assert len(rows) == 3
+    for row in rows:
+        assert float(row["sampler/logprob_difference_max"]) < 1e-3
+        assert float(row["policy/grad_norm"]) > 0
+    differences = [float(row["sampler/proof_difference"]) for row in rows]
+    assert differences[0] < 1e-4
+    assert differences[2] < 1e-4
+    assert (tmp_path / "run" / "final" / "model.safetensors").exists()

@@ -1,0 +1,363 @@
+"""The engine for vLLM servers with a real vLLM on a CPU: logprobs, weights, restarts."""
+
+import copy
+import json
+import re
+import threading
+import urllib.request
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+
+import pytest
+import torch
+from served_engines import assert_written_by, generate, perturbed
+from sglang_server import free_port
+from tiny import prompt, tiny_policy
+from vllm_environment import PYTHON, ROOT, launch_on_cpu, needs_vllm
+from vllm_servers import counter, processes_of
+from vllm_settings import ARCHITECTURE, ENV, FLAGS, MAX_MODEL_LEN
+from worker_processes import is_alive, wait_until
+
+from lit_grpo.policy import LoRA
+from lit_grpo.rollout import EngineFailed, HFEngine, Proof, Sampling, Supervision, VLLMServerEngine
+from lit_grpo.rollout.server import guard as server_guard
+from lit_grpo.rollout.server.api import as_flags
+from lit_grpo.rollout.server.process import ServerProcess
+
+pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+SHORT = Sampling(max_tokens=12)
+LONG = Sampling(max_tokens=200)
+PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one: ", "x", "22+3=" * 20)]
+
+
+@contextmanager
+def serving(policy, **settings):
+    """Start an engine whose server has the policy's weights as version 0."""
+    launch = launch_on_cpu(**settings.pop("launch", {}))
+    engine = VLLMServerEngine(launch=launch, **settings)
+    try:
+        engine.start(policy)
+        engine.load_weights(policy, 0)
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_policy(architecture=ARCHITECTURE)
+
+
+@pytest.fixture(scope="module")
+def engine(policy, tmp_path_factory):
+    """One server for all tests that leave it healthy; each sends the weights that it needs."""
+    directory = tmp_path_factory.mktemp("engine")
+    supervision = Supervision(
+        health_interval=0.5,
+        health_timeout=5,
+        silence_timeout=5,
+        first_backoff=0.1,
+        max_restarts=9,
+    )
+    with serving(policy, directory=str(directory), supervision=supervision) as engine:
+        yield engine
+
+
+@pytest.fixture
+def fresh(policy, engine):
+    """The engine with the policy's weights, under a new version."""
+    engine.load_weights(policy, engine.version + 1)
+    return engine
+
+
+def changed(policy, by: float = 0.05):
+    """Return a copy of the policy with other weights."""
+    model = copy.deepcopy(policy.model)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(by * torch.randn(parameter.shape, generator=generator))
+    return SimpleNamespace(model=model, tokenizer=policy.tokenizer, source=None)
+
+
+def url(engine) -> str:
+    return engine._fleet.servers[0].url
+
+
+def ask(engine, path: str):
+    with urllib.request.urlopen(url(engine) + path, timeout=10) as reply:
+        return json.loads(reply.read() or b"null")
+
+
+def num_generated(engine) -> float:
+    """Return the number of tokens that the server has sampled since its start."""
+    return counter(url(engine), "generation_tokens_total")
+
+
+@contextmanager
+def once_it_generates(engine, action):
+    """Call the action while the body generates."""
+    so_far = num_generated(engine)
+
+    def act():
+        # Tokens of the last weight check may not have been counted yet; it has 64 of them.
+        wait_until(lambda: num_generated(engine) > so_far + 100)
+        action()
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    yield
+    thread.join()
+
+
+def test_a_completion_that_the_context_cuts_is_failed(fresh):
+    longer = Sampling(max_tokens=2 * MAX_MODEL_LEN, min_tokens=MAX_MODEL_LEN - 50)
+    for one in generate(fresh, PROMPTS[:1], longer):
+        assert one.is_failed
+        assert re.match(
+            r"cut at 3\d\d tokens, before max_tokens=640: .* max_model_len", one.failure
+        )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_logprobs_are_those_of_transformers(policy, fresh, temperature):
+    sampling = Sampling(max_tokens=12, temperature=temperature)
+    completions = generate(fresh, PROMPTS, sampling)
+    assert_written_by({fresh.version: policy.model}, PROMPTS, completions, temperature or 1.0)
+
+
+def test_greedy_completions_are_those_of_the_policy_itself(policy, fresh):
+    sampling = Sampling(max_tokens=12, temperature=0)
+    engine = HFEngine()
+    engine.load_weights(policy, 0)
+    ours = generate(engine, PROMPTS, sampling, group_size=1)
+    theirs = generate(fresh, PROMPTS, sampling, group_size=1)
+    assert [one.token_ids for one in theirs] == [one.token_ids for one in ours]
+    assert [one.text for one in theirs] == [one.text for one in ours]
+    assert [one.finish_reason for one in theirs] == [one.finish_reason for one in ours]
+
+
+def test_a_seed_gives_the_same_again_and_prompts_and_samples_differ(fresh):
+    twins = [prompt("1+1=", id=name) for name in "ab"]
+    first = generate(fresh, twins, SHORT, seed=3)
+    assert first == generate(fresh, twins, SHORT, seed=3)
+    assert len({one.token_ids for one in first}) == 8
+    assert first != generate(fresh, twins, SHORT, seed=4)
+
+
+def test_stops_end_a_completion_as_they_do_with_hf_engine(policy, fresh):
+    engine = HFEngine()
+    engine.load_weights(policy, 0)
+    prompts = [prompt(f"{n}+1=", id=str(n)) for n in range(16)]
+    free = generate(engine, prompts, Sampling(max_tokens=12, temperature=0), group_size=1)
+    sampled = [token for one in free for token in one.token_ids[4:8]]
+    letters = {token: policy.tokenizer.decode([token]) for token in sampled}
+    token = next(one for one, text in letters.items() if text.isascii() and text.isprintable())
+    for stops in ({"stop_token_ids": (token,)}, {"stop": (letters[token],)}):
+        for min_tokens in (0, 8):
+            sampling = Sampling(max_tokens=12, temperature=0, min_tokens=min_tokens, **stops)
+            ours = generate(engine, prompts, sampling, group_size=1)
+            theirs = generate(fresh, prompts, sampling, group_size=1)
+            assert any(one.finish_reason == "stop" for one in ours), sampling
+            for mine, its in zip(ours, theirs, strict=True):
+                assert its.token_ids == mine.token_ids, sampling
+                assert (its.text, its.finish_reason) == (mine.text, mine.finish_reason)
+
+
+@pytest.mark.parametrize("settings", [{"top_p": 0.9}, {"top_k": 5}])
+def test_logprobs_of_a_truncated_distribution_are_refused(fresh, settings):
+    with pytest.raises(ValueError, match="raw_logprobs"):
+        generate(fresh, PROMPTS, Sampling(max_tokens=4, **settings))
+
+
+def test_closing_early_aborts_running_requests(fresh):
+    rows = iter(fresh.generate(PROMPTS, 4, Sampling(max_tokens=250), seed=1))
+    next(rows)
+    rows.close()
+    wait_until(lambda: counter(url(fresh), "num_requests_running") == 0, 30)
+
+
+def test_new_weights_are_sampled_with(policy, fresh):
+    other = changed(policy)
+    generate(fresh, PROMPTS, SHORT)  # fills the prefix cache with the old ones
+    fresh.load_weights(other, fresh.version + 1)
+    completions = generate(fresh, PROMPTS, SHORT)
+    assert_written_by({fresh.version: other.model}, PROMPTS, completions)
+    assert ask(fresh, "/weight_info")["weight_version"] == str(fresh.version)
+
+
+def test_running_requests_continue_with_new_weights_and_label_each_token(policy, fresh):
+    other, old, prompts = changed(policy), fresh.version, PROMPTS[:3]
+
+    def update():
+        pause(url(fresh))  # or it might finish before the update, which ends the pause
+        fresh.load_weights(other, old + 1)
+
+    with once_it_generates(fresh, update):
+        found = generate(fresh, prompts, LONG, group_size=8)
+    assert any(set(one.policy_versions) == {old, old + 1} for one in found)
+    assert_written_by({old: policy.model, old + 1: other.model}, prompts, found)
+
+
+def test_a_prefix_cache_that_outlives_an_update_is_detected(policy, tmp_path):
+    class WithoutReset:
+        """Forwards all calls but those that reset the prefix cache, as a pause does, too."""
+
+        def __init__(self, endpoint):
+            self.endpoint = endpoint
+
+        async def call(self, method, path, *args, **settings):
+            if path in ("/pause", "/reset_prefix_cache", "/resume"):
+                return {"success": True}
+            return await self.endpoint.call(method, path, *args, **settings)
+
+    with serving(policy, directory=str(tmp_path)) as engine:
+        update = engine.api.update_weights
+        engine.api.update_weights = lambda endpoint, *rest: update(WithoutReset(endpoint), *rest)
+        with pytest.raises(
+            EngineFailed, match=r"differ .* by [\d.]+ .* 0\.005 is allowed"
+        ) as error:
+            engine.load_weights(changed(policy), 1)
+        assert re.search(r"\(mean -[\d.]+, trainer -[\d.]+\)", str(error.value))
+
+
+def test_tied_embeddings_that_a_reload_leaves_stale_are_detected(tmp_path):
+    tied = tiny_policy(architecture=ARCHITECTURE | {"tie_word_embeddings": True})
+    with serving(tied, directory=str(tmp_path)) as engine:
+        with pytest.raises(EngineFailed, match="does not sample from .* tied embeddings"):
+            engine.load_weights(changed(tied, by=0.2), 1)
+        with pytest.raises(EngineFailed):
+            generate(engine, PROMPTS, SHORT)
+
+
+def test_a_server_whose_logprobs_ignore_the_temperature_is_detected(policy, tmp_path):
+    raw = {"flags": {"logprobs-mode": "raw_logprobs"}}
+    detected = pytest.raises(EngineFailed, match="a --logprobs-mode .* other than configured")
+    with detected, serving(policy, directory=str(tmp_path), launch=raw):
+        pass
+
+
+def test_half_precision_passes_its_check_and_stale_weights_do_not(policy, tmp_path):
+    launch = {"dtype": "bfloat16"}
+    with serving(policy, directory=str(tmp_path), launch=launch) as engine:
+        engine.load_weights(changed(policy), 1)
+        differences = engine.observe().means["sampler/proof_difference"]
+        assert len(differences) == 2
+        assert all(
+            1e-5 < one < 0.02 for one in differences
+        )  # coarser than float32, and far from 0.1
+        engine.api._replace_weights = _do_nothing
+        with pytest.raises(EngineFailed, match=r"differ .* where 0\.1 is allowed"):
+            engine.load_weights(changed(policy, by=0.2), 2)
+
+
+async def _do_nothing(*_):
+    """Update nothing."""
+
+
+def test_only_the_adapter_is_sent_and_old_ones_are_unloaded(tmp_path):
+    base = tiny_policy(architecture=ARCHITECTURE)
+    base.save_pretrained(tmp_path / "base")
+    policy = tiny_policy(
+        architecture=None,
+        path=str(tmp_path / "base"),
+        lora=LoRA(rank=4, target_modules=["q_proj", "v_proj"]),
+    )
+    with serving(policy, directory=str(tmp_path / "engine"), proof=Proof(every=1)) as engine:
+        assert_written_by({0: policy.model}, PROMPTS, generate(engine, PROMPTS, SHORT))
+        with torch.no_grad():
+            for parameter in policy.trainable_parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        for version in (1, 2):
+            engine.load_weights(policy, version)
+            completions = generate(engine, PROMPTS, SHORT)
+            assert_written_by({version: policy.model}, PROMPTS, completions)
+        names = {one["id"] for one in ask(engine, "/v1/models")["data"]}
+        assert names == {"policy", "policy-v1", "policy-v2"}  # the last two adapters only
+        files = {path.name for path in (tmp_path / "engine/weights/v2").iterdir()}
+        assert files == {"adapter_model.safetensors", "adapter_config.json"}
+
+
+@pytest.mark.parametrize("victim", ["the worker", "the main process"])
+def test_a_killed_server_is_restarted_with_the_policys_weights(policy, fresh, victim):
+    other = changed(policy)
+    fresh.load_weights(other, fresh.version + 1)
+    processes = processes_of(url(fresh))
+    chosen = processes[0] if victim == "the main process" else processes[-1]
+    with once_it_generates(fresh, chosen.kill):
+        completions = generate(fresh, PROMPTS, LONG, group_size=8)
+    assert_written_by({fresh.version: other.model}, PROMPTS, completions)
+    assert fresh.observe().totals["rollout/restarts"] == 1
+    assert not any(is_alive(process.pid) for process in processes)
+
+
+def test_a_server_whose_engine_hangs_is_restarted_although_it_reports_to_be_healthy(policy, fresh):
+    processes = processes_of(url(fresh))
+    core = next(one for one in processes if "EngineCore" in one.name() or "EngineCor" in one.name())
+    with once_it_generates(fresh, core.suspend):
+        completions = generate(fresh, PROMPTS, LONG, group_size=8)
+    assert_written_by({fresh.version: policy.model}, PROMPTS, completions)
+    assert fresh.observe().totals["rollout/restarts"] == 1
+    assert not any(is_alive(process.pid) for process in processes)
+
+
+def documented_command() -> list[str]:
+    """Return the command in the docs for servers with adapters, with the flags for a CPU."""
+    text = (ROOT / "docs" / "engines.md").read_text()
+    (variables, flags) = re.search(r"^(.*) vllm serve MODEL \\\n(.*)$", text, re.M).groups()
+    (lora,) = re.findall(r"add `(--enable-lora [^`]+)`", text)
+    words = f"{flags} {lora}".replace("10.0.0.2", "127.0.0.1").split()
+    module = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server"]
+    return ["env", *variables.split(), *module, *words, *as_flags(FLAGS)]
+
+
+def test_a_server_started_as_documented_and_left_paused_can_be_used(tmp_path):
+    base = tiny_policy(architecture=ARCHITECTURE)
+    base.save_pretrained(tmp_path / "base")
+    lora = LoRA(rank=4, target_modules=["q_proj", "v_proj"])
+    policy = perturbed(tiny_policy(architecture=None, path=str(tmp_path / "base"), lora=lora))
+    port = free_port()
+    words = ["--model", str(tmp_path / "base"), "--port", str(port), "--dtype", "float32"]
+    words += ["--max-model-len", str(MAX_MODEL_LEN)]
+    server = ServerProcess(documented_command() + words, ENV, tmp_path / "server.log")
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: not server.is_running or is_healthy(url), 300)
+        assert server.is_running, server.log_tail()
+        pause(url)
+        engine = VLLMServerEngine(urls=[url], directory=str(tmp_path / "engine"))
+        try:
+            engine.start(policy)
+            engine.load_weights(policy, 0)
+            completions = generate(engine, PROMPTS, SHORT)
+            assert engine.observe().totals["rollout/restarts"] == 0
+        finally:
+            engine.close()
+        assert is_healthy(url)  # it keeps running
+    finally:
+        server.stop()
+    assert_written_by({0: policy.model}, PROMPTS, completions)
+
+
+def pause(url: str) -> None:
+    """Pause the server, as the first half of an update does."""
+    urllib.request.urlopen(f"{url}/pause?mode=keep", data=b"", timeout=20).close()
+
+
+def is_healthy(url: str) -> bool:
+    with suppress(OSError):
+        urllib.request.urlopen(f"{url}/health", timeout=5).close()
+        return True
+    return False
+
+
+def test_nothing_is_left_after_closing(policy, tmp_path):
+    with serving(policy, directory=str(tmp_path)) as engine:
+        processes = processes_of(url(engine))
+        generate(engine, PROMPTS, SHORT)
+        shared = server_guard.shared_memory(processes[0].pid)
+    assert not any(is_alive(process.pid) for process in processes)
+    assert shared
+    assert not any(path.exists() for path in shared)
+    assert [path.name for path in tmp_path.iterdir()] == ["server_0.log"]

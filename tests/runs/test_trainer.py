@@ -1,0 +1,75 @@
+"""The trainer for scripts and notebooks: the same files as the command line, and exact resume."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from run_logs import close_logs
+from small_runs import make_module, weights
+
+from lit_grpo import AdditionData, Trainer
+from lit_grpo.callbacks import ExitCheckpoint
+from lit_grpo.stopping import stop_run
+from lit_grpo.types import StopReason, UserError
+
+
+class StopAfter(Callback):
+    def __init__(self, num_steps):
+        self.num_steps = num_steps
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if pl_module.rollout_step == self.num_steps:
+            stop_run(trainer, StopReason(exit_code=20, message="enough for now"))
+
+
+def train(run_dir, *callbacks, ckpt_path=None, max_steps=3):
+    module = make_module(group_size=2)
+    data = AdditionData(1, train_size=8, validation_size=0, prompts_per_step=2)
+    callbacks = [ExitCheckpoint(str(run_dir / "checkpoints")), *callbacks]
+    settings = {"accelerator": "cpu", "enable_progress_bar": False}
+    trainer = Trainer(run_dir, max_steps=max_steps, callbacks=callbacks, **settings)
+    try:
+        trainer.fit(module, data, ckpt_path=ckpt_path)
+    finally:
+        close_logs()
+    return trainer, module
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("whole")
+    trainer, module = train(run_dir)
+    return run_dir, trainer, module
+
+
+def test_it_writes_the_files_of_a_run(whole):
+    run_dir, trainer, _ = whole
+    assert trainer.stop_reason is None
+    assert len((run_dir / "metrics.csv").read_text().splitlines()) == 4
+    assert (run_dir / "final/model.safetensors").exists()
+    assert len(list((run_dir / "completions").iterdir())) == 3
+    assert "done after optimizer step 3: max_steps is reached" in (run_dir / "run.log").read_text()
+
+
+def test_a_stopped_run_says_why_and_resumes_to_the_undisturbed_one(whole, tmp_path):
+    stopped, _ = train(tmp_path, StopAfter(1))
+    assert stopped.stop_reason.message == "enough for now"
+    assert not (tmp_path / "final").exists()
+    resumed, module = train(tmp_path, ckpt_path="last")
+    assert resumed.stop_reason is None
+    for name, expected in weights(whole[2]).items():
+        assert torch.equal(weights(module)[name], expected), name
+
+
+def test_a_directory_that_holds_a_run_is_refused(whole):
+    with pytest.raises(UserError, match="holds a run already"):
+        train(whole[0])
+
+
+def test_an_exception_is_raised_and_its_traceback_is_in_the_log(tmp_path):
+    class Broken(Callback):
+        def on_train_batch_end(self, *_):
+            raise ZeroDivisionError("of this callback")
+
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, Broken())
+    assert "ZeroDivisionError: of this callback" in (tmp_path / "run.log").read_text()

@@ -1,0 +1,74 @@
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from small_runs import fit, make_module
+
+from lit_grpo.training.stages import StageEvents
+
+
+class Listener(L.Callback):
+    """Records the stages that are reported."""
+
+    def __init__(self):
+        self.started, self.ended = [], []
+
+    def on_stage_start(self, trainer, pl_module, name):
+        self.started.append(name)
+
+    def on_stage_end(self, trainer, pl_module, stage):
+        self.ended.append(stage)
+
+
+class StopsWhileWaiting(L.Callback):
+    def on_wait(self, trainer, pl_module, _):
+        trainer.should_stop = True
+
+
+def events_for(*callbacks):
+    """The events of a module that is not trained."""
+    trainer = SimpleNamespace(callbacks=[L.Callback(), *callbacks], should_stop=False)
+    return StageEvents(SimpleNamespace(trainer=trainer, device=torch.device("cpu")))
+
+
+def test_a_stage_is_reported_with_its_details_to_the_callbacks_that_listen():
+    listener = Listener()
+    with events_for(listener).stage("micro_batch", 3) as details:
+        details["rows"] = 5
+        assert listener.started == ["micro_batch"]
+        assert listener.ended == []
+    (stage,) = listener.ended
+    assert (stage.name, stage.micro_batch, stage.details) == ("micro_batch", 3, {"rows": 5})
+    assert stage.seconds > 0
+
+
+def test_a_stage_that_fails_is_not_reported_as_ended():
+    listener = Listener()
+    with pytest.raises(ZeroDivisionError), events_for(listener).stage("reward"):
+        raise ZeroDivisionError
+    assert (listener.started, listener.ended) == (["reward"], [])
+
+
+def test_callbacks_may_end_the_run_while_it_waits():
+    assert not events_for(Listener()).is_stop_requested()
+    assert events_for(Listener(), StopsWhileWaiting()).is_stop_requested()
+
+
+def test_a_step_reports_its_stages_in_order_and_every_row_once():
+    listener = Listener()
+    fit(make_module(update={"max_tokens_per_micro_batch": 60}), callbacks=[listener])
+    assert list(dict.fromkeys(listener.started)) == [
+        "weight_sync",
+        "generation",
+        "reward",
+        "logprob",
+        "update",
+        "micro_batch",
+    ]
+    parts = [stage for stage in listener.ended if stage.name == "micro_batch"]
+    assert [stage.micro_batch for stage in parts] == list(range(len(parts)))
+    assert len(parts) > 1
+    assert sum(stage.details["rows"] for stage in parts) == 16
+    assert listener.ended[-1].name == "update"
+    assert listener.ended[-1].seconds >= sum(stage.seconds for stage in parts)

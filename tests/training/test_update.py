@@ -1,0 +1,171 @@
+class RowCount(L.Callback):
+    def __init__(self, seen):
+        self.seen = seen
+
+    def on_stage_end(self, trainer, pl_module, stage):
+        if stage.name == "micro_batch":
+            self.seen.append(stage.details["rows"])
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence_sum", "constant"])
+def test_the_gradient_is_the_same_for_any_split_into_micro_batches(aggregation):
+    objective = Objective(
+        aggregation=aggregation, kl=KLTerm(coef=0.1), entropy=EntropyTerm(coef=0.01)
+    )
+    results = []
+    for max_tokens in (1, 60, 100_000):
+        module = make_module(
+            objective=objective,
+            update={"max_tokens_per_micro_batch": max_tokens},
+            lr_schedule="constant",
+        )
+        outputs = fit(module)
+        results.append((weights(module), outputs[0]["metrics"]))
+    assert_same_runs(results, rtol=1e-4, atol=1e-6, metrics_atol=1e-5)
+
+
+def test_everything_at_once_has_the_same_gradient_for_any_split_into_micro_batches():
+    objective = Objective(
+        ratio="sequence",
+        ratio_cap=3.0,
+        kl=KLTerm(coef=0.1, gradient="k2", importance=True),
+        entropy=EntropyTerm(coef=0.01, target=100.0),
+        sampler_correction=SamplerCorrection(level="geometric", outside="mask"),
+        off_policy_threshold=0.5,
+        top_entropy_fraction=0.5,
+    )
+    results = []
+    for max_tokens in (1, 60, 100_000):
+        module = make_module(
+            objective=objective,
+            update={"max_tokens_per_micro_batch": max_tokens, "epochs": 2},
+        )
+        outputs = fit(module, max_steps=2)  # two updates on the same rollouts
+        results.append((weights(module), outputs[-1]["metrics"]))
+    assert_same_runs(results, rtol=1e-3, atol=1e-5, metrics_atol=1e-4)
+
+
+def test_rows_without_advantage_are_spared_the_model_and_the_gradient_is_the_same():
+    class FirstGroupOnly(Reward):
+        def score(self, prompt, completion):
+            return float(completion.token_ids[0] < 128) if prompt.id == "1+1=" else 1.0
+
+    results = {}
+    for entropy_coef in (0.0, 1e-30):  # so small that only the rows that run differ
+        seen = []
+        module = make_module(
+            rewards=[FirstGroupOnly()], objective=Objective(entropy=EntropyTerm(coef=entropy_coef))
+        )
+        outputs = fit(module, callbacks=[RowCount(seen)])
+        results[entropy_coef] = weights(module)
+        assert sum(seen) == (4 if entropy_coef == 0 else 16)
+        assert outputs[0]["metrics"]["policy/grad_norm"] > 0
+    for name, spared in results[0.0].items():
+        torch.testing.assert_close(spared, results[1e-30][name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_whose_advantages_are_all_zero_has_no_gradient_and_no_made_up_metrics():
+    class Same(Reward):
+        def score(self, prompt, completion):
+            return 0.5
+
+    module = make_module(
+        rewards=[Same()], update={"epochs": 2}, objective=Objective(sampler_correction=None)
+    )
+    (output,) = fit(module, max_steps=2)
+    assert module.global_step == 2
+    assert output["metrics"]["policy/grad_norm"] == 0.0
+    assert output["metrics"]["reward/frac_zero_std"] == 1.0
+    assert "policy/ratio_mean" not in output["metrics"]
+    assert "sampler/logprob_difference_max" not in output["metrics"]
+    torch.testing.assert_close(weights(module), start_weights(), rtol=0, atol=0)
+
+
+def test_the_sampling_temperature_applies_to_the_trained_logprobs():
+    module = make_module(sampling=Sampling(max_tokens=8, temperature=0.5))
+    (output,) = fit(module)
+    assert output["metrics"]["sampler/logprob_difference_max"] < 1e-4
+
+
+def test_one_update_a_rollout_needs_no_second_pass_and_has_ratio_one():
+    (output,) = fit(make_module())
+    assert output["batch"].old_logprobs is None
+    assert output["metrics"]["policy/ratio_mean"] == 1.0
+    assert "policy/kl" not in output["metrics"]
+
+
+def test_several_updates_a_rollout_are_several_optimizer_steps_off_the_old_policy():
+    module = make_module(
+        update={"epochs": 2, "minibatches": 2}, objective=Objective(kl=KLTerm(coef=0.1))
+    )
+    outputs = fit(module, max_steps=8)
+    assert len(outputs) == 2  # rollout steps
+    assert module.global_step == 8
+    assert module.rollout_step == 2
+    metrics = outputs[0]["metrics"]
+    assert outputs[0]["batch"].old_logprobs is not None
+    assert metrics["policy/ratio_mean"] != 1.0
+    assert metrics["policy/kl"] > 0
+
+
+def test_the_gradient_is_scaled_down_to_its_bound():
+    free = make_module()
+    (output,) = fit(free)
+    norm = output["metrics"]["policy/grad_norm"]
+    held = make_module(update={"max_grad_norm": norm / 4})
+    fit(held)
+    before = start_weights()
+    for name, start in before.items():
+        torch.testing.assert_close(
+            weights(held)[name] - start, (weights(free)[name] - start) / 4, rtol=1e-2, atol=1e-6
+        )
+
+
+def test_a_gradient_that_is_not_finite_never_reaches_the_policy():
+    module = make_module()
+
+    class Poison(L.Callback):
+        def on_stage_end(self, trainer, pl_module, stage):
+            if stage.name == "micro_batch":
+                next(pl_module.parameters()).grad.fill_(float("nan"))
+
+    with pytest.raises(FloatingPointError, match="no optimizer step is taken"):
+        fit(module, callbacks=[Poison()])
+    torch.testing.assert_close(weights(module), start_weights(), rtol=0, atol=0)
+
+
+def test_only_the_tokens_of_highest_entropy_have_a_gradient():
+    module = make_module(objective=Objective(top_entropy_fraction=0.25))
+    (output,) = fit(module)
+    batch = output["batch"]
+    policy, num_tokens = start_policy(), int(batch.loss_mask.sum())
+    rows = [alone(policy.model, batch, n) for n in range(batch.num_rows)]
+    logprobs, entropies = zip(*rows, strict=True)
+    threshold = torch.cat(entropies).quantile(0.75)
+    loss = -sum(
+        batch.advantages[n] * (logprobs[n] * (entropies[n] >= threshold)).sum()
+        for n in range(batch.num_rows)
+    )
+    (loss / num_tokens).backward()
+    assert output["metrics"]["policy/masked_fraction"] == pytest.approx(0.75, abs=1 / num_tokens)
+    for name, parameter in policy.model.named_parameters():
+        step = start_weights()[name] - weights(module)[name]
+        torch.testing.assert_close(step, parameter.grad, rtol=1e-3, atol=2e-6)
+
+
+def test_the_entropy_coefficient_rises_while_the_entropy_is_below_its_target():
+    term = EntropyTerm(coef=0.01, target=100.0, coef_step=0.004, coef_max=0.016)
+    module = make_module(objective=Objective(entropy=term))
+    outputs = fit(module, max_steps=4)
+    applied = [output["metrics"]["policy/entropy_coef"] for output in outputs]
+    # The first step has no entropy before it to compare.
+    assert applied == pytest.approx([0.0, 0.014, 0.016, 0.016])
+    control = module.updater.entropy_control
+    assert control.last_entropy == pytest.approx(outputs[-1]["metrics"]["policy/entropy"])
+
+
+def test_a_completion_far_off_the_policy_is_masked_where_its_advantage_is_negative():
+    objective = Objective(off_policy_threshold=1e-4)
+    module = make_module(update={"epochs": 4}, objective=objective)
+    outputs = fit(module, max_steps=8)
+    assert 0 < outputs[-1]["metrics"]["policy/masked_fraction"] < 1
