@@ -173,7 +173,7 @@ class TwoLines(ProgressColumn):
 
 
 class SecondsPerStepColumn(ProgressColumn):
-    """Seconds a step, since rollout steps take seconds or minutes."""
+    """Seconds per step, since rollout steps take seconds or minutes."""
 
     max_refresh = 0.5
 

@@ -53,7 +53,7 @@ def describe_wait(
     if answering:
         return (
             f"{spent}. The judge's answers take long, "
-            f"{metrics['timing/judge_api_latency_s']:.1f} s a call. Raise limits.max_concurrency "
+            f"{metrics['timing/judge_api_latency_s']:.1f} s per call. Raise limits.max_concurrency "
             "if its quota allows, use a faster model, or ask for shorter replies."
         )
     return (

@@ -59,7 +59,7 @@ class SignalWarnings(Callback):
         self._seen[name] += 1
         seen = self._seen[name]
         if seen == 1 or seen % self.repeat_every == 0:
-            often = "" if seen == 1 else f" (so in {seen} steps of this run)"
+            often = "" if seen == 1 else f" ({seen} steps so far)"
             log.warning("rollout step %d%s: %s", step, often, message)
 
 
@@ -71,7 +71,7 @@ def no_token_counts(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | N
         f"model.sampling.max_tokens: {truncated_fraction(rollouts):.0%} of the completions "
         "were cut off."
     )
-    return f"No token counts in the loss, so the policy did not change: {why}"
+    return f"No token contributes to the loss, so the policy did not change: {why}"
 
 
 def no_advantage(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import lightning as L
 
 from lit_grpo.objective.advantages import counted_rows, has_signal
-from lit_grpo.types import Group, Outcome, RolloutBatch, Score
+from lit_grpo.types import Outcome, RolloutBatch, Score
 
 SHOWN_CHARACTERS = 120
 
@@ -54,19 +54,29 @@ class Failure:
         )
 
 
-def find_failure(rollouts: RolloutBatch, rewards: Collection[str] | None = None) -> Failure | None:
-    """Return the most common failure of the given rewards, by default of all.
+def find_failure(
+    rollouts: RolloutBatch,
+    rewards: Collection[str] | None = None,
+    counts_as_failure: Callable[[Score], bool] | None = None,
+) -> Failure | None:
+    """Return the reward and outcome that most rows without a value share.
 
     None if every score has a value.
+
+    Args:
+        rewards: Names of the rewards to look at; all of them if None.
+        counts_as_failure: Whether a score counts; by default every score without a value does.
     """
+    counts_as_failure = counts_as_failure or has_no_value
     counts: Counter[tuple[str, Outcome]] = Counter()
     details: dict[tuple[str, Outcome], str] = {}
     num_rows = 0
     for group in rollouts.groups:
         num_rows += len(group.completions)
-        for name, score in _failed_scores(group, rewards or group.scores.keys()):
-            counts[name, score.outcome] += 1
-            details.setdefault((name, score.outcome), score.detail)
+        for name in rewards or group.scores.keys():
+            for score in filter(counts_as_failure, group.scores[name]):
+                counts[name, score.outcome] += 1
+                details.setdefault((name, score.outcome), score.detail)
     if not counts:
         return None
     (name, outcome), count = counts.most_common(1)[0]
@@ -75,8 +85,8 @@ def find_failure(rollouts: RolloutBatch, rewards: Collection[str] | None = None)
     )
 
 
-def _failed_scores(group: Group, rewards: Collection[str]) -> list[tuple[str, Score]]:
-    return [(name, one) for name in rewards for one in group.scores[name] if not one.is_ok]
+def has_no_value(score: Score) -> bool:
+    return not score.is_ok
 
 
 def shorten(text: str) -> str:

@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     CRASHED = 1, "crashed; the traceback is in run.log"
     WRONG_INPUT = 2, "wrong command, config or data; one line says what"
     NO_REWARD = 3, "stopped by ZeroRewardBreaker: no reward for many steps in a row"
-    SCORES_ABSENT = 4, "stopped: scores stayed missing, or a judge's budget is spent"
+    SCORES_ABSENT = 4, "stopped: scores or completions stayed missing, or a judge's budget is spent"
     ENGINE_FAILED = (
         5,
         "stopped: the rollout engine gave up, or a server has other weights than the policy",

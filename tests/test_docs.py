@@ -258,7 +258,7 @@ def test_the_reward_of_the_guide_compares_siblings(workplace):
     completions = [completion([1] * length) for length in (1, 3, 3)]
     with RewardSuite([reward]) as suite:
         scored = suite.score([prompt()], [completions])
-    assert scored.rewards.tolist() == [[pytest.approx(2 / 3), 0.0, 0.0]]
+    assert scored.rewards.tolist() == [[1.0, 0.0, 0.0]]
 
 
 def commands() -> list[str]:

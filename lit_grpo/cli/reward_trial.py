@@ -133,7 +133,7 @@ def summary_table(trial: Trial, rewards: Sequence[Reward], num_rows_a_step: int)
     """Return a table with a row for each reward and one for their weighted sum."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("reward", no_wrap=True)
-    for name in ("mean", "in-group std", "outcomes", "p50", "p95", "a step", "$ a step"):
+    for name in ("mean", "in-group std", "outcomes", "p50", "p95", "per step", "$ per step"):
         table.add_column(name, justify="right")
     rollouts = trial.rollouts
     for reward in rewards:

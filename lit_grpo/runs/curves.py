@@ -23,8 +23,8 @@ from lit_grpo.types import UserError
 ACCURACY = "val/accuracy"
 LENGTH = "completions/mean_length"
 STEP_TIME = "timing/step_duration_s"
-NATS = "nats a token"
-SPEED = "completion tokens a second"
+NATS = "nats per token"
+SPEED = "completion tokens per second"
 
 INK, FAINT, GREY = "#1f2937", "#e5e7eb", "#9ca3af"
 BLUE, ORANGE, GREEN, RED, PURPLE = "#2563eb", "#f59e0b", "#059669", "#dc2626", "#7c3aed"

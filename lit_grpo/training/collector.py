@@ -92,7 +92,7 @@ class Collector:
         rollouts = drop_stale_groups(
             rollouts, step.policy_version, self._max_head_offpolicyness, metrics
         )
-        add_rollout_metrics(metrics, rollouts)
+        add_rollout_metrics(metrics, rollouts)  # of the groups as first sampled
         rollouts = self._refill(rollouts, step, metrics)
         for measured in [*self._rewards.observe(), self._engine.observe()]:
             add_measurements(metrics, measured)
@@ -141,21 +141,22 @@ class Collector:
         if not self._max_refill_rounds:
             return rollouts
         num_sampled = len(rollouts.groups)
-        for round in range(1, self._max_refill_rounds + 1):
-            places = self._without_advantage(rollouts)
-            num_missing = max(gather_objects(len(places)))
+        for round_number in range(1, self._max_refill_rounds + 1):
+            indices = self._groups_without_advantage(rollouts)
+            num_missing = max(gather_objects(len(indices)))
             if num_missing == 0:
                 break
-            prompts = step.loader.take(num_missing)[: len(places)]
+            # Every rank takes equally many, so that the loaders stay in step.
+            prompts = step.loader.take(num_missing)[: len(indices)]
             num_sampled += len(prompts)
-            seed = step.seeds.derive(SeedPurpose.REFILL, step.number, round)
-            if fresh := self._finish(self._sampler.begin(prompts, seed)):
-                rollouts = rollouts.with_groups(places, fresh)
-        num_left = len(self._without_advantage(rollouts))
+            seed = step.seeds.derive(SeedPurpose.REFILL, step.number, round_number)
+            if fresh := self._finish(self._sampler.create(prompts, seed)):
+                rollouts = rollouts.with_groups(indices, fresh)
+        num_left = len(self._groups_without_advantage(rollouts))
         add_refill_metrics(metrics, len(rollouts.groups), num_sampled, num_left)
         return rollouts
 
-    def _without_advantage(self, rollouts: RolloutBatch) -> list[int]:
+    def _groups_without_advantage(self, rollouts: RolloutBatch) -> list[int]:
         advantages = compute_advantages(rollouts, self._rewards.weights, self._advantage)
-        places: list[int] = (~advantages.any(1)).nonzero()[:, 0].tolist()
-        return places
+        indices: list[int] = (~advantages.any(1)).nonzero()[:, 0].tolist()
+        return indices

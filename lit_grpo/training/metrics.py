@@ -83,7 +83,7 @@ class Metrics:
             {name: float(self._sums[name]) / count for name, count in counts.items() if count}
             | {name: max(map(float, values)) for name, values in self._maxima.items()}
             | {name: min(map(float, values)) for name, values in self._minima.items()}
-            | self._totals
+            | dict(self._totals)
             | {
                 name: float(np.percentile(values, percent))
                 for (name, percent), values in self._samples.items()

@@ -37,14 +37,14 @@ class RolloutStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSampler:
-    """Begin rollouts with one engine, its sampling settings and the rewards."""
+    """Create rollouts with one engine, its sampling settings and the rewards."""
 
     engine: RolloutEngine
     rewards: RewardSuite
     sampling: Sampling
     group_size: int
 
-    def begin(self, prompts: Sequence[Prompt], seed: int) -> PendingRollout:
+    def create(self, prompts: Sequence[Prompt], seed: int) -> PendingRollout:
         """Open the scoring of G completions per prompt; sampling starts later."""
         scoring = self.rewards.open(prompts, self.group_size) if prompts else None
         return PendingRollout(
@@ -155,7 +155,7 @@ class Prefetcher:
         while self._ahead and self._ahead[0].prompts != list(prompts):
             self._ahead.popleft().cancel()  # the loader has moved to another position
         if not self._num_ahead:
-            return self._begin(prompts, step, 0)
+            return self._create(prompts, step, 0)
         if not self._ahead:
             self._start(prompts, step, 0)
         for offset in range(len(self._ahead), 1 + self._num_ahead):
@@ -173,12 +173,12 @@ class Prefetcher:
         last = step.max_policy_version
         return last is not None and step.policy_version + offset * self._optimizer_steps >= last
 
-    def _begin(self, prompts: Sequence[Prompt], step: RolloutStep, offset: int) -> PendingRollout:
+    def _create(self, prompts: Sequence[Prompt], step: RolloutStep, offset: int) -> PendingRollout:
         seed = step.seeds.derive(SeedPurpose.ROLLOUT, step.number + offset)
-        return self._sampler.begin(prompts, seed)
+        return self._sampler.create(prompts, seed)
 
     def _start(self, prompts: Sequence[Prompt], step: RolloutStep, offset: int) -> None:
-        pending = self._begin(prompts, step, offset)
+        pending = self._create(prompts, step, offset)
         pending.start()
         self._ahead.append(pending)
 

@@ -16,7 +16,7 @@ from lit_grpo.distributed import any_failure, gather_objects
 from lit_grpo.rewards.scoring import RewardFailed, Scoring
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import Outcome, RolloutBatch, StopReason, check_range
+from lit_grpo.types import Outcome, RolloutBatch, Score, StopReason, check_range
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class ScoreGate:
             if self._is_fit_to_train(status):
                 return rollouts
             when = f"in {pause:.0f} s" if pause else "now"
-            log.warning("This step is not trained on: %s Retrying %s.", status, when)
+            log.warning("This step is not trained on yet: %s Retrying %s.", status, when)
             self._pause(pause)
             if scoring is not None:
                 scoring.ask_again()
@@ -143,7 +143,7 @@ class ScoreGate:
             return rollouts
         raise StepAbandoned(
             f"Stopped, since too many scores are missing: {status} The step was not trained on. "
-            "Fix the cause and resume, or set model.outage."
+            "Fix the cause and resume, or raise model.outage.max_absent_fraction."
         )
 
     def _attempt(self, scoring: Scoring | None) -> tuple[RolloutBatch | None, ScoreStatus]:
@@ -209,14 +209,19 @@ def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
         for group in rollouts.groups
         for index in range(rollouts.group_size)
     ]
-    unpaid = [one for row in rows for one in row if one.outcome is Outcome.BUDGET_SPENT]
+    over_budget = [one for row in rows for one in row if one.outcome is Outcome.BUDGET_SPENT]
     return ScoreStatus(
         num_rows=len(rows),
         num_missing=sum(any(score.is_outage for score in row) for row in rows),
         num_failed=len(rows) - len(rollouts.sampled),
-        failure=find_failure(rollouts, rewards),
-        fatal=f"the judge's budget is spent: {unpaid[0].detail}." if unpaid else "",
+        failure=find_failure(rollouts, rewards, _is_missing),
+        fatal=f"the judge's budget is spent: {over_budget[0].detail}." if over_budget else "",
     )
+
+
+def _is_missing(score: Score) -> bool:
+    """Whether a score counts as missing: one that its reward declined to give does not."""
+    return score.is_outage or score.outcome is Outcome.NOT_SAMPLED
 
 
 def _over_ranks(statuses: list[ScoreStatus]) -> ScoreStatus:

@@ -144,7 +144,7 @@ def bare_client_seconds(
     from lit_grpo.rollout.vllm.server import _body
 
     requests = group_requests(engine._policy, prompts, group_size, sampling, seed)
-    url = f"{engine._fleet.servers[0].url}/inference/v1/generate"
+    url = f"{engine._supervisor.servers[0].url}/inference/v1/generate"
     at_a_time = engine.limits.max_concurrency // group_size
     start = time.perf_counter()
     num_tokens = asyncio.run(_send_all(url, [_body(one) for one in requests], at_a_time))

@@ -28,7 +28,7 @@ def test_the_setting_that_calls_waited_longest_for_is_named(cause):
 def test_slow_answers_are_distinguished_from_a_rate_limit():
     waits = CALLS | {"timing/judge_wait_max_concurrency_s": 79.0}
     text = describe_wait(waits, exposed_seconds=6, step_seconds=10)
-    assert "answers take long, 2.0 s a call" in text
+    assert "answers take long, 2.0 s per call" in text
 
 
 def test_for_a_slow_reward_without_a_judge_process_reward_is_suggested():

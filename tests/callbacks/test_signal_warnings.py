@@ -96,7 +96,7 @@ def test_truncated_completions_warn_above_one_half(warnings_of):
 def test_no_valid_row_names_the_failing_reward(warnings_of):
     down = failed(Outcome.ERROR, "401 wrong api key")
     (message,) = warnings_of(outputs(rollouts([[down, down]])))
-    assert "No token counts in the loss" in message
+    assert "No token contributes to the loss" in message
     assert "100% of the scores of reward 'math' ended as error" in message
     assert "401 wrong api key" in message
 
@@ -117,8 +117,8 @@ def test_a_warning_repeats_at_every_nth_such_step(warnings_of):
     starts = [message.split(":")[0] for message in messages]
     assert starts == [
         "rollout step 0",
-        "rollout step 2 (so in 2 steps of this run)",
-        "rollout step 4 (so in 4 steps of this run)",
+        "rollout step 2 (2 steps so far)",
+        "rollout step 4 (4 steps so far)",
     ]
 
 

@@ -132,7 +132,9 @@ def ended(directories):
 
 def test_the_run_ends_with_exit_code_5_and_the_end_of_the_servers_log(ended):
     assert ended.exit_code == 5, ended.said
-    assert "was restarted 1 times in a row and is still unhealthy: it exited before it" in ended.said
+    assert (
+        "was restarted 1 times in a row and is still unhealthy: it exited before it" in ended.said
+    )
     *_, last = ended.said.strip().splitlines()
     assert last == LAST_WORDS
     assert "Traceback" not in ended.said

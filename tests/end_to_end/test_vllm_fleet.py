@@ -45,7 +45,7 @@ class SharedEngine(VLLMServerEngine):
 
     @property
     def servers(self):
-        return self._fleet.servers
+        return self._supervisor.servers
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_the_other_server_takes_over_and_the_killed_one_comes_back_proven(policy
         everyone[0].kill()
         completions = sampling.result(STARTING_SECONDS)
     assert_written_by({engine.version: policy.model}, PROMPTS, completions)
-    wait_until(lambda: engine._fleet.num_restarts)
+    wait_until(lambda: engine._supervisor.num_restarts)
     wait_until(lambda: all(server.is_ready for server in engine.servers), STARTING_SECONDS)
     assert not any(is_alive(process.pid) for process in everyone)
     observed = engine.observe()

@@ -75,7 +75,7 @@ def check_restart(engine, policy):
 
 
 def kill_server(engine):
-    process = engine._fleet.servers[0]._process
+    process = engine._supervisor.servers[0]._process
     psutil.Process(process.pid).send_signal(signal.SIGKILL)
 
 

@@ -1,8 +1,35 @@
-def test_what_would_train_wrongly_is_refused_before_training():
-    with pytest.raises(ValueError, match="Set trainer.precision"):
-        refuse_unsupported(SimpleNamespace(strategy=SingleDeviceStrategy(), precision="16-mixed"))
-    with pytest.raises(ValueError, match="Set trainer.strategy"):
-        refuse_unsupported(SimpleNamespace(strategy=FSDPStrategy(), precision="32-true"))
+import math
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
+from small_runs import PROMPTS, Keep, fit, make_module, make_trainer, weights
+from tiny import tiny_policy
+
+from lit_grpo.callbacks import ExitCheckpoint
+from lit_grpo.data import PromptLoader
+from lit_grpo.policy import LoRA
+from lit_grpo.rewards import Reward
+from lit_grpo.rollout import EngineFailed, HFEngine
+from lit_grpo.stopping import get_stop_reason
+from lit_grpo.training import Evaluation
+from lit_grpo.training.base import refuse_unsupported
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "message"),
+    [
+        (SingleDeviceStrategy, "16-mixed", "got 16-mixed .* Set trainer.precision"),
+        (FSDPStrategy, "32-true", "got FSDPStrategy .* Set trainer.strategy"),
+    ],
+)
+def test_strategies_and_precisions_that_would_train_wrongly_are_refused(
+    strategy, precision, message
+):
+    with pytest.raises(ValueError, match=message):
+        refuse_unsupported(SimpleNamespace(strategy=strategy(), precision=precision))
 
 
 def test_the_learning_rate_warms_up_and_follows_its_schedule():
@@ -16,42 +43,49 @@ def test_the_schedule_counts_the_steps_of_epochs_and_updates():
     module = make_module(lr_schedule="linear", update={"epochs": 2})
     outputs = fit(module, max_steps=-1, max_epochs=3)
     rates = [output["metrics"]["policy/lr"] for output in outputs]
-    # Six optimizer steps; the metric is the mean over the two of a rollout step.
+    # There are six optimizer steps; the metric is the mean over the two of a rollout step.
     assert rates == pytest.approx([(6 + 5) / 12, (4 + 3) / 12, (2 + 1) / 12])
 
 
-def test_a_run_without_an_end_has_no_schedule():
+def test_a_schedule_without_an_end_of_the_run_is_refused():
     with pytest.raises(ValueError, match="Set trainer.max_steps"):
         fit(make_module(lr_schedule="cosine"), max_steps=-1, max_epochs=-1)
 
 
-def test_an_evaluation_that_could_judge_nothing_has_no_older_accuracy():
+def fit_and_evaluate(module, *callbacks):
+    """Train for two rollout steps with an evaluation after each."""
+    keep = Keep()
+    trainer = make_trainer(keep, *callbacks, max_steps=2, num_sanity_val_steps=0)
+    trainer.fit(module, PromptLoader(PROMPTS, 4), PromptLoader(PROMPTS, 4, training=False))
+    return trainer, keep.outputs
+
+
+def test_an_evaluation_without_scores_logs_nan_instead_of_the_last_accuracy():
     class DownLater(Reward):
-        calls = 0
+        num_calls = 0
 
         def score(self, prompt, completion):
-            self.calls += 1
-            return 1.0 if self.calls <= len(PROMPTS) else None
+            self.num_calls += 1
+            return 1.0 if self.num_calls <= len(PROMPTS) else None
+
+    class RecordAccuracy(L.Callback):
+        def __init__(self):
+            self.values = []
+
+        def on_validation_end(self, trainer, pl_module):
+            self.values.append(float(trainer.callback_metrics["val/accuracy"]))
 
     module = make_module()
     module.evaluation = Evaluation(accuracy=DownLater(weight=0.5), before_training=False)
-    seen = []
-
-    class Seen(L.Callback):
-        def on_validation_end(self, trainer, pl_module):
-            seen.append(float(trainer.callback_metrics["val/accuracy"]))
-
-    trainer = make_trainer(Seen(), max_steps=2, num_sanity_val_steps=0)
-    trainer.fit(module, PromptLoader(PROMPTS, 4), PromptLoader(PROMPTS, 4, training=False))
-    assert seen[0] == 1.0  # whatever the weight
-    assert math.isnan(seen[1])
+    accuracy = RecordAccuracy()
+    fit_and_evaluate(module, accuracy)
+    assert accuracy.values[0] == 1.0  # the weight makes no difference
+    assert math.isnan(accuracy.values[1])
 
 
-def test_a_checkpoint_of_an_adapter_leaves_its_base_out_and_restores(tmp_path):
+def test_a_checkpoint_of_an_adapter_omits_its_base_and_can_be_resumed(tmp_path):
     base = tmp_path / "base"
-    start = Policy(architecture=LLAMA)
-    start.load(with_reference=False)
-    start.save_pretrained(base)
+    tiny_policy().save_pretrained(base)
     policy = {"architecture": None, "path": str(base), "lora": LoRA(rank=4)}
     module = make_module(policy=policy)
     trainer = make_trainer(max_steps=2)
@@ -61,24 +95,24 @@ def test_a_checkpoint_of_an_adapter_leaves_its_base_out_and_restores(tmp_path):
     saved = torch.load(path, weights_only=True)["state_dict"]
     assert saved
     assert all("lora" in name for name in saved)
-    again = make_module(policy=policy)
-    second = make_trainer(max_steps=2)
-    second.fit(again, PromptLoader(PROMPTS, 4), ckpt_path=path, weights_only=True)
-    torch.testing.assert_close(weights(again), weights(module), rtol=0, atol=0)
+    resumed = make_module(policy=policy)
+    fit(resumed, max_steps=2, ckpt_path=path)
+    torch.testing.assert_close(weights(resumed), weights(module), rtol=0, atol=0)
     other = make_module(policy=policy | {"lora": LoRA(rank=4, target_modules=["lm_head"])})
     with pytest.raises(ValueError, match="it belongs to another policy"):
-        second.fit(other, PromptLoader(PROMPTS, 4), ckpt_path=path, weights_only=True)
+        fit(other, max_steps=2, ckpt_path=path)
 
 
-class DiesAtAnEvaluation(HFEngine):
+class FailsAtEvaluation(HFEngine):
     def generate(self, prompts, group_size, sampling, *, seed):
         if group_size == 1:
             raise EngineFailed("no server is left")
         yield from super().generate(prompts, group_size, sampling, seed=seed)
 
 
-def test_an_engine_that_gives_up_at_an_evaluation_ends_the_run_with_its_checkpoint(tmp_path):
-    trainer, outputs = fit(DiesAtAnEvaluation(), ExitCheckpoint(str(tmp_path)))
+def test_an_engine_failure_at_an_evaluation_ends_the_run_with_a_checkpoint(tmp_path):
+    module = make_module(engine=FailsAtEvaluation())
+    trainer, outputs = fit_and_evaluate(module, ExitCheckpoint(str(tmp_path)))
     reason = get_stop_reason(trainer)
     assert reason.exit_code == 5
     assert reason.message == "Stopped at an evaluation: no server is left"
@@ -86,17 +120,10 @@ def test_an_engine_that_gives_up_at_an_evaluation_ends_the_run_with_its_checkpoi
     assert (tmp_path / "last.ckpt").exists()
 
 
-def test_an_engine_that_gives_up_before_training_is_an_error():
-    module = make_module(engine=DiesAtAnEvaluation())
+def test_an_engine_failure_before_training_or_without_training_is_an_error():
+    module = make_module(engine=FailsAtEvaluation())
     module.evaluation.before_training = True
     with pytest.raises(EngineFailed, match="no server is left"):
-        make_trainer(num_sanity_val_steps=0).fit(
-            module, PromptLoader(PROMPTS, 4), PromptLoader(PROMPTS, 4, training=False)
-        )
-
-
-def test_an_engine_that_gives_up_in_a_validation_of_its_own_is_an_error():
+        fit_and_evaluate(module)
     with pytest.raises(EngineFailed, match="no server is left"):
-        make_trainer().validate(
-            make_module(engine=DiesAtAnEvaluation()), PromptLoader(PROMPTS, 4, training=False)
-        )
+        make_trainer().validate(module, PromptLoader(PROMPTS, 4, training=False))

@@ -1,3 +1,4 @@
+import math
 from itertools import combinations
 
 import pytest
@@ -12,8 +13,8 @@ from lit_grpo.training.metrics import Metrics
 PROMPTS = [prompt("1+1=", id="a", answer="2"), prompt("2+2=", id="b", answer="4")]
 
 
-class Script(RolloutEngine):
-    """Answers greedily with one text a prompt, and in samples with several."""
+class ScriptedEngine(RolloutEngine):
+    """Completes each prompt with one text if greedy, else with several."""
 
     greedy = {"a": "2", "b": "5"}
     sampled = {"a": ["2", "3", "2", "2"], "b": ["5", "5", "4", "7"]}
@@ -28,21 +29,21 @@ class Script(RolloutEngine):
                 yield i * group_size + j, completion([1] * len(text), text=text)
 
 
-def evaluate(evaluation, engine=None):
+def evaluate(evaluation):
     evaluation.suite.start()
     metrics = Metrics()
-    evaluation.add_metrics(metrics, engine or Script(), PROMPTS, Sampling(), seed=0)
+    evaluation.add_metrics(metrics, ScriptedEngine(), PROMPTS, Sampling(), seed=0)
     evaluation.suite.close()
     return metrics.merged()
 
 
 @pytest.mark.parametrize(("n", "right", "k"), [(4, 1, 2), (5, 2, 3), (4, 4, 1), (6, 0, 3)])
-def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_one(n, right, k):
+def test_pass_at_k_is_the_share_of_draws_with_at_least_one_right_sample(n, right, k):
     draws = list(combinations([True] * right + [False] * (n - right), k))
     assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
-def test_greedy_accuracy_average_and_pass_are_kept_apart():
+def test_greedy_accuracy_mean_and_pass_at_k_are_separate_metrics():
     values = evaluate(Evaluation(num_samples=4, pass_at=(1, 2, 4)))
     assert values["val/accuracy"] == 0.5
     assert values["val/avg@4"] == pytest.approx((3 / 4 + 1 / 4) / 2)
@@ -59,16 +60,36 @@ def test_without_samples_only_greedy_accuracy_is_measured():
     }
 
 
-def test_a_completion_that_could_not_be_judged_is_not_a_wrong_one():
+def test_completions_without_a_score_are_excluded_and_counted():
     class DownForB(Reward):
         def score(self, prompt, completion):
             return None if prompt.id == "b" else 1.0
 
-    values = evaluate(Evaluation(accuracy=DownForB()))
-    assert values["val/accuracy"] == 1.0
+    values = evaluate(Evaluation(accuracy=DownForB(weight=0.5), num_samples=2, pass_at=(1, 2)))
     assert values["val/unscored_fraction"] == 0.5
+    for name in ("accuracy", "avg@2", "pass@1", "pass@2"):
+        assert values[f"val/{name}"] == 1.0, name
 
 
-def test_pass_at_more_than_the_samples_is_refused():
-    with pytest.raises(ValueError, match="Set model.evaluation.pass_at"):
-        Evaluation(num_samples=2, pass_at=(4,))
+def test_the_names_of_the_accuracies_are_known_before_an_evaluation():
+    evaluation = Evaluation(num_samples=4, pass_at=(1, 2))
+    accuracies = evaluate(evaluation).keys() - {"val/unscored_fraction", "val/mean_length"}
+    assert accuracies == set(evaluation.metric_names)
+    assert Evaluation(num_samples=4).metric_names == ["val/accuracy", "val/avg@4", "val/pass@4"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_samples": -1}, "num_samples must be >= 0, got -1 .*Set model.evaluation"),
+        ({"num_samples": math.nan}, "num_samples must be >= 0, got nan"),
+        (
+            {"num_samples": 2, "pass_at": (1, 4)},
+            r"pass_at must be from 1 to num_samples = 2, got \[1, 4\] .*Set model.evaluation",
+        ),
+        ({"num_samples": 2, "pass_at": (0,)}, r"got \[0\]"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Evaluation(**settings)

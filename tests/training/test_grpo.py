@@ -1,30 +1,22 @@
-import math
-from types import SimpleNamespace
-
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from small_runs import (
     PROMPTS,
     ShareOfLowBytes,
-    assert_same_runs,
     fit,
     make_module,
-    make_trainer,
     start_policy,
     start_weights,
     weights,
 )
 from tiny import LLAMA, alone
 
-from lit_grpo.data import PromptLoader
-from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective
-from lit_grpo.policy import LoRA, Policy
+from lit_grpo.objective import AdvantageConfig, KLTerm, Objective
+from lit_grpo.policy import LoRA
 from lit_grpo.rewards import Reward
-from lit_grpo.rollout import Sampling
-from lit_grpo.training import Evaluation, OutagePolicy
-from lit_grpo.training.base import refuse_unsupported
+from lit_grpo.rollout import HFEngine, Sampling
+from lit_grpo.training import OutagePolicy
 
 
 class Outage(Reward):
@@ -33,65 +25,64 @@ class Outage(Reward):
 
 
 def test_the_update_is_the_policy_gradient_of_the_scored_rollouts():
-    """An independent REINFORCE: at one update a rollout the clipped objective has its gradient."""
+    """With one update per rollout step the clipped objective has the gradient of REINFORCE."""
     module = make_module()
     (output,) = fit(module)
     batch = output["batch"]
-    reference, before = start_policy(), start_weights()
+    start, before = start_policy(), start_weights()
     num_tokens = batch.completion_mask.sum()
     loss = -sum(
-        batch.advantages[n] * alone(reference.model, batch, n)[0].sum()
-        for n in range(batch.num_rows)
+        batch.advantages[n] * alone(start.model, batch, n)[0].sum() for n in range(batch.num_rows)
     )
     (loss / num_tokens).backward()
     assert batch.advantages.abs().max() > 0.5
-    for name, parameter in reference.model.named_parameters():
-        step = before[name] - weights(module)[name]
+    after = weights(module)
+    for name, parameter in start.model.named_parameters():
+        step = before[name] - after[name]
         torch.testing.assert_close(step, parameter.grad, rtol=1e-3, atol=2e-6)
 
 
-def test_a_name_without_a_value_in_a_step_is_logged_as_such(tmp_path):
+def test_a_metric_without_a_value_in_a_step_is_logged_as_nan():
     class DownLater(Reward):
-        calls = 0
+        num_calls = 0
 
         def score_group(self, prompt, completions):
-            DownLater.calls += 1
-            if DownLater.calls > len(PROMPTS):
+            self.num_calls += 1
+            if self.num_calls > len(PROMPTS):
                 raise ConnectionError("down")
             return [float(len(c.token_ids)) for c in completions]
 
     logged = []
 
-    class Logged(L.Callback):
+    class RecordLogged(L.Callback):
         def on_train_batch_end(self, trainer, *_):
             logged.append(dict(trainer.logged_metrics))
 
     module = make_module(rewards=[DownLater()], outage=OutagePolicy(max_absent_fraction=1))
-    fit(module, callbacks=[Logged()], max_steps=-1, max_epochs=2)
+    fit(module, callbacks=[RecordLogged()], max_steps=-1, max_epochs=2)
     assert logged[0]["reward/mean"] > 0
     assert logged[1]["reward/mean"].isnan()
     assert logged[1]["policy/loss"].isnan()
     assert logged[1]["reward/valid_fraction"] == 0
 
 
-def test_the_kl_term_is_that_to_the_policy_that_training_started_from():
+def test_the_kl_term_measures_the_divergence_from_the_initial_policy():
     module = make_module(objective=Objective(kl=KLTerm(coef=0.5)), policy={"lora": LoRA(rank=4)})
     first, second = fit(module, max_steps=2)
     assert first["metrics"]["policy/kl"] == pytest.approx(0, abs=1e-6)
     assert second["metrics"]["policy/kl"] > 1e-7
-    batch, rows = second["batch"], range(second["batch"].num_rows)
+    batch = second["batch"]
     with torch.no_grad(), module.policy.model.disable_adapter():
-        expected = [alone(module.policy.model, batch, n)[0] for n in rows]
-    for n in rows:
-        got = batch.ref_logprobs[n][batch.completion_mask[n]]
-        torch.testing.assert_close(got, expected[n], rtol=0, atol=1e-5)
+        expected = torch.cat([alone(module.policy.model, batch, n)[0] for n in range(16)])
+    got = batch.ref_logprobs[batch.completion_mask]
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
 def test_two_runs_of_one_seed_are_bit_identical_and_another_seed_differs():
     runs = []
     for seed in (0, 0, 1):
         module = make_module(seed=seed)
-        fit(module, max_steps=3)
+        fit(module, max_steps=2)
         runs.append(weights(module)["lm_head.weight"])
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
@@ -109,7 +100,7 @@ def test_no_optimizer_step_is_taken_where_no_row_is_valid(caplog):
     torch.testing.assert_close(weights(module), start_weights(), rtol=0, atol=0)
 
 
-def test_only_valid_rows_vote_and_are_trained_on():
+def test_only_valid_rows_count_in_the_group_mean_and_are_trained_on():
     class HalfDown(Reward):
         def score(self, prompt, completion):
             return None if completion.token_ids[0] % 2 else float(len(completion.token_ids))
@@ -122,15 +113,15 @@ def test_only_valid_rows_vote_and_are_trained_on():
     assert not (trained & ~valid).any()
     assert not batch.advantages[~valid].any()
     lengths = torch.tensor([len(c.token_ids) for c in rollouts.completions], dtype=torch.float64)
-    for group, votes in enumerate(rollouts.valid):
-        own = lengths.view(4, 4)[group][votes]
+    for group, counts in enumerate(rollouts.valid):
+        own = lengths.view(4, 4)[group][counts]
         if len(own) >= 2 and own.std() > 0:
             expected = (own - own.mean()) / (own.std() + 1e-4)
-            got = batch.advantages.view(4, 4)[group][votes].double()
+            got = batch.advantages.view(4, 4)[group][counts].double()
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_overlong_filtering_trains_on_no_truncated_completion():
+def test_overlong_filtering_excludes_truncated_completions_from_the_loss():
     (output,) = fit(make_module(objective=Objective(overlong_filtering=True)))
     truncated = torch.tensor([c.is_truncated for c in output["rollouts"].completions])
     assert truncated.any()
@@ -152,28 +143,52 @@ def test_batch_deviation_and_normalise_then_sum_reach_the_advantages():
     torch.testing.assert_close(output["batch"].advantages, expected.flatten().float())
 
 
-@pytest.mark.parametrize(
-    ("settings", "fix"),
-    [
-        ({"group_size": 1}, "Set model.group_size"),
-        ({"sampling": Sampling(temperature=0.0)}, "Set model.sampling.temperature"),
-        ({"update": {"epochs": 0}}, "Set model.update.epochs"),
-    ],
-)
-def test_impossible_settings_are_refused_when_the_config_is_read(settings, fix):
-    with pytest.raises(ValueError, match=fix):
-        make_module(**settings)
+class OverlappingEngine(HFEngine):
+    overlaps_updates = True
+
+
+IMPOSSIBLE = {
+    "a group of one": ({"group_size": 1}, "got 1 .*Set model.group_size"),
+    "a negative number of rounds": (
+        {"dynamic_sampling_rounds": -1},
+        "got -1 .*Set model.dynamic_sampling_rounds",
+    ),
+    "greedy sampling": (
+        {"sampling": Sampling(temperature=0.0)},
+        r"got 0\.0 .*Set model.sampling.temperature",
+    ),
+    "sampling ahead with the weights that are trained": (
+        {"engine": HFEngine(), "max_head_offpolicyness": 1},
+        "must be 0 with HFEngine, got 1",
+    ),
+    "sampling ahead less than one rollout step": (
+        {"update": {"epochs": 2}, "max_head_offpolicyness": 1},
+        "epochs .* = 2, got 1",
+    ),
+    "sampling ahead a negative number of steps": ({"max_head_offpolicyness": -1}, "got -1"),
+    "sampling ahead prompts that replace groups": (
+        {"dynamic_sampling_rounds": 1, "max_head_offpolicyness": 1},
+        "got 1 and 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_impossible_settings_are_refused_when_the_config_is_read(case):
+    settings, message = IMPOSSIBLE[case]
+    with pytest.raises(ValueError, match=message):
+        make_module(**({"engine": OverlappingEngine()} | settings))
 
 
 @pytest.mark.slow
-def test_a_compiled_forward_takes_the_same_steps_and_is_not_compiled_at_each():
+def test_a_compiled_forward_takes_the_same_steps_and_is_compiled_once():
     small = {"architecture": LLAMA | {"num_hidden_layers": 1}}
     plain, compiled = make_module(policy=small), make_module(policy=small | {"compile": True})
     expected, outputs = (fit(module, max_steps=6) for module in (plain, compiled))
     for name, value in expected[0]["metrics"].items():
         assert outputs[0]["metrics"][name] == pytest.approx(value, abs=1e-4), name
-    lengths = {output["batch"].completion_mask.sum().item() for output in outputs}
-    assert len(lengths) > 3  # unlike shapes
+    num_tokens = {output["batch"].completion_mask.sum().item() for output in outputs}
+    assert len(num_tokens) > 3  # the steps have different shapes
     counts = [output["metrics"]["perf/num_compilations"] for output in outputs]
     assert counts[2] == counts[-1]
     assert "perf/num_compilations" not in expected[0]["metrics"]

@@ -1,10 +1,9 @@
-"""What the objective's choices do to a whole rollout step, on a real run."""
+"""The objective in whole rollout steps: the reference, and the KL divergence in the reward."""
 
 import pytest
 import torch
 from small_runs import (
     PROMPTS,
-    assert_same_runs,
     fit,
     make_module,
     make_trainer,
@@ -15,16 +14,16 @@ from small_runs import (
 from tiny import alone
 
 from lit_grpo.data import PromptLoader
-from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective, SamplerCorrection
+from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective
 from lit_grpo.policy import LoRA
 
 
-def test_the_divergence_is_taken_off_the_reward_before_the_advantages():
+def test_the_divergence_is_subtracted_from_the_reward_before_the_advantages():
     kl = KLTerm(estimator="k1", coef=0.3, place="reward")
     module = make_module(objective=Objective(kl=kl), advantage=AdvantageConfig(deviation="none"))
     _, output = fit(module, max_steps=2)
     batch, rewards = output["batch"], output["rollouts"].rewards
-    assert batch.ref_logprobs is None  # nothing of it is in the loss
+    assert batch.ref_logprobs is None  # the loss has no KL term
     start = start_policy()
     with torch.no_grad():
         ref = torch.stack([alone(start.model, batch, n)[0].sum() for n in range(16)])
@@ -49,27 +48,27 @@ def test_a_refreshed_reference_is_the_policy_of_that_step(lora):
     assert divergences[3] > 1e-6
 
 
-def test_a_reference_that_follows_is_the_moving_average_of_the_policy():
+def test_a_reference_that_is_mixed_is_the_moving_average_of_the_policy():
     kl = KLTerm(coef=0.1, refresh_every=1, refresh_mix=0.25)
     module = make_module(objective=Objective(kl=kl))
-    seen = []
+    after_steps = []
+    refresh = module.refresh_reference
 
-    class Weights:
-        def __call__(self):
-            seen.append(weights(module))
+    def record_and_refresh():
+        after_steps.append(weights(module))
+        refresh()
 
-    record = Weights()
-    module.refresh_reference, plain = (lambda: (record(), plain())), module.refresh_reference
+    module.refresh_reference = record_and_refresh
     fit(module, max_steps=3)
     expected = start_weights()
-    for after_step in seen:
+    for after_step in after_steps:
         expected = {name: 0.75 * expected[name] + 0.25 * after_step[name] for name in expected}
     for name, parameter in module.policy.reference_model.named_parameters():
         torch.testing.assert_close(parameter, expected[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["full", "lora"])
-def test_reference_and_entropy_coefficient_come_back_with_a_checkpoint(tmp_path, lora):
+def test_a_resumed_run_restores_the_reference_and_the_entropy_coefficient(tmp_path, lora):
     objective = Objective(
         kl=KLTerm(coef=0.1, refresh_every=2), entropy=EntropyTerm(coef=0.01, target=100.0)
     )
@@ -80,10 +79,10 @@ def test_reference_and_entropy_coefficient_come_back_with_a_checkpoint(tmp_path,
         trainer.fit(module, PromptLoader(PROMPTS, 4), ckpt_path=ckpt_path, weights_only=True)
         return module, trainer
 
-    whole, _ = run(5)
-    _, trainer = run(3)  # the reference is neither the start nor the present policy
+    whole, _ = run(4)
+    _, trainer = run(3)  # the reference is neither the initial nor the current policy
     trainer.save_checkpoint(tmp_path / "some.ckpt")
-    resumed, _ = run(5, tmp_path / "some.ckpt")
+    resumed, _ = run(4, tmp_path / "some.ckpt")
     for name, weight in weights(whole).items():
         assert torch.equal(weight, weights(resumed)[name]), name
     assert resumed.updater.entropy_control == whole.updater.entropy_control

@@ -1,17 +1,26 @@
 import pytest
 import torch
-from tiny import completion, rollouts, train_batch
+from small_runs import fit, make_module
+from tiny import completion, prompt, rollouts, train_batch
 
+from lit_grpo.callbacks import SignalWarnings
+from lit_grpo.diagnostics import truncated_fraction
+from lit_grpo.objective.advantages import counted_rows, has_signal
 from lit_grpo.objective.loss import TokenLosses
+from lit_grpo.rewards import Reward
+from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.training import metrics as metrics_module
+from lit_grpo.training.batching import trained_rows
 from lit_grpo.training.metrics import (
     Metrics,
     add_advantage_metrics,
     add_rollout_metrics,
     add_update_metrics,
 )
+from lit_grpo.types import Completion
 
 
-def test_means_maxima_and_minima_over_all_that_was_added():
+def test_means_extremes_totals_and_percentiles_of_the_values_that_were_added():
     metrics = Metrics()
     metrics.add("a", 6.0, 3)
     metrics.add("a", torch.tensor(4.0), 1)
@@ -19,7 +28,29 @@ def test_means_maxima_and_minima_over_all_that_was_added():
     for value in (3.0, torch.tensor(5.0), 4.0):
         metrics.maximum("high", value)
         metrics.minimum("low", value)
-    assert metrics.merged() == {"a": 2.5, "b": 1.5, "high": 5.0, "low": 3.0}
+    metrics.total("sum", 2.0)
+    metrics.total("sum", 0.5)
+    metrics.percentile("p50", [1.0, 9.0], 50)
+    metrics.percentile("p50", [2.0], 50)
+    assert metrics.merged() == {"a": 2.5, "b": 1.5, "high": 5.0, "low": 3.0, "sum": 2.5, "p50": 2.0}
+    assert metrics.merged()["a"] == 2.5  # merging changes nothing
+
+
+def test_values_are_merged_over_ranks_that_have_different_names(monkeypatch):
+    other = Metrics()
+    other.add_all("a", [4.0, 6.0])
+    other.maximum("high", 7.0)
+    other.minimum("low", 1.0)
+    other.total("sum", 3.0)
+    other.percentile("p50", [5.0, 9.0], 50)
+    monkeypatch.setattr(metrics_module, "gather_objects", lambda own: [own, other])
+    metrics = Metrics()
+    metrics.add("a", torch.tensor(2.0))
+    metrics.maximum("high", torch.tensor(8.0))
+    metrics.total("sum", 1.0)
+    metrics.percentile("p50", [1.0], 50)
+    merged = {"a": 4.0, "high": 8.0, "low": 1.0, "sum": 4.0, "p50": 5.0}
+    assert metrics.merged() == merged
 
 
 def test_a_name_without_a_value_is_absent_and_never_zero():
@@ -42,7 +73,7 @@ def test_rollout_metrics_count_valid_rows_only():
     values = metrics.merged()
     assert values["reward/mean"] == pytest.approx((1 + 0 + 0.3 + 1) / 6)
     assert values["reward/valid_fraction"] == pytest.approx(6 / 9)
-    assert values["reward/std"] == pytest.approx(0.5**0.5 / 2)  # of the groups with two votes
+    assert values["reward/std"] == pytest.approx(0.5**0.5 / 2)  # of groups with two valid rows
     assert values["reward/frac_zero_std"] == 0.5
     assert values["reward/task/error_fraction"] == pytest.approx(3 / 9)
     assert values["reward/task/ok_fraction"] == pytest.approx(6 / 9)
@@ -61,7 +92,67 @@ def test_without_a_valid_row_there_is_no_reward():
     assert values["reward/valid_fraction"] == 0
 
 
-def test_advantage_metrics_are_of_trained_rows():
+def scored_by_length(*groups):
+    class Length(Reward):
+        def score(self, prompt, completion):
+            return float(len(completion.token_ids))
+
+    prompts = [prompt(id=str(number)) for number in range(len(groups))]
+    with RewardSuite([Length()]) as suite:
+        return suite.score(prompts, groups)
+
+
+FAILED = Completion.failed("400: the prompt is too long")
+
+
+def test_completions_that_could_not_be_sampled_have_no_length_and_are_not_truncated():
+    cut_off = completion([1, 2, 3, 4], finish_reason="length")
+    batch = scored_by_length([completion([1, 2]), FAILED, cut_off, FAILED])
+    metrics = Metrics()
+    add_rollout_metrics(metrics, batch)
+    values = metrics.merged()
+    assert values["rollout/failed_fraction"] == 0.5
+    assert values["completions/mean_length"] == 3
+    assert values["completions/min_length"] == 2
+    assert values["completions/truncated_fraction"] == truncated_fraction(batch) == 0.5
+    assert values["sampler/entropy"] == 1.0
+    assert values["reward/length/not_sampled_fraction"] == 0.5
+
+
+def test_a_step_without_any_completion_has_no_lengths():
+    metrics = Metrics()
+    add_rollout_metrics(metrics, scored_by_length([FAILED, FAILED]))
+    values = metrics.merged()
+    assert values["rollout/failed_fraction"] == 1
+    assert "completions/mean_length" not in values
+    assert "reward/mean" not in values
+
+
+@pytest.mark.parametrize(
+    ("difference", "is_signal"), [(1e-12, False), (1e-7, True)], ids=["rounding", "tiny"]
+)
+def test_metrics_warnings_and_dynamic_sampling_agree_on_which_groups_have_a_signal(
+    difference, is_signal, caplog
+):
+    class AlmostEqual(Reward):
+        def score_group(self, prompt, completions):
+            return [0.3 * (1 + difference * place) for place in range(len(completions))]
+
+    module = make_module(rewards=[AlmostEqual()], dynamic_sampling_rounds=1)
+    (output,) = fit(module, callbacks=[SignalWarnings()])
+    batch, values = output["rollouts"], output["metrics"]
+    # The rows count and are trained on in any case; whether they have a signal is another question.
+    assert counted_rows(batch.valid).all()
+    assert trained_rows(batch, overlong_filtering=False).all()
+    assert has_signal(batch.rewards, batch.valid).tolist() == [is_signal] * 4
+    assert output["batch"].advantages.any() == is_signal
+    assert values["reward/frac_zero_std"] == (0 if is_signal else 1)
+    assert (values["reward/std"] > 0) == is_signal
+    assert values["dynamic_sampling/unfilled_fraction"] == (0 if is_signal else 1)
+    assert ("All advantages are 0" in caplog.text) == (not is_signal)
+
+
+def test_advantage_metrics_are_those_of_trained_rows():
     metrics = Metrics()
     trained = torch.tensor([True, True, True, False])
     add_advantage_metrics(metrics, torch.tensor([0.0, 1.0, -2.0, 9.0]), trained)
@@ -76,9 +167,8 @@ def test_advantage_metrics_are_of_trained_rows():
 
 
 def test_update_metrics_are_means_over_the_tokens_of_the_loss():
-    batch = rollouts([[0, 1]], [[completion([1]), completion([1, 2])]])
-    batch = train_batch(batch)
-    plain = torch.tensor([[1.0, 50.0], [2.0, 3.0]])  # 50 stands on padding
+    batch = train_batch(rollouts([[0, 1]], [[completion([1]), completion([1, 2])]]))
+    plain = torch.tensor([[1.0, 50.0], [2.0, 3.0]])  # the 50 is on padding
     losses = TokenLosses(
         loss=plain.sum(),
         surrogate=plain,

@@ -1,30 +1,31 @@
-"""Absent scores: never trained on, asked for again, and a stop that loses nothing."""
+"""Missing scores: steps with too many are not trained on, retries, and resuming after a stop."""
 
 import asyncio
+import math
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
-from paths import SUPPORT
+from lightning.pytorch.callbacks import Callback
 from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module, make_trainer, start_weights
 from small_runs import weights as weights_of
+from tiny import rollouts
 
 from lit_grpo.callbacks import ExitCheckpoint
 from lit_grpo.data import PromptLoader
+from lit_grpo.rollout import HFEngine
 from lit_grpo.stopping import ExitCode, get_stop_reason
-from lit_grpo.training import OutagePolicy
-from lit_grpo.types import Outcome, Score
+from lit_grpo.training import OutagePolicy, score_gate
+from lit_grpo.types import Completion, Outcome, Score
 
-AT_ONCE = OutagePolicy(give_up_after_seconds=0)
-SOON = OutagePolicy(first_pause_seconds=0.05, give_up_after_seconds=0.2)
+NO_RETRY = OutagePolicy(give_up_after_seconds=0)
+SHORT_PAUSES = OutagePolicy(first_pause_seconds=0.05, give_up_after_seconds=0.2)
 
 
 class Flaky(ShareOfLowBytes):
-    """Gives no value on the calls whose numbers, from 0, are in ``down``."""
+    """Gives no value on the calls whose numbers, counted from 0, are in ``down``."""
 
     def __init__(self, down=(), outcome=Outcome.ERROR, **settings):
         super().__init__(**settings)
@@ -39,17 +40,31 @@ class Flaky(ShareOfLowBytes):
         return super().score(prompt, completion)
 
 
-def train(reward, tmp_path=None, *, ckpt=None, steps=4, outage=AT_ONCE):
-    """A run of two prompts a step, four completions each: eight calls a step."""
+def train(reward, directory=None, *callbacks, ckpt=None, steps=4, outage=NO_RETRY):
+    """Train with two prompts per step and four completions each: eight calls per step."""
     module = make_module(rewards=[reward], outage=outage)
     keep = Keep()
-    callbacks = [keep] if tmp_path is None else [keep, ExitCheckpoint(str(tmp_path))]
-    trainer = make_trainer(*callbacks, max_steps=steps)
+    saving = [] if directory is None else [ExitCheckpoint(str(directory))]
+    trainer = make_trainer(keep, *saving, *callbacks, max_steps=steps)
     trainer.fit(module, PromptLoader(PROMPTS, 2, seed=1), ckpt_path=ckpt, weights_only=True)
     return trainer, module, keep.outputs
 
 
-def test_the_first_further_attempt_comes_at_once_and_pauses_double_up_to_a_limit():
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The module of a run without an outage."""
+    return train(Flaky(), tmp_path_factory.mktemp("undisturbed"))[1]
+
+
+def assert_resumed_run_equals(undisturbed, directory):
+    """Resume with a reward that works; return the trainer and its outputs."""
+    ckpt = str(directory / "last.ckpt")
+    trainer, module, outputs = train(Flaky(), directory, ckpt=ckpt)
+    torch.testing.assert_close(weights_of(module), weights_of(undisturbed), rtol=0, atol=0)
+    return trainer, outputs
+
+
+def test_the_first_retry_is_immediate_and_the_pauses_double_up_to_a_limit():
     policy = OutagePolicy(first_pause_seconds=10, max_pause_seconds=30, give_up_after_seconds=100)
     assert list(policy.pauses()) == [0, 10, 20, 30, 30, 10]
     assert list(OutagePolicy(give_up_after_seconds=0).pauses()) == []
@@ -60,36 +75,34 @@ def test_the_first_further_attempt_comes_at_once_and_pauses_double_up_to_a_limit
     [
         ("max_absent_fraction", 1.1),
         ("first_pause_seconds", 0),
-        ("max_pause_seconds", 0),
+        ("max_pause_seconds", math.nan),
         ("give_up_after_seconds", -1),
         ("score_deadline_seconds", 0),
     ],
 )
-def test_impossible_settings_name_the_key(setting, value):
-    with pytest.raises(ValueError, match=f"model.outage.{setting}"):
+def test_a_setting_that_is_out_of_range_is_refused_with_its_key(setting, value):
+    with pytest.raises(ValueError, match=f"must be .*, got {value}. Set model.outage.{setting}"):
         OutagePolicy(**{setting: value})
 
 
-def test_a_short_outage_is_waited_out_and_changes_nothing(caplog):
-    _, undisturbed, _ = train(Flaky(), steps=3)
-    # All eight scores of the second step are absent, and so they are when asked for again.
+def test_a_short_outage_delays_a_run_and_changes_nothing_else(undisturbed, caplog):
+    # The eight scores of the second step are missing at first and at the first retry.
     reward = Flaky(down=range(8, 24))
-    trainer, module, outputs = train(reward, steps=3, outage=SOON)
+    trainer, module, outputs = train(reward, outage=SHORT_PAUSES)
     assert get_stop_reason(trainer) is None
-    assert reward.num_calls == 8 * 3 + 16
+    assert reward.num_calls == 8 * 4 + 16
     assert all(output["rollouts"].valid.all() for output in outputs)
     assert "8 of the 8 rows (100%) have no score" in caplog.text
-    for name, expected in weights_of(undisturbed).items():
-        torch.testing.assert_close(weights_of(module)[name], expected, rtol=0, atol=0)
+    torch.testing.assert_close(weights_of(module), weights_of(undisturbed), rtol=0, atol=0)
 
 
-def test_only_absent_scores_are_asked_for_again():
+def test_only_missing_scores_are_requested_again():
     reward = Flaky(down=range(5))
-    train(reward, steps=1, outage=SOON)
+    train(reward, steps=1, outage=SHORT_PAUSES)
     assert reward.num_calls == 8 + 5
 
 
-def test_up_to_the_fraction_a_step_is_trained_on_without_its_absent_rows():
+def test_a_step_is_trained_on_without_its_missing_rows_up_to_the_allowed_fraction():
     (output,) = train(Flaky(down=range(4)), steps=1)[2]
     assert output["rollouts"].valid.sum() == 4
     trainer, module, outputs = train(Flaky(down=range(5)), steps=1)
@@ -97,9 +110,9 @@ def test_up_to_the_fraction_a_step_is_trained_on_without_its_absent_rows():
     assert get_stop_reason(trainer).exit_code == ExitCode.SCORES_ABSENT
 
 
-def test_a_reward_without_weight_never_holds_a_run_up():
+def test_missing_scores_of_a_reward_without_weight_do_not_stop_a_run():
     module = make_module(
-        rewards=[ShareOfLowBytes(), Flaky(down=range(99), weight=0)], outage=AT_ONCE
+        rewards=[ShareOfLowBytes(), Flaky(down=range(99), weight=0)], outage=NO_RETRY
     )
     trainer = make_trainer(max_steps=1)
     trainer.fit(module, PromptLoader(PROMPTS, 4))
@@ -107,61 +120,71 @@ def test_a_reward_without_weight_never_holds_a_run_up():
 
 
 @pytest.mark.parametrize("outcome", [Outcome.TRUNCATED, Outcome.ABSTAIN])
-def test_what_lies_in_the_completion_is_no_outage(outcome):
+def test_scores_that_are_missing_because_of_the_completion_do_not_stop_a_run(outcome):
     reward = Flaky(down=range(6), outcome=outcome)
-    trainer, module, _ = train(reward, steps=1)
-    assert reward.num_calls >= 8
+    trainer, _, _ = train(reward, steps=1)
+    assert reward.num_calls == 8
     assert get_stop_reason(trainer) is None
 
 
 @pytest.mark.parametrize("down_at", [0, 1, 2, 3])
 def test_a_stop_on_an_outage_says_why_and_the_resumed_run_is_the_undisturbed_one(
-    tmp_path, down_at, capfd
+    tmp_path, down_at, undisturbed
 ):
-    """Two steps make an epoch: stops at its begin, its end, and before any step."""
-    _, undisturbed, _ = train(Flaky(), tmp_path / "whole")
+    """Stop before the first step, and before the last and the first step of an epoch of two."""
     down = range(8 * down_at, 8 * down_at + 8)
-    trainer, module, _ = train(Flaky(down), tmp_path / "cut")
+    trainer, module, _ = train(Flaky(down), tmp_path)
     reason = get_stop_reason(trainer)
     assert (reason.exit_code, reason.is_step_unfinished) == (ExitCode.SCORES_ABSENT, True)
     assert "the service is down" in reason.message
     assert module.rollout_step == module.global_step == down_at
     if down_at == 0:
-        for name, expected in start_weights().items():
-            torch.testing.assert_close(weights_of(module)[name], expected, rtol=0, atol=0)
-    trainer, module, outputs = train(
-        Flaky(), tmp_path / "cut", ckpt=str(tmp_path / "cut" / "last.ckpt")
-    )
+        torch.testing.assert_close(weights_of(module), start_weights(), rtol=0, atol=0)
+    trainer, outputs = assert_resumed_run_equals(undisturbed, tmp_path)
     assert len(outputs) == 4 - down_at
     assert trainer.fit_loop.total_batch_idx == 3
-    for name, expected in weights_of(undisturbed).items():
-        torch.testing.assert_close(weights_of(module)[name], expected, rtol=0, atol=0)
 
 
-def test_a_reward_that_raises_for_good_stops_the_run_before_the_step(tmp_path):
+def test_a_reward_that_does_not_apply_is_not_named_as_the_cause_of_an_outage():
+    down = Score(value=None, outcome=Outcome.TIMEOUT, detail="late")
+    declined = Score(value=None, outcome=Outcome.ABSTAIN)
+    ok = Score(value=1.0)
+    scored = rollouts([[1.0] * 4])
+    scores = {"a": (down, down, down, ok), "b": (declined,) * 4}
+    scored = replace(scored, groups=(replace(scored.groups[0], scores=scores),))
+    status = score_gate.score_status(scored, ["a", "b"])
+    assert status.num_missing == 3
+    assert str(status).startswith(
+        "3 of the 4 rows (75%) have no score: 75% of the scores of reward 'a' ended as timeout"
+    )
+
+
+def test_a_failure_of_a_reward_with_on_error_raise_stops_the_run_before_the_step(tmp_path):
     reward = Flaky(down=[11], on_error="raise")
-    trainer, module, _ = train(reward, tmp_path, outage=SOON)
+    trainer, module, _ = train(reward, tmp_path, outage=SHORT_PAUSES)
     reason = get_stop_reason(trainer)
     assert "on_error is 'raise'" in reason.message
     assert (reason.exit_code, module.global_step) == (ExitCode.SCORES_ABSENT, 1)
     assert (tmp_path / "last.ckpt").exists()
 
 
-def test_spent_money_stops_the_run_at_once_however_few_rows_lack_a_score():
-    trainer, module, _ = train(Flaky(down=[9], outcome=Outcome.BUDGET_SPENT), outage=SOON)
+def test_a_spent_budget_stops_the_run_at_once_even_if_a_single_score_is_missing():
+    trainer, module, _ = train(Flaky(down=[9], outcome=Outcome.BUDGET_SPENT), outage=SHORT_PAUSES)
     assert "the judge's budget is spent" in get_stop_reason(trainer).message
     assert module.global_step == 1
 
 
-def test_what_is_not_scored_by_the_deadline_is_a_timeout():
+def test_a_score_that_misses_the_deadline_is_a_timeout(monkeypatch):
+    monkeypatch.setattr(score_gate, "POLL_SECONDS", 0.05)
+
     class Stuck(ShareOfLowBytes):
         async def score(self, prompt, completion):
             if prompt.id == "x":
                 await asyncio.sleep(100)
             return super().score(prompt, completion)
 
-    module = make_module(rewards=[Stuck()], outage=OutagePolicy(score_deadline_seconds=0.5))
     keep = Keep()
+    module = make_module(rewards=[Stuck()], outage=OutagePolicy(score_deadline_seconds=0.3))
     make_trainer(keep).fit(module, PromptLoader(PROMPTS, 4, shuffle=False))
     (output,) = keep.outputs
     for group in output["rollouts"].groups:
@@ -169,60 +192,52 @@ def test_what_is_not_scored_by_the_deadline_is_a_timeout():
         assert [score.outcome for score in group.scores["stuck"]] == [outcome] * 4
 
 
-SCRIPT = """
-import sys
-sys.path[:0] = {folders!r}
-import torch
-from test_score_gate import Flaky, train
-from pathlib import Path
-from lit_grpo.training.score_gate import OutagePolicy
-from lit_grpo.stopping import get_stop_reason
+def test_a_signal_ends_a_pause_and_the_resumed_run_is_the_undisturbed_one(
+    tmp_path, undisturbed, monkeypatch
+):
+    monkeypatch.setattr(score_gate, "POLL_SECONDS", 0.05)
 
-torch.set_num_threads(1)
-down = range(8, 10**6) if "down" in sys.argv else ()
-ckpt = "last.ckpt" if "resume" in sys.argv else None
-outage = OutagePolicy(first_pause_seconds=300)
-trainer, module, _ = train(Flaky(down), Path("."), ckpt=ckpt, outage=outage)
-reason = get_stop_reason(trainer)
-torch.save(module.policy.model.state_dict(), "weights.pt")
-sys.exit(reason.exit_code if reason else 0)
-"""
+    class Interrupt(Callback):
+        def on_wait(self, trainer, pl_module, _):
+            if reward.num_calls == 8 + 2 * 8 and not trainer.should_stop:  # after the first retry
+                os.kill(os.getpid(), signal.SIGTERM)
 
-
-def start(directory: Path, *arguments: str) -> subprocess.Popen:
-    directory.mkdir(exist_ok=True)
-    folders = [str(SUPPORT), str(Path(__file__).parent)]
-    (directory / "run.py").write_text(SCRIPT.format(folders=folders))
-    return subprocess.Popen(
-        [sys.executable, "run.py", *arguments],
-        cwd=directory,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    reward = Flaky(down=range(8, 10**6))
+    outage = OutagePolicy(first_pause_seconds=300)
+    trainer, module, _ = train(reward, tmp_path, Interrupt(), outage=outage)
+    reason = get_stop_reason(trainer)
+    assert (reason.exit_code, reason.is_step_unfinished) == (128 + signal.SIGTERM, True)
+    assert module.rollout_step == 1
+    assert_resumed_run_equals(undisturbed, tmp_path)
 
 
-def wait_for(process: subprocess.Popen, text: str) -> None:
-    for line in process.stderr:
-        if text in line:
-            return
-    pytest.fail(f"the run ended without {text!r}")
+def test_completions_that_could_not_be_sampled_are_excluded_from_the_update():
+    (output,) = train_without({1, 6}, max_steps=1)[1]
+    batch = output["batch"]
+    assert batch.loss_mask.any(1).logical_not().nonzero()[:, 0].tolist() == [1, 6]
+    assert batch.advantages[[1, 6]].tolist() == [0, 0]
+    assert batch.advantages.abs().sum() > 0
 
 
-@pytest.mark.slow
-def test_a_signal_ends_a_pause_and_the_resumed_run_is_the_undisturbed_one(tmp_path):
-    with start(tmp_path / "cut", "down") as paused:
-        try:
-            wait_for(paused, "Retrying in 300 s")
-            os.kill(paused.pid, signal.SIGTERM)
-            assert paused.wait(timeout=60) == 128 + signal.SIGTERM
-        finally:
-            paused.kill()
-    for directory, arguments in (("cut", ["resume"]), ("whole", [])):
-        run = start(tmp_path / directory, *arguments)
-        _, errors = run.communicate(timeout=200)
-        assert run.returncode == 0, errors
-    resumed, whole = (torch.load(tmp_path / name / "weights.pt") for name in ("cut", "whole"))
-    for name, expected in whole.items():
-        torch.testing.assert_close(resumed[name], expected, rtol=0, atol=0)
+def test_a_step_without_enough_completions_is_not_trained_on():
+    trainer, (output,) = train_without(set(range(9)), max_steps=2)
+    reason = get_stop_reason(trainer)
+    assert (output, trainer.global_step) == ({}, 0)
+    assert reason.exit_code == ExitCode.SCORES_ABSENT
+    assert "completions could not be sampled: 9 of the 16 rows (56%)" in reason.message
+    assert "400: the prompt is too long" in reason.message
+
+
+def train_without(rows, *, max_steps):
+    """Train with an engine that cannot sample these rows."""
+
+    class Failing(HFEngine):
+        def generate(self, prompts, group_size, sampling, *, seed):
+            failed = Completion.failed("400: the prompt is too long")
+            for row, one in super().generate(prompts, group_size, sampling, seed=seed):
+                yield row, failed if row in rows else one
+
+    keep = Keep()
+    trainer = make_trainer(keep, max_steps=max_steps)
+    trainer.fit(make_module(engine=Failing()), PromptLoader(PROMPTS, 4))
+    return trainer, keep.outputs

@@ -1,10 +1,30 @@
-class RowCount(L.Callback):
-    def __init__(self, seen):
-        self.seen = seen
+import lightning as L
+import pytest
+import torch
+from small_runs import (
+    assert_same_runs,
+    fit,
+    make_module,
+    start_policy,
+    start_weights,
+    weights,
+)
+from tiny import alone
+
+from lit_grpo.objective import EntropyTerm, KLTerm, Objective, SamplerCorrection
+from lit_grpo.rewards import Reward
+from lit_grpo.rollout import Sampling
+
+
+class CountRows(L.Callback):
+    """Count the rows that go through the model in updates."""
+
+    def __init__(self):
+        self.num_rows = 0
 
     def on_stage_end(self, trainer, pl_module, stage):
         if stage.name == "micro_batch":
-            self.seen.append(stage.details["rows"])
+            self.num_rows += stage.details["rows"]
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence_sum", "constant"])
@@ -12,19 +32,23 @@ def test_the_gradient_is_the_same_for_any_split_into_micro_batches(aggregation):
     objective = Objective(
         aggregation=aggregation, kl=KLTerm(coef=0.1), entropy=EntropyTerm(coef=0.01)
     )
-    results = []
+    runs = fit_with_splits(objective)
+    assert_same_runs(runs, rtol=1e-4, atol=1e-6, metrics_atol=1e-5)
+
+
+def fit_with_splits(objective, **update):
+    """Return weights and last metrics of runs with micro-batches of one row, some and all."""
+    runs = []
     for max_tokens in (1, 60, 100_000):
         module = make_module(
-            objective=objective,
-            update={"max_tokens_per_micro_batch": max_tokens},
-            lr_schedule="constant",
+            objective=objective, update={"max_tokens_per_micro_batch": max_tokens} | update
         )
-        outputs = fit(module)
-        results.append((weights(module), outputs[0]["metrics"]))
-    assert_same_runs(results, rtol=1e-4, atol=1e-6, metrics_atol=1e-5)
+        outputs = fit(module, max_steps=module.update.optimizer_steps)
+        runs.append((weights(module), outputs[-1]["metrics"]))
+    return runs
 
 
-def test_everything_at_once_has_the_same_gradient_for_any_split_into_micro_batches():
+def test_all_terms_together_have_the_same_gradient_for_any_split_into_micro_batches():
     objective = Objective(
         ratio="sequence",
         ratio_cap=3.0,
@@ -34,37 +58,30 @@ def test_everything_at_once_has_the_same_gradient_for_any_split_into_micro_batch
         off_policy_threshold=0.5,
         top_entropy_fraction=0.5,
     )
-    results = []
-    for max_tokens in (1, 60, 100_000):
-        module = make_module(
-            objective=objective,
-            update={"max_tokens_per_micro_batch": max_tokens, "epochs": 2},
-        )
-        outputs = fit(module, max_steps=2)  # two updates on the same rollouts
-        results.append((weights(module), outputs[-1]["metrics"]))
-    assert_same_runs(results, rtol=1e-3, atol=1e-5, metrics_atol=1e-4)
+    runs = fit_with_splits(objective, epochs=2)
+    assert_same_runs(runs, rtol=1e-3, atol=1e-5, metrics_atol=1e-4)
 
 
-def test_rows_without_advantage_are_spared_the_model_and_the_gradient_is_the_same():
+def test_rows_without_advantage_skip_the_model_and_the_gradient_is_the_same():
     class FirstGroupOnly(Reward):
         def score(self, prompt, completion):
             return float(completion.token_ids[0] < 128) if prompt.id == "1+1=" else 1.0
 
-    results = {}
-    for entropy_coef in (0.0, 1e-30):  # so small that only the rows that run differ
-        seen = []
+    results = []
+    # A bonus this small makes every row run, and changes nothing else.
+    for entropy_coef, num_rows in ((0.0, 4), (1e-30, 16)):
+        counter = CountRows()
         module = make_module(
             rewards=[FirstGroupOnly()], objective=Objective(entropy=EntropyTerm(coef=entropy_coef))
         )
-        outputs = fit(module, callbacks=[RowCount(seen)])
-        results[entropy_coef] = weights(module)
-        assert sum(seen) == (4 if entropy_coef == 0 else 16)
+        outputs = fit(module, callbacks=[counter])
+        results.append(weights(module))
+        assert counter.num_rows == num_rows
         assert outputs[0]["metrics"]["policy/grad_norm"] > 0
-    for name, spared in results[0.0].items():
-        torch.testing.assert_close(spared, results[1e-30][name], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
 
 
-def test_a_step_whose_advantages_are_all_zero_has_no_gradient_and_no_made_up_metrics():
+def test_a_step_whose_advantages_are_all_zero_has_no_gradient_and_no_metrics_of_tokens():
     class Same(Reward):
         def score(self, prompt, completion):
             return 0.5
@@ -87,14 +104,14 @@ def test_the_sampling_temperature_applies_to_the_trained_logprobs():
     assert output["metrics"]["sampler/logprob_difference_max"] < 1e-4
 
 
-def test_one_update_a_rollout_needs_no_second_pass_and_has_ratio_one():
+def test_one_update_per_rollout_step_needs_no_old_logprobs_and_has_ratio_one():
     (output,) = fit(make_module())
     assert output["batch"].old_logprobs is None
     assert output["metrics"]["policy/ratio_mean"] == 1.0
     assert "policy/kl" not in output["metrics"]
 
 
-def test_several_updates_a_rollout_are_several_optimizer_steps_off_the_old_policy():
+def test_several_updates_per_rollout_step_use_the_logprobs_of_the_old_policy():
     module = make_module(
         update={"epochs": 2, "minibatches": 2}, objective=Objective(kl=KLTerm(coef=0.1))
     )
@@ -108,17 +125,16 @@ def test_several_updates_a_rollout_are_several_optimizer_steps_off_the_old_polic
     assert metrics["policy/kl"] > 0
 
 
-def test_the_gradient_is_scaled_down_to_its_bound():
+def test_the_gradient_is_scaled_down_to_max_grad_norm():
     free = make_module()
     (output,) = fit(free)
     norm = output["metrics"]["policy/grad_norm"]
-    held = make_module(update={"max_grad_norm": norm / 4})
-    fit(held)
-    before = start_weights()
-    for name, start in before.items():
-        torch.testing.assert_close(
-            weights(held)[name] - start, (weights(free)[name] - start) / 4, rtol=1e-2, atol=1e-6
-        )
+    clipped = make_module(update={"max_grad_norm": norm / 4})
+    fit(clipped)
+    whole, scaled = weights(free), weights(clipped)
+    for name, start in start_weights().items():
+        expected = (whole[name] - start) / 4
+        torch.testing.assert_close(scaled[name] - start, expected, rtol=1e-2, atol=1e-6)
 
 
 def test_a_gradient_that_is_not_finite_never_reaches_the_policy():
@@ -138,7 +154,8 @@ def test_only_the_tokens_of_highest_entropy_have_a_gradient():
     module = make_module(objective=Objective(top_entropy_fraction=0.25))
     (output,) = fit(module)
     batch = output["batch"]
-    policy, num_tokens = start_policy(), int(batch.loss_mask.sum())
+    policy, before = start_policy(), start_weights()
+    num_tokens = int(batch.loss_mask.sum())
     rows = [alone(policy.model, batch, n) for n in range(batch.num_rows)]
     logprobs, entropies = zip(*rows, strict=True)
     threshold = torch.cat(entropies).quantile(0.75)
@@ -148,8 +165,9 @@ def test_only_the_tokens_of_highest_entropy_have_a_gradient():
     )
     (loss / num_tokens).backward()
     assert output["metrics"]["policy/masked_fraction"] == pytest.approx(0.75, abs=1 / num_tokens)
+    after = weights(module)
     for name, parameter in policy.model.named_parameters():
-        step = start_weights()[name] - weights(module)[name]
+        step = before[name] - after[name]
         torch.testing.assert_close(step, parameter.grad, rtol=1e-3, atol=2e-6)
 
 
@@ -158,7 +176,7 @@ def test_the_entropy_coefficient_rises_while_the_entropy_is_below_its_target():
     module = make_module(objective=Objective(entropy=term))
     outputs = fit(module, max_steps=4)
     applied = [output["metrics"]["policy/entropy_coef"] for output in outputs]
-    # The first step has no entropy before it to compare.
+    # At the first step there is no entropy to compare with the target.
     assert applied == pytest.approx([0.0, 0.014, 0.016, 0.016])
     control = module.updater.entropy_control
     assert control.last_entropy == pytest.approx(outputs[-1]["metrics"]["policy/entropy"])

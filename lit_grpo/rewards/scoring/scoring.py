@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from lit_grpo.rewards.reward import Reward
-from lit_grpo.rewards.scoring.combine import combine
 from lit_grpo.rewards.scoring.runners import Call, Runners
+from lit_grpo.rewards.scoring.valid_rows import combine
 from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score
 
 MAX_WAIT_SECONDS = threading.TIMEOUT_MAX

@@ -1,6 +1,6 @@
 """Distribute requests over the healthy servers, and retry the ones that fail.
 
-Everything runs on the fleet's event loop. Starting and stopping servers is left to the fleet.
+Everything runs on the event loop of the supervisor, which starts and stops the servers.
 """
 
 from __future__ import annotations

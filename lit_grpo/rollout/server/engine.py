@@ -21,7 +21,6 @@ from lit_grpo.rollout.server.api import Launch, ServerAPI
 from lit_grpo.rollout.server.config import Supervision
 from lit_grpo.rollout.server.directory import EngineDirectory
 from lit_grpo.rollout.server.dispatch import Dispatcher, RequestLimits
-from lit_grpo.rollout.server.fleet import Fleet
 from lit_grpo.rollout.server.launching import (
     check_url,
     choose_ports,
@@ -32,6 +31,7 @@ from lit_grpo.rollout.server.launching import (
     warn_of_public_address,
 )
 from lit_grpo.rollout.server.server import Server
+from lit_grpo.rollout.server.supervisor import Supervisor
 from lit_grpo.rollout.server.weights import TargetWeights
 from lit_grpo.rollout.weight_check import ExpectedLogprobs, Proof, expected_logprobs
 from lit_grpo.rollout.weights.files import WeightSync, sends_adapter
@@ -122,7 +122,7 @@ class ServedEngine(RolloutEngine):
         )
         servers = self._make_servers(policy, ports)
         self._loop = EventLoopThread("rollouts")
-        self._fleet = self._run(self._start_fleet(servers))
+        self._supervisor = self._run(self._start_fleet(servers))
 
     def _choose_ports(self) -> list[int]:
         """Return the ports that rank 0 chose for the servers to launch."""
@@ -153,12 +153,14 @@ class ServedEngine(RolloutEngine):
             for number, url in enumerate(urls)
         ]
 
-    async def _start_fleet(self, servers: Sequence[Server]) -> Fleet:
+    async def _start_fleet(self, servers: Sequence[Server]) -> Supervisor:
         dispatcher = Dispatcher(servers, self.api, self.limits)
         note, is_rank_zero = self._directory.failure_note, self._is_rank_zero
-        fleet = Fleet(servers, dispatcher, self.supervision, note, is_rank_zero=is_rank_zero)
-        fleet.start()
-        return fleet
+        supervisor = Supervisor(
+            servers, dispatcher, self.supervision, note, is_rank_zero=is_rank_zero
+        )
+        supervisor.start()
+        return supervisor
 
     def close(self) -> None:
         """Stop the servers that were launched here, and remove the weights written for them."""
@@ -166,26 +168,26 @@ class ServedEngine(RolloutEngine):
             return
         for running in list(self._running):
             running.cancel()
-        self._run(self._fleet.close())
+        self._run(self._supervisor.close())
         self._loop.close()
         self._loop = None
         self.version = -1
-        self._directory.close(has_failed=self._fleet.has_failed)
+        self._directory.close(has_failed=self._supervisor.has_failed)
 
     def health(self) -> bool:
-        return any(server.is_ready for server in self._fleet.servers)
+        return any(server.is_ready for server in self._supervisor.servers)
 
     def observe(self) -> Measurements:
         """Return retries, restarts and weight checks since the last call, and the ready servers."""
-        fleet, dispatcher = self._fleet, self._fleet.dispatcher
+        supervisor, dispatcher = self._supervisor, self._supervisor.dispatcher
         totals = {"rollout/retries": float(dispatcher.num_retries)}
         if self._is_rank_zero:  # the other ranks see the same restarts
-            totals["rollout/restarts"] = float(fleet.num_restarts)
+            totals["rollout/restarts"] = float(supervisor.num_restarts)
         means = {
-            "rollout/ready_fraction": [float(server.is_ready) for server in fleet.servers],
-            "sampler/proof_difference": fleet.check_differences,
+            "rollout/ready_fraction": [float(server.is_ready) for server in supervisor.servers],
+            "sampler/proof_difference": supervisor.check_differences,
         }
-        dispatcher.num_retries, fleet.num_restarts, fleet.check_differences = 0, 0, []
+        dispatcher.num_retries, supervisor.num_restarts, supervisor.check_differences = 0, 0, []
         return Measurements(totals=totals, means=means)
 
     def load_weights(self, policy: SampledPolicy, version: int) -> None:
@@ -193,7 +195,7 @@ class ServedEngine(RolloutEngine):
         self._policy = policy
         if version == self.version:
             return
-        in_use_by_rank = gather_objects(self._run(self._fleet.announce_version(version)))
+        in_use_by_rank = gather_objects(self._run(self._supervisor.announce_version(version)))
         in_use = frozenset().union(*in_use_by_rank)
         target = TargetWeights(
             update=self._weight_store.save(policy, version),
@@ -228,7 +230,7 @@ class ServedEngine(RolloutEngine):
     def _update_fleet(self, target: TargetWeights) -> str:
         """Return why no server could be updated; empty if one was."""
         try:
-            self._run(self._fleet.update_weights(target))
+            self._run(self._supervisor.update_weights(target))
         except EngineFailed as error:
             return str(error)
         return ""
@@ -241,7 +243,7 @@ class ServedEngine(RolloutEngine):
         results: SimpleQueue[Any] = SimpleQueue()
         requests = group_requests(self._policy, prompts, group_size, sampling, seed)
         coroutines = [
-            self._fleet.dispatcher.sample(request, partial(_put, results, number * group_size))
+            self._supervisor.dispatcher.sample(request, partial(_put, results, number * group_size))
             for number, request in enumerate(requests)
         ]
         running = self._submit(gather_or_cancel(coroutines))

@@ -1,6 +1,6 @@
 """One inference server: its process, address, weights, health and load.
 
-The fleet decides when it is started, updated and stopped.
+The supervisor decides when it is started, updated and stopped.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Server:
         self._ready_since = _now()
 
     def mark_unhealthy(self, reason: str) -> None:
-        """Send no more requests to it, and let the fleet restart it now."""
+        """Send no more requests to it, and let the supervisor restart it now."""
         if self._monitor is not None:
             self._monitor.mark_unhealthy(reason)
 

@@ -1,4 +1,4 @@
-"""Servers hang, stop or disappear: health checks find out, and the fleet restarts them."""
+"""Servers hang, stop or disappear: health checks find out, and the supervisor restarts them."""
 
 import os
 import signal

@@ -82,7 +82,7 @@ def changed(policy, by: float = 0.05):
 
 
 def url(engine) -> str:
-    return engine._fleet.servers[0].url
+    return engine._supervisor.servers[0].url
 
 
 def ask(engine, path: str):

@@ -3,7 +3,7 @@ import torch
 from tiny import completion, prompt
 
 from lit_grpo.rewards import Reward
-from lit_grpo.rewards.scoring.combine import combine
+from lit_grpo.rewards.scoring.valid_rows import combine
 from lit_grpo.types import Group, Outcome, Score
 
 NAN = float("nan")

@@ -26,7 +26,7 @@ STABLE_SECONDS = 3600.0
 FAILURE_POLL_SECONDS = 1.0
 
 
-class Fleet:
+class Supervisor:
     """The servers of an engine.
 
     Args:

@@ -1,0 +1,135 @@
+"""Trainings of two ranks: ``python ddp_trainings.py NAME...`` runs them one after the other.
+
+Each rank saves what it has of a training as ``NAME-rankN.pt`` in the working directory.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning as L
+import torch
+from easy_prompts import EqualOnEasyPrompts, prompts
+from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module, make_trainer, weights
+
+from lit_grpo.callbacks import ExitCheckpoint
+from lit_grpo.data import PromptLoader
+from lit_grpo.objective import AdvantageConfig, EntropyTerm, Objective
+from lit_grpo.stopping import get_stop_reason
+from lit_grpo.training import GRPOModule, OutagePolicy
+from lit_grpo.types import Prompt
+
+
+def fit_two_ranks(
+    module: GRPOModule,
+    rows: Sequence[Prompt],
+    batch_size: int,
+    *callbacks: L.Callback,
+    ckpt_path: str | None = None,
+    max_steps: int = 1,
+    **loading: Any,
+) -> L.Trainer:
+    trainer = make_trainer(*callbacks, max_steps=max_steps, devices=2, strategy="ddp")
+
+    class Data(L.LightningDataModule):
+        def train_dataloader(self) -> PromptLoader:
+            rank = trainer.global_rank
+            return PromptLoader(rows, batch_size, rank=rank, world_size=2, **loading)
+
+    trainer.fit(module, datamodule=Data(), ckpt_path=ckpt_path, weights_only=True)
+    return trainer
+
+
+def one_step(*, rewards_are_lost_on_rank_1: bool) -> dict[str, Any]:
+    class LostOnRank1(ShareOfLowBytes):
+        def score(self, prompt, completion):
+            if rewards_are_lost_on_rank_1 and module.global_rank == 1:
+                raise ConnectionError("lost")
+            return super().score(prompt, completion)
+
+    module = make_module(
+        rewards=[LostOnRank1()],
+        advantage=AdvantageConfig(deviation="batch"),
+        update={"max_tokens_per_micro_batch": 60},
+    )
+    keep = Keep()
+    fit_two_ranks(module, PROMPTS, 4, keep, shuffle=False)
+    (output,) = keep.outputs
+    batch = output["batch"]
+    return {
+        "batch": {name: getattr(batch, name) for name in type(batch).__dataclass_fields__},
+        "rewards": output["rollouts"].rewards,
+        "weights": weights(module),
+        "metrics": output["metrics"],
+    }
+
+
+def refill() -> dict[str, Any]:
+    objective = Objective(
+        aggregation="local_token",
+        entropy=EntropyTerm(coef=0.01, target=100.0),
+        top_entropy_fraction=0.5,
+    )
+    module = make_module(
+        rewards=[EqualOnEasyPrompts()], dynamic_sampling_rounds=2, objective=objective
+    )
+    keep = Keep()
+    # The first rank lacks two groups and then one, the second none.
+    rows = prompts("eehhhehhhhhhhhhhhh")
+    fit_two_ranks(module, rows, 4, keep, max_steps=2, shuffle=False)
+    batches = [output["batch"] for output in keep.outputs]
+    return {
+        "ids": [[g.prompt.id for g in output["rollouts"].groups] for output in keep.outputs],
+        "weights": weights(module),
+        "metrics": [output["metrics"] for output in keep.outputs],
+        "entropy": [(batch.loss_mask.sum(), batch.entropy_mask.sum()) for batch in batches],
+    }
+
+
+def outage(*, directory: str, num_attempts: float, ckpt_path: str | None = None) -> dict[str, Any]:
+    """Train while the second rank has no scores in so many attempts at the second step."""
+
+    class DownOnRank1(ShareOfLowBytes):
+        num_calls = 0
+
+        def score(self, prompt, completion):
+            self.num_calls += 1
+            is_down = 4 < self.num_calls <= 4 + 4 * num_attempts
+            if module.global_rank == 1 and module.rollout_step == 1 and is_down:
+                raise ConnectionError("lost on one rank")
+            return super().score(prompt, completion)
+
+    policy = OutagePolicy(
+        max_absent_fraction=0.4, first_pause_seconds=0.1, give_up_after_seconds=0.3
+    )
+    module = make_module(rewards=[DownOnRank1()], outage=policy)
+    saving = ExitCheckpoint(directory)
+    trainer = fit_two_ranks(module, PROMPTS, 2, saving, ckpt_path=ckpt_path, max_steps=3, seed=3)
+    reason = get_stop_reason(trainer)
+    return {
+        "weights": weights(module),
+        "reason": reason and reason.message,
+        "step": module.rollout_step,
+    }
+
+
+TRAININGS: dict[str, Callable[[], dict[str, Any]]] = {
+    "both-ranks": lambda: one_step(rewards_are_lost_on_rank_1=False),
+    "one-rank-without-rewards": lambda: one_step(rewards_are_lost_on_rank_1=True),
+    "refill": refill,
+    "undisturbed": lambda: outage(directory="undisturbed", num_attempts=0),
+    "short-outage": lambda: outage(directory="short-outage", num_attempts=2),
+    "long-outage": lambda: outage(directory="long-outage", num_attempts=float("inf")),
+    "resumed": lambda: outage(
+        directory="resumed", num_attempts=0, ckpt_path="long-outage/last.ckpt"
+    ),
+}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[1:]:
+        result = TRAININGS[name]()
+        torch.save(result, f"{name}-rank{torch.distributed.get_rank()}.pt")
