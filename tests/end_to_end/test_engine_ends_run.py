@@ -1,5 +1,7 @@
-"""A server that dies for good ends the run, which is resumed from its checkpoint as if nothing had
-been. The whole command, before the tests' own server."""
+"""A server that cannot be restarted ends the run; the resumed run equals an undisturbed one.
+
+The whole command line, with the tests' own server.
+"""
 
 import json
 import shlex
@@ -20,23 +22,23 @@ from worker_processes import is_alive, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_STEPS = 8
-LEAST_STEPS = 3
-"""At least so many are whole when the server dies."""
-LAST_WORDS = "the last GPU has fallen off the bus"
+MIN_STEPS = 3
+"""Steps that are finished before the server is killed."""
+LAST_LINE = "the last GPU has fallen off the bus"
 TIMELESS = ("reward/", "policy/", "completions/", "advantage/", "val/", "sampler/logprob_")
-"""How the metrics begin that are neither times nor the engine's troubles."""
+"""Prefixes of the metrics that measure neither time nor restarts."""
 
 
 def program(broken: Path) -> list[str]:
-    """The server, which does not start while this file is there."""
-    words = {"broken": str(broken), "last_words": LAST_WORDS}
+    """Return the command of the server, which does not start while this file exists."""
+    words = {"broken": str(broken), "last_line": LAST_LINE}
     quoted = {name: shlex.quote(word) for name, word in words.items()}
-    code = "if [ -e {broken} ]; then echo {last_words}; exit 1; fi; ".format(**quoted)
+    code = "if [ -e {broken} ]; then echo {last_line}; exit 1; fi; ".format(**quoted)
     return ["/bin/sh", "-c", f'{code} exec {shlex.join(PROGRAM)} "$@"', "server"]
 
 
 def config(model: Path, broken: Path) -> dict:
-    """The quickstart with a few sums; it shall not outlive two deaths in a row."""
+    """Return the changes to the quickstart: a few sums, and a single restart of the server."""
     return {
         "trainer": {"max_steps": NUM_STEPS, "val_check_interval": NUM_STEPS},
         "model": {
@@ -59,7 +61,7 @@ def config(model: Path, broken: Path) -> dict:
 
 
 def training(directory: Path, *options: str):
-    """The command on its way; it says everything in ``said.txt``."""
+    """Start the command, which writes its output to ``said.txt``."""
     words = [*command("fit", "quickstart", {}), "--config", "small.yaml", *options]
     return running(words, directory, PYTHONPATH=str(SUPPORT))
 
@@ -85,9 +87,9 @@ def final_weights(directory: Path) -> dict[str, torch.Tensor]:
     return load_file(directory / "run" / "final" / "model.safetensors")
 
 
-def kill_its_server_for_good(process, directory: Path, broken: Path) -> int:
-    """In the middle of a step's generation; returns the process id of the server."""
-    wait_until(lambda: process.poll() is not None or num_steps(directory) >= LEAST_STEPS, 240)
+def kill_server_for_good(process, directory: Path, broken: Path) -> int:
+    """Kill the server of a run during the generation of a step; return its process id."""
+    wait_until(lambda: process.poll() is not None or num_steps(directory) >= MIN_STEPS, 240)
     assert process.poll() is None, said(directory)
     (server,) = launched_servers(process.pid)
     server.faults(hang_generate=10**6)
@@ -99,28 +101,30 @@ def kill_its_server_for_good(process, directory: Path, broken: Path) -> int:
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
-    """Of two runs from the same start."""
+    """Directories of two runs with the same initial model, and the file that breaks a server."""
     root = tmp_path_factory.mktemp("runs")
     tiny_policy().save_pretrained(root / "model")
-    for name in ("calm", "broken"):
+    for name in ("undisturbed", "broken"):
         (root / name).mkdir()
-        words = json.dumps(config(root / "model", root / f"{name}.txt"))
-        (root / name / "small.yaml").write_text(words)
-    return SimpleNamespace(calm=root / "calm", broken=root / "broken", mark=root / "broken.txt")
+        text = json.dumps(config(root / "model", root / f"{name}.txt"))
+        (root / name / "small.yaml").write_text(text)
+    return SimpleNamespace(
+        undisturbed=root / "undisturbed", broken=root / "broken", mark=root / "broken.txt"
+    )
 
 
 @pytest.fixture(scope="module")
 def ended(directories):
-    """What is left of a run whose server has died for good, before it is resumed."""
+    """What a run has left that was ended by its server, before it is resumed."""
     directory = directories.broken
     with training(directory) as process:
-        server = kill_its_server_for_good(process, directory, directories.mark)
-        num_whole = num_steps(directory)
+        server = kill_server_for_good(process, directory, directories.mark)
+        num_finished = num_steps(directory)
         exit_code = process.wait(120)
     checkpoint = directory / "run" / "checkpoints" / "last.ckpt"
     return SimpleNamespace(
         exit_code=exit_code,
-        num_whole=num_whole,
+        num_finished=num_finished,
         is_server_alive=is_alive(server),
         said=said(directory),
         metrics=metrics(directory),
@@ -136,44 +140,43 @@ def test_the_run_ends_with_exit_code_5_and_the_end_of_the_servers_log(ended):
         "was restarted 1 times in a row and is still unhealthy: it exited before it" in ended.said
     )
     *_, last = ended.said.strip().splitlines()
-    assert last == LAST_WORDS
+    assert last == LAST_LINE
     assert "Traceback" not in ended.said
     assert not ended.is_server_alive
 
 
-def rows_of_the_step_in_flight(ended) -> pd.DataFrame:
-    assert ended.metrics["step"][: ended.num_whole].tolist() == list(range(ended.num_whole))
-    return ended.metrics[ended.num_whole :]
+def rows_of_the_unfinished_step(ended) -> pd.DataFrame:
+    assert ended.metrics["step"][: ended.num_finished].tolist() == list(range(ended.num_finished))
+    return ended.metrics[ended.num_finished :]
 
 
-def test_the_step_in_flight_leaves_no_result_no_completions_and_no_final_model(ended):
-    assert LEAST_STEPS <= ended.num_whole < NUM_STEPS
-    results = rows_of_the_step_in_flight(ended)[timeless(ended.metrics)]
+def test_the_unfinished_step_leaves_no_result_no_completions_and_no_final_model(ended):
+    assert MIN_STEPS <= ended.num_finished < NUM_STEPS
+    results = rows_of_the_unfinished_step(ended)[timeless(ended.metrics)]
     assert results.isna().all(axis=None)
-    files = [f"step_{step:06d}.parquet" for step in range(ended.num_whole)]
+    files = [f"step_{step:06d}.parquet" for step in range(ended.num_finished)]
     assert ended.completions == files
     assert not ended.has_final
 
 
-def test_the_step_in_flight_does_not_repeat_the_durations_of_the_one_before(ended):
+def test_the_unfinished_step_does_not_repeat_the_durations_of_the_one_before(ended):
     durations = ["timing/generation_duration_s", "timing/update_duration_s"]
-    before = ended.metrics[durations].iloc[ended.num_whole - 1]
-    assert not (rows_of_the_step_in_flight(ended)[durations] == before).any(axis=None)
+    before = ended.metrics[durations].iloc[ended.num_finished - 1]
+    assert not (rows_of_the_unfinished_step(ended)[durations] == before).any(axis=None)
 
 
-def test_the_checkpoint_is_of_the_step_before(ended):
-    assert ended.checkpoint["global_step"] == ended.num_whole
+def test_the_checkpoint_is_that_of_the_last_finished_step(ended):
+    assert ended.checkpoint["global_step"] == ended.num_finished
 
 
-def test_resumed_with_a_server_that_works_it_ends_as_the_undisturbed_run(ended, directories):
-    train(directories.calm)
+def test_the_run_resumed_with_a_working_server_equals_an_undisturbed_run(ended, directories):
+    train(directories.undisturbed)
     directories.mark.unlink()
     train(directories.broken, "--ckpt_path", "last")
-    expected, resumed = (final_weights(one) for one in (directories.calm, directories.broken))
-    assert expected.keys() == resumed.keys()
-    for name, weight in expected.items():
-        assert torch.equal(weight, resumed[name]), name
-    tables = [metrics(one) for one in (directories.calm, directories.broken)]
+    runs = (directories.undisturbed, directories.broken)
+    expected, resumed = map(final_weights, runs)
+    torch.testing.assert_close(resumed, expected, rtol=0, atol=0)
+    tables = list(map(metrics, runs))
     assert len(tables[0]) == NUM_STEPS
     names = ["step", *timeless(tables[0])]
     pd.testing.assert_frame_equal(*(table[names] for table in tables))

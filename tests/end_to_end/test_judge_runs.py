@@ -1,4 +1,4 @@
-"""Whole runs whose reward is a judge, by the command line and over real HTTP."""
+"""Whole runs of the command line whose reward is a judge behind real HTTP."""
 
 import re
 
@@ -12,14 +12,13 @@ from tiny import LLAMA
 from lit_grpo.__main__ import main
 from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 
-KEY = "sk-a-key-that-nobody-may-write-down"
-
+KEY = "sk-a-key-that-must-not-be-written"
 
 grades = judges("answer", lambda request, section: {"score": len(section.text) % 11})
 
 
 def by_length(request):
-    """A grade for each answer, or a word to who asks whether the judge is there."""
+    """Grade each answer; a request without an answer only checks the connection."""
     return says(answer="ready") if len(request.texts) == 1 else grades(request)
 
 
@@ -69,7 +68,7 @@ def test_a_judged_run_trains_counts_and_writes_no_secret(tmp_path):
     metrics = pd.read_csv("run/metrics.csv")
     assert len(metrics) == 4
     assert (metrics["reward/judge/ok_fraction"] == 1).all()
-    # The question whether the judge is there is in the first step's books.
+    # The check of the connection counts as a call of the first step.
     assert metrics["judge/calls"].sum() == num_calls
     assert metrics["judge/cost_usd"].sum() == pytest.approx(num_calls * 0.0002)
     rows = pd.concat(map(pd.read_parquet, tmp_path.glob("run/completions/*")))
@@ -78,18 +77,17 @@ def test_a_judged_run_trains_counts_and_writes_no_secret(tmp_path):
         assert KEY.encode() not in path.read_bytes(), path
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_judge_that_refuses_ends_the_run_before_it_begins(status, capsys):
-    with JudgeServer(lambda request: refuses(status)) as server:
+def test_a_judge_that_denies_access_ends_the_run_before_it_begins(capsys):
+    with JudgeServer(lambda request: refuses(401)) as server:
         assert fit(server) == 2
         assert len(server.requests) == 1
     (line,) = [one for one in capsys.readouterr().err.splitlines() if "error:" in one]
-    assert f"answered {status} for model 'm'" in line
+    assert "answered 401 for model 'm'" in line
     assert "MY_JUDGE_KEY" in line
     assert KEY not in line
 
 
-def test_a_missing_key_is_one_line(monkeypatch, capsys):
+def test_a_missing_key_is_an_error_of_one_line(monkeypatch, capsys):
     monkeypatch.delenv("MY_JUDGE_KEY")
     with JudgeServer() as server:
         assert fit(server) == 2
@@ -97,7 +95,7 @@ def test_a_missing_key_is_one_line(monkeypatch, capsys):
     assert re.search(r"error: .*MY_JUDGE_KEY, which is not set", capsys.readouterr().err)
 
 
-def test_spent_money_stops_a_run_with_a_checkpoint_and_a_resumed_one_remembers_it(capsys):
+def test_a_spent_budget_stops_a_run_with_a_checkpoint_and_is_still_spent_when_resumed(capsys):
     limits = {"max_cost_usd": 0.0025, "max_concurrency": 1}  # 13 calls, of 8 a step
     with JudgeServer(by_length) as server:
         assert fit(server, limits=limits) == 4
@@ -105,7 +103,7 @@ def test_spent_money_stops_a_run_with_a_checkpoint_and_a_resumed_one_remembers_i
         assert len(server.requests) == 13
         assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 1
         assert fit(server, "--ckpt_path=last", limits=limits) == 4
-        # One to see whether the judge is there, before the checkpoint is read.
+        # One call checks the connection before the checkpoint is loaded.
         assert len(server.requests) == 14
         assert fit(server, "--ckpt_path=last", limits={"max_cost_usd": 1}) == 0
     assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 4

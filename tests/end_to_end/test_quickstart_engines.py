@@ -1,4 +1,4 @@
-"""The quickstart's task by the command line, with nothing but its engine another one."""
+"""The quickstart on the command line with each engine, and no other change."""
 
 import math
 
@@ -27,7 +27,7 @@ ENGINES = [pytest.param(name, marks=needs_vllm if "VLLM" in name else ()) for na
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
-    """A model that gets some of the sums right."""
+    """A model that solves some of the sums."""
     directory = tmp_path_factory.mktemp("warm_up")
     run_to_its_end(command("sft", "quickstart_sft", WARM_UP), directory)
     return directory / "run" / "final"
@@ -41,7 +41,7 @@ def train(policy, engine, directory):
 
 @pytest.fixture(scope="module")
 def plain_run(policy, tmp_path_factory):
-    """The quickstart as it ships."""
+    """The run directory of the shipped quickstart."""
     return train(policy, "HFEngine", tmp_path_factory.mktemp("plain"))
 
 
@@ -76,7 +76,7 @@ def test_the_quickstart_trains_with_the_engine(run, policy, plain_run, request):
 
 
 def assert_all_rows_are_there(rows, plain_rows):
-    """The prompts are the same for every engine, in the same order."""
+    """Check the completions; the prompts are the same for every engine, in the same order."""
     assert rows["prompt_id"].tolist() == plain_rows["prompt_id"].tolist()
     assert len(rows) == NUM_STEPS * PROMPTS_PER_STEP * GROUP_SIZE
     assert rows["valid"].all()
@@ -93,6 +93,6 @@ def assert_trained(metrics, engine):
     assert (metrics["rollout/failed_fraction"] == 0).all()
     assert (metrics["sampler/logprob_difference_mean"] < 1e-4).all()
     assert (metrics["sampler/logprob_difference_max"] < 1e-3).all()
-    assert metrics["val/accuracy"].count() == 2  # before the training and after it
+    assert metrics["val/accuracy"].count() == 2  # before and after training
     if engine != "HFEngine":
         assert metrics["sampler/proof_difference"][0] < 1e-3

@@ -1,16 +1,18 @@
-"""Real runs, killed in the middle of anything, go on as if nothing had happened."""
+"""Real runs that are killed or asked to end continue bit-identically when they are resumed."""
 
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from worker_processes import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CONFIG = """
 trainer:
@@ -55,11 +57,14 @@ data:
   init_args: {{num_digits: 1, validation_size: 8, train_size: 40, prompts_per_step: 8}}
 """
 NUM_ROLLOUTS = 12
+TIMELESS = ("reward/", "policy/", "completions/", "val/", "advantage/")
+"""Prefixes of the metrics that do not measure time."""
 
 
-def start(directory: Path, *arguments: str) -> subprocess.Popen:
+def start(directory: Path, run: Path, *arguments: str) -> subprocess.Popen:
+    words = ["fit", "--config", "run.yaml", "--run_dir", str(run), *arguments]
     return subprocess.Popen(
-        [sys.executable, "-m", "lit_grpo", "fit", "--config", "run.yaml", *arguments],
+        [sys.executable, "-m", "lit_grpo", *words],
         cwd=directory,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -69,34 +74,50 @@ def start(directory: Path, *arguments: str) -> subprocess.Popen:
     )
 
 
-def finish(process: subprocess.Popen) -> str:
+def finish(process: subprocess.Popen) -> None:
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
-    return output
 
 
-def kill_after(process: subprocess.Popen, metrics: Path, num_rows: int) -> None:
-    """SIGKILL the run as soon as it has logged so many steps."""
-    deadline = time.monotonic() + 240
-    while not metrics.exists() or len(metrics.read_text().splitlines()) <= num_rows:
+def end_after(process: subprocess.Popen, run: Path, num_rows: int, signum: int) -> str:
+    """Send a signal as soon as the run has logged so many steps; return its output."""
+    metrics = run / "metrics.csv"
+
+    def has_logged() -> bool:
         assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline, "the run logs nothing"
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+        return metrics.exists() and len(metrics.read_text().splitlines()) > num_rows
+
+    wait_until(has_logged, 240)
+    os.killpg(process.pid, signum)
+    output, _ = process.communicate(timeout=120)
+    return output
 
 
 def final_weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "final" / "model.safetensors")
 
 
-@pytest.mark.slow
+def assert_asked_to_end(process: subprocess.Popen, output: str, run: Path, updates: int) -> None:
+    """Check that the run has said why it ended and has saved its last step."""
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM" in output
+    assert "--ckpt_path" in output
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=False)
+    num_steps = len(pd.read_csv(run / "metrics.csv"))
+    assert checkpoint["global_step"] == num_steps * updates
+
+
 @pytest.mark.parametrize(
-    ("epochs", "minibatches", "kills"),
-    [(1, 1, [5]), (2, 2, [4, 9])],
-    ids=["one-update", "four-updates-a-rollout"],
+    ("epochs", "minibatches", "signals"),
+    [
+        (1, 1, [(5, signal.SIGKILL)]),
+        (2, 2, [(3, signal.SIGKILL), (6, signal.SIGTERM), (9, signal.SIGKILL)]),
+    ],
+    ids=["one-update", "four-updates-per-rollout-step"],
 )
-def test_a_killed_run_resumes_bit_identically(tmp_path, epochs, minibatches, kills):
+def test_a_run_that_is_killed_or_asked_to_end_resumes_bit_identically(
+    tmp_path, epochs, minibatches, signals
+):
     updates = epochs * minibatches
     (tmp_path / "run.yaml").write_text(
         CONFIG.format(
@@ -107,43 +128,21 @@ def test_a_killed_run_resumes_bit_identically(tmp_path, epochs, minibatches, kil
         )
     )
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    finish(start(tmp_path, "--run_dir", str(whole)))
+    finish(start(tmp_path, whole))
     resume: tuple[str, ...] = ()
-    for rows in kills:
-        kill_after(start(tmp_path, "--run_dir", str(broken), *resume), broken / "metrics.csv", rows)
+    for num_rows, signum in signals:
+        process = start(tmp_path, broken, *resume)
+        output = end_after(process, broken, num_rows, signum)
+        if signum == signal.SIGTERM:
+            assert_asked_to_end(process, output, broken, updates)
         assert (broken / "checkpoints" / "last.ckpt").exists()
         assert not (broken / "final").exists()
         resume = ("--ckpt_path", "last")
-    finish(start(tmp_path, "--run_dir", str(broken), *resume))
+    finish(start(tmp_path, broken, *resume))
 
-    expected, resumed = final_weights(whole), final_weights(broken)
-    assert expected.keys() == resumed.keys()
-    for name, weight in expected.items():
-        assert torch.equal(weight, resumed[name]), name
-    # What was logged is the same too, one row a step.
-    timeless = [f"{part}/" for part in ("reward", "policy", "completions", "val", "advantage")]
+    torch.testing.assert_close(final_weights(broken), final_weights(whole), rtol=0, atol=0)
+    # The metrics are the same as well, with one row per step.
     tables = [pd.read_csv(run / "metrics.csv") for run in (whole, broken)]
-    names = [name for name in tables[0] if name.startswith(tuple(timeless))]
+    names = ["step", *(name for name in tables[0] if name.startswith(TIMELESS))]
     assert len(tables[0]) == NUM_ROLLOUTS
-    pd.testing.assert_frame_equal(tables[0][["step", *names]], tables[1][["step", *names]])
-
-
-@pytest.mark.slow
-def test_a_run_that_is_asked_to_end_saves_says_why_and_resumes_bit_identically(tmp_path):
-    text = CONFIG.format(max_steps=NUM_ROLLOUTS * 2, every=100, epochs=2, minibatches=1)
-    (tmp_path / "run.yaml").write_text(text)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    finish(start(tmp_path, "--run_dir", str(whole)))
-    process = start(tmp_path, "--run_dir", str(broken))
-    metrics = broken / "metrics.csv"
-    while not metrics.exists() or len(metrics.read_text().splitlines()) <= 3:
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "SIGTERM" in output
-    assert "--ckpt_path" in output
-    finish(start(tmp_path, "--run_dir", str(broken), "--ckpt_path", "last"))
-    for name, weight in final_weights(whole).items():
-        assert torch.equal(weight, final_weights(broken)[name]), name
+    pd.testing.assert_frame_equal(*(table[names] for table in tables))

@@ -1,5 +1,4 @@
-"""The trainer is killed, and nothing is left of the vLLM that it sampled with: no process, no
-port, no shared memory, no file."""
+"""When the trainer is killed, its vLLM leaves no process, no port, no shared memory and no file."""
 
 import os
 import signal
@@ -39,17 +38,17 @@ GRPO = {
 
 @pytest.fixture
 def tmp_path():
-    """A short path: vLLM has sockets in its temporary directory, and 107 characters for theirs."""
+    """A short path, since vLLM puts sockets there, whose paths have at most 107 characters."""
     with tempfile.TemporaryDirectory(prefix="lg-", ignore_cleanup_errors=True) as directory:
         yield Path(directory)
 
 
 @contextmanager
 def training(engine, directory):
-    """A run that goes on and on, whose temporary files lie in ``directory/tmp``."""
+    """Start a run that does not end by itself, with its temporary files in ``directory/tmp``."""
     settings = dict(GRPO)
     if engine == "VLLMServerEngine":
-        settings["model.engine.init_args.directory"] = None  # which the trainer would have removed
+        settings["model.engine.init_args.directory"] = None  # a temporary one must be removed, too
     (directory / "tmp").mkdir()
     (directory / "low_bytes.py").write_text(REWARD)
     words = command("fit", "quickstart", settings, engine=engine)
@@ -62,12 +61,14 @@ def training(engine, directory):
 
 
 class Traces:
-    """What of a process could outlive it: those of its sessions, their ports, their shared memory.
-    A server that is only starting makes more, so that one has to look until they are gone."""
+    """What could outlive a process: the processes of its sessions, their ports and shared memory.
+
+    A server that is being started creates more of them, so `look` is repeated until all are gone.
+    """
 
     def __init__(self, trainer):
-        below = psutil.Process(trainer.pid).children(recursive=True)
-        self.sessions = {os.getsid(process.pid) for process in below} | {trainer.pid}
+        children = psutil.Process(trainer.pid).children(recursive=True)
+        self.sessions = {os.getsid(process.pid) for process in children} | {trainer.pid}
         self.processes, self.ports, self.memory = set(), set(), set()
         self.look()
 
@@ -94,8 +95,10 @@ def listening_ports(pid):
 
 
 def shared_memory(pid):
-    """Files of a process that lie in memory, mapped or only open; a semaphore is mapped by its
-    maker under a name that is gone."""
+    """Return the files in shared memory that a process has mapped or open.
+
+    They are matched by inode, since a semaphore is mapped under a name that no longer exists.
+    """
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     numbers = {line.split()[4] for line in maps if " /dev/shm/" in line}
     links = {path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()}
@@ -137,14 +140,14 @@ def test_nothing_is_left_when_the_trainer_is_killed_in_training(engine, tmp_path
 
 def test_nothing_is_left_when_the_trainer_is_killed_while_its_server_starts(tmp_path):
     with training("VLLMServerEngine", tmp_path) as trainer:
-        wait_until(lambda: "VLLM::EngineCore" in below(trainer), STARTING_SECONDS)
+        wait_until(lambda: "VLLM::EngineCore" in child_names(trainer), STARTING_SECONDS)
         traces = Traces(trainer)
         kill(trainer)
     assert_nothing_is_left(traces, tmp_path)
 
 
-def below(trainer):
-    """What the processes below it call themselves; one that has ended meanwhile has no name."""
+def child_names(trainer):
+    """Return the names of its child processes; those that have ended meanwhile have none."""
     names = []
     for process in psutil.Process(trainer.pid).children(recursive=True):
         with suppress(psutil.Error):

@@ -122,7 +122,7 @@ class ServedEngine(RolloutEngine):
         )
         servers = self._make_servers(policy, ports)
         self._loop = EventLoopThread("rollouts")
-        self._supervisor = self._run(self._start_fleet(servers))
+        self._supervisor = self._run(self._start_supervisor(servers))
 
     def _choose_ports(self) -> list[int]:
         """Return the ports that rank 0 chose for the servers to launch."""
@@ -153,7 +153,7 @@ class ServedEngine(RolloutEngine):
             for number, url in enumerate(urls)
         ]
 
-    async def _start_fleet(self, servers: Sequence[Server]) -> Supervisor:
+    async def _start_supervisor(self, servers: Sequence[Server]) -> Supervisor:
         dispatcher = Dispatcher(servers, self.api, self.limits)
         note, is_rank_zero = self._directory.failure_note, self._is_rank_zero
         supervisor = Supervisor(
@@ -204,9 +204,9 @@ class ServedEngine(RolloutEngine):
             versions_in_use=in_use,
         )
         # The other ranks have nothing to wait for before rank 0 has updated the servers.
-        failure = gather_objects(self._update_fleet(target) if self._is_rank_zero else "")[0]
+        failure = gather_objects(self._update_servers(target) if self._is_rank_zero else "")[0]
         if not self._is_rank_zero and not failure:
-            failure = self._update_fleet(target)
+            failure = self._update_servers(target)
         if failure := any_failure(failure):
             raise EngineFailed(failure)
         # Keep the previous version: a server that is starting may still be reading it.
@@ -227,7 +227,7 @@ class ServedEngine(RolloutEngine):
             max_length=min((one for one in lengths if one), default=None),
         )
 
-    def _update_fleet(self, target: TargetWeights) -> str:
+    def _update_servers(self, target: TargetWeights) -> str:
         """Return why no server could be updated; empty if one was."""
         try:
             self._run(self._supervisor.update_weights(target))
