@@ -16,7 +16,7 @@ from lit_grpo.concurrency import (
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.5])
-def test_the_wait_doubles_up_to_the_longest_and_has_jitter(monkeypatch, factor):
+def test_the_wait_doubles_up_to_a_maximum_and_has_jitter(monkeypatch, factor):
     monkeypatch.setattr(
         concurrency.jitter, "uniform", lambda low, high: {0.5: low, 1.5: high}[factor]
     )
@@ -33,7 +33,7 @@ def test_gathered_results_are_in_the_order_of_the_coroutines():
     assert asyncio.run(gather_or_cancel([later(1, 0.02), later(2, 0.0)])) == [1, 2]
 
 
-def test_when_one_coroutine_fails_the_others_are_cancelled_and_have_ended():
+def test_when_one_coroutine_fails_the_others_are_cancelled_and_awaited():
     events = []
 
     async def slow():
@@ -121,7 +121,7 @@ def test_closing_cancels_what_runs_lets_it_clean_up_and_ends_the_thread():
     assert thread.loop.is_closed()
 
 
-def test_a_thread_that_is_stuck_is_left_behind():
+def test_a_thread_that_is_stuck_is_abandoned():
     thread, started, released = EventLoopThread("test"), threading.Event(), threading.Event()
 
     async def block():

@@ -1,4 +1,4 @@
-"""The documentation against the code: its snippets run, its tables and links are right."""
+"""Check the documentation against the code: snippets run, tables and links are right."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SUMS = "".join(
 )
 """Rows as the README describes them."""
 
-# What makes the configs run anywhere: a tiny model, short completions, two steps.
+# Makes every config run anywhere: a tiny model, short completions, two steps.
 TINY = {
     "trainer": {"accelerator": "cpu", "max_steps": 2, "val_check_interval": 1},
     "model": {
@@ -65,9 +65,9 @@ TINY = {
     },
     "data": {"init_args": {"prompts_per_step": 4}},
 }
-# Something that differs between the completions of random weights.
+# A reward that differs between the completions of random weights.
 MIXED = {"class_path": "FormatReward", "init_args": {"pattern": "[a-z]", "mode": "search"}}
-# What some metrics are logged for only.
+# Turns on what some metrics are logged for only.
 EVERY_METRIC = {
     "model": {
         "objective": {"kl": {"coef": 0.01}, "entropy": {"target": 9.0}},
@@ -96,7 +96,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def named_blocks() -> dict[str, str]:
-    """The blocks of README and guides that say on their first line which file they are."""
+    """The code blocks of README and guides whose first line is a comment with a file name."""
     found = [one for page in GUIDES for kind in ("python", "yaml") for one in blocks(page, kind)]
     return {block.split()[1]: block for block in found if re.match(r"# \w+\.\w+\n", block)}
 
@@ -138,7 +138,7 @@ def workplace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def grpo_run(workplace) -> Path:
-    """The guides' config with their reward, callback and engine."""
+    """A run of the guides' config with their reward, callback and engine."""
     files = [f"--config={name}.yaml" for name in ("my", "tiny", "mixed", "timed", "every_metric")]
     engine = "--model.engine=my_engines.PlainEngine"
     assert main(["fit", *files, engine, "--run_dir=runs/my/0"]) == 0
@@ -154,7 +154,7 @@ def sft_run(workplace) -> Path:
 
 @pytest.fixture(scope="module")
 def served_run(workplace) -> Path:
-    """The guides' config with an engine that has a server of its own."""
+    """A run of the guides' config with an engine that starts a server."""
     (workplace / "served.yaml").write_text(yaml.safe_dump(SERVED))
     files = [f"--config={name}.yaml" for name in ("my", "tiny", "served")]
     assert main(["fit", *files, "--run_dir=runs/served"]) == 0
@@ -163,7 +163,7 @@ def served_run(workplace) -> Path:
 
 @pytest.fixture(scope="module")
 def judged_run(workplace) -> Path:
-    """The guides' config with a judge beside its rewards, which is asked twice about each row."""
+    """A run of the guides' config with a further reward, a judge with two votes per row."""
     with JudgeServer() as server:
         judge = {"model": "m", "base_url": f"{server.url}/v1", "auth": "none", "temperature": None}
         reward = {"class_path": "JudgeReward", "init_args": {"judge": judge, "votes": 2}}
@@ -174,7 +174,7 @@ def judged_run(workplace) -> Path:
     return workplace / "runs/judged"
 
 
-def test_the_reward_has_fewer_than_15_lines_and_does_what_it_says(workplace):
+def test_the_reward_of_the_readme_has_fewer_than_15_lines_and_works(workplace):
     text = named_blocks()["my_rewards.py"]
     assert len(text.splitlines()) < 15
     reward = importlib.import_module("my_rewards").KeywordsReward()
@@ -216,6 +216,7 @@ def run_python(text: str, rows: str) -> dict:
         "=100": "=2",
         "train.jsonl": rows,
         "Sampling(max_tokens=64)": "Sampling(max_tokens=6)",
+        "brevity]": "brevity], sampling=lit_grpo.Sampling(max_tokens=6)",
     }.items():
         text = text.replace(old, new)
     names = {"__name__": "__main__"}
@@ -262,14 +263,14 @@ def test_the_reward_of_the_guide_compares_siblings(workplace):
 
 
 def commands() -> list[str]:
-    """Every command that any page shows and that reads a config."""
+    """Every command of any page that reads a config."""
     shell = "".join(block for page in PAGES for block in blocks(page, "sh"))
     lines = shell.replace("\\\n", " ").splitlines()
     return sorted({line for line in lines if re.match(r"lit-grpo (fit|sft|validate|test) ", line)})
 
 
 @pytest.mark.parametrize("line", commands())
-def test_a_command_that_is_shown_is_understood(line, grpo_run, capsys):
+def test_a_command_of_the_documentation_is_valid(line, grpo_run, capsys):
     with pytest.raises(SystemExit) as leave:
         main([*shlex.split(line)[1:], "--print_config"])
     assert leave.value.code == 0
@@ -277,7 +278,7 @@ def test_a_command_that_is_shown_is_understood(line, grpo_run, capsys):
 
 
 @pytest.mark.parametrize("number", range(len(blocks(DOCS / "configuration.md", "yaml"))))
-def test_a_fragment_of_a_config_fits_on_the_readme_s(number, workplace, capsys):
+def test_a_fragment_of_a_config_can_be_added_to_that_of_the_readme(number, workplace, capsys):
     (workplace / "fragment.yaml").write_text(blocks(DOCS / "configuration.md", "yaml")[number])
     with pytest.raises(SystemExit) as leave:
         main(["fit", "--config=my.yaml", "--config=fragment.yaml", "--print_config"])
@@ -358,7 +359,7 @@ def expected_keys(kind: type) -> dict[str, inspect.Parameter]:
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     own = {one.name: one for one in parameters if one.kind in named}
     if kind is ServedEngine:
-        own.pop("api")  # a subclass gives it
+        own.pop("api")  # set by subclasses
     if issubclass(kind, Reward) and kind is not Reward:
         own = {name: one for name, one in own.items() if name not in expected_keys(Reward)}
     return own
@@ -395,7 +396,7 @@ def glossary() -> set[str]:
 
 
 def generic(column: str) -> str:
-    """``val/avg@4`` -> ``val/avg@<n>``: what the config chose, taken out of a name."""
+    """Replace what depends on the config: ``val/avg@4`` becomes ``val/avg@<n>``."""
     column = re.sub(r"^reward/\w+/mean$", "reward/<name>/mean", column)
     column = re.sub(
         rf"^reward/\w+/({'|'.join(Outcome)})_fraction$", "reward/<name>/<outcome>_fraction", column

@@ -1,4 +1,4 @@
-"""Who may import whom, how much a listing shows, and that tests stand where their modules do."""
+"""Imports go one way, packages have few entries, and tests have the paths of their modules."""
 
 import ast
 import subprocess
@@ -52,7 +52,7 @@ FILES = {
 
 
 def imports(path: Path) -> set[str]:
-    """Modules of lit_grpo that a file imports anywhere, in functions and for type checkers too."""
+    """Modules of lit_grpo that a file imports, in functions and for type checkers as well."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -88,29 +88,29 @@ def test_packages_import_in_one_direction():
 
 
 def test_no_files_import_each_other_in_a_circle():
-    # A package's face only collects names, so importing through it is importing what it collects.
-    faces = {module for module, path in FILES.items() if path.name == "__init__.py"}
+    # An __init__ only collects names, so importing from it is importing from where they come.
+    inits = {module for module, path in FILES.items() if path.name == "__init__.py"}
     graph = {
-        module: {one for one in imports(path) if one in FILES and one not in faces}
+        module: {one for one in imports(path) if one in FILES and one not in inits}
         for module, path in FILES.items()
-        if module not in faces
+        if module not in inits
     }
-    while leaves := [module for module, ahead in graph.items() if not ahead]:
+    while leaves := [module for module, imported in graph.items() if not imported]:
         for leaf in leaves:
             del graph[leaf]
-        for ahead in graph.values():
-            ahead.difference_update(leaves)
+        for imported in graph.values():
+            imported.difference_update(leaves)
     assert not graph
 
 
-def test_nobody_imports_the_callbacks():
+def test_no_other_package_imports_the_callbacks():
     others = {module: path for module, path in FILES.items() if package(module) != "callbacks"}
     for module, path in others.items():
         assert not any(package(one) == "callbacks" for one in imports(path)), module
 
 
 @pytest.mark.parametrize(("folder", "limit"), MAX_ENTRIES.items())
-def test_a_listing_shows_the_system_at_a_glance(folder, limit):
+def test_a_package_has_few_entries(folder, limit):
     entries = {path.name for path in (PACKAGE / folder).iterdir()} - {"__pycache__"}
     assert len(entries) <= limit, sorted(entries)
 
@@ -122,30 +122,38 @@ def list_test_files() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", list_test_files(), ids=str)
-def test_a_test_stands_where_its_module_does(path):
+def test_a_test_file_has_the_path_of_its_module(path):
     modules = {one.stem for one in (PACKAGE / path.parent).glob("*.py")}
     subject = path.stem.removeprefix("test_")
     assert any(subject == name or subject.startswith(f"{name}_") for name in modules)
 
 
-def loaded_by(statement: str) -> set[str]:
-    code = f"{statement}; import sys; print(*sys.modules)"
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    """The modules that are loaded after each of some imports, in one process."""
+    packages = ("", ".rewards", ".data", ".training", ".callbacks")
+    names = [f"lit_grpo{name}" for name in packages]
+    code = "import sys\n" + "".join(
+        f"import {name}\nprint({name!r}, *sys.modules)\n" for name in names
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    return set(result.stdout.split())
+    lines = [line.split() for line in result.stdout.splitlines()]
+    return {name: set(modules) for name, *modules in lines}
 
 
-def test_importing_the_package_loads_nothing_heavy():
+def test_importing_the_package_loads_nothing_heavy(loaded):
     heavy = {"torch", "lightning", "transformers", "vllm", "wandb", "openai", "math_verify"}
-    assert not heavy & loaded_by("import lit_grpo")
+    assert not heavy & loaded["lit_grpo"]
 
 
-def test_importing_every_package_loads_no_package_of_a_plugin():
-    statement = "import lit_grpo.training, lit_grpo.data, lit_grpo.callbacks"
+def test_rewards_load_neither_lightning_nor_transformers_into_worker_processes(loaded):
+    assert "torch" in loaded["lit_grpo.rewards"]
+    assert not {"lightning", "transformers"} & loaded["lit_grpo.rewards"]
+
+
+def test_importing_every_package_loads_no_package_of_a_plugin(loaded):
+    assert "lightning" in loaded["lit_grpo.callbacks"]
     plugins = {"vllm", "wandb", "openai", "diskcache", "azure", "math_verify"}
-    assert not plugins & loaded_by(statement)
-
-
-def test_rewards_load_neither_lightning_nor_transformers_into_worker_processes():
-    assert not {"lightning", "transformers"} & loaded_by("import lit_grpo.rewards")
+    assert not plugins & loaded["lit_grpo.callbacks"]

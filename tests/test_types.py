@@ -1,4 +1,4 @@
-"""Checks of settings and their wording, scores, and the batches' views of themselves."""
+"""Checks of settings and their wording, scores, and batches."""
 
 import math
 
@@ -66,7 +66,7 @@ def test_a_score_that_failed_must_have_no_value():
         Score(value=0.0, outcome=Outcome.TIMEOUT)
 
 
-def test_only_failures_that_are_not_the_completion_s_are_an_outage():
+def test_only_failures_outside_the_completion_are_an_outage():
     scores = {outcome: Score(value=None, outcome=outcome) for outcome in Outcome if outcome != "ok"}
     failures = {outcome for outcome, score in scores.items() if score.is_failure}
     outages = {outcome for outcome, score in scores.items() if score.is_outage}

@@ -1,4 +1,4 @@
-"""The smallest config that trains."""
+"""The smallest config that can be trained."""
 
 from __future__ import annotations
 

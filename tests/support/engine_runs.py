@@ -1,4 +1,4 @@
-"""`lit-grpo` in a process of its own, with each of the engines."""
+"""Run `lit-grpo` in a process of its own, with each of the engines."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "launch.program": [sys.executable, sglang_server.__file__],
     },
 }
-"""What a config gets besides to sample with an engine on a CPU: a file, and init_args."""
+"""What a config needs to sample with an engine on a CPU: a further config, and init_args."""
 INTERPRETERS = {"VLLMEngine": PYTHON}
-"""The engines that need another one than the tests'."""
+"""The engines that need another Python than the tests."""
 
 
 def command(verb: str, config: str, settings: Mapping[str, Any], *, engine: str = "HFEngine"):
-    """The command line, whose working directory keeps the run as ``run``."""
+    """Return the command line of a run in the directory ``run``."""
     python = INTERPRETERS.get(engine, sys.executable)
     words = [str(python), "-m", "lit_grpo", verb, "--config", config, "--run_dir", "run"]
     return words + engine_options(engine) + as_options(settings)
 
 
 def engine_options(engine: str) -> list[str]:
-    """All that a command line says about its engine."""
+    """Return the options that choose and configure an engine."""
     settings = dict(SETTINGS[engine])
     config = ["--config", settings.pop("config")] if settings else []
     return config + as_options(
@@ -55,7 +55,7 @@ def as_options(settings: Mapping[str, Any]) -> list[str]:
 
 
 def start(words: list[str], cwd: Path, **variables: str) -> subprocess.Popen[str]:
-    """In a process group of its own; all that it says is in ``said.txt``."""
+    """Start a command in a process group of its own; its output goes to ``said.txt``."""
     with (cwd / "said.txt").open("w") as said:
         return subprocess.Popen(
             words,
@@ -77,7 +77,7 @@ def run_to_its_end(words: list[str], cwd: Path, *, seconds: float = 600) -> None
 
 @contextmanager
 def running(words: list[str], cwd: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """As `start`; its group is gone in the end."""
+    """Start a command, and kill its process group in the end."""
     process = start(words, cwd, **variables)
     try:
         yield process
@@ -88,6 +88,6 @@ def running(words: list[str], cwd: Path, **variables: str) -> Iterator[subproces
 
 
 def num_steps(cwd: Path) -> int:
-    """Rows that the run has written so far."""
+    """Return the number of rollout steps that the run has logged so far."""
     path = cwd / "run" / "metrics.csv"
     return len(path.read_text().splitlines()) - 1 if path.exists() else 0

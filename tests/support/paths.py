@@ -1,4 +1,4 @@
-"""Where things are: for tests, and for the programs that they start."""
+"""Paths for tests and the programs that they start."""
 
 from pathlib import Path
 
@@ -6,4 +6,4 @@ SUPPORT = Path(__file__).parent
 TESTS = SUPPORT.parent
 ROOT = TESTS.parent
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
-"""Real data, where it is beside the checkout."""
+"""Real data, which may be beside the checkout."""

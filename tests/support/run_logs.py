@@ -1,4 +1,4 @@
-"""What the tests that run commands in their own process must put away afterwards."""
+"""Clean-up for tests that run commands in their own process."""
 
 import logging
 
@@ -6,7 +6,7 @@ from lit_grpo.runs.log import LOGGED
 
 
 def close_logs() -> None:
-    """A command leaves its log open, as it owns the process."""
+    """Close the log files, which a command leaves open until its process ends."""
     for logger in map(logging.getLogger, LOGGED):
         for handler in logger.handlers.copy():
             if isinstance(handler, logging.FileHandler):

@@ -1,9 +1,9 @@
-"""A small GRPO run on random weights, and independent ways to work out what it did."""
+"""Small GRPO runs with random weights, and what is needed to check them independently."""
 
 import lightning as L
 import pytest
 import torch
-from tiny import LLAMA, prompt
+from tiny import LLAMA, prompt, tiny_policy
 
 from lit_grpo.data import PromptLoader
 from lit_grpo.policy import Policy
@@ -15,14 +15,14 @@ PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one:", "x", "22+
 
 
 class ShareOfLowBytes(Reward):
-    """A number that differs between completions of random weights."""
+    """Give rewards that differ between the completions of random weights."""
 
     def score(self, prompt, completion):
         return sum(token < 128 for token in completion.token_ids) / len(completion.token_ids)
 
 
 class Keep(L.Callback):
-    """Keeps what every training step returned."""
+    """Keep what every training step returned."""
 
     def __init__(self):
         self.outputs = []
@@ -61,7 +61,7 @@ def make_trainer(*callbacks, **options) -> L.Trainer:
 
 
 def fit(module, *, callbacks=(), prompts=PROMPTS, shuffle=True, ckpt_path=None, **trainer):
-    """A real run of some optimizer steps; what each training step returned."""
+    """Train for some optimizer steps; return what each training step returned."""
     keep = Keep()
     loader = PromptLoader(prompts, 4, shuffle=shuffle)
     make_trainer(keep, *callbacks, **trainer).fit(
@@ -79,11 +79,8 @@ def weights(module) -> dict[str, torch.Tensor]:
 
 
 def start_policy() -> Policy:
-    """What a run of `make_module` starts from."""
-    torch.manual_seed(0)
-    policy = Policy(architecture=LLAMA)
-    policy.load(with_reference=False)
-    return policy
+    """Return the initial policy of a run of `make_module`."""
+    return tiny_policy()
 
 
 def start_weights() -> dict[str, torch.Tensor]:
@@ -91,7 +88,7 @@ def start_weights() -> dict[str, torch.Tensor]:
 
 
 def assert_same_runs(runs, *, rtol: float, atol: float, metrics_atol: float) -> None:
-    """Every (weights, metrics) is that of the last one, up to rounding."""
+    """Check that the (weights, metrics) of all runs are those of the last one, up to rounding."""
     whole_weights, whole_metrics = runs[-1]
     for split_weights, split_metrics in runs[:-1]:
         for name, whole in whole_weights.items():

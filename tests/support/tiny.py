@@ -1,4 +1,4 @@
-"""Tiny real models and hand-made rollouts that several test files share."""
+"""Tiny real models and hand-made rollouts for tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LLAMA = {
 
 
 def tiny_policy(*, with_reference: bool = False, seed: int = 0, **settings) -> Policy:
-    """A loaded policy of random weights that reads bytes."""
+    """Load a policy with random weights and a byte tokenizer."""
     torch.manual_seed(seed)
     policy = Policy(**({"architecture": LLAMA} | settings))
     policy.load(with_reference=with_reference)
@@ -54,7 +54,7 @@ def rollouts(
     completions: Sequence[Sequence[Completion]] | None = None,
     parts: Mapping[str, Sequence[Sequence[float | None]]] | None = None,
 ) -> RolloutBatch:
-    """A batch with these rewards [B, G]; None is a row that could not be scored."""
+    """Build a batch with these rewards [B, G]; None is a row that could not be scored."""
     values = as_tensor(rewards)
     named = {"task": rewards} if parts is None else parts
     groups = tuple(
@@ -83,8 +83,10 @@ def as_tensor(values: Sequence[Sequence[float | None]]) -> torch.Tensor:
 
 
 def alone(model, batch, row: int, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs and entropies of one row of a train batch, the plain way: the whole model on that
-    row, without padding, cache or chunks."""
+    """Compute logprobs and entropies of one row of a train batch with the whole model.
+
+    The row is alone in its batch, without padding, cache or chunks.
+    """
     index = batch.prompt_index[row]
     prompt = batch.prompt_ids[index][batch.prompt_mask[index]]
     completion = batch.completion_ids[row][batch.completion_mask[row]]
@@ -94,7 +96,7 @@ def alone(model, batch, row: int, temperature: float = 1.0) -> tuple[torch.Tenso
 
 
 def train_batch(batch: RolloutBatch, *, overlong_filtering: bool = False) -> TrainBatch:
-    """The rollouts as tensors, each row with an advantage of 1."""
+    """Turn rollouts into tensors, with an advantage of 1 on every row."""
     trained = trained_rows(batch, overlong_filtering=overlong_filtering)
     tokens = collate_rollouts(batch, pad_id=0)
     return to_train_batch(tokens, batch, trained=trained, advantages=torch.ones(len(trained)))

@@ -1,4 +1,4 @@
-"""Hand-made rollouts and a real one-layer module that hands them to callbacks."""
+"""Hand-made rollouts, and a real one-layer module that passes them to callbacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OK = Score(value=0.0)
 
 
 def completion(text: str = "7", finish_reason: str = "stop", logprob: float = -0.5) -> Completion:
-    """One token a character."""
+    """Build a completion with one token per character."""
     return Completion(
         token_ids=tuple(map(ord, text)),
         sampler_logprobs=(logprob,) * len(text),
@@ -33,7 +33,7 @@ def rollouts(
     rewards: Sequence[Sequence[float | Score | None]],
     completions: Sequence[Completion] | None = None,
 ) -> RolloutBatch:
-    """Groups scored by one reward ``math``; None abstains, completions differ by default."""
+    """Build groups scored by one reward ``math``; None abstains. Completions differ by default."""
     group_size = len(rewards[0])
     if completions is None:
         completions = [completion(f"answer {n}") for n in range(len(rewards) * group_size)]
@@ -60,7 +60,7 @@ def _score(value: float | Score | None) -> Score:
 
 
 def train_batch(advantages: Sequence[float], trained: Sequence[bool] | None = None) -> TrainBatch:
-    """One token a completion."""
+    """Build a batch with one token per completion."""
     num_rows = len(advantages)
     ones = torch.ones(num_rows, 1, dtype=torch.bool)
     mask = ones if trained is None else torch.tensor(trained)[:, None]
@@ -83,7 +83,7 @@ def outputs(
 
 
 class ToyModule(L.LightningModule):
-    """Manual optimization of one layer; step n returns what ``make_outputs(n)`` does."""
+    """Optimize one layer manually; step n returns ``make_outputs(n)``."""
 
     def __init__(self, make_outputs: Callable[[int], dict[str, Any]], num_updates: int = 1) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class ToyModule(L.LightningModule):
 
 
 def loader(num_batches: int, *, training: bool = True) -> PromptLoader:
-    """Batches of one row, all different, shuffled in training."""
+    """Return a loader of batches of one row, all different, shuffled in training."""
     rows: Any = list(torch.arange(2.0 * num_batches).view(num_batches, 2) / num_batches)
     return PromptLoader(rows, 1, training=training)
 
@@ -136,7 +136,7 @@ def fit(
     num_batches: int = 100,
     **options: Any,
 ) -> L.Trainer:
-    """A real run of some optimizer steps, on the CPU unless ``options`` of the Trainer say else."""
+    """Train for some optimizer steps; ``options`` are further arguments of the Trainer."""
     trainer = L.Trainer(
         max_steps=steps,
         callbacks=callbacks,

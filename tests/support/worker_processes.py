@@ -1,4 +1,4 @@
-"""The worker processes of a trainer, seen through /proc."""
+"""Find the worker processes of a trainer, and whether processes live, in /proc."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 
 def guards_of(trainer: int) -> set[int]:
-    """Process ids of the guards that the trainer started, one a worker."""
+    """Return the process ids of the guards that the trainer started, one per worker."""
     return {pid for pid, parent in _worker_processes().items() if parent == trainer}
 
 
 def workers_of(trainer: int) -> set[int]:
-    """Process ids of the workers themselves."""
+    """Return the process ids of the workers of a trainer."""
     found = _worker_processes()
     return {pid for pid, parent in found.items() if found.get(parent) == trainer}
 
 
 def _worker_processes() -> dict[int, int]:
-    """Process id to parent's of everything that runs the worker's file."""
+    """Return the parents of all processes that run the worker's file, by process id."""
     found = {}
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -42,7 +42,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_busy(pid: int) -> bool:
-    """Whether the process has computed for half a second since it was first asked about."""
+    """Return whether a process has computed for half a second since the first call."""
     ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
     return ticks - _first_ticks.setdefault(pid, ticks) > 0.5 * os.sysconf("SC_CLK_TCK")
 
