@@ -30,6 +30,11 @@ from lit_grpo.stopping import stop_run
 from lit_grpo.training.base import PolicyModule, Schedule, default_optimizer
 from lit_grpo.training.batching import UpdateConfig, collate_rollouts, to_train_batch, trained_rows
 from lit_grpo.training.collector import Collector
+from lit_grpo.training.compatibility import (
+    check_overlap,
+    check_sampling,
+    refuse_contradictions,
+)
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics, add_advantage_metrics
 from lit_grpo.training.prefetch import RolloutStep
@@ -41,9 +46,6 @@ from lit_grpo.types import (
     StopReason,
     TokenBatch,
     TrainBatch,
-    UserError,
-    check_range,
-    refuse,
 )
 
 log = logging.getLogger(__name__)
@@ -101,24 +103,9 @@ class GRPOModule(PolicyModule):
         super().__init__(
             policy, sampling, engine, optimizer, lr_schedule, warmup_steps, evaluation, seed
         )
-        check_range(
-            "model.group_size", group_size, at_least=2, why="a group of one has no baseline"
-        )
-        check_range(
-            "model.dynamic_sampling_rounds",
-            dynamic_sampling_rounds,
-            at_least=0,
-            why="0 trains on the groups that were sampled first",
-        )
-        if sampling.is_greedy:
-            raise refuse(
-                "model.sampling.temperature",
-                "> 0 in training",
-                sampling.temperature,
-                "identical completions have no advantage over each other",
-            )
-        _refuse_contradictions(policy, objective, advantage)
-        _check_overlap(
+        check_sampling(group_size, dynamic_sampling_rounds, sampling)
+        refuse_contradictions(policy, objective, advantage)
+        check_overlap(
             max_head_offpolicyness, update.optimizer_steps, dynamic_sampling_rounds, self.engine
         )
         self.automatic_optimization = False
@@ -281,61 +268,4 @@ class GRPOModule(PolicyModule):
         self.rewards.load_state_dict(checkpoint["rewards"])
         self.updater.entropy_control = replace(
             self.updater.entropy_control, **checkpoint["entropy_control"]
-        )
-
-
-def _check_overlap(
-    max_head_offpolicyness: int, optimizer_steps: int, rounds: int, engine: RolloutEngine
-) -> None:
-    """Check that this engine can sample as far ahead as the setting allows.
-
-    Raises:
-        UserError: it cannot, or the setting allows less than one rollout step.
-    """
-    if 0 < max_head_offpolicyness < optimizer_steps or max_head_offpolicyness < 0:
-        raise refuse(
-            "model.max_head_offpolicyness",
-            f"0 or >= update.epochs * update.minibatches = {optimizer_steps}",
-            max_head_offpolicyness,
-            "rollouts that are sampled during an update are that many optimizer steps old after it",
-        )
-    if max_head_offpolicyness and not engine.overlaps_updates:
-        raise UserError(
-            f"max_head_offpolicyness must be 0 with {type(engine).__name__}, got "
-            f"{max_head_offpolicyness} (it samples with the weights that are being updated, or on "
-            "their device). Set model.max_head_offpolicyness to 0, or model.engine to an engine "
-            "with servers of its own."
-        )
-    if max_head_offpolicyness and rounds:
-        raise UserError(
-            f"max_head_offpolicyness must be 0 with dynamic_sampling_rounds, got "
-            f"{max_head_offpolicyness} and {rounds} (replacing groups would take prompts that are "
-            "already being sampled for the next steps). Set one of them to 0."
-        )
-
-
-def _refuse_contradictions(
-    policy: Policy, objective: Objective, advantage: AdvantageConfig
-) -> None:
-    """Check that the parts of the config do not contradict each other.
-
-    Raises:
-        UserError: two of them do.
-    """
-    if policy.lora is not None and objective.kl.refresh_mix < 1:
-        raise UserError(
-            f"objective.kl.refresh_mix must be 1 with LoRA, got {objective.kl.refresh_mix} (the "
-            "average of the factors of two adapters is not the adapter of their average). Set "
-            "model.objective.kl.refresh_mix to 1."
-        )
-    if objective.kl.place == "reward" and advantage.deviation == "mean":
-        raise UserError(
-            "objective.kl.place: reward subtracts the divergence from the rewards, but "
-            "advantage.deviation: mean needs rewards >= 0. Set model.objective.kl.place to loss."
-        )
-    if objective.kl.place == "reward" and advantage.combine == "normalise_then_sum":
-        raise UserError(
-            "objective.kl.place: reward subtracts the divergence from the sum of the rewards, but "
-            "advantage.combine: normalise_then_sum computes no such sum. Set "
-            "model.objective.kl.place to loss, or model.advantage.combine to sum_then_normalise."
         )

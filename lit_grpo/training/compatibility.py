@@ -1,0 +1,85 @@
+"""Check the settings of a GRPO training together: what is out of range or excludes each other."""
+
+from __future__ import annotations
+
+from lit_grpo.objective import AdvantageConfig, Objective
+from lit_grpo.policy import Policy
+from lit_grpo.rollout import RolloutEngine, Sampling
+from lit_grpo.types import UserError, check_range, refuse
+
+
+def check_sampling(group_size: int, dynamic_sampling_rounds: int, sampling: Sampling) -> None:
+    """Check that the completions of a group can have advantages over each other.
+
+    Raises:
+        UserError: they cannot, or a number is out of range.
+    """
+    check_range("model.group_size", group_size, at_least=2, why="a group of one has no baseline")
+    check_range(
+        "model.dynamic_sampling_rounds",
+        dynamic_sampling_rounds,
+        at_least=0,
+        why="0 trains on the groups that were sampled first",
+    )
+    if sampling.is_greedy:
+        raise refuse(
+            "model.sampling.temperature",
+            "> 0 in training",
+            sampling.temperature,
+            "identical completions have no advantage over each other",
+        )
+
+
+def check_overlap(
+    max_head_offpolicyness: int, optimizer_steps: int, rounds: int, engine: RolloutEngine
+) -> None:
+    """Check that this engine can sample as far ahead as the setting allows.
+
+    Raises:
+        UserError: it cannot, or the setting allows less than one rollout step.
+    """
+    if 0 < max_head_offpolicyness < optimizer_steps or max_head_offpolicyness < 0:
+        raise refuse(
+            "model.max_head_offpolicyness",
+            f"0 or >= update.epochs * update.minibatches = {optimizer_steps}",
+            max_head_offpolicyness,
+            "rollouts that are sampled during an update are that many optimizer steps old after it",
+        )
+    if max_head_offpolicyness and not engine.overlaps_updates:
+        raise UserError(
+            f"max_head_offpolicyness must be 0 with {type(engine).__name__}, got "
+            f"{max_head_offpolicyness} (it samples with the weights that are being updated, or on "
+            "their device). Set model.max_head_offpolicyness to 0, or model.engine to an engine "
+            "with servers of its own."
+        )
+    if max_head_offpolicyness and rounds:
+        raise UserError(
+            f"max_head_offpolicyness must be 0 with dynamic_sampling_rounds, got "
+            f"{max_head_offpolicyness} and {rounds} (replacing groups would take prompts that are "
+            "already being sampled for the next steps). Set one of them to 0."
+        )
+
+
+def refuse_contradictions(policy: Policy, objective: Objective, advantage: AdvantageConfig) -> None:
+    """Check that the parts of the config do not contradict each other.
+
+    Raises:
+        UserError: two of them do.
+    """
+    if policy.lora is not None and objective.kl.refresh_mix < 1:
+        raise UserError(
+            f"objective.kl.refresh_mix must be 1 with LoRA, got {objective.kl.refresh_mix} (the "
+            "average of the factors of two adapters is not the adapter of their average). Set "
+            "model.objective.kl.refresh_mix to 1."
+        )
+    if objective.kl.place == "reward" and advantage.deviation == "mean":
+        raise UserError(
+            "objective.kl.place: reward subtracts the divergence from the rewards, but "
+            "advantage.deviation: mean needs rewards >= 0. Set model.objective.kl.place to loss."
+        )
+    if objective.kl.place == "reward" and advantage.combine == "normalise_then_sum":
+        raise UserError(
+            "objective.kl.place: reward subtracts the divergence from the sum of the rewards, but "
+            "advantage.combine: normalise_then_sum computes no such sum. Set "
+            "model.objective.kl.place to loss, or model.advantage.combine to sum_then_normalise."
+        )
