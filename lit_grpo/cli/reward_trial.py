@@ -20,6 +20,7 @@ from lit_grpo.diagnostics import find_failure, no_signal, truncated_fraction
 from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.runs.files import completions_table, free_path, write_table
 from lit_grpo.training import GRPOModule
+from lit_grpo.training.prefetch import score_while_sampling
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import Measurements, Prompt, RolloutBatch, Score
 
@@ -82,11 +83,12 @@ def run_trial(module: GRPOModule, prompts: Sequence[Prompt]) -> Trial:
     seed = module.seeds.derive(SeedPurpose.ROLLOUT, 0)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        generating = progress.add_task("generating", total=len(prompts) * group_size)
         start = time.perf_counter()
-        for row, one in module.engine.generate(prompts, group_size, module.sampling, seed=seed):
-            scoring.add(row, one)
-            progress.advance(generating)
+        completions = module.engine.generate(prompts, group_size, module.sampling, seed=seed)
+        num_rows = len(prompts) * group_size
+        score_while_sampling(
+            scoring, progress.track(completions, total=num_rows, description="generating")
+        )
         seconds = time.perf_counter() - start
         progress.add_task("scoring", total=None)
         rollouts = scoring.result()
