@@ -12,8 +12,7 @@ import psutil
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.callbacks.reward_waits import describe_wait
-from lit_grpo.diagnostics import StepLog
+from lit_grpo.diagnostics import StepLog, describe_wait
 from lit_grpo.types import RolloutBatch, Stage
 
 log = logging.getLogger(__name__)

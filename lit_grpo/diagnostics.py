@@ -1,4 +1,4 @@
-"""Diagnose a rollout step: which scores are absent and why, and why there is nothing to learn.
+"""Diagnose a rollout step: scores that are absent, groups without signal, waits for rewards.
 
 Findings are numbers and sentences; callbacks and commands decide what to do about them.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import lightning as L
 
-from lit_grpo.objective.advantages import counted_rows, has_signal
+from lit_grpo.objective.advantages import has_signal
 from lit_grpo.types import Outcome, RolloutBatch, Score
 
 SHOWN_CHARACTERS = 120
@@ -33,6 +33,33 @@ ADVICE = {
     Outcome.NOT_SAMPLED: "Check the rollout engine's log",
     Outcome.TRUNCATED: "Raise model.sampling.max_tokens, or let it score truncated completions",
 }
+
+SLOW_FRACTION = 0.5
+"""A wait for rewards of at least this share of the step is reported."""
+
+WAITS = {
+    "max_concurrency": (
+        "a free slot (limits.max_concurrency)",
+        "Raise limits.max_concurrency of the judge as far as its quota allows, or have several "
+        "completions share a call",
+    ),
+    "requests_per_minute": (
+        "limits.requests_per_minute",
+        "Have several completions share a call, or raise the deployment's quota and "
+        "limits.requests_per_minute with it",
+    ),
+    "tokens_per_minute": (
+        "limits.tokens_per_minute",
+        "Shorten the template and the completions, or raise the deployment's quota and "
+        "limits.tokens_per_minute with it",
+    ),
+    "retry_after": (
+        "the server, which answered 429 and asked to wait (Retry-After)",
+        "Raise the deployment's quota, or set limits.requests_per_minute and "
+        "limits.tokens_per_minute of the judge to what it is, so that no call is refused",
+    ),
+}
+"""Cause of a wait -> how it is named, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +196,7 @@ def nothing_to_compare(rollouts: RolloutBatch) -> str | None:
     if not rollouts.valid.any():
         failure = find_failure(rollouts)
         return f"no row is valid: {failure}" if failure else "no row is valid."
-    if not counted_rows(rollouts.valid).any():
+    if not rollouts.counted.any():
         return "no group has two valid rows to compare."
     return None
 
@@ -212,3 +239,33 @@ class StepLog:
         """Log the values of one step, from the same hook at every step."""
         self._absent |= dict.fromkeys(values, math.nan)
         module.log_dict(self._absent | dict(values))
+
+
+def describe_wait(
+    metrics: Mapping[str, float], exposed_seconds: float, step_seconds: float
+) -> str | None:
+    """Return why a step spent most of its time waiting for rewards; None if it did not."""
+    if exposed_seconds < SLOW_FRACTION * step_seconds:
+        return None
+    spent = f"{exposed_seconds:.1f} of the step's {step_seconds:.1f} s were a wait for rewards"
+    waits = {cause: metrics.get(f"timing/judge_wait_{cause}_s", 0.0) for cause in WAITS}
+    cause = max(waits, key=lambda one: waits[one])
+    answering = metrics.get("timing/judge_api_latency_s", 0.0) * metrics.get("judge/calls", 0.0)
+    if waits[cause] > answering:
+        resource, advice = WAITS[cause]
+        return (
+            f"{spent}. The judge's rate limit is the bottleneck: its calls waited "
+            f"{waits[cause]:.0f} s for {resource} and {answering:.0f} s for answers, summed over "
+            f"calls. {advice}."
+        )
+    if answering:
+        return (
+            f"{spent}. The judge's answers take long, "
+            f"{metrics['timing/judge_api_latency_s']:.1f} s per call. Raise limits.max_concurrency "
+            "if its quota allows, use a faster model, or ask for shorter replies."
+        )
+    return (
+        f"{spent}. The seconds of each reward in completions/ show which one is slow. A sync "
+        "reward runs in one thread: make it async, or run it in several processes with "
+        "ProcessReward."
+    )

@@ -75,7 +75,7 @@ FIGURES: dict[str, Figures] = {
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python scripts/benchmark.py",
-        description="Time this project beside TRL, and beside the lower bounds of its parts.",
+        description="Time this project against TRL, and against the lower bounds of its parts.",
     )
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))

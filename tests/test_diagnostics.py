@@ -1,10 +1,11 @@
 import pytest
 from toy_rollouts import failed, rollouts
 
-from lit_grpo.diagnostics import no_signal
+from lit_grpo.diagnostics import WAITS, describe_wait, no_signal
 from lit_grpo.types import Outcome
 
 DOWN = failed(Outcome.UNAVAILABLE, "connection refused")
+CALLS = {"judge/calls": 40.0, "timing/judge_api_latency_s": 2.0}
 
 
 def test_one_group_that_differs_is_a_signal():
@@ -31,3 +32,30 @@ def test_the_cause_of_a_missing_signal_is_named(rewards, words):
 def test_rewards_of_zero_come_with_the_likely_cause():
     _, cause = no_signal(rollouts([[0.0, 0.0]]))
     assert "no completion has the format or the answer that they look for" in cause
+
+
+def test_a_step_that_mostly_computes_has_no_bottleneck():
+    waits = CALLS | {"timing/judge_wait_max_concurrency_s": 500.0}
+    assert describe_wait(waits, exposed_seconds=4.9, step_seconds=10) is None
+
+
+@pytest.mark.parametrize("cause", WAITS)
+def test_the_setting_that_calls_waited_longest_for_is_named(cause):
+    others = {f"timing/judge_wait_{one}_s": 5.0 for one in WAITS}
+    waits = CALLS | others | {f"timing/judge_wait_{cause}_s": 640.0}
+    text = describe_wait(waits, exposed_seconds=71, step_seconds=108)
+    assert text.startswith("71.0 of the step's 108.0 s were a wait for rewards.")
+    assert "The judge's rate limit is the bottleneck: its calls waited 640 s for" in text
+    # 40 calls of 2 s each.
+    assert "and 80 s for answers" in text
+    assert (cause if cause != "retry_after" else "429") in text
+
+
+def test_slow_answers_are_distinguished_from_a_rate_limit():
+    waits = CALLS | {"timing/judge_wait_max_concurrency_s": 79.0}
+    text = describe_wait(waits, exposed_seconds=6, step_seconds=10)
+    assert "answers take long, 2.0 s per call" in text
+
+
+def test_for_a_slow_reward_without_a_judge_process_reward_is_suggested():
+    assert "ProcessReward" in describe_wait({}, exposed_seconds=6, step_seconds=10)

@@ -7,11 +7,19 @@ import torch
 from packed_batches import batch_of
 from tiny import completion, rollouts
 
-from lit_grpo.types import Completion, Outcome, Score, UserError, check_range, refuse
+from lit_grpo.types import (
+    Completion,
+    Outcome,
+    Score,
+    UserError,
+    check_range,
+    counted_rows,
+    setting_error,
+)
 
 
 def test_a_refused_setting_names_key_rule_value_reason_and_fix():
-    error = refuse("model.update.epochs", ">= 1", 0, "every step updates the policy")
+    error = setting_error("model.update.epochs", ">= 1", 0, "every step updates the policy")
     assert isinstance(error, UserError)
     assert str(error) == (
         "update.epochs must be >= 1, got 0 (every step updates the policy). "
@@ -28,7 +36,7 @@ def test_a_refused_setting_names_key_rule_value_reason_and_fix():
     ],
 )
 def test_a_refused_setting_is_named_without_the_prefix_of_its_key(key, name):
-    assert str(refuse(key, ">= 1", 0)) == f"{name} must be >= 1, got 0. Set {key}."
+    assert str(setting_error(key, ">= 1", 0)) == f"{name} must be >= 1, got 0. Set {key}."
 
 
 @pytest.mark.parametrize(
@@ -122,3 +130,8 @@ def test_a_batch_moves_to_a_device_with_all_its_tensors():
     moved = batch_of([1], [[2, 3]]).to("meta")
     assert moved.prompt_ids.device.type == moved.sampler_logprobs.device.type == "meta"
     assert moved.ref_logprobs is None
+
+
+def test_counted_rows_are_the_valid_ones_of_groups_with_at_least_two():
+    valid = torch.tensor([[True, True, False], [True, False, False], [False] * 3])
+    assert counted_rows(valid).tolist() == [[True, True, False], [False] * 3, [False] * 3]

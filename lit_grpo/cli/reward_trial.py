@@ -102,7 +102,7 @@ def projected_seconds(
     """Return the projected seconds of scoring ``num_rows`` completions, from a few scores.
 
     Example: a judge that took 8 calls of 2 s for 8 completions, with a concurrency of 4 and 30
-    requests a minute, takes max(64 * 2 / 4, 64 / 30 * 60) = 128 s for 64.
+    requests per minute, takes max(64 * 2 / 4, 64 / 30 * 60) = 128 s for 64.
     """
     factor = num_rows / len(scores)
     seconds = [score.seconds for score in scores]

@@ -131,7 +131,7 @@ class PromptData(PromptDataModule):
             tokenizer's chat template. A prompt that is a list of messages always is a
             conversation.
         max_prompt_tokens: Maximum prompt length; null means no limit.
-        too_long: Whether to ``drop`` (and count) longer prompts or to ``refuse`` the data.
+        too_long: Whether to ``drop`` (and count) longer prompts or to ``setting_error`` the data.
         seed: Seed of the order of the training prompts.
         require_answer: Refuse rows without a gold answer.
     """
@@ -158,7 +158,7 @@ class PromptData(PromptDataModule):
         check_range("data.validation_size", validation_size, at_least=0)
         if validation and validation_size:
             raise UserError(
-                f"validation_size must be 0 beside validation={validation!r}, got "
+                f"validation_size must be 0 with validation={validation!r}, got "
                 f"{validation_size} (the held-out rows would be unused). Set only one of "
                 "data.validation and data.validation_size."
             )

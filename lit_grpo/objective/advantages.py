@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_grpo.types import RolloutBatch, UserError
+from lit_grpo.types import RolloutBatch, UserError, counted_rows
 
 DEVIATION_FLOOR = 1e-4
 """Added to a deviation before it divides, as GRPO implementations do."""
@@ -58,14 +58,6 @@ class AdvantageConfig:
                 "of equal rewards has an advantage under this baseline, but its own deviation or "
                 "mean may be 0). Set model.advantage.deviation."
             )
-
-
-def counted_rows(valid: Tensor) -> Tensor:
-    """Return [B, G] True on the rows that count: valid ones, in a group with at least two.
-
-    A row that is the only valid one of its group has no baseline to be compared with.
-    """
-    return valid & (valid.sum(1, keepdim=True) >= 2)
 
 
 def _group_mean(rewards: Tensor, valid: Tensor) -> Tensor:

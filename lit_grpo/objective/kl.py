@@ -47,8 +47,8 @@ def straight_through_k2(value: Tensor, logprobs: Tensor, ref_logprobs: Tensor) -
 def kl_in_loss(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor, term: KLTerm) -> Tensor:
     """Return [N, C] what the loss adds to the surrogate, without its coefficient.
 
-    With importance, the gradient of the ratio completes the gradient of the estimator. The
-    gradient of k2 is complete without it, so there the ratio is detached.
+    With ``importance``, the estimator is multiplied by the ratio. The gradient then flows through
+    the ratio, too, except with ``gradient: k2``, whose gradient is already that of the divergence.
     """
     kl = KL_ESTIMATORS[term.estimator](logprobs, ref_logprobs)
     if term.gradient == "k2":

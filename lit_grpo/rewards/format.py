@@ -6,7 +6,7 @@ import re
 from typing import Any, Literal
 
 from lit_grpo.rewards.reward import Reward, setting_key
-from lit_grpo.types import Completion, Prompt, refuse
+from lit_grpo.types import Completion, Prompt, setting_error
 
 
 class FormatReward(Reward):
@@ -33,10 +33,10 @@ class FormatReward(Reward):
             compiled = re.compile(pattern)
         except re.error as error:
             key = setting_key(self, "pattern")
-            raise refuse(key, "a regular expression", repr(pattern), str(error)) from None
+            raise setting_error(key, "a regular expression", repr(pattern), str(error)) from None
         if mode not in ("full", "search"):
             why = "it says how much of the text must match"
-            raise refuse(setting_key(self, "mode"), "full or search", repr(mode), why)
+            raise setting_error(setting_key(self, "mode"), "full or search", repr(mode), why)
         self.match = match
         self.mismatch = mismatch
         self._matches = compiled.fullmatch if mode == "full" else compiled.search

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from lit_grpo.rewards.reward import Reward, Value
-from lit_grpo.types import Completion, Prompt, UserError, refuse
+from lit_grpo.types import Completion, Prompt, UserError, setting_error
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -205,7 +205,7 @@ def _load_function(path: str) -> Callable[..., Any]:
         place, _, name = path.rpartition(".")
     if not place or not name:
         rule = "module:function or path/to/file.py:function"
-        raise refuse("FunctionReward.init_args.function", rule, repr(path))
+        raise setting_error("FunctionReward.init_args.function", rule, repr(path))
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     function = getattr(module, name, None)
     if not callable(function):

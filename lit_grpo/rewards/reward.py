@@ -11,7 +11,15 @@ import re
 from collections.abc import Awaitable, Sequence
 from typing import Any, Literal, get_args
 
-from lit_grpo.types import Completion, Measurements, Prompt, Score, UserError, check_range, refuse
+from lit_grpo.types import (
+    Completion,
+    Measurements,
+    Prompt,
+    Score,
+    UserError,
+    check_range,
+    setting_error,
+)
 
 OnError = Literal["retry", "mask", "drop_group", "raise"]
 Value = float | Score | None
@@ -144,11 +152,13 @@ def check_settings(reward: Reward) -> None:
         )
     if not re.fullmatch(r"[\w.-]+", str(reward.name)):
         rule = "one or more letters, digits, '_', '-' and '.'"
-        raise refuse(setting_key(reward, "name"), rule, repr(reward.name), "it names metrics")
+        raise setting_error(
+            setting_key(reward, "name"), rule, repr(reward.name), "it names metrics"
+        )
     if not abs(reward.weight) < float("inf"):
-        raise refuse(setting_key(reward, "weight"), "a finite number", reward.weight)
+        raise setting_error(setting_key(reward, "weight"), "a finite number", reward.weight)
     if reward.on_error not in get_args(OnError):
         rule = "one of " + ", ".join(get_args(OnError))
-        raise refuse(setting_key(reward, "on_error"), rule, repr(reward.on_error))
+        raise setting_error(setting_key(reward, "on_error"), rule, repr(reward.on_error))
     check_range(setting_key(reward, "timeout_seconds"), reward.timeout_seconds, above=0)
     check_range(setting_key(reward, "num_retries"), reward.num_retries, at_least=0)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lit_grpo.types import Completion, Measurements, Prompt, Tokenizer, check_range, refuse
+from lit_grpo.types import Completion, Measurements, Prompt, Tokenizer, check_range, setting_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Sampling:
             why="a completion ends at max_tokens",
         )
         if not all(self.stop):
-            raise refuse(
+            raise setting_error(
                 f"{key}.stop",
                 "strings of at least one character",
                 self.stop,

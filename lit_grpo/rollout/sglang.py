@@ -21,7 +21,7 @@ from lit_grpo.rollout.server.api import (
 from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError, field, reading
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.rollout.weights.store import WeightUpdate
-from lit_grpo.types import UserError, refuse
+from lit_grpo.types import UserError, setting_error
 
 
 class SGLangEngine(ServedEngine):
@@ -155,7 +155,7 @@ class SGLangAPI(ServerAPI):
 
 def _check_data_parallel(launch: Launch) -> None:
     if launch.data_parallel_size > 1:
-        raise refuse(
+        raise setting_error(
             "model.engine.init_args.launch.data_parallel_size",
             "1 if adapters are sent",
             launch.data_parallel_size,

@@ -24,7 +24,7 @@ from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import Prompt, StopReason, UserError, refuse
+from lit_grpo.types import Prompt, StopReason, UserError, setting_error
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ def refuse_unsupported(trainer: L.Trainer) -> None:
             neither ``32-true`` nor ``bf16-mixed``.
     """
     if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
-        raise refuse(
+        raise setting_error(
             "trainer.strategy",
             "auto or ddp",
             type(trainer.strategy).__name__,
@@ -232,7 +232,7 @@ def refuse_unsupported(trainer: L.Trainer) -> None:
             "backward passes",
         )
     if trainer.precision not in ("32-true", "bf16-mixed"):
-        raise refuse(
+        raise setting_error(
             "trainer.precision",
             "32-true or bf16-mixed",
             trainer.precision,

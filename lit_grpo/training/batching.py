@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from lit_grpo.objective.advantages import counted_rows
 from lit_grpo.policy.padding import pad
 from lit_grpo.types import RolloutBatch, TokenBatch, TrainBatch, check_range
 
@@ -77,7 +76,7 @@ def trained_rows(rollouts: RolloutBatch, *, overlong_filtering: bool) -> Tensor:
     These count in their group and are not empty. Overlong filtering (DAPO, arXiv 2503.14476 section
     3.4) excludes the rows that hit the token limit.
     """
-    trained = counted_rows(rollouts.valid).flatten()
+    trained = rollouts.counted.flatten()
     trained &= torch.tensor([bool(one.token_ids) for one in rollouts.completions])
     if overlong_filtering:
         trained &= ~torch.tensor([one.is_truncated for one in rollouts.completions])

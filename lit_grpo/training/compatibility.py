@@ -5,7 +5,7 @@ from __future__ import annotations
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import Policy
 from lit_grpo.rollout import RolloutEngine, Sampling
-from lit_grpo.types import UserError, check_range, refuse
+from lit_grpo.types import UserError, check_range, setting_error
 
 
 def check_sampling(group_size: int, dynamic_sampling_rounds: int, sampling: Sampling) -> None:
@@ -22,7 +22,7 @@ def check_sampling(group_size: int, dynamic_sampling_rounds: int, sampling: Samp
         why="0 trains on the groups that were sampled first",
     )
     if sampling.is_greedy:
-        raise refuse(
+        raise setting_error(
             "model.sampling.temperature",
             "> 0 in training",
             sampling.temperature,
@@ -39,7 +39,7 @@ def check_overlap(
         UserError: it cannot, or the setting allows less than one rollout step.
     """
     if 0 < max_head_offpolicyness < optimizer_steps or max_head_offpolicyness < 0:
-        raise refuse(
+        raise setting_error(
             "model.max_head_offpolicyness",
             f"0 or >= update.epochs * update.minibatches = {optimizer_steps}",
             max_head_offpolicyness,

@@ -17,7 +17,7 @@ from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.training.metrics import Metrics, add_measurements
 from lit_grpo.training.prefetch import score_while_sampling
-from lit_grpo.types import Prompt, RolloutBatch, check_range, refuse
+from lit_grpo.types import Prompt, RolloutBatch, check_range, setting_error
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,7 @@ class Evaluation:
             why="0 measures greedy accuracy only",
         )
         if not all(1 <= k <= self.num_samples for k in self.pass_at or ()):
-            raise refuse(
+            raise setting_error(
                 "model.evaluation.pass_at",
                 f"from 1 to num_samples = {self.num_samples}",
                 list(self.pass_at or ()),

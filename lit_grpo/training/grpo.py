@@ -127,7 +127,7 @@ class GRPOModule(PolicyModule):
             optimizer_steps=update.optimizer_steps,
             max_refill_rounds=dynamic_sampling_rounds,
         )
-        self.updater = PolicyUpdate(self, self.events, policy, sampling, objective, update)
+        self.policy_update = PolicyUpdate(self, self.events, policy, sampling, objective, update)
         self.rollout_step = 0
         self._step_log = StepLog()
 
@@ -207,7 +207,7 @@ class GRPOModule(PolicyModule):
             tokens, rollouts, trained=trained, advantages=advantages, old_logprobs=old_logprobs
         )
         with self.events.stage("logprob"):
-            prepared = self.updater.prepare(batch)
+            prepared = self.policy_update.prepare(batch)
         if prepared is None:
             log.warning(
                 "rollout step %d has no token to train on, so no optimizer step is taken: every "
@@ -220,7 +220,7 @@ class GRPOModule(PolicyModule):
     def update_policy(self, batch: TrainBatch, metrics: Metrics) -> None:
         """Take the optimizer steps; nothing else changes parameters."""
         with self.events.stage("update"):
-            self.updater.optimize(batch, metrics)
+            self.policy_update.optimize(batch, metrics)
             if self.policy.compile_forward:
                 metrics.maximum("perf/num_compilations", num_compilations())
 
@@ -249,7 +249,7 @@ class GRPOModule(PolicyModule):
         mask = tokens.completion_mask & rollouts.valid.flatten()[:, None].to(self.device)
         rows = mask.any(1).nonzero()[:, 0]  # overlong rows as well: they count in the group mean
         with self.events.stage("logprob"):
-            old, reference = self.updater.old_and_ref_logprobs(tokens, rows)
+            old, reference = self.policy_update.old_and_ref_logprobs(tokens, rows)
         penalty = kl_in_reward(old, reference, mask, self.objective.kl)
         metrics.add("policy/kl", penalty.sum() / self.objective.kl.coef, mask.sum())
         penalised = rollouts.rewards - penalty.double().cpu().view_as(rollouts.rewards)
@@ -259,13 +259,13 @@ class GRPOModule(PolicyModule):
         super().on_save_checkpoint(checkpoint)
         checkpoint["rollout_step"] = self.rollout_step
         checkpoint["rewards"] = self.rewards.state_dict()
-        control = self.updater.entropy_control
+        control = self.policy_update.entropy_control
         checkpoint["entropy_control"] = {"coef": control.coef, "last_entropy": control.last_entropy}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self.rollout_step = checkpoint["rollout_step"]
         self.rewards.load_state_dict(checkpoint["rewards"])
-        self.updater.entropy_control = replace(
-            self.updater.entropy_control, **checkpoint["entropy_control"]
+        self.policy_update.entropy_control = replace(
+            self.policy_update.entropy_control, **checkpoint["entropy_control"]
         )

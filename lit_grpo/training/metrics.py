@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.distributed import gather_objects
-from lit_grpo.objective.advantages import counted_rows, group_deviation, has_signal
+from lit_grpo.objective.advantages import group_deviation, has_signal
 from lit_grpo.objective.loss import TokenLosses
 from lit_grpo.types import Measurements, Outcome, RolloutBatch, TrainBatch
 
@@ -97,7 +97,7 @@ def add_rollout_metrics(metrics: Metrics, rollouts: RolloutBatch) -> None:
     valid, rewards = rollouts.valid, rollouts.rewards
     metrics.add_all("reward/mean", rewards[valid])
     metrics.add_all("reward/valid_fraction", valid.double())
-    is_compared = counted_rows(valid).any(1)
+    is_compared = rollouts.counted.any(1)
     metrics.add_all("reward/std", group_deviation(rewards, valid)[is_compared, 0])
     metrics.add_all("reward/frac_zero_std", (~has_signal(rewards, valid))[is_compared].double())
     for name, part in rollouts.parts.items():

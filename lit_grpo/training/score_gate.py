@@ -137,7 +137,7 @@ class ScoreGate:
             log.warning("This step is not trained on yet: %s Retrying %s.", status, when)
             self._pause(pause)
             if scoring is not None:
-                scoring.ask_again()
+                scoring.retry()
             rollouts, status = self._attempt(scoring)
         if self._is_fit_to_train(status):
             return rollouts

@@ -137,7 +137,7 @@ class PolicyUpdate:
             with optimizer.toggle_model(sync_grad=True):
                 self._backward_nothing(batch)
         norm = self._clipped_gradient_norm()
-        # The loss is the sum over micro-batches and ranks: one value an optimizer step.
+        # The loss is the sum over micro-batches and ranks: one value per optimizer step.
         metrics.add("policy/loss", 0.0, 1 / counts.num_ranks)
         metrics.add("policy/grad_norm", norm.detach())
         metrics.add("policy/lr", optimizer.param_groups[0]["lr"])

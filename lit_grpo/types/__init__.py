@@ -17,8 +17,9 @@ from lit_grpo.types.rollouts import (
     RolloutBatch,
     Score,
     Tokenizer,
+    counted_rows,
 )
-from lit_grpo.types.settings import UserError, check_range, refuse
+from lit_grpo.types.settings import UserError, check_range, setting_error
 from lit_grpo.types.train_batch import TokenBatch, TrainBatch
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "TrainBatch",
     "UserError",
     "check_range",
-    "refuse",
+    "counted_rows",
+    "setting_error",
 ]

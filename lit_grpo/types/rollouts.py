@@ -175,6 +175,14 @@ class Group:
     scores: Mapping[str, tuple[Score, ...]]
 
 
+def counted_rows(valid: Tensor) -> Tensor:
+    """Return [B, G] True on the rows that count: valid ones, in a group with at least two.
+
+    A row that is the only valid one of its group has no baseline to be compared with.
+    """
+    return valid & (valid.sum(1, keepdim=True) >= 2)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
     """The scored groups of one rollout step: ragged, on the CPU, one object per completion."""
@@ -185,11 +193,16 @@ class RolloutBatch:
     parts: Mapping[str, Tensor]
     """Reward name to [B, G] float64 unweighted values; NaN where the reward gave none."""
     valid: Tensor
-    """[B, G] True on the rows that count in their group and may be trained on."""
+    """[B, G] True on the rows with a reward, except those of excluded groups."""
 
     @property
     def group_size(self) -> int:
         return self.rewards.shape[1]
+
+    @property
+    def counted(self) -> Tensor:
+        """[B, G] True on the rows that are compared with others and may be trained on."""
+        return counted_rows(self.valid)
 
     @property
     def completions(self) -> list[Completion]:

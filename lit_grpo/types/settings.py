@@ -11,7 +11,7 @@ class UserError(ValueError):
     """
 
 
-def refuse(key: str, rule: str, value: object, why: str = "") -> UserError:
+def setting_error(key: str, rule: str, value: object, why: str = "") -> UserError:
     """Return the error for one setting: ``epochs must be >= 1, got 0 (why). Set model.epochs.``
 
     Args:
@@ -37,12 +37,12 @@ def check_range(
     """Check that a number lies in a range; None means that the setting is off, and passes.
 
     Args:
-        key: As in `refuse`.
+        key: As in `setting_error`.
         value: The number that was given.
         at_least: Inclusive lower bound.
         above: Exclusive lower bound.
         at_most: Inclusive upper bound.
-        why: As in `refuse`.
+        why: As in `setting_error`.
 
     Raises:
         UserError: the value is out of range, or NaN.
@@ -55,7 +55,7 @@ def check_range(
         and (at_most is None or value <= at_most)
     )
     if not is_in_range or value != value:
-        raise refuse(key, _range_in_words(at_least, above, at_most), value, why)
+        raise setting_error(key, _range_in_words(at_least, above, at_most), value, why)
 
 
 def _range_in_words(at_least: float | None, above: float | None, at_most: float | None) -> str:

@@ -137,3 +137,22 @@ def test_memory_on_a_gpu_is_the_peak_of_the_step(tmp_path):
     assert 0.25 <= float(first["perf/memory_allocated_gb"]) < 0.5
     assert float(second["perf/memory_allocated_gb"]) < 0.25
     assert float(first["perf/memory_reserved_gb"]) >= 0.25
+
+
+def test_the_warning_of_a_wait_is_logged_once_in_many_steps(caplog):
+    class SlowRewards(TimingLog):
+        """The toy module has no stages of its own."""
+
+        def on_train_batch_end(self, trainer, pl_module, *rest):
+            self.on_stage_end(trainer, pl_module, Stage(name="reward", seconds=1e6))
+            super().on_train_batch_end(trainer, pl_module, *rest)
+
+    with caplog.at_level(logging.WARNING, logger="lit_grpo"):
+        fit(
+            lambda _: outputs(
+                rollouts([[0.0, 1.0]]), **{"judge/calls": 40.0, "timing/judge_api_latency_s": 2.0}
+            ),
+            [SlowRewards()],
+            steps=3,
+        )
+    assert len([one for one in caplog.records if "a wait for rewards" in one.getMessage()]) == 1

@@ -15,7 +15,7 @@ from lit_grpo.__main__ import main
 from lit_grpo.cli.environment import override
 
 REWARD = "lit_grpo.rewards.judged.alignment.RubricAlignmentReward"
-DATA = "lit_grpo.data.contrast.RubricData"
+DATA = "lit_grpo.data.rubric.RubricData"
 ROW = {"question": "Why?", "answers": ["good one", "fair", "poor"], "gold_scores": [1.0, 0.5, 0.0]}
 
 MINE = f"""

@@ -115,7 +115,7 @@ def test_dropped_prompts_are_counted_in_a_warning(tmp_path, caplog):
 
 
 def test_conflicting_or_impossible_settings_are_refused_at_once():
-    with pytest.raises(ValueError, match="validation_size must be 0 beside validation='b.jsonl'"):
+    with pytest.raises(ValueError, match="validation_size must be 0 with validation='b.jsonl'"):
         PromptData("a.jsonl", "b.jsonl", validation_size=3)
     with pytest.raises(ValueError, match="seed must be >= 0, got -1"):
         PromptData("a.jsonl", seed=-1)

@@ -8,7 +8,7 @@ import ddp_trainings
 import pytest
 import torch
 from small_runs import start_policy, start_weights
-from tiny import alone
+from tiny import unbatched_logprobs
 
 from lit_grpo.types import TrainBatch
 
@@ -70,7 +70,10 @@ def test_two_ranks_take_the_step_of_the_union_of_their_rollouts(results, name):
         advantages.append(batch.advantages)
         for n in range(batch.num_rows):
             if batch.loss_mask[n].any():
-                total = total + batch.advantages[n] * alone(policy.model, batch, n)[0].sum()
+                total = (
+                    total
+                    + batch.advantages[n] * unbatched_logprobs(policy.model, batch, n)[0].sum()
+                )
     (-total / num_tokens).backward()
     for parameter_name, parameter in policy.model.named_parameters():
         step = before[parameter_name] - ranks[0]["weights"][parameter_name]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from served_engines import assert_written_by, generate
 from small_runs import fit, make_module
-from tiny import alone, prompt, tiny_policy
+from tiny import prompt, tiny_policy, unbatched_logprobs
 from vllm_environment import launch_on_cpu, needs_vllm
 from vllm_servers import counter, processes_of
 from vllm_settings import ARCHITECTURE
@@ -193,7 +193,7 @@ def assert_differences_are_those_of_the_older_weights(run):
 @torch.no_grad()
 def difference(model, batch, row):
     """Return the differences of the logprobs of a row; none if it is not trained on."""
-    ours, _ = alone(model, batch, row)
+    ours, _ = unbatched_logprobs(model, batch, row)
     theirs = batch.sampler_logprobs[row][batch.completion_mask[row]]
     return (ours - theirs).abs()[: len(theirs) if batch.advantages[row] else 0]
 

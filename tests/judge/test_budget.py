@@ -27,7 +27,7 @@ def server():
         yield one
 
 
-# Requests and tokens a minute
+# Requests and tokens per minute
 
 
 def admit(window, amount, now):

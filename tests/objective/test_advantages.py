@@ -16,7 +16,6 @@ from lit_grpo.objective.advantages import (
     center,
     center_over_batch,
     compute_advantages,
-    counted_rows,
     group_deviation,
     has_signal,
 )
@@ -272,11 +271,6 @@ def test_two_rewards_that_cancel_each_other_leave_no_advantage():
     batch = rollouts([[1.0, 1.0, 1.0]], parts=parts)
     config = AdvantageConfig(combine="normalise_then_sum", rescale=True)
     assert compute_advantages(batch, {"a": 1.0, "b": 1.0}, config).tolist() == [[0.0, 0.0, 0.0]]
-
-
-def test_counted_rows_are_the_valid_ones_of_groups_with_at_least_two():
-    valid = torch.tensor([[True, True, False], [True, False, False], [False] * 3])
-    assert counted_rows(valid).tolist() == [[True, True, False], [False] * 3, [False] * 3]
 
 
 def test_a_group_has_a_signal_if_its_counted_rewards_differ_by_more_than_rounding():

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from packed_batches import batch_of, random_groups
-from tiny import LLAMA, alone, tiny_policy
+from tiny import LLAMA, tiny_policy, unbatched_logprobs
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_grpo.policy import LoRA
@@ -58,7 +58,7 @@ def gradients(policy, logprobs, batch) -> list[torch.Tensor]:
 def assert_same_as_alone(policy, batch, tolerance: float = 1e-5) -> None:
     """Compare logprobs, entropies and gradients of a batch with those of each row alone."""
     ours = completion_statistics(policy.causal_model, batch)
-    rows = [alone(policy.model, batch, row) for row in range(batch.num_rows)]
+    rows = [unbatched_logprobs(policy.model, batch, row) for row in range(batch.num_rows)]
     expected = [torch.cat(column) for column in zip(*rows, strict=True)]
     for got, plain in zip(ours, expected, strict=True):
         torch.testing.assert_close(
@@ -85,7 +85,7 @@ def test_in_double_precision_a_pack_differs_by_rounding_errors_only():
     logits = model.lm_head(hidden_states[predictors])
     targets = batch.completion_ids[batch.completion_mask]
     ours = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
-    theirs = torch.cat([alone(model, batch, row)[0] for row in range(batch.num_rows)])
+    theirs = torch.cat([unbatched_logprobs(model, batch, row)[0] for row in range(batch.num_rows)])
     assert (ours - theirs).abs().max() < 1e-10
 
 
@@ -122,7 +122,9 @@ def test_the_reference_runs_packs():
         with torch.no_grad(), policy.reference() as reference:
             assert reference.uses_packing
             logprobs, _ = completion_statistics(reference, batch)
-            start = torch.cat([alone(policy.model, batch, row)[0] for row in range(batch.num_rows)])
+            start = torch.cat(
+                [unbatched_logprobs(policy.model, batch, row)[0] for row in range(batch.num_rows)]
+            )
         torch.testing.assert_close(logprobs[batch.completion_mask], start, rtol=0, atol=1e-5)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from packed_batches import batch_of
-from tiny import alone, tiny_policy
+from tiny import tiny_policy, unbatched_logprobs
 
 from lit_grpo.policy.body_and_head import BodyAndHead
 from lit_grpo.policy.logprobs import completion_statistics
@@ -32,7 +32,7 @@ def test_packed_padded_and_chunked_logprobs_are_those_of_each_row_alone(
         model, batch, temperature=temperature, chunk_logits=chunk_tokens * model.vocab_size
     )
     for n, size in enumerate(batch.completion_mask.sum(1).tolist()):
-        expected, expected_entropy = alone(policy.model, batch, n, temperature)
+        expected, expected_entropy = unbatched_logprobs(policy.model, batch, n, temperature)
         torch.testing.assert_close(got[n, :size], expected, rtol=0, atol=1e-5)
         torch.testing.assert_close(entropy[n, :size], expected_entropy, rtol=0, atol=1e-4)
         assert not got[n, size:].any()

@@ -82,7 +82,9 @@ def as_tensor(values: Sequence[Sequence[float | None]]) -> torch.Tensor:
     return torch.tensor(filled, dtype=torch.float64)
 
 
-def alone(model, batch, row: int, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def unbatched_logprobs(
+    model, batch, row: int, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute logprobs and entropies of one row of a train batch with the whole model.
 
     The row is alone in its batch, without padding, cache or chunks.

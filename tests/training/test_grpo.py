@@ -10,7 +10,7 @@ from small_runs import (
     start_weights,
     weights,
 )
-from tiny import LLAMA, alone
+from tiny import LLAMA, unbatched_logprobs
 
 from lit_grpo.objective import AdvantageConfig, KLTerm, Objective
 from lit_grpo.policy import LoRA
@@ -32,7 +32,8 @@ def test_the_update_is_the_policy_gradient_of_the_scored_rollouts():
     start, before = start_policy(), start_weights()
     num_tokens = batch.completion_mask.sum()
     loss = -sum(
-        batch.advantages[n] * alone(start.model, batch, n)[0].sum() for n in range(batch.num_rows)
+        batch.advantages[n] * unbatched_logprobs(start.model, batch, n)[0].sum()
+        for n in range(batch.num_rows)
     )
     (loss / num_tokens).backward()
     assert batch.advantages.abs().max() > 0.5
@@ -73,7 +74,9 @@ def test_the_kl_term_measures_the_divergence_from_the_initial_policy():
     assert second["metrics"]["policy/kl"] > 1e-7
     batch = second["batch"]
     with torch.no_grad(), module.policy.model.disable_adapter():
-        expected = torch.cat([alone(module.policy.model, batch, n)[0] for n in range(16)])
+        expected = torch.cat(
+            [unbatched_logprobs(module.policy.model, batch, n)[0] for n in range(16)]
+        )
     got = batch.ref_logprobs[batch.completion_mask]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 

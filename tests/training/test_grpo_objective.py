@@ -11,7 +11,7 @@ from small_runs import (
     start_weights,
     weights,
 )
-from tiny import alone
+from tiny import unbatched_logprobs
 
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective
@@ -26,7 +26,7 @@ def test_the_divergence_is_subtracted_from_the_reward_before_the_advantages():
     assert batch.ref_logprobs is None  # the loss has no KL term
     start = start_policy()
     with torch.no_grad():
-        ref = torch.stack([alone(start.model, batch, n)[0].sum() for n in range(16)])
+        ref = torch.stack([unbatched_logprobs(start.model, batch, n)[0].sum() for n in range(16)])
     penalty = 0.3 * (batch.old_logprobs.sum(1) - ref).double()
     assert penalty.abs().max() > 1e-3
     penalised = rewards - penalty.view(4, 4)
@@ -85,7 +85,7 @@ def test_a_resumed_run_restores_the_reference_and_the_entropy_coefficient(tmp_pa
     resumed, _ = run(4, tmp_path / "some.ckpt")
     for name, weight in weights(whole).items():
         assert torch.equal(weight, weights(resumed)[name]), name
-    assert resumed.updater.entropy_control == whole.updater.entropy_control
+    assert resumed.policy_update.entropy_control == whole.policy_update.entropy_control
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from tiny import completion, prompt, rollouts, train_batch
 
 from lit_grpo.callbacks import SignalWarnings
 from lit_grpo.diagnostics import truncated_fraction
-from lit_grpo.objective.advantages import counted_rows, has_signal
+from lit_grpo.objective.advantages import has_signal
 from lit_grpo.objective.loss import TokenLosses
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.scoring import RewardSuite
@@ -142,7 +142,7 @@ def test_metrics_warnings_and_dynamic_sampling_agree_on_which_groups_have_a_sign
     (output,) = fit(module, callbacks=[SignalWarnings()])
     batch, values = output["rollouts"], output["metrics"]
     # The rows count and are trained on in any case; whether they have a signal is another question.
-    assert counted_rows(batch.valid).all()
+    assert batch.counted.all()
     assert trained_rows(batch, overlong_filtering=False).all()
     assert has_signal(batch.rewards, batch.valid).tolist() == [is_signal] * 4
     assert output["batch"].advantages.any() == is_signal

@@ -9,7 +9,7 @@ from small_runs import (
     start_weights,
     weights,
 )
-from tiny import alone
+from tiny import unbatched_logprobs
 
 from lit_grpo.objective import EntropyTerm, KLTerm, Objective, SamplerCorrection
 from lit_grpo.rewards import Reward
@@ -156,7 +156,7 @@ def test_only_the_tokens_of_highest_entropy_have_a_gradient():
     batch = output["batch"]
     policy, before = start_policy(), start_weights()
     num_tokens = int(batch.loss_mask.sum())
-    rows = [alone(policy.model, batch, n) for n in range(batch.num_rows)]
+    rows = [unbatched_logprobs(policy.model, batch, n) for n in range(batch.num_rows)]
     logprobs, entropies = zip(*rows, strict=True)
     threshold = torch.cat(entropies).quantile(0.75)
     loss = -sum(
@@ -178,7 +178,7 @@ def test_the_entropy_coefficient_rises_while_the_entropy_is_below_its_target():
     applied = [output["metrics"]["policy/entropy_coef"] for output in outputs]
     # At the first step there is no entropy to compare with the target.
     assert applied == pytest.approx([0.0, 0.014, 0.016, 0.016])
-    control = module.updater.entropy_control
+    control = module.policy_update.entropy_control
     assert control.last_entropy == pytest.approx(outputs[-1]["metrics"]["policy/entropy"])
 
 

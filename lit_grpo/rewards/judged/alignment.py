@@ -25,7 +25,7 @@ from lit_grpo.types import (
     Score,
     UserError,
     check_range,
-    refuse,
+    setting_error,
 )
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class RubricAlignmentReward(JudgedReward):
         for name, coefficient in self.coefficients.items():
             if not 0 <= coefficient < float("inf"):
                 why = f"it comes from {self.overridden_by_environment[name]} where it is set"
-                raise refuse(setting_key(self, name), ">= 0 and finite", coefficient, why)
+                raise setting_error(setting_key(self, name), ">= 0 and finite", coefficient, why)
         check_range(setting_key(self, "length_tokens"), length_tokens, at_least=1)
         check_range(setting_key(self, "highest"), highest, at_least=1)
         check_range(setting_key(self, "answers_per_call"), answers_per_call, at_least=1)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from lit_grpo.distributed import gather_objects
 from lit_grpo.judge import Examiner, Finding, Form, Item, Judge, JudgeTemplate
 from lit_grpo.rewards.reward import Reward, setting_key
-from lit_grpo.types import Measurements, Prompt, Score, UserError, check_range, refuse
+from lit_grpo.types import Measurements, Prompt, Score, UserError, check_range, setting_error
 
 NUM_SHOWN = 5
 
@@ -47,7 +47,7 @@ class JudgedReward(Reward):
         check_range(setting_key(self, "votes"), votes, at_least=1)
         if votes > 1 and judge.temperature == 0 and not self.votes_differ:
             why = "all votes would be equal; or set judge.temperature above 0 or to null"
-            raise refuse(setting_key(self, "votes"), "1 with a temperature of 0", votes, why)
+            raise setting_error(setting_key(self, "votes"), "1 with a temperature of 0", votes, why)
         self.judge = judge
         self.votes = votes
         self.template = JudgeTemplate(template, self.template_variables, self.template_needs)

@@ -129,7 +129,7 @@ class Scoring:
         for reward in self._rewards:
             self._fill(reward.name, dict.fromkeys(range(len(self._completions)), late))
 
-    def ask_again(self) -> None:
+    def retry(self) -> None:
         """Score again the rows that failed for a reason other than the completion itself."""
         for reward in self._rewards:
             for group in range(len(self._prompts)):

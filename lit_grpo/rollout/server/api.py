@@ -14,7 +14,7 @@ from lit_grpo.rollout.requests import Request, Sample
 from lit_grpo.rollout.server.endpoint import Endpoint
 from lit_grpo.rollout.weight_check import CHECK_TEMPERATURE
 from lit_grpo.rollout.weights.store import WeightUpdate
-from lit_grpo.types import check_range, refuse
+from lit_grpo.types import check_range, setting_error
 
 STREAM_INTERVAL = 64
 """Tokens between two events of a streamed completion, which show that the server is alive."""
@@ -66,7 +66,7 @@ class Launch:
             check_range(f"{key}.{name}", getattr(self, name), at_least=1)
         check_range(f"{key}.port", self.port, at_least=1, why="null chooses a free one")
         if self.devices is not None and len(self.devices) != self.num_servers:
-            raise refuse(
+            raise setting_error(
                 f"{key}.devices",
                 f"{self.num_servers} strings, one for each server",
                 self.devices,

@@ -19,7 +19,7 @@ from lit_grpo.rollout.weights.base_model import (
     base_model,
     save_tokenizer,
 )
-from lit_grpo.types import UserError, refuse
+from lit_grpo.types import UserError, setting_error
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def choose_ports(launch: Launch) -> list[int]:
         try:
             return _free_ports(launch.host, launch.num_servers)
         except OSError as error:
-            raise refuse(
+            raise setting_error(
                 "model.engine.init_args.launch.host",
                 "an address of this machine",
                 repr(launch.host),
@@ -136,7 +136,9 @@ def check_url(url: str) -> None:
     except ValueError:  # of its host or port
         is_valid = False
     if not is_valid:
-        raise refuse("model.engine.init_args.urls", "such as 'http://10.0.0.2:8000'", repr(url))
+        raise setting_error(
+            "model.engine.init_args.urls", "such as 'http://10.0.0.2:8000'", repr(url)
+        )
 
 
 def is_on_this_machine(url: str) -> bool:

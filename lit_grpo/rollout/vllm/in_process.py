@@ -25,7 +25,7 @@ from lit_grpo.rollout.weight_check import (
 from lit_grpo.rollout.weights.base_model import adapter_rank, base_model, save_tokenizer
 from lit_grpo.rollout.weights.files import WeightSync, save_adapter, sends_adapter
 from lit_grpo.rollout.weights.named import named_weights
-from lit_grpo.types import Completion, Measurements, Prompt, UserError, refuse
+from lit_grpo.types import Completion, Measurements, Prompt, UserError, setting_error
 
 
 class VLLMEngine(RolloutEngine):
@@ -63,7 +63,7 @@ class VLLMEngine(RolloutEngine):
         proof: Proof = Proof(),  # noqa: B008 - frozen
     ) -> None:
         if not 0 < memory_fraction < 1:
-            raise refuse(
+            raise setting_error(
                 "model.engine.init_args.memory_fraction",
                 "> 0 and < 1",
                 memory_fraction,

@@ -74,7 +74,7 @@ def scores(reward, *texts):
         for row, text in enumerate(texts):
             scoring.add(row, number(text))
         first = scoring.result()
-        scoring.ask_again()
+        scoring.retry()
         return first.rewards[0].tolist(), scoring.result().rewards[0].tolist()
 
 
