@@ -1,4 +1,4 @@
-"""Callbacks for ``trainer.callbacks``. They observe a run and may stop it; its maths stays."""
+"""Callbacks for ``trainer.callbacks``: they observe a run and may stop it, but change no result."""
 
 from lit_grpo.callbacks.exit_checkpoint import ExitCheckpoint
 from lit_grpo.callbacks.progress import RolloutProgressBar

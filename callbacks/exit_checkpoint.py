@@ -1,4 +1,4 @@
-"""Write an exact checkpoint when training ends, also when a signal ends it.
+"""Write a checkpoint to resume from exactly when training ends, including by a signal.
 
 Replaces Lightning's signal handling, which drops the step in flight, exits with 0 and hangs under
 DDP.
@@ -36,14 +36,14 @@ class ExitCheckpoint(Callback):
     """Write ``last.ckpt`` when training is done or stopped by a callback or a signal.
 
     SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 end the run on all ranks after the rollout step in flight,
-    with exit code 128 + signal; the ranks that did not receive the signal end, too. A step that is
+    with exit code 128 + signal, including ranks that did not receive the signal. A step that is
     waiting for completions of servers or for rewards is left undone, and a resumed run repeats it.
     A second signal ends the process at once. Under SLURM with automatic requeue, SIGUSR1 is left to
     Lightning.
 
     ``ModelCheckpoint(save_last=True)`` may write into the same directory: both write the same file,
-    and no ``last-v1.ckpt`` appears. The file is written under another name and moved, so that a
-    kill during the save leaves the previous checkpoint.
+    and no ``last-v1.ckpt`` appears. The file is written under a temporary name and moved, so that
+    a kill during the save leaves the previous checkpoint.
 
     Args:
         dirpath: Directory of ``last.ckpt``, usually ``${run_dir}/checkpoints``.
@@ -73,7 +73,7 @@ class ExitCheckpoint(Callback):
                 signal.signal(signum, self._receive)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
-        """Record the signal; more is not safe, since a handler may interrupt any instruction."""
+        """Record the signal; more is not safe because a handler may interrupt any instruction."""
         now = time.monotonic()
         if self.received is None:
             self.received, self._received_at = signal.Signals(signum), now
@@ -105,7 +105,7 @@ class ExitCheckpoint(Callback):
         self._stop_on_signal(trainer, is_step_unfinished=True)
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
-        """Stop, but not while gradients are being accumulated, since they would be lost."""
+        """Stop, but not while gradients are being accumulated, because they would be lost."""
         num_batches = trainer.fit_loop.batch_idx + 1
         if num_batches % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch:
             self._stop_on_signal(trainer)
@@ -117,7 +117,7 @@ class ExitCheckpoint(Callback):
         if signum:
             num_steps = trainer.fit_loop.total_batch_idx + 1 - is_step_unfinished
             message = (
-                f"Ended by {signal.Signals(signum).name} after {num_steps} steps. "
+                f"Ended by {signal.Signals(signum).name} after {num_steps} rollout steps. "
                 f"Resume with:\n  {resume_command(self.path)}"
             )
             reason = StopReason(

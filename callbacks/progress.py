@@ -40,8 +40,8 @@ class RolloutProgressBar(RichProgressBar):
     Where no live bar can be drawn (a pipe, a file, a scheduler's log), print plain lines.
 
     Args:
-        every_n_steps: Steps from one plain line to the next.
-        refresh_rate: Updates of the live bar a second.
+        every_n_steps: Print a plain line every this many steps.
+        refresh_rate: Updates of the live bar per second.
     """
 
     def __init__(self, every_n_steps: int = 10, refresh_rate: int = 10) -> None:
@@ -117,7 +117,7 @@ class RolloutProgressBar(RichProgressBar):
         return f"{'Training':{len(self.validation_description)}}"
 
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
-        """Return nothing for Lightning's column: the metrics have a line of their own."""
+        """Return nothing: the metrics have their own line, not Lightning's column."""
         return {}
 
     def configure_columns(self, trainer: L.Trainer) -> list[ProgressColumn]:
@@ -173,7 +173,7 @@ class TwoLines(ProgressColumn):
 
 
 class SecondsPerStepColumn(ProgressColumn):
-    """Seconds per step, since rollout steps take seconds or minutes."""
+    """Seconds per step, not steps per second: a rollout step takes seconds or minutes."""
 
     max_refresh = 0.5
 

@@ -28,7 +28,7 @@ Check = Callable[[RolloutBatch, TrainBatch | None], str | None]
 
 
 class SignalWarnings(Callback):
-    """Warn of steps that teach the policy nothing, with the cause and what to change.
+    """Warn about steps that teach the policy nothing, with the cause and what to change.
 
     Args:
         repeat_every: Each warning is logged at the first step that it applies to, and then once in
@@ -63,7 +63,7 @@ class SignalWarnings(Callback):
             log.warning("rollout step %d%s: %s", step, often, message)
 
 
-def no_token_counts(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:
+def nothing_trained(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:
     if batch is not None and batch.loss_mask.any():
         return None
     why = nothing_to_compare(rollouts) or (
@@ -114,13 +114,13 @@ def truncated_completions(rollouts: RolloutBatch, batch: TrainBatch | None) -> s
         return None
     return (
         f"{fraction:.0%} of the completions were cut off at the token limit before they ended. "
-        "Raise model.sampling.max_tokens, reward shorter answers, or warm up with lit-grpo sft so "
-        "that the policy learns to end."
+        "Raise model.sampling.max_tokens, reward shorter answers, or run lit-grpo sft first, so "
+        "that the policy learns to end its answers."
     )
 
 
 CHECKS: Mapping[str, Check] = {
-    "no token counts": no_token_counts,
+    "nothing trained": nothing_trained,
     "no advantage": no_advantage,
     "certain policy": certain_policy,
     "identical completions": identical_completions,

@@ -1,4 +1,4 @@
-"""Log where the time and memory of a rollout step go, as metrics and as lines for the stages."""
+"""Log where the time and memory of a rollout step go, as metrics and as a log line per stage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TimingLog(Callback):
 
     ``perf/memory_allocated_gb`` and ``perf/memory_reserved_gb`` are the step's peaks on the GPU, in
     units of 2^30 bytes. Without a GPU the first is the resident memory of the process and the
-    second is left out. If a step spends most of its time waiting for rewards, a warning tells what
+    second is left out. If a step spends most of its time waiting for rewards, a warning says what
     to change, at the first such step and at every 50th.
 
     Args:

@@ -40,7 +40,7 @@ class WandbTeardown(Callback):
         self.timeout_seconds = timeout_seconds
         self.upload_timeout_seconds = upload_timeout_seconds
         self.hung = False
-        """Whether a call timed out; wandb's own exit hook would then wait forever, too."""
+        """Whether a call timed out; wandb's own exit hook would then also wait forever."""
         self._failed = False
         self._loggers: list[WandbLogger] = []
 

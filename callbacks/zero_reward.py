@@ -92,7 +92,11 @@ class ZeroRewardBreaker(Callback):
             "every valid reward was exactly 0": zero_steps,
             "no completion could be scored": self._unscored_steps,
         }
-        what = " and ".join(f"in {number} {kind}" for kind, number in kinds.items() if number)
+        what = ", and ".join(
+            f"in {'all' if number == self.streak else number} of them {kind}"
+            for kind, number in kinds.items()
+            if number
+        )
         causes = "\n".join(f"- {cause}" for cause in likely_causes(rollouts))
         return (
             f"No reward for {self.streak} rollout steps in a row, since {self._since}: {what}. "

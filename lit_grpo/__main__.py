@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from lit_grpo import __version__
 from lit_grpo.cli.commands import COMMANDS, bundled_configs
-from lit_grpo.cli.errors import complain, did_you_mean
+from lit_grpo.cli.errors import did_you_mean, print_error
 from lit_grpo.stopping import SIGNAL_CODE, SIGNAL_MEANING, ExitCode
 
 SHUTDOWN_SECONDS = 15.0
@@ -41,8 +41,8 @@ bundled configs (a file of the same name in the working directory takes preceden
 
 exit codes:
 {exit_codes}
-  A callback that stops a run may choose another code. judge-check exits with 1 if a judge does not
-  tell good from bad, and with 2 if it cannot be asked.
+  A callback that stops a run may choose a different code. judge-check exits with 1 if a judge does
+  not tell good from bad, and with 2 if it cannot be asked.
 
 `lit-grpo COMMAND --help` lists every key of a command, `lit-grpo --version` prints the version, and
 `lit-grpo --print_completion bash` (or zsh, fish, tcsh) prints a completion script."""
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         exit_code = dispatch(command, arguments)
     except KeyboardInterrupt:
-        exit_code = complain("interrupted.", ExitCode.INTERRUPTED)
+        exit_code = print_error("interrupted.", ExitCode.INTERRUPTED)
     end_within(SHUTDOWN_SECONDS, exit_code)
     return exit_code
 
@@ -76,7 +76,7 @@ def dispatch(command: str, arguments: list[str]) -> int:
         return run(command, arguments)
     else:
         hint = did_you_mean(command, COMMANDS) or f" Choose from {', '.join(COMMANDS)}."
-        return complain(f"{command}: no such command.{hint}")
+        return print_error(f"{command}: no such command.{hint}")
     return ExitCode.DONE
 
 
@@ -90,15 +90,17 @@ def help_text() -> str:
 
 
 def report(run_dirs: list[str]) -> int:
-    """Draw the curves of ``run_dirs`` and print a summary; each is the directory of one run."""
+    """Draw the curves of the runs in these directories and print a summary."""
     if not run_dirs or run_dirs[0].startswith("-"):
-        return complain("report needs the directory of one or more runs: lit-grpo report runs/my/0")
+        return print_error(
+            "report needs the directory of one or more runs: lit-grpo report runs/my/0"
+        )
     from lit_grpo.runs.report import report
 
     try:
         report(run_dirs)
     except (ValueError, OSError) as error:
-        return complain(str(error))
+        return print_error(str(error))
     return ExitCode.DONE
 
 

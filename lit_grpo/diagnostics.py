@@ -18,10 +18,10 @@ from lit_grpo.types import Outcome, RolloutBatch, Score
 SHOWN_CHARACTERS = 120
 
 LIKELY_FRACTION = 0.5
-"""A symptom of at least this share of a step is reported as a likely cause."""
+"""A symptom that affects at least this share of a step is reported as a likely cause."""
 
 ADVICE = {
-    Outcome.ERROR: "Check its service and its credentials",
+    Outcome.ERROR: "Fix the exception, or check its service and credentials",
     Outcome.TIMEOUT: "Check its service, or give it more time",
     Outcome.RATE_LIMITED: "Lower its concurrency or raise its quota",
     Outcome.UNAVAILABLE: "Check that its service runs and can be reached",
@@ -55,8 +55,8 @@ WAITS = {
     ),
     "retry_after": (
         "the server, which answered 429 and asked to wait (Retry-After)",
-        "Raise the deployment's quota, or set limits.requests_per_minute and "
-        "limits.tokens_per_minute of the judge to what it is, so that no call is refused",
+        "Raise the deployment's quota, or set the judge's limits.requests_per_minute and "
+        "limits.tokens_per_minute to that quota, so that no call is refused",
     ),
 }
 """Cause of a wait -> how it is named, and what to do."""
@@ -117,7 +117,7 @@ def has_no_value(score: Score) -> bool:
 
 
 def shorten(text: str) -> str:
-    """Return the end of a long text, which has the cause of an error or the final answer."""
+    """Return the end of a long text, where the cause of an error or the final answer is."""
     text = text.strip()
     return text if len(text) <= SHOWN_CHARACTERS else "…" + text[-SHOWN_CHARACTERS:]
 
@@ -172,10 +172,10 @@ def _never_matched(rollouts: RolloutBatch) -> str:
     names = ", ".join(repr(name) for name in group.scores) or "none"
     gold = "" if group.prompt.answer is None else f", whose answer is {group.prompt.answer!r},"
     return (
-        f"The rewards ({names}) work and give 0: no completion has the format or the answer that "
-        f"they look for. Prompt {group.prompt.id!r}{gold} was completed with "
-        f"{shorten(group.completions[0].text)!r}. Read some rows of completions/; then warm the "
-        "policy up with lit-grpo sft, or make the reward and the prompt ask for the same format."
+        f"The rewards ({names}) ran without errors and gave 0: no completion has the format or "
+        f"answer that they look for. Prompt {group.prompt.id!r}{gold} was completed with "
+        f"{shorten(group.completions[0].text)!r}. Read some rows of completions/; then run "
+        "lit-grpo sft first, or make the reward and the prompt ask for the same format."
     )
 
 
@@ -206,14 +206,14 @@ def equal_rewards(rollouts: RolloutBatch) -> str:
     if cancelling := _differing_parts(rollouts):
         return (
             f"All advantages are 0 although {' and '.join(cancelling)} differ inside groups: they "
-            "cancel out in the weighted sum. Change the weights, or normalise each reward before "
-            "the sum."
+            "cancel out in the weighted sum. Change the weights, or set model.advantage.combine: "
+            "normalise_then_sum."
         )
     mean = rollouts.rewards[rollouts.valid].mean()
     return (
         f"All advantages are 0: inside each group all rewards are equal (their mean is {mean:.3g})"
         ", so only the KL and entropy terms move the policy. If it solves these prompts, use "
-        "harder ones; if it solves none, use easier ones or a longer warm-up; if the rewards "
+        "harder ones; if it solves none, use easier ones or more SFT steps; if the rewards "
         "should differ, check the reward. A larger model.group_size makes equal rewards rarer."
     )
 
@@ -247,25 +247,24 @@ def describe_wait(
     """Return why a step spent most of its time waiting for rewards; None if it did not."""
     if exposed_seconds < SLOW_FRACTION * step_seconds:
         return None
-    spent = f"{exposed_seconds:.1f} of the step's {step_seconds:.1f} s were a wait for rewards"
+    spent = f"The step spent {exposed_seconds:.1f} of its {step_seconds:.1f} s waiting for rewards"
     waits = {cause: metrics.get(f"timing/judge_wait_{cause}_s", 0.0) for cause in WAITS}
     cause = max(waits, key=lambda one: waits[one])
     answering = metrics.get("timing/judge_api_latency_s", 0.0) * metrics.get("judge/calls", 0.0)
     if waits[cause] > answering:
         resource, advice = WAITS[cause]
         return (
-            f"{spent}. The judge's rate limit is the bottleneck: its calls waited "
-            f"{waits[cause]:.0f} s for {resource} and {answering:.0f} s for answers, summed over "
-            f"calls. {advice}."
+            f"{spent}. Calls to the judge are held back: over all calls, {waits[cause]:.0f} s were "
+            f"spent waiting for {resource}, {answering:.0f} s waiting for replies. {advice}."
         )
     if answering:
         return (
-            f"{spent}. The judge's answers take long, "
+            f"{spent}. The judge's replies take long: "
             f"{metrics['timing/judge_api_latency_s']:.1f} s per call. Raise limits.max_concurrency "
             "if its quota allows, use a faster model, or ask for shorter replies."
         )
     return (
-        f"{spent}. The seconds of each reward in completions/ show which one is slow. A sync "
+        f"{spent}. The columns seconds/NAME in completions/ show which reward is slow. A sync "
         "reward runs in one thread: make it async, or run it in several processes with "
         "ProcessReward."
     )

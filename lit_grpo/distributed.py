@@ -1,4 +1,4 @@
-"""Communication between the ranks of a run; each function works without a process group, too."""
+"""Communication between the ranks of a run; every function also works without a process group."""
 
 from __future__ import annotations
 

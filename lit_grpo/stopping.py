@@ -26,10 +26,14 @@ class ExitCode(IntEnum):
     CRASHED = 1, "crashed; the traceback is in run.log"
     WRONG_INPUT = 2, "wrong command, config or data; one line says what"
     NO_REWARD = 3, "stopped by ZeroRewardBreaker: no reward for many steps in a row"
-    SCORES_ABSENT = 4, "stopped: scores or completions stayed missing, or a judge's budget is spent"
+    SCORES_ABSENT = (
+        4,
+        "stopped: too many scores or completions were missing, a judge's budget is spent, or a "
+        "reward with on_error: raise failed",
+    )
     ENGINE_FAILED = (
         5,
-        "stopped: the rollout engine gave up, or a server has other weights than the policy",
+        "stopped: the rollout engine gave up, or a server does not have the policy's weights",
     )
     INTERRUPTED = 130, "interrupted by Ctrl-C"
 
@@ -45,7 +49,7 @@ SIGNAL_MEANING = "ended by signal n, such as 143 for SIGTERM"
 
 
 def exit_code_of_signal(signum: int) -> int:
-    """Return the exit code of a process that a signal ended, as shells count it."""
+    """Return the exit code that a shell reports for a process ended by this signal."""
     return 128 + signum
 
 

@@ -61,7 +61,7 @@ class Outage(L.Callback, logging.Handler):
             self.weights_after = copy_weights(module)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "not trained on" in record.getMessage():
+        if "Too many scores are missing" in record.getMessage():
             self.num_attempts += 1
             if self.num_attempts == NUM_ATTEMPTS_DOWN:
                 self._judge.set(is_down=False)

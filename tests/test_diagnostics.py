@@ -31,7 +31,7 @@ def test_the_cause_of_a_missing_signal_is_named(rewards, words):
 
 def test_rewards_of_zero_come_with_the_likely_cause():
     _, cause = no_signal(rollouts([[0.0, 0.0]]))
-    assert "no completion has the format or the answer that they look for" in cause
+    assert "no completion has the format or answer that they look for" in cause
 
 
 def test_a_step_that_mostly_computes_has_no_bottleneck():
@@ -44,17 +44,17 @@ def test_the_setting_that_calls_waited_longest_for_is_named(cause):
     others = {f"timing/judge_wait_{one}_s": 5.0 for one in WAITS}
     waits = CALLS | others | {f"timing/judge_wait_{cause}_s": 640.0}
     text = describe_wait(waits, exposed_seconds=71, step_seconds=108)
-    assert text.startswith("71.0 of the step's 108.0 s were a wait for rewards.")
-    assert "The judge's rate limit is the bottleneck: its calls waited 640 s for" in text
+    assert text.startswith("The step spent 71.0 of its 108.0 s waiting for rewards.")
+    assert "over all calls, 640 s were spent waiting for" in text
     # 40 calls of 2 s each.
-    assert "and 80 s for answers" in text
+    assert "80 s waiting for replies" in text
     assert (cause if cause != "retry_after" else "429") in text
 
 
 def test_slow_answers_are_distinguished_from_a_rate_limit():
     waits = CALLS | {"timing/judge_wait_max_concurrency_s": 79.0}
     text = describe_wait(waits, exposed_seconds=6, step_seconds=10)
-    assert "answers take long, 2.0 s per call" in text
+    assert "replies take long: 2.0 s per call" in text
 
 
 def test_for_a_slow_reward_without_a_judge_process_reward_is_suggested():

@@ -10,10 +10,12 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pandas as pd
 import pytest
 import sglang_server
+import torch
 import yaml
 from judge_server import JudgeServer
 from paths import ROOT
@@ -26,6 +28,7 @@ from lit_grpo.__main__ import main
 from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 from lit_grpo.judge import Judge, Limits, Price
 from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective, SamplerCorrection
+from lit_grpo.objective.aggregations import AGGREGATIONS
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.rewards.judged.alignment import Alignment
@@ -42,7 +45,6 @@ from lit_grpo.rollout import (
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.runs.trainer import TRAINER_DEFAULTS
 from lit_grpo.training import Evaluation, GRPOModule, OutagePolicy, SFTModule, UpdateConfig
-from lit_grpo.training.base import default_optimizer
 from lit_grpo.types import Outcome
 
 README = ROOT / "README.md"
@@ -373,8 +375,10 @@ def test_the_documented_keys_and_defaults_are_those_of_the_signature(kind):
         cell, default = documented[name], parameter.default
         if default is parameter.empty:
             assert cell == "required", name
-        elif default is default_optimizer:
-            assert cell == "`AdamW`, lr 1e-6, weight decay 0"
+        elif name == "optimizer":
+            (group,) = default([torch.nn.Parameter(torch.zeros(1))]).param_groups
+            lr = format(group["lr"], "g").replace("e-0", "e-")
+            assert cell == f"`AdamW`, lr {lr}, weight decay {group['weight_decay']:g}"
         elif dataclasses.is_dataclass(default):
             assert code(cell) == [type(default).__name__], name
         else:
@@ -443,3 +447,34 @@ def test_the_examples_of_rows_are_json():
     (rows,) = blocks(DOCS / "guides" / "data.md", "json")
     assert all({"prompt", "keywords", "example"} == json.loads(row).keys()
                for row in rows.splitlines())  # fmt: skip
+
+
+def has_key(kind: type, path: list[str]) -> bool:
+    """Return whether a class takes this argument, or the class of its argument does."""
+    name, *rest = path
+    if name not in inspect.signature(kind).parameters or not rest:
+        return name in inspect.signature(kind).parameters
+    if name == "optimizer":
+        return has_key(torch.optim.AdamW, rest)
+    hint = get_type_hints(kind.__init__)[name]
+    return any(has_key(one, rest) for one in get_args(hint) or [hint] if inspect.isclass(one))
+
+
+def test_the_names_of_other_trainers_and_ours_exist():
+    import trl
+
+    (table, _) = (DOCS / "guides" / "migrate.md").read_text().split("| `aggregation` | TRL")
+    theirs = {field.name for field in dataclasses.fields(trl.GRPOConfig)} | {"model"}
+    rows = table_rows(table)
+    assert len(rows) > 25
+    for ours, trl_names, _ in rows:
+        (key, *_), group = code(ours), {"model": GRPOModule, "data": data.PromptData}
+        root, *path = key.split(".")
+        assert root not in group or has_key(group[root], path), key
+        for name in re.findall(r"[a-z_]+", " ".join(code(trl_names)).replace("vllm_mode:", "")):
+            assert name in theirs | {"k", "colocate", "server"}, name
+
+
+def test_every_aggregation_is_in_the_table_of_names():
+    (_, table) = (DOCS / "guides" / "migrate.md").read_text().split("| `aggregation` | TRL")
+    assert {code(row[0])[0] for row in table_rows(table)} == set(AGGREGATIONS)

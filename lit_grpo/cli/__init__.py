@@ -1,1 +1,1 @@
-"""The command line: config and arguments to objects, one module for each command."""
+"""The command line: build objects from config and arguments, with one module per command."""

@@ -1,4 +1,4 @@
-"""Run a command: train, validate, test, or try the rewards of a config out.
+"""Run a command: train, validate, test, or try out the rewards of a config.
 
 How a run starts and ends is decided here; what happens in between belongs to Lightning and the
 modules.
@@ -18,11 +18,11 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.cli.command_line import CommandLine, process_rank
-from lit_grpo.cli.commands import MEASURING, TRAINING
+from lit_grpo.cli.commands import REWARD_COMMANDS, TRAINING
 from lit_grpo.cli.configs import read_invocation
 from lit_grpo.cli.environment import log_overridden
-from lit_grpo.cli.errors import broken_import, complain, constructor_error
-from lit_grpo.cli.measure import measure, with_run
+from lit_grpo.cli.errors import broken_import, constructor_error, print_error
+from lit_grpo.cli.reward_commands import run_reward_command, with_run
 from lit_grpo.cli.run_dir import choose_run_dir
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.runs.log import log_exception, open_run_log
@@ -58,13 +58,13 @@ def run(command: str, arguments: Sequence[str]) -> int:
 
 
 def execute(cli: CommandLine) -> int:
-    """Train or measure, close the engine and the rewards, and return the exit code."""
+    """Run the command, close the engine and the rewards, and return the exit code."""
     try:
         if cli.command in TRAINING:
             return _train(cli)
         log_overridden(cli.overridden)
-        if cli.command in MEASURING:
-            return measure(cli)
+        if cli.command in REWARD_COMMANDS:
+            return run_reward_command(cli)
         getattr(cli.trainer, cli.command)(**cli.fit_arguments)
         return ExitCode.DONE
     finally:
@@ -116,23 +116,22 @@ def import_plugins() -> None:
 def report_error(error: Exception) -> int:
     """Print an error and return its exit code.
 
-    An error of the user and a failed engine are one line; anything else is a crash with a
-    traceback.
+    User errors and engine failures are printed as one line, anything else with a traceback.
     """
     error = constructor_error(error)
     if isinstance(error, EngineFailed):
-        return complain(str(error), ExitCode.ENGINE_FAILED)
-    if is_for_user(error):
-        return complain(str(error))
+        return print_error(str(error), ExitCode.ENGINE_FAILED)
+    if is_user_error(error):
+        return print_error(str(error))
     traceback.print_exception(error)
     return ExitCode.CRASHED
 
 
-def is_for_user(error: Exception) -> bool:
-    """Return whether the config or the data is wrong rather than the program.
+def is_user_error(error: Exception) -> bool:
+    """Return whether the config or the data is wrong, rather than the program.
 
-    A ``UserError`` always is for the user. Before training so is what libraries raise for a bad
-    path, class or value; during training that is a crash.
+    A ``UserError`` is always the user's. Before training, so are the errors that libraries raise
+    for a bad path, class or value; during training, those are crashes.
     """
     frames = traceback.extract_tb(error.__traceback__)
     is_training = any(frame.name == "_run_stage" for frame in frames)

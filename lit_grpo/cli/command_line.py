@@ -1,6 +1,7 @@
-"""Arguments and config files to objects, on LightningCLI: one flat set of keys for each command.
+"""Build objects from arguments and config files with LightningCLI.
 
-It makes the trainer, the model and the data, and runs nothing; see ``app`` for that.
+Each command has one flat set of keys. The trainer, the model and the data are made here; `app` runs
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import lit_grpo.data  # noqa: F401 - defines classes that configs name; so do the imports below
 from lit_grpo import __version__
-from lit_grpo.cli.commands import MEASURING, TRAINING
+from lit_grpo.cli.commands import REWARD_COMMANDS, TRAINING
 from lit_grpo.cli.configs import Invocation
 from lit_grpo.cli.environment import override
 from lit_grpo.cli.errors import broken_import, explain, explain_interpolation, quote
@@ -30,10 +31,13 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "--n": {"type": int, "default": 8, "help": "Number of prompts, in training order."}
     },
     "rescore": {
-        "--last": {"type": int | None, "help": "Number of rollout steps, the last ones; null: all."}
+        "--last": {
+            "type": int | None,
+            "help": "Rescore only this many of the last rollout steps; null rescores all.",
+        }
     },
 }
-"""Command -> arguments that it takes in addition to the keys of a config."""
+"""Command -> its arguments in addition to the keys of a config."""
 
 
 class Parser(LightningArgumentParser):
@@ -67,7 +71,7 @@ class CommandLine(LightningCLI):
             datamodule_class=LightningDataModule,
             subclass_mode_model=invocation.has_model_class,
             subclass_mode_data=True,
-            save_config_callback=None,  # app.start_run saves it
+            save_config_callback=None,  # app._start_run saves it
             trainer_defaults=TRAINER_DEFAULTS,
             seed_everything_default=0,
             parser_class=Parser,
@@ -93,7 +97,7 @@ class CommandLine(LightningCLI):
         parser.add_argument(
             "--ckpt_path",
             type=str | None,
-            help="Checkpoint to resume from, or `last` for the last one in run_dir.",
+            help="Checkpoint to resume from, or `last` for the newest one in run_dir.",
         )
         for name, settings in OPTIONS.get(self.command, {}).items():
             parser.add_argument(name, **settings)
@@ -118,10 +122,10 @@ class CommandLine(LightningCLI):
             refuse_used(run_dir)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add what every training writes; the other commands write nothing."""
+        """Add the loggers and callbacks of a training run; other commands get none."""
         given, run_dir = self.config_init.trainer, self.config.run_dir
         kwargs["default_root_dir"] = given.default_root_dir or run_dir
-        if self.command in MEASURING:
+        if self.command in REWARD_COMMANDS:
             kwargs |= _one_device(given)
         if self.command not in TRAINING:
             return super().instantiate_trainer(logger=False, **kwargs)
@@ -142,12 +146,15 @@ class CommandLine(LightningCLI):
 
 
 def choose_model(command: str, invocation: Invocation) -> type[LightningModule]:
-    """Return the module class whose keys ``model`` has; a warm-up may be measured, too."""
-    return SFTModule if command == "sft" or invocation.is_warm_up else GRPOModule
+    """Return the class whose arguments are the keys of ``model``.
+
+    The config of an SFT run can be validated, so the command alone does not tell.
+    """
+    return SFTModule if command == "sft" or invocation.is_sft else GRPOModule
 
 
 def process_rank() -> int:
-    """Return the rank of this process; it is known before there is a trainer."""
+    """Return the rank of this process, which is known before there is a trainer."""
     return getattr(rank_zero_only, "rank", 0)
 
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 
 COMMANDS = {
-    "sft": "warm a policy up on worked answers, for GRPO to start from",
+    "sft": "fine-tune a policy on worked answers (SFT), as the starting point for GRPO",
     "fit": "train a policy with GRPO",
-    "validate": "measure a checkpoint on the validation prompts",
-    "test": "measure a checkpoint on the test prompts",
+    "validate": "evaluate a checkpoint on the validation prompts",
+    "test": "evaluate a checkpoint on the test prompts",
     "rewards": "sample and score a few prompts without training: signal, time and cost of a step",
-    "judge-check": "ask the judges of a config: do they answer and tell good from bad",
-    "rescore": "score the logged completions of a run again under changed rewards and compare",
+    "judge-check": "check that the judges of a config answer and tell good answers from bad",
+    "rescore": "score the logged completions of a run again with changed rewards and compare",
     "report": "draw the curves of one or more runs and print a summary",
 }
 TRAINING = ("sft", "fit")
-"""The commands that write into a run directory."""
-MEASURING = ("rewards", "judge-check", "rescore")
+"""The commands that train and get a new run directory."""
+REWARD_COMMANDS = ("rewards", "judge-check", "rescore")
 """The commands that try the rewards of a config, on one device."""
 
 BUNDLED = Path(__file__).parent.parent / "configs"

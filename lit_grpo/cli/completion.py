@@ -1,7 +1,7 @@
 """The shell completion script: commands, their keys, and the values that the type of a key lists.
 
-Arguments of nested classes are left out. The scripts that jsonargparse generates include them, but
-never end here: a reward may take a reward, which may take a reward again.
+Arguments of nested classes are left out. jsonargparse's own completion includes them and would
+recurse forever here: a reward may take a reward, which may take a reward.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lit_grpo.cli.app import import_plugins
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.commands import COMMANDS
 from lit_grpo.cli.configs import read_invocation
-from lit_grpo.cli.errors import class_names, complain
+from lit_grpo.cli.errors import class_names, print_error
 from lit_grpo.runs.trainer import silence_chatter
 from lit_grpo.stopping import ExitCode
 
@@ -28,11 +28,11 @@ def print_completion(arguments: Sequence[str]) -> int:
     try:
         import shtab
     except ImportError:
-        return complain("--print_completion needs shtab. Install lit-grpo[completion].")
+        return print_error("--print_completion needs shtab. Install lit-grpo[completion].")
     shell = " ".join(arguments)
     if shell not in shtab.SUPPORTED_SHELLS:
         known = ", ".join(shtab.SUPPORTED_SHELLS)
-        return complain(f"--print_completion must be one of {known}, got {shell or 'nothing'}.")
+        return print_error(f"--print_completion must be one of {known}, got {shell or 'nothing'}.")
     silence_chatter()
     import_plugins()
     print(shtab.complete(_dispatcher(), shell))
@@ -40,7 +40,7 @@ def print_completion(arguments: Sequence[str]) -> int:
 
 
 def _dispatcher() -> argparse.ArgumentParser:
-    """Return a parser of all commands that has what completion needs and parses nothing."""
+    """Return a parser of all commands, for completion only."""
     import shtab
 
     dispatcher = argparse.ArgumentParser(prog="lit-grpo")

@@ -1,7 +1,7 @@
 """Find and read the config files that a command line names, before the real parser exists.
 
 The keys of the parser depend on what the files say about the model, and its defaults on the run
-directory. Keys are not checked and interpolations not resolved here.
+directory. Keys are not checked, and interpolations are not resolved here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?(_|$)", re.IGNOREC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """A command line whose config files have been read."""
+    """A command line and what its config files say."""
 
     arguments: tuple[str, ...]
     """Config files as paths first, so that all other arguments override them."""
@@ -35,8 +35,8 @@ class Invocation:
     ckpt_path: str | None
     has_model_class: bool
     """Whether ``model`` is given by ``class_path``, not by the keys of the built-in class."""
-    is_warm_up: bool
-    """Whether ``model`` has the key that only a warm-up has, as in its saved config."""
+    is_sft: bool
+    """Whether ``model`` has ``target_column``, which only `SFTModule` takes."""
 
 
 def read_invocation(arguments: Sequence[str]) -> Invocation:
@@ -58,7 +58,7 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
         ckpt_path=_last_value("ckpt_path", configs, others),
         has_model_class=any(_names_class(config.get("model")) for config in configs)
         or any(re.match(r"--model(\.class_path)?(=|$)", argument) for argument in others),
-        is_warm_up=any(_is_warm_up(config.get("model")) for config in configs),
+        is_sft=any(_is_sft(config.get("model")) for config in configs),
     )
 
 
@@ -75,7 +75,7 @@ def _names_class(model: Any) -> bool:
     return isinstance(model, str) or (isinstance(model, dict) and "class_path" in model)
 
 
-def _is_warm_up(model: Any) -> bool:
+def _is_sft(model: Any) -> bool:
     return isinstance(model, dict) and "target_column" in model
 
 
@@ -87,7 +87,10 @@ class _PartialParser(argparse.ArgumentParser):
 
 
 def find_config(name: str) -> Path:
-    """Return the file of that name, else the bundled config of it, with or without ``.yaml``."""
+    """Return the file with that name, else the bundled config with that name.
+
+    For a bundled config ``.yaml`` may be left out.
+    """
     candidates = [Path(name), BUNDLED / name, BUNDLED / f"{name}.yaml"]
     path = next((path for path in candidates if path.is_file()), None)
     if path is None:
@@ -123,5 +126,6 @@ def refuse_secrets(values: Any, where: str) -> None:
         if SECRET.search(variable):
             raise UserError(
                 f"{where}: ${{oc.env:{variable}}} would be written into the saved config.yaml in "
-                f"plain text. Set a key that takes the name of a variable to {variable}."
+                f"plain text. Use a key that takes the name of the variable, such as "
+                f"judge.secret_variable: {variable}."
             )

@@ -1,4 +1,4 @@
-"""Environment variables that override a config: switches to sweep ablations of one config.
+"""Let environment variables override config keys, so that one config can be swept over ablations.
 
 A class names its variables: ``overridden_by_environment = {"lambda_info": "REWARD_LAMBDA_INFO"}``.
 Wherever a config has that class or a subclass, the variable overrides the argument.
@@ -19,13 +19,13 @@ from lit_grpo.cli.errors import type_name
 from lit_grpo.types import UserError
 
 PREFIX = "REWARD_"
-"""Variables with this prefix are meant as switches, so one that nothing reads is warned of."""
+"""Variables with this prefix are meant as switches, so warn about one that nothing reads."""
 
 log = logging.getLogger(__name__)
 
 
 def override(config: Namespace) -> list[str]:
-    """Put the values of variables into a parsed config; return a line on each replaced value.
+    """Put the values of variables into a parsed config; return one line per replaced value.
 
     Raises:
         UserError: the argument cannot have this value.
@@ -44,7 +44,7 @@ def override(config: Namespace) -> list[str]:
 
 @rank_zero_only
 def log_overridden(lines: Sequence[str]) -> None:
-    """Log what ``override`` has replaced, and the switches that nothing reads."""
+    """Log what ``override`` replaced, and the switches that nothing reads."""
     for line in lines:
         log.warning("%s", line)
     read = {line.partition("=")[0] for line in lines}
@@ -54,7 +54,7 @@ def log_overridden(lines: Sequence[str]) -> None:
 
 
 def _classes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every class with arguments in a config, after the key that it is the value of."""
+    """Yield (key, node) for every class with arguments in a config."""
     children = dict(_children(node))
     if "class_path" in children and "init_args" in children:
         yield path, node

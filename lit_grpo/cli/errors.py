@@ -19,10 +19,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 from lit_grpo.stopping import ExitCode
 
 BEGIN, END = "\x02", "\x03"
-"""Marks around a line that the parser of a nested class has already worded."""
+"""Marks around an error message that the parser of a nested class has already reworded."""
 
 
-def complain(line: str, exit_code: int = ExitCode.WRONG_INPUT) -> int:
+def print_error(line: str, exit_code: int = ExitCode.WRONG_INPUT) -> int:
     """Print one line to stderr, in colour on a terminal, and return the exit code."""
     is_plain = not sys.stderr.isatty() or "NO_COLOR" in os.environ
     label = "error:" if is_plain else "\033[1;31merror:\033[0m"
@@ -41,7 +41,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def quote(line: str) -> str:
-    """Mark a line as worded, so that ``explain`` of the outer parser keeps it."""
+    """Mark a line as reworded, so that ``explain`` of the outer parser keeps it."""
     return f"{BEGIN}{line}{END}"
 
 
@@ -157,7 +157,7 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
 
 
 Rule = Callable[[Any, str, "re.Match[str]"], str]
-"""Words an error, given the parser, the key that it names (may be empty) and the match."""
+"""Reword an error, given the parser, the key that it names (may be empty) and the match."""
 RULES: tuple[tuple[str, Rule], ...] = (
     (rf"class_path '(?P<path>[^']+)':\s*{BEGIN}(?P<inner>[^{END}]*){END}", nested),
     (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", nested),

@@ -32,8 +32,8 @@ MAX_RETRIES = 2
 """Fewer than in training, so that an outage is reported soon."""
 
 NO_PAIRS = (
-    "{kind} scores by columns of its rows, for which no good or bad answers are known, so only "
-    "access was checked. Try it with lit-grpo rewards."
+    "Only access was checked: {kind} depends on columns of the data, so there are no known good "
+    "and bad answers to compare. Try it with lit-grpo rewards."
 )
 VERDICTS = {
     True: "told apart",
@@ -45,7 +45,7 @@ PASSED, FAILED, NO_ACCESS = 0, 1, 2
 """Exit codes of this command; the highest of all judges counts."""
 
 ReadPrompts = Callable[[], Sequence[Prompt]]
-"""Reads the data, which is only needed after access is checked."""
+"""Reads the data, which is needed only after access has been checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _check(reward: JudgedReward, read_prompts: ReadPrompts) -> int:
 
 
 def _for_check(reward: JudgedReward) -> JudgedReward:
-    """Return a copy of the reward without cache, with few retries, that raises on no failure."""
+    """Return a copy of the reward without a cache, with few retries and ``on_error: mask``."""
     limits = reward.judge.limits
     quick = replace(limits, num_retries=min(limits.num_retries, MAX_RETRIES))
     checked = copy.copy(reward)
@@ -119,7 +119,7 @@ def _for_check(reward: JudgedReward) -> JudgedReward:
 def _pairs_for(
     suite: RewardSuite, reward: JudgedReward, read_prompts: ReadPrompts
 ) -> Sequence[Pair]:
-    """Return pairs that the reward can score; none if it knows no good answers."""
+    """Return pairs that the reward can score; none if no good answers are known."""
     if isinstance(reward, RubricAlignmentReward):
         return []
     if pairs := list(islice(gold_pairs(read_prompts()), NUM_PAIRS)):
@@ -136,7 +136,7 @@ def _pairs_for(
 
 
 def gold_pairs(prompts: Sequence[Prompt]) -> Iterator[Pair]:
-    """Yield each prompt with its gold answer and the next different one of another prompt."""
+    """Yield each prompt with its gold answer and the next different gold answer."""
     answered = [(prompt, prompt.answer) for prompt in prompts if prompt.answer]
     if len({_normalise(answer) for _, answer in answered}) < 2:
         return

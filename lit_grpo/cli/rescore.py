@@ -49,7 +49,7 @@ def rescore(
         run_dir: Directory of the run.
         read_prompts: Reads the prompts that the run was trained on.
         group_size: Group size of the run.
-        last: Number of rollout steps, the last ones; None for all.
+        last: Rescore only this many of the last rollout steps; None rescores all.
         name: Name of the file in ``rescored/``; numbered if it exists already.
 
     Raises:
@@ -63,8 +63,8 @@ def rescore(
     steps = [step for step in steps if step.rows]
     if not steps:
         raise UserError(
-            f"{run_dir}: the data has none of the prompts of the {num_lost} logged completions, so "
-            "none can be scored again. Set data as it was in the run."
+            f"{run_dir}: none of the prompts of the {num_lost} logged completions is in the data, "
+            "so nothing can be rescored. Use the data settings of the run."
         )
     rollouts = _score_again(suite, steps, group_size)
     tables = [completions_table(step.step, one) for step, one in zip(steps, rollouts, strict=True)]
@@ -84,8 +84,8 @@ def _missing_rows(num_lost: int, rollouts: Sequence[RolloutBatch]) -> list[str]:
     lines = []
     if num_lost:
         lines.append(
-            f"{num_lost} rows are left out: their prompts are no longer in the data, or have "
-            "another text. Set data as it was in the run."
+            f"{num_lost} rows are left out: their prompts are no longer in the data, or their text "
+            "has changed. Use the data settings of the run."
         )
     failures = [failure for one in rollouts if (failure := find_failure(one))]
     if failures:
@@ -116,13 +116,13 @@ def read_step(path: Path, prompts: Mapping[str, Prompt], group_size: int) -> Log
     """Read the groups of a file whose prompts are in the data, with the same id and text.
 
     Raises:
-        UserError: the groups have another size, or the file lacks the tokens.
+        UserError: the groups have a different size, or the file lacks the tokens.
     """
     table = pq.read_table(path)
     if "token_ids" not in table.column_names:
         raise UserError(
-            f"{path} must have a column token_ids (rewards may need it, and older versions of "
-            "lit-grpo wrote none). Use a newer run."
+            f"{path} must have a column token_ids (rewards may need it; older versions of lit-grpo "
+            "wrote none). Use a newer run."
         )
     rows = table.to_pylist()
     _refuse_other_size(path, rows, group_size)
@@ -140,15 +140,15 @@ def read_step(path: Path, prompts: Mapping[str, Prompt], group_size: int) -> Log
 
 
 def _refuse_other_size(path: Path, rows: Sequence[Row], group_size: int) -> None:
-    """Raise UserError if the groups of a file have another size.
+    """Raise UserError if the groups of a file have a different size.
 
-    Adjacent groups may have the same prompt, which gives a multiple of the size, but not all do.
+    Adjacent groups may have the same prompt and then look like one larger group, but not all do.
     """
     sizes = [len(list(group)) for _, group in groupby(row["prompt_id"] for row in rows)]
     if min(sizes) != group_size or any(size % group_size for size in sizes):
         raise UserError(
-            f"model.group_size must be the one of the run, got {group_size}, but {path} has groups "
-            f"of {min(sizes)} (a group is scored together). Leave model.group_size as it was."
+            f"model.group_size must be that of the run: got {group_size}, but {path} has groups of "
+            f"{min(sizes)} (a group is scored together). Leave model.group_size as it was."
         )
 
 

@@ -89,7 +89,7 @@ def _best(values: Sequence[float]) -> set[int]:
 
 
 def changed_most(comparison: Comparison) -> list[tuple[Row, Row]]:
-    """Return the rows whose total reward changed most, among those with one before and after."""
+    """Return the rows whose reward changed most, among those that have one before and after."""
     changed = [
         (old, new)
         for old, new in _with_reward(comparison.pairs)
@@ -116,7 +116,7 @@ def print_changes(console: Console, comparison: Comparison) -> None:
 def _ranks(comparison: Comparison) -> str:
     found, changed = correlations(comparison), best_completion_changed(comparison)
     if not changed:
-        return "No group has two rows with rewards before and after, so none can be compared."
+        return "No group has two rows with a reward both before and after, so none can be compared."
     best = f"{sum(changed) / len(changed):.0%} of {len(changed)} groups have a new best completion"
     if not found:
         return f"{best}; in none do both scorings vary, so ranks cannot be compared."
@@ -158,7 +158,7 @@ def _mean(values: Sequence[float | None]) -> str:
 
 
 def _outcome_changed(comparison: Comparison, name: str) -> str:
-    """Return the share of rows with another outcome; a dash for a reward that is new or gone."""
+    """Return the share of rows whose outcome changed; a dash for a reward that is new or gone."""
     key = f"outcome/{name}"
     if any(key not in rows[0] for rows in _sides(comparison)):
         return "–"

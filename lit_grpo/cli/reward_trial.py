@@ -29,11 +29,11 @@ LATENCY = "timing/judge_api_latency_s"
 TOKENS = ("judge/prompt_tokens", "judge/completion_tokens")
 
 ASSUMPTIONS = (
-    "a step: {num_rows} completions on one process. Assumed: a judge answers as fast as here, with "
-    "limits.max_concurrency calls at a time and within its limits per minute (add up rewards that "
-    "share one); other async rewards keep the rate of this trial, by their p95; a sync reward "
-    "scores one completion after another. Starting workers is included, and part of the time "
-    "overlaps with generation."
+    '"per step" is a projection to {num_rows} completions on one process. It assumes that judges '
+    "are as fast as in this trial and get limits.max_concurrency calls at a time within their "
+    "per-minute limits (rewards that share a judge add up); that other async rewards score as many "
+    "completions at once as in this trial, within their p95; and that sync rewards score one "
+    "completion at a time. Worker start-up is included; part of this time overlaps with generation."
 )
 
 
@@ -52,14 +52,14 @@ class Trial:
 
 
 def try_rewards(
-    module: GRPOModule, prompts: Sequence[Prompt], *, num_rows_a_step: int, path: Path
+    module: GRPOModule, prompts: Sequence[Prompt], *, num_rows_per_step: int, path: Path
 ) -> None:
     """Sample and score completions of these prompts, print a summary, and write them to a table.
 
     Args:
         module: A module whose engine has the policy's weights and whose rewards are started.
         prompts: The prompts to sample from.
-        num_rows_a_step: Completions of a rollout step, for the projection.
+        num_rows_per_step: Completions per rollout step, for the projection.
         path: Path of the table, with a row for each completion; numbered if it exists already.
 
     Raises:
@@ -67,8 +67,8 @@ def try_rewards(
     """
     trial = run_trial(module, prompts)
     console = Console()
-    console.print(summary_table(trial, module.rewards.rewards, num_rows_a_step))
-    for line in _notes(trial, module, num_rows_a_step):
+    console.print(summary_table(trial, module.rewards.rewards, num_rows_per_step))
+    for line in _notes(trial, module, num_rows_per_step):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     path = free_path(path)
     write_table(completions_table(0, trial.rollouts), path)
@@ -131,7 +131,7 @@ def in_group_deviation(values: Tensor) -> float | None:
     return sum(deviations) / len(deviations) if deviations else None
 
 
-def summary_table(trial: Trial, rewards: Sequence[Reward], num_rows_a_step: int) -> Table:
+def summary_table(trial: Trial, rewards: Sequence[Reward], num_rows_per_step: int) -> Table:
     """Return a table with a row for each reward and one for their weighted sum."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("reward", no_wrap=True)
@@ -142,14 +142,14 @@ def summary_table(trial: Trial, rewards: Sequence[Reward], num_rows_a_step: int)
         scores = [score for group in rollouts.groups for score in group.scores[reward.name]]
         p50, p95 = np.percentile([score.seconds for score in scores], [50, 95])
         measurements = trial.measurements[reward.name]
-        cost = sum(score.cost for score in scores) * num_rows_a_step / len(scores)
+        cost = sum(score.cost for score in scores) * num_rows_per_step / len(scores)
         table.add_row(
             reward.name,
             *_mean_and_deviation(rollouts.parts[reward.name]),
             _outcomes(scores),
             _clock(p50),
             _clock(p95),
-            _clock(projected_seconds(reward, scores, measurements, num_rows_a_step)),
+            _clock(projected_seconds(reward, scores, measurements, num_rows_per_step)),
             f"{cost:.3g}" if cost else "–",
         )
     valid = f"valid {rollouts.valid.double().mean():.0%}"
@@ -178,17 +178,17 @@ def _outcomes(scores: Sequence[Score]) -> str:
     return ", ".join(f"{outcome} {share:.0%}" for outcome, share in ordered)
 
 
-def _notes(trial: Trial, module: GRPOModule, num_rows_a_step: int) -> list[str]:
+def _notes(trial: Trial, module: GRPOModule, num_rows_per_step: int) -> list[str]:
     rollouts = trial.rollouts
     lengths = [len(completion.token_ids) for completion in rollouts.completions]
-    scaled = trial.generation_seconds * num_rows_a_step / trial.num_rows
+    scaled = trial.generation_seconds * num_rows_per_step / trial.num_rows
     return [
         f"{trial.num_rows} completions of {len(rollouts.groups)} prompts, "
         f"{truncated_fraction(rollouts):.0%} cut off at model.sampling.max_tokens "
         f"{module.sampling.max_tokens}; length {np.mean(lengths):.1f}, at most {max(lengths)}. "
-        f"Generation took {_clock(trial.generation_seconds)}, for {num_rows_a_step} it takes at "
-        f"most about {_clock(scaled)}.",
-        ASSUMPTIONS.format(num_rows=num_rows_a_step),
+        f"Generation took {_clock(trial.generation_seconds)}; for {num_rows_per_step} completions "
+        f"it would take about {_clock(scaled)} at most.",
+        ASSUMPTIONS.format(num_rows=num_rows_per_step),
         *_judge_notes(trial, module.rewards.rewards),
         *(no_signal(rollouts) or _failures(rollouts)),
     ]
@@ -200,7 +200,7 @@ def _failures(rollouts: RolloutBatch) -> list[str]:
 
 
 def _judge_notes(trial: Trial, rewards: Sequence[Reward]) -> list[str]:
-    """Return what makes a projection too low."""
+    """Return notes on what makes a projection too low."""
     notes = []
     for reward in rewards:
         if not isinstance(reward, JudgedReward):

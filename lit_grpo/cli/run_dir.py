@@ -43,8 +43,8 @@ def _new_or_latest(command: str, invocation: Invocation) -> Path:
 def _inherited_run_dir() -> str:
     if RUN_DIR_VARIABLE not in os.environ:
         raise UserError(
-            "run_dir must be set if a launcher starts the ranks (each would choose a directory "
-            "of its own). Set run_dir."
+            "run_dir must be set if a launcher starts the ranks (each would choose a different "
+            "directory). Set run_dir."
         )
     return os.environ[RUN_DIR_VARIABLE]
 

@@ -14,8 +14,8 @@ _MAX_SUMS = 1_000_000
 class AdditionData(PromptDataModule):
     """Sums of two numbers with ``num_digits`` digits each.
 
-    The held-out sums depend on ``num_digits`` and ``validation_size`` only, so that runs with
-    different seeds, and the warm-up before them, are validated on the same sums.
+    The held-out sums depend only on ``num_digits`` and ``validation_size``, so that runs with
+    different seeds, and the SFT run before them, are validated on the same sums.
 
     Args:
         num_digits: Digits of each number, without leading zeros.
@@ -28,7 +28,7 @@ class AdditionData(PromptDataModule):
         seed: Seed of the choice and the order of the training sums.
 
     Raises:
-        ValueError: more sums are requested than exist or fit in memory.
+        UserError: more sums are requested than exist or fit in memory.
     """
 
     def __init__(

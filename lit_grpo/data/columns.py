@@ -71,7 +71,7 @@ def gold_answers(
     counts as null.
 
     Raises:
-        ValueError: a required answer is null, or no row has the column that the mapping names.
+        UserError: a required answer is null, or no row has the column that the mapping names.
     """
     values = [_find(row, _column_name(row, "answer", mapping)) for row in rows]
     if "answer" in mapping and all(value is _MISSING for value in values):

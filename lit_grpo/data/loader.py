@@ -25,7 +25,7 @@ class PromptLoader:
 
     In training, one iteration is one epoch; its incomplete last batch is dropped, and the next
     iteration is the next epoch. An interrupted iteration continues in the next one, and so does a
-    loaded state. The next batch therefore depends on (seed, epoch, position) alone, no matter how
+    loaded state. The next batch therefore depends only on (seed, epoch, position), no matter how
     often a trainer creates an iterator or where it ends its own epochs.
 
     In validation, every iteration starts from the beginning in the given order and yields each
@@ -41,11 +41,11 @@ class PromptLoader:
         training: Whether to iterate as in training rather than as in validation.
         shuffle: Train on the permutation of (seed, epoch) rather than in the given order.
         epoch_limit: Length of a training epoch in batches (int) or as a fraction of all batches
-            (float), like ``Trainer.limit_train_batches``. ``len`` stays that of a whole epoch,
-            since the trainer applies its limit to it.
+            (float), like ``Trainer.limit_train_batches``. ``len`` stays that of a whole epoch
+            because the trainer applies its limit to it.
 
     Raises:
-        ValueError: there are too few prompts for one batch, or the ranks cannot share a batch.
+        UserError: there are too few prompts for one batch, or the ranks cannot share a batch.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class PromptLoader:
     def _take_until(self, stop: int, order: Order) -> list[Prompt]:
         """Return this rank's share of the prompts from here to a position, and move there."""
         start = self.position
-        # Before the caller gets the prompts: a state saved while they are in use is after them.
+        # Advance first: a state saved while the caller uses these prompts must point past them.
         self._advance(stop)
         return [self.prompts[i] for i in self._share(order[start:stop])]
 
@@ -160,7 +160,7 @@ class PromptLoader:
         if len(self.prompts) < self._min_batch_size:
             fix = "lower data.prompts_per_step" if self.training else "use fewer processes"
             raise UserError(
-                f"{len(self.prompts)} prompts are too few, one batch on {self.world_size} "
+                f"{len(self.prompts)} prompts are too few: one batch on {self.world_size} "
                 f"processes needs {self._min_batch_size} (every process needs a share). Provide "
                 f"more rows, or {fix}."
             )

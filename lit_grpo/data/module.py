@@ -1,4 +1,4 @@
-"""Data modules: rows from files or datasets become loaders of prompts.
+"""Data modules: turn rows from files or datasets into loaders of prompts.
 
 Constructing a data module reads nothing; ``setup`` reads the rows and tokenizes them with the
 tokenizer of the policy.
@@ -118,7 +118,7 @@ class PromptData(PromptDataModule):
         test: The same for ``lit-grpo test``; null means the validation data.
         validation_size: Number or fraction of the rows of ``train`` to hold out for validation
             when ``validation`` is not set. The choice does not depend on ``seed``, so that runs
-            with different seeds, and the warm-up before them, are validated on the same rows.
+            with different seeds, and the SFT run before them, are validated on the same rows.
         prompts_per_step: Prompts per rollout step, over all processes.
         validation_batch_size: Prompts per validation batch, over all processes; null means
             ``prompts_per_step``.
@@ -128,10 +128,10 @@ class PromptData(PromptDataModule):
             ``"Question: {{ question }}\\nAnswer:"``.
         system_prompt: First message of every conversation.
         chat: Turn each text prompt into the user message of a conversation, formatted by the
-            tokenizer's chat template. A prompt that is a list of messages always is a
+            tokenizer's chat template. A prompt that is a list of messages is always a
             conversation.
         max_prompt_tokens: Maximum prompt length; null means no limit.
-        too_long: Whether to ``drop`` (and count) longer prompts or to ``setting_error`` the data.
+        too_long: ``drop`` longer prompts (the log says how many), or ``refuse`` the data.
         seed: Seed of the order of the training prompts.
         require_answer: Refuse rows without a gold answer.
     """
@@ -189,7 +189,7 @@ def split_rows(rows: list[Row], held_out_size: int | float) -> tuple[list[Row], 
     """Split rows into those to train on and those held out, each in the original order.
 
     Raises:
-        ValueError: the size holds out no row, or leaves none to train on.
+        UserError: the size holds out no row, or leaves none to train on.
     """
     if not rows or not held_out_size:
         return rows, []
@@ -209,11 +209,13 @@ def split_rows(rows: list[Row], held_out_size: int | float) -> tuple[list[Row], 
 
 def _report(split: Split, num_rows: int, num_prompts: int, limit: int | None) -> None:
     dropped = num_rows - num_prompts
-    logger.log(
-        logging.WARNING if dropped else logging.INFO,
-        "%s data: %d rows read, %d dropped (longer than max_prompt_tokens=%s)",
-        *(split, num_rows, dropped, limit),
-    )
+    if dropped:
+        logger.warning(
+            "%s data: %d rows, %d of them dropped (longer than max_prompt_tokens=%s)",
+            *(split, num_rows, dropped, limit),
+        )
+    else:
+        logger.info("%s data: %d rows", split, num_rows)
 
 
 def _as_list(sources: str | list[str] | None) -> list[str]:

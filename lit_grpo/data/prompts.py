@@ -19,7 +19,7 @@ class PromptFormat:
     """How rows become prompts; `PromptData` explains each setting.
 
     Raises:
-        ValueError: an unknown role, a template with a syntax error, or a limit below 1.
+        UserError: an unknown role, a template with a syntax error, or a limit below 1.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def build_prompts(
     """Return the prompts of these rows in order, without those that are too long.
 
     Raises:
-        ValueError: a column or a gold answer is missing, a prompt cannot be built, or no prompt is
+        UserError: a column or a gold answer is missing, a prompt cannot be built, or no prompt is
             left.
     """
     answers = gold_answers(rows, prompt_format.columns, required=prompt_format.require_answer)
@@ -107,7 +107,7 @@ def _build_prompt(
 
 def _refuse_null(value: Any) -> Any:
     if value is None:
-        raise jinja2.UndefinedError("a value is null, write {{ NAME or '' }} where that is fine")
+        raise jinja2.UndefinedError("a value is null; write {{ NAME or '' }} where that is fine")
     return value
 
 
@@ -138,8 +138,8 @@ def _to_messages(
         return messages
     if messages[0]["role"] == "system":
         raise UserError(
-            f"{row.origin} has a system message of its own beside data.system_prompt (a "
-            "conversation takes one). Remove either."
+            f"{row.origin} already has a system message, and data.system_prompt is set too (a "
+            "conversation takes one). Remove one of them."
         )
     return ({"role": "system", "content": prompt_format.system_prompt}, *messages)
 
@@ -189,7 +189,7 @@ def _within_limit(
     long = [row for row, p in zip(rows, prompts, strict=True) if len(p.token_ids) > limit]
     longest = max(len(prompt.token_ids) for prompt in prompts)
     raise UserError(
-        f"{len(long)} of {len(prompts)} prompts are longer than max_prompt_tokens={limit}, the "
+        f"{len(long)} of {len(prompts)} prompts are longer than max_prompt_tokens={limit}; the "
         f"longest has {longest} tokens: {list_rows(long)}. Raise data.max_prompt_tokens"
         + (", or set data.too_long: drop." if kept else " (no prompt would be left).")
     )

@@ -29,7 +29,7 @@ A good answer to it begins:
 A bad answer to it begins:
 {{ bad_excerpt }}
 
-Find what makes the one better than the other. The rubric must do for any answer, so do not \
+Find what makes one better than the other. The rubric must work for any answer, so do not \
 describe or quote these two.
 {%- endif %}
 """
@@ -47,8 +47,8 @@ class RubricData(PromptData):
         excerpt_characters: Maximum length of an excerpt.
         answers_column: Column with the stored answers: a list of texts, or the JSON text of one.
         gold_column: Column with their gold scores: a list of numbers, or the JSON text of one.
-        require_answer: Refuse rows without a gold answer. Off by default, since a rubric is not
-            compared with one.
+        require_answer: Refuse rows without a gold answer. Off by default because a rubric is
+            not compared with one.
         settings: Further settings of PromptData.
     """
 
@@ -91,7 +91,7 @@ class RubricData(PromptData):
         """Return the rows of a split, each with its two excerpts as further columns.
 
         Raises:
-            ValueError: excerpts are shown, and the answers or gold scores of a row cannot be read.
+            UserError: excerpts are shown, and the answers or gold scores of a row cannot be read.
         """
         rows = super().rows(split)
         scored = self._scored_answers(rows) if self.use_contrastive else [None] * len(rows)

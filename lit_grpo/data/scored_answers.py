@@ -45,17 +45,18 @@ def read_scored_answers(
     """Read two columns of a row: lists, arrays, or the JSON text of a list.
 
     Raises:
-        ValueError: the columns cannot be read; the message says why.
+        UserError: the columns cannot be read; the message says why.
     """
     answers = _as_list(columns, answers_column)
     gold_scores = _as_list(columns, gold_column)
     if len(answers) != len(gold_scores):
         raise UserError(
-            f"{gold_column} holds {len(gold_scores)} values, {answers_column} holds {len(answers)}"
+            f"{gold_column} holds {len(gold_scores)} values but {answers_column} holds "
+            f"{len(answers)}"
         )
     if len(answers) < MIN_ANSWERS:
         raise UserError(
-            f"{answers_column} holds {len(answers)}, a comparison needs at least {MIN_ANSWERS}"
+            f"{answers_column} holds {len(answers)}; a comparison needs at least {MIN_ANSWERS}"
         )
     for index, (answer, gold) in enumerate(zip(answers, gold_scores, strict=True)):
         if not isinstance(answer, str):

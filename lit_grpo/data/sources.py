@@ -1,6 +1,6 @@
 """Read rows from jsonl, parquet and csv files and Hugging Face datasets.
 
-Every row remembers its source. Values are plain Python objects, nested ones too.
+Every row records its source. Values, including nested ones, are plain Python objects.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_rows(source: str) -> list[Row]:
     text as written; an empty cell is None.
 
     Raises:
-        ValueError: the source does not exist, is empty, or has a row that cannot be read.
+        UserError: the source does not exist, is empty, or has a row that cannot be read.
     """
     path = Path(source).expanduser()
     if path.suffix in _READERS:
@@ -68,7 +68,7 @@ def read_rows(source: str) -> list[Row]:
         rows = _read_dataset(source)
     if not rows:
         raise UserError(
-            f"{source} is empty: it has no rows. Write the file again or choose another one."
+            f"{source} is empty: it has no rows. Write the file again or choose a different one."
         )
     return rows
 
@@ -156,7 +156,7 @@ def _check_header(header: list[str], path: Path) -> None:
 def _check_cells(cells: list[str], header: list[str], origin: str) -> None:
     if len(cells) != len(header):
         raise UserError(
-            f"{origin} has {len(cells)} cells, the first line names {len(header)} columns "
+            f"{origin} has {len(cells)} cells, but the first line names {len(header)} columns "
             f"({', '.join(header)}). Put cells that contain commas into double quotes."
         )
 

@@ -24,7 +24,7 @@ from lit_grpo.types import Outcome, UserError, check_range
 
 WINDOW_SECONDS = 60.0
 HOLD_JITTER = 0.25
-"""Largest share added to a ``Retry-After`` wait, so that refused calls do not return together."""
+"""Largest share added to a ``Retry-After`` wait, so that refused calls do not retry all at once."""
 
 _budgets: dict[tuple[str, str], CallBudget] = {}
 _registry_lock = threading.Lock()
@@ -59,8 +59,8 @@ class _Window:
 
 
 @dataclass(slots=True)
-class Grant:
-    """The permission to make one call, and the waits before it."""
+class CallPermit:
+    """Whether one call may start, and how long it waited, by cause."""
 
     waited: dict[Cause, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds waited, by cause."""
@@ -84,12 +84,12 @@ class Grant:
         cause, seconds = max(self.waited.items(), key=lambda one: one[1])
         return JudgeFailure(
             Outcome.TIMEOUT if cause == "max_concurrency" else Outcome.RATE_LIMITED,
-            f"no call within limits.deadline_seconds: {seconds:.1f} s were spent waiting for "
+            f"the call did not start within limits.deadline_seconds: it waited {seconds:.1f} s for "
             f"{cause}",
         )
 
     def settle(self, num_tokens: int) -> None:
-        """Replace the estimated tokens of the call by the number that it used."""
+        """Replace the estimated tokens of the call with the number that it used."""
         if self._tokens is not None:
             self._tokens[1] = num_tokens
 
@@ -100,7 +100,8 @@ class CallBudget:
     Clients may run on different event loops.
 
     Raises:
-        UserError: the limits allow fewer calls at a time, or a minute, than there are processes.
+        UserError: the limits allow fewer concurrent calls, or calls per minute, than there are
+            processes.
     """
 
     def __init__(self, limits: Limits, rank: int = 0, world_size: int = 1) -> None:
@@ -131,21 +132,21 @@ class CallBudget:
         self._lock = threading.Lock()
 
     @asynccontextmanager
-    async def slot(self, grant: Grant, num_tokens: float) -> AsyncIterator[None]:
-        """Wait until a call of about ``num_tokens`` is allowed, and hold its slot meanwhile.
+    async def slot(self, permit: CallPermit, num_tokens: float) -> AsyncIterator[None]:
+        """Wait until a call of about ``num_tokens`` is allowed; hold its slot inside the context.
 
         Raises:
             JudgeFailure: ``max_cost_usd`` is spent.
         """
         slots = self._slots_of_running_loop()
-        with grant.waiting_for("max_concurrency"):
+        with permit.waiting_for("max_concurrency"):
             await slots.acquire()
         try:
-            while (wait := self._admit(grant, num_tokens)) is not None:
+            while (wait := self._admit(permit, num_tokens)) is not None:
                 cause, seconds = wait
-                with grant.waiting_for(cause):
+                with permit.waiting_for(cause):
                     await asyncio.sleep(seconds)
-            grant.is_given = True
+            permit.is_given = True
             yield
         finally:
             slots.release()
@@ -170,7 +171,7 @@ class CallBudget:
         with self._lock:
             return self._slots.setdefault(loop, asyncio.Semaphore(self._concurrency))
 
-    def _admit(self, grant: Grant, num_tokens: float) -> tuple[Cause, float] | None:
+    def _admit(self, permit: CallPermit, num_tokens: float) -> tuple[Cause, float] | None:
         """Count the call in the windows, or return what to wait for and how long."""
         amounts: dict[Cause, float] = {"requests_per_minute": 1, "tokens_per_minute": num_tokens}
         with self._lock:
@@ -184,7 +185,7 @@ class CallBudget:
             for cause, window in self._windows.items():
                 window.entries.append([now, amounts[cause]])
             if tokens := self._windows.get("tokens_per_minute"):
-                grant._tokens = tokens.entries[-1]
+                permit._tokens = tokens.entries[-1]
         return None
 
     def _check_cost(self) -> None:
@@ -192,8 +193,8 @@ class CallBudget:
         if limit is not None and self.spent_usd >= limit / self.world_size:
             raise JudgeFailure(
                 Outcome.BUDGET_SPENT,
-                f"this process has spent {self.spent_usd:.4f} US dollars, its share of "
-                f"limits.max_cost_usd {limit:g} is {limit / self.world_size:g}",
+                f"this process has spent {self.spent_usd:.4f} US dollars; its share of "
+                f"limits.max_cost_usd ({limit:g}) is {limit / self.world_size:g}",
             )
 
 
@@ -203,7 +204,7 @@ def budget_of(judge: Judge) -> CallBudget:
     Each client gives it back with ``release``.
 
     Raises:
-        UserError: another reward has other limits for the same deployment.
+        UserError: another reward has different limits for the same deployment.
     """
     deployment = (base_url(judge), judge.model)
     with _registry_lock:

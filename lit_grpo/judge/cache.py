@@ -50,7 +50,7 @@ class VerdictCache:
             )
         except (OSError, sqlite3.Error) as error:
             raise UserError(
-                f"judge.cache must be a directory that can be written, got {directory} "
+                f"judge.cache must be a writable directory, got {directory} "
                 f"({error}). Set judge.cache."
             ) from error
         self._has_warned = False

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_grpo.concurrency import backoff, jitter
-from lit_grpo.judge.budget import CallBudget, Grant, budget_of, release
+from lit_grpo.judge.budget import CallBudget, CallPermit, budget_of, release
 from lit_grpo.judge.config import Judge
 from lit_grpo.judge.connection import connect, secret_variables, without_secret
 from lit_grpo.judge.failures import JudgeFailure, as_failure
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 60.0
 RETRY_AFTER_JITTER = 0.25
-"""Largest share added to a ``Retry-After`` wait, so that refused calls do not return together."""
+"""Largest share added to a ``Retry-After`` wait, so that refused calls do not retry all at once."""
 CHARACTERS_PER_TOKEN = 4
 MAX_PARSE_ERRORS = 3
-"""Unreadable replies after which a question is given up, since each of them costs money."""
+"""Number of unreadable replies after which to give up on a question, since each costs money."""
 COUNTED = {Outcome.RATE_LIMITED: "rate_limited", Outcome.PARSE_ERROR: "parse_errors"}
 """Outcomes of failed calls that the ledger counts, and the names of the counts."""
 FIRST_REPLY_TOKENS = 256
@@ -53,7 +53,7 @@ class Answer:
     """The verdicts of one question."""
 
     verdicts: Mapping[str, Verdict]
-    """id -> verdict, without the ids that do not have exactly one."""
+    """id -> verdict, for the ids with exactly one."""
     cost: float
     """US dollars of all calls for the question."""
 
@@ -62,7 +62,8 @@ class JudgeClient:
     """A connection to a judge, bound to the event loop that uses it first.
 
     Raises:
-        UserError: an address or a secret is missing, or the limits do not fit.
+        UserError: an address or a secret is missing, or the limits are too low for the number of
+            processes or differ from those of another client.
     """
 
     def __init__(self, judge: Judge) -> None:
@@ -96,9 +97,9 @@ class JudgeClient:
         variables = " or ".join(secret_variables(judge))
         secret = {"key": f"the key in {variables}", "token": f"the token in {variables}"}
         return (
-            f"the judge must answer before training begins, {self._client.base_url} answered "
-            f"{failure.status} for model {judge.model!r}: {failure.detail}. Set model, base_url, "
-            f"api (now {judge.api}) or {secret.get(judge.auth, f'auth (now {judge.auth})')}."
+            f"the judge did not accept a test question: {self._client.base_url} answered "
+            f"{failure.status} for model {judge.model!r}: {failure.detail}. Check model, base_url, "
+            f"api ({judge.api}) or {secret.get(judge.auth, f'auth ({judge.auth})')}."
         )
 
     async def ask(self, question: Question) -> Answer:
@@ -111,19 +112,19 @@ class JudgeClient:
         costs: list[float] = []
         failures: list[JudgeFailure] = []
         while True:
-            with_schema, grant = self._uses_schema, Grant()
+            with_schema, permit = self._uses_schema, CallPermit()
             try:
                 async with asyncio.timeout_at(_loop_time(deadline)) as timer:
-                    verdicts = await self._call(question, with_schema, grant, costs)
+                    verdicts = await self._call(question, with_schema, permit, costs)
                 return Answer(verdicts=verdicts, cost=sum(costs))
             except Exception as error:
-                never_started = timer.expired() and not grant.is_given
-                failure = grant.explain() if never_started else as_failure(error)
+                never_started = timer.expired() and not permit.is_given
+                failure = permit.explain() if never_started else as_failure(error)
             if with_schema and failure.refuses_schema and self.judge.reply_format == "auto":
                 self._stop_using_schema(failure)
                 continue
             failures.append(failure)
-            if grant.is_given and failure.outcome in COUNTED:
+            if permit.is_given and failure.outcome in COUNTED:
                 self.ledger.count(COUNTED[failure.outcome])
             wait = _seconds_before_retry(failures, self.judge.limits.num_retries)
             if wait is None or time.monotonic() + wait > deadline:
@@ -132,16 +133,16 @@ class JudgeClient:
             await asyncio.sleep(wait)
 
     async def _call(
-        self, question: Question, with_schema: bool, grant: Grant, costs: list[float]
+        self, question: Question, with_schema: bool, permit: CallPermit, costs: list[float]
     ) -> Mapping[str, Verdict]:
-        """Make one HTTP request and read the reply; count its waits and its cost in any case."""
+        """Make one HTTP request and read the reply; count its waits and cost even if it fails."""
         request = self._request(question, with_schema)
         try:
-            async with self.budget.slot(grant, self._expected_tokens(question)):
+            async with self.budget.slot(permit, self._expected_tokens(question)):
                 completion = await self._send(request)
-                costs.append(self._record_usage(completion, grant))
+                costs.append(self._record_usage(completion, permit))
         finally:
-            self.ledger.add_waits(grant.waited)
+            self.ledger.add_waits(permit.waited)
         return read_reply(_text_of(completion, self.judge), question.form, question.ids)
 
     async def _send(self, request: Mapping[str, Any]) -> Any:
@@ -193,14 +194,14 @@ class JudgeClient:
         characters = sum(len(message["content"]) for message in question.messages)
         return characters / CHARACTERS_PER_TOKEN + self._reply_tokens
 
-    def _record_usage(self, completion: Any, grant: Grant) -> float:
+    def _record_usage(self, completion: Any, permit: CallPermit) -> float:
         """Count the tokens and the cost of a reply, and return the cost."""
         usage = Usage.of(getattr(completion, "usage", None))
         cost = usage.cost(self.judge.price)
         self.ledger.add_usage(usage, cost)
         self.budget.spend(cost)
         if usage.num_tokens:
-            grant.settle(usage.num_tokens)
+            permit.settle(usage.num_tokens)
             # A moving average of the replies so far is the estimate for the next one.
             self._reply_tokens += 0.1 * (usage.completion_tokens - self._reply_tokens)
         return cost
@@ -209,8 +210,8 @@ class JudgeClient:
         if self._uses_schema:
             self._uses_schema = False
             log.info(
-                "judge %s does not support JSON schemas (%s): the prompt describes the reply from "
-                "now on. Set judge.reply_format to text to do so from the start.",
+                "judge %s does not support JSON schemas (%s): from now on the prompt describes the "
+                "reply. Set judge.reply_format to text to do so from the start.",
                 self.judge.model,
                 failure.detail,
             )

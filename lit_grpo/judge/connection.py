@@ -41,7 +41,7 @@ Secret = str | Callable[[], Awaitable[str]]
 
 
 def connect(judge: Judge) -> AsyncOpenAI:
-    """Return a client without retries of its own, for use on a single event loop.
+    """Return a client that does not retry by itself, for use on a single event loop.
 
     Raises:
         UserError: an address, a secret or a package is missing.
@@ -79,8 +79,9 @@ def base_url(judge: Judge) -> str:
     if found:
         return found.rstrip("/").removesuffix("/openai/v1").removesuffix("/openai")
     raise UserError(
-        f"judge.base_url must be set, got null and no variable {_or(AZURE_URLS)} (it is the "
-        "resource's address, https://NAME.openai.azure.com). Set one of them."
+        "judge.base_url must be set to the address of the resource, "
+        f"https://NAME.openai.azure.com: it is null, and {_none_of(AZURE_URLS)} is set. Set one of "
+        "them."
     )
 
 
@@ -95,7 +96,8 @@ def _secret(judge: Judge) -> Secret:
         raise UserError(
             f"the judge's {judge.auth} must be in the environment variable {_or(variables)}, "
             f"which {'is' if len(variables) == 1 else 'are'} not set in this process. Export it, "
-            f"or name another with judge.secret_variable{_alternative(judge.api, judge.auth)}."
+            "or name a different one with judge.secret_variable"
+            f"{_alternative(judge.api, judge.auth)}."
         )
     return secret
 
@@ -154,9 +156,9 @@ def _api_version(judge: Judge) -> str:
     version = judge.api_version or _first_set(VERSION_VARIABLES)
     if version is None:
         raise UserError(
-            f"judge.api_version must be given with api: azure, got null and no variable "
-            f"{_or(VERSION_VARIABLES)} (its path needs one, such as 2024-10-21). Set "
-            "judge.api_version, or use api: azure_v1, which has none."
+            "judge.api_version must be set with api: azure: it is null, and "
+            f"{_none_of(VERSION_VARIABLES)} is set (the path contains a version such as "
+            "2024-10-21). Set judge.api_version, or use api: azure_v1, which has none."
         )
     return version
 
@@ -167,6 +169,10 @@ def _first_set(variables: tuple[str, ...]) -> str | None:
 
 def _or(names: tuple[str, ...]) -> str:
     return " or ".join(names)
+
+
+def _none_of(names: tuple[str, ...]) -> str:
+    return f"neither {' nor '.join(names)}"
 
 
 def _missing_package(package: str, extra: str) -> UserError:

@@ -1,6 +1,6 @@
 """Get a verdict for each item: from the cache, or from calls that may hold several items.
 
-Every item has an id of its own within a call, so that it never gets the verdict of another one.
+Every item has its own id within a call, so that it never gets the verdict of another item.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Item = Mapping[str, Any]
 """The template's variables of one item, without its id, which is drawn for each call."""
 
 SINGLE_ITEM_FAULTS = (Outcome.PARSE_ERROR, Outcome.OUT_OF_TOKENS, Outcome.CONTENT_FILTERED)
-"""Failures of a call that a single item may have caused: each item is then asked alone."""
+"""Failures of a call that a single item may have caused: each item is then asked separately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Examiner:
 
         Args:
             context: Variables of the template that all items share.
-            vote: Number of this vote, where several independent ones are wanted.
+            vote: Number of this vote among several independent ones.
         """
         keys = [self._key(context, item, form, vote) for item in items]
         found = {key: self._cached(key, form) for key in keys}
@@ -92,8 +92,9 @@ class Examiner:
             self._send(context, {key: item_of[key] for key in chunk}, form)
         waiting = {key: self._in_flight[key] for key, one in found.items() if one is None}
         for key, task in waiting.items():
-            found[key] = (await asyncio.shield(task))[key]  # other calls may wait for it, too
-        # The cost of a call is reported once: by the first of equal items, where it was started.
+            found[key] = (await asyncio.shield(task))[key]  # other calls may be waiting for it
+        # Count the cost of a call once: for the first of several equal items, in the examine() that
+        # started it.
         first_place = {key: place for place, key in reversed(list(enumerate(keys)))}
         findings = [(key, found[key]) for key in keys]
         return [
@@ -112,7 +113,7 @@ class Examiner:
         for key in keys:
             del self._in_flight[key]
         if not task.cancelled():
-            task.exception()  # retrieved, as asyncio logs an exception that no waiter has seen
+            task.exception()  # retrieve it, or asyncio would log one that no one awaited
 
     async def _ask_and_cache(
         self, context: Mapping[str, Any], items: Mapping[str, Item], form: Form
@@ -125,7 +126,7 @@ class Examiner:
     async def _ask(
         self, context: Mapping[str, Any], items: Sequence[Item], form: Form
     ) -> list[Finding]:
-        """Ask for all items in one call, then alone for each one without exactly one verdict."""
+        """Ask for all items in one call, then separately for each without exactly one verdict."""
         ids = draw_ids(len(items))
         try:
             answer = await self.client.ask(self._question(context, items, ids, form))
@@ -169,7 +170,7 @@ class Examiner:
         )
 
     def _cached(self, key: str, form: Form) -> Finding | None:
-        """Return the cached verdict if it has the form: the directory may be shared."""
+        """Return the cached verdict if it has this form; a shared directory may hold others."""
         entry = None if self._cache is None else self._cache.get(key)
         if not isinstance(entry, Mapping):
             return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MAX_DETAIL_CHARACTERS = 500
 
 HINTS = {
-    401: "the key or token is wrong, expired, or of another resource",
+    401: "the key or token is wrong, expired, or for a different resource",
     403: "this key or identity may not use the deployment: on Azure it lacks the role 'Cognitive "
     "Services OpenAI User', or a network rule blocks this machine",
     404: "there is no such deployment or path: check model, base_url and, on Azure, api and "
@@ -61,7 +61,7 @@ class JudgeFailure(Exception):
 
     @property
     def refuses_schema(self) -> bool:
-        """Whether the server rejects JSON schemas, as opposed to this question."""
+        """Whether the server rejects JSON schemas in general, not just this question."""
         return self.status in (400, 422) and bool(SCHEMA_WORDS.search(self.detail))
 
 

@@ -1,7 +1,7 @@
 """The form of a judge's reply: its JSON schema, its description in words, and its parser.
 
-The parser accepts prose, fences and reasoning around the JSON. A reply without the form fails: it
-never guesses a value.
+The parser accepts prose, fences and reasoning around the JSON. A reply in any other form fails; the
+parser never guesses a value.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Text:
 
     def read(self, value: Any) -> str:
         if not isinstance(value, str):
-            raise ValueError("a text is expected")
+            raise ValueError("expected a string")
         return value
 
 
@@ -70,7 +70,7 @@ class Grade:
     def read(self, value: Any) -> int:
         number = None if isinstance(value, bool) else _as_number(value)
         if number is None or not 0 <= number <= self.highest or number != int(number):
-            raise ValueError(f"{self.description} is expected")
+            raise ValueError(f"expected {self.description}")
         return int(number)
 
 
@@ -86,7 +86,7 @@ class YesNo:
         if isinstance(value, str) and value.lower() in known:
             return known[value.lower()]
         if not isinstance(value, bool):
-            raise ValueError("true or false is expected")
+            raise ValueError("expected true or false")
         return value
 
 
@@ -107,7 +107,7 @@ class Order:
 
     def read(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list) or Counter(map(str, value)) != Counter(self.ids):
-            raise ValueError(f"each of the ids {', '.join(self.ids)} once is expected")
+            raise ValueError(f"expected each of the ids {', '.join(self.ids)} exactly once")
         return tuple(map(str, value))
 
 
@@ -132,9 +132,9 @@ class Form:
         """Return the description of a reply for the prompt."""
         fields = ", ".join(f'"{name}": {one.description}' for name, one in self.fields.items())
         if num_items == 1:
-            return f"Reply with JSON alone: {{{fields}}}"
+            return f"Reply with JSON only: {{{fields}}}"
         verdicts = f'{{"verdicts": [{{"id": "the id", {fields}}}]}}'
-        return f"Reply with JSON alone, one verdict for each id: {verdicts}"
+        return f"Reply with JSON only, one verdict for each id: {verdicts}"
 
     def read(self, verdict: Mapping[str, Any]) -> Verdict:
         """Return the checked fields of a verdict.
@@ -168,7 +168,7 @@ def read_reply(text: str, form: Form, ids: Sequence[str]) -> dict[str, Verdict]:
     A reply with an unknown id yields no verdicts at all, since its ids cannot be trusted.
 
     Raises:
-        JudgeFailure: the text has no JSON of this form or several different replies, or a single
+        JudgeFailure: the text has no JSON of this form, or several different replies; or a single
             id was asked for and has no readable verdict.
     """
     listed = _list_verdicts(text, form)
@@ -179,7 +179,7 @@ def read_reply(text: str, form: Form, ids: Sequence[str]) -> dict[str, Verdict]:
     if counts.keys() - set(ids):
         once = []
     if len(ids) == 1 and not once:
-        raise _unreadable(f"exactly one verdict with the id {ids[0]} is expected", text)
+        raise _unreadable(f"expected exactly one verdict with the id {ids[0]}", text)
     verdicts = {}
     for one in once:
         try:

@@ -54,7 +54,7 @@ class JudgeTemplate:
     def _check_blocks(self) -> None:
         if missing := [block for block in BLOCKS if block not in self._template.blocks]:
             raise UserError(
-                f"{self.path} must have the blocks {' and '.join(BLOCKS)}, {missing[0]} is missing "
+                f"{self.path} must have the blocks {' and '.join(BLOCKS)}; {missing[0]} is missing "
                 f"(each becomes a message). Add {{% block {missing[0]} %}} … {{% endblock %}}."
             )
 

@@ -43,7 +43,7 @@ class AdvantageConfig:
             6; REINFORCE++-baseline, arXiv 2501.03262 equation 7).
 
     Raises:
-        ValueError: the baseline and the deviation exclude each other.
+        UserError: the baseline and the deviation cannot be combined.
     """
 
     baseline: Literal["group", "leave_one_out", "batch"] = "group"
@@ -61,7 +61,7 @@ class AdvantageConfig:
 
 
 def _group_mean(rewards: Tensor, valid: Tensor) -> Tensor:
-    """Return [B, 1], the mean of each group's valid rows."""
+    """Return [B, 1] means of each group's valid rows."""
     num_valid = valid.sum(1, keepdim=True).clamp(min=1)
     return torch.where(valid, rewards, 0.0).sum(1, keepdim=True) / num_valid
 
@@ -69,8 +69,8 @@ def _group_mean(rewards: Tensor, valid: Tensor) -> Tensor:
 def center(rewards: Tensor, valid: Tensor) -> Tensor:
     """Return [B, G] rewards minus the mean of their group's counted rows.
 
-    The result is exactly 0 on rows that do not count, and in groups whose rewards differ by
-    rounding errors only.
+    The result is exactly 0 on rows that are not counted, and in groups whose rewards differ only by
+    rounding errors.
     """
     counted = counted_rows(valid)
     centered = torch.where(counted, rewards - _group_mean(rewards, valid), 0.0)
@@ -82,8 +82,9 @@ def center(rewards: Tensor, valid: Tensor) -> Tensor:
 def has_signal(rewards: Tensor, valid: Tensor) -> Tensor:
     """Return [B] True on the groups whose counted rewards differ by more than rounding errors.
 
-    Metrics, warnings and dynamic sampling all use this definition. In a group without signal the
-    advantages under a baseline of the group are exactly 0.
+    ``reward/frac_zero_std`` and ``lit-grpo rewards`` use this definition. Dynamic sampling and
+    `SignalWarnings` look at the advantages instead. These are exactly 0 in a group without signal,
+    except with ``baseline: batch`` or ``combine: normalise_then_sum``.
     """
     return center(rewards, valid).any(1)
 
@@ -100,7 +101,7 @@ def leave_one_out(rewards: Tensor, valid: Tensor) -> Tensor:
 def center_over_batch(rewards: Tensor, valid: Tensor) -> Tensor:
     """Return [B, G] rewards minus the mean of all counted rows of the batch.
 
-    The result is exactly 0 where the rewards differ by rounding errors only.
+    The result is exactly 0 if the rewards differ only by rounding errors.
     """
     one_group, counted = rewards.flatten()[None], counted_rows(valid).flatten()[None]
     return center(one_group, counted).view_as(rewards)
@@ -116,15 +117,15 @@ BASELINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def group_deviation(rewards: Tensor, valid: Tensor) -> Tensor:
     """Return [B, 1] sample deviations of each group's counted rows, 0 in a group without signal.
 
-    The mean is computed first, since ``E[x^2] - E[x]^2`` loses all precision when rewards are large
-    and close to each other.
+    The mean is computed first because ``E[x^2] - E[x]^2`` loses all precision when rewards are
+    large and close to each other.
     """
     squares = center(rewards, valid).square().sum(1, keepdim=True)
     return (squares / (valid.sum(1, keepdim=True) - 1).clamp(min=1)).sqrt()
 
 
 def batch_deviation(values: Tensor, valid: Tensor) -> Tensor:
-    """Return [], the sample deviation of all counted rows of the batch."""
+    """Return the sample deviation of all counted rows of the batch, a scalar."""
     counted = counted_rows(valid)
     squares = center_over_batch(values, valid).square().sum()
     return (squares / (counted.sum() - 1).clamp(min=1)).sqrt()
@@ -139,10 +140,10 @@ def _batch_divisor(rewards: Tensor, valid: Tensor) -> Tensor:
 
 
 def group_success_rate(rewards: Tensor, valid: Tensor) -> Tensor:
-    """Return [B, 1], the mean of each group's valid rows; 1 where all its rewards are 0.
+    """Return [B, 1] means of each group's valid rows; 1 for a group whose rewards are all 0.
 
     Raises:
-        ValueError: a reward is negative, so that the mean is not a success rate.
+        UserError: a reward is negative, so the mean is not a success rate.
     """
     if (rewards[valid] < 0).any():
         raise UserError(
@@ -164,7 +165,7 @@ DEVIATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": group_success_rate,
     "none": _no_divisor,
 }
-"""What each choice of ``deviation`` divides by, [B, 1] or []."""
+"""The divisor for each choice of ``deviation``: [B, 1], or a scalar."""
 
 
 def normalise(rewards: Tensor, valid: Tensor, config: AdvantageConfig) -> Tensor:
@@ -176,7 +177,7 @@ def normalise(rewards: Tensor, valid: Tensor, config: AdvantageConfig) -> Tensor
 def compute_advantages(
     rollouts: RolloutBatch, weights: Mapping[str, float], config: AdvantageConfig
 ) -> Tensor:
-    """Return [B, G] float64 advantages, exactly 0 on rows that do not count.
+    """Return [B, G] float64 advantages, exactly 0 on rows that are not counted.
 
     Args:
         weights: Weight of each reward by name, for ``normalise_then_sum``.
@@ -187,7 +188,7 @@ def compute_advantages(
         advantages = torch.zeros_like(rollouts.rewards)
         magnitude = torch.zeros_like(advantages)
         for name, weight in weights.items():
-            if weight != 0:  # a reward of weight 0 is only logged
+            if weight != 0:  # a reward with weight 0 is only logged
                 part = rollouts.parts[name]
                 has_value = rollouts.valid & ~part.isnan()
                 term = weight * normalise(part, has_value, config)

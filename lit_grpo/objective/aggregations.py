@@ -1,6 +1,6 @@
-"""Aggregations: the weight of each token in the loss, from the counts of the whole optimizer batch.
+"""Aggregations: the weight of each token in the loss, from the counts of the whole mini-batch.
 
-The loss is a plain weighted sum, hence the same for any split into micro-batches or over ranks.
+The loss is a plain weighted sum, so it does not depend on the split into micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """The counts of one optimizer batch, over all of its micro-batches and ranks."""
+    """The counts of one mini-batch, which is all rows of an optimizer step on all ranks."""
 
     tokens: int
     """Tokens in the loss mask."""
@@ -29,34 +29,46 @@ class TokenCounts:
 
 
 def by_token(mask: Tensor, counts: TokenCounts) -> Tensor:
-    """Weigh every token of the optimizer batch equally (DAPO, arXiv 2503.14476 equation 12)."""
+    """Weight every token of the mini-batch equally (DAPO, arXiv 2503.14476 equation 12).
+
+    TRL: ``loss_type="dapo"``. verl: ``loss_agg_mode="token-mean"``.
+    """
     return mask / max(1, counts.tokens)
 
 
 def by_local_token(mask: Tensor, counts: TokenCounts) -> Tensor:
-    """Weigh every rank equally, and its tokens equally among themselves.
+    """Give every rank the same weight, shared equally by its tokens.
 
     This is the loss of trainers that average the token means of their devices. On one rank it is
-    `by_token`.
+    `by_token`. TRL: ``loss_type="bnpo"``, which averages the means of micro-batches.
     """
     return mask / (max(1, counts.local_tokens) * counts.num_ranks)
 
 
 def by_sequence(mask: Tensor, counts: TokenCounts) -> Tensor:
-    """Weigh every sequence equally, and its tokens equally among themselves (GRPO, arXiv
-    2402.03300 equation 3)."""
+    """Give every sequence the same weight, shared equally by its tokens (GRPO, arXiv 2402.03300
+    equation 3).
+
+    TRL: ``loss_type="grpo"``. verl: ``loss_agg_mode="seq-mean-token-mean"``.
+    """
     return mask / (mask.sum(1, keepdim=True).clamp(min=1) * max(1, counts.sequences))
 
 
 def by_sequence_sum(mask: Tensor, counts: TokenCounts) -> Tensor:
-    """Weigh every token by ``1 / sequences``, so that a sequence weighs as much as it is long
-    (LUSPO, arXiv 2602.05261 equation 7)."""
+    """Weight every token by ``1 / sequences``, so that the weight of a sequence is proportional to
+    its length (LUSPO, arXiv 2602.05261 equation 7).
+
+    TRL: ``loss_type="luspo"``. verl: ``loss_agg_mode="seq-mean-token-sum"``.
+    """
     return mask / max(1, counts.sequences)
 
 
 def by_constant(mask: Tensor, counts: TokenCounts) -> Tensor:
-    """Weigh every token by ``1 / (sequences * max_tokens)``, whatever the lengths are, so that
-    length is neither rewarded nor penalised (Dr. GRPO, arXiv 2503.20783 section 3.2)."""
+    """Weight every token by ``1 / (sequences * max_tokens)``, whatever the lengths are, so that
+    length is neither rewarded nor penalised (Dr. GRPO, arXiv 2503.20783 section 3.2).
+
+    TRL: ``loss_type="dr_grpo"``. verl: ``loss_agg_mode="seq-mean-token-sum-norm"``.
+    """
     return mask / (max(1, counts.sequences) * counts.max_tokens)
 
 
@@ -70,7 +82,7 @@ AGGREGATIONS: dict[str, Callable[[Tensor, TokenCounts], Tensor]] = {
 
 
 def by_entropy_token(mask: Tensor, counts: TokenCounts) -> Tensor:
-    """Weigh the tokens of the entropy bonus equally.
+    """Weight the tokens of the entropy bonus equally.
 
     The bonus is a mean over tokens under every aggregation, so that its coefficient does not
     depend on that choice.

@@ -21,21 +21,22 @@ class KLTerm:
 
     Args:
         estimator: Estimator of the divergence of one token: ``k1``, ``k2`` or ``k3``.
-        coef: Weight of the divergence; at 0 no reference is loaded.
+        coef: Weight of the divergence (TRL: beta); at 0 no reference is loaded.
         place: ``loss`` adds it to the loss, token by token; ``reward`` subtracts its sum over a
-            completion from the reward, before advantages are computed.
+            completion from the reward, before advantages are computed (verl: use_kl_in_reward).
         gradient: Gradient of the term in the loss: that of the ``estimator``, or that of ``k2``
-            with the value of the estimator (straight-through). In expectation k2 has the gradient
-            of the reverse KL divergence, k1 has none.
+            with the value of the estimator (straight-through; verl: ``k1+``, ``k3+``). In
+            expectation, k2 has the gradient of the reverse KL divergence; k1 has gradient 0.
         importance: Multiply by the policy ratio, which makes the gradient of k3, and that of
-            off-policy tokens, unbiased (DeepSeek-V3.2, arXiv 2512.02556 equation 7).
+            off-policy tokens, unbiased (DeepSeek-V3.2, arXiv 2512.02556 equation 7; TRL:
+            use_bias_correction_kl).
         refresh_every: Number of rollout steps after which the reference moves towards the policy
-            (TR-DPO, arXiv 2404.09656); null keeps the reference fixed.
-        refresh_mix: Share of the policy in the new reference: 1 copies the policy, less makes the
-            reference a moving average.
+            (TR-DPO, arXiv 2404.09656; TRL: ref_model_sync_steps); null keeps the reference fixed.
+        refresh_mix: Share of the policy in the new reference (TRL: ref_model_mixup_alpha): 1
+            copies the policy; a smaller value makes the reference a moving average.
 
     Raises:
-        ValueError: a value is out of range, or choices contradict each other.
+        UserError: a value is out of range, or choices cannot be combined.
     """
 
     estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -115,7 +116,7 @@ class EntropyTerm:
         coef_max: Upper bound of the coefficient.
 
     Raises:
-        ValueError: a value is out of range.
+        UserError: a value is out of range.
     """
 
     coef: float = 0.0
@@ -142,7 +143,7 @@ class EntropyTerm:
             f"{key}coef_step",
             self.coef_step,
             above=0,
-            why="else the coefficient could not follow the target",
+            why="at 0 the coefficient could not follow the target",
         )
 
 
@@ -161,7 +162,7 @@ class SamplerCorrection:
         max_ratio: Upper bound of the weight; null for none.
 
     Raises:
-        ValueError: no ratio lies within the bounds.
+        UserError: no ratio lies within the bounds.
     """
 
     level: Literal["token", "sequence", "geometric"] = "token"
@@ -171,7 +172,7 @@ class SamplerCorrection:
 
     def __post_init__(self) -> None:
         key = f"{_KEY}sampler_correction."
-        why = "a ratio of probabilities is bounded by 0 <= min_ratio < max_ratio"
+        why = "the bounds must satisfy 0 <= min_ratio < max_ratio"
         check_range(f"{key}min_ratio", self.min_ratio, at_least=0, why=why)
         check_range(f"{key}max_ratio", self.max_ratio, above=self.min_ratio or 0, why=why)
 
@@ -184,32 +185,37 @@ class Objective:
         surrogate: How ratio and advantage become a loss: PPO's ``clip``, ``cispo`` (MiniMax-M1),
             ``sapo``, ``gmpo`` or ``vespo``.
         ratio: Ratio of the current over the old policy: one per ``token``, or one per
-            ``sequence``, the geometric mean of its tokens' ratios (GSPO).
-        clip_low: The lower bound of the ratio is ``1 - clip_low``; for ``gmpo`` that of its
-            logarithm is ``-clip_low``.
+            ``sequence``, the geometric mean of its tokens' ratios (GSPO; TRL:
+            importance_sampling_level).
+        clip_low: The lower bound of the ratio is ``1 - clip_low`` (TRL: epsilon); for ``gmpo`` that
+            of its logarithm is ``-clip_low``.
         clip_high: The upper bound of the ratio is ``1 + clip_high`` (0.28 in DAPO,
-            "clip-higher"); for ``gmpo`` that of its logarithm is ``clip_high``.
+            "clip-higher"; TRL: epsilon_high); for ``gmpo`` that of its logarithm is ``clip_high``.
         ratio_cap: Upper bound of the ratio where the advantage is negative, which ``clip`` alone
-            leaves unbounded: delta of the two-sided clip, c of dual clip. Null for none.
+            leaves unbounded: delta of the two-sided clip (TRL: delta), c of dual clip (verl:
+            clip_ratio_c). Null for none.
         sapo_temperatures: Temperatures of the ``sapo`` gate where the advantage is positive, and
             elsewhere.
         vespo_positive: k and lambda of the ``vespo`` weight where the advantage is not negative.
         vespo_negative: k and lambda of the ``vespo`` weight where the advantage is negative.
-        aggregation: Weights of the tokens: equal over the batch (``token``, DAPO) or per rank
+        aggregation: Weights of the tokens: equal over the mini-batch (``token``, DAPO) or per rank
             (``local_token``); equal per ``sequence`` (GRPO); ``1 / sequences``
             (``sequence_sum``, LUSPO); ``1 / (sequences * max_tokens)`` (``constant``, Dr. GRPO).
         kl: KL divergence from the reference.
         entropy: Entropy bonus.
         sampler_correction: Importance weights against the sampler; null for none.
-        off_policy_threshold: Drop sequences of negative advantage from the surrogate if the mean
-            of ``log(sampler / policy)`` over their tokens is above this; null keeps all.
-        top_entropy_fraction: Apply the surrogate and the entropy bonus to this share of the
-            tokens only, those of the highest entropy (arXiv 2506.01939 section 5). Below 1 this
-            costs a forward pass if there is one optimizer step per rollout step.
-        overlong_filtering: Exclude completions that hit ``max_tokens`` from the loss.
+        off_policy_threshold: Drop sequences with a negative advantage from the surrogate if the
+            mean of ``log(sampler / policy)`` over their tokens is above this (TRL:
+            off_policy_mask_threshold); null keeps all.
+        top_entropy_fraction: Apply the surrogate and the entropy bonus only to this share of the
+            tokens, those with the highest entropy (arXiv 2506.01939 section 5; TRL:
+            top_entropy_quantile). Below 1 this costs a forward pass if there is one optimizer step
+            per rollout step.
+        overlong_filtering: Exclude completions that hit ``max_tokens`` from the loss (TRL:
+            mask_truncated_completions).
 
     Raises:
-        ValueError: a value is out of range, or choices exclude each other.
+        UserError: a value is out of range, or choices cannot be combined.
     """
 
     surrogate: Literal["clip", "cispo", "sapo", "gmpo", "vespo"] = "clip"
@@ -266,7 +272,7 @@ class Objective:
             f"{_KEY}ratio_cap",
             self.ratio_cap,
             above=1 + self.clip_high,
-            why="at or below 1 + clip_high the clip would never act",
+            why="otherwise the clip would have no effect",
         )
         for name in ("sapo_temperatures", "vespo_positive", "vespo_negative"):
             for value in getattr(self, name):
@@ -294,6 +300,6 @@ class Objective:
 
     @property
     def has_gradient_at_zero_advantage(self) -> bool:
-        """Whether a row of advantage 0 can have a gradient."""
+        """Whether a row with advantage 0 can have a gradient."""
         has_bonus = self.entropy.coef != 0 or self.entropy.target is not None
         return has_bonus or self.kl.is_in_loss

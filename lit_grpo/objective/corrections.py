@@ -61,8 +61,8 @@ def sampler_weights(log_ratio: Tensor, mask: Tensor, correction: SamplerCorrecti
 
 
 @torch.no_grad()
-def on_policy_rows(
-    sampler_log_ratio: Tensor, advantages: Tensor, mask: Tensor, threshold: float
+def keeps_surrogate(
+    policy_log_ratio: Tensor, advantages: Tensor, mask: Tensor, threshold: float
 ) -> Tensor:
     """Return [N, 1] True on the sequences that keep their surrogate.
 
@@ -70,12 +70,12 @@ def on_policy_rows(
     is at most ``threshold``.
 
     Args:
-        sampler_log_ratio: [N, C] current policy over sampler.
+        policy_log_ratio: [N, C] current policy over sampler.
         advantages: [N, 1].
 
     Source: DeepSeek-V3.2, arXiv 2512.02556 equation 9.
     """
-    return (advantages >= 0) | (sequence_mean(-sampler_log_ratio, mask) <= threshold)
+    return (advantages >= 0) | (sequence_mean(-policy_log_ratio, mask) <= threshold)
 
 
 @torch.no_grad()
@@ -90,7 +90,7 @@ distribution of their first token, and rounding errors must not keep some and dr
 
 
 def entropy_threshold(entropies: Tensor, fraction: float) -> float:
-    """Return the entropy in nats that ``fraction`` of the given tokens [T] reaches.
+    """Return the entropy in nats that the top ``fraction`` of the tokens [T] reach.
 
     Source: arXiv 2506.01939 section 5.
     """

@@ -1,6 +1,7 @@
 """Estimators of the KL divergence of the policy from the reference, one value per token.
 
-Source of all three: J. Schulman, Approximating KL Divergence (2020).
+Source of all three: J. Schulman, Approximating KL Divergence (2020). To add an estimator: write a
+function, add it to ``KL_ESTIMATORS``, and add its name to ``KLTerm.estimator``.
 """
 
 from __future__ import annotations
@@ -37,18 +38,19 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": 
 def straight_through_k2(value: Tensor, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Return [N, C] the given value with the gradient of `k2`.
 
-    Source: the gradient of an estimator is not that of the divergence, Tang and Munos, arXiv
-    2506.09477; but that of k2 is, REINFORCE++, arXiv 2501.03262 appendix B.1.
+    Source: in general the gradient of an estimator is not the gradient of the divergence (Tang and
+    Munos, arXiv 2506.09477); for k2 it is (REINFORCE++, arXiv 2501.03262 appendix B.1).
     """
     gradient = k2(logprobs, ref_logprobs)
     return value.detach() + gradient - gradient.detach()
 
 
 def kl_in_loss(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor, term: KLTerm) -> Tensor:
-    """Return [N, C] what the loss adds to the surrogate, without its coefficient.
+    """Return the KL term of the loss per token, [N, C], before multiplying by ``coef``.
 
-    With ``importance``, the estimator is multiplied by the ratio. The gradient then flows through
-    the ratio, too, except with ``gradient: k2``, whose gradient is already that of the divergence.
+    With ``importance``, the estimator is multiplied by the ratio. The gradient then also flows
+    through the ratio, except with ``gradient: k2``, whose gradient is already that of the
+    divergence.
     """
     kl = KL_ESTIMATORS[term.estimator](logprobs, ref_logprobs)
     if term.gradient == "k2":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_grpo.objective.aggregations import AGGREGATIONS, TokenCounts, by_entropy_token
 from lit_grpo.objective.config import Objective
-from lit_grpo.objective.corrections import on_policy_rows, sampler_weights
+from lit_grpo.objective.corrections import keeps_surrogate, sampler_weights
 from lit_grpo.objective.kl import kl_in_loss
 from lit_grpo.objective.surrogates import RATIOS, SURROGATES, SurrogateInputs
 from lit_grpo.types import TrainBatch
@@ -20,18 +20,18 @@ class TokenLosses:
     """The loss of one micro-batch, and its terms [N, C] for metrics."""
 
     loss: Tensor
-    """[] with gradient: the share of this micro-batch in the loss of the optimizer step."""
+    """Scalar with gradient: the share of this micro-batch in the loss of the optimizer step."""
     surrogate: Tensor
     kl: Tensor | None
     """None without a KL term in the loss."""
     ratio: Tensor
-    """Current over old policy, per token or per sequence as the objective says."""
+    """Current over old policy, per token or per sequence (``Objective.ratio``)."""
     clipped_low: Tensor
     """True where the ratio is below the lower bound and the advantage is negative."""
     clipped_high: Tensor
     """True where the ratio is above the upper bound and the advantage is positive."""
     has_surrogate: Tensor
-    """True on the tokens of the loss mask whose surrogate no other mask removes."""
+    """True on tokens in the loss whose surrogate the entropy and off-policy masks keep."""
     sampler_log_ratio: Tensor
     """Logarithm of the old policy over the sampler, unbounded."""
     weights: Tensor
@@ -54,7 +54,7 @@ def token_losses(
     Args:
         logprobs: [N, C] under the current policy, with gradient.
         entropy: [N, C] nats, with gradient if ``entropy_coef`` is not 0.
-        counts: Counts of the whole optimizer batch.
+        counts: Counts of the whole mini-batch.
         entropy_coef: Coefficient of the entropy bonus in this optimizer step.
     """
     mask, advantages = batch.loss_mask, batch.advantages[:, None].to(logprobs.dtype)
@@ -108,7 +108,7 @@ def _has_surrogate(inputs: SurrogateInputs, batch: TrainBatch, objective: Object
     """
     if objective.off_policy_threshold is None:
         return batch.surrogate_mask
-    log_ratio = inputs.logprobs - batch.sampler_logprobs
-    return batch.surrogate_mask & on_policy_rows(
-        log_ratio, inputs.advantages, inputs.mask, objective.off_policy_threshold
+    policy_log_ratio = inputs.logprobs - batch.sampler_logprobs
+    return batch.surrogate_mask & keeps_surrogate(
+        policy_log_ratio, inputs.advantages, inputs.mask, objective.off_policy_threshold
     )

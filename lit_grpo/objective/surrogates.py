@@ -1,7 +1,7 @@
 """Surrogates: turn ratio and advantage into one loss per token, or one per sequence.
 
 Each is a pure function of `SurrogateInputs`, named in a table. Surrogates apply the sampler
-correction themselves, since `vespo` needs its logarithm.
+correction themselves because `vespo` needs its logarithm.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SurrogateInputs:
     log_ratio: Tensor
     """[N, C] current over old policy, with gradient."""
     ratio: Tensor
-    """[N, *] current over old policy, per token or per sequence as the objective says."""
+    """[N, *] current over old policy, per token or per sequence (``Objective.ratio``)."""
     advantages: Tensor
     """[N, 1]"""
     mask: Tensor
@@ -59,7 +59,7 @@ def cispo(inputs: SurrogateInputs, objective: Objective) -> Tensor:
 
     Unlike `clip` it keeps the gradient of every token.
 
-    Source: MiniMax-M1, arXiv 2506.13585 equations 4 and 5, without a lower bound as there.
+    Source: MiniMax-M1, arXiv 2506.13585 equations 4 and 5; like the paper, without a lower bound.
     """
     weight = inputs.ratio.clamp(max=1 + objective.clip_high).detach()
     return -weight * inputs.advantages * inputs.logprobs * inputs.correction

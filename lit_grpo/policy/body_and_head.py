@@ -96,7 +96,7 @@ def check_body_and_head(model: PreTrainedModel) -> None:
     """Check on a few tokens that body and head together give the model's own logits.
 
     Raises:
-        ValueError: they give other logits.
+        UserError: the logits differ.
     """
     ids = torch.arange(4)[None] % model.config.get_text_config().vocab_size
     ids = ids.to(next(model.parameters()).device)
@@ -112,7 +112,7 @@ def check_body_and_head(model: PreTrainedModel) -> None:
         raise UserError(
             f"{type(model).__name__} does more between its hidden states and its logits than a "
             f"scale and a soft cap (the logits differ by {(ours - theirs).abs().max():.2g}), so "
-            "its logprobs cannot be computed in chunks. Use another model, or extend "
+            "its logprobs cannot be computed in chunks. Use a different model, or extend "
             "lit_grpo.policy.body_and_head.BodyAndHead."
         )
 
@@ -146,8 +146,8 @@ def supports_packing(model: PreTrainedModel) -> bool:
     obstacle = packing_obstacle(model)
     if obstacle is not None:
         log.warning(
-            "%s cannot run packs: %s. Every completion runs padded together with its prompt, which "
-            "is slower.",
+            "%s cannot run packed sequences (%s). Every completion is run padded, with its own "
+            "copy of the prompt, which is slower.",
             type(model).__name__,
             obstacle,
         )
@@ -162,7 +162,7 @@ def packing_obstacle(model: PreTrainedModel) -> str | None:
     """Return why this model cannot run packs, or None if it can, tested on three short rows."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     if others := kinds - _PLAIN_LAYERS:
-        return f"it has layers of {' and '.join(sorted(others))}"
+        return f"it has {' and '.join(sorted(others))} layers"
     try:
         with _eager_evaluation(model):
             difference = _packing_difference(model)

@@ -93,7 +93,7 @@ def build_model(
 
 
 def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Set every dropout to 0, since with dropout the ratio of equal policies is not 1."""
+    """Set every dropout to 0, because with dropout the ratio of equal policies is not 1."""
     for name, value in config.to_dict().items():
         if name.endswith(("dropout", "pdrop", "dropout_prob")) and isinstance(value, float):
             setattr(config, name, 0.0)
@@ -102,9 +102,9 @@ def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
 
 @contextmanager
 def _explained_errors(what: str, source: str) -> Iterator[None]:
-    """Replace the errors of `transformers` by one that names the source and the setting.
+    """Replace the errors of `transformers` with one that names the source and the setting.
 
-    A source that can only be a path is checked first, since requesting it from the Hub takes a
+    A source that can only be a path is checked first, because requesting it from the Hub takes a
     minute without a network.
     """
     if not Path(source).exists() and (source.count("/") > 1 or source.startswith((".", "~", "/"))):
@@ -116,8 +116,8 @@ def _explained_errors(what: str, source: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        kind = "directory" if Path(source).exists() else "directory here or model on the hub"
+        tried = "" if Path(source).exists() else " (not a local directory, so tried on the Hub)"
         raise UserError(
-            f"no {what} could be loaded from {source!r} ({kind}): {error}. "
+            f"no {what} could be loaded from {source!r}{tried}: {error}. "
             "Set model.policy.path to a directory that save_pretrained wrote or to a hub id."
         ) from error

@@ -22,7 +22,7 @@ class LoRA:
         modules_to_save: Names of layers to train in full besides the adapter.
 
     Raises:
-        ValueError: a value is out of range.
+        UserError: a value is out of range.
     """
 
     rank: int = 16
@@ -39,7 +39,7 @@ def add_lora(model: PreTrainedModel, lora: LoRA) -> nn.Module:
     """Return the model with a new adapter and all other weights frozen.
 
     Raises:
-        ValueError: the model has no such layers, or one of them shares its weights with another.
+        UserError: the model has no such layers, or one of them shares its weights with another.
     """
     from peft import LoraConfig, TaskType, get_peft_model
 

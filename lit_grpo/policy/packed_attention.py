@@ -118,7 +118,7 @@ def _capped_attention(
     scaling: float | None,
     softcap: float,
 ) -> Tensor:
-    """Compute attention step by step, since no kernel of torch soft-caps the scores."""
+    """Compute attention step by step, because no kernel of torch soft-caps the scores."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = torch.tanh(query @ key.transpose(2, 3) * scale / softcap) * softcap
     scores = scores.masked_fill(~mask, -torch.inf)
@@ -136,7 +136,7 @@ AttentionMaskInterface.register(PACKED, _window)
 
 @contextmanager
 def using_attention(config: PreTrainedConfig, name: str) -> Iterator[None]:
-    """Switch the model of this config to another attention within the context."""
+    """Switch the model of this config to a different attention within the context."""
     previous = config._attn_implementation
     config._attn_implementation = name
     try:

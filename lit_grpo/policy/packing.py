@@ -124,7 +124,7 @@ def _left_aligned(batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
     """Return [N, L] the tokens that the model reads, [N] prompt lengths and [N] row lengths.
 
     Rows start in the first column and end with padding of -1. The last token of each completion is
-    left out, since it predicts nothing.
+    left out because it predicts nothing.
     """
     index = batch.prompt_index
     ids = torch.cat([batch.prompt_ids[index], batch.completion_ids], 1).cpu()
@@ -145,7 +145,7 @@ def _lexicographic_order(ids: Tensor) -> Tensor:
 def _find_shared(ids: Tensor, num_tokens: Tensor) -> tuple[_Rows, Tensor]:
     """Return the sorted rows, and [N, L] True on the tokens not shared with the row above.
 
-    A common prefix of less than an eighth of a row is not shared, since attention without a mask
+    A common prefix of less than an eighth of a row is not shared, because attention without a mask
     saves more.
     """
     num_equal = (ids[1:] == ids[:-1]).long().cumprod(1).sum(1)
@@ -187,8 +187,7 @@ def _split(rows: Tensor, lengths: Tensor, splits: int) -> list[Tensor]:
 def _fixed_blocks(rows: _Rows) -> list[_Rows]:
     """Return one block of rows that share no token and one of the others, of two rows or more.
 
-    ``torch.compile`` builds another program for another number of blocks, and for a dimension of
-    size one.
+    ``torch.compile`` recompiles for a different number of blocks and for a dimension of size one.
     """
     shares_none, others = rows.by_sharing()
     if len(others.num_tokens) == 0:  # repeat the last token of the first row

@@ -30,8 +30,8 @@ class Policy(nn.Module):
     Args:
         path: Directory or hub id of the model to start from.
         architecture: Config of a model to build with random weights instead, for example
-            ``{model_type: llama, hidden_size: 128, …}``. Unless ``tokenizer`` is set, it reads
-            bytes.
+            ``{model_type: llama, hidden_size: 128, …}``. Unless ``tokenizer`` is set, a byte
+            tokenizer is used.
         tokenizer: Directory or hub id of a tokenizer other than the model's own.
         dtype: Data type of the weights. ``bfloat16`` suits a frozen base under LoRA. Small updates
             are lost in bfloat16 weights: for full training keep float32 and set trainer.precision
@@ -41,11 +41,11 @@ class Policy(nn.Module):
         gradient_checkpointing: Recompute activations in the backward pass to save memory.
         compile: Run the training forward pass through ``torch.compile``.
         lora: Adapter to train instead of the weights.
-        merge_lora: Merge the adapter into the final model; false writes the adapter alone.
+        merge_lora: Merge the adapter into the final model; false writes only the adapter.
         trust_remote_code: Run the model code that comes with a hub model.
 
     Raises:
-        ValueError: neither or both of ``path`` and ``architecture`` are set.
+        UserError: neither or both of ``path`` and ``architecture`` are set.
     """
 
     def __init__(
@@ -70,9 +70,8 @@ class Policy(nn.Module):
             )
         if not merge_lora and (lora is None or path is None or is_adapter(path)):
             raise UserError(
-                "merge_lora: false writes the adapter alone, which needs model.policy.lora and, "
-                "as its base, a model.policy.path that is not itself an adapter. "
-                "Set model.policy.merge_lora to true, or these two."
+                "merge_lora: false writes only the adapter, so it needs model.policy.lora and a "
+                "model.policy.path that is a full model. Set both, or merge_lora: true."
             )
         self.path = path
         self.architecture = architecture
@@ -101,17 +100,17 @@ class Policy(nn.Module):
             return byte_tokenizer()
         return load_tokenizer(source, trust_remote_code=self.trust_remote_code)
 
-    def load(self, *, with_reference: bool, moving_reference: bool = False) -> None:
+    def load(self, *, with_reference: bool, refreshes_reference: bool = False) -> None:
         """Load or build the model; later calls do nothing.
 
         Args:
             with_reference: Keep the initial policy as the reference of the KL term: with LoRA this
                 is the policy with its adapter disabled, otherwise a frozen copy.
-            moving_reference: The reference will be refreshed: with LoRA it needs an adapter of its
-                own.
+            refreshes_reference: The reference will be refreshed; with LoRA it then needs its own
+                adapter.
 
         Raises:
-            ValueError: the model cannot be loaded, or its head is not supported.
+            UserError: the model cannot be loaded, or its head is not supported.
         """
         if self.model is not None:
             return
@@ -124,7 +123,7 @@ class Policy(nn.Module):
             self._checkpoint_layers(model)
         self.model = model if self.lora is None else add_lora(model, self.lora)
         self.model.train()
-        if moving_reference and self.lora is not None:
+        if refreshes_reference and self.lora is not None:
             self.reference_adapter = _frozen_copy(self.trainable_parameters())
         self.causal_model = BodyAndHead(
             model, use_packing=use_packing, compile=self.compile_forward

@@ -10,7 +10,7 @@ from lit_grpo.types import Completion, Prompt, setting_error
 
 
 class FormatReward(Reward):
-    """One value for completions that match a regular expression, another for all others.
+    """Score a completion by whether it matches a regular expression.
 
     Args:
         pattern: Regular expression in the syntax of ``re``. Start it with ``(?s)`` to let ``.``

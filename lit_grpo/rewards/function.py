@@ -20,7 +20,7 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 class FunctionReward(Reward):
-    """Call a reward function in TRL's form or, if it has a parameter ``solution_str``, in verl's.
+    """Call a reward function with TRL's signature or, if it takes ``solution_str``, with verl's.
 
     TRL: ``f(prompts, completions, **columns) -> list[float | None]``, called once per group.
     ``prompts`` and ``completions`` are texts, or lists of messages if the prompt is a conversation.
@@ -30,7 +30,7 @@ class FunctionReward(Reward):
     verl: ``f(data_source, solution_str, ground_truth, extra_info) -> float | dict``, called once
     per completion. ``ground_truth`` comes from the column ``reward_model``, else it is the gold
     answer. ``data_source`` and ``extra_info`` are columns; without the latter, ``extra_info`` is
-    empty. Of a returned dict, ``score`` is the value.
+    empty. If the function returns a dict, its ``score`` is the value.
 
     Either may be ``async def``. A function without ``**kwargs`` gets only the arguments it names.
 
@@ -90,7 +90,7 @@ class FunctionReward(Reward):
             given = {*self._form.reserved, *row, *self.reward_kwargs}
             if missing := sorted(self._required - given):
                 raise UserError(
-                    f"every column that {self.name} requires must be in the data, "
+                    f"every column that {self.name} requires must be in the data; "
                     f"{', '.join(missing)} is missing from prompt {prompt.id}, which has "
                     f"{', '.join(sorted(row)) or 'none'}. Map the column in the data module, set "
                     "it in reward_kwargs, or give the parameter a default."
@@ -157,7 +157,7 @@ def _verl_row(prompt: Prompt) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """The arguments of the functions of one library."""
+    """The arguments that one library passes to a reward function."""
 
     reserved: tuple[str, ...]
     """Names of the arguments that hold prompts and completions."""
@@ -211,7 +211,7 @@ def _load_function(path: str) -> Callable[..., Any]:
     if not callable(function):
         near = difflib.get_close_matches(name, [one for one in dir(module) if one[0] != "_"], n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise UserError(f"function must exist, {place} has no function {name!r}.{hint}")
+        raise UserError(f"function must exist: {place} has no function {name!r}.{hint}")
     return cast(Callable[..., Any], function)
 
 

@@ -9,7 +9,7 @@ from lit_grpo.types import Completion, Prompt, check_range
 
 
 class LengthReward(Reward):
-    """A linear ramp over the completion length, constant below and above it.
+    """Score the completion length by a linear ramp, constant below and above it.
 
     For the soft overlong punishment of DAPO (arXiv 2503.14476, equation 13), set ``start_tokens``
     to the maximum length minus the buffer and ``end_tokens`` to the maximum length, and keep the

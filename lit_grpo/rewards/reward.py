@@ -30,14 +30,14 @@ class Reward:
     """Score completions. Override ``score`` or, to compare siblings, ``score_group``.
 
     Either may be ``async def``. Async rewards share one event loop, which they must not block. A
-    sync reward has a thread of its own, so it need not be thread-safe. ``start``, ``check`` and
-    ``close`` may be ``async def`` as well; they then run on that event loop.
+    sync reward has its own thread, so it need not be thread-safe. ``start``, ``check`` and
+    ``close`` may be ``async def`` too; they then run on that event loop.
 
     Args:
         name: Name in the metrics, unique among the rewards of a run. By default the class name in
             snake case without the suffix ``Reward``.
-        weight: Factor in the sum of rewards. 0 only monitors; of ``on_error``, only ``raise`` then
-            has an effect.
+        weight: Factor in the sum of rewards. With 0 the reward is only monitored, and ``on_error``
+            has no effect unless it is ``raise``.
         on_error: What to do with a row that the reward failed to score: ``mask`` excludes the
             row, ``drop_group`` excludes its whole group, ``raise`` stops the run, ``retry``
             retries with exponential backoff and then masks.
@@ -89,8 +89,8 @@ class Reward:
         """Check the data before training.
 
         Raises:
-            UserError: this reward can never score some of the prompts. The message says how many,
-                and how to fix them.
+            UserError: this reward can never score some of the prompts. The message says how many
+                there are and how to fix them.
         """
 
     def close(self) -> object:
@@ -147,7 +147,7 @@ def check_settings(reward: Reward) -> None:
     kind = type(reward)
     if not reward.is_grouped and kind.score is Reward.score:
         raise UserError(
-            f"a reward must override score or score_group, {kind.__name__} has neither "
+            f"a reward must override score or score_group; {kind.__name__} has neither "
             "(there is nothing to call). Define score(self, prompt, completion)."
         )
     if not re.fullmatch(r"[\w.-]+", str(reward.name)):

@@ -1,4 +1,4 @@
-"""The contract of a rollout engine, and the sampling parameters that every engine honours.
+"""The interface of rollout engines, and the sampling parameters that every engine honours.
 
 An engine has no access to rewards and never changes the policy.
 """
@@ -70,7 +70,7 @@ class EngineFailed(RuntimeError):
 
 
 class SampledPolicy(Protocol):
-    """What an engine needs of a policy."""
+    """What an engine needs from a policy."""
 
     @property
     def model(self) -> Any:
@@ -86,10 +86,10 @@ class SampledPolicy(Protocol):
 
 
 class RolloutEngine(ABC):
-    """Turns prompts into completions, and reports which policy version sampled each token.
+    """Turn prompts into completions, and report which policy version sampled each token.
 
     The trainer calls ``start`` once before the first ``generate``, ``load_weights`` before it
-    samples with new weights, and ``close`` once at the end, after an error too.
+    samples with new weights, and ``close`` once at the end, even after an error.
     """
 
     overlaps_updates: bool = False
@@ -99,7 +99,7 @@ class RolloutEngine(ABC):
     """Policy version of the weights in use; -1 before the first ``load_weights``."""
 
     def start(self, policy: SampledPolicy) -> None:  # noqa: B027 - optional
-        """Load, launch or connect to what samples."""
+        """Load the model to sample with, or launch or connect to servers."""
 
     @abstractmethod
     def generate(
@@ -112,7 +112,7 @@ class RolloutEngine(ABC):
         completions that are still running.
 
         Raises:
-            EngineFailed: nothing can be sampled any more.
+            EngineFailed: the engine can no longer sample.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Turn prompts into requests and samples into completions, for servers and in-process vLLM alike.
+"""Turn prompts into requests and samples into completions, for servers and in-process vLLM.
 
 Because engines share this code, the same seed gives the same completion with any of them.
 """
@@ -18,7 +18,7 @@ from lit_grpo.types import Completion, FinishReason, Prompt, Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Some samples of one prompt."""
+    """A request for some samples of one prompt."""
 
     token_ids: tuple[int, ...]
     """[P]"""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 class ScratchDirectory:
-    """A new temporary directory; it is deleted by ``remove``, or when this process has died.
+    """A new temporary directory; it is deleted by ``remove``, or when this process dies.
 
-    A small shell process waits for the end of a pipe, so that SIGKILL counts, too. Forked children
-    hold the same pipe: the directory stays until they have ended.
+    A small shell process waits for the end of a pipe, so this works even after SIGKILL. Forked
+    children hold the same pipe: the directory is kept until they have ended.
     """
 
     def __init__(self, prefix: str) -> None:

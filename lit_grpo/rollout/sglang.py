@@ -18,16 +18,22 @@ from lit_grpo.rollout.server.api import (
     ServerAPI,
     token_versions,
 )
-from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError, field, reading
+from lit_grpo.rollout.server.endpoint import (
+    Endpoint,
+    RequestRefused,
+    ServerError,
+    reading,
+    require_field,
+)
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.rollout.weights.store import WeightUpdate
 from lit_grpo.types import UserError, setting_error
 
 
 class SGLangEngine(ServedEngine):
-    """Rollouts by one or several SGLang servers over HTTP, launched or attached to.
+    """Rollouts by one or several SGLang servers over HTTP, launched here or already running.
 
-    Servers that are attached to must be started with ``--enable-deterministic-inference``, without
+    Servers in ``urls`` must be started with ``--enable-deterministic-inference``, without
     which seeds have no effect, and for adapters with ``--enable-lora``, ``--max-lora-rank`` and
     ``--lora-target-modules``; ``--incremental-streaming-output`` saves them work. If speed matters
     more than reproducible completions, set ``launch.flags`` to
@@ -42,13 +48,13 @@ class SGLangEngine(ServedEngine):
 
 
 class SGLangAPI(ServerAPI):
-    """Talks to ``python -m sglang.launch_server``.
+    """Talk to ``python -m sglang.launch_server``.
 
-    Every sample has a request of its own, since all samples of a request have the same seed.
+    Each sample is requested separately, because all samples of a request have the same seed.
     """
 
     requirements = (
-        "--enable-deterministic-inference, for adapters --enable-lora, --max-lora-rank and "
+        "--enable-deterministic-inference; for adapters also --enable-lora, --max-lora-rank and "
         "--lora-target-modules"
     )
 
@@ -75,7 +81,7 @@ class SGLangAPI(ServerAPI):
             "enable-deterministic-inference": True,
             "incremental-streaming-output": True,
             "stream-interval": STREAM_INTERVAL,
-            "log-level-http": "warning",  # or the log would have a line per request
+            "log-level-http": "warning",  # otherwise the log has a line per request
             **adapters,
         }
         return launch.command("sglang.launch_server", options)
@@ -91,7 +97,7 @@ class SGLangAPI(ServerAPI):
             raise UserError(
                 f"min_tokens must be 0 together with stop strings, got {sampling.min_tokens} "
                 "(SGLang ignores min_tokens at a stop string). Set model.sampling.min_tokens to "
-                "0, or model.sampling.stop_token_ids in place of model.sampling.stop."
+                "0, or use model.sampling.stop_token_ids instead of model.sampling.stop."
             )
 
     async def recover(self, endpoint: Endpoint, seconds: float) -> None:
@@ -104,7 +110,7 @@ class SGLangAPI(ServerAPI):
 
     async def read_version(self, endpoint: Endpoint, seconds: float) -> str:
         info = await endpoint.call("GET", "/model_info", seconds=seconds)
-        return str(field(info, "weight_version"))
+        return str(require_field(info, "weight_version"))
 
     async def stream(
         self, endpoint: Endpoint, request: Request
@@ -130,16 +136,17 @@ class SGLangAPI(ServerAPI):
         weights = {
             "model_path": str(update.path),
             "weight_version": str(update.version),
-            "flush_cache": False,  # it would be flushed before the label changes
+            "flush_cache": False,  # that would flush it before the label changes
         }
         reply = await endpoint.call("POST", "/update_weights_from_disk", weights, seconds=seconds)
-        if not field(reply, "success"):
-            raise ServerError(f"its weights could not be updated: {field(reply, 'message')}")
+        if not require_field(reply, "success"):
+            message = require_field(reply, "message")
+            raise ServerError(f"its weights could not be updated: {message}")
         await endpoint.call("POST", "/flush_cache", seconds=seconds)
         await endpoint.call("POST", "/continue_generation", {}, seconds=seconds)
 
     async def _load_adapter(self, endpoint: Endpoint, update: WeightUpdate, seconds: float) -> None:
-        with suppress(RequestRefused):  # none is left by an earlier attempt or run
+        with suppress(RequestRefused):  # refused unless an earlier attempt or run left one
             await self.unload_adapter(endpoint, update, seconds)
         adapter = {"lora_name": update.name, "lora_path": str(update.path)}
         await endpoint.call("POST", "/load_lora_adapter", adapter, seconds=seconds)

@@ -1,7 +1,7 @@
 """Check that an engine samples from the policy's weights: compare its logprobs with the trainer's.
 
-The version that an engine reports proves nothing. The sequences are always the same, so that
-answers from a stale prefix cache are detected.
+The version that an engine reports proves nothing. The sequences are always the same, so that a
+stale prefix cache is detected.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ TOLERANCES = {"float32": 5e-3, "bfloat16": 0.1, "float16": 0.1}
 class Proof:
     """How the trainer checks that an engine samples from the policy's weights.
 
-    It runs a few fixed sequences through the policy and compares the engine's logprobs of the
-    next tokens with its own. A mismatch ends the run. Every restarted server is checked, too.
+    A few fixed sequences are run through the policy, and the engine's logprobs of the next tokens
+    are compared with the policy's. A mismatch ends the run. A restarted server is always checked.
 
     Args:
         every: Weight updates between two checks. The first ones are closer together: at the first
-            update, then 1, 2, 4, 8, ... updates later, until they are ``every`` apart. A server
-            may be started with the very weights of the first update, and would pass that check
+            update and 1, 2, 4, 8, ... updates after it, until they are ``every`` apart. A server
+            that was started with the very weights of the first update would pass that check
             without having read them.
         num_sequences: Sequences to compare.
         tolerance: Largest mean difference of the logprobs that passes; null for 0.005 with
@@ -63,13 +63,13 @@ class Proof:
         check_range(f"{key}.tolerance", self.tolerance, above=0, why="no engine would pass")
 
     def is_due(self, num_updates: int) -> bool:
-        """Return whether to check at the update that follows so many earlier ones."""
+        """Return whether to check at the update that follows ``num_updates`` earlier ones."""
         is_early = num_updates < self.every and num_updates.bit_count() == 1
         return is_early or num_updates % self.every == 0
 
 
 class WeightMismatch(Exception):
-    """An engine samples from other weights than the policy's."""
+    """An engine does not sample from the policy's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +79,12 @@ class ExpectedLogprobs:
     sequences: Tensor
     """[K, L] token ids."""
     logprobs: Tensor
-    """[K, NUM_POSITIONS, V] float32, of the token after each of the last positions."""
+    """[K, NUM_POSITIONS, V] float32 logprobs of the token after each of the last positions."""
     temperature: float
     tolerance: float
 
     def questions(self, adapter: WeightUpdate | None) -> list[tuple[Request, Tensor]]:
-        """Return (request for the next token of a prefix, [V] its logprobs by the trainer)."""
+        """Return pairs (request for the next token of a prefix, [V] the trainer's logprobs)."""
         length = self.sequences.shape[1]
         return [
             (self._request(sequence[: length - NUM_POSITIONS + 1 + position], adapter), expected)
@@ -105,8 +105,8 @@ def expected_logprobs(
     Autocast is off, so that the policy's own precision counts and not the trainer's.
 
     Args:
-        dtype: Of the engine's weights; it sets the default tolerance.
-        max_length: Longest sequence that the engine takes.
+        dtype: Data type of the engine's weights; it sets the default tolerance.
+        max_length: Longest sequence that the engine accepts.
     """
     model = policy.model
     vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -133,11 +133,11 @@ def logprob_pair(sample: Sample, expected: Tensor) -> tuple[float, float]:
 def check_logprobs(
     pairs: Sequence[tuple[float, float]], expected: ExpectedLogprobs, engine_name: str
 ) -> float:
-    """Return the mean difference between the logprobs of an engine and the trainer's.
+    """Return the mean difference between an engine's and the trainer's logprobs.
 
     Args:
         pairs: The engine's and the trainer's logprob of each token.
-        engine_name: For the message.
+        engine_name: Name of the engine in the message.
 
     Raises:
         WeightMismatch: the difference exceeds the tolerance, or is not a number.
@@ -150,9 +150,9 @@ def check_logprobs(
             f"{engine_name} does not sample from the policy's weights, although it reports their "
             f"version: its logprobs of {len(pairs)} tokens differ from the trainer's by "
             f"{difference:.3g} on average, where {expected.tolerance:g} is allowed (mean "
-            f"{engine:.3f}, trainer {trainer:.3f}). The run would train on another policy's "
-            "rollouts. Known causes: tied embeddings on a CPU; a prefix cache that was not reset "
-            "after the update; a --logprobs-mode or dtype other than configured. If the engine's "
-            "kernels are just less precise, set model.engine.init_args.proof.tolerance."
+            f"{engine:.3f}, trainer {trainer:.3f}). The run would train on a different "
+            "policy's rollouts. Known causes: tied embeddings on a CPU; a prefix cache that was "
+            "not reset after the update; a --logprobs-mode or dtype other than configured. If the "
+            "engine's kernels are just less precise, set model.engine.init_args.proof.tolerance."
         )
     return difference

@@ -1,1 +1,1 @@
-"""What a run leaves behind: metrics, completions, checkpoints, a final model, and its report."""
+"""The files of a run, the trainer that writes them, resuming, and the report."""

@@ -1,6 +1,6 @@
 """Draw the curves in the ``metrics.csv`` of runs: one picture with a panel for each quantity.
 
-Several runs are taken as stages of one training, such as a warm-up and the GRPO run after it.
+Several runs are treated as stages of one training run, such as SFT and the GRPO run after it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ STYLE = {
 }
 COLUMNS = 3
 MAX_PLAIN_POINTS = 60
-"""A curve with more points gets a running mean."""
+"""A curve with more points than this gets a running mean."""
 
 PHASES = {
     "generation": ("generation", BLUE),
@@ -274,7 +274,7 @@ def draw_memory(ax: Axes, run: Run, offset: int) -> None:
     has_reserved = run.has("perf/memory_reserved_gb")
     if has_reserved:
         draw_line(ax, run, offset, "perf/memory_reserved_gb", ORANGE, "reserved")
-    label = "allocated" if has_reserved else "of the process"
+    label = "allocated" if has_reserved else "process (resident)"
     draw_line(ax, run, offset, "perf/memory_allocated_gb", BLUE, label)
 
 
@@ -282,12 +282,12 @@ PANELS = (
     Panel(title="Held-out accuracy", metric=ACCURACY, draw=draw_accuracy),
     Panel(title="Reward", metric="reward/mean", draw=draw_reward),
     Panel(title="Completion length", metric=LENGTH, unit="tokens", draw=draw_length),
-    Panel(title="Warm-up loss", metric="sft/loss", unit=NATS),
+    Panel(title="SFT loss", metric="sft/loss", unit=NATS),
     Panel(title="Policy loss", metric="policy/loss"),
     Panel(title="KL to the reference", metric="policy/kl", unit=NATS, shows_zeros=False),
     Panel(title="Entropy", metric="policy/entropy", unit=NATS, color=GREEN),
     Panel(title="Gradient norm", metric="policy/grad_norm", color=PURPLE),
-    Panel(title="Time of a step", metric=STEP_TIME, unit="seconds", draw=draw_phases),
+    Panel(title="Time per step", metric=STEP_TIME, unit="seconds", draw=draw_phases),
     Panel(title="Throughput", metric="perf/tokens_per_second", unit=SPEED, color=GREEN),
     Panel(title="Memory", metric="perf/memory_allocated_gb", unit="GB", draw=draw_memory),
 )

@@ -178,7 +178,7 @@ class CompletionsFile(Callback):
 
     Args:
         run_dir: Directory of the run.
-        every_n_steps: Rollout steps from one file to the next; 1 writes every step.
+        every_n_steps: Write a file every this many rollout steps.
 
     Raises:
         UserError: every_n_steps is below 1.
@@ -261,7 +261,7 @@ def _trained_advantages(batch: TrainBatch | None, num_rows: int) -> list[float |
 class FinalModel(Callback):
     """Write the trained policy to ``final/`` as a Hugging Face model when training is done.
 
-    A run that was stopped writes none, since it can be resumed. The directory is moved into place
+    A run that was stopped writes none because it can be resumed. The directory is moved into place
     when it is complete.
     """
 

@@ -1,4 +1,4 @@
-"""``run.log``: what this project, Lightning and Python warn and report during a run."""
+"""``run.log``: the log messages and warnings of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOGGED = ("lit_grpo", "lightning.pytorch", "lightning.fabric", "py.warnings")
 
 
 def open_run_log(run_dir: str | Path, rank: int = 0) -> logging.Handler:
-    """Write log messages of this project and Lightning and Python warnings to ``run.log``, too.
+    """Write messages of this project and Lightning, and Python warnings, to ``run.log`` as well.
 
     They still go to the terminal. Ranks above 0 write ``run_rank1.log`` and so on.
     """
@@ -31,7 +31,7 @@ def open_run_log(run_dir: str | Path, rank: int = 0) -> logging.Handler:
 
 
 def close_run_log(handler: logging.Handler) -> None:
-    """Stop writing to a ``run.log``, so that another run of this process does not."""
+    """Stop writing to a ``run.log``, so that a later run in this process does not write to it."""
     for name in LOGGED:
         logging.getLogger(name).removeHandler(handler)
     handler.close()

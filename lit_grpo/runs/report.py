@@ -1,6 +1,6 @@
 """The command ``lit-grpo report``: draw the curves of runs and print a summary.
 
-Several run directories are taken as stages of one training.
+Several run directories are treated as stages of one training run.
 """
 
 from __future__ import annotations

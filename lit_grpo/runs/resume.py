@@ -1,4 +1,4 @@
-"""Find the checkpoint to resume from, and refuse to overwrite another run."""
+"""Find the checkpoint to resume from, and refuse to overwrite an existing run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def refuse_used(run_dir: Path) -> None:
     """Check that a new run would overwrite nothing.
 
     Raises:
-        UserError: the directory holds a run already.
+        UserError: the directory already holds a run.
     """
     if (run_dir / "metrics.csv").exists() or any(run_dir.glob("checkpoints/*")):
         raise UserError(
-            f"{run_dir} holds a run already, which a new one would overwrite. Set ckpt_path to "
-            "last to resume it, or choose another run_dir."
+            f"{run_dir} already holds a run, which a new one would overwrite. Set ckpt_path to "
+            "last to resume it, or choose a different run_dir."
         )

@@ -26,10 +26,11 @@ log = logging.getLogger(__name__)
 TRAINER_DEFAULTS = {
     "enable_model_summary": False,
     "log_every_n_steps": 1,
-    "max_epochs": -1,  # a run without an end is then refused; Lightning would set 1000
+    "max_epochs": -1,  # no limit; Lightning would set 1000
     "num_sanity_val_steps": 0,
 }
-"""Where the defaults differ from Lightning's."""
+"""Defaults that differ from Lightning's. A run without max_steps and max_epochs never ends; only a
+linear or cosine schedule refuses it."""
 
 EXPECTED_WARNINGS = [
     "You have overridden `transfer_batch_to_device`",
@@ -42,12 +43,12 @@ EXPECTED_WARNINGS = [
 
 
 def run_loggers(run_dir: str | Path, given: Any) -> list[Logger]:
-    """Return the loggers of a training: ``metrics.csv`` first, then the user's."""
+    """Return the loggers of a training run: ``metrics.csv`` first, then the user's."""
     return [MetricsFile(run_dir), *_as_list(given)]
 
 
 def run_callbacks(run_dir: str | Path, given: Any) -> list[Callback]:
-    """Return the callbacks of a training: the user's, then those that write its files."""
+    """Return the callbacks of a training run: the user's, then those that write its files."""
     return [*_as_list(given), CompletionsFile(run_dir), FinalModel(run_dir)]
 
 
@@ -55,8 +56,8 @@ class Trainer(L.Trainer):
     """Train a ``GRPOModule`` or ``SFTModule`` from Python as ``lit-grpo fit`` and ``sft`` do.
 
     ``fit`` writes ``metrics.csv``, ``completions/``, ``run.log`` and ``final/`` into ``run_dir``.
-    It raises what went wrong; a run that a callback stopped has a ``stop_reason``. ``config.yaml``
-    is the one file that only the command line writes.
+    Errors are raised. If a callback stopped the run, ``stop_reason`` says why. ``config.yaml`` is
+    the one file that only the command line writes.
 
     Args:
         run_dir: Directory of all files. One that holds a run is refused unless ``fit`` resumes it.
@@ -84,7 +85,7 @@ class Trainer(L.Trainer):
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """Why a callback or the step itself ended the run; None for a run that was not stopped."""
+        """Why a callback or the step itself stopped the run; None if it was not stopped."""
         return self._stop_reason
 
     @stop_reason.setter
@@ -106,7 +107,7 @@ class Trainer(L.Trainer):
             ckpt_path: Checkpoint to resume from, or ``last`` for the newest one in ``run_dir``.
 
         Raises:
-            UserError: ``run_dir`` holds another run, or there is no such checkpoint.
+            UserError: ``run_dir`` already holds a run, or there is no such checkpoint.
         """
         if ckpt_path is not None:
             ckpt_path = find_checkpoint(str(ckpt_path), self.run_dir)
@@ -127,7 +128,7 @@ class Trainer(L.Trainer):
 
 
 def how_it_ended(trainer: L.Trainer) -> str:
-    """Return in one line why training ended that no ``StopReason`` has ended."""
+    """Return one line on why training ended, for a run without a ``StopReason``."""
     step = f"after optimizer step {trainer.global_step}"
     if 0 < trainer.max_steps <= trainer.global_step:
         return f"done {step}: max_steps is reached"

@@ -1,4 +1,4 @@
-"""Training: the GRPO step, the supervised warm-up, evaluation and their settings."""
+"""Training: GRPO, supervised fine-tuning (SFT), evaluation and their settings."""
 
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.evaluation import Evaluation

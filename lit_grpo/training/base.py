@@ -1,4 +1,4 @@
-"""The base of GRPO and supervised warm-up: policy, optimizer, evaluation, checkpoints."""
+"""The base class of GRPO and SFT: policy, optimizer, evaluation, checkpoints."""
 
 from __future__ import annotations
 
@@ -31,11 +31,6 @@ log = logging.getLogger(__name__)
 Schedule = Literal["constant", "linear", "cosine"]
 
 
-def default_optimizer(params: Any) -> torch.optim.Optimizer:
-    """Return AdamW with a learning rate that is common for GRPO."""
-    return torch.optim.AdamW(params, lr=1e-6, weight_decay=0.0)
-
-
 class PolicyModule(L.LightningModule):
     """Train and evaluate a policy.
 
@@ -65,7 +60,7 @@ class PolicyModule(L.LightningModule):
         self.events = StageEvents(self)
 
     needs_reference = False
-    moves_reference = False
+    refreshes_reference = False
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -73,7 +68,9 @@ class PolicyModule(L.LightningModule):
 
     def configure_model(self) -> None:
         seed_everything(self.seed)  # random initial weights must be the same on all ranks
-        self.policy.load(with_reference=self.needs_reference, moving_reference=self.moves_reference)
+        self.policy.load(
+            with_reference=self.needs_reference, refreshes_reference=self.refreshes_reference
+        )
         self.engine.start(self.policy)
 
     def setup(self, stage: str) -> None:
@@ -165,7 +162,7 @@ class PolicyModule(L.LightningModule):
 
     @contextmanager
     def _stops_on_engine_failure(self) -> Iterator[None]:
-        """When the engine fails, stop a training with a checkpoint; elsewhere raise its error.
+        """If the engine fails during ``fit``, stop with a checkpoint; otherwise raise its error.
 
         Every rank must enter this context.
         """
@@ -206,7 +203,8 @@ class PolicyModule(L.LightningModule):
         if missing := sorted(trained - checkpoint["state_dict"].keys()):
             raise UserError(
                 f"the checkpoint lacks {len(missing)} trained parameters, such as {missing[0]!r}, "
-                "so it belongs to another policy. Set model.policy as in that run's config.yaml."
+                "so it belongs to a different policy. Set model.policy as in that run's "
+                "config.yaml."
             )
         self.strict_loading = not self._reloads_frozen_base
 

@@ -23,9 +23,10 @@ class UpdateConfig:
         epochs: Passes over the rollouts of a step, which takes ``epochs * minibatches`` optimizer
             steps.
         minibatches: Optimizer steps per pass, each on an equal share of the groups.
-        max_tokens_per_micro_batch: Tokens that go through the model at once: the prompt once per
-            group, every completion, no padding. (If the log says that the model runs padded: every
-            row with its prompt and padding.) Memory depends on it, the gradient does not.
+        max_tokens_per_micro_batch: Token budget of one forward and backward pass (verl:
+            ``ppo_max_token_len_per_gpu``). It counts each prompt once per group and each
+            completion, without padding; for a model that the log says runs padded, every row with
+            its prompt and padding. It affects memory, not the gradient.
         max_grad_norm: The gradient is scaled down to at most this norm.
 
     Raises:
@@ -46,7 +47,7 @@ class UpdateConfig:
             f"{key}max_tokens_per_micro_batch",
             self.max_tokens_per_micro_batch,
             at_least=1,
-            why="a row beyond the budget gets a micro-batch of its own",
+            why="a row that exceeds the budget gets its own micro-batch",
         )
         check_range(f"{key}max_grad_norm", self.max_grad_norm, above=0)
 
@@ -73,8 +74,8 @@ def collate_tokens(
 def trained_rows(rollouts: RolloutBatch, *, overlong_filtering: bool) -> Tensor:
     """Return [N] True on the rows with a token in the loss.
 
-    These count in their group and are not empty. Overlong filtering (DAPO, arXiv 2503.14476 section
-    3.4) excludes the rows that hit the token limit.
+    Such a row is counted (see `counted_rows`) and not empty. Overlong filtering (DAPO, arXiv
+    2503.14476 section 3.4) excludes the rows that hit the token limit.
     """
     trained = rollouts.counted.flatten()
     trained &= torch.tensor([bool(one.token_ids) for one in rollouts.completions])
@@ -135,8 +136,8 @@ def micro_batches(
 ) -> list[Tensor]:
     """Split rows into micro-batches within a token budget.
 
-    The longest rows come first, so that memory peaks at the start. A row beyond the budget gets a
-    micro-batch of its own.
+    The longest rows come first, so that memory peaks at the start. A row that exceeds the budget
+    gets its own micro-batch.
 
     Args:
         rows: Indices of the rows that go through the model.
@@ -184,7 +185,7 @@ def _whole_groups(
 def _similar_rows(
     rows: list[int], prompts: list[int], lengths: list[int], max_tokens: int
 ) -> list[list[int]]:
-    """Fill micro-batches in the order of the rows, all padded to the longest of the part."""
+    """Fill micro-batches in row order; each is padded to its longest row."""
     parts: list[list[int]] = []
     widest_prompt = widest = 0
     for row in rows:

@@ -19,8 +19,8 @@ from lit_grpo.training.metrics import (
 from lit_grpo.training.prefetch import (
     PendingRollout,
     Prefetcher,
-    RolloutSampler,
-    RolloutStep,
+    RolloutFactory,
+    StepContext,
     drop_stale_groups,
 )
 from lit_grpo.training.score_gate import (
@@ -38,10 +38,10 @@ class Collector:
     """Turn prompts into scored groups, step after step.
 
     Args:
-        events: Reports the stages of a step to callbacks, one of which may end the run.
+        events: Reports stages to callbacks, which may ask for the run to end.
         max_head_offpolicyness: As in ``GRPOModule``.
         optimizer_steps: Optimizer steps of one rollout step.
-        max_refill_rounds: Rounds of dynamic sampling; 0 keeps the groups that were sampled first.
+        max_refill_rounds: Maximum number of rounds of dynamic sampling; 0 turns it off.
     """
 
     def __init__(
@@ -67,23 +67,23 @@ class Collector:
         self._max_head_offpolicyness = max_head_offpolicyness
         self._max_refill_rounds = max_refill_rounds
         self._gate = ScoreGate(events, outage)
-        self._sampler = RolloutSampler(
+        self._factory = RolloutFactory(
             engine=engine, rewards=rewards, sampling=sampling, group_size=group_size
         )
         self._prefetcher = Prefetcher(
-            self._sampler,
+            self._factory,
             max_head_offpolicyness=max_head_offpolicyness,
             optimizer_steps=optimizer_steps,
         )
 
     def collect(
-        self, prompts: Sequence[Prompt], step: RolloutStep, metrics: Metrics
+        self, prompts: Sequence[Prompt], step: StepContext, metrics: Metrics
     ) -> RolloutBatch:
         """Return B scored groups; scoring overlaps generation.
 
         Raises:
             StepAbandoned: the engine gave up, too many scores stay missing, or a callback ended the
-                run meanwhile; on all ranks alike.
+                run during the wait. Raised on every rank.
         """
         seed_everything(step.seeds.derive(SeedPurpose.ROLLOUT, step.number))
         self._sync_weights(step.policy_version)
@@ -133,8 +133,8 @@ class Collector:
             raise
         return rollouts
 
-    def _refill(self, rollouts: RolloutBatch, step: RolloutStep, metrics: Metrics) -> RolloutBatch:
-        """Replace groups whose advantages are all 0 by groups of further prompts.
+    def _refill(self, rollouts: RolloutBatch, step: StepContext, metrics: Metrics) -> RolloutBatch:
+        """Replace groups whose advantages are all 0 with groups from further prompts.
 
         Source: dynamic sampling, DAPO, arXiv 2503.14476 section 3.2.
         """
@@ -146,11 +146,11 @@ class Collector:
             num_missing = max(gather_objects(len(indices)))
             if num_missing == 0:
                 break
-            # Every rank takes equally many, so that the loaders stay in step.
+            # Every rank takes the same number, so that the loaders stay in step.
             prompts = step.loader.take(num_missing)[: len(indices)]
             num_sampled += len(prompts)
             seed = step.seeds.derive(SeedPurpose.REFILL, step.number, round_number)
-            if fresh := self._finish(self._sampler.create(prompts, seed)):
+            if fresh := self._finish(self._factory.create(prompts, seed)):
                 rollouts = rollouts.with_groups(indices, fresh)
         num_left = len(self._groups_without_advantage(rollouts))
         add_refill_metrics(metrics, len(rollouts.groups), num_sampled, num_left)

@@ -1,4 +1,4 @@
-"""Check the settings of a GRPO training together: what is out of range or excludes each other."""
+"""Check the settings of a GRPO run: ranges, and combinations that cannot work."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from lit_grpo.types import UserError, check_range, setting_error
 
 
 def check_sampling(group_size: int, dynamic_sampling_rounds: int, sampling: Sampling) -> None:
-    """Check that the completions of a group can have advantages over each other.
+    """Check that a group has several completions, which can differ.
 
     Raises:
-        UserError: they cannot, or a number is out of range.
+        UserError: a number is out of range, or sampling is greedy.
     """
     check_range("model.group_size", group_size, at_least=2, why="a group of one has no baseline")
     check_range(
         "model.dynamic_sampling_rounds",
         dynamic_sampling_rounds,
         at_least=0,
-        why="0 trains on the groups that were sampled first",
+        why="0 turns dynamic sampling off",
     )
     if sampling.is_greedy:
         raise setting_error(
@@ -36,7 +36,7 @@ def check_overlap(
     """Check that this engine can sample as far ahead as the setting allows.
 
     Raises:
-        UserError: it cannot, or the setting allows less than one rollout step.
+        UserError: the engine cannot, or the setting allows less than one rollout step.
     """
     if 0 < max_head_offpolicyness < optimizer_steps or max_head_offpolicyness < 0:
         raise setting_error(
@@ -50,7 +50,7 @@ def check_overlap(
             f"max_head_offpolicyness must be 0 with {type(engine).__name__}, got "
             f"{max_head_offpolicyness} (it samples with the weights that are being updated, or on "
             "their device). Set model.max_head_offpolicyness to 0, or model.engine to an engine "
-            "with servers of its own."
+            "with its own servers."
         )
     if max_head_offpolicyness and rounds:
         raise UserError(
@@ -64,7 +64,7 @@ def refuse_contradictions(policy: Policy, objective: Objective, advantage: Advan
     """Check that the parts of the config do not contradict each other.
 
     Raises:
-        UserError: two of them do.
+        UserError: two parts contradict each other.
     """
     if policy.lora is not None and objective.kl.refresh_mix < 1:
         raise UserError(

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
+from torch.optim import AdamW
 
 from lit_grpo.data import PromptLoader
 from lit_grpo.diagnostics import StepLog
@@ -27,7 +28,7 @@ from lit_grpo.rewards.function import as_reward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stopping import stop_run
-from lit_grpo.training.base import PolicyModule, Schedule, default_optimizer
+from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batching import UpdateConfig, collate_rollouts, to_train_batch, trained_rows
 from lit_grpo.training.collector import Collector
 from lit_grpo.training.compatibility import (
@@ -37,7 +38,7 @@ from lit_grpo.training.compatibility import (
 )
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics, add_advantage_metrics
-from lit_grpo.training.prefetch import RolloutStep
+from lit_grpo.training.prefetch import StepContext
 from lit_grpo.training.score_gate import OutagePolicy, StepAbandoned
 from lit_grpo.training.update import PolicyUpdate
 from lit_grpo.types import (
@@ -57,23 +58,24 @@ class GRPOModule(PolicyModule):
     Args:
         policy: The model to train.
         rewards: Score the completions; the weighted sum of their values is the reward of a
-            completion. In Python, plain functions of TRL's form are accepted, too.
+            completion. In Python, functions with TRL's signature are accepted too.
         group_size: Completions per prompt, at least 2.
         sampling: Temperature, token limit and other settings of sampling.
         engine: The rollout engine that samples completions; null samples with the policy itself.
         objective: The loss of an optimizer step.
         advantage: How rewards become advantages.
         update: How the completions of a rollout step are split into optimizer steps.
-        dynamic_sampling_rounds: Rounds in which a rollout step may replace groups whose advantages
-            are all 0 by groups of further prompts; 0 keeps the groups that were sampled first.
+        dynamic_sampling_rounds: Maximum number of times that a rollout step replaces groups whose
+            advantages are all 0 with groups from further prompts; 0 turns dynamic sampling off.
         outage: What to do with a rollout step whose scores are missing.
         max_head_offpolicyness: Optimizer steps by which the policy may be ahead of the weights
-            that sampled the first token of a completion. 0 takes turns: sample, then update. A
-            higher value lets an engine with servers of its own sample the next rollout steps
-            during the update.
-        optimizer: Builds the optimizer from the trainable parameters.
+            that sampled the first token of a completion: the bound on staleness, under AReaL's
+            name. 0 is synchronous: sample, then update. A higher value lets an engine with its own
+            servers sample the next rollout steps during the update.
+        optimizer: Builds the optimizer from the trainable parameters. The default suits full
+            fine-tuning; LoRA takes about 10 times the learning rate.
         lr_schedule: Schedule of the learning rate over the optimizer steps of the run.
-        warmup_steps: Optimizer steps of linear warm-up.
+        warmup_steps: Optimizer steps over which the learning rate rises linearly from 0.
         evaluation: How held-out accuracy is measured.
         seed: Seed of all random numbers of the run.
 
@@ -94,7 +96,7 @@ class GRPOModule(PolicyModule):
         dynamic_sampling_rounds: int = 0,
         outage: OutagePolicy = OutagePolicy(),  # noqa: B008 - frozen
         max_head_offpolicyness: int = 0,
-        optimizer: OptimizerCallable = default_optimizer,
+        optimizer: OptimizerCallable = lambda params: AdamW(params, lr=1e-6, weight_decay=0.0),
         lr_schedule: Schedule = "constant",
         warmup_steps: int = 0,
         evaluation: Evaluation | None = None,
@@ -136,7 +138,7 @@ class GRPOModule(PolicyModule):
         return self.objective.kl.coef > 0
 
     @property
-    def moves_reference(self) -> bool:  # type: ignore[override]
+    def refreshes_reference(self) -> bool:  # type: ignore[override]
         return self.objective.kl.refresh_every is not None
 
     def optimizer_steps_per_epoch(self, num_batches: int) -> int:
@@ -158,11 +160,14 @@ class GRPOModule(PolicyModule):
 
     @property
     def loader(self) -> PromptLoader:
-        """The loader of the training prompts, which knows its position."""
+        """The stateful loader of the training prompts."""
         return cast(PromptLoader, self.trainer.train_dataloader)
 
     def training_step(self, prompts: Sequence[Prompt], batch_idx: int) -> dict[str, Any] | None:
-        """rollout -> reward -> advantage -> loss -> optimizer; None if the step was abandoned."""
+        """Run one rollout step: sample, score, compute advantages, update.
+
+        Return None if the step was abandoned.
+        """
         metrics = Metrics()
         try:
             rollouts = self.collect(prompts, metrics)
@@ -181,7 +186,7 @@ class GRPOModule(PolicyModule):
     def collect(self, prompts: Sequence[Prompt], metrics: Metrics) -> RolloutBatch:
         """Return B scored groups; scoring overlaps generation."""
         max_steps = self.trainer.max_steps
-        step = RolloutStep(
+        step = StepContext(
             number=self.rollout_step,
             policy_version=self.global_step,
             max_policy_version=max_steps if max_steps > 0 else None,
@@ -193,7 +198,7 @@ class GRPOModule(PolicyModule):
     def build_train_batch(self, rollouts: RolloutBatch, metrics: Metrics) -> TrainBatch | None:
         """Return the batch with advantages, old and reference logprobs.
 
-        None if no rank has a token to train on.
+        Return None if no rank has a token to train on.
         """
         pad_id = self.tokenizer.pad_token_id
         tokens = collate_rollouts(rollouts, pad_id=pad_id).to(self.device)
@@ -245,7 +250,7 @@ class GRPOModule(PolicyModule):
     def _subtract_kl(
         self, rollouts: RolloutBatch, tokens: TokenBatch, metrics: Metrics
     ) -> tuple[RolloutBatch, Tensor]:
-        """Subtract the KL divergence from the rewards; return also the old logprobs."""
+        """Subtract the KL divergence from the rewards; also return the old logprobs."""
         mask = tokens.completion_mask & rollouts.valid.flatten()[:, None].to(self.device)
         rows = mask.any(1).nonzero()[:, 0]  # overlong rows as well: they count in the group mean
         with self.events.stage("logprob"):

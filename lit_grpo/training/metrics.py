@@ -21,7 +21,7 @@ from lit_grpo.types import Measurements, Outcome, RolloutBatch, TrainBatch
 class Metrics:
     """Collect means, extremes, totals and percentiles by name.
 
-    A name without a value is absent from the result, never 0.
+    A name without a value is left out of the result; it is never 0.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Start rollouts, those of later steps during the update as well, and pass completions to rewards.
+"""Start rollouts, also those of later steps during the update; pass completions to the rewards.
 
-Waiting for the scores is up to `score_gate`.
+`score_gate` waits for the scores.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from lit_grpo.types import Completion, Prompt, RolloutBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutStep:
-    """The position of a run at the beginning of a rollout step."""
+class StepContext:
+    """Number, policy version, seeds and data loader of the current rollout step."""
 
     number: int
     """Number of rollout steps before this one."""
@@ -32,11 +32,11 @@ class RolloutStep:
     """Number of optimizer steps of the whole run; None if there is no such limit."""
     seeds: Seeds
     loader: PromptLoader
-    """Has the prompts of later steps, and those that replace groups."""
+    """Supplies the prompts of later steps, and those of replacement groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutSampler:
+class RolloutFactory:
     """Create rollouts with one engine, its sampling settings and the rewards."""
 
     engine: RolloutEngine
@@ -45,7 +45,7 @@ class RolloutSampler:
     group_size: int
 
     def create(self, prompts: Sequence[Prompt], seed: int) -> PendingRollout:
-        """Open the scoring of G completions per prompt; sampling starts later."""
+        """Return a rollout of G completions per prompt, not yet started."""
         scoring = self.rewards.open(prompts, self.group_size) if prompts else None
         return PendingRollout(
             list(prompts),
@@ -67,7 +67,7 @@ class PendingRollout:
     Args:
         scoring: Takes the completions; None without prompts.
         sample: Starts the engine's generation.
-        samples_in_thread: The engine can sample while the main thread does something else.
+        samples_in_thread: Whether the engine can sample while the main thread does other work.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class PendingRollout:
     def wait(self, seconds: float) -> bool:
         """Wait until the rewards have every completion or the engine has given up.
 
-        Return whether that is so. Sampling starts here unless it has been started.
+        Return False on timeout. Start sampling if it has not been started.
 
         Args:
             seconds: Maximum wait for an engine that samples in a thread. Any other engine samples
@@ -133,7 +133,7 @@ class PendingRollout:
 
 
 class Prefetcher:
-    """Sample the rollouts of later steps while the policy is updated on this one's.
+    """Sample the rollouts of later steps while the policy is being updated on the current one.
 
     Source: bounded staleness, AReaL, arXiv 2505.24298 section 4.
 
@@ -143,17 +143,17 @@ class Prefetcher:
     """
 
     def __init__(
-        self, sampler: RolloutSampler, *, max_head_offpolicyness: int, optimizer_steps: int
+        self, factory: RolloutFactory, *, max_head_offpolicyness: int, optimizer_steps: int
     ) -> None:
-        self._sampler = sampler
+        self._factory = factory
         self._optimizer_steps = optimizer_steps
         self._num_ahead = max_head_offpolicyness // optimizer_steps
         self._ahead: deque[PendingRollout] = deque()
 
-    def take(self, prompts: Sequence[Prompt], step: RolloutStep) -> PendingRollout:
+    def take(self, prompts: Sequence[Prompt], step: StepContext) -> PendingRollout:
         """Return this step's rollout, and start those of the next steps that may be sampled now."""
         while self._ahead and self._ahead[0].prompts != list(prompts):
-            self._ahead.popleft().cancel()  # the loader has moved to another position
+            self._ahead.popleft().cancel()  # the loader has moved to a different position
         if not self._num_ahead:
             return self._create(prompts, step, 0)
         if not self._ahead:
@@ -168,16 +168,16 @@ class Prefetcher:
         while self._ahead:
             self._ahead.popleft().cancel()
 
-    def _is_beyond_the_end(self, step: RolloutStep, offset: int) -> bool:
-        """Return whether the run ends before the rollout step that many after this one."""
+    def _is_beyond_the_end(self, step: StepContext, offset: int) -> bool:
+        """Return whether the run ends before the rollout step ``offset`` steps ahead."""
         last = step.max_policy_version
         return last is not None and step.policy_version + offset * self._optimizer_steps >= last
 
-    def _create(self, prompts: Sequence[Prompt], step: RolloutStep, offset: int) -> PendingRollout:
+    def _create(self, prompts: Sequence[Prompt], step: StepContext, offset: int) -> PendingRollout:
         seed = step.seeds.derive(SeedPurpose.ROLLOUT, step.number + offset)
-        return self._sampler.create(prompts, seed)
+        return self._factory.create(prompts, seed)
 
-    def _start(self, prompts: Sequence[Prompt], step: RolloutStep, offset: int) -> None:
+    def _start(self, prompts: Sequence[Prompt], step: StepContext, offset: int) -> None:
         pending = self._create(prompts, step, offset)
         pending.start()
         self._ahead.append(pending)
@@ -186,7 +186,7 @@ class Prefetcher:
 def drop_stale_groups(
     rollouts: RolloutBatch, version: int, max_head_offpolicyness: int, metrics: Metrics
 ) -> RolloutBatch:
-    """Exclude the groups with a token that was sampled with too old weights.
+    """Exclude groups that contain a token sampled with weights that are too old.
 
     Args:
         version: Version of the policy that is about to be updated.

@@ -1,7 +1,7 @@
 """Wait for the completions and scores of a step, and refuse to train if too many are missing.
 
-Missing scores are requested again, at once and then after pauses; in the end the run stops with the
-cause. Whether a score is good or bad makes no difference here.
+Missing scores are retried at once and then after growing pauses. If they stay missing, the run
+stops and says why. The values of scores do not matter here.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ POLL_SECONDS = 1.0
 class OutagePolicy:
     """What to do with a rollout step whose scores are missing.
 
-    A step is not trained on while more than ``max_absent_fraction`` of its rows have no score for a
-    reason outside the completion. The missing scores are requested again at once, then after pauses
-    that double. In the end the run stops with exit code 4; a resumed run repeats the step.
+    A score is missing if its reward failed to give it for a reason outside the completion. While
+    scores are missing for more than ``max_absent_fraction`` of a step's rows, the step is not
+    trained on, and they are retried at once, then after pauses that double. If they stay missing,
+    the run stops with exit code 4; a resumed run repeats the step.
 
     Args:
-        max_absent_fraction: Largest share of rows without a score, over all ranks, that a step is
-            trained with; from 0 to 1.
+        max_absent_fraction: Train on a step only if scores are missing for at most this share of
+            its rows, over all ranks; from 0 to 1.
         first_pause_seconds: Pause before the second retry; the first one has none.
         max_pause_seconds: Longest pause.
-        give_up_after_seconds: Longest sum of the pauses of one outage; 0 stops without a retry.
+        give_up_after_seconds: Longest sum of the pauses in one outage; 0 stops without a retry.
         score_deadline_seconds: A score that is missing this long after generation counts as a
-            timeout; null waits until the timeouts of the rewards.
+            timeout; null leaves it to the ``timeout_seconds`` of each reward.
 
     Raises:
         UserError: a setting is out of range.
@@ -71,7 +72,7 @@ class OutagePolicy:
 
 
 class StepAbandoned(Exception):
-    """The rollout step is not trained on, and the run ends; raised on all ranks alike."""
+    """The rollout step is not trained on, and the run ends; raised on every rank."""
 
     def __init__(self, message: str, exit_code: int = ExitCode.SCORES_ABSENT) -> None:
         super().__init__(message)
@@ -84,21 +85,21 @@ class ScoreStatus:
 
     num_rows: int = 0
     num_missing: int = 0
-    """Rows whose missing scores may come with a retry."""
-    num_failed: int = 0
+    """Rows that a retry may still score."""
+    num_not_sampled: int = 0
     """Rows without a completion, which cannot be scored."""
     failure: Failure | None = None
     fatal: str = ""
-    """Why a retry is useless; empty if it is not."""
+    """Why retrying is pointless; empty if it may help."""
 
     def __str__(self) -> str:
-        unscored = self.num_missing + self.num_failed
-        share = unscored / self.num_rows
-        return f"{unscored} of the {self.num_rows} rows ({share:.0%}) have no score: {self.failure}"
+        missing = self.num_missing + self.num_not_sampled
+        share = missing / self.num_rows
+        return f"{missing} of the {self.num_rows} rows ({share:.0%}) have no score: {self.failure}"
 
 
 class ScoreGate:
-    """Pass a rollout step on when enough of its rows are scored, at the same time on all ranks."""
+    """Wait until enough rows of a rollout step have scores, together on all ranks."""
 
     def __init__(self, events: StageEvents, policy: OutagePolicy) -> None:
         self._events = events
@@ -111,7 +112,7 @@ class ScoreGate:
             wait: Waits for at most that many seconds and returns whether this rank is done.
 
         Raises:
-            StepAbandoned: a callback ended the run meanwhile.
+            StepAbandoned: a callback ended the run during the wait.
         """
         while not all(gather_objects(wait(POLL_SECONDS))):
             self._abandon_if_asked()
@@ -126,23 +127,25 @@ class ScoreGate:
 
         Raises:
             StepAbandoned: an engine gave up, too many scores stay missing, or a callback ended the
-                run meanwhile.
+                run during the wait.
         """
         abandon_if_engine_failed(engine_failure)
         rollouts, status = self._attempt(scoring)
         for pause in self._policy.pauses():
-            if self._is_fit_to_train(status):
+            if self._can_train(status):
                 return rollouts
             when = f"in {pause:.0f} s" if pause else "now"
-            log.warning("This step is not trained on yet: %s Retrying %s.", status, when)
+            log.warning(
+                "Too many scores are missing to train on this step: %s Retrying %s.", status, when
+            )
             self._pause(pause)
             if scoring is not None:
                 scoring.retry()
             rollouts, status = self._attempt(scoring)
-        if self._is_fit_to_train(status):
+        if self._can_train(status):
             return rollouts
         raise StepAbandoned(
-            f"Stopped, since too many scores are missing: {status} The step was not trained on. "
+            f"Stopped because too many scores are missing: {status} The step was not trained on. "
             "Fix the cause and resume, or raise model.outage.max_absent_fraction."
         )
 
@@ -158,16 +161,21 @@ class ScoreGate:
                 status = ScoreStatus(fatal=str(error))
         return rollouts, _over_ranks(gather_objects(status))
 
-    def _is_fit_to_train(self, status: ScoreStatus) -> bool:
+    def _can_train(self, status: ScoreStatus) -> bool:
+        """Return whether few enough scores are missing.
+
+        Raises:
+            StepAbandoned: retrying is pointless.
+        """
         if status.fatal:
             raise StepAbandoned(f"Stopped: {status.fatal}")
         limit = self._policy.max_absent_fraction * status.num_rows
-        if status.num_failed > limit:
-            raise StepAbandoned(f"Stopped, since completions could not be sampled: {status}")
-        return status.num_missing + status.num_failed <= limit
+        if status.num_not_sampled > limit:
+            raise StepAbandoned(f"Stopped because completions could not be sampled: {status}")
+        return status.num_missing + status.num_not_sampled <= limit
 
     def _wait(self, scoring: Scoring | None) -> None:
-        """Wait until every rank has its scores, or the deadline has replaced the missing ones."""
+        """Wait until every rank has its scores; past the deadline, missing ones become timeouts."""
         limit = self._policy.score_deadline_seconds
         start = time.monotonic()
         while not all(gather_objects(scoring is None or scoring.wait(POLL_SECONDS))):
@@ -213,14 +221,14 @@ def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
     return ScoreStatus(
         num_rows=len(rows),
         num_missing=sum(any(score.is_outage for score in row) for row in rows),
-        num_failed=len(rows) - len(rollouts.sampled),
+        num_not_sampled=len(rows) - len(rollouts.sampled),
         failure=find_failure(rollouts, rewards, _is_missing),
         fatal=f"the judge's budget is spent: {over_budget[0].detail}." if over_budget else "",
     )
 
 
 def _is_missing(score: Score) -> bool:
-    """Whether a score counts as missing: one that its reward declined to give does not."""
+    """Return whether a score is missing; an abstention is not."""
     return score.is_outage or score.outcome is Outcome.NOT_SAMPLED
 
 
@@ -229,7 +237,7 @@ def _over_ranks(statuses: list[ScoreStatus]) -> ScoreStatus:
     return ScoreStatus(
         num_rows=sum(one.num_rows for one in statuses),
         num_missing=sum(one.num_missing for one in statuses),
-        num_failed=sum(one.num_failed for one in statuses),
+        num_not_sampled=sum(one.num_not_sampled for one in statuses),
         failure=worst.failure,
         fatal=next((one.fatal for one in statuses if one.fatal), ""),
     )

@@ -1,6 +1,6 @@
-"""Seeds that are derived from the position of a run, instead of stored in checkpoints.
+"""Derive seeds from the position of a run instead of storing them in checkpoints.
 
-Every event has a seed of its own, derived from (seed, rank, purpose, number), so that a resumed run
+Every event has its own seed, derived from (seed, rank, purpose, number), so that a resumed run
 draws the same random numbers as an uninterrupted one.
 """
 

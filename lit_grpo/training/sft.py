@@ -1,6 +1,6 @@
-"""Supervised warm-up: train a policy on given completions, so that GRPO finds something to reward.
+"""Supervised fine-tuning (SFT): train a policy on given completions, as a warm-up for GRPO.
 
-GRPO then starts from the final model.
+GRPO starts from the final model, whose completions then earn some reward.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch.cli import OptimizerCallable
+from torch.optim import AdamW
 
 from lit_grpo.policy import Policy
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import RolloutEngine, Sampling
-from lit_grpo.training.base import PolicyModule, Schedule, default_optimizer
+from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batching import collate_tokens
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.types import Prompt, TokenBatch, UserError
@@ -31,9 +32,10 @@ class SFTModule(PolicyModule):
         target_column: Column with the text to imitate; null uses the gold answer.
         sampling: Temperature, token limit and other settings of sampling in evaluation.
         engine: The rollout engine that samples in evaluation; null samples with the policy itself.
-        optimizer: Builds the optimizer from the trainable parameters.
+        optimizer: Builds the optimizer from the trainable parameters. The default suits full
+            fine-tuning; LoRA takes about 10 times the learning rate.
         lr_schedule: Schedule of the learning rate over the optimizer steps of the run.
-        warmup_steps: Optimizer steps of linear warm-up.
+        warmup_steps: Optimizer steps over which the learning rate rises linearly from 0.
         evaluation: How held-out accuracy is measured.
         seed: Seed of all random numbers of the run.
     """
@@ -44,7 +46,7 @@ class SFTModule(PolicyModule):
         target_column: str | None = None,
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
         engine: RolloutEngine | None = None,
-        optimizer: OptimizerCallable = default_optimizer,
+        optimizer: OptimizerCallable = lambda params: AdamW(params, lr=2e-5, weight_decay=0.0),
         lr_schedule: Schedule = "constant",
         warmup_steps: int = 0,
         evaluation: Evaluation | None = None,
@@ -77,7 +79,7 @@ class SFTModule(PolicyModule):
         """Return the text to imitate.
 
         Raises:
-            UserError: the row has none.
+            UserError: the row has no such text.
         """
         column = self.target_column
         text = prompt.answer if column is None else prompt.columns.get(column)

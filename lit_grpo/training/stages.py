@@ -1,8 +1,8 @@
 """Report the stages of a rollout step to callbacks, while the step is running.
 
 A callback may define ``on_stage_start(trainer, pl_module, name)`` and
-``on_stage_end(trainer, pl_module, stage)``. To end a run that waits for completions or rewards, it
-defines ``on_wait(trainer, pl_module, _)``.
+``on_stage_end(trainer, pl_module, stage)``. One that may end the run while it waits for completions
+or rewards defines ``on_wait(trainer, pl_module, _)``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StageEvents:
         """Time a stage; the dict that is yielded becomes ``Stage.details``.
 
         On a GPU the stage ends when the device has finished its work, so that its seconds include
-        no work of another stage.
+        no work of other stages.
         """
         self._notify("on_stage_start", name)
         details: dict[str, Any] = {}

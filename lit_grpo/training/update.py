@@ -32,7 +32,7 @@ class PolicyUpdate:
     """Update a policy on batches of rollouts.
 
     Args:
-        module: Has the optimizer and the trainer, under manual optimization.
+        module: Owns the optimizer; must use manual optimization.
         events: Reports the micro-batches to callbacks.
     """
 
@@ -57,7 +57,7 @@ class PolicyUpdate:
         """Add old logprobs, reference logprobs and the entropy mask if the objective needs them.
 
         With one optimizer step per rollout step the old logprobs equal the current ones, so no
-        forward pass is made for them. None if no rank has a token to train on.
+        forward pass is made for them. Return None if no rank has a token to train on.
         """
         if not self._count_tokens(batch).tokens:
             return None
@@ -137,7 +137,8 @@ class PolicyUpdate:
             with optimizer.toggle_model(sync_grad=True):
                 self._backward_nothing(batch)
         norm = self._clipped_gradient_norm()
-        # The loss is the sum over micro-batches and ranks: one value per optimizer step.
+        # _backward adds the loss of each micro-batch with count 0. With the count added here, the
+        # metric is the sum over micro-batches and ranks, averaged over optimizer steps.
         metrics.add("policy/loss", 0.0, 1 / counts.num_ranks)
         metrics.add("policy/grad_norm", norm.detach())
         metrics.add("policy/lr", optimizer.param_groups[0]["lr"])
@@ -151,9 +152,9 @@ class PolicyUpdate:
         )
         if not norm.isfinite():
             raise FloatingPointError(
-                f"the gradient after optimizer step {self.module.global_step} is not finite (norm "
-                f"{norm}), so no optimizer step is taken, since it would ruin the policy. Resume "
-                "from the last checkpoint with a lower learning rate or in a higher precision."
+                f"the gradient of optimizer step {self.module.global_step + 1} is not finite (norm "
+                f"{norm}); the step was not applied. Resume from the last checkpoint with a lower "
+                "learning rate or in a higher precision."
             )
         return norm
 
@@ -178,8 +179,7 @@ class PolicyUpdate:
     def _rows_with_gradient(self, batch: TrainBatch) -> Tensor:
         """Return the rows that can have a gradient.
 
-        Without a KL or entropy term a row of advantage 0 has none, so it need not go through the
-        model.
+        Without a KL or entropy term, a row with advantage 0 has no gradient, so it is skipped.
         """
         trained = batch.loss_mask.any(1)
         if not self.objective.has_gradient_at_zero_advantage:
@@ -197,7 +197,7 @@ class PolicyUpdate:
     def _backward(
         self, batch: TrainBatch, counts: TokenCounts, number: int, metrics: Metrics
     ) -> Tensor:
-        """Accumulate the gradient of a micro-batch; return [] the sum of its token entropies."""
+        """Accumulate the gradient of a micro-batch; return the sum of its token entropies."""
         entropy_coef = self.entropy_control.applied_coef
         with self.events.stage("micro_batch", number) as details:
             statistics = completion_statistics(

@@ -1,4 +1,4 @@
-"""What passes between the trainer and its callbacks: finished stages and stop reasons."""
+"""What the trainer and its callbacks exchange: finished stages and stop reasons."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class Score:
 
     @property
     def is_outage(self) -> bool:
-        """Whether the failure is not the completion's, so that scoring it again may succeed."""
+        """Whether the failure lies outside the completion, so that a retry may succeed."""
         return self.is_failure and self.outcome not in (Outcome.TRUNCATED, Outcome.NOT_SAMPLED)
 
 
@@ -176,7 +176,7 @@ class Group:
 
 
 def counted_rows(valid: Tensor) -> Tensor:
-    """Return [B, G] True on the rows that count: valid ones, in a group with at least two.
+    """Return [B, G] True on the counted rows: the valid rows of groups with at least two.
 
     A row that is the only valid one of its group has no baseline to be compared with.
     """
@@ -224,7 +224,7 @@ class RolloutBatch:
         )
 
     def with_groups(self, indices: Sequence[int], fresh: RolloutBatch) -> RolloutBatch:
-        """Return the same batch with the groups at the given indices replaced by those of fresh."""
+        """Return the same batch with the groups of ``fresh`` at the given indices."""
         groups = list(self.groups)
         for index, group in zip(indices, fresh.groups, strict=True):
             groups[index] = group

@@ -65,7 +65,7 @@ class TokenBatch:
         return replace(self, **moved)
 
     def _tensors(self) -> dict[str, Any]:
-        """Every field that is not None, by name."""
+        """Return every field that is not None, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -82,13 +82,13 @@ class TrainBatch(TokenBatch):
     sampler_logprobs: Tensor
     """[N, C] as the sampler reported them; 0 on padding."""
     old_logprobs: Tensor | None = None
-    """[N, C] under the policy before the first update of this rollout step; None where they equal
-    the current ones, since no update has happened yet."""
+    """[N, C] under the policy before the first update of this rollout step; None if they equal
+    the current ones because no update has happened yet."""
     ref_logprobs: Tensor | None = None
     """[N, C] under the reference; None without a KL term in the loss."""
     entropy_mask: Tensor | None = None
-    """[N, C] True on the tokens of the loss mask whose entropy is high enough for a surrogate;
-    None where all of them have one."""
+    """[N, C] True on the tokens in the loss whose entropy is high enough to train on; None if all
+    are."""
 
     @property
     def surrogate_mask(self) -> Tensor:

@@ -105,7 +105,7 @@ class TrlTask:
 
     Args:
         rows: The dataset; the workload's ``train.jsonl`` when None.
-        reward: A reward function of TRL's form, importable in another process.
+        reward: A reward function with TRL's signature, importable in another process.
         settings: Arguments of ``GRPOConfig``.
     """
 

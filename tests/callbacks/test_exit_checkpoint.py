@@ -83,7 +83,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum
     trainer = fit(step, [ExitCheckpoint(tmp_path / "checkpoints")], steps=4)
     reason = get_stop_reason(trainer)
     assert reason.exit_code == 128 + signum
-    assert f"Ended by {signum.name} after 2 steps." in reason.message
+    assert f"Ended by {signum.name} after 2 rollout steps." in reason.message
     assert f"--ckpt_path {tmp_path}/checkpoints/last.ckpt" in reason.message
     assert f"{signum.name}: ending after this rollout step" in capfd.readouterr().err
     assert saved(tmp_path)["global_step"] == trainer.global_step == 2
@@ -126,7 +126,7 @@ def test_a_signal_to_one_rank_ends_all_ranks(tmp_path):
         os.kill(rank_1, signal.SIGTERM)
         stdout, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
-    assert stdout.count("steps 2 Ended by SIGTERM after 2 steps.") == 2
+    assert stdout.count("steps 2 Ended by SIGTERM after 2 rollout steps.") == 2
     assert saved(tmp_path)["global_step"] == 2
 
 

@@ -155,4 +155,4 @@ def test_the_warning_of_a_wait_is_logged_once_in_many_steps(caplog):
             [SlowRewards()],
             steps=3,
         )
-    assert len([one for one in caplog.records if "a wait for rewards" in one.getMessage()]) == 1
+    assert len([one for one in caplog.records if "waiting for rewards" in one.getMessage()]) == 1

@@ -29,7 +29,7 @@ def test_the_run_stops_after_a_streak_of_zero_steps_with_exit_code_3():
     assert trainer.global_step == 4
     assert reason.exit_code == ExitCode.NO_REWARD == 3
     assert "3 rollout steps in a row, since rollout step 1" in reason.message
-    assert "in 3 every valid reward was exactly 0" in reason.message
+    assert "in all of them every valid reward was exactly 0" in reason.message
     assert "could be scored" not in reason.message
 
 
@@ -49,8 +49,8 @@ def test_a_zero_reward_of_an_invalid_row_does_not_hide_the_streak():
     nothing_valid = rollouts([[None, None]])
     trainer = run(ZeroRewardBreaker(alert_after=1, stop_after=2), [ZERO, nothing_valid])
     message = get_stop_reason(trainer).message
-    assert "in 1 every valid reward was exactly 0" in message
-    assert "in 1 no completion could be scored" in message
+    assert "in 1 of them every valid reward was exactly 0" in message
+    assert "in 1 of them no completion could be scored" in message
 
 
 def test_the_alert_is_logged_once_and_names_the_stop(caplog):
@@ -93,7 +93,7 @@ def test_empty_completions_point_at_the_engine():
 
 def test_otherwise_the_format_never_matched_and_a_sample_is_shown():
     message = stop_message(rollouts([[0.0] * 2], [completion("it is 8"), completion("9")]))
-    assert "no completion has the format or the answer" in message
+    assert "no completion has the format or answer" in message
     assert "'it is 8'" in message
     assert "'7'" in message
 
@@ -105,7 +105,9 @@ def test_the_streak_survives_a_checkpoint():
     resumed.load_state_dict(breaker.state_dict())
     message = get_stop_reason(run(resumed, [rollouts([[None, None]])])).message
     assert "3 rollout steps in a row, since rollout step 0" in message
-    assert "in 2 every valid reward was exactly 0 and in 1 no completion" in message
+    assert (
+        "in 2 of them every valid reward was exactly 0, and in 1 of them no completion" in message
+    )
 
 
 def test_a_stopped_run_does_not_validate_once_more():

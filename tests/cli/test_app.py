@@ -102,12 +102,12 @@ def test_the_saved_config_is_complete_and_reproduces_itself(trained, printed_con
 def test_a_new_run_in_the_directory_of_another_is_refused_and_changes_nothing(trained, capsys):
     before = files_in(trained)
     assert main(["fit", "--config=runs/base/0/config.yaml"]) == 2
-    assert "runs/base/0 holds a run already" in capsys.readouterr().err
+    assert "runs/base/0 already holds a run" in capsys.readouterr().err
     assert files_in(trained) == before
 
 
 @pytest.mark.parametrize("command", ["validate", "test"])
-def test_measuring_prints_the_accuracy_and_writes_nothing(command, trained, capsys):
+def test_evaluating_prints_the_accuracy_and_writes_nothing(command, trained, capsys):
     before = files_in(trained.parents[2])
     arguments = ["--config=runs/base/0/config.yaml", "--ckpt_path=last"]
     assert main([command, *arguments]) == 0
@@ -250,7 +250,7 @@ WARM_UP = {
 }
 
 
-def test_a_warm_up_logs_why_it_ended_and_can_be_measured(here, capfd):
+def test_an_sft_run_logs_why_it_ended_and_can_be_evaluated(here, capfd):
     stop = {"monitor": "val/accuracy", "mode": "max", "stopping_threshold": -1.0}
     callbacks = [{"class_path": "EarlyStopping", "init_args": stop}]
     config = WARM_UP | {"trainer": WARM_UP["trainer"] | {"callbacks": callbacks}}

@@ -119,8 +119,8 @@ def test_a_refused_key_is_one_line_with_what_to_set_and_no_secret(capsys, monkey
     shown = capsys.readouterr()
     assert "auth key from MY_KEY" in shown.out
     (line,) = shown.err.splitlines()
-    assert line.startswith("error: the judge must answer before training begins")
-    assert "Set model, base_url, api (now openai) or the key in MY_KEY." in line
+    assert line.startswith("error: the judge did not accept a test question")
+    assert "Check model, base_url, api (openai) or the key in MY_KEY." in line
     assert "very-secret" not in shown.out + shown.err
 
 
@@ -162,14 +162,14 @@ def test_a_rubric_without_gold_answers_has_its_access_checked_only(capsys):
     with JudgeServer(ready) as server:
         assert check(server, kind="RubricReward", data=rubric) == 0
         assert len(server.requests) == 1
-    assert "RubricReward scores by columns of its rows" in capsys.readouterr().out
+    assert "RubricReward depends on columns of the data" in capsys.readouterr().out
 
 
 def test_rewards_by_rubric_alignment_have_their_access_checked_only(capsys):
     with JudgeServer(ready) as server:
         assert check(server, kind="RubricAlignmentReward") == 0
         assert len(server.requests) == 1
-    assert "only access was checked" in capsys.readouterr().out
+    assert "Only access was checked" in capsys.readouterr().out
 
 
 def test_the_policy_s_weights_are_not_needed(here):

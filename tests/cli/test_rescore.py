@@ -113,7 +113,7 @@ def test_a_reward_that_fails_now_has_no_value_and_is_counted(capsys):
     assert rescore(rewards(BROKEN | {"init_args": {"name": "low"}})) == 0
     shown = capsys.readouterr().out
     assert cells(shown, "low")[2:] == ["–", "100.0%"]
-    assert "24 of 24 completions changed. No group has two rows with rewards before" in shown
+    assert "24 of 24 completions changed. No group has two rows with a reward both before" in shown
     assert "100% of the scores of reward 'low' ended as error" in shown
     assert pd.read_parquet("run/rescored/more.parquet")["reward"].isna().all()
 
@@ -150,10 +150,10 @@ def test_rows_whose_prompt_is_gone_or_has_another_text_are_counted_and_left_out(
         (["rescore", "--last=2"], "rescore needs the directory of a run first"),
         (["rescore", "nowhere"], "nowhere: no such run directory"),
         (["rescore", "run", "--last=0"], "last must be >= 1, got 0"),
-        (["rescore", "run", "--data.num_digits=3"], "run: the data has none of the prompts"),
-        (["rescore", "run", "--model.group_size=3"], "model.group_size must be the one of the run"),
-        (["rescore", "run", "--model.group_size=2"], "model.group_size must be the one of the run"),
-        (["rescore", "run", "--model.group_size=8"], "model.group_size must be the one of the run"),
+        (["rescore", "run", "--data.num_digits=3"], "run: none of the prompts"),
+        (["rescore", "run", "--model.group_size=3"], "model.group_size must be that of the run"),
+        (["rescore", "run", "--model.group_size=2"], "model.group_size must be that of the run"),
+        (["rescore", "run", "--model.group_size=8"], "model.group_size must be that of the run"),
         (["rescore", "empty"], "empty has no completions/*.parquet"),
         (["rescore", "run", "--nope=1"], "nope: no such key"),
     ],

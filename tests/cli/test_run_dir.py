@@ -39,7 +39,7 @@ def test_a_directory_that_was_used_stays(here):
     assert (here / run_dir / "run.log").exists()
 
 
-def test_measuring_creates_no_directory(here):
+def test_evaluating_creates_no_directory(here):
     assert chosen("validate") == "runs/base"
     assert not (here / "runs").exists()
 

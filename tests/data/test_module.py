@@ -51,8 +51,8 @@ def test_rows_reach_the_module_and_each_held_out_row_is_validated_once(tmp_path,
     assert len(set(held_out)) == len(held_out) == 5
     assert set(trained) | set(held_out) == {f"t:{n}" for n in range(1, 24)}
     assert not set(trained) & set(held_out)
-    assert "train data: 18 rows read, 0 dropped" in caplog.text
-    assert "validation data: 5 rows read" in caplog.text
+    assert "train data: 18 rows\n" in caplog.text
+    assert "validation data: 5 rows\n" in caplog.text
 
 
 def test_the_held_out_rows_do_not_depend_on_seed_limit_or_fraction_of_the_same_size(tmp_path):
@@ -110,7 +110,7 @@ def test_dropped_prompts_are_counted_in_a_warning(tmp_path, caplog):
     path = write_rows(tmp_path / "t.jsonl", 12)
     module = fit(PromptData(path, prompts_per_step=9, max_prompt_tokens=2))
     assert sorted(flat(module.trained)) == [f"t:{n}" for n in range(1, 10)]
-    assert "12 rows read, 3 dropped (longer than max_prompt_tokens=2)" in caplog.text
+    assert "12 rows, 3 of them dropped (longer than max_prompt_tokens=2)" in caplog.text
     assert {r.levelname for r in caplog.records if r.name == "lit_grpo"} == {"WARNING"}
 
 

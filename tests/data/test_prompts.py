@@ -101,7 +101,7 @@ def test_a_system_prompt_without_a_conversation_or_beside_another_is_refused():
     with pytest.raises(ValueError, match="but t.jsonl, row 1 is plain text .*data.chat: true"):
         build(row(prompt="2", answer="2"), system_prompt="Be brief.")
     messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
-    with pytest.raises(ValueError, match="row 1 has a system message of its own"):
+    with pytest.raises(ValueError, match="row 1 already has a system message"):
         build(row(prompt=messages, answer="2"), system_prompt="Be brief.")
 
 
@@ -125,7 +125,7 @@ def test_prompts_longer_than_the_limit_are_dropped_in_order():
 def test_prompts_longer_than_the_limit_are_refused_with_count_and_rows_where_set():
     rows = [row(n, prompt="x" * n, answer="a") for n in (3, 5, 4, 6)]
     with pytest.raises(
-        ValueError, match="2 of 4 prompts are longer than .*=4, the longest has 6"
+        ValueError, match="2 of 4 prompts are longer than .*=4; the longest has 6"
     ) as e:
         build(*rows, max_prompt_tokens=4, too_long="refuse")
     assert "t.jsonl, row 5; t.jsonl, row 6. Raise" in str(e.value)

@@ -35,14 +35,14 @@ def test_answers_of_equal_quality_have_no_contrast():
         ({"scores": math.nan}, "scores is null"),
         ({"scores": 0.5}, "scores is not a list but a float"),
         ({"scores": "[0.1, 0.2"}, "scores is text but not JSON"),
-        ({"scores": [0.1, 0.2]}, "scores holds 2 values, answers holds 3"),
+        ({"scores": [0.1, 0.2]}, "scores holds 2 values but answers holds 3"),
         ({"scores": [0.1, None, 0.3]}, r"scores\[1\] is None, not a finite number"),
         ({"scores": [0.1, True, 0.3]}, r"scores\[1\] is True, not a finite number"),
         ({"scores": [0.1, "good", 0.3]}, r"scores\[1\] is 'good', not a finite number"),
         ({"scores": "[0.1, NaN, 0.3]"}, r"scores\[1\] is nan, not a finite number"),
         ({"answers": None}, "answers is null"),
         ({"answers": ["one", None, "three"]}, r"answers\[1\] is None, not text"),
-        ({"answers": ["one"], "scores": [1.0]}, "answers holds 1, a comparison needs at least 2"),
+        ({"answers": ["one"], "scores": [1.0]}, "answers holds 1; a comparison needs at least 2"),
     ],
 )
 def test_columns_that_cannot_be_compared_are_refused_with_the_reason(columns, reason):

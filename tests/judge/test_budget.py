@@ -16,7 +16,7 @@ from judge_server import (
 )
 
 from lit_grpo.judge import Judge, JudgeFailure, Limits
-from lit_grpo.judge.budget import CallBudget, Grant, _Window, budget_of, release
+from lit_grpo.judge.budget import CallBudget, CallPermit, _Window, budget_of, release
 from lit_grpo.judge.client import JudgeClient
 from lit_grpo.types import Outcome
 
@@ -66,11 +66,11 @@ def test_an_amount_above_the_limit_waits_for_an_empty_window():
 
 def test_a_call_counts_with_the_tokens_that_it_used():
     budget = CallBudget(Limits(tokens_per_minute=100))
-    grant = Grant()
-    assert budget._admit(grant, 90) is None
-    assert budget._admit(Grant(), 50)[0] == "tokens_per_minute"
-    grant.settle(10)
-    assert budget._admit(Grant(), 50) is None
+    permit = CallPermit()
+    assert budget._admit(permit, 90) is None
+    assert budget._admit(CallPermit(), 50)[0] == "tokens_per_minute"
+    permit.settle(10)
+    assert budget._admit(CallPermit(), 50) is None
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_a_call_counts_with_the_tokens_that_it_used():
 )
 def test_the_setting_that_delays_a_call_is_named(limits, cause):
     budget = CallBudget(Limits(**limits))
-    assert [budget._admit(Grant(), 10) for _ in range(2)] == [None, None]
-    named, seconds = budget._admit(Grant(), 10)
+    assert [budget._admit(CallPermit(), 10) for _ in range(2)] == [None, None]
+    named, seconds = budget._admit(CallPermit(), 10)
     assert named == cause
     assert 55 < seconds <= 60
 
@@ -103,40 +103,43 @@ def test_tokens_above_the_limit_are_never_sent(server):
 @pytest.mark.parametrize(
     ("waited", "outcome", "detail"),
     [
-        ({"max_concurrency": 2.0}, Outcome.TIMEOUT, "2.0 s were spent waiting for max_concurrency"),
+        ({"max_concurrency": 2.0}, Outcome.TIMEOUT, "2.0 s for max_concurrency"),
         (
             {"max_concurrency": 1.0, "requests_per_minute": 7.26},
             Outcome.RATE_LIMITED,
-            "7.3 s were spent waiting for requests_per_minute",
+            "7.3 s for requests_per_minute",
         ),
         (
             {"max_concurrency": 3.0, "requests_per_minute": 1.0, "tokens_per_minute": 4.0},
             Outcome.RATE_LIMITED,
-            "4.0 s were spent waiting for tokens_per_minute",
+            "4.0 s for tokens_per_minute",
         ),
         (
             {"retry_after": 5.0, "tokens_per_minute": 4.0},
             Outcome.RATE_LIMITED,
-            "5.0 s were spent waiting for retry_after",
+            "5.0 s for retry_after",
         ),
         (
             {"max_concurrency": 9.0, "retry_after": 5.0},
             Outcome.TIMEOUT,
-            "9.0 s were spent waiting for max_concurrency",
+            "9.0 s for max_concurrency",
         ),
     ],
 )
 def test_the_longest_wait_is_the_cause(waited, outcome, detail):
-    failure = Grant(waited=waited).explain()
+    failure = CallPermit(waited=waited).explain()
     assert failure.outcome is outcome
-    assert failure.detail == f"no call within limits.deadline_seconds: {detail}"
+    assert (
+        failure.detail
+        == f"the call did not start within limits.deadline_seconds: it waited {detail}"
+    )
     assert not failure.is_transient
 
 
 def blamed(failure):
     """Return the cause that a failure names, after a check of its seconds."""
     match = re.fullmatch(
-        r"no call within limits\.deadline_seconds: ([\d.]+) s were spent waiting for (\w+)",
+        r"the call did not start within limits\.deadline_seconds: it waited ([\d.]+) s for (\w+)",
         failure.detail,
     )
     assert 0.3 < float(match[1]) < 15
@@ -263,7 +266,7 @@ def test_the_limits_of_a_job_are_divided_among_its_processes():
     assert [budget._concurrency for budget in budgets] == [3, 3, 2, 2]
     for budget in budgets:
         calls = 0
-        while budget._admit(Grant(), 10) is None:
+        while budget._admit(CallPermit(), 10) is None:
             calls += 1
         assert calls == 10
 
@@ -277,10 +280,10 @@ def test_fewer_calls_than_processes_are_refused(name):
 def test_each_process_has_its_share_of_the_money():
     budget = CallBudget(Limits(max_cost_usd=4), 0, 4)
     budget.spend(0.99)
-    assert budget._admit(Grant(), 1) is None
+    assert budget._admit(CallPermit(), 1) is None
     budget.spend(0.01)
     with pytest.raises(JudgeFailure) as caught:
-        budget._admit(Grant(), 1)
+        budget._admit(CallPermit(), 1)
     assert caught.value.outcome is Outcome.BUDGET_SPENT
 
 
@@ -291,7 +294,7 @@ def test_a_resumed_job_counts_its_earlier_cost_once():
     assert budget.spent_usd == 1.5
     budget.spend(0.5)
     with pytest.raises(JudgeFailure):
-        budget._admit(Grant(), 1)
+        budget._admit(CallPermit(), 1)
 
 
 # Several rewards

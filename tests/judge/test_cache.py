@@ -53,13 +53,13 @@ def test_an_entry_of_another_kind_is_ignored(cache, entry):
 
 def test_a_path_that_is_not_a_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("taken")
-    with pytest.raises(ValueError, match="directory that can be written.*Set judge.cache"):
+    with pytest.raises(ValueError, match="writable directory.*Set judge.cache"):
         VerdictCache(tmp_path / "file")
 
 
 def test_a_file_that_is_not_a_database_is_refused(tmp_path):
     (tmp_path / "cache.db").write_bytes(b"x" * 5000)
-    with pytest.raises(ValueError, match="must be a directory that can be written"):
+    with pytest.raises(ValueError, match="must be a writable directory"):
         VerdictCache(tmp_path)
 
 

@@ -184,7 +184,7 @@ def test_a_missing_identity_is_an_error_at_the_start(server, environment):
         finally:
             await client.close()
 
-    with pytest.raises(ValueError, match=r"(?s)no Entra token.*auth \(now entra\)"):
+    with pytest.raises(ValueError, match=r"(?s)no Entra token.*auth \(entra\)"):
         asyncio.run(run())
     assert not server.requests
 
@@ -196,7 +196,7 @@ def test_a_missing_identity_is_an_error_at_the_start(server, environment):
     ("settings", "advice"),
     [
         ({}, "OPENAI_API_KEY.*auth to none"),
-        ({"api": "azure_v1", "auth": "none"}, "AZURE_OPENAI_ENDPOINT or AZURE_API_BASE"),
+        ({"api": "azure_v1", "auth": "none"}, "neither AZURE_OPENAI_ENDPOINT nor AZURE_API_BASE"),
         ({"api": "azure", "base_url": "http://x"}, "AZURE_OPENAI_API_KEY or AZURE_API_KEY.*entra"),
         ({"api": "azure", "base_url": "http://x", "auth": "token"}, "AZURE_OPENAI_AD_TOKEN"),
         ({"secret_variable": "MINE"}, "the environment variable MINE, which is not set"),
@@ -215,7 +215,7 @@ def test_the_error_for_a_missing_key_names_a_token_that_is_set(environment):
 
 def test_the_deployment_path_needs_a_version(environment):
     environment("AZURE_API_KEY", "k")
-    with pytest.raises(ValueError, match="api_version must be given.*or use api: azure_v1"):
+    with pytest.raises(ValueError, match="api_version must be set.*or use api: azure_v1"):
         connect(Judge(model="m", api="azure", base_url="http://x"))
 
 

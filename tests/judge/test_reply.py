@@ -184,7 +184,7 @@ def test_the_schema_is_strict_and_has_ids_only_for_several_items():
 
 def test_the_instructions_name_every_field():
     assert FORM.instructions(1) == (
-        'Reply with JSON alone: {"explanation": "one or two sentences", '
+        'Reply with JSON only: {"explanation": "one or two sentences", '
         '"score": a whole number from 0 to 10}'
     )
     assert '"verdicts": [{"id": "the id", "explanation"' in FORM.instructions(2)

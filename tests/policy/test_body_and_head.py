@@ -152,8 +152,8 @@ def test_generating_between_the_forward_and_backward_pass_of_a_pack_changes_noth
 
 STATE_SPACE = {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
 OBSTACLES = {
-    "layers of linear_attention": STATE_SPACE,
-    "layers of chunked_attention": HEADS
+    "linear_attention layers": STATE_SPACE,
+    "chunked_attention layers": HEADS
     | EXPERTS
     | {"model_type": "llama4_text", "num_local_experts": 2, "interleave_moe_layer_step": 2},
     "cannot be chosen through transformers": {

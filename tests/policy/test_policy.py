@@ -117,7 +117,7 @@ def test_writing_the_adapter_alone_needs_a_base():
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)])
 def test_a_refreshed_reference_moves_to_the_policy_and_stays_there(lora):
     policy = Policy(architecture=LLAMA, lora=lora)
-    policy.load(with_reference=True, moving_reference=True)
+    policy.load(with_reference=True, refreshes_reference=True)
     initial = logits(policy.model)
     stir(policy)
     trained = logits(policy.model)

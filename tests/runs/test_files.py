@@ -143,7 +143,7 @@ def test_a_line_cut_off_by_a_kill_is_dropped(tmp_path):
     assert column(path, "a") == ["0.5", "3.0"]
 
 
-def test_lightning_writes_one_row_a_step_also_after_a_resumption(tmp_path):
+def test_lightning_writes_one_row_per_step_also_after_a_resumption(tmp_path):
     def checkpoint():
         return ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
 

@@ -51,12 +51,12 @@ def test_the_picture_of_several_runs_is_written_into_the_last_one(tmp_path):
 def test_only_quantities_with_data_get_a_panel(tmp_path):
     warm_up = make_run(tmp_path / "sft", WARM_UP)
     grpo = make_run(tmp_path / "grpo", GRPO)
-    assert titles(warm_up) == ["Held-out accuracy", "Warm-up loss"]
+    assert titles(warm_up) == ["Held-out accuracy", "SFT loss"]
     assert titles(grpo) == [
         "Held-out accuracy",
         "Reward",
         "Policy loss",
-        "Time of a step",
+        "Time per step",
         "Throughput",
     ]
 

@@ -34,5 +34,5 @@ def test_a_new_run_in_a_directory_with_results_is_refused(left, here):
     touch(here / "run" / "config.yaml", here / "run" / "run.log")
     refuse_used(here / "run")
     touch(here / "run" / left)
-    with pytest.raises(ValueError, match="holds a run already"):
+    with pytest.raises(ValueError, match="already holds a run"):
         refuse_used(here / "run")

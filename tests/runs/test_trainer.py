@@ -61,7 +61,7 @@ def test_a_stopped_run_says_why_and_resumes_to_the_undisturbed_one(whole, tmp_pa
 
 
 def test_a_directory_that_holds_a_run_is_refused(whole):
-    with pytest.raises(UserError, match="holds a run already"):
+    with pytest.raises(UserError, match="already holds a run"):
         train(whole[0])
 
 

@@ -226,11 +226,12 @@ def processes_of(run_dir):
 
 
 @needs_vllm
-@pytest.mark.slow
+@pytest.mark.slow(minutes=10)
 @pytest.mark.timeout(2400)
 def test_the_command_passes_with_a_real_vllm_and_three_kills(tmp_path):
-    python = f"--model.engine.init_args.launch.python={PYTHON}"
-    run_to_its_end([*COMMAND, "--dir", str(tmp_path), "--", python], tmp_path, seconds=2000)
+    # A quarter of the quickstart's prompts: what is shown here needs no more.
+    options = [f"--model.engine.init_args.launch.python={PYTHON}", "--data.prompts_per_step=64"]
+    run_to_its_end([*COMMAND, "--dir", str(tmp_path), "--", *options], tmp_path, seconds=2000)
     restarts = pd.read_csv(tmp_path / "killed" / "metrics.csv")["rollout/restarts"]
     assert len(restarts) == script.NUM_STEPS == 30
     assert restarts.sum() == len(script.KILLS) == 3

@@ -99,7 +99,7 @@ def test_a_checkpoint_of_an_adapter_omits_its_base_and_can_be_resumed(tmp_path):
     fit(resumed, max_steps=2, ckpt_path=path)
     torch.testing.assert_close(weights(resumed), weights(module), rtol=0, atol=0)
     other = make_module(policy=policy | {"lora": LoRA(rank=4, target_modules=["lm_head"])})
-    with pytest.raises(ValueError, match="it belongs to another policy"):
+    with pytest.raises(ValueError, match="it belongs to a different policy"):
         fit(other, max_steps=2, ckpt_path=path)
 
 

@@ -14,7 +14,7 @@ from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training.collector import Collector
 from lit_grpo.training.metrics import Metrics
-from lit_grpo.training.prefetch import RolloutStep
+from lit_grpo.training.prefetch import StepContext
 from lit_grpo.training.score_gate import OutagePolicy, StepAbandoned
 from lit_grpo.training.seeds import Seeds
 from lit_grpo.training.stages import StageEvents
@@ -59,7 +59,7 @@ class RecordStages(L.Callback):
 def collect(engine, *, reward=None, step=0, version=0, callbacks=(), metrics=None):
     trainer = SimpleNamespace(callbacks=callbacks, should_stop=False)
     events = StageEvents(SimpleNamespace(trainer=trainer, device=torch.device("cpu")))
-    position = RolloutStep(
+    position = StepContext(
         number=step,
         policy_version=version,
         max_policy_version=None,

@@ -1,4 +1,4 @@
-"""Groups without an advantage are replaced by groups of further prompts, in data order."""
+"""Groups without an advantage are replaced with groups from further prompts, in data order."""
 
 import torch
 from easy_prompts import EqualOnEasyPrompts, prompts

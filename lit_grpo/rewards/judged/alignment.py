@@ -74,12 +74,12 @@ class RubricAlignmentReward(JudgedReward):
         gold_column: Column with their gold scores: a list of numbers, or a list in JSON.
         lambda_len: Coefficient of the length penalty.
         lambda_info: Coefficient of the information bonus, which is greatest for a mean of 0.5.
-        lambda_defense: Coefficient of the defence penalty for grades that are nearly equal. Keep it
-            above ``lambda_info``, since otherwise grading all answers the same would pay off.
+        lambda_defense: Coefficient of the penalty for grades that are nearly equal. Keep it above
+            ``lambda_info``, since otherwise grading all answers the same would pay off.
         length_tokens: Length of a rubric, in tokens, at which the length penalty is full.
         highest: The best grade.
-        answers_per_call: Maximum number of stored answers in a call. More save calls, but the judge
-            then sees answers next to each other.
+        answers_per_call: Maximum number of stored answers in a call. A higher number saves calls,
+            but the judge then sees answers next to each other.
     """
 
     template_variables = ("question", "rubric", "highest", "items")
@@ -138,7 +138,7 @@ class RubricAlignmentReward(JudgedReward):
             shown = show_problems(problems)
             raise UserError(
                 f"every row must have a question in column {self.question_column!r}, answers in "
-                f"{self.answers_column!r} and a gold score for each in {self.gold_column!r}, "
+                f"{self.answers_column!r} and a gold score for each in {self.gold_column!r}; "
                 f"{len(problems)} of {len(prompts)} do not: {shown} (nothing could be compared). "
                 "Fill or drop these rows, or set question_column, answers_column and gold_column "
                 f"in the init_args of {type(self).__name__}."
@@ -171,7 +171,7 @@ class RubricAlignmentReward(JudgedReward):
     def _read(self, prompt: Prompt) -> tuple[str, ScoredAnswers]:
         question = prompt.columns.get(self.question_column)
         if not isinstance(question, str) or not question.strip():
-            raise ValueError(f"{self.question_column} is {question!r}, not a text")
+            raise ValueError(f"{self.question_column} is {question!r}, not a string")
         # Not at the top, since `lit_grpo.data` imports Lightning, which slows worker processes.
         from lit_grpo.data.scored_answers import read_scored_answers
 
@@ -187,7 +187,7 @@ class RubricAlignmentReward(JudgedReward):
     async def _ask(
         self, context: Mapping[str, Any], answers: Sequence[str], vote: int
     ) -> list[Finding]:
-        """Return one vote on each answer, in order, though they are shown in another order."""
+        """Return one vote on each answer, in order, though the judge sees them in random order."""
         places = list(range(len(answers)))
         # Shuffled, since files often have the best answer first and the policy may exploit that.
         # Seeded by the rubric, so that the same question is found in a cache.

@@ -33,7 +33,7 @@ class JudgedReward(Reward):
     template_needs: ClassVar[tuple[str, ...]]
     """Variables that the template must use."""
     votes_differ: ClassVar[bool] = False
-    """Whether each vote has another prompt, so that votes differ at a temperature of 0 as well."""
+    """Whether each vote has a different prompt, so that votes differ even at a temperature of 0."""
     items_per_call: int = 1
     """Maximum number of items in a call."""
 
@@ -42,7 +42,7 @@ class JudgedReward(Reward):
         if self.on_error == "retry":
             raise UserError(
                 "on_error must be mask, drop_group or raise with a judge, got retry (the judge "
-                "client retries by itself). Set judge.limits.num_retries and another on_error."
+                "client itself retries). Set judge.limits.num_retries and a different on_error."
             )
         check_range(setting_key(self, "votes"), votes, at_least=1)
         if votes > 1 and judge.temperature == 0 and not self.votes_differ:
@@ -98,7 +98,7 @@ class JudgedReward(Reward):
     async def ask_votes(
         self, context: Mapping[str, Any], items: Sequence[Item], form: Form
     ) -> list[tuple[Finding, ...]]:
-        """Return for each item the findings of all votes."""
+        """Return the findings of all votes on each item."""
         votes = (
             self.examiner.examine(context, items, form, vote=vote) for vote in range(self.votes)
         )
@@ -121,7 +121,7 @@ class JudgedReward(Reward):
 
 
 def unreadable_rows(prompts: Sequence[Prompt], read: Callable[[Prompt], object]) -> dict[str, str]:
-    """Return id -> problem of the rows for which ``read`` raises a ValueError."""
+    """Return id -> problem for the rows on which ``read`` raises a ValueError."""
     problems = {}
     for prompt in prompts:
         try:

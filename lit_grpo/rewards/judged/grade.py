@@ -21,8 +21,8 @@ class JudgeReward(JudgedReward):
             ``items``, each with ``id`` and ``answer``.
         votes: Number of independent votes on each completion; their mean counts.
         highest: The best grade.
-        completions_per_call: Maximum number of completions of a prompt in a call. More save calls,
-            but the judge then sees completions next to each other.
+        completions_per_call: Maximum number of completions of a prompt in a call. A higher number
+            saves calls, but the judge then sees completions next to each other.
         show_reference: Whether to show the judge the gold answer, if the row has one.
     """
 

@@ -80,7 +80,7 @@ class RubricReward(JudgedReward):
         ):
             shown = show_problems(problems)
             raise UserError(
-                f"every row must have a rubric in column {self.column!r}, {len(problems)} of "
+                f"every row must have a rubric in column {self.column!r}; {len(problems)} of "
                 f"{len(prompts)} have no readable one: {shown} (they could not be scored). "
                 f"Set {setting_key(self, 'column')}, or drop these rows."
             )

@@ -27,7 +27,7 @@ _read_gold = lru_cache(maxsize=100_000)(read_gold)
 
 
 class MathReward(Reward):
-    r"""One value for completions whose final answer equals ``prompt.answer``, another for others.
+    r"""Score a completion by whether its final answer equals ``prompt.answer``.
 
     The final answer is the last ``\boxed{}``, else ``#### x``, else "the answer is x" or
     ``A: x``, else the last number. A completion without an answer, or with one that cannot be

@@ -95,7 +95,7 @@ class ScorerModel:
         num_tokens = len(text["input_ids"])
         if num_tokens <= self.max_tokens:
             return text
-        detail = f"prompt and completion have {num_tokens} tokens, max_tokens is {self.max_tokens}"
+        detail = f"prompt and completion have {num_tokens} tokens; max_tokens is {self.max_tokens}"
         return Score(value=None, outcome=Outcome.TRUNCATED, detail=detail)
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
@@ -104,7 +104,7 @@ class ScorerModel:
         if max(token_ids) >= self.num_embeddings:
             raise ValueError(
                 f"token {max(token_ids)} is not in the scorer's vocabulary of "
-                f"{self.num_embeddings}: it was trained with another tokenizer"
+                f"{self.num_embeddings}: it was trained with a different tokenizer"
             )
 
     def _encode(self, row: Row) -> Mapping[str, list[int]]:
@@ -199,9 +199,9 @@ def load_scorer(settings: ScorerSettings) -> ScorerModel:
 
 @contextmanager
 def _loading(path: str) -> Iterator[None]:
-    """Convert errors of loading to one that says what to set.
+    """Convert loading errors to one that says what to set.
 
-    A path that can only be a directory is never looked up on the hub.
+    A path that can only be a directory is never looked up on the Hub.
     """
     fix = (
         "Set ScorerReward.init_args.path to a directory with a sequence classifier and its "
@@ -213,7 +213,7 @@ def _loading(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        kind = "a directory" if exists else "not a directory here, so a model on the hub"
+        kind = "a local directory" if exists else "not a local directory, so looked up on the Hub"
         raise UserError(
             f"path must be a reward model, but {path!r} ({kind}) cannot be loaded as one: {error} "
             f"{fix}"
@@ -223,7 +223,7 @@ def _loading(path: str) -> Iterator[None]:
 def _check_head(path: str, config: Any, missing: set[str]) -> None:
     if missing:
         raise UserError(
-            f"path must be a sequence classifier with a trained head, {path} is a "
+            f"path must be a sequence classifier with a trained head; {path} is a "
             f"{', '.join(config.architectures or ()) or config.model_type}, whose weights lack "
             f"{', '.join(sorted(missing))} (with random weights the values would be noise). Set "
             "ScorerReward.init_args.path to a reward model, whose config.json names an "

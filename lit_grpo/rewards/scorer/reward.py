@@ -1,6 +1,6 @@
 """Use a local reward model, any sequence classifier of ``transformers``, as a reward.
 
-The model runs in a thread of its own, on batches of the completions that wait for their scores.
+The model runs in its own thread, on batches of the completions that wait for their scores.
 """
 
 from __future__ import annotations

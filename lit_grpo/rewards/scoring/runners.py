@@ -87,7 +87,7 @@ class Call:
 
 
 class AsyncRunner:
-    """All async rewards on one event loop, to which their clients may stay bound."""
+    """Run all async rewards on one event loop, so that their clients can stay bound to it."""
 
     def __init__(self) -> None:
         self._thread = EventLoopThread("async-rewards")
@@ -181,7 +181,7 @@ class SyncRunner:
         self._calls.put(call)
 
     def expire(self) -> float | None:
-        """Give up on a call that has timed out; return the seconds until the next one may.
+        """Give up on a call that has timed out; return the seconds until the next timeout.
 
         None means that the reward has no timeout.
         """
@@ -258,14 +258,14 @@ class Runners:
         self._threads.get(call.reward.name, self._loop).submit(call)
 
     def run_hook(self, hook: Callable[..., Any], *arguments: object) -> None:
-        """Call a hook of a reward; an async one runs on the loop, as its scores will."""
+        """Call a hook of a reward; run an async hook on the event loop that runs its scoring."""
         if inspect.iscoroutinefunction(hook):
             self._loop.run(hook(*arguments))
         else:
             hook(*arguments)
 
     def expire(self) -> float | None:
-        """Give up on sync calls that have timed out; return the seconds until the next one may.
+        """Give up on sync calls that have timed out; return the seconds until the next timeout.
 
         None means that no reward has a timeout.
         """

@@ -1,6 +1,6 @@
-"""Score one rollout step, while its other completions are still being generated.
+"""Score the completions of one rollout step while others are still being generated.
 
-It makes the calls and collects their scores. The runners execute the calls.
+This module makes the calls and collects their scores; the runners execute the calls.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Scoring:
         self._scores: dict[str, list[Score | None]] = {
             reward.name: [None] * num_rows for reward in rewards
         }
-        self._missing = [group_size] * len(self._prompts)
+        self._num_to_add = [group_size] * len(self._prompts)
         self._siblings: dict[tuple[str, int], list[int]] = defaultdict(list)
-        """(reward, group) -> rows that wait for siblings to be scored with."""
+        """(reward, group) -> rows waiting to be scored together with their siblings."""
         self._num_pending = num_rows * len(rewards)
         self._failure: RewardFailed | None = None
         self._changed = threading.Condition()
@@ -77,14 +77,14 @@ class Scoring:
             raise ValueError(f"row {row} was added twice (each completion is scored once)")
         self._completions[row] = completion
         group = row // self._group_size
-        self._missing[group] -= 1
+        self._num_to_add[group] -= 1
         rows = () if completion.is_failed else (row,)
         for reward in self._rewards:
             if completion.is_failed:
-                absent = Outcome.NOT_SAMPLED
-                score = Score(value=None, outcome=absent, detail=completion.failure)
+                outcome = Outcome.NOT_SAMPLED
+                score = Score(value=None, outcome=outcome, detail=completion.failure)
                 self._fill(reward.name, {row: score})
-            self._schedule(reward, group, rows, is_last=not self._missing[group])
+            self._schedule(reward, group, rows, is_last=not self._num_to_add[group])
         self._runners.expire()
 
     def _schedule(self, reward: Reward, group: int, rows: Sequence[int], *, is_last: bool) -> None:
@@ -96,9 +96,10 @@ class Scoring:
             waiting.clear()
 
     def wait(self, seconds: float = MAX_WAIT_SECONDS) -> bool:
-        """Wait for the missing scores at most this long; return whether all have arrived.
+        """Wait up to ``seconds`` for the missing scores.
 
-        A failure of a reward with ``on_error: raise`` ends the wait.
+        Return False on timeout; True when all have arrived or a reward with ``on_error: raise`` has
+        failed.
         """
         self._check_complete()
         deadline = time.monotonic() + seconds
@@ -150,7 +151,7 @@ class Scoring:
     def _check_complete(self) -> None:
         if self.is_cancelled:
             raise RuntimeError("this scoring was cancelled, so it has no result")
-        if any(self._missing):
+        if any(self._num_to_add):
             rows = [row for row, one in enumerate(self._completions) if one is None]
             raise RuntimeError(f"rows {rows[:8]} were never added, so they have no scores")
 

@@ -1,6 +1,6 @@
-"""All rewards of a run: start and close them, and open the scoring of each rollout step.
+"""Start and close all rewards of a run, and open the scoring of each rollout step.
 
-Scores are summed by weight and not normalised; advantages do that.
+Scores are summed with their weights; normalising is left to the advantages.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class RewardSuite:
             )
         if not any(reward.weight for reward in self.rewards):
             raise UserError(
-                f"rewards must hold at least one with a weight other than 0, got "
-                f"{names or 'none'} (nothing would be learned). Add a reward or set a weight."
+                f"at least one reward must have a weight other than 0, got {names or 'none'} "
+                "(otherwise nothing is learned). Add a reward or set a weight."
             )
         self._runners: Runners | None = None
         self._started: list[Reward] = []

@@ -1,6 +1,7 @@
-"""Combine the scores of a rollout step into a ``RolloutBatch`` and decide which rows count.
+"""Combine the scores of a rollout step into a ``RolloutBatch``, and decide which rows are valid.
 
-This is the only place that makes ``RolloutBatch.valid``; all other code reads it.
+``RolloutBatch.valid`` starts here. Later code may only exclude whole groups
+(`RolloutBatch.without_groups`, for stale weights).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from lit_grpo.types import Group, Outcome, RolloutBatch, Score
 
 
 def combine(rewards: Sequence[Reward], groups: Iterable[Group]) -> RolloutBatch:
-    """Sum each row's values by the weights of their rewards, and mark the rows that count.
+    """Sum each row's values with the weights of their rewards, and mark the valid rows.
 
-    A row that is not valid has NaN as its reward. It is logged but excluded from the group mean
-    and the loss, so that a failure never acts as a zero. Rewards with weight 0 are only monitored;
-    the others decide:
+    The reward of an invalid row is NaN. The row is logged but excluded from the group mean and the
+    loss, so that a failure never acts as a zero. Rewards with weight 0 are only monitored; the
+    others decide:
 
     1. A row without a completion (the engine failed to sample it) is not valid.
     2. A reward that abstained on all sampled rows of a group does not apply to that prompt, and is

@@ -34,8 +34,8 @@ class WorkerStartError(RuntimeError):
 class WorkerPool:
     """At most ``num_workers`` processes that call functions of one file.
 
-    A worker starts when it is first needed, with the trainer's ``sys.path``, and is replaced after
-    it died or was killed.
+    A worker starts when it is first needed, with the trainer's ``sys.path``, and is replaced if it
+    dies or is killed.
 
     Args:
         file: Defines the functions, which must return JSON values.
@@ -43,7 +43,7 @@ class WorkerPool:
         num_workers: Maximum number of processes.
         deadline_seconds: Timeout of one call; the worker is then killed.
         max_memory_gb: GiB that one process may allocate; None for no limit.
-        stderr: Where workers print, stdout included; None for the trainer's stderr.
+        stderr: Where workers print, including to stdout; None for the trainer's stderr.
     """
 
     def __init__(

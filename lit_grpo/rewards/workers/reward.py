@@ -32,8 +32,8 @@ class ProcessReward(Reward):
     Args:
         reward: The reward to run. Its name is used by default; its weight and its error handling
             are set on ``ProcessReward``.
-        num_workers: Number of processes, and so of parallel calls. The first one starts with the
-            run, the others when they are needed.
+        num_workers: Number of processes, and so of parallel calls. The first starts with the run,
+            the others when they are needed.
         deadline_seconds: Timeout of one call of ``score`` or ``score_group`` in a worker, without
             the wait for a free worker, which ``timeout_seconds`` includes.
         max_memory_gb: GiB that one process may allocate before it gets a MemoryError; null for no
@@ -127,15 +127,15 @@ def _check_inner(reward: Reward) -> None:
     check_settings(reward)
     if reward.is_async:
         raise UserError(
-            f"reward must be sync to run in a worker process, {reward.name} is async (it runs on "
+            f"reward must be sync to run in a worker process; {reward.name} is async (it runs on "
             "the event loop and blocks nothing). List it under rewards without ProcessReward, or "
             "define its score without async."
         )
     if type(reward).state_dict is not Reward.state_dict:
         raise UserError(
-            f"reward must have no state in checkpoints, {reward.name} has state_dict (each worker "
-            "would have a state of its own, which is lost when it is replaced). List it under "
-            "rewards without ProcessReward."
+            f"reward must have no state in checkpoints; {reward.name} has state_dict (each worker "
+            "would have its own state, lost when the worker is replaced). List it under rewards "
+            "without ProcessReward."
         )
     for setting in OUTER_SETTINGS:
         if getattr(reward, setting) != getattr(Reward, setting):
@@ -151,7 +151,7 @@ def _pickle(reward: Reward) -> bytes:
         return pickle.dumps(reward)
     except Exception as error:  # objects may raise anything while they are pickled
         raise UserError(
-            f"reward must be picklable to run in another process, {reward.name} is not "
+            f"reward must be picklable to run in a worker process; {reward.name} is not "
             f"({type(error).__name__}: {error}). Create clients, locks and open files in its "
             "start, and define functions and classes at the top level of a module."
         ) from error

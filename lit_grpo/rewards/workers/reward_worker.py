@@ -44,7 +44,7 @@ def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, A
     start_time = time.perf_counter()
     try:
         scores = _score(prompt, completions, start_time)
-    except BaseException as error:  # user code may raise anything, SystemExit too
+    except BaseException as error:  # user code may raise anything, even SystemExit
         scores = failed_scores(error, len(completions), time.perf_counter() - start_time)
     return [asdict(one) for one in scores]
 

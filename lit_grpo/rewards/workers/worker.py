@@ -56,7 +56,7 @@ def guard(worker: int) -> int:
     def kill_group_after_trainer() -> None:
         calls = select.poll()
         calls.register(0, 0)  # reports only that the other end is closed
-        # The parent is checked too: a process that the trainer forked may hold that end open.
+        # The parent is checked as well: a process that the trainer forked may hold that end open.
         while not calls.poll(POLL_MILLISECONDS) and os.getppid() == trainer:
             pass
         time.sleep(GRACE_SECONDS)

@@ -20,7 +20,7 @@ from lit_grpo.types import Completion, FinishReason, Prompt, check_range
 
 
 class HFEngine(RolloutEngine):
-    """Samples from the policy itself, so that its weights are never stale.
+    """Sample from the policy itself, so that its weights are never stale.
 
     Args:
         max_concurrent: Completions sampled at the same time; bounds the key-value cache.
@@ -199,8 +199,8 @@ def _draw(probabilities: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
 def _logprobs(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> Tensor:
     """Return [R] logprobs of the tokens, relative to the most likely one.
 
-    If that one is forbidden, the probability of the drawn token may underflow, and its logarithm
-    would be -inf.
+    If the most likely token is forbidden, the probability of the drawn one may underflow, and its
+    logarithm would be -inf.
     """
     below_top = logits.gather(-1, tokens[:, None])[:, 0] - logits.amax(-1)
     return below_top + probabilities.amax(-1).log()

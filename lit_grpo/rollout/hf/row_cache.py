@@ -13,8 +13,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 INITIAL_TOKENS = 64
-"""Tokens allocated for completions at first. The capacity doubles when it is used up, since
-allocating the longest possible completion at once costs time, too."""
+"""Tokens allocated for completions at first. The capacity doubles when it is used up,
+because allocating the longest possible completion at once is slow."""
 
 
 class RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]

@@ -1,1 +1,1 @@
-"""Inference servers over HTTP: launched, supervised, restarted, and given checked weights."""
+"""Inference servers over HTTP: launch, supervise, restart and update them."""

@@ -36,7 +36,7 @@ class Launch:
             server's default.
         tensor_parallel_size: GPUs that share one copy of the weights.
         data_parallel_size: Copies of the weights behind one address.
-        dtype: Of the server's weights; null for the policy's.
+        dtype: Data type of the server's weights; null for the policy's.
         max_model_len: Longest prompt and completion together, in tokens; null for the model's.
         flags: Further options of the server by name, such as ``{max-num-seqs: 64}``; true for a
             flag without a value.
@@ -89,7 +89,7 @@ class ServedModel:
     """Directory; the tokenizer may differ from the one beside the weights."""
     dtype: str
     adapter_rank: int | None
-    """Largest rank of the adapters that it will be sent; None if it is sent full weights."""
+    """Largest rank of the adapters that will be sent to it; None if full weights are sent."""
     adapter_modules: tuple[str, ...] = ()
     """Names of the layers that the adapters change."""
 
@@ -101,7 +101,7 @@ class ServerAPI(ABC):
     """
 
     requirements: str
-    """What a server that is attached to must have been started with."""
+    """What an externally started server must have been started with."""
 
     reads_files = True
     """Whether it reads full weights from files; otherwise they are sent from host memory."""
@@ -125,7 +125,7 @@ class ServerAPI(ABC):
         """Check that the server supports these sampling parameters exactly.
 
         Raises:
-            UserError: what it does not support, why, and what to set.
+            UserError: it does not; the message says why, and what to set.
         """
 
     async def recover(  # noqa: B027 - optional
@@ -135,7 +135,7 @@ class ServerAPI(ABC):
 
     @abstractmethod
     async def check_health(self, endpoint: Endpoint, seconds: float) -> None:
-        """Return if the server reports that it is healthy."""
+        """Raise an error unless the server reports that it is healthy."""
 
     @abstractmethod
     async def read_version(self, endpoint: Endpoint, seconds: float) -> str:
@@ -163,12 +163,12 @@ class ServerAPI(ABC):
     async def update_weights(
         self, endpoint: Endpoint, update: WeightUpdate, seconds: float
     ) -> None:
-        """Make the server sample with new weights; running requests continue with them."""
+        """Make the server sample with new weights; running requests continue with those."""
 
     async def unload_adapter(  # noqa: B027 - optional
         self, endpoint: Endpoint, update: WeightUpdate, seconds: float
     ) -> None:
-        """Unload an adapter that no request uses any more."""
+        """Unload an adapter that is no longer used by any request."""
 
 
 def token_versions(
@@ -188,8 +188,8 @@ def token_versions(
 def as_flags(options: Mapping[str, Any]) -> list[str]:
     """Return command-line options.
 
-    None and False leave an option out, True gives it no value, a list several values, and a mapping
-    is written as JSON.
+    None and False omit the option, True writes the bare flag, a list writes several values, and a
+    mapping is written as JSON.
     """
     words: list[str] = []
     for name, value in options.items():

@@ -17,13 +17,14 @@ class Supervision:
         health_timeout: Seconds a server may take to answer a health check.
         unhealthy_after: Consecutive failed health checks before a server is restarted.
         silence_timeout: Seconds without a new token from a server that has requests, before it is
-            asked for a single token. If that does not come within ``health_timeout`` the server is
-            restarted: one that hangs may still answer health checks.
-        weight_sync_timeout: Seconds that each request of a weight update may take, and the check
-            of the new weights.
-        max_restarts: Consecutive restarts before a server is abandoned; the run ends with its last
-            server. An hour without a restart resets the count.
-        first_backoff: Seconds before the first restart; the wait doubles with each further one.
+            asked for a single token. If that does not come within ``health_timeout``, the server is
+            restarted: a server that hangs may still answer health checks.
+        weight_sync_timeout: Seconds that each request of a weight update may take; also the limit
+            for the check of the new weights.
+        max_restarts: Consecutive restarts before a server is abandoned; when the last server is
+            abandoned, the run ends. An hour without a restart resets the count.
+        first_backoff: Seconds before the first restart; the wait doubles with each further
+            restart.
         max_backoff: Longest wait before a restart in seconds; up to half of it is added or
             subtracted at random.
 

@@ -17,11 +17,11 @@ FAILURE_NOTE = "failed.txt"
 class EngineDirectory:
     """A directory that all ranks share; rank 0 creates and removes what is in it.
 
-    Every rank must create it at the same time.
+    Its constructor is collective: all ranks must call it together.
 
     Args:
-        configured: The user's; None for a temporary one.
-        is_rank_zero: Whether this rank is the one that creates it.
+        configured: The directory that the user set; None for a temporary one.
+        is_rank_zero: Whether this rank creates and removes its contents.
     """
 
     def __init__(self, configured: str | None, *, is_rank_zero: bool) -> None:
@@ -45,7 +45,7 @@ class EngineDirectory:
         return self.path / "model"
 
     def close(self, *, has_failed: bool) -> None:
-        """Remove weights and models; a temporary directory stays if the engine failed."""
+        """Remove weights and models; a temporary directory is kept if the engine failed."""
         if not self._is_rank_zero:
             return
         for path in (self.weights, self.model):

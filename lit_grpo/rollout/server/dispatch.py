@@ -33,7 +33,7 @@ class RequestLimits:
 
 
 class Dispatcher:
-    """Sends each request to the healthy server with the fewest running completions."""
+    """Send each request to the healthy server with the fewest running completions."""
 
     def __init__(self, servers: Sequence[Server], api: ServerAPI, limits: RequestLimits) -> None:
         self.num_retries = 0
@@ -57,7 +57,7 @@ class Dispatcher:
             await gather_or_cancel([self._sample(part, deliver) for part in parts])
 
     def fail(self, failure: EngineFailed) -> None:
-        """Raise the failure in all requests from now on: no server is left."""
+        """Raise the failure in all waiting and later requests: no server is left."""
         self._failure = failure
         while self._waiting:
             _, future = self._waiting.popleft()
@@ -67,8 +67,8 @@ class Dispatcher:
     async def _sample(self, request: Request, deliver: Deliver, num_failures: int = 0) -> None:
         """Send a request, and retry what it leaves unfinished.
 
-        A failure counts against the request only if its server stays up: whatever was running on a
-        server that died is retried without limit.
+        A failure counts against the request only if its server stays up: requests that were
+        running on a server that died are retried without limit.
         """
         pending = dict(request.seeds)
         server = await self._acquire(len(pending))
@@ -81,7 +81,7 @@ class Dispatcher:
             await self._stream(server, request, pending, deliver)
         except RequestRefused as error:
             problem = str(error)
-            # A server that was restarted by somebody else refuses adapters that it had.
+            # A server that was restarted from outside refuses adapters that it no longer has.
             if await server.monitor.find_weight_problem() is None:
                 _give_up(pending, problem, deliver)
         except ServerError as error:
@@ -127,7 +127,7 @@ class Dispatcher:
             self._release(server, len(pending))
 
     async def _acquire(self, num_samples: int) -> Server:
-        """Wait for a server with room for so many samples, first come first served."""
+        """Wait for a server with room for this many samples, first come, first served."""
         if self._failure is not None:
             raise self._failure
         future: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
@@ -141,7 +141,7 @@ class Dispatcher:
             raise
 
     def assign_waiting(self) -> None:
-        """Assign waiting requests; to be called when a server became ready or less busy."""
+        """Assign waiting requests. Call this when a server becomes ready or less busy."""
         while self._waiting:
             num_samples, future = self._waiting[0]
             if future.done():  # cancelled
@@ -156,7 +156,10 @@ class Dispatcher:
             future.set_result(server)
 
     def _has_room(self, server: Server, num_samples: int) -> bool:
-        """An idle server takes any request, so that a large group is not stuck forever."""
+        """Return whether the server can take the samples.
+
+        An idle server always can, or a large group would wait forever.
+        """
         num_running = server.load.num_running
         return not num_running or num_running + num_samples <= self._limits.max_concurrency
 

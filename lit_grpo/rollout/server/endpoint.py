@@ -1,7 +1,7 @@
 """HTTP requests to one inference server, each with a timeout.
 
-Every failure is one of two: ``RequestRefused`` (the request is at fault) or ``ServerError`` (the
-server is). Paths and fields are left to ``ServerAPI``.
+Every failure raises ``RequestRefused`` (a bad request, do not retry it) or ``ServerError`` (a retry
+may succeed). Paths and fields are left to ``ServerAPI``.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class ServerUnreachable(ServerError):
 
 
 class Endpoint:
-    """The address of one server. Bound to the event loop that it is created on.
+    """The address of one server, bound to the event loop on which it is created.
 
     Args:
-        url: Such as ``http://127.0.0.1:8000``.
+        url: An address such as ``http://127.0.0.1:8000``.
         stream_timeout: Seconds without data after which a streamed reply fails.
     """
 
     def __init__(self, url: str, stream_timeout: float) -> None:
         self.url = url.rstrip("/")
         self.on_close: list[Callable[[], None]] = []
-        """Called by ``close``."""
+        """Functions that ``close`` calls."""
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_SECONDS, sock_read=stream_timeout
         )
@@ -143,11 +143,11 @@ async def _as_server_errors(what: str, seconds: float | None) -> AsyncGenerator[
         raise ServerError(f"{what}: {type(error).__name__}: {error}") from None
 
 
-def field(reply: Any, name: str) -> Any:
+def require_field(reply: Any, name: str) -> Any:
     """Return a field of a JSON object.
 
     Raises:
-        ServerError: it is missing, as when another program answers at this address.
+        ServerError: it is missing, for example because a different program answers here.
     """
     if not isinstance(reply, dict) or name not in reply:
         raise ServerError(f"no {name!r} in the reply {str(reply)[:MAX_SHOWN_CHARACTERS]!r}")
@@ -164,7 +164,7 @@ async def _read_text(response: aiohttp.ClientResponse) -> str:
 def _parse(data: bytes) -> Any:
     try:
         event = json.loads(data.decode())
-    except ValueError:  # or of its encoding
+    except ValueError:  # invalid JSON or invalid UTF-8
         raise ServerError(f"unreadable event {data[:MAX_SHOWN_CHARACTERS]!r}") from None
     if isinstance(event, dict) and (error := event.get("error")):
         _raise_for_status(error.get("code") if isinstance(error, dict) else None, str(error))
@@ -186,4 +186,4 @@ def reading(event: Any) -> Iterator[None]:
         yield
     except (KeyError, IndexError, TypeError, ValueError) as error:
         shown = str(event)[:MAX_SHOWN_CHARACTERS]
-        raise ServerError(f"an event of an unknown format ({error!r}): {shown!r}") from error
+        raise ServerError(f"an event in an unknown format ({error!r}): {shown!r}") from error

@@ -1,4 +1,4 @@
-"""Rollouts by inference servers over HTTP: launched or attached to, supervised and restarted.
+"""Rollouts by inference servers over HTTP: launch or connect to them, and supervise them.
 
 The trainer's thread only waits; requests and supervision run on an event loop in another thread.
 """
@@ -42,13 +42,13 @@ T = TypeVar("T")
 
 
 class ServedEngine(RolloutEngine):
-    """What the engines for vLLM and SGLang servers share.
+    """Base class of the engines that use vLLM or SGLang servers.
 
     Rank 0 launches, updates and restarts the servers; every rank sends its own requests to them.
 
     Args:
         api: How to talk to the servers.
-        launch: Servers to start; one with default settings if neither this nor urls is given.
+        launch: Servers to start; one with default settings if neither this nor ``urls`` is set.
         urls: Servers that are already running, such as ``["http://10.0.0.2:8000"]``. They are not
             stopped at the end.
         directory: Where weights for the servers and the servers' logs are written, commonly
@@ -130,7 +130,10 @@ class ServedEngine(RolloutEngine):
         return gather_objects(ports)[0]
 
     def _make_servers(self, policy: SampledPolicy, ports: Sequence[int]) -> list[Server]:
-        """Return the servers to use; those that this rank launches know how to start."""
+        """Return the servers to use.
+
+        Those that this rank launches get a function that starts their process.
+        """
         urls, starters = self.urls, None
         if self.launch is not None:
             urls = [launched_url(self.launch.host, port) for port in ports]
@@ -178,7 +181,7 @@ class ServedEngine(RolloutEngine):
         return any(server.is_ready for server in self._supervisor.servers)
 
     def observe(self) -> Measurements:
-        """Return retries, restarts and weight checks since the last call, and the ready servers."""
+        """Return what happened since the last call, and the share of servers that are ready."""
         supervisor, dispatcher = self._supervisor, self._supervisor.dispatcher
         totals = {"rollout/retries": float(dispatcher.num_retries)}
         if self._is_rank_zero:  # the other ranks see the same restarts
@@ -191,7 +194,7 @@ class ServedEngine(RolloutEngine):
         return Measurements(totals=totals, means=means)
 
     def load_weights(self, policy: SampledPolicy, version: int) -> None:
-        """Save the weights for the servers, have them loaded, and check that they are."""
+        """Save the weights, make the servers load them, and check that they sample from them."""
         self._policy = policy
         if version == self.version:
             return
@@ -203,7 +206,7 @@ class ServedEngine(RolloutEngine):
             is_check_due=self.proof.is_due(self._num_updates),
             versions_in_use=in_use,
         )
-        # The other ranks have nothing to wait for before rank 0 has updated the servers.
+        # The other ranks wait for the servers only after rank 0 has updated them.
         failure = gather_objects(self._update_servers(target) if self._is_rank_zero else "")[0]
         if not self._is_rank_zero and not failure:
             failure = self._update_servers(target)
@@ -238,7 +241,7 @@ class ServedEngine(RolloutEngine):
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, *, seed: int
     ) -> Iterator[tuple[int, Completion]]:
-        """Send one request per prompt, or one per completion where the server needs that."""
+        """Send one request per prompt, or one per completion if the server requires that."""
         self.api.check_sampling(sampling)
         results: SimpleQueue[Any] = SimpleQueue()
         requests = group_requests(self._policy, prompts, group_size, sampling, seed)
@@ -269,8 +272,8 @@ class ServedEngine(RolloutEngine):
 def _check_servers(launch: Launch | None, urls: Sequence[str], directory: str | None) -> None:
     if launch is not None and urls:
         raise UserError(
-            f"launch and urls exclude each other, got {launch} and {urls} (servers are either "
-            "launched or attached to). Set one of them in model.engine.init_args."
+            f"launch and urls must not both be set, got {launch} and {urls} (a run launches its "
+            "servers or uses running ones). Set only one of them in model.engine.init_args."
         )
     for url in urls:
         check_url(url)

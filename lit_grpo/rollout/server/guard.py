@@ -1,7 +1,7 @@
-"""Run a command, and end all of its processes when it exits or when the process that asked dies.
+"""Run a command, and end all of its processes when it exits or when the parent process dies.
 
-The requesting process holds the other end of standard input: a line or EOF on it ends the command.
-This is a program of its own, started by its path, so it imports nothing from the package.
+The parent process holds the other end of standard input: a line or EOF on it ends the command.
+This file runs as a standalone script, so it imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ KILL_SECONDS = 10.0
 
 
 def main() -> int:
-    """Arguments: grace period in seconds, a directory to remove at the end, the command."""
+    """Run and guard the command in the arguments.
+
+    Arguments: a grace period in seconds, a directory to remove at the end, the command.
+    """
     grace_seconds, scratch, *command = sys.argv[1:]
     existing = set(SHARED_MEMORY.iterdir()) if SHARED_MEMORY.exists() else set()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -41,14 +44,14 @@ def main() -> int:
     )
     print(server.pid, flush=True)
     parent = os.getppid()
-    shared = _watch(server, lambda: _is_told_to_stop() or os.getppid() != parent)
+    shared = _watch(server, lambda: _wait_for_stop() or os.getppid() != parent)
     end_session(server, float(grace_seconds), shared, existing)
     shutil.rmtree(scratch, ignore_errors=True)
     return server.returncode
 
 
-def _is_told_to_stop() -> bool:
-    """Wait up to one poll interval for a line, or for EOF when the other end is closed."""
+def _wait_for_stop() -> bool:
+    """Wait up to one poll interval; return whether a line or EOF asks the guard to stop."""
     readable, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS)
     return bool(readable)
 
@@ -68,11 +71,11 @@ def end_session(
 
     Args:
         shared: Shared memory that the session is known to use.
-        existing: Shared memory that was there before the server; it stays.
+        existing: Shared memory that existed before the server; it is kept.
     """
     deadline = time.monotonic() + grace_seconds
     server.terminate()
-    shared = shared | _watch(server, lambda: _is_past(deadline))
+    shared = shared | _watch(server, lambda: _wait_past(deadline))
     deadline = time.monotonic() + KILL_SECONDS
     while (left := session_processes(server.pid)) and time.monotonic() < deadline:
         signal_all(left, signal.SIGSTOP)  # so that none of them creates more shared memory
@@ -85,9 +88,9 @@ def end_session(
 
 
 def _watch(server: subprocess.Popen[bytes], is_over: Callable[[], bool]) -> set[Path]:
-    """Wait until the server has exited or ``is_over``; return the shared memory seen meanwhile.
+    """Wait until the server has exited or ``is_over``; return the shared memory seen until then.
 
-    A server may create shared memory at any moment, also after it was told to exit.
+    A server may create shared memory at any moment, even after it was told to exit.
     """
     shared: set[Path] = set()
     while server.poll() is None and not is_over():
@@ -95,8 +98,8 @@ def _watch(server: subprocess.Popen[bytes], is_over: Callable[[], bool]) -> set[
     return shared | shared_memory(server.pid)
 
 
-def _is_past(deadline: float) -> bool:
-    """Wait one poll interval of the grace period, then compare with the clock."""
+def _wait_past(deadline: float) -> bool:
+    """Wait one poll interval of the grace period; return whether the deadline has passed."""
     time.sleep(GRACE_POLL_SECONDS)
     return time.monotonic() > deadline
 
@@ -118,7 +121,9 @@ def session_processes(session: int) -> list[psutil.Process]:
 
 
 def shared_memory(session: int) -> set[Path]:
-    """Return what the session's processes have mapped in /dev/shm; a killed process leaves it.
+    """Return the files in /dev/shm that the session's processes have mapped.
+
+    A killed process leaves them behind.
 
     Files in subdirectories are not counted: they may be a model's weights. Files are compared by
     inode, since a semaphore is mapped under a temporary name.
@@ -134,7 +139,7 @@ def shared_memory(session: int) -> set[Path]:
 
 
 def _inode(path: Path) -> int | None:
-    with contextlib.suppress(OSError):  # removed meanwhile
+    with contextlib.suppress(OSError):  # it may just have been removed
         return path.stat().st_ino
     return None
 

@@ -23,7 +23,7 @@ RECHECK_SECONDS = 1.0
 
 
 class HealthMonitor:
-    """Checks that a server reports to be healthy, has its weights, and makes progress.
+    """Check that a server reports that it is healthy, has the right weights, and makes progress.
 
     Args:
         has_exited: Returns whether the server's process has exited.
@@ -54,7 +54,7 @@ class HealthMonitor:
         self._check_requested.set()
 
     async def wait_until_checked(self) -> None:
-        """Return when a requested check has passed, or the server was stopped."""
+        """Wait until a requested check has passed, or the server is stopped."""
         await self._checked.wait()
 
     def mark_unhealthy(self, reason: str) -> None:
@@ -71,7 +71,7 @@ class HealthMonitor:
         self._checked.set()
 
     async def wait_until_unhealthy(self) -> str:
-        """Return why the server has to be restarted, as soon as it has to."""
+        """Wait until the server must be restarted, and return the reason."""
         num_failures = 0
         while True:
             interval = self._supervision.health_interval
@@ -88,7 +88,7 @@ class HealthMonitor:
                 return problem
 
     async def _sleep(self, seconds: float) -> None:
-        """Wait for the next check, which may be requested earlier."""
+        """Wait until the next check is due or requested."""
         try:
             await asyncio.wait_for(self._check_requested.wait(), seconds)
         except TimeoutError:
@@ -96,7 +96,7 @@ class HealthMonitor:
         self._check_requested.clear()
 
     async def _find_problem(self) -> str | None:
-        if self._weights.is_updating:  # which has its own timeout, and may delay other answers
+        if self._weights.is_updating:  # an update has its own timeout, and may delay other replies
             return await self.find_health_problem(is_busy=True)
         return (
             await self.find_health_problem()
@@ -105,10 +105,11 @@ class HealthMonitor:
         )
 
     async def find_health_problem(self, *, is_busy: bool = False) -> str | None:
-        """Return why the server is not healthy, if it is not.
+        """Return why the server is unhealthy, if it is.
 
         Args:
-            is_busy: Only an address where nothing listens is a problem.
+            is_busy: Whether the server is updating its weights; then only a refused connection
+                counts as a problem.
         """
         try:
             await self._api.check_health(self._endpoint, self._supervision.health_timeout)
@@ -117,7 +118,10 @@ class HealthMonitor:
         return None
 
     async def find_weight_problem(self) -> str | None:
-        """Return what is wrong with the server's weights, if anything; wrong ones end its use."""
+        """Return what is wrong with the server's weights, if anything.
+
+        A server with wrong weights is marked unhealthy.
+        """
         try:
             wrong = await self._weights.find_label_problem()
         except (ServerError, RequestRefused) as error:
@@ -141,8 +145,8 @@ class HealthMonitor:
                         pass
         except (ServerError, RequestRefused, TimeoutError) as error:
             self.mark_unhealthy(
-                f"it hangs: no token of {self._load.num_running} completions for {silence:.0f} s, "
-                f"nor of a request for a single token ({type(error).__name__})"
+                f"it hangs: no token from any of {self._load.num_running} completions for "
+                f"{silence:.0f} s, and none from a one-token probe ({type(error).__name__})"
             )
             return self._unhealthy_reason
         self._load.last_token_time = clock()

@@ -47,9 +47,9 @@ def choose_ports(launch: Launch) -> list[int]:
         except OSError as error:
             raise UserError(
                 f"port {port} of {launch.host} cannot be used: {error.strerror} (another server "
-                "may be running there, and would receive this run's requests). Stop it, set "
-                "model.engine.init_args.launch.port to another one or to null for a free one, or "
-                "attach to it with model.engine.init_args.urls."
+                "may be running there, and would receive this run's requests). Stop that server, "
+                "use it with model.engine.init_args.urls, or set "
+                "model.engine.init_args.launch.port to a different port or to null for a free one."
             ) from None
     return ports
 
@@ -99,7 +99,10 @@ def process_starters(
     ports: Sequence[int],
     logs: Path,
 ) -> list[Callable[[], ServerProcess]]:
-    """Return, for each server, what starts its process; logs are ``server_0.log`` and so on."""
+    """Return, for each server, a function that starts its process.
+
+    Their logs are ``server_0.log`` and so on.
+    """
     starters: list[Callable[[], ServerProcess]] = []
     for number, port in enumerate(ports):
         env = dict(api.env(launch))
@@ -118,14 +121,14 @@ def _start_process(
     """Start a server.
 
     Raises:
-        OSError: another program listens at its address, and would receive requests and weights.
+        OSError: a different program listens at its address, and would get requests and weights.
     """
     _bind(*address).close()
     return ServerProcess(command, env, log_path)
 
 
 def check_url(url: str) -> None:
-    """Check that a url names a server.
+    """Check that a url is an http address.
 
     Raises:
         UserError: it does not.
@@ -133,11 +136,13 @@ def check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # of its host or port
+    except ValueError:  # invalid host or port
         is_valid = False
     if not is_valid:
         raise setting_error(
-            "model.engine.init_args.urls", "such as 'http://10.0.0.2:8000'", repr(url)
+            "model.engine.init_args.urls",
+            "http addresses such as 'http://10.0.0.2:8000'",
+            repr(url),
         )
 
 
@@ -151,7 +156,7 @@ def is_on_this_machine(url: str) -> bool:
 
 
 def warn_of_public_address(url: str) -> None:
-    """Warn if strangers may reach a server: it executes code that it is sent with weights."""
+    """Warn if a server has a public address: whoever can send it weights can make it run code."""
     host = urlsplit(url).hostname or ""
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
@@ -160,7 +165,7 @@ def warn_of_public_address(url: str) -> None:
     if any(_is_public(str(address)) for address in addresses):
         log.warning(
             "%s is not a loopback or private address: anyone who can reach it can make the server "
-            "execute code. Bind it to 127.0.0.1 or to a private network.",
+            "execute code. Bind the server to 127.0.0.1 or to a private network.",
             url,
         )
 

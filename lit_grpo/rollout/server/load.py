@@ -14,12 +14,12 @@ class ServerLoad:
         self.num_running = 0
         """Completions assigned to the server and not finished."""
         self.last_token_time = 0.0
-        """Time of the event loop at which the server last streamed something."""
+        """Event loop time at which the server last streamed something."""
         self._users: Counter[int] = Counter()
 
     @contextmanager
     def using(self, version: int) -> Iterator[None]:
-        """Keep the files and adapters of a version meanwhile."""
+        """Mark a version as in use, so that its files and adapters are kept until the end."""
         self._users[version] += 1
         try:
             yield

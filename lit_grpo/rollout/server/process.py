@@ -1,4 +1,4 @@
-"""The processes of a launched server: started, stopped, and none left behind."""
+"""Start and stop the processes of a launched server, and leave none behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ServerProcess:
     Args:
         command: The program and its arguments.
         env: Environment variables in addition to this process's.
-        log_path: Its output is appended to this file.
+        log_path: File to which its output is appended.
 
     Raises:
         FileNotFoundError: the program could not be started.
@@ -63,14 +63,14 @@ class ServerProcess:
                 "interpreter or program). Set model.engine.init_args.launch.python or .program."
             )
         self.pid = int(line)
-        """Of the server's main process, which leads its own session."""
+        """Process id of the server's main process, which leads its own session."""
 
     @property
     def is_running(self) -> bool:
         return self._guard.poll() is None
 
     def log_tail(self, num_lines: int = TAIL_LINES) -> str:
-        """Return the last lines of the output, after the errors that came before them.
+        """Return the last lines of the output, preceded by earlier lines that name an error.
 
         A server that shuts down often prints more than a tail after the error that caused it.
         """
@@ -101,7 +101,7 @@ class ServerProcess:
 
 
 def _error_lines(lines: Sequence[str]) -> list[str]:
-    """Return the last lines that name an exception, without repetitions, in order."""
+    """Return the last lines that name an exception, in order and without repetitions."""
     first: dict[str, str] = {}
     for line in lines:
         if match := re.search(r"\b\w*(Error|Exception)\b: .*", line):

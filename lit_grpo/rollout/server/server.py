@@ -24,7 +24,7 @@ class Server:
     """One inference server, across restarts. Everything here runs on one event loop.
 
     Args:
-        start_process: Starts its process; None if another rank, or somebody else, runs it.
+        start_process: Starts its process; None if the process is started elsewhere.
         is_rank_zero: Whether this rank updates its weights.
     """
 
@@ -46,7 +46,7 @@ class Server:
         self.latest_version = -1
         """Version of the latest weights that any rank may have given it."""
         self.num_stops = 0
-        """How often it was stopped; a change shows that it was restarted meanwhile."""
+        """How often it was stopped; a change shows that requests sent before were aborted."""
         self.is_abandoned = False
         self.is_attached = start_process is None
         self.log_tail = ""
@@ -63,11 +63,11 @@ class Server:
         self._ready_since: float | None = None
 
     async def start(self) -> None:
-        """Start the process if it is launched here, and return when the server is healthy.
+        """Start the process if it is launched here, and wait until the server is healthy.
 
         Raises:
             ServerError: it exited, or did not answer in time.
-            RequestRefused: it was started without something that it needs.
+            RequestRefused: it was started without a required option.
             OSError: its process could not be started.
         """
         self.endpoint = Endpoint(self.url, self._request_timeout)
@@ -133,11 +133,11 @@ class Server:
                 self.log_tail = process.log_tail()
 
     def mark_ready(self) -> None:
-        """Send requests to it from now on: it is healthy and has its weights."""
+        """Mark the server ready for requests: it is healthy and has the current weights."""
         self._ready_since = _now()
 
     def mark_unhealthy(self, reason: str) -> None:
-        """Send no more requests to it, and let the supervisor restart it now."""
+        """Stop sending requests to the server, and make the supervisor restart it now."""
         if self._monitor is not None:
             self._monitor.mark_unhealthy(reason)
 
@@ -153,18 +153,20 @@ class Server:
     @property
     def requirements(self) -> str:
         """A sentence on how it must be started; empty if it is launched here."""
-        return f" Such a server needs {self._api.requirements}." if self.is_attached else ""
+        if not self.is_attached:
+            return ""
+        return f" A server that is not launched by the run needs {self._api.requirements}."
 
     @property
     def versions_in_use(self) -> set[int]:
         return self.load.versions_in_use
 
     async def update_weights(self, target: TargetWeights) -> float | None:
-        """Update to the target's weights; return the check's difference if one was made.
+        """Update to the target's weights; return the mean difference if they were checked.
 
         Raises:
             ServerError, RequestRefused: the update failed twice.
-            WeightMismatch: the server samples from other weights nevertheless.
+            WeightMismatch: the server does not sample from these weights.
         """
         with self.load.using(target.update.version):
             difference = await self.weights.update(target)
@@ -192,7 +194,7 @@ def _now() -> float:
 
 
 async def _in_thread(function: Callable[[], None]) -> None:
-    """Run a blocking function in a thread, to its end even if this task is cancelled meanwhile."""
+    """Run a blocking function in a thread, to its end even if this task is cancelled."""
     running = asyncio.create_task(asyncio.to_thread(function))
     try:
         await asyncio.shield(running)

@@ -1,6 +1,6 @@
 """Keep every server running with the latest weights: start, update, watch and restart them.
 
-Everything runs on one event loop. Prompts and policies are left to the engine.
+Everything runs on one event loop. The engine takes care of prompts and policies.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lit_grpo.rollout.weight_check import WeightMismatch
 log = logging.getLogger(__name__)
 
 STABLE_SECONDS = 3600.0
-"""A server that was ready for so long starts counting its restarts from 0."""
+"""After a server has been ready for this long, its restarts are counted from 0 again."""
 FAILURE_POLL_SECONDS = 1.0
 
 
 class Supervisor:
-    """The servers of an engine.
+    """Keep the servers of an engine running, healthy and up to date.
 
     Args:
         failure_note: Where rank 0 tells the other ranks that the engine has failed.
@@ -57,7 +57,7 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start all servers, and return at once."""
+        """Start all servers, without waiting for them."""
         self._tasks = [asyncio.create_task(self._supervise(server)) for server in self.servers]
         if not self._is_rank_zero:
             self._tasks.append(asyncio.create_task(self._follow_rank_zero()))
@@ -105,7 +105,7 @@ class Supervisor:
                 server.mark_unhealthy(f"its weights could not be updated: {error}")
 
     async def _update(self, server: Server) -> None:
-        """Update a server to the latest target, which may change meanwhile."""
+        """Update a server to the latest target, which may change during an update."""
         while self._target is not None and server.weights.current != self._target.update:
             difference = await server.update_weights(self._target)
             if difference is not None:
@@ -119,7 +119,7 @@ class Supervisor:
             self.fail(f"the supervision of {server.url} failed: {type(error).__name__}: {error}")
 
     async def _keep_running(self, server: Server) -> None:
-        """Restart a server whenever it has to be, until it is abandoned."""
+        """Run a server, and restart it whenever it must be, until it is abandoned."""
         num_restarts = 0
         while True:
             reason = await self._run_once(server)
@@ -178,10 +178,10 @@ class Supervisor:
         if all(one.is_abandoned for one in self.servers):
             self.fail(message)
         else:
-            log.error("Continuing without a server: %s", message)
+            log.error("Continuing with the remaining servers: %s", message)
 
     def fail(self, message: str) -> None:
-        """Sample nothing from now on, and raise the message in everything that waits."""
+        """Stop all sampling, and raise ``EngineFailed`` in everything that waits."""
         if self._failure is not None:
             return
         self._failure = EngineFailed(message)
@@ -193,7 +193,7 @@ class Supervisor:
             self._failure_note.write(message)
 
     async def _follow_rank_zero(self) -> None:
-        """Fail when rank 0 has."""
+        """Fail once rank 0 has reported a failure."""
         while self._failure is None:
             await asyncio.sleep(FAILURE_POLL_SECONDS)
             if message := self._failure_note.read():
@@ -208,7 +208,7 @@ class Supervisor:
             raise self._failure
 
     def _notify(self) -> None:
-        """Wake up all that wait for a change of servers or target."""
+        """Wake up everything that waits for a change of the servers or the target."""
         self.dispatcher.assign_waiting()
         self._changed.set()
         self._changed = asyncio.Event()

@@ -36,7 +36,7 @@ class TargetWeights:
 
 
 class ServerWeights:
-    """What a server holds since it was started.
+    """The weights that a server has loaded since it started.
 
     Args:
         latest_version: Returns the latest version that any rank may have given it.
@@ -68,11 +68,11 @@ class ServerWeights:
         return self._lock.locked()
 
     async def update(self, target: TargetWeights) -> float | None:
-        """Update to the target's weights; return the check's difference if one was made.
+        """Update to the target's weights; return the mean difference if they were checked.
 
         Raises:
             ServerError, RequestRefused: the update failed twice.
-            WeightMismatch: the server samples from other weights nevertheless.
+            WeightMismatch: the server does not sample from these weights.
         """
         async with self._lock:
             if self.current == target.update:
@@ -83,7 +83,7 @@ class ServerWeights:
             else:
                 await self._wait_for(target.update)
                 difference = None
-            # Without the copy of the weights, so that only the latest target holds one.
+            # Drop the copy of the weights, so that only the latest target holds one.
             previous, self.current = self.current, replace(target.update, host_weights=None)
         if previous is not None and previous.is_adapter and self._is_rank_zero:
             self._old_adapters.append(previous)
@@ -92,7 +92,7 @@ class ServerWeights:
     async def unload_unused(self, in_use: Set[int]) -> None:
         """Unload adapters that no request uses.
 
-        The last old one stays: another rank may be about to send a request for it.
+        The latest unused one is kept: another rank may be about to send a request for it.
         """
         for update in [one for one in self._old_adapters[:-1] if one.version not in in_use]:
             self._old_adapters.remove(update)
@@ -113,7 +113,9 @@ class ServerWeights:
                 log.warning("%s: the weight update failed, retrying: %s", self._endpoint.url, error)
             else:
                 if label != str(update.version):
-                    raise ServerError(f"it has weights {label!r} after version {update.version}")
+                    raise ServerError(
+                        f"it reports weights {label!r} after an update to version {update.version}"
+                    )
                 return
 
     async def _wait_for(self, update: WeightUpdate) -> None:
@@ -167,7 +169,8 @@ class ServerWeights:
     async def find_label_problem(self) -> str | None:
         """Return what is wrong with the reported label, if anything.
 
-        Somebody else may have restarted the server, with the weights that it is started with.
+        The server may have been restarted from outside, which resets it to the weights that it
+        starts with.
 
         Raises:
             ServerError, RequestRefused: the label could not be read.
@@ -177,7 +180,7 @@ class ServerWeights:
         is_outdated = self.is_updating or self.current != expected
         if is_outdated or expected is None or self._is_known(label, expected.version):
             return None
-        return f"it has weights {label!r}, not version {expected.version}"
+        return f"it reports weights {label!r}, not version {expected.version}"
 
     def find_sample_problem(self, labels: set[str], oldest_version: int) -> str | None:
         """Return what is wrong with the labels of a completion's tokens, if anything.
@@ -189,5 +192,5 @@ class ServerWeights:
         return f"it samples with weights {unknown}, not {oldest_version}" if unknown else None
 
     def _is_known(self, label: str, oldest_version: int) -> bool:
-        """Return whether the server was given these weights, at that version or later."""
+        """Return whether the label is a version from the oldest to the latest one given to it."""
         return label.isdecimal() and oldest_version <= int(label) <= self._latest_version()

@@ -49,7 +49,7 @@ class ColocatedVLLM:
         """Load vLLM with these arguments of ``vllm.LLM``.
 
         Args:
-            sleeps: Whether ``sleep`` frees GPU memory, on platforms that can.
+            sleeps: Whether ``sleep`` frees GPU memory, on platforms that support it.
 
         Raises:
             UserError: vLLM is not installed, or does not start with these arguments.
@@ -96,11 +96,11 @@ class ColocatedVLLM:
             self.is_healthy = False
             if isinstance(error, EngineFailed):
                 raise
-            raise EngineFailed(f"vLLM failed at {what}: {error!r}") from error
+            raise EngineFailed(f"vLLM failed while {what}: {error!r}") from error
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the weights tensor by tensor, and reset the prefix cache."""
-        with self._calling("a weight update") as llm:
+        with self._calling("updating its weights") as llm:
             llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             if not llm.reset_prefix_cache(reset_running_requests=True):
                 raise EngineFailed("vLLM's prefix cache could not be reset after a weight update.")
@@ -109,9 +109,9 @@ class ColocatedVLLM:
         """Sample with an adapter from now on; remove the previous one and its directory.
 
         Args:
-            path: A new one each time, since vLLM caches adapters by name and path.
+            path: A new path each time, because vLLM caches adapters by name and path.
         """
-        with self._calling("an adapter update") as llm:
+        with self._calling("updating its adapter") as llm:
             from vllm.lora.request import LoRARequest
 
             if self._adapter is not None:
@@ -120,7 +120,7 @@ class ColocatedVLLM:
             number = next(self._adapter_numbers)
             self._adapter = LoRARequest(f"policy-{number}", number, str(path))
             if not llm.llm_engine.add_lora(self._adapter):
-                raise EngineFailed("vLLM did not take the policy's adapter.")
+                raise EngineFailed("vLLM did not accept the policy's adapter.")
 
     def wake_up(self) -> None:
         if self.is_asleep:
@@ -184,14 +184,14 @@ class ColocatedVLLM:
                     engine.add_request(name, prompt, params, lora_request=self._adapter)
                     running[name] = (number, index)
                 except (VLLMClientError, ValueError) as error:
-                    refused.append((number, index, f"vLLM refused it: {error}"))
+                    refused.append((number, index, f"vLLM refused the request: {error}"))
         return refused
 
 
 def _to_sample(output: Any, version: int) -> Sample | str:
     (choice,) = output.outputs
     if choice.finish_reason not in ("stop", "length"):
-        return f"vLLM finished it with {choice.finish_reason!r}"
+        return f"vLLM ended the completion with {choice.finish_reason!r}"
     pairs = zip(choice.token_ids, choice.logprobs, strict=True)
     return Sample(
         token_ids=list(choice.token_ids),

@@ -29,19 +29,19 @@ from lit_grpo.types import Completion, Measurements, Prompt, UserError, setting_
 
 
 class VLLMEngine(RolloutEngine):
-    """Samples with vLLM in this process, for a run with a single process.
+    """Sample with vLLM in this process, for a run with a single process.
 
     Args:
         memory_fraction: Share of the GPU's memory for vLLM's weights and key-value cache.
-        dtype: Of vLLM's weights; null for the policy's.
+        dtype: Data type of vLLM's weights; null for the policy's.
         max_model_len: Longest prompt and completion together, in tokens; null for the model's.
         flags: Further arguments of ``vllm.LLM`` by name, such as ``{max-num-seqs: 64}``.
         env: Further environment variables, which only vLLM sees.
         sleep: Free vLLM's GPU memory while nothing is sampled. Weights are kept in host memory if
-            an adapter is sent, otherwise they are discarded and sent again.
+            an adapter is sent; otherwise they are discarded and sent again.
         logprobs_mode: Which logprobs vLLM reports. ``processed_logprobs`` are those at the
-            temperature, which training needs. ``raw_logprobs`` ignore it, so they are right at
-            temperature 1 only, where they allow top-p and top-k.
+            temperature, which training needs. ``raw_logprobs`` ignore it, so they are correct
+            only at temperature 1; there they allow top-p and top-k.
         weight_sync: ``full`` sends all weights, with an adapter merged into them; ``adapter`` only
             the adapter; ``auto`` only the adapter if there is one and nothing else is trained.
         proof: How the trainer checks that vLLM samples from the policy's weights.
@@ -179,7 +179,7 @@ class VLLMEngine(RolloutEngine):
             self._vllm.sleep(keeps_weights=self._is_adapter_sent)
 
     def _wake_up_with_weights(self) -> None:
-        """Wake vLLM up, and send weights that it discarded; the policy still has that version."""
+        """Wake vLLM up, and resend weights that it discarded; the policy still has that version."""
         had_discarded_weights = self._vllm.is_asleep and not self._is_adapter_sent
         self._vllm.wake_up()
         if had_discarded_weights:
@@ -190,7 +190,7 @@ def _check_no_process_group() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         raise UserError(
             "VLLMEngine needs a run with a single process and no process group, got a group of "
-            f"{torch.distributed.get_world_size()} (vLLM creates and destroys groups of its own in "
+            f"{torch.distributed.get_world_size()} (vLLM creates and destroys its own groups in "
             "the process). Set trainer.devices to 1 and trainer.strategy to auto, or model.engine "
             "to VLLMServerEngine, whose servers all ranks share."
         )

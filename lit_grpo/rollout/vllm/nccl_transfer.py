@@ -1,6 +1,6 @@
 """The trainer's side of vLLM's weight transfer by NCCL: from host memory, one group per server.
 
-Other ranks are not involved, and the policy may change meanwhile. Source: vLLM's weight transfer,
+Other ranks are not involved, and the policy may change during it. Source: vLLM's weight transfer,
 checked against release 0.32; its own sender would not notice that a server refuses the update.
 """
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.concurrency import gather_or_cancel, run_in_daemon_thread
-from lit_grpo.rollout.server.endpoint import Endpoint, ServerError, field
+from lit_grpo.rollout.server.endpoint import Endpoint, ServerError, require_field
 from lit_grpo.rollout.weights.store import HostWeights
 from lit_grpo.types import UserError
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 BUFFER_BYTES = 256 * 2**20
 """Tensors are packed into buffers of about this size."""
 NUM_BUFFERS = 2
-"""Buffers of either side."""
+"""Number of buffers on each side."""
 
 
 def check_transfer(*, is_adapter_sent: bool) -> None:
@@ -53,7 +53,7 @@ def check_transfer(*, is_adapter_sent: bool) -> None:
 
 
 class NCCLTransfer:
-    """Sends full weights to servers. Everything here runs on one event loop."""
+    """Send full weights to servers. Everything here runs on one event loop."""
 
     def __init__(self) -> None:
         self._groups: WeakKeyDictionary[Endpoint, TransferGroup] = WeakKeyDictionary()
@@ -65,8 +65,8 @@ class NCCLTransfer:
             seconds: Timeout of each request and of each part of the transfer.
 
         Raises:
-            RequestRefused, ServerError: the server may have some of the weights only; sending them
-                again replaces all.
+            RequestRefused, ServerError: the server may have only some of the weights; sending them
+                again replaces them all.
         """
         if endpoint not in self._groups:
             self._groups[endpoint] = group = TransferGroup()
@@ -114,7 +114,7 @@ class TransferGroup:
         rendezvous = {
             "master_address": address,
             "master_port": port,
-            "world_size": 1 + field(world, "world_size"),
+            "world_size": 1 + require_field(world, "world_size"),
         }
         packing = {
             "rank_offset": 1,
@@ -146,7 +146,7 @@ def _destroy(communicator: Any) -> None:
 
 async def _end_interrupted_update(endpoint: Endpoint, seconds: float) -> None:
     """End an interrupted update, or the next one would begin with partly filled layers."""
-    with suppress(ServerError):  # it may be started already
+    with suppress(ServerError):  # an update may be in progress already
         await endpoint.call("POST", "/start_weight_update", seconds=seconds)
     for path in ("/finish_weight_update", "/shutdown_weight_transfer_engine"):
         await endpoint.call("POST", path, seconds=seconds)
@@ -176,7 +176,7 @@ def _join(rendezvous: Mapping[str, Any], device: torch.device) -> Any:
 
     _set_device(device)
     communicator = trainer_init(rendezvous)
-    if communicator.disabled:  # it would send nothing, without an error
+    if communicator.disabled:  # it would send nothing and raise no error
         raise RuntimeError("NCCL could not be loaded")
     return communicator
 
@@ -196,7 +196,7 @@ def _broadcast(communicator: Any, weights: HostWeights) -> None:
 
 
 def _set_device(device: torch.device) -> None:
-    """Set the current GPU, which every thread has of its own."""
+    """Set the current GPU of this thread; each thread has its own."""
     if device.index is not None:
         torch.accelerator.set_device_index(device.index)
 
@@ -210,8 +210,8 @@ async def _in_thread(
     """Run a function in a thread that blocks neither the event loop nor the end of the process.
 
     Args:
-        what: For the message.
-        undo: Called with a result that comes after the timeout or a cancellation.
+        what: Name of the work in messages.
+        undo: Function to call with a result that arrives after the timeout or a cancellation.
 
     Raises:
         ServerError: it failed, or took too long.

@@ -72,7 +72,7 @@ def _device_random_states() -> list[Tensor]:
 def _set_num_threads(
     wanted: int, set_num_threads: Callable[[int], None] = torch.set_num_threads
 ) -> None:
-    """Set the number by torch's own function, which a library may have replaced meanwhile."""
+    """Set the number with torch's own function, even if a library has replaced it since."""
     if torch.get_num_threads() != wanted:
         set_num_threads(wanted)
 

@@ -1,4 +1,4 @@
-"""Sampling parameters and adapter sizes of vLLM, the same in this process and as a server.
+"""vLLM's sampling parameters and adapter sizes, the same in this process and in a server.
 
 Source: vLLM's sampling parameters, checked against release 0.32.
 """
@@ -18,7 +18,7 @@ MAX_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def check_sampling(sampling: Sampling, logprobs_mode: LogprobsMode) -> None:
-    """Check that vLLM reports logprobs that the trainer's can be compared with.
+    """Check that vLLM reports logprobs that can be compared with the trainer's.
 
     Raises:
         UserError: it does not with these settings.
@@ -35,12 +35,12 @@ def check_sampling(sampling: Sampling, logprobs_mode: LogprobsMode) -> None:
     if is_raw and sampling.temperature not in (0, 1):
         raise UserError(
             f"logprobs_mode must be processed_logprobs at temperature {sampling.temperature}, got "
-            "raw_logprobs (they ignore the temperature). Set model.engine.init_args.logprobs_mode."
+            "raw_logprobs (which ignore the temperature). Set model.engine.init_args.logprobs_mode."
         )
 
 
 def sampling_params(request: Request, *, num_samples: int, seed: int) -> dict[str, Any]:
-    """Return vLLM's sampling parameters; it seeds sample j of several with ``seed + j``."""
+    """Return vLLM's sampling parameters; vLLM seeds sample j of several with ``seed + j``."""
     sampling = request.sampling
     return {
         "n": num_samples,

@@ -18,7 +18,13 @@ from lit_grpo.rollout.server.api import (
     ServerAPI,
     token_versions,
 )
-from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError, field, reading
+from lit_grpo.rollout.server.endpoint import (
+    Endpoint,
+    RequestRefused,
+    ServerError,
+    reading,
+    require_field,
+)
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.rollout.vllm.nccl_transfer import NCCLTransfer, check_transfer
 from lit_grpo.rollout.vllm.sampling import (
@@ -32,9 +38,9 @@ from lit_grpo.rollout.weights.store import WeightUpdate
 
 
 class VLLMServerEngine(ServedEngine):
-    """Rollouts by one or several vLLM servers over HTTP, launched or attached to.
+    """Rollouts by one or several vLLM servers over HTTP, launched here or already running.
 
-    Servers that are attached to must be started with ``VLLM_SERVER_DEV_MODE=1``,
+    Servers in ``urls`` must be started with ``VLLM_SERVER_DEV_MODE=1``,
     ``--enable-scale-out``, ``--served-model-name policy`` and the same ``--logprobs-mode``; for
     adapters also with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``, ``--enable-lora``,
     ``--max-lora-rank`` and ``--max-loras 2``; for a transfer by NCCL with
@@ -43,12 +49,12 @@ class VLLMServerEngine(ServedEngine):
 
     Args:
         logprobs_mode: Which logprobs vLLM reports. ``processed_logprobs`` are those at the
-            temperature, which training needs. ``raw_logprobs`` ignore it, so they are right at
-            temperature 1 only, where they allow top-p and top-k.
+            temperature, which training needs. ``raw_logprobs`` ignore it, so they are correct
+            only at temperature 1; there they allow top-p and top-k.
         weight_transfer: How full weights are sent. ``disk`` writes them to ``directory``. ``nccl``
-            keeps a copy in rank 0's host memory and sends it from GPU to GPU; vLLM must be
-            installed in the trainer's environment, too, and the servers need GPUs of their own
-            (`VLLMEngine` shares one).
+            keeps a copy in rank 0's host memory and sends it from GPU to GPU; vLLM must also
+            be installed in the trainer's environment, and the servers need their own GPUs
+            (`VLLMEngine` shares the trainer's).
         **engine: As for `ServedEngine`.
     """
 
@@ -69,15 +75,15 @@ class VLLMServerEngine(ServedEngine):
 
 
 class VLLMAPI(ServerAPI):
-    """Talks to ``vllm serve``.
+    """Talk to ``vllm serve``.
 
     Args:
         transfer: Sends full weights; None if the server reads them from files.
     """
 
     requirements = (
-        "VLLM_SERVER_DEV_MODE=1, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-scale-out, for "
-        "adapters --enable-lora, --max-lora-rank and --max-loras 2"
+        "VLLM_SERVER_DEV_MODE=1, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-scale-out; for "
+        "adapters also --enable-lora, --max-lora-rank and --max-loras 2"
     )
     batches_samples = True
 
@@ -108,7 +114,7 @@ class VLLMAPI(ServerAPI):
             "logprobs-mode": self.logprobs_mode,
             "weight-transfer-config": None if self.reads_files else '{"backend": "nccl"}',
             "enable-scale-out": True,
-            "uvicorn-log-level": "warning",  # or the log would have a line per request
+            "uvicorn-log-level": "warning",  # otherwise the log has a line per request
             **adapters,
         }
         # Not the program `vllm`, which is broken in the builds for CPUs.
@@ -132,7 +138,7 @@ class VLLMAPI(ServerAPI):
 
     async def read_version(self, endpoint: Endpoint, seconds: float) -> str:
         info = await endpoint.call("GET", "/weight_info", seconds=seconds)
-        return str(field(info, "weight_version"))
+        return str(require_field(info, "weight_version"))
 
     async def stream(
         self, endpoint: Endpoint, request: Request
@@ -155,7 +161,7 @@ class VLLMAPI(ServerAPI):
         self, endpoint: Endpoint, update: WeightUpdate, seconds: float
     ) -> None:
         if update.is_adapter:
-            with suppress(RequestRefused):  # none is left by an earlier attempt or run
+            with suppress(RequestRefused):  # refused unless an earlier attempt or run left one
                 await self.unload_adapter(endpoint, update, seconds)
             adapter = {"lora_name": update.name, "lora_path": str(update.path)}
             await endpoint.call("POST", "/v1/load_lora_adapter", adapter, seconds=seconds)
@@ -163,11 +169,11 @@ class VLLMAPI(ServerAPI):
             return
         await endpoint.call("POST", "/pause", seconds=seconds, mode="keep")
         await self._replace_weights(endpoint, update, seconds)
-        # Of running requests, too: their keys and values come from the old weights.
+        # Also for running requests: their keys and values come from the old weights.
         reset = await endpoint.call(
             "POST", "/reset_prefix_cache", seconds=seconds, reset_running_requests="true"
         )
-        if not field(reset, "success"):
+        if not require_field(reset, "success"):
             raise ServerError("its prefix cache could not be reset after a weight update")
         await self._label(endpoint, update, seconds)
         await endpoint.call("POST", "/resume", seconds=seconds)

@@ -1,1 +1,1 @@
-"""The policy's weights on their way to an engine: by name, in files, or in host memory."""
+"""Prepare the policy's weights for an engine: by name, in files, or in host memory."""

@@ -11,9 +11,10 @@ from lit_grpo.rollout.weights.files import save_weights
 
 
 def base_model(policy: SampledPolicy, directory: Path) -> str:
-    """Return where an engine loads the policy's architecture and, for an adapter, its base.
+    """Return the directory or hub id of the model that an engine starts with.
 
-    Weights that were not loaded from anywhere are written to the directory.
+    It is the policy, or the base of its adapter. Weights that are stored nowhere are written to the
+    directory.
     """
     if policy.source is not None:
         return policy.source
@@ -43,7 +44,7 @@ def adapted_layers(model: Any) -> tuple[str, ...]:
 
 
 def _without_adapter(model: Any) -> AbstractContextManager[None]:
-    """Scale the adapter to zero meanwhile: it is sent on its own."""
+    """Scale the adapter to zero in this context: it is sent separately."""
     if not hasattr(model, "peft_config"):
         return nullcontext()
     from peft.helpers import rescale_adapter_scale

@@ -1,4 +1,4 @@
-"""Write the policy's weights, or its adapter alone, as inference servers load them.
+"""Write the policy's weights, or only its adapter, in the format of inference servers.
 
 The policy is not changed; sending the weights is left to the engines.
 """
@@ -32,7 +32,7 @@ def sends_adapter(model: Any, weight_sync: WeightSync) -> bool:
     """Return whether only the adapter is sent to the engine.
 
     Raises:
-        UserError: ``weight_sync`` is ``adapter`` and something else is trained, too.
+        UserError: ``weight_sync`` is ``adapter``, but not only an adapter is trained.
     """
     config = getattr(model, "peft_config", None)
     is_adapter_enough = config is not None and not config["default"].modules_to_save
@@ -52,14 +52,14 @@ def save_weights(
     is_writer: bool,
     shard_bytes: int = 2 * 2**30,
 ) -> None:
-    """Write a directory that ``AutoModelForCausalLM`` and inference servers load.
+    """Write a directory that ``AutoModelForCausalLM`` and inference servers can load.
 
-    Every rank must call it. The directory replaces an existing one at once, when it is complete.
+    Every rank must call it. A complete new directory replaces an existing one at once.
 
     Args:
         model: As in ``named_weights``.
         directory: Its parent exists.
-        dtype: Of the floating-point tensors in the files; None keeps the model's.
+        dtype: Data type of the floating-point tensors in the files; None keeps the model's.
         is_writer: Whether this rank writes; the others only take part in gathering.
         shard_bytes: Largest size of a file, unless a single tensor is larger; also about the
             host memory that this takes.
@@ -82,7 +82,7 @@ def copy_weights(model: Any, *, dtype: torch.dtype | None, is_writer: bool) -> d
 
 
 def save_adapter(model: Any, directory: str | Path, *, is_writer: bool) -> None:
-    """Write the LoRA adapter alone, as ``peft`` and inference servers load it.
+    """Write only the LoRA adapter, in the format of ``peft`` and inference servers.
 
     Every rank must call it; the arguments are as in ``save_weights``.
 
@@ -112,7 +112,7 @@ def save_adapter(model: Any, directory: str | Path, *, is_writer: bool) -> None:
 
 @contextmanager
 def _exhausting(weights: Iterator[NamedTensor]) -> Iterator[Iterator[NamedTensor]]:
-    """Gather the remaining weights at the end, after an error too: other ranks wait for it."""
+    """Gather the remaining weights at the end, even after an error: other ranks wait for it."""
     try:
         yield weights
     finally:

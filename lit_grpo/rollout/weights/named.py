@@ -37,7 +37,7 @@ def named_weights(model: Any) -> Iterator[NamedTensor]:
         model: A ``transformers`` model, or a ``peft`` model around one; sharded or not.
 
     Raises:
-        UserError: the names in a checkpoint can be derived from the whole model only.
+        UserError: the names in a checkpoint can only be derived from the whole model.
     """
     base = unwrap_peft(model)
     weights, deltas = base.state_dict(keep_vars=True), {}
@@ -72,7 +72,7 @@ def _base_name(name: str) -> str:
 
 
 def _deltas(base: PreTrainedModel, adapter: str) -> Deltas:
-    """Return, by weight name, what computes the adapter's addition to that weight."""
+    """Return, by weight name, a function that computes the adapter's addition to that weight."""
     from peft.tuners.lora import LoraLayer
 
     layers: list[tuple[str, Any]] = [

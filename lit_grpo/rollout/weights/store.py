@@ -19,9 +19,9 @@ class HostWeights:
     """A copy of the full weights in host memory."""
 
     tensors: Mapping[str, Tensor]
-    """By their names in a checkpoint."""
+    """Tensors by name in a checkpoint."""
     device: torch.device
-    """The policy's; tensors are moved there one at a time to be sent."""
+    """Device of the policy; tensors are moved there one at a time to be sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class WeightUpdate:
     path: Path
     is_adapter: bool
     host_weights: HostWeights | None = field(default=None, compare=False, repr=False)
-    """Replaces the directory where weights are not sent in files; on rank 0 only."""
+    """Used instead of the directory if weights are not sent in files; only on rank 0."""
 
     @property
     def adapter(self) -> WeightUpdate | None:
@@ -46,11 +46,11 @@ class WeightUpdate:
 
 
 class WeightStore:
-    """Saves the policy's weights for the servers, and removes the ones no longer needed.
+    """Save the policy's weights for the servers, and remove those no longer needed.
 
     Args:
         directory: Parent of one directory per version.
-        dtype: Of full weights.
+        dtype: Data type of full weights.
         is_adapter: Whether only the adapter is sent.
         in_files: Whether full weights are written to disk; otherwise they are kept in host memory.
         is_writer: Whether this rank stores the weights; the others only take part in gathering.
@@ -90,7 +90,7 @@ class WeightStore:
         return HostWeights(tensors=tensors, device=device) if self._is_writer else None
 
     def remove_all_but(self, versions: Set[int]) -> None:
-        """Remove the files of every other version."""
+        """Remove the files of all versions except these."""
         if not self._is_writer:
             return
         for path in self._directory.glob("v*"):

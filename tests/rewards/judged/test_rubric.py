@@ -150,7 +150,7 @@ def test_rows_without_a_rubric_are_refused_before_training_with_their_number(ser
     reward = RubricReward(server.judge())
     good, bad = prompt(id="good", rubric=HEALTH), prompt(id="bad", rubric=column)
     reward.check([good])
-    with pytest.raises(ValueError, match="'rubric', 1 of 2 have no readable one: bad: "):
+    with pytest.raises(ValueError, match="'rubric'; 1 of 2 have no readable one: bad: "):
         reward.check([good, bad])
 
 

@@ -241,7 +241,7 @@ def test_text_over_max_tokens_has_an_outcome_and_no_value(tmp_path):
     ((fits, over),) = scores(reward, [prompt("1+1=")], ["123456", "1234567"])
     assert fits.is_ok
     assert over.outcome is Outcome.TRUNCATED
-    assert over.detail == "prompt and completion have 11 tokens, max_tokens is 10"
+    assert over.detail == "prompt and completion have 11 tokens; max_tokens is 10"
 
 
 def test_row_for_which_the_template_fails_is_the_only_error(tmp_path):

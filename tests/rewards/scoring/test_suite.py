@@ -505,8 +505,8 @@ def test_suite_that_is_not_started_can_be_copied_and_pickled():
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
-        ([], "at least one with a weight other than 0, got none"),
-        ([Value(weight=0)], r"at least one with a weight other than 0, got \['value'\]"),
+        ([], "at least one reward must have a weight other than 0, got none"),
+        ([Value(weight=0)], r"must have a weight other than 0, got \['value'\]"),
         ([Value(), Value(weight=2)], "unique names, got value more than once"),
         (
             [Value(weight=NAN)],

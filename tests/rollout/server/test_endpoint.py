@@ -45,7 +45,7 @@ def test_an_event_of_another_release_is_reported_with_its_text(tmp_path):
     stream = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
     with answering(HEALTHY | {GENERATE: stream}) as url:
         failure = failure_at(url, tmp_path)
-    assert "an event of an unknown format" in failure
+    assert "an event in an unknown format" in failure
     assert str(event) in failure
 
 

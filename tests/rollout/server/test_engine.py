@@ -30,7 +30,7 @@ WITH_WORKER = [sys.executable, str(SUPPORT / "server_with_worker.py")]
 
 @pytest.mark.parametrize("engine", [VLLMServerEngine, SGLangEngine])
 def test_servers_are_either_launched_or_attached_to(engine):
-    with pytest.raises(ValueError, match=r"launch and urls exclude each other.*init_args"):
+    with pytest.raises(ValueError, match=r"launch and urls must not both be set.*init_args"):
         engine(launch=Launch(), urls=["http://10.0.0.2:8000"])
 
 
@@ -53,7 +53,7 @@ def test_limits_of_requests_that_are_out_of_range_are_refused(setting, value):
 def test_a_port_that_is_taken_is_refused_and_nothing_is_left(policy, traces):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=rf"port {port} .*launch.port to another one"):
+        with pytest.raises(ValueError, match=rf"port {port} .*launch.port to a different port"):
             SGLangEngine(launch=launch(port=port)).start(policy)
         assert traces() == []
 

@@ -57,7 +57,7 @@ def test_another_server_takes_over_the_requests_of_a_killed_one(
         assert_same(completions, undisturbed[LONG])
 
 
-def test_a_server_that_somebody_else_restarted_gets_its_weights_again(
+def test_a_server_that_was_restarted_from_outside_gets_its_weights_again(
     policy, directory, undisturbed
 ):
     port = free_port()

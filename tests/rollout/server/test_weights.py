@@ -1,4 +1,4 @@
-"""Weight updates fail, hang or change nothing: no completion of other weights is delivered."""
+"""Weight updates fail, hang or change nothing: no completion of wrong weights is delivered."""
 
 import sys
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_a_weight_check_without_an_answer_is_repeated_after_a_restart(policy, se
         assert_same(generate(engine, PROMPTS, PLAIN), undisturbed[PLAIN])
 
 
-def test_a_server_whose_weights_somebody_else_replaced_is_updated_again(
+def test_a_server_whose_weights_were_replaced_from_outside_is_updated_again(
     policy, server, directory, undisturbed
 ):
     with serving(policy, urls=[server.url]) as engine:
@@ -111,7 +111,7 @@ def test_completions_with_an_unknown_label_are_never_delivered(policy, server):
             generate(engine, PROMPTS, PLAIN)
 
 
-def test_a_server_that_somebody_else_restarted_gets_its_adapter_again(directory):
+def test_a_server_that_was_restarted_from_outside_gets_its_adapter_again(directory):
     policy = perturbed(tiny_policy(lora=LoRA(rank=4, target_modules=["q_proj", "v_proj"])))
     port = free_port()
     slow = {"health_interval": 1000.0, "max_restarts": 50}  # the first request detects it

@@ -1,6 +1,6 @@
 """The commands that try the rewards of a config: rewards, judge-check and rescore.
 
-Each reads the data and loads the policy as a training would, as far as it needs them.
+Each reads the data and loads the policy as a training run would, if it needs them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lit_grpo.types import UserError, check_range
 
 
 def with_run(arguments: Sequence[str]) -> list[str]:
-    """Replace the leading RUN of the arguments by the config of that run and its directory.
+    """Replace the leading RUN of the arguments with the config and the directory of that run.
 
     Raises:
         UserError: no run is named, or it has no config.
@@ -39,7 +39,7 @@ def with_run(arguments: Sequence[str]) -> list[str]:
     return ["--config", str(config), *others, "--run_dir", run_dir]
 
 
-def measure_rewards(cli: CommandLine) -> int:
+def _run_rewards(cli: CommandLine) -> int:
     """Sample and score the first prompts of the training data."""
     module, num_prompts = _grpo_module(cli), cli.config.n
     check_range("n", num_prompts, at_least=1)
@@ -51,20 +51,20 @@ def measure_rewards(cli: CommandLine) -> int:
         try_rewards(
             module,
             list(islice(chain.from_iterable(prompts), num_prompts)),
-            num_rows_a_step=prompts.batch_size * module.group_size,
+            num_rows_per_step=prompts.batch_size * module.group_size,
             path=Path(cli.config.run_dir) / "rewards.parquet",
         )
     return ExitCode.DONE
 
 
-def measure_judges(cli: CommandLine) -> int:
+def _run_judge_check(cli: CommandLine) -> int:
     """Ask the judges of all rewards."""
     module = _grpo_module(cli)
     rewards = [*module.rewards.rewards, *module.evaluation.suite.rewards]
     return check_judges(rewards, lambda: _read_prompts(cli).prompts)
 
 
-def measure_run(cli: CommandLine) -> int:
+def _run_rescore(cli: CommandLine) -> int:
     """Score the logged completions of a run again."""
     module, last = _grpo_module(cli), cli.config.last
     check_range("last", last, at_least=1)
@@ -79,21 +79,21 @@ def measure_run(cli: CommandLine) -> int:
     return ExitCode.DONE
 
 
-MEASURES: dict[str, Callable[[CommandLine], int]] = {
-    "rewards": measure_rewards,
-    "judge-check": measure_judges,
-    "rescore": measure_run,
+RUNNERS: dict[str, Callable[[CommandLine], int]] = {
+    "rewards": _run_rewards,
+    "judge-check": _run_judge_check,
+    "rescore": _run_rescore,
 }
 
 
-def measure(cli: CommandLine) -> int:
+def run_reward_command(cli: CommandLine) -> int:
     """Run one of the commands and return its exit code.
 
     Raises:
         UserError: the config, the data or a service is wrong.
     """
     try:
-        return MEASURES[cli.command](cli)
+        return RUNNERS[cli.command](cli)
     except RewardFailed as error:
         raise UserError(str(error)) from error
 
@@ -102,13 +102,13 @@ def _grpo_module(cli: CommandLine) -> GRPOModule:
     if not isinstance(cli.model, GRPOModule):
         raise UserError(
             f"{cli.command} needs rewards, and the model of this config, "
-            f"{type(cli.model).__name__}, has none. Give the config of a GRPO training."
+            f"{type(cli.model).__name__}, has none. Use the config of a GRPO run."
         )
     return cli.model
 
 
 def _read_prompts(cli: CommandLine) -> Any:
-    """Return the loader of the training prompts, set up as for a training."""
+    """Return the loader of the training prompts, set up as in a training run."""
     trainer, data = cli.trainer, cli.datamodule
     trainer.strategy.connect(cli.model)  # the data reads the tokenizer of the model
     data.trainer = trainer
