@@ -7,10 +7,8 @@ DDP.
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import signal
-import sys
 import threading
 import time
 from itertools import product
@@ -116,10 +114,7 @@ class ExitCheckpoint(Callback):
         signum = int(trainer.strategy.reduce(received, reduce_op="max"))
         if signum:
             num_steps = trainer.fit_loop.total_batch_idx + 1 - is_step_unfinished
-            message = (
-                f"Ended by {signal.Signals(signum).name} after {num_steps} rollout steps. "
-                f"Resume with:\n  {resume_command(self.path)}"
-            )
+            message = f"Ended by {signal.Signals(signum).name} after {num_steps} rollout steps."
             reason = StopReason(
                 exit_code=exit_code_of_signal(signum),
                 message=message,
@@ -191,14 +186,6 @@ class ExitCheckpoint(Callback):
             and other.save_last
             and Path(other.dirpath or "").resolve() == self.path.parent.resolve()
         ]
-
-
-def resume_command(checkpoint: Path) -> str:
-    """Return the command that resumes from this checkpoint of a run directory."""
-    command = next((word for word in sys.argv[1:] if word in ("fit", "sft")), "fit")
-    config = checkpoint.parent.parent / "config.yaml"
-    words = ["lit-grpo", command, "--config", str(config), "--ckpt_path", str(checkpoint)]
-    return shlex.join(words)
 
 
 def _write_stderr(message: str) -> None:

@@ -19,7 +19,7 @@ from lit_grpo.stopping import SIGNAL_CODE, SIGNAL_MEANING, ExitCode
 SHUTDOWN_SECONDS = 15.0
 
 HELP = """\
-usage: lit-grpo COMMAND [--config FILE ...] [--KEY VALUE ...]
+usage: lit-grpo COMMAND [RUN] [--config FILE ...] [--KEY VALUE ...]
 
 commands:
 {commands}
@@ -29,8 +29,8 @@ examples:
   lit-grpo fit --config quickstart
   lit-grpo fit --config my.yaml --config more.yaml --model.group_size 16
   lit-grpo fit --config my.yaml --print_config
-  lit-grpo fit --config runs/my/0/config.yaml --ckpt_path last
-  lit-grpo validate --config runs/my/0/config.yaml --ckpt_path last
+  lit-grpo fit runs/my/0
+  lit-grpo validate runs/my/0
   lit-grpo rewards --config my.yaml --n 8
   lit-grpo judge-check --config my.yaml
   lit-grpo rescore runs/my/0 --config other_rewards.yaml --last 10

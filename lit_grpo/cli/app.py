@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from itertools import count
 from pathlib import Path
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.cli.command_line import CommandLine, process_rank
 from lit_grpo.cli.commands import REWARD_COMMANDS, TRAINING
 from lit_grpo.cli.configs import read_invocation
 from lit_grpo.cli.environment import log_overridden
 from lit_grpo.cli.errors import broken_import, constructor_error, print_error
-from lit_grpo.cli.reward_commands import run_reward_command, with_run
-from lit_grpo.cli.run_dir import choose_run_dir
+from lit_grpo.cli.reward_commands import run_reward_command
+from lit_grpo.cli.run_dir import choose_run_dir, with_run
 from lit_grpo.rollout import EngineFailed
-from lit_grpo.runs.log import log_exception, open_run_log
-from lit_grpo.runs.trainer import how_it_ended, silence_chatter
+from lit_grpo.runs.trainer import logged_run, silence_chatter
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.types import UserError
@@ -46,7 +46,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     silence_chatter()
     import_plugins()
     try:
-        invocation = read_invocation(with_run(arguments) if command == "rescore" else arguments)
+        invocation = read_invocation(with_run(command, arguments))
         with choose_run_dir(command, invocation) as run_dir:
             return execute(CommandLine(command, invocation, run_dir))
     except SystemExit as leave:
@@ -73,34 +73,29 @@ def execute(cli: CommandLine) -> int:
 
 
 def _train(cli: CommandLine) -> int:
-    run_log = _start_run(cli, Path(cli.config.run_dir))
-    try:
+    run_dir = Path(cli.config.run_dir)
+    with logged_run(cli.trainer, run_dir, f"lit-grpo {cli.command} {shlex.quote(str(run_dir))}"):
+        if process_rank() == 0:
+            _save_config(cli, run_dir)
+            log.info("run directory: %s", run_dir)
+            for change in cli.changes:
+                log.info("changed for this part of the run: %s", change)
+        log_overridden(cli.overridden)
         cli.trainer.fit(**cli.fit_arguments)
-    except Exception:
-        log_exception(run_log)
-        raise
     reason = get_stop_reason(cli.trainer)
-    if reason is None:
-        rank_zero_only(log.info)("%s", how_it_ended(cli.trainer))
-        return ExitCode.DONE
-    if process_rank() > 0:
-        # Lightning kills rank 0 if a rank that it launched fails before rank 0 has ended.
-        return ExitCode.DONE
-    print(reason.message, file=sys.stderr)
-    return reason.exit_code
+    # Lightning kills rank 0 if a rank that it launched fails before rank 0 has ended.
+    return ExitCode.DONE if reason is None or process_rank() > 0 else reason.exit_code
 
 
-def _start_run(cli: CommandLine, run_dir: Path) -> logging.Handler:
-    run_dir.mkdir(parents=True, exist_ok=True)
-    if process_rank() == 0:
-        config = cli.config.clone()
-        config.ckpt_path = None  # the saved config starts the run from the beginning
-        path = run_dir / "config.yaml"
-        cli.parser.save(config, path, skip_unset=False, overwrite=True, multifile=False)
-    run_log = open_run_log(run_dir, process_rank())
-    rank_zero_only(log.info)("run directory: %s", run_dir)
-    log_overridden(cli.overridden)
-    return run_log
+def _save_config(cli: CommandLine, run_dir: Path) -> None:
+    """Write ``config.yaml``; a different one of an earlier part of the run is kept, numbered."""
+    path = run_dir / "config.yaml"
+    new = path.with_name(".config.yaml.partial")
+    cli.parser.save(cli.saved_config, new, skip_unset=False, overwrite=True, multifile=False)
+    if path.exists() and path.read_text() != new.read_text():
+        earlier = (run_dir / f"config.{number}.yaml" for number in count())
+        path.rename(next(one for one in earlier if not one.exists()))
+    os.replace(new, path)
 
 
 def import_plugins() -> None:

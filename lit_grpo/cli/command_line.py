@@ -18,10 +18,11 @@ from omegaconf.errors import OmegaConfBaseException
 import lit_grpo.data  # noqa: F401 - defines classes that configs name; so do the imports below
 from lit_grpo import __version__
 from lit_grpo.cli.commands import REWARD_COMMANDS, TRAINING
+from lit_grpo.cli.config_changes import Change, find_changes, refuse_changes
 from lit_grpo.cli.configs import Invocation
 from lit_grpo.cli.environment import override
 from lit_grpo.cli.errors import broken_import, explain, explain_interpolation, quote
-from lit_grpo.runs.resume import find_checkpoint, refuse_used
+from lit_grpo.runs.resume import find_checkpoint, refuse_used, run_of
 from lit_grpo.runs.trainer import TRAINER_DEFAULTS, run_callbacks, run_loggers
 from lit_grpo.training import GRPOModule, SFTModule
 from lit_grpo.types import UserError
@@ -66,6 +67,8 @@ class CommandLine(LightningCLI):
         self.command = command
         self.config_name = invocation.name
         self.default_run_dir = run_dir
+        self.changes: list[Change] = []
+        """How the config differs from that of the run that is resumed."""
         super().__init__(
             model_class=choose_model(command, invocation),
             datamodule_class=LightningDataModule,
@@ -99,6 +102,11 @@ class CommandLine(LightningCLI):
             type=str | None,
             help="Checkpoint to resume from, or `last` for the newest one in run_dir.",
         )
+        parser.add_argument(
+            "--allow_changes",
+            action="store_true",
+            help="Resume with settings that make it a different run from here on.",
+        )
         for name, settings in OPTIONS.get(self.command, {}).items():
             parser.add_argument(name, **settings)
 
@@ -118,8 +126,26 @@ class CommandLine(LightningCLI):
         run_dir = Path(self.config.run_dir)
         if self.config.ckpt_path is not None:
             self.config.ckpt_path = find_checkpoint(self.config.ckpt_path, run_dir)
+            if self.command in TRAINING:
+                self._compare_with(run_of(self.config.ckpt_path))
         elif self.command in TRAINING and process_rank() == 0:
             refuse_used(run_dir)
+
+    def _compare_with(self, resumed: Path) -> None:
+        """Find what differs from the config of the resumed run, and refuse what may not."""
+        saved = resumed / "config.yaml"
+        if not saved.is_file():
+            return
+        self.changes = find_changes(saved, self.parser.dump(self.saved_config, skip_unset=False))
+        if not self.config.allow_changes:
+            refuse_changes(resumed, self.changes)
+
+    @property
+    def saved_config(self) -> Any:
+        """The config without what only concerns how this process starts."""
+        config = self.config.clone()
+        config.ckpt_path, config.allow_changes = None, False
+        return config
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the loggers and callbacks of a training run; other commands get none."""

@@ -19,6 +19,8 @@ COMMANDS = {
 }
 TRAINING = ("sft", "fit")
 """The commands that train and get a new run directory."""
+RESUMING = (*TRAINING, "validate", "test")
+"""The commands that load the last checkpoint of the run that they are given."""
 REWARD_COMMANDS = ("rewards", "judge-check", "rescore")
 """The commands that try the rewards of a config, on one device."""
 

@@ -16,7 +16,7 @@ from jsonargparse import capture_parser
 
 from lit_grpo.cli.app import import_plugins
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.commands import COMMANDS
+from lit_grpo.cli.commands import COMMANDS, RESUMING
 from lit_grpo.cli.configs import read_invocation
 from lit_grpo.cli.errors import class_names, print_error
 from lit_grpo.runs.trainer import silence_chatter
@@ -49,8 +49,8 @@ def _dispatcher() -> argparse.ArgumentParser:
     commands = dispatcher.add_subparsers()
     for name, purpose in COMMANDS.items():
         parser = commands.add_parser(name, help=purpose)
-        if name in ("report", "rescore"):
-            nargs = "+" if name == "report" else None
+        if name in ("report", "rescore", *RESUMING):
+            nargs = {"report": "+", "rescore": None}.get(name, "?")
             run_dir: Any = parser.add_argument("run_dir", nargs=nargs)
             run_dir.complete = shtab.DIRECTORY
         if name != "report":

@@ -5,7 +5,7 @@ Each reads the data and loads the policy as a training run would, if it needs th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,6 @@ from lit_grpo.training import GRPOModule
 from lit_grpo.training.base import refuse_unsupported
 from lit_grpo.training.seeds import seed_everything
 from lit_grpo.types import UserError, check_range
-
-
-def with_run(arguments: Sequence[str]) -> list[str]:
-    """Replace the leading RUN of the arguments with the config and the directory of that run.
-
-    Raises:
-        UserError: no run is named, or it has no config.
-    """
-    run_dir, *others = arguments or ["-"]
-    if run_dir in ("-h", "--help"):
-        return [run_dir]
-    if run_dir.startswith("-"):
-        raise UserError("rescore needs the directory of a run first: lit-grpo rescore runs/my/0")
-    config = Path(run_dir) / "config.yaml"
-    if not config.is_file():
-        raise UserError(f"{run_dir}: no such run directory (it has no config.yaml).")
-    return ["--config", str(config), *others, "--run_dir", run_dir]
 
 
 def _run_rewards(cli: CommandLine) -> int:

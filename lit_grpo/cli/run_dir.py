@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lit_grpo.cli.commands import TRAINING
+from lit_grpo.cli.commands import RESUMING, TRAINING
 from lit_grpo.cli.configs import Invocation
 from lit_grpo.runs.files import last_checkpoint, next_run_dir
 from lit_grpo.types import UserError
@@ -16,9 +17,33 @@ RUN_DIR_VARIABLE = "LIT_GRPO_RUN_DIR"
 """Environment variable with the directory that rank 0 chose, for the ranks that it launches."""
 
 
+def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
+    """Replace a leading RUN with the config, the directory and the last checkpoint of that run.
+
+    Raises:
+        UserError: RUN is not the directory of a run, or ``rescore`` got none.
+    """
+    run_dir = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    if run_dir is None:
+        if command == "rescore" and not {"-h", "--help"}.intersection(arguments):
+            raise UserError(
+                "rescore needs the directory of a run first: lit-grpo rescore runs/my/0"
+            )
+        return arguments
+    config = Path(run_dir) / "config.yaml"
+    if Path(run_dir).is_file():
+        raise UserError(f"{run_dir}: expected the directory of a run. Use --config {run_dir}.")
+    if not config.is_file():
+        raise UserError(f"{run_dir}: no such run directory (it has no config.yaml).")
+    resume = ["--ckpt_path", "last"] if command in RESUMING else []
+    return ["--config", str(config), *resume, *arguments[1:], "--run_dir", run_dir]
+
+
 @contextmanager
 def choose_run_dir(command: str, invocation: Invocation) -> Iterator[str]:
-    """Yield the given run directory or a new one; remove the new one if it stays empty."""
+    """Yield the given run directory, or a new one, which is removed if a wrong setting ends the run
+    before its first step.
+    """
     if invocation.run_dir is not None:
         yield invocation.run_dir
     elif "LOCAL_RANK" in os.environ:
@@ -28,9 +53,20 @@ def choose_run_dir(command: str, invocation: Invocation) -> Iterator[str]:
         os.environ[RUN_DIR_VARIABLE] = str(run_dir)
         try:
             yield str(run_dir)
+        except UserError:
+            _discard_unused(run_dir)
+            raise
         finally:
             with suppress(OSError):
                 os.removedirs(run_dir)
+
+
+def _discard_unused(run_dir: Path) -> None:
+    """Remove what a run has written that failed before its first step."""
+    written = [path.name for path in run_dir.glob("*")]
+    if all(re.fullmatch(r"config\.yaml|run.*\.log", name) for name in written):
+        for name in written:
+            (run_dir / name).unlink()
 
 
 def _new_or_latest(command: str, invocation: Invocation) -> Path:

@@ -55,7 +55,8 @@ class MetricsFile(Logger):
     A resumed run keeps the rows before its first training step and rewrites the others.
 
     Column ``step`` is the rollout step, from 0; ``seconds`` is the running time at the start of the
-    row, without the time between a stop and a resumption.
+    row, without the time between a stop and a resumption; ``resumes`` is the number of times that
+    the run had been resumed.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -63,7 +64,8 @@ class MetricsFile(Logger):
         self.path = Path(run_dir) / "metrics.csv"
         self._start = time.monotonic()
         self._seconds_before = 0.0
-        self._columns = ["step", "seconds"]
+        self._columns = ["step", "seconds", "resumes"]
+        self._num_resumes = 0
         self._rows: dict[int, Row] | None = None
         self._earlier_steps: set[int] = set()
         """Steps that an earlier process wrote; empty once this one has trained a step."""
@@ -108,6 +110,8 @@ class MetricsFile(Logger):
             self._rows = {}
             if self.path.exists():
                 self._columns, self._rows = _read(self.path)
+                earlier = [row.get("resumes", 0) for row in self._rows.values()]
+                self._num_resumes = int(max(earlier, default=-1)) + 1
             self._earlier_steps = set(self._rows)
             self._seconds_before = self._seconds_of_last_row()
         return self._rows
@@ -127,7 +131,8 @@ class MetricsFile(Logger):
 
     def _begin_row(self, step: int) -> None:
         seconds = self._seconds_before + time.monotonic() - self._start
-        self._open()[step] = {"step": step, "seconds": round(seconds, 3)}
+        rows = self._open()
+        rows[step] = {"step": step, "seconds": round(seconds, 3), "resumes": self._num_resumes}
         if self._last_row_at is not None:
             self._last_row_at = self.path.stat().st_size
 
@@ -153,7 +158,8 @@ class MetricsFile(Logger):
             file.truncate()
 
     def _write_row(self, file: TextIO, row: Row) -> None:
-        cells = [int(row["step"]), *(row.get(name) for name in self._columns[1:])]
+        whole = {name: int(row[name]) for name in ("step", "resumes") if name in row}
+        cells = [(row | whole).get(name) for name in self._columns]
         csv.writer(file, lineterminator="\n").writerow(cells)
 
 

@@ -24,6 +24,11 @@ def find_checkpoint(name: str, run_dir: Path) -> str:
     return str(path)
 
 
+def run_of(checkpoint: str) -> Path:
+    """Return the directory of the run that wrote a checkpoint, ``RUN/checkpoints/last.ckpt``."""
+    return Path(checkpoint).parent.parent
+
+
 def refuse_used(run_dir: Path) -> None:
     """Check that a new run would overwrite nothing.
 
@@ -32,6 +37,6 @@ def refuse_used(run_dir: Path) -> None:
     """
     if (run_dir / "metrics.csv").exists() or any(run_dir.glob("checkpoints/*")):
         raise UserError(
-            f"{run_dir} already holds a run, which a new one would overwrite. Set ckpt_path to "
-            "last to resume it, or choose a different run_dir."
+            f"{run_dir} already holds a run, which a new one would overwrite. Resume it: lit-grpo "
+            f"fit {run_dir} (in Python ckpt_path='last'). Or choose a different run_dir."
         )

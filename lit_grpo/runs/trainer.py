@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
-from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile
+from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile, last_checkpoint
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.resume import find_checkpoint, refuse_used
 from lit_grpo.stopping import get_stop_reason
@@ -38,6 +41,8 @@ EXPECTED_WARNINGS = [
     "does not have many workers",
     "`isinstance.treespec, LeafSpec.` is deprecated",
     "Checkpoint directory .* exists and is not empty",
+    "`(is_)?gradient_checkpointing(_enable)?` is deprecated",
+    "Using ModelCheckpoint with manual optimization and every_n_train_steps",
 ]
 """Warnings of libraries about what this project does on purpose."""
 
@@ -114,21 +119,39 @@ class Trainer(L.Trainer):
         elif self.global_rank == 0:
             refuse_used(self.run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        run_log = open_run_log(self.run_dir, self.global_rank)
         try:
-            super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
-            reason = get_stop_reason(self)
-            log.info("%s", reason.message if reason else how_it_ended(self))
-        except Exception:
-            log_exception(run_log)
-            raise
+            with logged_run(self, self.run_dir, 'trainer.fit(…, ckpt_path="last")'):
+                super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
         finally:
             model.close()  # type: ignore[operator]
-            close_run_log(run_log)
+
+
+@contextmanager
+def logged_run(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[None]:
+    """Write ``run.log`` during a training; its end says why it ended and how to go on.
+
+    Args:
+        resume_with: The command or call that resumes the run.
+    """
+    run_log = open_run_log(run_dir, trainer.global_rank)
+    is_done = False
+    try:
+        yield
+        rank_zero_only(log.info)("%s", how_it_ended(trainer))
+        is_done = get_stop_reason(trainer) is None
+    except Exception:
+        log_exception(run_log)
+        raise
+    finally:
+        if not is_done and last_checkpoint(run_dir) is not None:
+            rank_zero_only(log.info)("Resume with: %s", resume_with)
+        close_run_log(run_log)
 
 
 def how_it_ended(trainer: L.Trainer) -> str:
-    """Return one line on why training ended, for a run without a ``StopReason``."""
+    """Return why training ended."""
+    if stopped := get_stop_reason(trainer):
+        return stopped.message
     step = f"after optimizer step {trainer.global_step}"
     if 0 < trainer.max_steps <= trainer.global_step:
         return f"done {step}: max_steps is reached"

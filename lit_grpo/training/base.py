@@ -14,6 +14,7 @@ import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_only
 from transformers import PreTrainedTokenizerBase, get_scheduler
 
 from lit_grpo.distributed import any_failure
@@ -92,6 +93,10 @@ class PolicyModule(L.LightningModule):
         else:
             num_steps = self.num_optimizer_steps()
             schedule = get_scheduler(self.lr_schedule, optimizer, self.warmup_steps, num_steps)
+        self._optimizer_settings = [
+            {name: value for name, value in group.items() if name not in ("params", "lr")}
+            for group in optimizer.param_groups
+        ]
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def num_optimizer_steps(self) -> int:
@@ -128,12 +133,30 @@ class PolicyModule(L.LightningModule):
         return Seeds(self.seed, self.global_rank)
 
     def on_train_start(self) -> None:
+        if self.trainer.ckpt_path is not None:
+            self._apply_optimizer_settings()
+            rank_zero_only(log.info)(
+                "resuming from %s at rollout step %d, optimizer step %d",
+                *(self.trainer.ckpt_path, self.trainer.fit_loop.total_batch_idx + 1),
+                self.global_step,
+            )
         loader = self.trainer.val_dataloaders
         if not loader:
             return
         self.evaluation.suite.check(loader.prompts)
         if self.evaluation.before_training and self.global_step == 0:
             self._evaluate_before_training(loader)
+
+    def _apply_optimizer_settings(self) -> None:
+        """Use the configured learning rate and other settings instead of the checkpoint's."""
+        (optimizer,) = self.trainer.optimizers
+        schedule: Any = self.trainer.lr_scheduler_configs[0].scheduler
+        schedule.base_lrs = [settings["initial_lr"] for settings in self._optimizer_settings]
+        rates = schedule.get_lr()
+        for group, settings, lr in zip(
+            optimizer.param_groups, self._optimizer_settings, rates, strict=True
+        ):
+            group.update(settings, lr=lr)
 
     def _evaluate_before_training(self, loader: Iterable[Sequence[Prompt]]) -> None:
         num_batches = int(sum(self.trainer.num_val_batches))
@@ -207,11 +230,28 @@ class PolicyModule(L.LightningModule):
                 "config.yaml."
             )
         self.strict_loading = not self._reloads_frozen_base
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            check_not_past_the_end(self.trainer, checkpoint["global_step"])
 
     @property
     def _reloads_frozen_base(self) -> bool:
         """Whether the frozen base of an adapter is loaded from ``policy.path`` when resuming."""
         return self.policy.lora is not None and self.policy.path is not None
+
+
+def check_not_past_the_end(trainer: L.Trainer, step: int) -> None:
+    """Check that a checkpoint has not taken more optimizer steps than the run may.
+
+    Raises:
+        UserError: it has.
+    """
+    if 0 < trainer.max_steps < step:
+        raise setting_error(
+            "trainer.max_steps",
+            f">= {step}",
+            trainer.max_steps,
+            f"the checkpoint has taken {step} optimizer steps",
+        )
 
 
 def refuse_unsupported(trainer: L.Trainer) -> None:

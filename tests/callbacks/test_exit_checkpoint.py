@@ -84,7 +84,6 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum
     reason = get_stop_reason(trainer)
     assert reason.exit_code == 128 + signum
     assert f"Ended by {signum.name} after 2 rollout steps." in reason.message
-    assert f"--ckpt_path {tmp_path}/checkpoints/last.ckpt" in reason.message
     assert f"{signum.name}: ending after this rollout step" in capfd.readouterr().err
     assert saved(tmp_path)["global_step"] == trainer.global_step == 2
     assert os.listdir(tmp_path / "checkpoints") == ["last.ckpt"]

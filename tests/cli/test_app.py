@@ -138,10 +138,20 @@ def test_runs_are_numbered_and_a_failed_start_leaves_no_directory(here, printed_
     assert printed_config("--config=base.yaml")["run_dir"] == "runs/base/5"
 
 
-def test_the_stop_reason_of_a_callback_is_the_last_line_and_the_exit_code(here, capsys):
+def test_a_run_that_fails_before_its_first_step_leaves_no_directory(here, capsys):
+    policy = "--model.policy={path: nowhere, architecture: null}"
+    assert main(["fit", "--config=base.yaml", policy]) == 2
+    assert "could be loaded from 'nowhere'" in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
+def test_a_callback_that_stops_a_run_gives_its_reason_and_its_exit_code(here):
     assert main(["fit", "--config=base.yaml", "--trainer.callbacks=mine.Stop"]) == 42
-    assert capsys.readouterr().err.endswith("nothing to learn.\n")
-    assert steps_in(here / "runs" / "base" / "0") == ["0"]
+    run = here / "runs" / "base" / "0"
+    reason, advice = (run / "run.log").read_text().splitlines()[-2:]
+    assert reason.endswith("nothing to learn.")
+    assert advice.endswith("Resume with: lit-grpo fit runs/base/0")
+    assert steps_in(run) == ["0"]
 
 
 def test_a_bug_shows_its_traceback_on_the_terminal_and_in_the_log(here, capsys):

@@ -139,8 +139,9 @@ def test_the_run_ends_with_exit_code_5_and_the_end_of_the_servers_log(ended):
     assert (
         "was restarted 1 times in a row and is still unhealthy: it exited before it" in ended.said
     )
-    *_, last = ended.said.strip().splitlines()
+    *_, last, advice = ended.said.strip().splitlines()
     assert last == LAST_LINE
+    assert advice == "Resume with: lit-grpo fit run"
     assert "Traceback" not in ended.said
     assert not ended.is_server_alive
 

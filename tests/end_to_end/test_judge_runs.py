@@ -1,6 +1,7 @@
 """Whole runs of the command line whose reward is a judge behind real HTTP."""
 
 import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -95,11 +96,11 @@ def test_a_missing_key_is_an_error_of_one_line(monkeypatch, capsys):
     assert re.search(r"error: .*MY_JUDGE_KEY, which is not set", capsys.readouterr().err)
 
 
-def test_a_spent_budget_stops_a_run_with_a_checkpoint_and_is_still_spent_when_resumed(capsys):
+def test_a_spent_budget_stops_a_run_with_a_checkpoint_and_is_still_spent_when_resumed():
     limits = {"max_cost_usd": 0.0025, "max_concurrency": 1}  # 13 calls, of 8 a step
     with JudgeServer(by_length) as server:
         assert fit(server, limits=limits) == 4
-        assert "the judge's budget is spent" in capsys.readouterr().err
+        assert "the judge's budget is spent" in Path("run/run.log").read_text()
         assert len(server.requests) == 13
         assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 1
         assert fit(server, "--ckpt_path=last", limits=limits) == 4
@@ -109,10 +110,10 @@ def test_a_spent_budget_stops_a_run_with_a_checkpoint_and_is_still_spent_when_re
     assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 4
 
 
-def test_a_judge_that_stays_down_stops_the_run_with_its_cause(capsys):
+def test_a_judge_that_stays_down_stops_the_run_with_its_cause():
     with JudgeServer(lambda request: refuses(503, "overloaded")) as server:
         assert fit(server, limits={"num_retries": 0}) == 4
-    error = capsys.readouterr().err
+    error = Path("run/run.log").read_text()
     assert "8 of the 8 rows (100%) have no score" in error
     assert "ended as unavailable" in error
     assert "overloaded" in error

@@ -101,7 +101,7 @@ def assert_asked_to_end(process: subprocess.Popen, output: str, run: Path, updat
     """Check that the run has said why it ended and has saved its last step."""
     assert process.returncode == 128 + signal.SIGTERM
     assert "SIGTERM" in output
-    assert "--ckpt_path" in output
+    assert output.strip().endswith(f"Resume with: lit-grpo fit {run}")
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=False)
     num_steps = len(pd.read_csv(run / "metrics.csv"))
     assert checkpoint["global_step"] == num_steps * updates

@@ -64,6 +64,7 @@ def test_metrics_of_one_step_share_a_row_and_are_readable_at_once(tmp_path):
     assert rows_of(file.path)[1] | {"seconds": ""} == {
         "step": "1",
         "seconds": "",
+        "resumes": "0",
         "reward/mean": "0.1",
         "epoch": "",
         "val/accuracy": "",

@@ -1,0 +1,151 @@
+"""Runs that are resumed, with their own settings and with others, as a user would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from cli_base import BASE
+
+from lit_grpo.__main__ import main
+from lit_grpo.cli.config_changes import Change, find_changes
+
+RUN = "runs/base/0"
+
+
+@pytest.fixture
+def run(here) -> Path:
+    """A run of two steps that was started with settings on the command line."""
+    callbacks = [
+        {"class_path": "ExitCheckpoint", "init_args": {"dirpath": "${run_dir}/checkpoints"}}
+    ]
+    config = BASE | {"trainer": BASE["trainer"] | {"callbacks": callbacks}}
+    (here / "base.yaml").write_text(yaml.safe_dump(config))
+    started = ["--model.sampling.max_tokens=2", "--model.optimizer.lr=0.25"]
+    assert main(["fit", "--config=base.yaml", *started]) == 0
+    return here / RUN
+
+
+def metrics_of(run: Path) -> pd.DataFrame:
+    return pd.read_csv(run / "metrics.csv")
+
+
+def contents(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_run_goes_on_with_its_own_settings(run):
+    assert main(["fit", RUN, "--trainer.max_steps=4"]) == 0
+    metrics = metrics_of(run)
+    assert metrics["step"].tolist() == [0, 1, 2, 3]
+    assert metrics["resumes"].tolist() == [0, 0, 1, 1]
+    assert metrics["policy/lr"].tolist() == [0.25] * 4
+    assert metrics["completions/max_length"].max() <= 2
+    log = (run / "run.log").read_text()
+    assert f"resuming from {RUN}/checkpoints/last.ckpt at rollout step 2, optimizer step 2" in log
+    assert "changed for this part of the run: trainer.max_steps: 2 -> 4" in log
+    assert "sampling" not in log
+
+
+def test_the_config_of_the_earlier_part_is_kept(run):
+    for steps in (3, 4):
+        assert main(["fit", RUN, f"--trainer.max_steps={steps}"]) == 0
+    assert main(["fit", RUN]) == 0  # nothing differs, so nothing is kept
+    configs = {path.name: yaml.safe_load(path.read_text()) for path in run.glob("*.yaml")}
+    steps = {name: config["trainer"]["max_steps"] for name, config in configs.items()}
+    assert steps == {"config.0.yaml": 2, "config.1.yaml": 3, "config.yaml": 4}
+
+
+def test_settings_that_would_make_it_a_different_run_are_refused(run, capsys):
+    before = contents(run)
+    assert main(["fit", "--config=base.yaml", "--ckpt_path=last"]) == 2
+    error = capsys.readouterr().err
+    assert "model.sampling.max_tokens: 2 -> 3" in error
+    assert "lit-grpo fit runs/base/0" in error
+    assert "learning" not in error
+    assert contents(run) == before
+
+
+def test_allowed_changes_are_applied_logged_and_not_remembered(run):
+    words = ["--model.sampling.max_tokens=1", "--trainer.max_steps=3", "--allow_changes"]
+    assert main(["fit", RUN, *words]) == 0
+    assert metrics_of(run)["completions/max_length"].iloc[-1] == 1
+    assert "model.sampling.max_tokens: 2 -> 1" in (run / "run.log").read_text()
+    assert yaml.safe_load((run / "config.yaml").read_text())["allow_changes"] is False
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
+def test_a_new_learning_rate_is_used(run, schedule):
+    words = ["--model.optimizer.lr=0.5", f"--model.lr_schedule={schedule}"]
+    assert main(["fit", RUN, "--trainer.max_steps=4", *words]) == 0
+    expected = [0.5, 0.5] if schedule == "constant" else [0.25, 0.125]
+    assert metrics_of(run)["policy/lr"].tolist() == [0.25, 0.25, *expected]
+
+
+def test_fewer_steps_than_were_taken_are_refused(run, capsys):
+    assert main(["fit", RUN, "--trainer.max_steps=1"]) == 2
+    error = capsys.readouterr().err
+    assert "max_steps must be >= 2, got 1 (the checkpoint has taken 2 optimizer steps)" in error
+    assert metrics_of(run)["step"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_a_run_is_evaluated_by_its_name(run, command, capsys):
+    assert main([command, RUN]) == 0
+    assert "accuracy" in capsys.readouterr().out
+
+
+def test_a_run_that_is_none_is_refused(run, capsys):
+    assert main(["fit", "base.yaml"]) == 2
+    assert "Use --config base.yaml." in capsys.readouterr().err
+    assert main(["fit", "runs/base/7"]) == 2
+    assert "runs/base/7: no such run directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("key", "is_harmless"),
+    [
+        ("trainer.max_steps", True),
+        ("trainer.callbacks.0.init_args.dirpath", True),
+        ("model.optimizer.init_args.lr", True),
+        ("model.optimizer.class_path", False),
+        ("model.engine.init_args.urls", True),
+        ("model.outage.max_absent_fraction", True),
+        ("model.update.max_tokens_per_micro_batch", True),
+        ("model.update.minibatches", False),
+        ("model.policy.path", False),
+        ("model.policy.gradient_checkpointing", True),
+        ("model.sampling.temperature", False),
+        ("model.rewards.0.class_path", False),
+        ("model.rewards.0.init_args.timeout_seconds", True),
+        ("model.rewards.1.init_args.judge.limits.max_concurrency", True),
+        ("model.rewards.1.init_args.judge.model", False),
+        ("data.init_args.train", False),
+        ("data.init_args.validation", True),
+        ("seed_everything", False),
+    ],
+)
+def test_what_may_change_during_a_run(key, is_harmless):
+    assert Change(key, 1, 2).is_harmless is is_harmless
+
+
+def test_each_changed_value_is_found_and_new_keys_are_not(tmp_path):
+    saved = tmp_path / "config.yaml"
+    saved.write_text("run_dir: a\nmodel: {x: 1, rewards: [{w: 1}, {w: 2}], stop: [a], gone: 3}")
+    config = "run_dir: b\nmodel: {x: 1, rewards: [{w: 1}, {w: 5}], stop: [b], later: 0}"
+    assert list(map(str, find_changes(saved, config))) == [
+        "model.rewards.1.w: 2 -> 5",
+        "model.stop: ['a'] -> ['b']",
+        "model.gone: 3 -> (not set)",
+    ]
+
+
+def test_a_model_named_by_its_class_is_compared_key_by_key(tmp_path):
+    saved = tmp_path / "config.yaml"
+    saved.write_text("model: {class_path: lit_grpo.GRPOModule, init_args: {outage: {a: 1}}}")
+    config = "model: {class_path: lit_grpo.GRPOModule, init_args: {outage: {a: 2}}}"
+    (change,) = find_changes(saved, config)
+    assert change.key == "model.outage.a"
+    assert change.is_harmless
