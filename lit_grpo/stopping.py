@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
     meaning: str
 
     DONE = 0, "done"
-    CRASHED = 1, "crashed; the traceback is in run.log"
+    CRASHED = 1, "crashed, or a reward has a bug; the traceback is in run.log"
     WRONG_INPUT = 2, "wrong command, config or data; one line says what"
     NO_REWARD = 3, "stopped by ZeroRewardBreaker: no reward for many steps in a row"
     SCORES_ABSENT = (

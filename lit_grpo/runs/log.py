@@ -19,7 +19,7 @@ def open_run_log(run_dir: str | Path, rank: int = 0) -> logging.Handler:
     path = Path(run_dir) / ("run.log" if rank == 0 else f"run_rank{rank}.log")
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_WithTraceback("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.captureWarnings(True)
     for name in LOGGED:
         logger = logging.getLogger(name)
@@ -35,6 +35,14 @@ def close_run_log(handler: logging.Handler) -> None:
     for name in LOGGED:
         logging.getLogger(name).removeHandler(handler)
     handler.close()
+
+
+class _WithTraceback(logging.Formatter):
+    """Add the traceback of a record that has one as text, which is too long for the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = [super().format(record), getattr(record, "traceback", "")]
+        return "\n".join(filter(None, lines))
 
 
 class _Terminal(logging.Handler):

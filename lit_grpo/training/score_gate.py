@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from lit_grpo.diagnostics import Failure, find_failure
+from lit_grpo.diagnostics import Failure, find_bug, find_failure, has_other_result
 from lit_grpo.distributed import any_failure, gather_objects
 from lit_grpo.rewards.scoring import RewardFailed, Scoring
 from lit_grpo.stopping import ExitCode
@@ -91,6 +91,10 @@ class ScoreStatus:
     failure: Failure | None = None
     fatal: str = ""
     """Why retrying is pointless; empty if it may help."""
+    bugs: Mapping[str, str] = field(default_factory=dict)
+    """Name of a reward -> a bug that made it fail on some row."""
+    not_bugs: frozenset[str] = frozenset()
+    """Names of the rewards that gave a value or failed for another reason on some row."""
 
     def __str__(self) -> str:
         missing = self.num_missing + self.num_not_sampled
@@ -104,6 +108,8 @@ class ScoreGate:
     def __init__(self, events: StageEvents, policy: OutagePolicy) -> None:
         self._events = events
         self._policy = policy
+        self._has_worked: frozenset[str] = frozenset()
+        """Names of the rewards that have given a value in this process, on any rank."""
 
     def wait_for_completions(self, wait: Callable[[float], bool]) -> None:
         """Wait until, on every rank, all completions are sampled or the engine has given up.
@@ -158,8 +164,23 @@ class ScoreGate:
                 rollouts = scoring.result()
                 status = score_status(rollouts, scoring.counted_rewards)
             except RewardFailed as error:
-                status = ScoreStatus(fatal=str(error))
+                bugs = {error.reward: f"{error}\n{error.bug}"} if error.bug else {}
+                status = ScoreStatus(fatal=str(error), bugs=bugs)
         return rollouts, _over_ranks(gather_objects(status))
+
+    def _abandon_on_bug(self, status: ScoreStatus) -> None:
+        """Abandon the step if a reward that has never worked fails by a bug on every row.
+
+        A reward that has worked before may raise the same exception because its service is down.
+        """
+        for name in status.bugs.keys() - status.not_bugs - self._has_worked:
+            raise StepAbandoned(
+                f"Stopped because of a bug in reward {name!r}, which no retry heals. The step was "
+                f"not trained on. {status.bugs[name]}\nTry the reward without training: lit-grpo "
+                "rewards.",
+                ExitCode.CRASHED,
+            )
+        self._has_worked |= status.not_bugs
 
     def _can_train(self, status: ScoreStatus) -> bool:
         """Return whether few enough scores are missing.
@@ -167,6 +188,7 @@ class ScoreGate:
         Raises:
             StepAbandoned: retrying is pointless.
         """
+        self._abandon_on_bug(status)
         if status.fatal:
             raise StepAbandoned(f"Stopped: {status.fatal}")
         limit = self._policy.max_absent_fraction * status.num_rows
@@ -218,12 +240,17 @@ def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
         for index in range(rollouts.group_size)
     ]
     over_budget = [one for row in rows for one in row if one.outcome is Outcome.BUDGET_SPENT]
-    return ScoreStatus(
+    status = ScoreStatus(
         num_rows=len(rows),
         num_missing=sum(any(score.is_outage for score in row) for row in rows),
         num_not_sampled=len(rows) - len(rollouts.sampled),
         failure=find_failure(rollouts, rewards, _is_missing),
         fatal=f"the judge's budget is spent: {over_budget[0].detail}." if over_budget else "",
+    )
+    return replace(
+        status,
+        bugs={name: bug for name in rewards if (bug := find_bug(rollouts, name))},
+        not_bugs=frozenset(name for name in rewards if has_other_result(rollouts, name)),
     )
 
 
@@ -240,4 +267,6 @@ def _over_ranks(statuses: list[ScoreStatus]) -> ScoreStatus:
         num_not_sampled=sum(one.num_not_sampled for one in statuses),
         failure=worst.failure,
         fatal=next((one.fatal for one in statuses if one.fatal), ""),
+        bugs={name: bug for one in statuses for name, bug in one.bugs.items()},
+        not_bugs=frozenset().union(*(one.not_bugs for one in statuses)),
     )

@@ -122,6 +122,8 @@ class Score:
     seconds: float = 0.0
     cost: float = 0.0
     """US dollars."""
+    bug: str = ""
+    """The traceback, or the wrong value, if a mistake in the reward's code caused the failure."""
 
     def __post_init__(self) -> None:
         if self.outcome is Outcome.OK:

@@ -1,28 +1,39 @@
 """The boundary between user code and the trainer: turn whatever a reward returns or raises into a
 ``Score``, which has either a finite value or the outcome that says why there is none.
+
+A failure that looks like a mistake in the reward's code is marked as a bug: no retry heals it.
 """
 
 from __future__ import annotations
 
 import reprlib
+import traceback
 from collections.abc import Iterable, Sized
 from dataclasses import replace
 from numbers import Real
+from pathlib import Path
 
 from lit_grpo.types import Outcome, Score
 
 MAX_DETAIL_CHARACTERS = 500
+MAX_BUG_CHARACTERS = 4000
+PACKAGE = str(Path(__file__).parents[2])
+
+PROGRAMMING_ERRORS = (
+    LookupError, TypeError, AttributeError, NameError, ArithmeticError, ImportError, SyntaxError
+)  # fmt: skip
+"""Exceptions that usually mean a mistake in the code, such as a missing column."""
 
 
 def as_scores(result: object, count: int, seconds: float) -> tuple[Score, ...]:
     """Convert what ``score_group`` returned to ``count`` scores, which share its ``seconds``."""
     if not isinstance(result, Iterable) or isinstance(result, str | bytes | dict):
-        return _no_scores(f"score_group returned {_show(result)}, not a sequence", count, seconds)
+        detail = f"score_group returned {_show(result)}, not a sequence"
+        return _no_scores(detail, count, seconds, bug=detail)
     values = list(result)
     if len(values) != count:
-        return _no_scores(
-            f"score_group returned {len(values)} scores for {count} completions", count, seconds
-        )
+        detail = f"score_group returned {len(values)} scores for {count} completions"
+        return _no_scores(detail, count, seconds, bug=detail)
     return tuple(as_score(value, seconds / count) for value in values)
 
 
@@ -35,21 +46,39 @@ def as_score(value: object, seconds: float) -> Score:
     try:
         return Score(value=_as_float(value), seconds=seconds)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        return Score(value=None, outcome=Outcome.ERROR, detail=str(error), seconds=seconds)
+        (score,) = _no_scores(str(error), 1, seconds, bug=str(error))
+        return score
 
 
 def failed_scores(error: BaseException, count: int, seconds: float) -> tuple[Score, ...]:
     """Convert what the reward raised to ``count`` scores without a value."""
     outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _no_scores(text, count, seconds, outcome)
+    bug = _traceback(error) if isinstance(error, PROGRAMMING_ERRORS) else ""
+    return _no_scores(text, count, seconds, outcome, bug=bug)
 
 
 def _no_scores(
-    detail: str, count: int, seconds: float, outcome: Outcome = Outcome.ERROR
+    detail: str, count: int, seconds: float, outcome: Outcome = Outcome.ERROR, *, bug: str = ""
 ) -> tuple[Score, ...]:
-    detail = detail[:MAX_DETAIL_CHARACTERS]
-    return (Score(value=None, outcome=outcome, detail=detail, seconds=seconds / count),) * count
+    score = Score(
+        value=None,
+        outcome=outcome,
+        detail=detail[:MAX_DETAIL_CHARACTERS],
+        seconds=seconds / count,
+        bug=bug[-MAX_BUG_CHARACTERS:],
+    )
+    return (score,) * count
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback as text, from the user's first line on."""
+    report = traceback.TracebackException.from_exception(error)
+    frames = list(report.stack)
+    while frames and frames[0].filename.startswith(PACKAGE):
+        frames.pop(0)
+    report.stack = traceback.StackSummary.from_list(frames)
+    return "".join(report.format()).strip()
 
 
 def _as_float(value: object) -> float:

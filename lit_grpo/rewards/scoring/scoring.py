@@ -31,6 +31,7 @@ class RewardFailed(RuntimeError):
         self.prompt_id = prompt_id
         self.outcome = score.outcome
         self.detail = score.detail
+        self.bug = score.bug
 
 
 class Scoring:

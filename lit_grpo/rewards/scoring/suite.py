@@ -42,7 +42,7 @@ class RewardSuite:
             )
         self._runners: Runners | None = None
         self._started: list[Reward] = []
-        self._warned: set[tuple[str, Outcome]] = set()
+        self._warned: set[tuple[str, Outcome, str]] = set()
 
     @property
     def weights(self) -> dict[str, float]:
@@ -118,12 +118,14 @@ class RewardSuite:
         return self._runners
 
     def _warn(self, call: Call, score: Score) -> None:
-        """Log the first failure of each kind; metrics count all of them."""
-        kind = (call.reward.name, score.outcome)
+        """Log the first failure of each kind, a bug with its traceback; metrics count all."""
+        kind = (call.reward.name, score.outcome, score.bug)
         if kind not in self._warned:
             self._warned.add(kind)
             _log.warning(
                 "reward %r gave no value for prompt %s: %s: %s (logged once; "
                 "reward/%s/%s_fraction counts them)",
-                *(kind[0], call.prompt.id, score.outcome, score.detail, *kind),
+                *(call.reward.name, call.prompt.id, score.outcome, score.detail),
+                *(call.reward.name, score.outcome),
+                extra={"traceback": score.bug},
             )

@@ -1,0 +1,154 @@
+"""Mistakes in a reward's code: they end a run at its first step and show where they are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from cli_base import BASE
+from run_logs import close_logs
+
+from lit_grpo.__main__ import main
+from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
+from lit_grpo.stopping import ExitCode
+
+REWARDS = """
+from lit_grpo.rewards import Reward
+
+
+class MissingColumn(Reward):
+    def score(self, prompt, completion):
+        return self.matches(prompt)
+
+    def matches(self, prompt):
+        return float(prompt.columns["keywords"] == "")  # the faulty line
+
+
+class WrongSignature(Reward):
+    def score(self, completion):
+        return 1.0
+
+
+class Text(Reward):
+    def score(self, prompt, completion):
+        return "0.5"
+
+
+class NotANumber(Reward):
+    async def score(self, prompt, completion):
+        return float("nan")
+
+
+class TooFew(Reward):
+    def score_group(self, prompt, completions):
+        return [1.0]
+
+
+class Occasional(Reward):
+    calls = 0
+
+    def score(self, prompt, completion):
+        self.calls += 1
+        return {1: 0.5, 2: 1.0, 3: 0.5}[self.calls % 4]
+
+
+class DownLater(Reward):
+    calls = 0
+
+    def score(self, prompt, completion):
+        self.calls += 1
+        return {"choices": 1.0}["choices" if self.calls <= 4 else "error"]
+
+"""
+
+
+@pytest.fixture(autouse=True)
+def _workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setenv(RUN_DIR_VARIABLE, "")
+    monkeypatch.delitem(sys.modules, "buggy_rewards", raising=False)
+    Path("buggy_rewards.py").write_text(REWARDS)
+    Path("base.yaml").write_text(yaml.safe_dump(BASE))
+    yield
+    close_logs()
+
+
+def fit(reward: str, *arguments: str) -> tuple[int, str]:
+    """Train two steps of four rows; return the exit code and the run's log."""
+    rewards = f"--model.rewards=[{reward}]"
+    exit_code = main(["fit", "--config=base.yaml", "--run_dir=run", rewards, *arguments])
+    return exit_code, Path("run/run.log").read_text()
+
+
+PROCESS = "{class_path: ProcessReward, init_args: {reward: buggy_rewards.MissingColumn}}"
+
+
+@pytest.mark.parametrize(
+    ("reward", "shown"),
+    [
+        ("buggy_rewards.MissingColumn", "KeyError: 'keywords'"),
+        (PROCESS, "KeyError: 'keywords'"),
+        ("buggy_rewards.WrongSignature", "TypeError: WrongSignature.score() takes 2 positional"),
+        ("buggy_rewards.Text", "returned '0.5' (str of length 3), not a number"),
+        ("buggy_rewards.NotANumber", "needs a finite value, got nan"),
+        ("buggy_rewards.TooFew", "score_group returned 1 scores for 2 completions"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_bug_on_every_row_ends_the_run_at_its_first_step(reward, shown):
+    exit_code, log = fit(reward)
+    assert exit_code == ExitCode.CRASHED
+    stop = log[log.index("Stopped because of a bug in reward") :]
+    assert shown in stop
+    assert "with the columns" in stop
+    assert "Row addition:" in stop
+    assert "Retrying" not in log
+    assert not Path("run/metrics.csv").exists()
+
+
+@pytest.mark.parametrize("reward", ["buggy_rewards.MissingColumn", PROCESS], ids=["here", "worker"])
+def test_the_traceback_begins_in_the_users_file_and_names_the_line(reward):
+    _, log = fit(reward)
+    line = 1 + REWARDS.splitlines().index(
+        '        return float(prompt.columns["keywords"] == "")  # the faulty line'
+    )
+    first, *_ = log.partition("Traceback (most recent call last):\n")[2].splitlines()
+    assert "buggy_rewards.py" in first
+    assert f'buggy_rewards.py", line {line}, in matches' in log
+    assert "lit_grpo/rewards/scoring" not in log
+
+
+def test_on_error_raise_shows_the_bug_as_well():
+    reward = "{class_path: buggy_rewards.MissingColumn, init_args: {on_error: raise}}"
+    exit_code, log = fit(reward)
+    assert exit_code == ExitCode.CRASHED
+    assert "Stopped because of a bug in reward" in log
+    assert 'buggy_rewards.py", line' in log
+
+
+def test_an_occasional_bug_is_an_outcome_with_one_traceback():
+    exit_code, log = fit("buggy_rewards.Occasional")
+    assert exit_code == 0
+    assert log.count("Traceback (most recent call last)") == 1
+    assert log.count("KeyError: 0") == 2  # in the message and in the traceback
+    rows = pd.read_parquet("run/completions")
+    assert sorted(rows["outcome/occasional"]) == ["error"] * 2 + ["ok"] * 6
+    assert rows.loc[rows["outcome/occasional"] == "error", "reward"].isna().all()
+
+
+def test_an_exception_of_a_reward_that_has_worked_before_is_an_outage():
+    exit_code, log = fit("buggy_rewards.DownLater", "--model.outage.give_up_after_seconds=0")
+    assert exit_code == ExitCode.SCORES_ABSENT
+    assert "too many scores are missing" in log
+    assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 1
+
+
+def test_a_bug_in_a_reward_that_is_only_logged_does_not_end_the_run():
+    monitor = "{class_path: buggy_rewards.MissingColumn, init_args: {weight: 0.0}}"
+    exit_code, log = fit(f"MathReward, {monitor}")
+    assert exit_code == 0
+    assert log.count("Traceback (most recent call last)") == 1
