@@ -46,6 +46,7 @@ class TimingLog(Callback):
         self.stages = stages
         self._step_start = time.perf_counter()
         self._seconds: dict[str, float] = {}
+        self._num_steps = 0
         self._num_waiting_steps = 0
         self._step_log = StepLog()
 
@@ -79,13 +80,15 @@ class TimingLog(Callback):
             rollouts = outputs["rollouts"]
             metrics |= self._stage_metrics(step_seconds)
             metrics |= _rollout_metrics(trainer, rollouts, step_seconds)
-            if trainer.is_global_zero:
+            # The first step of a process includes the start of workers and clients.
+            if trainer.is_global_zero and self._num_steps:
                 exposed = metrics.get("timing/reward_exposed_duration_s", 0.0)
                 self._warn_of_wait(describe_wait(outputs["metrics"], exposed, step_seconds))
             if self.stages and trainer.is_global_zero:
                 step = trainer.fit_loop.total_batch_idx
                 memory = memory_gb(pl_module.device)
                 log.info("%s", _step_line(step, step_seconds, memory, rollouts))
+            self._num_steps += 1
         self._step_log.log(pl_module, metrics)
 
     def _warn_of_wait(self, reason: str | None) -> None:

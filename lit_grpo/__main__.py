@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from lit_grpo import __version__
-from lit_grpo.cli.commands import COMMANDS, bundled_configs
+from lit_grpo.cli.commands import COMMANDS, bundled_configs, describe, examples, usage
 from lit_grpo.cli.errors import did_you_mean, print_error
 from lit_grpo.stopping import SIGNAL_CODE, SIGNAL_MEANING, ExitCode
 
@@ -25,27 +25,19 @@ commands:
 {commands}
 
 examples:
-  lit-grpo sft --config quickstart_sft
-  lit-grpo fit --config quickstart
-  lit-grpo fit --config my.yaml --config more.yaml --model.group_size 16
-  lit-grpo fit --config my.yaml --print_config
-  lit-grpo fit runs/my/0
-  lit-grpo validate runs/my/0
-  lit-grpo rewards --config my.yaml --n 8
-  lit-grpo judge-check --config my.yaml
-  lit-grpo rescore runs/my/0 --config other_rewards.yaml --last 10
-  lit-grpo report runs/my/0 runs/my/1
+{examples}
 
 bundled configs (a file of the same name in the working directory takes precedence):
 {configs}
 
 exit codes:
 {exit_codes}
-  A callback that stops a run may choose a different code. judge-check exits with 1 if a judge does
-  not tell good from bad, and with 2 if it cannot be asked.
+  A callback that stops a run may choose a different code. rewards exits with 1 if a reward fails
+  on every completion; judge-check exits with 1 if a judge does not tell good from bad, and with 2
+  if it cannot be asked.
 
-`lit-grpo COMMAND --help` lists every key of a command, `lit-grpo --version` prints the version, and
-`lit-grpo --print_completion bash` (or zsh, fish, tcsh) prints a completion script."""
+`lit-grpo COMMAND --help` describes a command and lists its keys, `lit-grpo --version` prints the
+version, and `lit-grpo --print_completion bash` (or zsh, fish, tcsh) prints a completion script."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,6 +76,7 @@ def help_text() -> str:
     exit_codes = {code.value: code.meaning for code in ExitCode} | {SIGNAL_CODE: SIGNAL_MEANING}
     return HELP.format(
         commands="\n".join(f"  {name:<13}{purpose}" for name, purpose in COMMANDS.items()),
+        examples="\n".join(map(examples, COMMANDS)),
         configs="\n".join(f"  {name}" for name in bundled_configs()) or "  (none)",
         exit_codes="\n".join(f"  {code:<9}{meaning}" for code, meaning in exit_codes.items()),
     )
@@ -91,9 +84,13 @@ def help_text() -> str:
 
 def report(run_dirs: list[str]) -> int:
     """Draw the curves of the runs in these directories and print a summary."""
-    if not run_dirs or run_dirs[0].startswith("-"):
+    if {"-h", "--help"}.intersection(run_dirs):
+        print(f"usage: {usage('report')}\n\n{describe('report')}")
+        return ExitCode.DONE
+    if not run_dirs or any(path.startswith("-") for path in run_dirs):
         return print_error(
-            "report needs the directory of one or more runs: lit-grpo report runs/my/0"
+            "report needs the directories of one or more runs and takes no options: "
+            "lit-grpo report runs/my/0"
         )
     from lit_grpo.runs.report import report
 

@@ -134,10 +134,18 @@ def empty_fraction(rollouts: RolloutBatch) -> float:
 
 
 def identical_fraction(rollouts: RolloutBatch) -> float:
-    """Return the share of groups whose completions are all the same."""
+    """Return the share of groups whose completions are all the same, but for solved ones."""
     return _fraction(
-        len({c.token_ids for c in group.completions}) == 1 for group in rollouts.groups
+        len({c.token_ids for c in group.completions}) == 1 and not solved
+        for group, solved in zip(rollouts.groups, _are_solved(rollouts), strict=True)
     )
+
+
+def _are_solved(rollouts: RolloutBatch) -> list[bool]:
+    """Return for each group whether all its rewards are the best of the step, and above 0."""
+    rewards = rollouts.rewards.nan_to_num(nan=-math.inf)
+    solved: list[bool] = ((rewards == rewards.max()) & (rewards > 0)).all(1).tolist()
+    return solved
 
 
 def _fraction(holds: Iterable[bool]) -> float:

@@ -27,6 +27,7 @@ from lit_grpo import callbacks, data, rewards
 from lit_grpo.__main__ import main
 from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 from lit_grpo.judge import Judge, Limits, Price
+from lit_grpo.judge.reply import Form, Grade, Text, read_reply
 from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective, SamplerCorrection
 from lit_grpo.objective.aggregations import AGGREGATIONS
 from lit_grpo.policy import LoRA, Policy
@@ -448,6 +449,14 @@ def test_the_examples_of_rows_are_json():
     (rows,) = blocks(DOCS / "guides" / "data.md", "json")
     assert all({"prompt", "keywords", "example"} == json.loads(row).keys()
                for row in rows.splitlines())  # fmt: skip
+
+
+def test_the_replies_that_are_documented_are_read_as_verdicts():
+    (block,) = blocks(DOCS / "judges.md", "json")
+    form = Form({"explanation": Text(), "score": Grade(10)})
+    single, several = block.splitlines()
+    assert read_reply(single, form, ["1"])["1"]["score"] == 8
+    assert [one["score"] for one in read_reply(several, form, ["1", "2"]).values()] == [8, 0]
 
 
 def has_key(kind: type, path: list[str]) -> bool:

@@ -49,7 +49,27 @@ def test_an_unknown_command_is_one_line_and_exit_code_2(command, line, capsys):
 
 def test_report_without_a_directory_says_what_it_needs(capsys):
     assert main(["report"]) == 2
-    assert "error: report needs the directory of one or more runs" in capsys.readouterr().err
+    assert "error: report needs the directories of one or more runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["runs/my/0", "-h"]])
+def test_help_of_report_says_what_it_does_and_gives_examples(arguments, capsys):
+    assert main(["report", *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: lit-grpo report RUN ...\n")
+    for words in ("Draw the curves of runs", "  lit-grpo report runs/my/0\n", "comparison-1.png"):
+        assert words in shown
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "report"])
+def test_help_of_a_command_says_what_it_does_and_gives_examples(command, capsys):
+    assert main([command, "--help"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    argument = "RUN" if command == "rescore" else "[RUN]"
+    assert first == f"usage: lit-grpo {command} {argument} [--config FILE ...] [--KEY VALUE ...]"
+    assert lines[1].lower() == f"{COMMANDS[command]}.".lower()
+    assert lines[5] == "examples:"
+    assert lines[6].startswith(f"  lit-grpo {command} ")
 
 
 def test_help_imports_nothing_heavy():

@@ -22,11 +22,13 @@ from lit_grpo.cli.command_line import CommandLine, process_rank
 from lit_grpo.cli.commands import REWARD_COMMANDS, TRAINING
 from lit_grpo.cli.configs import read_invocation
 from lit_grpo.cli.environment import log_overridden
-from lit_grpo.cli.errors import broken_import, constructor_error, print_error
+from lit_grpo.cli.errors import broken_import, constructor_error, full_disk, print_error
+from lit_grpo.cli.help import print_all_keys, print_help
 from lit_grpo.cli.reward_commands import run_reward_command
 from lit_grpo.cli.run_dir import choose_run_dir, with_run
 from lit_grpo.rollout import EngineFailed
-from lit_grpo.runs.trainer import logged_run, silence_chatter
+from lit_grpo.runs.log import log_to_terminal
+from lit_grpo.runs.trainer import logged_run, refuse_automatic, silence_chatter
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.types import UserError
@@ -46,6 +48,13 @@ def run(command: str, arguments: Sequence[str]) -> int:
     silence_chatter()
     import_plugins()
     try:
+        if {"-h", "--help"}.intersection(arguments):
+            print_help(command)
+            return ExitCode.DONE
+        if "--help=all" in arguments:
+            others = [argument for argument in arguments if argument != "--help=all"]
+            print_all_keys(command, read_invocation(others))
+            return ExitCode.DONE
         invocation = read_invocation(with_run(command, arguments))
         with choose_run_dir(command, invocation) as run_dir:
             return execute(CommandLine(command, invocation, run_dir))
@@ -65,6 +74,7 @@ def execute(cli: CommandLine) -> int:
         log_overridden(cli.overridden)
         if cli.command in REWARD_COMMANDS:
             return run_reward_command(cli)
+        log_to_terminal()
         getattr(cli.trainer, cli.command)(**cli.fit_arguments)
         return ExitCode.DONE
     finally:
@@ -74,6 +84,7 @@ def execute(cli: CommandLine) -> int:
 
 def _train(cli: CommandLine) -> int:
     run_dir = Path(cli.config.run_dir)
+    refuse_automatic(cli.trainer, cli.model)
     with logged_run(cli.trainer, run_dir, f"lit-grpo {cli.command} {shlex.quote(str(run_dir))}"):
         if process_rank() == 0:
             _save_config(cli, run_dir)
@@ -116,6 +127,8 @@ def report_error(error: Exception) -> int:
     error = constructor_error(error)
     if isinstance(error, EngineFailed):
         return print_error(str(error), ExitCode.ENGINE_FAILED)
+    if line := full_disk(error):
+        return print_error(line, ExitCode.CRASHED)
     if is_user_error(error):
         return print_error(str(error))
     traceback.print_exception(error)

@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
@@ -17,13 +18,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 import lit_grpo.data  # noqa: F401 - defines classes that configs name; so do the imports below
 from lit_grpo import __version__
-from lit_grpo.cli.commands import REWARD_COMMANDS, TRAINING
+from lit_grpo.cli.commands import REWARD_COMMANDS, TRAINING, describe, usage
 from lit_grpo.cli.config_changes import Change, find_changes, refuse_changes
 from lit_grpo.cli.configs import Invocation
 from lit_grpo.cli.environment import override
 from lit_grpo.cli.errors import broken_import, explain, explain_interpolation, quote
 from lit_grpo.runs.resume import find_checkpoint, refuse_used, run_of
-from lit_grpo.runs.trainer import TRAINER_DEFAULTS, run_callbacks, run_loggers
+from lit_grpo.runs.trainer import TRAINER_DEFAULTS, run_callbacks, run_loggers, with_progress_bar
 from lit_grpo.training import GRPOModule, SFTModule
 from lit_grpo.types import UserError
 
@@ -39,6 +40,10 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 """Command -> its arguments in addition to the keys of a config."""
+
+
+class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keep the lines of a description."""
 
 
 class Parser(LightningArgumentParser):
@@ -80,7 +85,9 @@ class CommandLine(LightningCLI):
             parser_class=Parser,
             parser_kwargs={
                 "prog": f"lit-grpo {command}",
-                "description": "Every key may also be set in a config file.",
+                "usage": usage(command),
+                "description": describe(command),
+                "formatter_class": HelpFormatter,
                 "parser_mode": "omegaconf+",
                 "allow_abbrev": False,
                 "dump_header": [f"lit-grpo=={__version__}"],
@@ -153,11 +160,15 @@ class CommandLine(LightningCLI):
         kwargs["default_root_dir"] = given.default_root_dir or run_dir
         if self.command in REWARD_COMMANDS:
             kwargs |= _one_device(given)
-        if self.command not in TRAINING:
             return super().instantiate_trainer(logger=False, **kwargs)
+        if self.command not in TRAINING:
+            shown = with_progress_bar(given.callbacks, given.enable_progress_bar)
+            return super().instantiate_trainer(logger=False, callbacks=shown, **kwargs)
         return super().instantiate_trainer(
             logger=run_loggers(run_dir, given.logger),
-            callbacks=run_callbacks(run_dir, given.callbacks),
+            callbacks=run_callbacks(
+                run_dir, given.callbacks, enable_progress_bar=given.enable_progress_bar
+            ),
             **kwargs,
         )
 
@@ -176,6 +187,16 @@ def choose_model(command: str, invocation: Invocation) -> type[LightningModule]:
 
     The config of an SFT run can be validated, so the command alone does not tell.
     """
+    if command == "fit" and invocation.is_sft:
+        raise UserError(
+            "fit needs the config of a GRPO training, and this one has model.target_column, which "
+            "only SFT has. Use lit-grpo sft."
+        )
+    if command == "sft" and invocation.has_rewards:
+        raise UserError(
+            "sft needs the config of an SFT run, and this one has model.rewards, which only GRPO "
+            "has. Use lit-grpo fit, or give a config without rewards."
+        )
     return SFTModule if command == "sft" or invocation.is_sft else GRPOModule
 
 

@@ -15,14 +15,46 @@ COMMANDS = {
     "rewards": "sample and score a few prompts without training: signal, time and cost of a step",
     "judge-check": "check that the judges of a config answer and tell good answers from bad",
     "rescore": "score the logged completions of a run again with changed rewards and compare",
-    "report": "draw the curves of one or more runs and print a summary",
+    "report": "draw the curves of runs, as stages of one training or compared, and print a summary",
 }
+RUN_ARGUMENTS = {
+    "sft": ("[RUN]", "resume this run with its own config"),
+    "fit": ("[RUN]", "resume this run with its own config"),
+    "validate": ("[RUN]", "evaluate the newest checkpoint of this run with its own config"),
+    "test": ("[RUN]", "evaluate the newest checkpoint of this run with its own config"),
+    "rewards": ("[RUN]", "use the config of this run"),
+    "judge-check": ("[RUN]", "use the config of this run"),
+    "rescore": ("RUN", "the run whose completions are scored again"),
+    "report": ("RUN ...", "one run, the stages of one training, or runs to compare"),
+}
+"""Command -> its first argument, the directory of a run, and what it is for."""
+EXAMPLES = {
+    "sft": ("--config quickstart_sft",),
+    "fit": (
+        "--config quickstart",
+        "--config my.yaml --config more.yaml --model.group_size 16",
+        "--config my.yaml --print_config",
+        "runs/my/0",
+    ),
+    "validate": ("runs/my/0",),
+    "test": ("--config my.yaml --ckpt_path runs/my/0/checkpoints/last.ckpt",),
+    "rewards": ("--config my.yaml --n 8",),
+    "judge-check": ("--config my.yaml",),
+    "rescore": ("runs/my/0 --config other_rewards.yaml --last 10",),
+    "report": ("runs/my/0", "runs/my_sft/0 runs/my/0", "runs/my/0 runs/my/1 runs/my/2"),
+}
+"""Command -> arguments of examples."""
 TRAINING = ("sft", "fit")
 """The commands that train and get a new run directory."""
 RESUMING = (*TRAINING, "validate", "test")
 """The commands that load the last checkpoint of the run that they are given."""
 REWARD_COMMANDS = ("rewards", "judge-check", "rescore")
 """The commands that try the rewards of a config, on one device."""
+
+REPORT_OUTPUT = """
+One run is drawn into its curves.png. So are stages of one training: runs each of which started from
+the model of the one before, such as an SFT run and the fit on its final/. Other runs are drawn over
+each other, into a new comparison-1.png (or 2, ...) of the last one."""
 
 BUNDLED = Path(__file__).parent.parent / "configs"
 
@@ -31,3 +63,23 @@ def bundled_configs() -> list[str]:
     """Return the names of the bundled configs, such as ``quickstart`` and ``presets/dapo``."""
     paths = (path.relative_to(BUNDLED).with_suffix("") for path in BUNDLED.rglob("*.yaml"))
     return sorted((path.as_posix() for path in paths), key=lambda name: (name.count("/"), name))
+
+
+def examples(command: str) -> str:
+    """Return the examples of a command, a line each."""
+    return "\n".join(f"  lit-grpo {command} {arguments}" for arguments in EXAMPLES[command])
+
+
+def usage(command: str) -> str:
+    keys = "" if command == "report" else " [--config FILE ...] [--KEY VALUE ...]"
+    return f"lit-grpo {command} {RUN_ARGUMENTS[command][0]}{keys}"
+
+
+def describe(command: str) -> str:
+    """Return what a command does, what its first argument is, and examples, for its help."""
+    run, meaning = RUN_ARGUMENTS[command]
+    purpose = COMMANDS[command]
+    return (
+        f"{purpose[0].upper()}{purpose[1:]}.\n\n  {run:<9}{meaning}\n\n"
+        f"examples:\n{examples(command)}\n{REPORT_OUTPUT if command == 'report' else ''}"
+    )

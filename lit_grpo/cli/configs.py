@@ -35,6 +35,8 @@ class Invocation:
     ckpt_path: str | None
     has_model_class: bool
     """Whether ``model`` is given by ``class_path``, not by the keys of the built-in class."""
+    has_rewards: bool
+    """Whether ``model`` has rewards, which only GRPO has."""
     is_sft: bool
     """Whether ``model`` has ``target_column``, which only `SFTModule` takes."""
 
@@ -58,7 +60,8 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
         ckpt_path=_last_value("ckpt_path", configs, others),
         has_model_class=any(_names_class(config.get("model")) for config in configs)
         or any(re.match(r"--model(\.class_path)?(=|$)", argument) for argument in others),
-        is_sft=any(_is_sft(config.get("model")) for config in configs),
+        has_rewards=any(_has_key(config.get("model"), "rewards") for config in configs),
+        is_sft=any(_has_key(config.get("model"), "target_column") for config in configs),
     )
 
 
@@ -75,8 +78,8 @@ def _names_class(model: Any) -> bool:
     return isinstance(model, str) or (isinstance(model, dict) and "class_path" in model)
 
 
-def _is_sft(model: Any) -> bool:
-    return isinstance(model, dict) and "target_column" in model
+def _has_key(model: Any, key: str) -> bool:
+    return isinstance(model, dict) and key in model
 
 
 class _PartialParser(argparse.ArgumentParser):

@@ -6,6 +6,7 @@ Whether an error is the user's is decided in ``app``.
 from __future__ import annotations
 
 import difflib
+import errno
 import inspect
 import os
 import re
@@ -89,6 +90,20 @@ def broken_import(error: BaseException | None) -> str | None:
     return None
 
 
+def full_disk(error: BaseException | None) -> str | None:
+    """Describe an error that a full disk has caused; None for other errors."""
+    seen = []
+    while error is not None:
+        seen.append(error)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return (
+                f"the disk is full: {error.filename or seen[0]}. Checkpoints that were written "
+                "before are intact. Free some space and resume the run."
+            )
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def place(filename: str | None, line: int | None) -> str:
     path = Path(filename or "?")
     if path.is_relative_to(Path.cwd()):
@@ -153,6 +168,8 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     shown = value if len(value) <= 60 else f"{value[:57]}..."
     choices = [str(choice) for choice in get_args(expected)]
     hint = did_you_mean(value, choices) if get_origin(expected) is Literal else ""
+    if get_origin(expected) is list and re.fullmatch(r"[\w.]+", value):
+        hint = f" A list of one is '[{value}]'."
     return f"{key}: expected {type_name(expected)}, got {shown}.{hint}"
 
 

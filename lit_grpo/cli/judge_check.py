@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from lit_grpo.diagnostics import shorten
 from lit_grpo.judge import Judge
@@ -23,6 +23,7 @@ from lit_grpo.judge.connection import base_url, secret_variables
 from lit_grpo.rewards import JudgedReward, Reward, RubricAlignmentReward
 from lit_grpo.rewards.judged.base import question_of
 from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.runs.tables import End, add_numbers, make_table, open_console
 from lit_grpo.types import Completion, Measurements, Prompt, Score, UserError
 
 NUM_PAIRS = 4
@@ -36,9 +37,9 @@ NO_PAIRS = (
     "and bad answers to compare. Try it with lit-grpo rewards."
 )
 VERDICTS = {
-    True: "told apart",
-    False: "[bold red]not told apart[/]",
-    None: "[bold red]not scored[/]",
+    True: Text("told apart"),
+    False: Text("not told apart", style="bold red"),
+    None: Text("not scored", style="bold red"),
 }
 
 PASSED, FAILED, NO_ACCESS = 0, 1, 2
@@ -87,9 +88,9 @@ def check_judges(rewards: Sequence[Reward], read_prompts: ReadPrompts) -> int:
 
 
 def _check(reward: JudgedReward, read_prompts: ReadPrompts) -> int:
-    console = Console()
-    console.print(f"[bold]{reward.name}[/] ({type(reward).__name__})", highlight=False)
-    console.print(escape(_address(reward.judge)), soft_wrap=True, highlight=False)
+    console = open_console()
+    console.print(Text.assemble((reward.name, "bold"), f" ({type(reward).__name__})"))
+    console.print(_address(reward.judge), soft_wrap=True)
     with RewardSuite([_for_check(reward)]) as suite, console.status("asking"):
         _print_calls(console, "first question", suite.observe()[0])
         pairs = _pairs_for(suite, reward, read_prompts)
@@ -101,7 +102,7 @@ def _check(reward: JudgedReward, read_prompts: ReadPrompts) -> int:
     console.print(_table(pairs, scores))
     _print_calls(console, "pairs", measurements)
     exit_code, verdict = assess(scores)
-    console.print(escape(verdict), soft_wrap=True, highlight=False)
+    console.print(verdict, soft_wrap=True)
     return exit_code
 
 
@@ -210,19 +211,17 @@ def _print_calls(console: Console, what: str, measurements: Measurements) -> Non
         f"{tokens[0]:.0f} tokens read and {tokens[1]:.0f} written, "
         f"{totals['judge/cost_usd']:.4f} dollars",
         soft_wrap=True,
-        highlight=False,
     )
 
 
 def _table(pairs: Sequence[Pair], scores: Sequence[tuple[Score, Score]]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("question", "good answer", "bad answer"):
-        table.add_column(name, overflow="ellipsis", no_wrap=True)
-    for name in ("good", "bad", "verdict"):
-        table.add_column(name, no_wrap=True)
+    table = make_table("question")
+    for name in ("good answer", "bad answer"):
+        table.add_column(name)
+    add_numbers(table, "good", "bad", "verdict")
     for pair, (good, bad) in zip(pairs, scores, strict=True):
         texts = (question_of(pair.prompt), pair.good, pair.bad)
-        shown = [escape(" ".join(shorten(text).split())) for text in texts]
+        shown = [End(shorten(text)) for text in texts]
         table.add_row(*shown, _show(good), _show(bad), VERDICTS[told_apart(good, bad)])
     return table
 

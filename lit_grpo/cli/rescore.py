@@ -19,6 +19,7 @@ from lit_grpo.cli.reward_changes import Comparison, Row, print_changes
 from lit_grpo.diagnostics import find_failure
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.runs.files import completions_table, free_path, write_table
+from lit_grpo.runs.tables import open_console
 from lit_grpo.types import Completion, Prompt, RolloutBatch, UserError
 
 
@@ -72,12 +73,12 @@ def rescore(
     before = [row for step in steps for row in step.rows]
     path = free_path(run_dir / "rescored" / f"{name}.parquet")
     write_table(_with_old(table, before), path)
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = open_console()
     print_changes(
         console, Comparison(before=before, after=table.to_pylist(), group_size=group_size)
     )
     for line in [*_missing_rows(num_lost, rollouts), f"Completions: {path}"]:
-        console.print(line)
+        console.print(line, soft_wrap=True)
 
 
 def _missing_rows(num_lost: int, rollouts: Sequence[RolloutBatch]) -> list[str]:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from lit_grpo.diagnostics import shorten
 from lit_grpo.rewards.judged.alignment import rank_correlation
+from lit_grpo.runs.tables import End, add_numbers, make_table
 
 TOLERANCE = 1e-9
 """Values that differ by no more count as equal."""
@@ -105,10 +106,13 @@ def print_changes(console: Console, comparison: Comparison) -> None:
     if not changed:
         console.print(
             f"Nothing changed: all {num_rows} completions have the same scores and outcomes as "
-            "before."
+            "before.",
+            soft_wrap=True,
         )
         return
-    console.print(f"{changed} of {num_rows} completions changed. {_ranks(comparison)}")
+    console.print(
+        f"{changed} of {num_rows} completions changed. {_ranks(comparison)}", soft_wrap=True
+    )
     if rows := changed_most(comparison):
         console.print(_rows(rows))
 
@@ -127,10 +131,8 @@ def _ranks(comparison: Comparison) -> str:
 
 
 def _means(comparison: Comparison) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("reward", no_wrap=True)
-    for name in ("mean before", "mean after", "outcome changed"):
-        table.add_column(name, justify="right")
+    table = make_table("reward")
+    add_numbers(table, "mean before", "mean after", "outcome changed")
     for name in _reward_names(comparison):
         key = f"score/{name}"
         table.add_row(name, *_both_means(comparison, key), _outcome_changed(comparison, name))
@@ -167,13 +169,14 @@ def _outcome_changed(comparison: Comparison, name: str) -> str:
 
 
 def _rows(pairs: Sequence[tuple[Row, Row]]) -> Table:
+    """Return a table with the numbers first, since the texts are cut in a narrow terminal."""
     table = Table(box=None, header_style="bold", pad_edge=False, title="changed most")
     table.title_justify = "left"
-    table.add_column("step", justify="right")
+    add_numbers(table, "reward", "step")
     for name in ("prompt", "completion"):
-        table.add_column(name, overflow="ellipsis", no_wrap=True)
-    table.add_column("reward", no_wrap=True)
+        table.add_column(name)
     for old, new in pairs:
-        texts = [" ".join(shorten(old[key]).split()) for key in ("prompt_id", "completion")]
-        table.add_row(str(old["step"]), *texts, f"{old['reward']:.3g} → {new['reward']:.3g}")
+        change = f"{old['reward']:.3g} → {new['reward']:.3g}"
+        texts = [End(shorten(old[key])) for key in ("prompt_id", "completion")]
+        table.add_row(change, str(old["step"]), *texts)
     return table

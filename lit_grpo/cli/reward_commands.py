@@ -31,13 +31,12 @@ def _run_rewards(cli: CommandLine) -> int:
     module.rewards.check(prompts.prompts)
     _load_policy(cli, module)
     with cli.trainer.precision_plugin.val_step_context():
-        try_rewards(
+        return try_rewards(
             module,
             list(islice(chain.from_iterable(prompts), num_prompts)),
             num_rows_per_step=prompts.batch_size * module.group_size,
             path=Path(cli.config.run_dir) / "rewards.parquet",
         )
-    return ExitCode.DONE
 
 
 def _run_judge_check(cli: CommandLine) -> int:

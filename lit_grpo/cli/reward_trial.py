@@ -16,14 +16,19 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from lit_grpo.diagnostics import find_failure, no_signal, truncated_fraction
+from lit_grpo.cli.errors import print_error
+from lit_grpo.diagnostics import Failure, find_failure, no_signal, truncated_fraction
 from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.runs.files import completions_table, free_path, write_table
+from lit_grpo.runs.tables import add_numbers, make_table, open_console
+from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.prefetch import score_while_sampling
 from lit_grpo.training.seeds import SeedPurpose
-from lit_grpo.types import Measurements, Prompt, RolloutBatch, Score
+from lit_grpo.types import Measurements, Outcome, Prompt, RolloutBatch, Score
 
+REWARD_FAILED = 1
+"""Exit code of this command if a reward failed on every completion."""
 SECONDS_PER_MINUTE = 60
 LATENCY = "timing/judge_api_latency_s"
 TOKENS = ("judge/prompt_tokens", "judge/completion_tokens")
@@ -53,7 +58,7 @@ class Trial:
 
 def try_rewards(
     module: GRPOModule, prompts: Sequence[Prompt], *, num_rows_per_step: int, path: Path
-) -> None:
+) -> int:
     """Sample and score completions of these prompts, print a summary, and write them to a table.
 
     Args:
@@ -62,17 +67,24 @@ def try_rewards(
         num_rows_per_step: Completions per rollout step, for the projection.
         path: Path of the table, with a row for each completion; numbered if it exists already.
 
+    Returns:
+        The exit code: 0, or 1 if a reward gave no completion a value, unless it abstained.
+
     Raises:
         RewardFailed: a reward with ``on_error: raise`` gave no value.
     """
     trial = run_trial(module, prompts)
-    console = Console()
+    console = open_console()
     console.print(summary_table(trial, module.rewards.rewards, num_rows_per_step))
     for line in _notes(trial, module, num_rows_per_step):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(line, soft_wrap=True)
     path = free_path(path)
     write_table(completions_table(0, trial.rollouts), path)
-    console.print(f"Completions: {path}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"Completions: {path}", soft_wrap=True)
+    if failures := failed_everywhere(trial.rollouts):
+        reasons = " ".join(map(str, failures))
+        return print_error(f"a reward failed on every completion: {reasons}", REWARD_FAILED)
+    return ExitCode.DONE
 
 
 def run_trial(module: GRPOModule, prompts: Sequence[Prompt]) -> Trial:
@@ -133,10 +145,10 @@ def in_group_deviation(values: Tensor) -> float | None:
 
 def summary_table(trial: Trial, rewards: Sequence[Reward], num_rows_per_step: int) -> Table:
     """Return a table with a row for each reward and one for their weighted sum."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("reward", no_wrap=True)
-    for name in ("mean", "in-group std", "outcomes", "p50", "p95", "per step", "$ per step"):
-        table.add_column(name, justify="right")
+    table = make_table("reward")
+    add_numbers(table, "mean", "group std")
+    table.add_column("outcomes", justify="right")
+    add_numbers(table, "p50", "p95", "per step", "$/step")
     rollouts = trial.rollouts
     for reward in rewards:
         scores = [score for group in rollouts.groups for score in group.scores[reward.name]]
@@ -167,6 +179,8 @@ def _mean_and_deviation(values: Tensor) -> tuple[str, str]:
 
 
 def _clock(seconds: float) -> str:
+    if seconds < 1e-4:
+        return "< 0.1 ms"
     return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
 
 
@@ -190,8 +204,21 @@ def _notes(trial: Trial, module: GRPOModule, num_rows_per_step: int) -> list[str
         f"it would take about {_clock(scaled)} at most.",
         ASSUMPTIONS.format(num_rows=num_rows_per_step),
         *_judge_notes(trial, module.rewards.rewards),
-        *(no_signal(rollouts) or _failures(rollouts)),
+        *([] if failed_everywhere(rollouts) else no_signal(rollouts) or _failures(rollouts)),
     ]
+
+
+def failed_everywhere(rollouts: RolloutBatch) -> list[Failure]:
+    """Return why rewards failed that gave no completion a value; abstaining is not a failure."""
+    failures = [find_failure(rollouts, [name], _is_failure) for name in rollouts.parts]
+    gave_none = [part.isnan().all() for part in rollouts.parts.values()]
+    return [
+        failure for failure, is_none in zip(failures, gave_none, strict=True) if is_none and failure
+    ]
+
+
+def _is_failure(score: Score) -> bool:
+    return not score.is_ok and score.outcome is not Outcome.ABSTAIN
 
 
 def _failures(rollouts: RolloutBatch) -> list[str]:

@@ -79,6 +79,8 @@ class PromptDataModule(LightningDataModule, ABC):
 
     def _read(self, split: Split) -> list[Prompt]:
         assert self.trainer is not None, "the trainer calls setup"
+        if self.trainer.is_global_zero:
+            logger.info("reading and tokenizing the %s data", split)
         rows = self.rows(split)
         if not rows:
             return []

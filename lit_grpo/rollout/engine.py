@@ -98,6 +98,9 @@ class RolloutEngine(ABC):
     version: int = -1
     """Policy version of the weights in use; -1 before the first ``load_weights``."""
 
+    num_unfinished_tokens: int = 0
+    """Tokens of the completions that are not finished, for display; 0 if it cannot tell."""
+
     def start(self, policy: SampledPolicy) -> None:  # noqa: B027 - optional
         """Load the model to sample with, or launch or connect to servers."""
 

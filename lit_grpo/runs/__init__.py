@@ -1,1 +1,1 @@
-"""The files of a run, the trainer that writes them, resuming, and the report."""
+"""The files of a run, the trainer that writes them, its progress bar, resuming, and the report."""

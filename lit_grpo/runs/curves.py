@@ -1,24 +1,24 @@
-"""Draw the curves in the ``metrics.csv`` of runs: one picture with a panel for each quantity.
+"""Draw the curves of one training: one picture with a panel for each quantity that has data.
 
-Several runs are treated as stages of one training run, such as SFT and the GRPO run after it.
+A training may have several stages, such as an SFT run and the GRPO run that started from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from math import ceil
 from pathlib import Path
 
 import matplotlib
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
+from matplotlib.typing import LineStyleType
 
-from lit_grpo.types import UserError
+from lit_grpo.runs.history import Run
 
 ACCURACY = "val/accuracy"
 LENGTH = "completions/mean_length"
@@ -65,62 +65,22 @@ PHASES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run directory and its metrics, one row for each step."""
-
-    path: Path
-    metrics: pd.DataFrame
-
-    @property
-    def label(self) -> str:
-        return "/".join(self.path.resolve().parts[-2:])
-
-    @property
-    def num_steps(self) -> int:
-        return int(self.metrics["step"].iloc[-1]) + 1
-
-    @property
-    def seconds(self) -> float:
-        return float(self.metrics["seconds"].iloc[-1])
-
-    def has(self, metric: str) -> bool:
-        return metric in self.metrics and bool(self.metrics[metric].notna().any())
-
-    def values(self, metric: str) -> pd.Series:
-        """Return the values of a metric, indexed by step from 1; steps without one are left out."""
-        series = self.metrics.set_index("step")[metric].dropna()
-        series.index += 1
-        return series
+def draw_curves(runs: Sequence[Run]) -> Path:
+    """Draw the stages of one training behind each other, in ``curves.png`` of the last run."""
+    path = runs[-1].path / "curves.png"
+    with open_picture(path, runs) as (figure, panels):
+        title = "  →  ".join(run.label for run in runs)
+        figure.suptitle(title, x=0.012, ha="left", fontsize=13, color=INK)
+        for panel, ax in panels:
+            draw_panel(ax, panel, runs)
+    return path
 
 
-def load_run(path: str | Path) -> Run:
-    """Read a run directory.
-
-    Raises:
-        UserError: it does not exist, or has no metrics.
-    """
-    path = Path(path)
-    if not path.is_dir():
-        raise UserError(f"{path}: no such run directory. Example: runs/quickstart/0.")
-    file = path / "metrics.csv"
-    if not file.exists():
-        versions = sorted(str(inner) for inner in path.glob("*") if (inner / file.name).exists())
-        hint = f" Did you mean {' or '.join(versions)}?" if versions else ""
-        raise UserError(f"{path} has no metrics.csv, so no run has taken a step in it.{hint}")
-    metrics = pd.read_csv(file) if file.stat().st_size else pd.DataFrame()
-    if metrics.empty:
-        raise UserError(f"{file} has no rows: the run ended before its first step. See run.log.")
-    return Run(path=path, metrics=metrics)
-
-
-def draw_curves(run_dirs: Sequence[str | Path]) -> Path:
-    """Write ``curves.png``, with a panel for each quantity that has data, into the last run.
-
-    Raises:
-        UserError: a directory is not a run, or a run has no metrics.
-    """
-    runs = [load_run(path) for path in run_dirs]
+@contextmanager
+def open_picture(
+    path: Path, runs: Sequence[Run]
+) -> Iterator[tuple[Figure, list[tuple[Panel, Axes]]]]:
+    """Yield a figure with axes for every panel that one of the runs fits, and write it."""
     panels = [panel for panel in PANELS if any(map(panel.fits, runs))]
     num_columns = min(COLUMNS, len(panels)) or 1
     num_rows = ceil(len(panels) / num_columns) or 1
@@ -129,19 +89,13 @@ def draw_curves(run_dirs: Sequence[str | Path]) -> Path:
             figsize=(4.4 * num_columns, 2.7 * num_rows + 0.6),
             layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1),
         )
-        axes = figure.subplots(num_rows, num_columns, squeeze=False)
-        title = "  →  ".join(run.label for run in runs)
-        figure.suptitle(title, x=0.012, ha="left", fontsize=13, color=INK)
-        for number, ax in enumerate(axes.flat):
-            if number < len(panels):
-                draw_panel(ax, panels[number], runs)
-                is_lowest = number + num_columns >= len(panels)
-                ax.set_xlabel("step" if is_lowest else "")
-            else:
-                ax.remove()
-        path = runs[-1].path / "curves.png"
+        axes = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+        for ax in axes[len(panels) :]:
+            ax.remove()
+        yield figure, list(zip(panels, axes, strict=False))
+        for ax in axes[max(0, len(panels) - num_columns) : len(panels)]:
+            ax.set_xlabel("step")
         figure.savefig(path, dpi=150)
-    return path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,27 +115,37 @@ class Panel:
     def fits(self, run: Run) -> bool:
         return run.has(self.metric) and (self.shows_zeros or bool(run.values(self.metric).any()))
 
+    def offset(self, run: Run) -> int:
+        """Return the number of steps of the earlier stages that are in the panel."""
+        return sum(stage.num_steps for stage in run.stages[:-1] if self.fits(stage))
+
 
 def draw_panel(ax: Axes, panel: Panel, all_runs: Sequence[Run]) -> None:
     runs = [run for run in all_runs if panel.fits(run)]
-    offsets = [0, *accumulate(run.num_steps for run in runs)]
-    for run, offset in zip(runs, offsets, strict=False):
+    for run in runs:
         if panel.draw is not None:
-            panel.draw(ax, run, offset)
+            panel.draw(ax, run, panel.offset(run))
         else:
-            draw_line(ax, run, offset, panel.metric, panel.color)
-    if ax.dataLim.y0 >= 0:
-        ax.set_ylim(bottom=0)
-    ax.set_title(panel.title)
-    ax.set_ylabel(panel.unit)
-    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+            draw_line(ax, run, panel.offset(run), panel.metric, panel.color)
+    finish_panel(ax, panel)
     if len(runs) > 1:
-        label_runs(ax, runs, offsets)
+        label_runs(ax, runs, list(map(panel.offset, runs)))
     handles, labels = ax.get_legend_handles_labels()
     if labels:
         unique = dict(zip(labels, handles, strict=True))
         num_columns = 1 if len(unique) < 4 else 2
         ax.legend(unique.values(), unique.keys(), handlelength=1.2, ncols=num_columns)
+
+
+def finish_panel(ax: Axes, panel: Panel) -> None:
+    """Set the limits and titles of axes whose curves are drawn."""
+    if panel.metric == ACCURACY:
+        ax.set_ylim(0, 1.1)
+    elif ax.dataLim.y0 >= 0:
+        ax.set_ylim(bottom=0)
+    ax.set_title(panel.title)
+    ax.set_ylabel(panel.unit)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
 def label_runs(ax: Axes, runs: Sequence[Run], offsets: Sequence[int]) -> None:
@@ -194,23 +158,25 @@ def label_runs(ax: Axes, runs: Sequence[Run], offsets: Sequence[int]) -> None:
 
 
 def draw_line(
-    ax: Axes, run: Run, offset: int, metric: str, color: str = BLUE, label: str | None = None
+    ax: Axes,
+    run: Run,
+    offset: int,
+    metric: str,
+    color: str = BLUE,
+    label: str | None = None,
+    *,
+    linestyle: LineStyleType = "-",
+    faint: float = 0.25,
 ) -> None:
     """Draw a curve; a long one is drawn faint, with a running mean in front of it."""
     values = run.values(metric)
     steps = values.index + offset
-    is_long = len(values) > MAX_PLAIN_POINTS
-    ax.plot(
-        steps,
-        values,
-        color=color,
-        linewidth=1 if is_long else 1.6,
-        alpha=0.25 if is_long else 1,
-        label=None if is_long else label,
-    )
-    if is_long:
-        mean = values.rolling(max(5, len(values) // 30), min_periods=1, center=True).mean()
-        ax.plot(steps, mean, color=color, linewidth=1.6, label=label)
+    if len(values) <= MAX_PLAIN_POINTS:
+        ax.plot(steps, values, linestyle=linestyle, color=color, linewidth=1.6, label=label)
+        return
+    mean = values.rolling(max(5, len(values) // 30), min_periods=1, center=True).mean()
+    ax.plot(steps, values, color=color, linewidth=1, alpha=faint)
+    ax.plot(steps, mean, linestyle=linestyle, color=color, linewidth=1.6, label=label)
 
 
 def draw_accuracy(ax: Axes, run: Run, offset: int) -> None:
@@ -226,7 +192,6 @@ def draw_accuracy(ax: Axes, run: Run, offset: int) -> None:
     place = (values.index[-1] + offset, values.iloc[-1])
     text = f"{values.iloc[-1]:.3f}"
     ax.annotate(text, place, (-3, 5), textcoords="offset points", ha="right", fontsize=9)
-    ax.set_ylim(0, 1.1)
 
 
 def draw_reward(ax: Axes, run: Run, offset: int) -> None:

@@ -6,9 +6,11 @@ They are written locally, in addition to what remote loggers send.
 from __future__ import annotations
 
 import csv
+import logging
 import os
 import shutil
 import time
+import zipfile
 from collections.abc import Mapping
 from itertools import chain, count
 from pathlib import Path
@@ -21,8 +23,11 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from lit_grpo.runs.model_card import write_model_card
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import RolloutBatch, TrainBatch, check_range
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, float]
 
@@ -43,9 +48,14 @@ def next_run_dir(root: str | Path, name: str) -> Path:
 
 
 def last_checkpoint(run_dir: str | Path) -> Path | None:
-    """Return the most recently written checkpoint of a run, or None if there is none."""
-    found = Path(run_dir, "checkpoints").glob("*.ckpt")
+    """Return the most recently written checkpoint of a run that is intact, or None."""
+    found = filter(is_intact, Path(run_dir, "checkpoints").glob("*.ckpt"))
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def is_intact(checkpoint: Path) -> bool:
+    """Return whether a checkpoint was written to its end; sharded ones are directories."""
+    return checkpoint.is_dir() or zipfile.is_zipfile(checkpoint)
 
 
 class MetricsFile(Logger):
@@ -268,7 +278,7 @@ class FinalModel(Callback):
     """Write the trained policy to ``final/`` as a Hugging Face model when training is done.
 
     A run that was stopped writes none because it can be resumed. The directory is moved into place
-    when it is complete.
+    when it is complete. It includes a model card, ``README.md``.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -278,7 +288,9 @@ class FinalModel(Callback):
         if trainer.is_global_zero and get_stop_reason(trainer) is None:
             partial = self.path.with_name("final.partial")
             shutil.rmtree(partial, ignore_errors=True)
+            log.info("writing the final model to %s", self.path)
             pl_module.policy.save_pretrained(partial)  # type: ignore[operator, union-attr]
+            write_model_card(partial, self.path.parent, trainer, pl_module)
             shutil.rmtree(self.path, ignore_errors=True)
             partial.rename(self.path)
         trainer.strategy.barrier("FinalModel")

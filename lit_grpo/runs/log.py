@@ -6,6 +6,8 @@ import logging
 import sys
 from pathlib import Path
 
+from lit_grpo.types import UserError
+
 log = logging.getLogger(__name__)
 
 LOGGED = ("lit_grpo", "lightning.pytorch", "lightning.fabric", "py.warnings")
@@ -17,17 +19,29 @@ def open_run_log(run_dir: str | Path, rank: int = 0) -> logging.Handler:
     They still go to the terminal. Ranks above 0 write ``run_rank1.log`` and so on.
     """
     path = Path(run_dir) / ("run.log" if rank == 0 else f"run_rank{rank}.log")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = _RunLog(path)
+    except OSError as error:
+        raise UserError(
+            f"run_dir must be a directory that can be written, got {run_dir} ({error.strerror}). "
+            "Set run_dir."
+        ) from error
     handler.setFormatter(_WithTraceback("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.captureWarnings(True)
+    log_to_terminal()
+    for name in LOGGED:
+        logging.getLogger(name).addHandler(handler)
+    return handler
+
+
+def log_to_terminal() -> None:
+    """Write messages to the terminal, unless the program has set up logging itself."""
     for name in LOGGED:
         logger = logging.getLogger(name)
         if not logger.hasHandlers():
             logger.addHandler(_Terminal())
-        logger.addHandler(handler)
     logging.getLogger("lit_grpo").setLevel(logging.INFO)
-    return handler
 
 
 def close_run_log(handler: logging.Handler) -> None:
@@ -35,6 +49,14 @@ def close_run_log(handler: logging.Handler) -> None:
     for name in LOGGED:
         logging.getLogger(name).removeHandler(handler)
     handler.close()
+
+
+class _RunLog(logging.FileHandler):
+    """Ignore that the disk is full, which what fails next reports in one line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class _WithTraceback(logging.Formatter):

@@ -1,6 +1,6 @@
 """The command ``lit-grpo report``: draw the curves of runs and print a summary.
 
-Several run directories are treated as stages of one training run.
+Runs that started from each other are drawn as one training, other runs are compared.
 """
 
 from __future__ import annotations
@@ -8,52 +8,47 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from lit_grpo.runs.curves import ACCURACY, Run, draw_curves, load_run
+from lit_grpo.runs.comparison import describe, draw_comparison
+from lit_grpo.runs.curves import ACCURACY, draw_curves
+from lit_grpo.runs.history import Run, are_stages, load_runs
+from lit_grpo.runs.tables import add_numbers, make_table, open_console
 
 
 def report(run_dirs: Sequence[str | Path]) -> None:
-    """Draw the curves of one or more consecutive runs and print a summary.
+    """Draw the curves of runs, print a summary, and say where the files are.
 
     Raises:
         UserError: a directory is not a run, or a run has no metrics.
     """
-    draw_curves(run_dirs)
-    summarise(run_dirs)
-
-
-def summarise(run_dirs: Sequence[str | Path]) -> None:
-    """Print held-out accuracy, time and tokens of runs, and where the files of the last one are.
-
-    Raises:
-        UserError: a directory is not a run, or a run has no metrics.
-    """
-    runs = [load_run(path) for path in run_dirs]
-    console = Console()
+    runs = load_runs(run_dirs)
+    console = open_console()
+    if are_stages(runs):
+        draw_curves(runs)
+        accuracy, paths = _accuracy_line(runs), _file_paths(runs[-1])
+        lines = [accuracy] if accuracy else []
+    else:
+        paths = {"Comparison": draw_comparison(runs)}
+        lines = [describe(run) for run in runs if run.started_from is not None]
     console.print(_table(runs))
-    if accuracy := _accuracy_line(runs):
-        console.print(accuracy, soft_wrap=True)
-    for name, path in _file_paths(runs[-1]).items():
-        console.print(f"{name:<13}{path}", soft_wrap=True, highlight=False)
+    for line in [*lines, *(f"{name:<13}{path}" for name, path in paths.items())]:
+        console.print(line, soft_wrap=True)
 
 
 def _accuracy_line(runs: Sequence[Run]) -> str:
     """Return ``Held-out accuracy 0.527 after sft/0 → 0.984 after grpo/0 (2 min 9 s)``."""
     ends = {run.label: _first_and_last(run, ACCURACY) for run in runs if run.has(ACCURACY)}
-    stages = [f"[bold]{last:.3f}[/] after {label}" for label, (_, last) in ends.items()]
+    stages = [f"{last:.3f} after {label}" for label, (_, last) in ends.items()]
     if len(runs) == 1:
-        stages[:0] = [f"[bold]{first:.3f}[/]" for first, _ in ends.values()]
+        stages[:0] = [f"{first:.3f}" for first, _ in ends.values()]
     seconds = sum(run.seconds for run in runs)
     return f"Held-out accuracy {' → '.join(stages)} ({_clock(seconds)})" if stages else ""
 
 
 def _table(runs: Sequence[Run]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("run", no_wrap=True)
-    for name in ("steps", "time", "tokens", "accuracy", "reward"):
-        table.add_column(name, justify="right")
+    table = make_table("run")
+    add_numbers(table, "steps", "time", "tokens", "accuracy", "reward")
     for run in runs:
         table.add_row(
             run.label,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
-from lit_grpo.runs.files import last_checkpoint
+from lit_grpo.runs.files import is_intact, last_checkpoint
 from lit_grpo.types import UserError
+
+log = logging.getLogger(__name__)
 
 
 def find_checkpoint(name: str, run_dir: Path) -> str:
@@ -14,14 +17,26 @@ def find_checkpoint(name: str, run_dir: Path) -> str:
     Raises:
         UserError: there is none.
     """
-    path = last_checkpoint(run_dir) if name == "last" else name
+    path = name if name != "last" else _last_intact(run_dir)
     if path is None:
         raise UserError(
-            f"{run_dir} has no checkpoint to resume from. Omit ckpt_path to start a new run."
+            f"{run_dir} has no intact checkpoint to resume from. Omit ckpt_path to start a new run."
         )
     if "://" not in str(path) and not Path(path).exists():
         raise UserError(f"{path}: no such checkpoint. Set ckpt_path to a file or to last.")
+    if Path(path).exists() and not is_intact(Path(path)):
+        raise UserError(
+            f"{path} is damaged: it was not written to its end. Set ckpt_path to last, the newest "
+            "intact checkpoint of a run."
+        )
     return str(path)
+
+
+def _last_intact(run_dir: Path) -> Path | None:
+    for checkpoint in (run_dir / "checkpoints").glob("*.ckpt"):
+        if not is_intact(checkpoint):
+            log.warning("%s is damaged: it was not written to its end", checkpoint)
+    return last_checkpoint(run_dir)
 
 
 def run_of(checkpoint: str) -> Path:

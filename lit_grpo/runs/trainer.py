@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
 from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile, last_checkpoint
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
+from lit_grpo.runs.progress import RolloutProgressBar
 from lit_grpo.runs.resume import find_checkpoint, refuse_used
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.types import StopReason
+from lit_grpo.types import StopReason, UserError, setting_error
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +53,20 @@ def run_loggers(run_dir: str | Path, given: Any) -> list[Logger]:
     return [MetricsFile(run_dir), *_as_list(given)]
 
 
-def run_callbacks(run_dir: str | Path, given: Any) -> list[Callback]:
-    """Return the callbacks of a training run: the user's, then those that write its files."""
-    return [*_as_list(given), CompletionsFile(run_dir), FinalModel(run_dir)]
+def run_callbacks(
+    run_dir: str | Path, given: Any, *, enable_progress_bar: bool | None = None
+) -> list[Callback]:
+    """Return the callbacks of a training run: the user's, then those of every run."""
+    shown = with_progress_bar(given, enable_progress_bar)
+    return [*shown, CompletionsFile(run_dir), FinalModel(run_dir)]
+
+
+def with_progress_bar(given: Any, enable_progress_bar: bool | None) -> list[Callback]:
+    """Return the user's callbacks, with a progress bar unless there is one or none is wanted."""
+    callbacks = _as_list(given)
+    has_bar = any(isinstance(one, ProgressBar) for one in callbacks)
+    is_wanted = enable_progress_bar is not False and not has_bar
+    return [*callbacks, RolloutProgressBar()] if is_wanted else callbacks
 
 
 class Trainer(L.Trainer):
@@ -69,6 +81,8 @@ class Trainer(L.Trainer):
         logger: Further loggers.
         callbacks: Further callbacks, such as ``ExitCheckpoint``, without which there is nothing to
             resume from.
+        enable_progress_bar: False shows none; otherwise there is a ``RolloutProgressBar`` unless
+            ``callbacks`` has another.
         settings: As for ``lightning.Trainer``.
     """
 
@@ -78,13 +92,15 @@ class Trainer(L.Trainer):
         *,
         logger: Logger | list[Logger] | None = None,
         callbacks: Callback | list[Callback] | None = None,
+        enable_progress_bar: bool | None = None,
         **settings: Any,
     ) -> None:
         silence_chatter()
         self.run_dir = Path(run_dir)
         super().__init__(
             logger=run_loggers(run_dir, logger),
-            callbacks=run_callbacks(run_dir, callbacks),
+            callbacks=run_callbacks(run_dir, callbacks, enable_progress_bar=enable_progress_bar),
+            enable_progress_bar=enable_progress_bar,
             **{"default_root_dir": str(run_dir), **TRAINER_DEFAULTS, **settings},
         )
 
@@ -120,10 +136,29 @@ class Trainer(L.Trainer):
             refuse_used(self.run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         try:
+            refuse_automatic(self, model)
             with logged_run(self, self.run_dir, 'trainer.fit(…, ckpt_path="last")'):
                 super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
         finally:
             model.close()  # type: ignore[operator]
+
+
+def refuse_automatic(trainer: L.Trainer, model: L.LightningModule) -> None:
+    """Check that no setting asks Lightning to do what GRPO does itself, with keys of its own.
+
+    Raises:
+        UserError: one does.
+    """
+    why = "GRPO takes its optimizer steps itself"
+    if not model.automatic_optimization and trainer.accumulate_grad_batches != 1:
+        key, instead = "trainer.accumulate_grad_batches", "model.update.max_tokens_per_micro_batch"
+        value: object = trainer.accumulate_grad_batches
+        raise UserError(f"{setting_error(key, '1', value, why)} Micro-batches: {instead}.")
+    if not model.automatic_optimization and trainer.gradient_clip_val:
+        key, instead = "trainer.gradient_clip_val", "model.update.max_grad_norm"
+        raise UserError(
+            f"{setting_error(key, 'null', trainer.gradient_clip_val, why)} Clipping: {instead}."
+        )
 
 
 @contextmanager

@@ -68,6 +68,7 @@ class PolicyModule(L.LightningModule):
         return self.policy.tokenizer
 
     def configure_model(self) -> None:
+        rank_zero_only(log.info)("loading the model %s", self.policy.path or "with random weights")
         seed_everything(self.seed)  # random initial weights must be the same on all ranks
         self.policy.load(
             with_reference=self.needs_reference, refreshes_reference=self.refreshes_reference
@@ -143,7 +144,7 @@ class PolicyModule(L.LightningModule):
         loader = self.trainer.val_dataloaders
         if not loader:
             return
-        self.evaluation.suite.check(loader.prompts)
+        self.evaluation.check(loader.prompts)
         if self.evaluation.before_training and self.global_step == 0:
             self._evaluate_before_training(loader)
 
@@ -178,7 +179,8 @@ class PolicyModule(L.LightningModule):
 
     def validation_step(self, prompts: Sequence[Prompt], batch_idx: int) -> None:
         seed = self.seeds.derive(SeedPurpose.EVALUATION, batch_idx)
-        with self.events.stage("evaluation"), self._stops_on_engine_failure():
+        stage = self.events.stage("evaluation", progress=self.evaluation.progress)
+        with stage, self._stops_on_engine_failure():
             self.evaluation.add_metrics(
                 self._val_metrics, self.engine, prompts, self.sampling, seed=seed
             )

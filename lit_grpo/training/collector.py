@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from lit_grpo.distributed import gather_objects
 from lit_grpo.objective import AdvantageConfig
 from lit_grpo.objective.advantages import compute_advantages
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring import RewardSuite, Scoring
 from lit_grpo.rollout import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.training.metrics import (
     Metrics,
@@ -22,6 +23,7 @@ from lit_grpo.training.prefetch import (
     RolloutFactory,
     StepContext,
     drop_stale_groups,
+    sampling_progress,
 )
 from lit_grpo.training.score_gate import (
     OutagePolicy,
@@ -31,7 +33,7 @@ from lit_grpo.training.score_gate import (
 )
 from lit_grpo.training.seeds import SeedPurpose, seed_everything
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import Prompt, RolloutBatch
+from lit_grpo.types import Prompt, RolloutBatch, StageProgress
 
 
 class Collector:
@@ -117,11 +119,13 @@ class Collector:
 
         Every rank must call this, even without prompts.
         """
+        scoring = pending.scoring
         try:
-            with self._events.stage("generation") if pending.prompts else nullcontext():
+            with self._generation(scoring) if scoring else nullcontext():
                 self._gate.wait_for_completions(pending.wait)
-            with self._events.stage("reward") as details:
-                rollouts = self._gate.wait_for_scores(pending.scoring, pending.engine_failure)
+            scored = scoring.scored if scoring else StageProgress
+            with self._events.stage("reward", progress=scored) as details:
+                rollouts = self._gate.wait_for_scores(scoring, pending.engine_failure)
                 if rollouts is not None and rollouts.valid.any():
                     rewards = rollouts.rewards[rollouts.valid]
                     details |= {
@@ -132,6 +136,10 @@ class Collector:
             pending.cancel()
             raise
         return rollouts
+
+    def _generation(self, scoring: Scoring) -> AbstractContextManager[object]:
+        progress = partial(sampling_progress, scoring, self._engine)
+        return self._events.stage("generation", progress=progress)
 
     def _refill(self, rollouts: RolloutBatch, step: StepContext, metrics: Metrics) -> RolloutBatch:
         """Replace groups whose advantages are all 0 with groups from further prompts.

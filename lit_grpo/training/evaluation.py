@@ -13,11 +13,18 @@ from math import comb
 from torch import Tensor
 
 from lit_grpo.rewards import MathReward, Reward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring import RewardSuite, Scoring
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.training.metrics import Metrics, add_measurements
-from lit_grpo.training.prefetch import score_while_sampling
-from lit_grpo.types import Prompt, RolloutBatch, check_range, setting_error
+from lit_grpo.training.prefetch import sampling_progress, score_while_sampling
+from lit_grpo.types import (
+    Prompt,
+    RolloutBatch,
+    StageProgress,
+    UserError,
+    check_range,
+    setting_error,
+)
 
 
 @dataclass(kw_only=True)
@@ -57,6 +64,8 @@ class Evaluation:
                 "pass@k is estimated from at least k samples",
             )
         self.suite = RewardSuite([self.accuracy or MathReward()])
+        self._scoring: Scoring | None = None
+        self._engine: RolloutEngine | None = None
 
     @property
     def metric_names(self) -> list[str]:
@@ -64,6 +73,29 @@ class Evaluation:
         n = self.num_samples
         samples = [f"val/avg@{n}", *(f"val/pass@{k}" for k in self.pass_at or (n,))] if n else []
         return ["val/accuracy", *samples]
+
+    def progress(self) -> StageProgress:
+        """Return how many completions of the current batch have been scored."""
+        if self._scoring is None or self._engine is None:
+            return StageProgress()
+        sampled = sampling_progress(self._scoring, self._engine)
+        return replace(sampled, num_done=self._scoring.scored().num_done)
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Check that the accuracy can score these prompts.
+
+        Raises:
+            UserError: it cannot.
+        """
+        try:
+            self.suite.check(prompts)
+        except ValueError as error:
+            if self.accuracy is not None:
+                raise
+            raise UserError(
+                f"{error} These are validation prompts, whose accuracy is measured by MathReward. "
+                "If they have no such answers, set model.evaluation.accuracy to a reward."
+            ) from error
 
     def add_metrics(
         self,
@@ -100,6 +132,7 @@ class Evaluation:
         seed: int,
     ) -> RolloutBatch:
         scoring = self.suite.open(prompts, group_size)
+        self._scoring, self._engine = scoring, engine
         score_while_sampling(scoring, engine.generate(prompts, group_size, sampling, seed=seed))
         return scoring.result()
 

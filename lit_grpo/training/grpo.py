@@ -211,7 +211,7 @@ class GRPOModule(PolicyModule):
         batch = to_train_batch(
             tokens, rollouts, trained=trained, advantages=advantages, old_logprobs=old_logprobs
         )
-        with self.events.stage("logprob"):
+        with self.events.stage("logprob", progress=self.policy_update.progress):
             prepared = self.policy_update.prepare(batch)
         if prepared is None:
             log.warning(
@@ -224,7 +224,7 @@ class GRPOModule(PolicyModule):
 
     def update_policy(self, batch: TrainBatch, metrics: Metrics) -> None:
         """Take the optimizer steps; nothing else changes parameters."""
-        with self.events.stage("update"):
+        with self.events.stage("update", progress=self.policy_update.progress):
             self.policy_update.optimize(batch, metrics)
             if self.policy.compile_forward:
                 metrics.maximum("perf/num_compilations", num_compilations())
@@ -253,7 +253,7 @@ class GRPOModule(PolicyModule):
         """Subtract the KL divergence from the rewards; also return the old logprobs."""
         mask = tokens.completion_mask & rollouts.valid.flatten()[:, None].to(self.device)
         rows = mask.any(1).nonzero()[:, 0]  # overlong rows as well: they count in the group mean
-        with self.events.stage("logprob"):
+        with self.events.stage("logprob", progress=self.policy_update.progress):
             old, reference = self.policy_update.old_and_ref_logprobs(tokens, rows)
         penalty = kl_in_reward(old, reference, mask, self.objective.kl)
         metrics.add("policy/kl", penalty.sum() / self.objective.kl.coef, mask.sum())

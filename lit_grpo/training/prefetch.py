@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lit_grpo.concurrency import run_in_daemon_thread
 from lit_grpo.data import PromptLoader
@@ -17,7 +17,7 @@ from lit_grpo.rewards.scoring import RewardSuite, Scoring
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.seeds import SeedPurpose, Seeds
-from lit_grpo.types import Completion, Prompt, RolloutBatch
+from lit_grpo.types import Completion, Prompt, RolloutBatch, StageProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,12 @@ def score_while_sampling(scoring: Scoring, completions: Iterable[tuple[int, Comp
     """Pass each completion to the rewards as soon as it is finished."""
     for row, completion in completions:
         scoring.add(row, completion)
+
+
+def sampling_progress(scoring: Scoring, engine: RolloutEngine) -> StageProgress:
+    """Return how many completions and tokens have been sampled."""
+    finished = scoring.sampled()
+    return replace(finished, num_tokens=finished.num_tokens + engine.num_unfinished_tokens)
 
 
 class PendingRollout:

@@ -5,6 +5,7 @@ GRPO starts from the final model, whose completions then earn some reward.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batching import collate_tokens
 from lit_grpo.training.evaluation import Evaluation
-from lit_grpo.types import Prompt, TokenBatch, UserError
+from lit_grpo.types import Prompt, RunningStage, StageProgress, TokenBatch, UserError
 
 
 class SFTModule(PolicyModule):
@@ -56,9 +57,25 @@ class SFTModule(PolicyModule):
             policy, sampling, engine, optimizer, lr_schedule, warmup_steps, evaluation, seed
         )
         self.target_column = target_column
+        self._num_tokens = 0
+
+    def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:
+        # A stage would need to contain the backward pass, which is Lightning's.
+        self.events.running = RunningStage(
+            name="update", started=time.perf_counter(), progress=self.progress
+        )
+
+    def on_train_batch_end(self, outputs: Any, batch: Sequence[Prompt], batch_idx: int) -> None:
+        self.events.running = None
+
+    def progress(self) -> StageProgress:
+        """Return how many target tokens have been trained on in this process."""
+        return StageProgress(num_tokens=self._num_tokens)
 
     def training_step(self, prompts: Sequence[Prompt], batch_idx: int) -> dict[str, Any]:
-        batch = self._collate(prompts).to(self.device)
+        batch = self._collate(prompts)
+        self._num_tokens += int(batch.completion_mask.sum())
+        batch = batch.to(self.device)
         logprobs, entropy = completion_statistics(self.policy.causal_model, batch)
         num_tokens = batch.completion_mask.sum()
         # DDP averages gradients over ranks: dividing by the mean number of tokens per rank gives

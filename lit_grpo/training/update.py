@@ -25,7 +25,7 @@ from lit_grpo.rollout import Sampling
 from lit_grpo.training.batching import UpdateConfig, micro_batches, minibatches
 from lit_grpo.training.metrics import Metrics, add_update_metrics
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import TokenBatch, TrainBatch
+from lit_grpo.types import StageProgress, TokenBatch, TrainBatch
 
 
 class PolicyUpdate:
@@ -51,6 +51,7 @@ class PolicyUpdate:
         self.sampling = sampling
         self.objective = objective
         self.config = config
+        self._progress = StageProgress()
         self.entropy_control = EntropyControl(term=objective.entropy, coef=objective.entropy.coef)
 
     def prepare(self, batch: TrainBatch) -> TrainBatch | None:
@@ -75,8 +76,14 @@ class PolicyUpdate:
             batch = replace(batch, ref_logprobs=statistics.logprobs)
         return batch
 
+    def progress(self) -> StageProgress:
+        """Return how many rows have been through the forward pass or update that is running."""
+        return self._progress
+
     def optimize(self, batch: TrainBatch, metrics: Metrics) -> None:
         """Take all optimizer steps of one rollout step."""
+        num_rows = self.config.epochs * len(self._rows_with_gradient(batch))
+        self._progress = StageProgress(total=num_rows)
         for _ in range(self.config.epochs):
             for minibatch in minibatches(batch, self.config.minibatches):
                 counts = self._count_tokens(minibatch)
@@ -96,13 +103,18 @@ class PolicyUpdate:
             batch.completion_ids.shape, dtype=torch.float32, device=batch.completion_ids.device
         )
         entropy = torch.zeros_like(logprobs)
+        self._progress = StageProgress(total=len(rows))
         for part_rows in self._micro_batches(batch, rows):
             part = completion_statistics(
                 model, batch.select(part_rows), temperature=self.sampling.temperature
             )
             length = part.logprobs.shape[1]
             logprobs[part_rows, :length], entropy[part_rows, :length] = part
+            self._count(len(part_rows))
         return TokenStatistics(logprobs, entropy)
+
+    def _count(self, rows: int) -> None:
+        self._progress = replace(self._progress, num_done=self._progress.num_done + rows)
 
     def _entropy_mask(self, batch: TrainBatch, entropy: Tensor) -> Tensor:
         """Return [N, C] True on the tokens with the highest entropy, compared over all ranks."""
@@ -221,6 +233,7 @@ class PolicyUpdate:
                 details["kl"] = (losses.kl * losses.weights).sum()
             add_update_metrics(metrics, batch, losses, statistics.entropy)
             metrics.add("policy/loss", details["loss"], 0.0)
+        self._count(batch.num_rows)
         return (statistics.entropy.detach() * batch.surrogate_mask).sum()
 
 

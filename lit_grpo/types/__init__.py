@@ -5,7 +5,7 @@ C completion tokens, V vocabulary, H hidden size. Row n is completion n % G of p
 A mask is True where a token counts.
 """
 
-from lit_grpo.types.events import Stage, StopReason
+from lit_grpo.types.events import RunningStage, Stage, StageProgress, StopReason
 from lit_grpo.types.rollouts import (
     Completion,
     FinishReason,
@@ -31,8 +31,10 @@ __all__ = [
     "Outcome",
     "Prompt",
     "RolloutBatch",
+    "RunningStage",
     "Score",
     "Stage",
+    "StageProgress",
     "StopReason",
     "TokenBatch",
     "Tokenizer",

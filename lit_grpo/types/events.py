@@ -1,9 +1,31 @@
-"""What the trainer and its callbacks exchange: finished stages and stop reasons."""
+"""What the trainer and its callbacks exchange: running and finished stages, stop reasons."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProgress:
+    """How far a running stage is, on this rank."""
+
+    num_done: int = 0
+    total: int = 0
+    """Completions that the stage has to handle; 0 if they are not counted."""
+    num_tokens: int = 0
+    """Tokens so far, for a rate; 0 if they are not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningStage:
+    """A phase of a rollout step that has not ended, for display."""
+
+    name: str
+    started: float
+    """``time.perf_counter()`` at its start."""
+    progress: Callable[[], StageProgress] = StageProgress
+    """Reads the current counts; may be called from another thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,7 @@ def test_no_callback_changes_the_parameters_or_draws_a_random_number(tmp_path):
 def test_every_callback_that_ships_is_exported():
     assert set(lit_grpo.callbacks.__all__) == {
         "ExitCheckpoint",
+        "PushToHub",
         "RolloutProgressBar",
         "SignalWarnings",
         "TimingLog",

@@ -78,6 +78,12 @@ def test_identical_completions_of_half_the_groups_warn(warnings_of):
     assert "In 50% of the groups all 2 completions are identical" in message
 
 
+def test_identical_completions_that_all_solve_their_prompt_do_not_warn(warnings_of):
+    texts = ["x", "x", "y", "z"]
+    batch = rollouts([[1.0, 1.0], [0.0, 1.0]], [completion(text) for text in texts])
+    assert warnings_of(outputs(batch, train_batch([0.0, 0.0, -1.0, 1.0]))) == []
+
+
 def test_the_same_text_in_two_groups_does_not_make_a_group_identical(warnings_of):
     batch = rollouts([[0.0, 1.0]] * 2, [completion(text) for text in "xyxy"])
     assert warnings_of(outputs(batch, train_batch([-1.0, 1.0] * 2))) == []

@@ -288,3 +288,22 @@ def test_the_engine_is_closed_after_an_error(here, capfd):
     shown = capfd.readouterr()
     assert "the engine is closed" in shown.out
     assert "the server died" in shown.err
+
+
+def test_sft_with_the_config_of_a_grpo_training_says_so(here, capsys):
+    assert main(["sft", "--config=base.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert "sft needs the config of an SFT run, and this one has model.rewards" in error
+    assert "Use lit-grpo fit" in error
+
+
+def test_an_accuracy_that_nobody_configured_is_named(here, capsys):
+    (here / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    (here / "length.yaml").write_text(
+        "model: {rewards: [{class_path: LengthReward, init_args: "
+        "{start_tokens: 1, end_tokens: 9}}]}\n"
+        "data: {class_path: PromptData, init_args: {train: rows.jsonl, validation: rows.jsonl, "
+        "validation_size: 0, require_answer: false, prompts_per_step: 2}}\n"
+    )
+    assert main(["fit", "--config=base.yaml", "--config=length.yaml"]) == 2
+    assert "set model.evaluation.accuracy to a reward" in capsys.readouterr().err

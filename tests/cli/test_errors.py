@@ -92,7 +92,7 @@ ARGUMENTS = {
         "Did you mean MyGRPO?"
     ),
     "--ckpt_path=last": (
-        "run has no checkpoint to resume from. Omit ckpt_path to start a new run."
+        "run has no intact checkpoint to resume from. Omit ckpt_path to start a new run."
     ),
     "--ckpt_path=no.ckpt": "no.ckpt: no such checkpoint. Set ckpt_path to a file or to last.",
 }
@@ -113,7 +113,26 @@ FILES = {
     "{model: {policy: {architectur: {a: 1}}}}": (
         "model.policy: Policy.architectur.a: no such key. Did you mean architecture?"
     ),
-    "{model: {rewards: MathReward}}": "model.rewards: expected list[Reward], got MathReward.",
+    "{model: {rewards: MathReward}}": (
+        "model.rewards: expected list[Reward], got MathReward. A list of one is '[MathReward]'."
+    ),
+    "{trainer: {accumulate_grad_batches: 2}}": (
+        "trainer.accumulate_grad_batches must be 1, got 2 (GRPO takes its optimizer steps itself). "
+        "Set trainer.accumulate_grad_batches. Micro-batches: "
+        "model.update.max_tokens_per_micro_batch."
+    ),
+    "{trainer: {gradient_clip_val: 1.0}}": (
+        "trainer.gradient_clip_val must be null, got 1.0 (GRPO takes its optimizer steps itself). "
+        "Set trainer.gradient_clip_val. Clipping: model.update.max_grad_norm."
+    ),
+    "{run_dir: base.yaml/run}": (
+        "run_dir must be a directory that can be written, got base.yaml/run (Not a directory). "
+        "Set run_dir."
+    ),
+    "{model: {target_column: text}}": (
+        "fit needs the config of a GRPO training, and this one has model.target_column, which only "
+        "SFT has. Use lit-grpo sft."
+    ),
     "{model: {rewards: null}}": "model.rewards: required, but not set.",
     "{model: {rewards: [MathRewerd]}}": (
         "model.rewards: no class is called MathRewerd. Did you mean MathReward?"

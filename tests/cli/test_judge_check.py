@@ -11,6 +11,7 @@ import pytest
 import yaml
 from cli_base import BASE
 from judge_server import JudgeServer, Reply, Request, Section, judges, refuses, writes
+from terminal import shown_in_terminal
 from tiny import prompt
 
 from lit_grpo.__main__ import main
@@ -73,6 +74,19 @@ def test_a_judge_that_knows_the_gold_answer_passes(capsys):
         "The good answer scored higher in 4 of 4 pairs: the judge tells good from bad.\n"
     )
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_answers_are_cut_and_verdicts_are_not_in_a_terminal(here, columns):
+    lines = [f'{{"prompt": "{"why " * 30}{n}?", "answer": "{"so " * 30}{n}"}}' for n in range(4)]
+    with JudgeServer(grader(by_reference)) as server:
+        write_config(server, data=rows(*lines))
+        shown = shown_in_terminal("judge-check", "--config=my.yaml", cwd=here, columns=columns)
+    start = next(n for n, line in enumerate(shown) if line.startswith("question"))
+    assert shown[start].split()[-3:] == ["good", "bad", "verdict"]
+    for row in shown[start + 1 : start + 5]:
+        assert re.fullmatch(r"….*\d\? +….*so \d +….*so \d +1 +0\.1 +told apart *", row)
+        assert len(row) <= columns
 
 
 def test_a_blind_judge_fails_with_exit_code_1(capsys):

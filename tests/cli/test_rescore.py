@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from cli_base import BASE
 from run_logs import close_logs
+from terminal import shown_in_terminal
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
@@ -100,6 +102,34 @@ def test_a_negated_weight_reverses_every_order(capsys):
     assert cells(shown, "low")[1:] == [f"{mean:.3f}", f"{mean:.3f}", "0.0%"]
     top = frame["reward_before"].max()
     assert f"{top:.3g} → {-2 * top:.3g}" in shown
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_every_column_fits_a_terminal_and_completions_are_cut(here, columns):
+    for path in Path("run/completions").iterdir():
+        table = pd.read_parquet(path)
+        table["completion"] = ["so " * 60 + f"the answer is {n}" for n in range(len(table))]
+        table.to_parquet(path)
+    config = rewards(LOW | {"init_args": {"weight": -2.0, "name": "mentions_some_of_the_words"}})
+    shown = shown_in_terminal("rescore", "run", config, cwd=here, columns=columns)
+    start = shown.index(next(line for line in shown if line.startswith("changed most")))
+    assert shown[start + 1].split() == ["reward", "step", "prompt", "completion"]
+    rows = shown[start + 2 : start + 7]
+    for row in rows:
+        change = r" *[\d.]+ → -[\d.]+ +\d  addition:\S+ +"
+        assert re.fullmatch(change + r"….*the answer is \d *", row)
+        assert len(row) <= columns
+    assert any(line.startswith("mentions_some_of_the_words") for line in shown)
+
+
+def test_output_to_a_file_is_not_cut_to_a_width(here, monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS")
+    for path in Path("run/completions").iterdir():
+        table = pd.read_parquet(path)
+        table["completion"] = "so " * 30 + "the answer"
+        table.to_parquet(path)
+    assert rescore(rewards(LOW | {"init_args": {"weight": -2.0}})) == 0
+    assert "  " + "so " * 30 + "the answer" in capsys.readouterr().out
 
 
 def test_rewards_see_the_columns_of_the_prompts(here):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 import yaml
 from cli_base import BASE
 from judge_server import PRICE, REPLY_COST, JudgeServer, first_line_is, judges, writes
+from terminal import shown_in_terminal
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.reward_trial import in_group_deviation, projected_seconds
@@ -34,6 +36,27 @@ class One(Reward):
 class Broken(Reward):
     def score(self, prompt, completion):
         raise RuntimeError("the sandbox is gone")
+
+class Abstaining(Reward):
+    def score(self, prompt, completion):
+        return None
+
+class BrokenOnce(Reward):
+    calls = 0
+
+    def score(self, prompt, completion):
+        self.calls += 1
+        return 1 / (self.calls - 1) if self.calls < 4 else 0.0
+
+class BrokenOrAbstaining(Broken):
+    calls = 0
+
+    def score(self, prompt, completion):
+        self.calls += 1
+        return super().score(prompt, completion) if self.calls % 2 else None
+
+class MentionsSomeOfTheKeywords(BrokenOnce):
+    pass
 
 class Interrupting(Reward):
     sent = False
@@ -110,15 +133,47 @@ def test_a_checkpoint_is_sampled_from_if_one_is_given(here):
         ("MathReward", "There is no signal: every reward is exactly 0."),
         ("trial_rewards.One", "All advantages are 0: inside each group all rewards are equal"),
         (
-            "trial_rewards.Broken",
-            "There is no signal: no row is valid: 100% of the scores of reward 'broken' ended as "
-            "error, for instance: RuntimeError: the sandbox is gone.",
+            "trial_rewards.Abstaining",
+            "There is no signal: no row is valid: 100% of the scores of reward 'abstaining' ended "
+            "as abstain.",
         ),
     ],
 )
 def test_a_missing_signal_is_explained(reward, words, capsys):
     assert trial("--n=2", reward=reward) == 0
     assert words in capsys.readouterr().out
+
+
+def test_a_reward_that_fails_on_every_completion_is_one_line_and_exit_code_1(capsys):
+    assert trial("--n=2", reward="trial_rewards.Low,trial_rewards.Broken") == 1
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[-1] == (
+        "error: a reward failed on every completion: 100% of the scores of reward 'broken' ended "
+        "as error, for instance: RuntimeError: the sandbox is gone. Fix the exception, or check "
+        "its service and credentials."
+    )
+    assert shown.out.splitlines()[-1] == "Completions: runs/base/rewards.parquet"
+    assert cells(shown.out, "broken")[3:5] == ["error", "100%"]
+    assert "sandbox" not in shown.out
+
+
+@pytest.mark.parametrize(
+    ("reward", "exit_code"),
+    [("BrokenOnce", 0), ("BrokenOrAbstaining", 1), ("Abstaining", 0)],
+)
+def test_a_value_or_only_abstaining_is_no_failure(reward, exit_code):
+    assert trial("--n=2", reward=f"trial_rewards.{reward}") == exit_code
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_numbers_stay_with_their_units_in_a_terminal(here, columns):
+    rewards = "--model.rewards=[trial_rewards.Low,trial_rewards.MentionsSomeOfTheKeywords]"
+    arguments = ["rewards", "--config=base.yaml", rewards, "--n=2"]
+    shown = shown_in_terminal(*arguments, cwd=here, columns=columns)
+    start = next(n for n, line in enumerate(shown) if line.startswith("reward  "))
+    header, low = shown[start : start + 2]
+    assert header.split()[-5:] == ["p50", "p95", "per", "step", "$/step"]
+    assert re.fullmatch(r"low +[\d.]+ +[\d.]+ +ok 100%( +(< )?[\d.]+ m?s){3} +– *", low)
 
 
 def test_the_trainer_s_precision_is_used(here, capsys):

@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from lit_grpo.cli.configs import read_invocation
 from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE, choose_run_dir
@@ -18,7 +19,7 @@ def chosen(command: str, *arguments: str) -> str:
 def touch(*paths) -> None:
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        torch.save({}, path)
 
 
 def test_a_given_directory_is_taken_as_it_is(here):

@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from transformers import AutoModelForCausalLM
 
-# A namespace without a network interface, where the system allows one to be made.
+# Namespaces, where the system allows them to be made: one without a network, one with a small disk.
 OFFLINE = ["unshare", "--map-root-user", "--net"]
+SMALL_DISK = [
+    *("unshare", "--map-root-user", "--mount", "sh", "-c"),
+    'mount -t tmpfs -o size=8m tmpfs disk && "$@"; code=$?; cp -r disk/run kept; exit $code',
+    "sh",
+]
 
 
-def lit_grpo(*arguments: str, cwd: Path, offline: bool = False) -> subprocess.CompletedProcess[str]:
-    prefix = OFFLINE if offline and subprocess.run([*OFFLINE, "true"]).returncode == 0 else []
+OFTEN = """
+trainer:
+  callbacks+:
+    - class_path: ModelCheckpoint
+      init_args:
+        dirpath: ${run_dir}/checkpoints
+        filename: step={step}
+        auto_insert_metric_name: false
+        every_n_train_steps: 2
+        save_top_k: -1
+        save_last: true
+"""
+
+
+def can_run(command: Sequence[str]) -> bool:
+    return shutil.which(command[0]) is not None and subprocess.run(command).returncode == 0
+
+
+def lit_grpo(
+    *arguments: str, cwd: Path, within: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*prefix, sys.executable, "-m", "lit_grpo", *arguments],
+        [*within, sys.executable, "-m", "lit_grpo", *arguments],
         cwd=cwd,
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
@@ -30,7 +56,8 @@ def lit_grpo(*arguments: str, cwd: Path, offline: bool = False) -> subprocess.Co
 
 @pytest.mark.slow
 def test_the_debug_config_runs_every_part_without_a_network(tmp_path):
-    result = lit_grpo("fit", "--config", "debug", cwd=tmp_path, offline=True)
+    within = OFFLINE if can_run([*OFFLINE, "true"]) else []
+    result = lit_grpo("fit", "--config", "debug", cwd=tmp_path, within=within)
     assert result.returncode == 0, result.stdout + result.stderr
     run = tmp_path / "runs" / "debug" / "0"
     metrics = pd.read_csv(run / "metrics.csv")
@@ -42,3 +69,23 @@ def test_the_debug_config_runs_every_part_without_a_network(tmp_path):
     assert (run / "checkpoints" / "last.ckpt").exists()
     AutoModelForCausalLM.from_pretrained(run / "final")
     assert "Warning" not in result.stderr
+    assert "make it async" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_the_run_goes_on_elsewhere(tmp_path):
+    (tmp_path / "disk").mkdir()
+    if not can_run(["unshare", "--map-root-user", "--mount", "true"]):
+        pytest.skip("this system makes no namespaces for users")
+    (tmp_path / "often.yaml").write_text(OFTEN)
+    words = ["--config", "debug", "--config", "often.yaml", "--run_dir", "disk/run"]
+    result = lit_grpo("fit", *words, cwd=tmp_path, within=SMALL_DISK)
+    assert result.returncode == 1, result.stderr
+    assert "error: the disk is full" in result.stderr.splitlines()[-1]
+    assert "Resume with: lit-grpo fit disk/run" in result.stderr
+    assert "Traceback" not in result.stderr
+    done = len(pd.read_csv(tmp_path / "kept" / "metrics.csv"))
+    (tmp_path / "kept").rename(tmp_path / "disk" / "run")
+    result = lit_grpo("fit", "disk/run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert 0 < done < len(pd.read_csv(tmp_path / "disk" / "run" / "metrics.csv")) == 20

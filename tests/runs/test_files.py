@@ -49,7 +49,7 @@ def test_the_last_checkpoint_is_the_most_recently_written(tmp_path):
     directory = tmp_path / "checkpoints"
     directory.mkdir()
     for age, name in enumerate(["best.ckpt", "last.ckpt", "step_9.ckpt", "last.ckpt.partial"]):
-        (directory / name).touch()
+        torch.save({}, directory / name)
         os.utime(directory / name, (1000 - age, 1000 - age))
     assert last_checkpoint(tmp_path) == directory / "best.ckpt"
 

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
+from terminal import shown_in_terminal
 
 from lit_grpo import __main__
-from lit_grpo.runs.curves import PANELS, draw_curves, load_run
-from lit_grpo.runs.report import report, summarise
+from lit_grpo.runs.curves import PANELS, draw_curves
+from lit_grpo.runs.history import load_runs
+from lit_grpo.runs.report import report
 
 WARM_UP = """\
 step,seconds,sft/loss,val/accuracy
@@ -33,16 +36,32 @@ def make_run(path: Path, metrics: str, *parts: str) -> Path:
     return path
 
 
+def starts_from(run: Path, policy: str) -> None:
+    model = {"policy": {"class_path": "lit_grpo.Policy", "init_args": {"path": policy}}}
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": model}))
+
+
+def make_stages(root: Path) -> tuple[Path, Path]:
+    first = make_run(root / "sft" / "0", WARM_UP)
+    last = make_run(root / "grpo" / "0", GRPO, "final", "checkpoints")
+    starts_from(last, str(first / "final"))
+    return first, last
+
+
+def shown(capsys) -> list[str]:
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
 def titles(run: Path) -> list[str]:
-    return [panel.title for panel in PANELS if panel.fits(load_run(run))]
+    return [panel.title for panel in PANELS if panel.fits(load_runs([run])[0])]
 
 
-def test_the_picture_of_several_runs_is_written_into_the_last_one(tmp_path):
-    first = make_run(tmp_path / "sft" / "0", WARM_UP)
-    last = make_run(tmp_path / "grpo" / "0", GRPO)
-    path = draw_curves([first, last])
-    assert path == last / "curves.png"
+def test_the_picture_of_stages_is_written_into_the_last_one_whatever_their_order(tmp_path):
+    first, last = make_stages(tmp_path)
+    report([last, first])
+    path = last / "curves.png"
     assert not (first / "curves.png").exists()
+    assert not list(tmp_path.rglob("comparison*"))
     pixels = np.asarray(Image.open(path).convert("L"))
     assert pixels.shape[1] > pixels.shape[0]
     assert 0.01 < (pixels < 200).mean() < 0.5
@@ -64,7 +83,7 @@ def test_only_quantities_with_data_get_a_panel(tmp_path):
 def test_a_kl_that_is_always_zero_is_not_shown_and_a_loss_that_is_zero_is(tmp_path):
     run = make_run(tmp_path / "run", "step,seconds,policy/kl,policy/loss\n0,1,0.0,0.0\n")
     assert titles(run) == ["Policy loss"]
-    draw_curves([run])
+    draw_curves(load_runs([run]))
 
 
 def test_a_run_without_any_known_metric_still_makes_a_picture(tmp_path):
@@ -78,15 +97,13 @@ def test_long_noisy_runs_and_samples_are_drawn(tmp_path):
     lines = ["step,seconds,reward/mean,val/accuracy,val/avg@4,val/pass@4"]
     lines += [f"{n},{n},{n % 7},{n / 200},{n / 300},{n / 200}" for n in steps]
     run = make_run(tmp_path / "run", "\n".join(lines) + "\n")
-    assert draw_curves([run]).stat().st_size > 10_000
+    assert draw_curves(load_runs([run])).stat().st_size > 10_000
 
 
 def test_the_summary_of_a_warm_up_and_grpo_shows_accuracy_before_and_after(tmp_path, capsys):
-    first = make_run(tmp_path / "sft" / "0", WARM_UP)
-    last = make_run(tmp_path / "grpo" / "0", GRPO, "final", "checkpoints")
+    first, last = make_stages(tmp_path)
     report([str(first), str(last)])
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
+    assert shown(capsys) == [
         "run steps time tokens accuracy reward",
         "sft/0 2 2 s – 0.250 → 0.250 –",
         "grpo/0 3 2 min 3 s 4.0 k 0.250 → 0.875 0.500 → 0.750",
@@ -99,14 +116,51 @@ def test_the_summary_of_a_warm_up_and_grpo_shows_accuracy_before_and_after(tmp_p
 
 
 def test_the_summary_of_one_run_starts_with_its_first_accuracy(tmp_path, capsys):
-    summarise([make_run(tmp_path / "grpo" / "0", GRPO)])
-    line = "Held-out accuracy 0.250 → 0.875 after grpo/0 (2 min 3 s)"
-    assert line in capsys.readouterr().out.splitlines()
+    report([make_run(tmp_path / "grpo" / "0", GRPO)])
+    assert "Held-out accuracy 0.250 → 0.875 after grpo/0 (2 min 3 s)" in shown(capsys)
 
 
 def test_a_summary_without_accuracy_omits_its_line(tmp_path, capsys):
-    summarise([make_run(tmp_path / "run", "step,seconds,reward/mean\n0,1,0.5\n")])
+    report([make_run(tmp_path / "run", "step,seconds,reward/mean\n0,1,0.5\n")])
     assert "Held-out" not in capsys.readouterr().out
+
+
+def test_independent_runs_are_compared_in_a_picture_that_overwrites_nothing(tmp_path, capsys):
+    runs = [make_run(tmp_path / "grpo" / name, GRPO) for name in "01"]
+    (runs[-1] / "curves.png").write_text("its own")
+    report(runs)
+    report(runs)
+    comparisons = [runs[-1] / f"comparison-{number}.png" for number in (1, 2)]
+    row = "3 2 min 3 s 4.0 k 0.250 → 0.875 0.500 → 0.750"
+    once = ["run steps time tokens accuracy reward", f"grpo/0 {row}", f"grpo/1 {row}"]
+    lines = [[*once, f"Comparison {path}"] for path in comparisons]
+    assert shown(capsys) == lines[0] + lines[1]
+    assert all(path.stat().st_size > 10_000 for path in comparisons)
+    assert (runs[-1] / "curves.png").read_text() == "its own"
+    assert not list(runs[0].glob("*.png"))
+
+
+def test_runs_that_started_from_the_same_warm_up_are_compared_after_it(tmp_path, capsys):
+    first, last = make_stages(tmp_path)
+    other = make_run(tmp_path / "grpo" / "1", GRPO)
+    starts_from(other, str(first / "final"))
+    report([last, other, first])
+    lines = shown(capsys)
+    assert [line.split()[0] for line in lines[1:4]] == ["sft/0", "grpo/0", "grpo/1"]
+    assert lines[4:] == [
+        "grpo/0 (started from sft/0)",
+        "grpo/1 (started from sft/0)",
+        f"Comparison {other}/comparison-1.png",
+    ]
+
+
+@pytest.mark.parametrize("columns", [70, 80])
+def test_numbers_stay_with_their_units_in_a_terminal(tmp_path, columns):
+    runs = [make_run(tmp_path / "a_long_name_of_a_run" / name, GRPO) for name in "01"]
+    paths = [str(path) for path in runs]
+    lines = shown_in_terminal("report", *paths, cwd=tmp_path, columns=columns)
+    texts = "\n".join(lines)
+    assert texts.count("2 min 3 s") == texts.count("4.0 k") == texts.count("0.250 → 0.875") == 2
 
 
 def test_a_directory_that_does_not_exist_is_named(tmp_path):
@@ -118,13 +172,13 @@ def test_the_parent_of_runs_names_its_runs(tmp_path):
     make_run(tmp_path / "grpo" / "0", GRPO)
     make_run(tmp_path / "grpo" / "1", GRPO)
     with pytest.raises(ValueError, match=r"Did you mean .*grpo/0 or .*grpo/1\?"):
-        load_run(tmp_path / "grpo")
+        load_runs([tmp_path / "grpo"])
 
 
 @pytest.mark.parametrize("metrics", ["", "step,seconds\n"])
 def test_for_a_run_without_a_step_the_log_is_named(tmp_path, metrics):
     with pytest.raises(ValueError, match="ended before its first step. See run.log"):
-        load_run(make_run(tmp_path / "run", metrics))
+        load_runs([make_run(tmp_path / "run", metrics)])
 
 
 def test_a_wrong_directory_is_one_line_and_exit_code_2(tmp_path, capsys):

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from lit_grpo.runs.resume import find_checkpoint, refuse_used
 
@@ -16,7 +17,7 @@ def here(tmp_path, monkeypatch) -> Path:
 def touch(*paths: Path) -> None:
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        torch.save({}, path)
 
 
 def test_a_checkpoint_is_found_by_path_and_as_the_last_of_the_run(here):
@@ -27,6 +28,19 @@ def test_a_checkpoint_is_found_by_path_and_as_the_last_of_the_run(here):
         find_checkpoint("last", here / "empty")
     with pytest.raises(ValueError, match=r"none\.ckpt: no such checkpoint"):
         find_checkpoint("none.ckpt", here / "run")
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_newest_intact_one_is_the_last(here, caplog):
+    intact, damaged = (here / "run/checkpoints" / name for name in ("step=1.ckpt", "last.ckpt"))
+    touch(intact, damaged)
+    damaged.write_bytes(damaged.read_bytes()[:-10])
+    assert find_checkpoint("last", here / "run") == str(intact)
+    assert "last.ckpt is damaged" in caplog.text
+    with pytest.raises(ValueError, match=r"last\.ckpt is damaged: .* Set ckpt_path to last"):
+        find_checkpoint(str(damaged), here / "run")
+    intact.unlink()
+    with pytest.raises(ValueError, match="has no intact checkpoint to resume from"):
+        find_checkpoint("last", here / "run")
 
 
 @pytest.mark.parametrize("left", ["metrics.csv", "checkpoints/last.ckpt"])

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ProgressBar, TQDMProgressBar
 from run_logs import close_logs
 from small_runs import make_module, weights
 
 from lit_grpo import AdditionData, Trainer
-from lit_grpo.callbacks import ExitCheckpoint
+from lit_grpo.callbacks import ExitCheckpoint, RolloutProgressBar
 from lit_grpo.stopping import stop_run
 from lit_grpo.types import StopReason, UserError
 
@@ -73,3 +73,24 @@ def test_an_exception_is_raised_and_its_traceback_is_in_the_log(tmp_path):
     with pytest.raises(ZeroDivisionError):
         train(tmp_path, Broken())
     assert "ZeroDivisionError: of this callback" in (tmp_path / "run.log").read_text()
+
+
+class OwnBar(TQDMProgressBar):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ["RolloutProgressBar"]),
+        ({"callbacks": RolloutProgressBar(every_n_steps=3)}, ["RolloutProgressBar"]),
+        ({"callbacks": [OwnBar()]}, ["OwnBar"]),
+        ({"enable_progress_bar": False}, []),
+    ],
+)
+def test_there_is_a_progress_bar_unless_the_user_has_another_or_wants_none(
+    tmp_path, settings, expected
+):
+    trainer = Trainer(tmp_path, accelerator="cpu", **settings)
+    bars = [one for one in trainer.callbacks if isinstance(one, ProgressBar)]
+    assert [type(bar).__name__ for bar in bars] == expected

@@ -6,6 +6,7 @@ import torch
 from small_runs import fit, make_module
 
 from lit_grpo.training.stages import StageEvents
+from lit_grpo.types import StageProgress
 
 
 class Listener(L.Callback):
@@ -72,3 +73,35 @@ def test_a_step_reports_its_stages_in_order_and_every_row_once():
     assert sum(stage.details["rows"] for stage in parts) == 16
     assert listener.ended[-1].name == "update"
     assert listener.ended[-1].seconds >= sum(stage.seconds for stage in parts)
+
+
+def test_the_running_stage_is_known_until_it_ends_or_fails():
+    events = events_for()
+    with events.stage("update", progress=lambda: StageProgress(num_done=3, total=8)):
+        with events.stage("micro_batch", 0):
+            assert events.running.name == "update"
+        assert events.running.progress() == StageProgress(num_done=3, total=8)
+    assert events.running is None
+    with pytest.raises(ZeroDivisionError), events.stage("reward"):
+        raise ZeroDivisionError
+    assert events.running is None
+
+
+class Progress(L.Callback):
+    """Keeps how far the update is at the start of every micro-batch."""
+
+    def __init__(self):
+        self.updates = []
+
+    def on_stage_start(self, trainer, pl_module, name):
+        if name == "micro_batch":
+            self.updates.append(pl_module.events.running.progress())
+
+
+def test_an_update_counts_the_rows_that_it_has_been_through():
+    seen = Progress()
+    fit(make_module(update={"max_tokens_per_micro_batch": 60}), callbacks=[seen])
+    counts = [one.num_done for one in seen.updates]
+    assert counts == sorted(set(counts))
+    assert counts[0] == 0
+    assert {one.total for one in seen.updates} == {16}

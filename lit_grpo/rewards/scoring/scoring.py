@@ -9,11 +9,12 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from lit_grpo.rewards.reward import Reward
 from lit_grpo.rewards.scoring.runners import Call, Runners
 from lit_grpo.rewards.scoring.valid_rows import combine
-from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score
+from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score, StageProgress
 
 MAX_WAIT_SECONDS = threading.TIMEOUT_MAX
 
@@ -155,6 +156,19 @@ class Scoring:
         if any(self._num_to_add):
             rows = [row for row, one in enumerate(self._completions) if one is None]
             raise RuntimeError(f"rows {rows[:8]} were never added, so they have no scores")
+
+    def sampled(self) -> StageProgress:
+        """Return how many completions have been added."""
+        added = [one for one in self._completions if one is not None]
+        num_tokens = sum(len(one.token_ids) for one in added)
+        return StageProgress(
+            num_done=len(added), total=len(self._completions), num_tokens=num_tokens
+        )
+
+    def scored(self) -> StageProgress:
+        """Return how many completions have all their scores."""
+        num_scored = sum(None not in scores for scores in zip(*self._scores.values(), strict=True))
+        return replace(self.sampled(), num_done=num_scored)
 
     @property
     def counted_rewards(self) -> list[str]:

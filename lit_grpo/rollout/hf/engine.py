@@ -88,9 +88,11 @@ class HFEngine(RolloutEngine):
             batch.append(tokens, _logprobs(logits, probabilities, tokens))
             stopped = stops.reached(batch, tokens) & (step + 1 >= sampling.min_tokens)
             ended = stopped | (step + 1 == sampling.max_tokens)
-            for index in ended.nonzero()[:, 0].tolist():
+            finished = ended.nonzero()[:, 0].tolist()
+            for index in finished:
                 reason: FinishReason = "stop" if stopped[index] else "length"
                 yield batch.rows[index], self._completion(batch, index, reason, stops)
+            self.num_unfinished_tokens = (len(batch.rows) - len(finished)) * (step + 1)
             if ended.all():
                 return
             batch.advance(tokens, ~ended)

@@ -6,7 +6,7 @@ from tiny import completion, prompt
 
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.scoring import RewardSuite
-from lit_grpo.types import Outcome, Score
+from lit_grpo.types import Outcome, Score, StageProgress
 
 PROMPTS = [prompt(id="a"), prompt(id="b")]
 
@@ -49,6 +49,18 @@ def test_siblings_are_scored_as_soon_as_enough_have_arrived():
         rewards = scoring.result().rewards
     assert sorted(reward.calls[1:]) == [("a", ["1"]), ("b", ["3", "4"]), ("b", ["5"])]
     assert rewards.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_it_counts_completions_tokens_and_rows_with_all_scores():
+    with RewardSuite([Siblings(), Siblings(name="other")]) as suite:
+        scoring = suite.open(PROMPTS, 2)
+        scoring.add(0, completion((5, 6, 7), text="0"))
+        assert scoring.sampled() == StageProgress(num_done=1, total=4, num_tokens=3)
+        assert scoring.scored().num_done == 0
+        for row in (1, 2, 3):
+            scoring.add(row, number(str(row)))
+        scoring.result()
+        assert (scoring.sampled().num_done, scoring.scored().num_done) == (4, 4)
 
 
 class Recovering(Reward):

@@ -243,3 +243,13 @@ def test_gradients_stay_enabled_for_the_consumer_of_a_generation(policy):
 def test_no_completion_at_a_time_is_refused():
     with pytest.raises(ValueError, match=r"Set model\.engine\.init_args\.max_concurrent"):
         HFEngine(max_concurrent=0)
+
+
+def test_tokens_of_unfinished_completions_are_counted_while_it_samples(policy):
+    engine = HFEngine()
+    engine.load_weights(policy, version=7)
+    sampling = replace(PLAIN, stop_token_ids=tuple(range(40)))
+    rows = engine.generate(PROMPTS, 4, sampling, seed=0)
+    counts = [engine.num_unfinished_tokens for _ in rows]
+    assert max(counts) > 0
+    assert engine.num_unfinished_tokens == 0

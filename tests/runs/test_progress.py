@@ -10,7 +10,7 @@ import rich
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import RolloutProgressBar
-from lit_grpo.callbacks.progress import metrics_line
+from lit_grpo.runs.progress import metrics_line
 
 METRICS = {
     "reward/mean": 0.5,
@@ -37,8 +37,8 @@ def test_without_a_terminal_there_is_a_plain_line_first_last_and_every_n_steps(c
         "step 7/7",
     ]
     assert re.fullmatch(
-        r"step 3/7  \d+\.\d\d s/step  reward 0\.500±0\.250  loss \d+\.\d{4}  kl 0\.0010"
-        r"  len 12  tok/s 123[45]",
+        r"step 3/7  \d+\.\d\d s/step  0:00:0\d left  reward 0\.500±0\.250  loss \d+\.\d{4}"
+        r"  kl 0\.0010  len 12  tok/s 123[45]",
         lines[1],
     )
 

@@ -1,0 +1,143 @@
+"""Read what runs have logged, and find out which run started from which.
+
+A run started from another one if the policy of its ``config.yaml`` lies in the other's directory,
+as ``final/`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from lit_grpo.types import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """One run directory and its metrics, one row for each step."""
+
+    path: Path
+    label: str
+    metrics: pd.DataFrame
+    started_from: Run | None = None
+    """The run whose model it started from, if that is among those that were loaded."""
+
+    @property
+    def stages(self) -> tuple[Run, ...]:
+        """The runs that led to this one, and this one, in order."""
+        return (*(self.started_from.stages if self.started_from else ()), self)
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.metrics["step"].iloc[-1]) + 1
+
+    @property
+    def seconds(self) -> float:
+        return float(self.metrics["seconds"].iloc[-1])
+
+    def has(self, metric: str) -> bool:
+        return metric in self.metrics and bool(self.metrics[metric].notna().any())
+
+    def values(self, metric: str) -> pd.Series:
+        """Return the values of a metric, indexed by step from 1; steps without one are left out."""
+        series = self.metrics.set_index("step")[metric].dropna()
+        series.index += 1
+        return series
+
+
+def load_runs(run_dirs: Sequence[str | Path]) -> list[Run]:
+    """Read run directories; a run comes after the one that it started from.
+
+    Raises:
+        UserError: a directory does not exist, or has no metrics.
+    """
+    paths = list({Path(path).resolve(): Path(path) for path in run_dirs}.values())
+    metrics = {path: _read_metrics(path) for path in paths}
+    labels = dict(zip(paths, _labels(paths), strict=True))
+    sources = {path: _find_source(path, paths) for path in paths}
+    runs: dict[Path | None, Run] = {}
+    for path in paths:
+        for stage in _lineage(path, sources):
+            if stage not in runs:
+                runs[stage] = Run(
+                    path=stage,
+                    label=labels[stage],
+                    metrics=metrics[stage],
+                    started_from=runs.get(sources[stage]),
+                )
+    return list(runs.values())
+
+
+def are_stages(runs: Sequence[Run]) -> bool:
+    """Return whether these are stages of one training: each run started from the one before."""
+    return list(runs[-1].stages) == list(runs)
+
+
+def _read_metrics(path: Path) -> pd.DataFrame:
+    if not path.is_dir():
+        raise UserError(f"{path}: no such run directory. Example: runs/quickstart/0.")
+    file = path / "metrics.csv"
+    if not file.exists():
+        versions = sorted(str(inner) for inner in path.glob("*") if (inner / file.name).exists())
+        hint = f" Did you mean {' or '.join(versions)}?" if versions else ""
+        raise UserError(f"{path} has no metrics.csv, so no run has taken a step in it.{hint}")
+    metrics = pd.read_csv(file) if file.stat().st_size else pd.DataFrame()
+    if metrics.empty:
+        raise UserError(f"{file} has no rows: the run ended before its first step. See run.log.")
+    return metrics
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """Return the last two parts of each path, or more if these are the same for several paths."""
+    parts = [path.resolve().parts for path in paths]
+    labels: list[str] = []
+    for num_parts in range(2, max(map(len, parts)) + 1):
+        labels = ["/".join(one[-num_parts:]) for one in parts]
+        if len(set(labels)) == len(labels):
+            break
+    return labels
+
+
+def _find_source(path: Path, paths: Sequence[Path]) -> Path | None:
+    """Return the other run in whose directory the policy of this run lies, if it is among these.
+
+    A relative path counts from the directory where the run was started. The config does not name
+    that directory; it is usually this one or one above the run.
+    """
+    policy = _policy_path(path / "config.yaml")
+    if policy is None:
+        return None
+    places = [(base / policy).resolve() for base in (Path.cwd(), *path.resolve().parents)]
+    for other in paths:
+        if other != path and any(place.is_relative_to(other.resolve()) for place in places):
+            return other
+    return None
+
+
+def _policy_path(config: Path) -> str | None:
+    try:
+        values = yaml.safe_load(config.read_text())
+    except (OSError, yaml.YAMLError):  # a run made in Python has none
+        return None
+    path = _argument(_argument(_argument(values, "model"), "policy"), "path")
+    return path if isinstance(path, str) else None
+
+
+def _argument(values: Any, name: str) -> Any:
+    """Return an argument from a mapping of arguments, or from one with ``init_args``."""
+    if not isinstance(values, Mapping):
+        return None
+    return (values.get("init_args") or values).get(name)
+
+
+def _lineage(path: Path, sources: Mapping[Path, Path | None]) -> list[Path]:
+    """Return the runs that led to this one, and this one, in order."""
+    lineage = [path]
+    while (source := sources[lineage[0]]) is not None and source not in lineage:
+        lineage.insert(0, source)
+    return lineage

@@ -1,0 +1,61 @@
+"""Print tables that keep all their columns in a narrow terminal, and their whole text in a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+WIDTH_OF_FILES = 1000
+"""Columns of output that does not go to a terminal; rich would take 80."""
+
+
+def open_console() -> Console:
+    """Return a console for stdout, as wide as the terminal or as ``COLUMNS`` says, if there is one.
+
+    Nothing in the text is markup, and no number is coloured.
+    """
+    is_given = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if is_given else WIDTH_OF_FILES, highlight=False, markup=False)
+
+
+def make_table(name: str) -> Table:
+    """Return a table with one column, of names, which are wrapped if need be."""
+    return Table(name, box=None, header_style="bold", pad_edge=False)
+
+
+def add_numbers(table: Table, *names: str) -> None:
+    """Add columns of numbers, which stay on one line with their units."""
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """As much of the end of a text as fits into one line: there stands the final answer."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = one_line(self.text)
+        if cell_len(shown) > options.max_width:
+            while shown and cell_len(shown) >= options.max_width:
+                shown = shown[1:]
+            shown = f"…{shown}"
+        yield Text(shown, no_wrap=True)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        width = cell_len(one_line(self.text))
+        return Measurement(min(8, width), width).with_maximum(options.max_width)
+
+
+def one_line(text: str) -> str:
+    """Return a text with single spaces, and with a dot for what is not printable."""
+    joined = " ".join(text.split())
+    return "".join(one if one.isprintable() else "·" for one in joined)

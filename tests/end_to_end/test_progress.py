@@ -1,0 +1,111 @@
+"""What a user sees while a step is running: in a real terminal, and in a file."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_base import BASE
+from terminal import ENVIRONMENT, shown_in_terminal
+
+# Slow enough that a bar which draws four times a second shows every count.
+SLOW = """
+import time
+from lightning.pytorch import Callback
+from lit_grpo.rewards import Reward
+from lit_grpo.rollout import HFEngine
+
+class SlowEngine(HFEngine):
+    def generate(self, *args, **settings):
+        for item in super().generate(*args, **settings):
+            time.sleep(0.6)
+            yield item
+
+class SlowReward(Reward):
+    def score(self, prompt, completion):
+        time.sleep(1.2)
+        return float(sum(completion.token_ids))
+
+class SlowUpdate(Callback):
+    def on_before_optimizer_step(self, *_):
+        time.sleep(0.8)
+"""
+
+BASIS = ("--config=base.yaml", "--trainer.max_steps=1", "--model.engine=slow.SlowEngine")
+SLOW_STEP = ("--model.rewards=[slow.SlowReward]", "--trainer.callbacks=slow.SlowUpdate")
+VALIDATED = ("--trainer.check_val_every_n_epoch=null", "--trainer.val_check_interval=1")
+
+
+@pytest.fixture
+def here(tmp_path) -> Path:
+    trainer = {key: value for key, value in BASE["trainer"].items() if "progress" not in key}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE | {"trainer": trainer}))
+    (tmp_path / "slow.py").write_text(SLOW)
+    return tmp_path
+
+
+def phases(lines: list[str]) -> list[str]:
+    """The different things that a run was seen to do, in order."""
+    verbs = ("sync", "generate", "score", "update", "validate")
+    found = (one.split("  ")[0].strip() for one in lines if one.startswith(verbs))
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.slow
+def test_a_step_shows_its_stages_their_counts_and_the_clock_while_it_runs(here):
+    lines = shown_in_terminal("fit", *BASIS, *SLOW_STEP, *VALIDATED, cwd=here)
+    step = [one for one in lines if one.startswith("Training") and " 0/1 " in one]
+    assert len({re.search(r"0:00:\d\d", one)[0] for one in step}) >= 3
+    seen = phases(lines)
+    assert {f"generate {n}/4" for n in range(4)} <= set(seen)
+    assert {"score 2/4", "score 3/4", "validate 0/2", "validate 1/2"} <= set(seen)
+    assert any(one.startswith("update ") for one in seen)
+    assert any("tok/s" in one for one in lines if one.startswith("generate"))
+    assert not any("Epoch" in one for one in lines)
+    for silent in ("reading and tokenizing the train data", "loading the model"):
+        assert any(one.startswith(silent) for one in lines), silent
+
+
+@pytest.mark.slow
+def test_a_warm_up_and_a_validation_show_what_they_do(here):
+    config = yaml.safe_load((here / "base.yaml").read_text())
+    for key in ("rewards", "group_size"):
+        del config["model"][key]
+    (here / "warm.yaml").write_text(yaml.safe_dump(config))
+    warm = ("--config=warm.yaml", *BASIS[1:], "--trainer.callbacks=slow.SlowUpdate")
+    lines = shown_in_terminal("sft", *warm, *VALIDATED, cwd=here)
+    assert {"update", "validate 1/2"} <= set(phases(lines))
+    assert any(re.match(r"loss \d\.\d{4}  acc \d\.\d{3}", one) for one in lines)
+    lines = shown_in_terminal("validate", *BASIS, cwd=here)
+    assert any(re.match(r"Validation \S+ 0/1 ", one) for one in lines)
+    assert {"validate 0/2", "validate 1/2"} <= set(phases(lines))
+
+
+@pytest.mark.slow
+def test_a_pipe_gets_plain_lines_also_within_a_step(here):
+    bar = [
+        "--trainer.callbacks+=RolloutProgressBar",
+        "--trainer.callbacks.every_n_seconds=0.5",
+    ]
+    result = subprocess.run(
+        [sys.executable, "-m", "lit_grpo", "fit", *BASIS, *SLOW_STEP, *bar],
+        cwd=here,
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        start_new_session=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "\x1b" not in result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    within = [one.removeprefix("step 0/1  ") for one in lines if one.startswith("step 0/1  ")]
+    seen = phases(within)
+    assert any(re.match(r"generate [1-3]/4", one) for one in seen)
+    assert any(re.match(r"score \d/4", one) for one in seen)
+    assert any(re.match(r"step 1/1  \d+\.\d\d s/step  reward ", one) for one in lines)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from lit_grpo.runs.tables import WIDTH_OF_FILES, End, one_line, open_console
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "cell"),
+    [
+        ("the answer is 42", 16, "the answer is 42"),
+        ("the answer is 42", 12, "…nswer is 42"),
+        ("two\nlines", 20, "two lines"),
+        ("答えは四十二", 8, "…四十二"),
+        ("[bold]", 20, "[bold]"),
+    ],
+)
+def test_a_cell_shows_the_end_of_its_text(text, columns, cell, capsys):
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row(End(text))
+    Console(width=columns).print(table)
+    assert capsys.readouterr().out.rstrip() == cell
+
+
+def test_what_cannot_be_printed_is_a_dot():
+    assert one_line("a\x1b[2J\x00b") == "a·[2J·b"
+
+
+def test_output_that_goes_to_no_terminal_is_wide_unless_columns_are_given(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert open_console().width == WIDTH_OF_FILES
+    monkeypatch.setenv("COLUMNS", "70")
+    assert open_console().width == 70

@@ -1,0 +1,48 @@
+"""Run the real command with a real terminal as its screen."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+ENVIRONMENT = {"TERM": "xterm", "OMP_NUM_THREADS": "1"}
+
+
+def shown_in_terminal(*arguments: str, cwd: Path, columns: int = 100) -> list[str]:
+    """Return all lines that ``lit-grpo`` writes on a terminal, without control sequences."""
+    screen, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (50, columns))
+    inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lit_grpo", *arguments],
+        cwd=cwd,
+        env=inherited | ENVIRONMENT,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    written = bytearray()
+    try:
+        while part := _read(screen):
+            written += part
+        assert process.wait(timeout=60) == 0, written.decode()
+    finally:
+        process.kill()
+        os.close(screen)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
+    return re.split(r"[\r\n]+|(?=Training|Validation)", text)
+
+
+def _read(screen: int) -> bytes:
+    """Return what was written, or nothing once no process has the terminal open."""
+    try:
+        return os.read(screen, 65536)
+    except OSError:
+        return b""
