@@ -17,9 +17,6 @@ from lit_grpo.types import Outcome, RolloutBatch, Score
 
 SHOWN_CHARACTERS = 120
 
-NOT_CALLED = (Outcome.NOT_SAMPLED, Outcome.TRUNCATED)
-"""Outcomes of rows that a reward was not called for."""
-
 LIKELY_FRACTION = 0.5
 """A symptom that affects at least this share of a step is reported as a likely cause."""
 
@@ -188,22 +185,6 @@ def _never_matched(rollouts: RolloutBatch) -> str:
         f"{shorten(group.completions[0].text)!r}. Read some rows of completions/; then run "
         "lit-grpo sft first, or make the reward and the prompt ask for the same format."
     )
-
-
-def find_bug(rollouts: RolloutBatch, reward: str) -> str:
-    """Describe a bug of a reward with a row that shows it; empty if there is none."""
-    for group in rollouts.groups:
-        for score in group.scores[reward]:
-            if score.bug:
-                columns = ", ".join(group.prompt.columns) or "none"
-                return f"Row {group.prompt.id} with the columns {columns}:\n{score.bug}"
-    return ""
-
-
-def has_other_result(rollouts: RolloutBatch, reward: str) -> bool:
-    """Return whether the reward gave something else than a bug on some row."""
-    scores = (score for group in rollouts.groups for score in group.scores[reward])
-    return any(not score.bug and score.outcome not in NOT_CALLED for score in scores)
 
 
 def no_signal(rollouts: RolloutBatch) -> list[str]:

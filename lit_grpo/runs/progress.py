@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_grpo.runs.run_progress import RunProgress
+from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import check_range
 
 SHOWN = {
@@ -104,6 +105,9 @@ class RolloutProgressBar(ProgressBar):
         batch: Any,
         batch_idx: int,
     ) -> None:
+        reason = get_stop_reason(trainer)
+        if reason is not None and reason.is_step_unfinished:
+            return
         self._progress.end_step(trainer.fit_loop.total_batch_idx + 1, self.total_train_batches)
         self._progress.metrics = metrics_line(trainer.callback_metrics)
         if self._lines is not None:

@@ -25,7 +25,7 @@ from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import Prompt, StopReason, UserError, setting_error
+from lit_grpo.types import Prompt, StopReason, UserError, check_type, setting_error
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,9 @@ class PolicyModule(L.LightningModule):
         seed: int,
     ) -> None:
         super().__init__()
-        self.policy = policy
+        self.policy = Policy(policy) if isinstance(policy, str) else policy
+        check_type("model.policy", self.policy, Policy)
+        check_type("model.sampling", sampling, Sampling)
         self.sampling = sampling
         self.engine = engine or HFEngine()
         self.make_optimizer = optimizer

@@ -47,6 +47,7 @@ from lit_grpo.types import (
     StopReason,
     TokenBatch,
     TrainBatch,
+    check_type,
 )
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class GRPOModule(PolicyModule):
     """Train a policy on groups of its own completions.
 
     Args:
-        policy: The model to train.
+        policy: The model to train; in Python a directory or Hub id will do.
         rewards: Score the completions; the weighted sum of their values is the reward of a
             completion. In Python, functions with TRL's signature are accepted too.
         group_size: Completions per prompt, at least 2.
@@ -105,6 +106,11 @@ class GRPOModule(PolicyModule):
         super().__init__(
             policy, sampling, engine, optimizer, lr_schedule, warmup_steps, evaluation, seed
         )
+        policy = self.policy
+        check_type("model.rewards", rewards, (list, tuple))
+        check_type("model.objective", objective, Objective)
+        check_type("model.advantage", advantage, AdvantageConfig)
+        check_type("model.update", update, UpdateConfig)
         check_sampling(group_size, dynamic_sampling_rounds, sampling)
         refuse_contradictions(policy, objective, advantage)
         check_overlap(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lit_grpo.diagnostics import Failure, find_bug, find_failure, has_other_result
+from lit_grpo.diagnostics import Failure, find_failure
 from lit_grpo.distributed import any_failure, gather_objects
 from lit_grpo.rewards.scoring import RewardFailed, Scoring
 from lit_grpo.stopping import ExitCode
@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 """Time between two checks whether a callback ends the run."""
+
+
+NOT_CALLED = (Outcome.NOT_SAMPLED, Outcome.TRUNCATED)
+"""Outcomes of rows that a reward was not called for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,18 +141,22 @@ class ScoreGate:
         """
         abandon_if_engine_failed(engine_failure)
         rollouts, status = self._attempt(scoring)
+        num_retries = 0
         for pause in self._policy.pauses():
             if self._can_train(status):
-                return rollouts
+                break
             when = f"in {pause:.0f} s" if pause else "now"
             log.warning(
                 "Too many scores are missing to train on this step: %s Retrying %s.", status, when
             )
             self._pause(pause)
+            num_retries += 1
             if scoring is not None:
                 scoring.retry()
             rollouts, status = self._attempt(scoring)
         if self._can_train(status):
+            if num_retries:
+                log.info("Enough scores have arrived: training goes on.")
             return rollouts
         raise StepAbandoned(
             f"Stopped because too many scores are missing: {status} The step was not trained on. "
@@ -249,9 +257,25 @@ def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
     )
     return replace(
         status,
-        bugs={name: bug for name in rewards if (bug := find_bug(rollouts, name))},
-        not_bugs=frozenset(name for name in rewards if has_other_result(rollouts, name)),
+        bugs={name: bug for name in rewards if (bug := _find_bug(rollouts, name))},
+        not_bugs=frozenset(name for name in rewards if _has_other_result(rollouts, name)),
     )
+
+
+def _find_bug(rollouts: RolloutBatch, reward: str) -> str:
+    """Describe a bug of a reward with a row that shows it; empty if there is none."""
+    for group in rollouts.groups:
+        for score in group.scores[reward]:
+            if score.bug:
+                columns = ", ".join(group.prompt.columns) or "none"
+                return f"Row {group.prompt.id} with the columns {columns}:\n{score.bug}"
+    return ""
+
+
+def _has_other_result(rollouts: RolloutBatch, reward: str) -> bool:
+    """Return whether the reward gave something else than a bug on some row."""
+    scores = (score for group in rollouts.groups for score in group.scores[reward])
+    return any(not score.bug and score.outcome not in NOT_CALLED for score in scores)
 
 
 def _is_missing(score: Score) -> bool:

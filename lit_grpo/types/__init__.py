@@ -19,7 +19,7 @@ from lit_grpo.types.rollouts import (
     Tokenizer,
     counted_rows,
 )
-from lit_grpo.types.settings import UserError, check_range, setting_error
+from lit_grpo.types.settings import UserError, check_range, check_type, setting_error
 from lit_grpo.types.train_batch import TokenBatch, TrainBatch
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "TrainBatch",
     "UserError",
     "check_range",
+    "check_type",
     "counted_rows",
     "setting_error",
 ]

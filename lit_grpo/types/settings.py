@@ -58,6 +58,18 @@ def check_range(
         raise setting_error(key, _range_in_words(at_least, above, at_most), value, why)
 
 
+def check_type(key: str, value: object, kind: type | tuple[type, ...]) -> None:
+    """Check that a setting given in Python has the right type, which the command line checks.
+
+    Raises:
+        UserError: it has not.
+    """
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        names = " or ".join(one.__name__ for one in kinds)
+        raise setting_error(key, f"of type {names}", repr(value))
+
+
 def _range_in_words(at_least: float | None, above: float | None, at_most: float | None) -> str:
     if at_least is not None and at_most is not None:
         return f"from {_short(at_least)} to {_short(at_most)}"

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 from cli_base import BASE
+from run_logs import close_logs
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.config_changes import Change, find_changes
+from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 
 RUN = "runs/base/0"
 
 
-@pytest.fixture
-def run(here) -> Path:
-    """A run of two steps that was started with settings on the command line."""
+@pytest.fixture(scope="module")
+def started(tmp_path_factory) -> Iterator[Path]:
+    """The working directory of a run of two steps, with settings from the command line."""
     callbacks = [
         {"class_path": "ExitCheckpoint", "init_args": {"dirpath": "${run_dir}/checkpoints"}}
     ]
     config = BASE | {"trainer": BASE["trainer"] | {"callbacks": callbacks}}
-    (here / "base.yaml").write_text(yaml.safe_dump(config))
-    started = ["--model.sampling.max_tokens=2", "--model.optimizer.lr=0.25"]
-    assert main(["fit", "--config=base.yaml", *started]) == 0
+    directory = tmp_path_factory.mktemp("started")
+    (directory / "base.yaml").write_text(yaml.safe_dump(config))
+    settings = ["--model.sampling.max_tokens=2", "--model.optimizer.lr=0.25"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        patch.setenv(RUN_DIR_VARIABLE, "")
+        assert main(["fit", "--config=base.yaml", *settings]) == 0
+        close_logs()
+        yield directory
+
+
+@pytest.fixture
+def run(here, started) -> Path:
+    """A copy of that run in the working directory."""
+    shutil.copytree(started, here, dirs_exist_ok=True)
     return here / RUN
 
 

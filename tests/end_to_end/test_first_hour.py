@@ -84,6 +84,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_elsewhere(tmp_path):
     assert "error: the disk is full" in result.stderr.splitlines()[-1]
     assert "Resume with: lit-grpo fit disk/run" in result.stderr
     assert "Traceback" not in result.stderr
+    assert "saved_models" not in result.stderr  # Lightning's advice on manual optimization
     done = len(pd.read_csv(tmp_path / "kept" / "metrics.csv"))
     (tmp_path / "kept").rename(tmp_path / "disk" / "run")
     result = lit_grpo("fit", "disk/run", cwd=tmp_path)

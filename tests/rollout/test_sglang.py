@@ -39,18 +39,6 @@ def temporary(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def policy():
-    return tiny_policy()
-
-
-@pytest.fixture(scope="module")
-def directory(policy, tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    policy.save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def still(directory):
     """A server whose weights no test changes."""
     with running_server(directory, **SEEDED) as server:

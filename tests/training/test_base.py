@@ -11,11 +11,12 @@ from tiny import tiny_policy
 from lit_grpo.callbacks import ExitCheckpoint
 from lit_grpo.data import PromptLoader
 from lit_grpo.policy import LoRA
-from lit_grpo.rewards import Reward
+from lit_grpo.rewards import MathReward, Reward
 from lit_grpo.rollout import EngineFailed, HFEngine
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.training import Evaluation
+from lit_grpo.training import Evaluation, GRPOModule
 from lit_grpo.training.base import refuse_unsupported
+from lit_grpo.types import UserError
 
 
 @pytest.mark.parametrize(
@@ -127,3 +128,25 @@ def test_an_engine_failure_before_training_or_without_training_is_an_error():
         fit_and_evaluate(module)
     with pytest.raises(EngineFailed, match="no server is left"):
         make_trainer().validate(module, PromptLoader(PROMPTS, 4, training=False))
+
+
+def test_a_policy_may_be_given_by_its_path(tmp_path):
+    tiny_policy().save_pretrained(tmp_path)
+    module = GRPOModule(policy=str(tmp_path), rewards=[MathReward()])
+    assert module.policy.path == module.collector._policy.path == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("policy", 3, "Policy"),
+        ("rewards", MathReward(), "list or tuple"),
+        ("sampling", {"max_tokens": 8}, "Sampling"),
+        ("objective", "dapo", "Objective"),
+        ("update", 2, "UpdateConfig"),
+    ],
+)
+def test_a_setting_of_the_wrong_type_is_named(key, value, rule):
+    settings = {"policy": tiny_policy(), "rewards": [MathReward()]} | {key: value}
+    with pytest.raises(UserError, match=f"{key} must be of type {rule}, got .* Set model.{key}"):
+        GRPOModule(**settings)

@@ -88,8 +88,10 @@ def test_a_setting_that_is_out_of_range_is_refused_with_its_key(setting, value):
 def test_a_short_outage_delays_a_run_and_changes_nothing_else(undisturbed, caplog):
     # The eight scores of the second step are missing at first and at the first retry.
     reward = Flaky(down=range(8, 24))
-    trainer, module, outputs = train(reward, outage=SHORT_PAUSES)
+    with caplog.at_level("INFO", logger="lit_grpo"):
+        trainer, module, outputs = train(reward, outage=SHORT_PAUSES)
     assert get_stop_reason(trainer) is None
+    assert caplog.text.count("Enough scores have arrived: training goes on.") == 1
     assert reward.num_calls == 8 * 4 + 16
     assert all(output["rollouts"].valid.all() for output in outputs)
     assert "8 of the 8 rows (100%) have no score" in caplog.text

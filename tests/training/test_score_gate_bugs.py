@@ -140,8 +140,12 @@ def test_an_occasional_bug_is_an_outcome_with_one_traceback():
     assert rows.loc[rows["outcome/occasional"] == "error", "reward"].isna().all()
 
 
-def test_an_exception_of_a_reward_that_has_worked_before_is_an_outage():
-    exit_code, log = fit("buggy_rewards.DownLater", "--model.outage.give_up_after_seconds=0")
+def test_an_exception_of_a_reward_that_has_worked_before_is_an_outage(capsys):
+    words = ["--model.outage.give_up_after_seconds=0", "--trainer.enable_progress_bar=true"]
+    exit_code, log = fit("buggy_rewards.DownLater", *words)
+    shown = capsys.readouterr().out
+    assert "step 1/2" in shown
+    assert "step 2/2" not in shown  # it was left undone
     assert exit_code == ExitCode.SCORES_ABSENT
     assert "too many scores are missing" in log
     assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 1

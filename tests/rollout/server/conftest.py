@@ -1,4 +1,4 @@
-"""Two test servers that the tests here share, and the policy that they hold."""
+"""Two test servers that the tests here share."""
 
 import tempfile
 from pathlib import Path
@@ -7,20 +7,6 @@ from uuid import uuid4
 import pytest
 from served_engines import LONG, LORA, PLAIN, PROMPTS, SEEDED, generate, serving
 from sglang_server import running_server
-from tiny import tiny_policy
-
-
-@pytest.fixture(scope="session")
-def policy():
-    """Not to be changed."""
-    return tiny_policy()
-
-
-@pytest.fixture(scope="session")
-def directory(policy, tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    policy.save_pretrained(path)
-    return path
 
 
 @pytest.fixture(scope="session")
