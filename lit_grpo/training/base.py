@@ -155,11 +155,10 @@ class PolicyModule(L.LightningModule):
         (optimizer,) = self.trainer.optimizers
         schedule: Any = self.trainer.lr_scheduler_configs[0].scheduler
         schedule.base_lrs = [settings["initial_lr"] for settings in self._optimizer_settings]
-        rates = schedule.get_lr()
-        for group, settings, lr in zip(
-            optimizer.param_groups, self._optimizer_settings, rates, strict=True
+        for group, settings, factor in zip(
+            optimizer.param_groups, self._optimizer_settings, schedule.lr_lambdas, strict=True
         ):
-            group.update(settings, lr=lr)
+            group.update(settings, lr=settings["initial_lr"] * factor(schedule.last_epoch))
 
     def _evaluate_before_training(self, loader: Iterable[Sequence[Prompt]]) -> None:
         num_batches = int(sum(self.trainer.num_val_batches))

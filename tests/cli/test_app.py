@@ -139,6 +139,7 @@ def test_runs_are_numbered_and_a_failed_start_leaves_no_directory(here, printed_
 
 
 def test_a_run_that_fails_before_its_first_step_leaves_no_directory(here, capsys):
+    (here / "nowhere").mkdir()
     policy = "--model.policy={path: nowhere, architecture: null}"
     assert main(["fit", "--config=base.yaml", policy]) == 2
     assert "could be loaded from 'nowhere'" in capsys.readouterr().err

@@ -76,6 +76,7 @@ def test_a_judge_that_knows_the_gold_answer_passes(capsys):
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
 def test_answers_are_cut_and_verdicts_are_not_in_a_terminal(here, columns):
     lines = [f'{{"prompt": "{"why " * 30}{n}?", "answer": "{"so " * 30}{n}"}}' for n in range(4)]

@@ -104,6 +104,7 @@ def test_a_negated_weight_reverses_every_order(capsys):
     assert f"{top:.3g} → {-2 * top:.3g}" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
 def test_every_column_fits_a_terminal_and_completions_are_cut(here, columns):
     for path in Path("run/completions").iterdir():

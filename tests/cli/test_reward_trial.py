@@ -165,6 +165,7 @@ def test_a_value_or_only_abstaining_is_no_failure(reward, exit_code):
     assert trial("--n=2", reward=f"trial_rewards.{reward}") == exit_code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
 def test_numbers_stay_with_their_units_in_a_terminal(here, columns):
     rewards = "--model.rewards=[trial_rewards.Low,trial_rewards.MentionsSomeOfTheKeywords]"

@@ -154,6 +154,7 @@ def test_runs_that_started_from_the_same_warm_up_are_compared_after_it(tmp_path,
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [70, 80])
 def test_numbers_stay_with_their_units_in_a_terminal(tmp_path, columns):
     runs = [make_run(tmp_path / "a_long_name_of_a_run" / name, GRPO) for name in "01"]
