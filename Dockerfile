@@ -16,9 +16,9 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 # 1000 is the image's user `ubuntu`, and on many hosts the user who mounts a folder here.
-RUN python3 -m venv /opt/lit-grpo \
+RUN python3 -m venv /venv \
     && install --directory --owner 1000 --group 1000 /workspace /workspace/runs
-ENV PATH=/opt/lit-grpo/bin:$PATH
+ENV PATH=/venv/bin:$PATH
 
 COPY pyproject.toml MANIFEST.in README.md LICENSE /src/
 COPY callbacks /src/callbacks

@@ -79,7 +79,7 @@ class CommandLine(LightningCLI):
             datamodule_class=LightningDataModule,
             subclass_mode_model=invocation.has_model_class,
             subclass_mode_data=True,
-            save_config_callback=None,  # app._start_run saves it
+            save_config_callback=None,  # app._save_config saves it
             trainer_defaults=TRAINER_DEFAULTS,
             seed_everything_default=0,
             parser_class=Parser,

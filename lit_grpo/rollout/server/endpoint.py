@@ -108,7 +108,7 @@ class Endpoint:
                 if response.status >= 400:
                     await _read_text(response)
                 buffer, is_done = b"", False
-                async for chunk in response.content.iter_any():
+                async for chunk in _chunks(response):
                     *events, buffer = (buffer + chunk).split(b"\n\n")
                     for event in events:
                         data = event.partition(b"data: ")[2]
@@ -152,6 +152,16 @@ def require_field(reply: Any, name: str) -> Any:
     if not isinstance(reply, dict) or name not in reply:
         raise ServerError(f"no {name!r} in the reply {str(reply)[:MAX_SHOWN_CHARACTERS]!r}")
     return reply[name]
+
+
+async def _chunks(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
+    try:
+        async for chunk in response.content.iter_any():
+            yield chunk
+    except RuntimeError:  # aiohttp's, if data woke the reader in the moment of `Endpoint.close`
+        if not response.closed:
+            raise
+        raise ServerError(STOPPED) from None
 
 
 async def _read_text(response: aiohttp.ClientResponse) -> str:

@@ -96,3 +96,29 @@ def test_a_silent_stream_times_out(server):
     server.faults(hang_generate=1)
     with pytest.raises(ServerError, match="no answer in time"):
         read_events(server.url, "/generate", {"input_ids": [1]}, stream_timeout=0.2)
+
+
+def test_a_stream_that_is_closed_as_its_reader_wakes_up_is_the_servers_error():
+    """The end of an HTTP chunk wakes the reader before data is there, and the server is stopped."""
+
+    async def send_one_event(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\ndata: {}\n\n")
+
+    async def read():
+        server = await asyncio.start_server(send_one_event, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        endpoint = Endpoint(f"http://{host}:{port}", 10.0)
+        events = endpoint.events("/stream", None)
+        assert await anext(events) == {}
+        waiting = asyncio.create_task(anext(events))
+        (reply,) = endpoint._replies
+        while reply.content._waiter is None:
+            await asyncio.sleep(0.01)
+        reply.content._waiter.set_result(None)
+        await endpoint.close()
+        server.close()
+        await waiting
+
+    with pytest.raises(ServerError, match="the server was stopped"):
+        asyncio.run(read())
