@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from lit_grpo import __version__
 from lit_grpo.cli.commands import COMMANDS, bundled_configs, describe, examples, usage
 from lit_grpo.cli.errors import did_you_mean, print_error
+from lit_grpo.cli.output import outlive_readers
 from lit_grpo.stopping import SIGNAL_CODE, SIGNAL_MEANING, ExitCode
 
 SHUTDOWN_SECONDS = 15.0
@@ -41,8 +42,11 @@ version, and `lit-grpo --print_completion bash` (or zsh, fish, tcsh) prints a co
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code of the process."""
-    command, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    """Run one command, by default that of this process; return the exit code of the process."""
+    if argv is None:
+        outlive_readers()
+        argv = sys.argv[1:]
+    command, *arguments = argv or ["--help"]
     try:
         exit_code = dispatch(command, arguments)
     except KeyboardInterrupt:
