@@ -31,7 +31,7 @@ ADVICE = {
     Outcome.PARSE_ERROR: "Compare its prompt with its replies",
     Outcome.ABSTAIN: "Check why it declines to score these prompts",
     Outcome.NOT_SAMPLED: "Check the rollout engine's log",
-    Outcome.TRUNCATED: "Raise model.sampling.max_tokens, or let it score truncated completions",
+    Outcome.TRUNCATED: "Raise its max_tokens, or lower model.sampling.max_tokens",
 }
 
 SLOW_FRACTION = 0.5

@@ -17,7 +17,7 @@ from lit_grpo.cli.reward_trial import try_rewards
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
-from lit_grpo.training.base import refuse_unsupported
+from lit_grpo.training.compatibility import refuse_unsupported
 from lit_grpo.training.seeds import seed_everything
 from lit_grpo.types import UserError, check_range
 

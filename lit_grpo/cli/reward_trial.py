@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.prefetch import score_while_sampling
 from lit_grpo.training.seeds import SeedPurpose
-from lit_grpo.types import Measurements, Outcome, Prompt, RolloutBatch, Score
+from lit_grpo.types import Measurements, Prompt, RolloutBatch, Score
 
 REWARD_FAILED = 1
 """Exit code of this command if a reward failed on every completion."""
@@ -210,15 +211,11 @@ def _notes(trial: Trial, module: GRPOModule, num_rows_per_step: int) -> list[str
 
 def failed_everywhere(rollouts: RolloutBatch) -> list[Failure]:
     """Return why rewards failed that gave no completion a value; abstaining is not a failure."""
-    failures = [find_failure(rollouts, [name], _is_failure) for name in rollouts.parts]
+    failures = [find_failure(rollouts, [name], attrgetter("is_failure")) for name in rollouts.parts]
     gave_none = [part.isnan().all() for part in rollouts.parts.values()]
     return [
         failure for failure, is_none in zip(failures, gave_none, strict=True) if is_none and failure
     ]
-
-
-def _is_failure(score: Score) -> bool:
-    return not score.is_ok and score.outcome is not Outcome.ABSTAIN
 
 
 def _failures(rollouts: RolloutBatch) -> list[str]:

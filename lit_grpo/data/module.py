@@ -183,6 +183,8 @@ class PromptData(PromptDataModule):
             return _read_all(self.test)
         if split != "train" and self.validation:
             return _read_all(self.validation)
+        if split != "train" and not self.validation_size:
+            return []
         train, held_out = split_rows(_read_all(self.train), self.validation_size)
         return train if split == "train" else held_out
 

@@ -23,7 +23,7 @@ from lit_grpo.judge.failures import JudgeFailure
 from lit_grpo.types import Outcome, UserError, check_range
 
 WINDOW_SECONDS = 60.0
-HOLD_JITTER = 0.25
+RETRY_AFTER_JITTER = 0.25
 """Largest share added to a ``Retry-After`` wait, so that refused calls do not retry all at once."""
 
 _budgets: dict[tuple[str, str], CallBudget] = {}
@@ -178,7 +178,7 @@ class CallBudget:
             self._check_cost()
             now = time.monotonic()
             if (held := self._held_until - now) > 0:
-                return "retry_after", held * (1 + jitter.uniform(0, HOLD_JITTER))
+                return "retry_after", held * (1 + jitter.uniform(0, RETRY_AFTER_JITTER))
             for cause, window in self._windows.items():
                 if (seconds := window.seconds_until(amounts[cause], now)) > 0:
                     return cause, seconds

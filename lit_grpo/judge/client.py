@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_grpo.concurrency import backoff, jitter
-from lit_grpo.judge.budget import CallBudget, CallPermit, budget_of, release
+from lit_grpo.judge.budget import RETRY_AFTER_JITTER, CallBudget, CallPermit, budget_of, release
 from lit_grpo.judge.config import Judge
 from lit_grpo.judge.connection import connect, secret_variables, without_secret
 from lit_grpo.judge.failures import JudgeFailure, as_failure
@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 60.0
-RETRY_AFTER_JITTER = 0.25
-"""Largest share added to a ``Retry-After`` wait, so that refused calls do not retry all at once."""
 CHARACTERS_PER_TOKEN = 4
 MAX_PARSE_ERRORS = 3
 """Number of unreadable replies after which to give up on a question, since each costs money."""

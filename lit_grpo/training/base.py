@@ -13,19 +13,19 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from transformers import PreTrainedTokenizerBase, get_scheduler
 
-from lit_grpo.distributed import any_failure
+from lit_grpo.distributed import gather_objects
 from lit_grpo.policy import Policy
 from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
-from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
-from lit_grpo.training.evaluation import Evaluation
+from lit_grpo.stopping import ExitCode, stop_run
+from lit_grpo.training.compatibility import check_not_past_the_end, refuse_unsupported
+from lit_grpo.training.evaluation import AccuracyFailed, Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import Prompt, StopReason, UserError, check_type, setting_error
+from lit_grpo.types import Prompt, StopReason, UserError, check_range, check_type
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +55,16 @@ class PolicyModule(L.LightningModule):
         check_type("model.sampling", sampling, Sampling)
         self.sampling = sampling
         self.engine = engine or HFEngine()
+        check_type("model.engine", self.engine, RolloutEngine)
         self.make_optimizer = optimizer
         self.lr_schedule = lr_schedule
         self.warmup_steps = warmup_steps
         self.evaluation = evaluation or Evaluation()
+        check_type("model.evaluation", self.evaluation, Evaluation)
+        check_range("model.warmup_steps", warmup_steps, at_least=0)
+        check_range("model.seed", seed, at_least=0)
         self.seed = seed
+        self._optimizer_settings: list[dict[str, Any]] = []
         self.events = StageEvents(self)
 
     needs_reference = False
@@ -151,14 +156,22 @@ class PolicyModule(L.LightningModule):
             self._evaluate_before_training(loader)
 
     def _apply_optimizer_settings(self) -> None:
-        """Use the configured learning rate and other settings instead of the checkpoint's."""
+        """Use the configured learning rate, and other settings that differ from the run's so far.
+
+        What an optimizer itself keeps among its settings, as Prodigy does, goes on as it was.
+        """
         (optimizer,) = self.trainer.optimizers
         schedule: Any = self.trainer.lr_scheduler_configs[0].scheduler
         schedule.base_lrs = [settings["initial_lr"] for settings in self._optimizer_settings]
-        for group, settings, factor in zip(
-            optimizer.param_groups, self._optimizer_settings, schedule.lr_lambdas, strict=True
+        for group, settings, earlier, factor in zip(
+            optimizer.param_groups,
+            self._optimizer_settings,
+            self._earlier_optimizer_settings,
+            schedule.lr_lambdas,
+            strict=True,
         ):
-            group.update(settings, lr=settings["initial_lr"] * factor(schedule.last_epoch))
+            changed = {k: v for k, v in settings.items() if k not in earlier or earlier[k] != v}
+            group.update(changed, lr=settings["initial_lr"] * factor(schedule.last_epoch))
 
     def _evaluate_before_training(self, loader: Iterable[Sequence[Prompt]]) -> None:
         num_batches = int(sum(self.trainer.num_val_batches))
@@ -169,40 +182,42 @@ class PolicyModule(L.LightningModule):
         metrics = self._val_metrics.merged()
         for logger in self.loggers:
             logger.log_metrics(metrics, step=0)
-        log.info("before training: %s", ", ".join(f"{k} {v:.3f}" for k, v in metrics.items()))
-        if reason := get_stop_reason(self.trainer):
-            raise EngineFailed(reason.message)  # there is no training progress to save
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+        rank_zero_only(log.info)("before training: %s", shown)
 
     def on_validation_epoch_start(self) -> None:
         self._val_metrics = Metrics()
-        with self._stops_on_engine_failure():
+        with self._stops_on_failure():
             self.engine.load_weights(self.policy, self.global_step)
 
     def validation_step(self, prompts: Sequence[Prompt], batch_idx: int) -> None:
         seed = self.seeds.derive(SeedPurpose.EVALUATION, batch_idx)
-        stage = self.events.stage("evaluation", progress=self.evaluation.progress)
-        with stage, self._stops_on_engine_failure():
+        stage = self.events.stage("evaluation", progress=lambda: self.evaluation.progress())
+        with stage, self._stops_on_failure():
             self.evaluation.add_metrics(
                 self._val_metrics, self.engine, prompts, self.sampling, seed=seed
             )
 
     @contextmanager
-    def _stops_on_engine_failure(self) -> Iterator[None]:
-        """If the engine fails during ``fit``, stop with a checkpoint; otherwise raise its error.
+    def _stops_on_failure(self) -> Iterator[None]:
+        """Stop with a checkpoint if an evaluation fails in training; otherwise raise the error.
 
         Every rank must enter this context.
         """
-        failure = ""
+        failure: RuntimeError | None = None
         try:
             yield
-        except EngineFailed as error:
-            failure = str(error)
-        why = any_failure(failure)
-        if why and (self.trainer.state.fn != "fit" or self.trainer.sanity_checking):
-            raise EngineFailed(why)
-        if why:
-            message = f"Stopped at an evaluation: {why}"
-            stop_run(self.trainer, StopReason(exit_code=ExitCode.ENGINE_FAILED, message=message))
+        except (EngineFailed, AccuracyFailed) as error:
+            failure = error
+        failure = next(filter(None, gather_objects(failure)), None)
+        if failure is None:
+            return
+        if self.trainer.state.fn != "fit" or self.global_step == 0 or self.trainer.sanity_checking:
+            raise failure  # there is no training progress to save
+        is_engines = isinstance(failure, EngineFailed)
+        exit_code = ExitCode.ENGINE_FAILED if is_engines else ExitCode.CRASHED
+        message = f"Stopped at an evaluation: {failure}"
+        stop_run(self.trainer, StopReason(exit_code=exit_code, message=message))
 
     def on_validation_epoch_end(self) -> None:
         # Without a scored completion log NaN: Lightning would select checkpoints by the last value.
@@ -217,6 +232,7 @@ class PolicyModule(L.LightningModule):
         self.log_dict({name.replace("val/", "test/"): value for name, value in values.items()})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["optimizer_settings"] = self._optimizer_settings
         if self._reloads_frozen_base:
             # The state dict contains tied weights under each of their names.
             named = self.named_parameters(remove_duplicate=False)
@@ -233,6 +249,7 @@ class PolicyModule(L.LightningModule):
                 "config.yaml."
             )
         self.strict_loading = not self._reloads_frozen_base
+        self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
         if self._trainer is not None and self.trainer.state.fn == "fit":
             check_not_past_the_end(self.trainer, checkpoint["global_step"])
 
@@ -240,43 +257,3 @@ class PolicyModule(L.LightningModule):
     def _reloads_frozen_base(self) -> bool:
         """Whether the frozen base of an adapter is loaded from ``policy.path`` when resuming."""
         return self.policy.lora is not None and self.policy.path is not None
-
-
-def check_not_past_the_end(trainer: L.Trainer, step: int) -> None:
-    """Check that a checkpoint has not taken more optimizer steps than the run may.
-
-    Raises:
-        UserError: it has.
-    """
-    if 0 < trainer.max_steps < step:
-        raise setting_error(
-            "trainer.max_steps",
-            f">= {step}",
-            trainer.max_steps,
-            f"the checkpoint has taken {step} optimizer steps",
-        )
-
-
-def refuse_unsupported(trainer: L.Trainer) -> None:
-    """Refuse strategies and precisions that would train wrongly without an error.
-
-    Raises:
-        UserError: the strategy is neither ``auto`` on one device nor ``ddp``, or the precision is
-            neither ``32-true`` nor ``bf16-mixed``.
-    """
-    if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
-        raise setting_error(
-            "trainer.strategy",
-            "auto or ddp",
-            type(trainer.strategy).__name__,
-            "sharded policies are untested, and DeepSpeed loses gradients when a step has several "
-            "backward passes",
-        )
-    if trainer.precision not in ("32-true", "bf16-mixed"):
-        raise setting_error(
-            "trainer.precision",
-            "32-true or bf16-mixed",
-            trainer.precision,
-            "float16 gradients would be clipped before they are unscaled; for bfloat16 weights set "
-            "model.policy.dtype",
-        )

@@ -109,14 +109,13 @@ def to_train_batch(
         old_logprobs: [N, C] if they have been computed already.
     """
     device = tokens.completion_ids.device
-    reported = [one for completion in rollouts.completions for one in completion.sampler_logprobs]
-    sampler_logprobs = torch.zeros(tokens.completion_mask.shape, device=device)
-    sampler_logprobs[tokens.completion_mask] = torch.tensor(reported, device=device)
+    reported = [completion.sampler_logprobs for completion in rollouts.completions]
+    sampler_logprobs, _ = pad(reported, 0.0, torch.float32)
     return TrainBatch(
         **{field.name: getattr(tokens, field.name) for field in fields(tokens)},
         loss_mask=tokens.completion_mask & trained[:, None].to(device),
         advantages=advantages.float().to(device),
-        sampler_logprobs=sampler_logprobs,
+        sampler_logprobs=sampler_logprobs.to(device),
         old_logprobs=old_logprobs,
     )
 

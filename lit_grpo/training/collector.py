@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 from lit_grpo.distributed import gather_objects
 from lit_grpo.objective import AdvantageConfig
@@ -23,7 +22,7 @@ from lit_grpo.training.prefetch import (
     RolloutFactory,
     StepContext,
     drop_stale_groups,
-    sampling_progress,
+    with_unfinished_tokens,
 )
 from lit_grpo.training.score_gate import (
     OutagePolicy,
@@ -138,8 +137,10 @@ class Collector:
         return rollouts
 
     def _generation(self, scoring: Scoring) -> AbstractContextManager[object]:
-        progress = partial(sampling_progress, scoring, self._engine)
-        return self._events.stage("generation", progress=progress)
+        def sampled() -> StageProgress:
+            return with_unfinished_tokens(scoring.sampled(), self._engine)
+
+        return self._events.stage("generation", progress=sampled)
 
     def _refill(self, rollouts: RolloutBatch, step: StepContext, metrics: Metrics) -> RolloutBatch:
         """Replace groups whose advantages are all 0 with groups from further prompts.

@@ -1,6 +1,9 @@
-"""Check the settings of a GRPO run: ranges, and combinations that cannot work."""
+"""Check the settings of a run: ranges, and combinations that cannot work."""
 
 from __future__ import annotations
+
+import lightning as L
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import Policy
@@ -82,4 +85,44 @@ def refuse_contradictions(policy: Policy, objective: Objective, advantage: Advan
             "objective.kl.place: reward subtracts the divergence from the sum of the rewards, but "
             "advantage.combine: normalise_then_sum computes no such sum. Set "
             "model.objective.kl.place to loss, or model.advantage.combine to sum_then_normalise."
+        )
+
+
+def check_not_past_the_end(trainer: L.Trainer, step: int) -> None:
+    """Check that a checkpoint has not taken more optimizer steps than the run may.
+
+    Raises:
+        UserError: it has.
+    """
+    if 0 < trainer.max_steps < step:
+        raise setting_error(
+            "trainer.max_steps",
+            f">= {step}",
+            trainer.max_steps,
+            f"the checkpoint has taken {step} optimizer steps",
+        )
+
+
+def refuse_unsupported(trainer: L.Trainer) -> None:
+    """Refuse strategies and precisions that would train wrongly without an error.
+
+    Raises:
+        UserError: the strategy is neither ``auto`` on one device nor ``ddp``, or the precision is
+            neither ``32-true`` nor ``bf16-mixed``.
+    """
+    if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+        raise setting_error(
+            "trainer.strategy",
+            "auto or ddp",
+            type(trainer.strategy).__name__,
+            "sharded policies are untested, and DeepSpeed loses gradients when a step has several "
+            "backward passes",
+        )
+    if trainer.precision not in ("32-true", "bf16-mixed"):
+        raise setting_error(
+            "trainer.precision",
+            "32-true or bf16-mixed",
+            trainer.precision,
+            "float16 gradients would be clipped before they are unscaled; for bfloat16 weights set "
+            "model.policy.dtype",
         )

@@ -6,17 +6,18 @@ the accuracy, never counted as wrong, and logged as ``val/unscored_fraction``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 
 from torch import Tensor
 
 from lit_grpo.rewards import MathReward, Reward
-from lit_grpo.rewards.scoring import RewardSuite, Scoring
+from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.training.metrics import Metrics, add_measurements
-from lit_grpo.training.prefetch import sampling_progress, score_while_sampling
+from lit_grpo.training.prefetch import score_while_sampling, with_unfinished_tokens
+from lit_grpo.training.score_gate import ScoreStatus, score_status
 from lit_grpo.types import (
     Prompt,
     RolloutBatch,
@@ -25,6 +26,10 @@ from lit_grpo.types import (
     check_range,
     setting_error,
 )
+
+
+class AccuracyFailed(RuntimeError):
+    """The reward that measures accuracy has a bug; the message has its traceback."""
 
 
 @dataclass(kw_only=True)
@@ -64,8 +69,9 @@ class Evaluation:
                 "pass@k is estimated from at least k samples",
             )
         self.suite = RewardSuite([self.accuracy or MathReward()])
-        self._scoring: Scoring | None = None
-        self._engine: RolloutEngine | None = None
+        self.progress: Callable[[], StageProgress] = StageProgress
+        """Returns how many completions of the current batch have been scored."""
+        self._has_worked = False
 
     @property
     def metric_names(self) -> list[str]:
@@ -73,13 +79,6 @@ class Evaluation:
         n = self.num_samples
         samples = [f"val/avg@{n}", *(f"val/pass@{k}" for k in self.pass_at or (n,))] if n else []
         return ["val/accuracy", *samples]
-
-    def progress(self) -> StageProgress:
-        """Return how many completions of the current batch have been scored."""
-        if self._scoring is None or self._engine is None:
-            return StageProgress()
-        sampled = sampling_progress(self._scoring, self._engine)
-        return replace(sampled, num_done=self._scoring.scored().num_done)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Check that the accuracy can score these prompts.
@@ -106,7 +105,12 @@ class Evaluation:
         *,
         seed: int,
     ) -> None:
-        """Sample and score completions of these prompts, and add their ``val/…`` metrics."""
+        """Sample and score completions of these prompts, and add their ``val/…`` metrics.
+
+        Raises:
+            EngineFailed: the engine cannot sample them.
+            AccuracyFailed: the accuracy has a bug.
+        """
         greedy = self._sample_and_score(
             engine, prompts, 1, replace(sampling, temperature=0.0), seed
         )
@@ -132,9 +136,20 @@ class Evaluation:
         seed: int,
     ) -> RolloutBatch:
         scoring = self.suite.open(prompts, group_size)
-        self._scoring, self._engine = scoring, engine
+        self.progress = lambda: with_unfinished_tokens(scoring.scored(), engine)
         score_while_sampling(scoring, engine.generate(prompts, group_size, sampling, seed=seed))
-        return scoring.result()
+        rollouts = scoring.result()
+        self._refuse_bug(score_status(rollouts, list(self.suite.weights)))
+        return rollouts
+
+    def _refuse_bug(self, status: ScoreStatus) -> None:
+        """Raise an error if the accuracy has never worked and fails by a bug on every row."""
+        for name in () if self._has_worked else status.only_bugs:
+            raise AccuracyFailed(
+                f"the accuracy {name!r} has a bug. {status.bugs[name]}\nSet "
+                "model.evaluation.accuracy, or mend it."
+            )
+        self._has_worked |= bool(status.not_bugs)
 
 
 def _values(rollouts: RolloutBatch) -> Tensor:

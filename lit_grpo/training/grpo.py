@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.optim import AdamW
 
@@ -24,7 +25,6 @@ from lit_grpo.objective.kl import kl_in_reward
 from lit_grpo.policy import Policy
 from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.rewards import Reward
-from lit_grpo.rewards.function import as_reward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stopping import stop_run
@@ -111,13 +111,14 @@ class GRPOModule(PolicyModule):
         check_type("model.objective", objective, Objective)
         check_type("model.advantage", advantage, AdvantageConfig)
         check_type("model.update", update, UpdateConfig)
+        check_type("model.outage", outage, OutagePolicy)
         check_sampling(group_size, dynamic_sampling_rounds, sampling)
         refuse_contradictions(policy, objective, advantage)
         check_overlap(
             max_head_offpolicyness, update.optimizer_steps, dynamic_sampling_rounds, self.engine
         )
         self.automatic_optimization = False
-        self.rewards = RewardSuite([as_reward(one) for one in rewards])
+        self.rewards = RewardSuite(rewards)
         self.group_size = group_size
         self.objective = objective
         self.advantage = advantage
@@ -220,7 +221,7 @@ class GRPOModule(PolicyModule):
         with self.events.stage("logprob", progress=self.policy_update.progress):
             prepared = self.policy_update.prepare(batch)
         if prepared is None:
-            log.warning(
+            rank_zero_only(log.warning)(
                 "rollout step %d has no token to train on, so no optimizer step is taken: every "
                 "row is invalid, filtered or the only valid one of its group. See "
                 "reward/valid_fraction and the outcomes in completions/.",

@@ -61,9 +61,8 @@ def score_while_sampling(scoring: Scoring, completions: Iterable[tuple[int, Comp
         scoring.add(row, completion)
 
 
-def sampling_progress(scoring: Scoring, engine: RolloutEngine) -> StageProgress:
-    """Return how many completions and tokens have been sampled."""
-    finished = scoring.sampled()
+def with_unfinished_tokens(finished: StageProgress, engine: RolloutEngine) -> StageProgress:
+    """Add the tokens of completions that the engine is still sampling."""
     return replace(finished, num_tokens=finished.num_tokens + engine.num_unfinished_tokens)
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.diagnostics import Failure, find_failure
 from lit_grpo.distributed import any_failure, gather_objects
@@ -22,10 +24,6 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 """Time between two checks whether a callback ends the run."""
-
-
-NOT_CALLED = (Outcome.NOT_SAMPLED, Outcome.TRUNCATED)
-"""Outcomes of rows that a reward was not called for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +98,11 @@ class ScoreStatus:
     not_bugs: frozenset[str] = frozenset()
     """Names of the rewards that gave a value or failed for another reason on some row."""
 
+    @property
+    def only_bugs(self) -> frozenset[str]:
+        """Names of the rewards that failed by a bug on every row."""
+        return frozenset(self.bugs) - self.not_bugs
+
     def __str__(self) -> str:
         missing = self.num_missing + self.num_not_sampled
         share = missing / self.num_rows
@@ -113,7 +116,7 @@ class ScoreGate:
         self._events = events
         self._policy = policy
         self._has_worked: frozenset[str] = frozenset()
-        """Names of the rewards that have given a value in this process, on any rank."""
+        """Names of the rewards of which some call in this process had no bug, on any rank."""
 
     def wait_for_completions(self, wait: Callable[[float], bool]) -> None:
         """Wait until, on every rank, all completions are sampled or the engine has given up.
@@ -141,27 +144,28 @@ class ScoreGate:
         """
         abandon_if_engine_failed(engine_failure)
         rollouts, status = self._attempt(scoring)
-        num_retries = 0
-        for pause in self._policy.pauses():
-            if self._can_train(status):
-                break
+        pauses = self._policy.pauses()
+        has_retried = False
+        while not self._can_train(status):
+            pause = next(pauses, None)
+            if pause is None:
+                raise StepAbandoned(
+                    f"Stopped because too many scores are missing: {status} The step was not "
+                    "trained on. Fix the cause and resume, or raise "
+                    "model.outage.max_absent_fraction."
+                )
             when = f"in {pause:.0f} s" if pause else "now"
-            log.warning(
+            rank_zero_only(log.warning)(
                 "Too many scores are missing to train on this step: %s Retrying %s.", status, when
             )
             self._pause(pause)
-            num_retries += 1
+            has_retried = True
             if scoring is not None:
                 scoring.retry()
             rollouts, status = self._attempt(scoring)
-        if self._can_train(status):
-            if num_retries:
-                log.info("Enough scores have arrived: training goes on.")
-            return rollouts
-        raise StepAbandoned(
-            f"Stopped because too many scores are missing: {status} The step was not trained on. "
-            "Fix the cause and resume, or raise model.outage.max_absent_fraction."
-        )
+        if has_retried:
+            rank_zero_only(log.info)("Enough scores have arrived: training goes on.")
+        return rollouts
 
     def _attempt(self, scoring: Scoring | None) -> tuple[RolloutBatch | None, ScoreStatus]:
         """Wait for the scores; return this rank's rollouts and the status over all ranks."""
@@ -172,8 +176,7 @@ class ScoreGate:
                 rollouts = scoring.result()
                 status = score_status(rollouts, scoring.counted_rewards)
             except RewardFailed as error:
-                bugs = {error.reward: f"{error}\n{error.bug}"} if error.bug else {}
-                status = ScoreStatus(fatal=str(error), bugs=bugs)
+                status = ScoreStatus(fatal=f"{error}\n{error.bug}".strip())
         return rollouts, _over_ranks(gather_objects(status))
 
     def _abandon_on_bug(self, status: ScoreStatus) -> None:
@@ -181,7 +184,7 @@ class ScoreGate:
 
         A reward that has worked before may raise the same exception because its service is down.
         """
-        for name in status.bugs.keys() - status.not_bugs - self._has_worked:
+        for name in sorted(status.only_bugs - self._has_worked):
             raise StepAbandoned(
                 f"Stopped because of a bug in reward {name!r}, which no retry heals. The step was "
                 f"not trained on. {status.bugs[name]}\nTry the reward without training: lit-grpo "
@@ -248,15 +251,12 @@ def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
         for index in range(rollouts.group_size)
     ]
     over_budget = [one for row in rows for one in row if one.outcome is Outcome.BUDGET_SPENT]
-    status = ScoreStatus(
+    return ScoreStatus(
         num_rows=len(rows),
         num_missing=sum(any(score.is_outage for score in row) for row in rows),
         num_not_sampled=len(rows) - len(rollouts.sampled),
         failure=find_failure(rollouts, rewards, _is_missing),
         fatal=f"the judge's budget is spent: {over_budget[0].detail}." if over_budget else "",
-    )
-    return replace(
-        status,
         bugs={name: bug for name in rewards if (bug := _find_bug(rollouts, name))},
         not_bugs=frozenset(name for name in rewards if _has_other_result(rollouts, name)),
     )
@@ -275,7 +275,7 @@ def _find_bug(rollouts: RolloutBatch, reward: str) -> str:
 def _has_other_result(rollouts: RolloutBatch, reward: str) -> bool:
     """Return whether the reward gave something else than a bug on some row."""
     scores = (score for group in rollouts.groups for score in group.scores[reward])
-    return any(not score.bug and score.outcome not in NOT_CALLED for score in scores)
+    return any(not score.bug and score.is_scorable for score in scores)
 
 
 def _is_missing(score: Score) -> bool:

@@ -101,7 +101,7 @@ class Outcome(StrEnum):
     BUDGET_SPENT = "budget_spent"
     ERROR = "error"
     TRUNCATED = "truncated"
-    """The completion was cut off, and the reward does not score truncated completions."""
+    """Prompt and completion are longer than the reward can read."""
     NOT_SAMPLED = "not_sampled"
     """The engine gave no completion to score."""
 
@@ -148,9 +148,14 @@ class Score:
         return self.outcome not in (Outcome.OK, Outcome.ABSTAIN)
 
     @property
+    def is_scorable(self) -> bool:
+        """Whether there is a completion that the reward can read."""
+        return self.outcome not in (Outcome.TRUNCATED, Outcome.NOT_SAMPLED)
+
+    @property
     def is_outage(self) -> bool:
         """Whether the failure lies outside the completion, so that a retry may succeed."""
-        return self.is_failure and self.outcome not in (Outcome.TRUNCATED, Outcome.NOT_SAMPLED)
+        return self.is_failure and self.is_scorable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

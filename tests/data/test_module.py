@@ -11,6 +11,7 @@ from data_runs import fit, flat, make_trainer, sums
 from paths import GSM8K
 
 from lit_grpo.data import AdditionData, PromptData
+from lit_grpo.types import UserError
 
 
 def write_rows(path: Path, number: int) -> str:
@@ -144,3 +145,10 @@ def test_gsm8k_files_are_read_as_they_are():
     assert prompts[0].answer == "72"
     assert prompts[0].columns["answer"].endswith("#### 72")
     assert all(prompt.answer.lstrip("-").isdigit() for prompt in prompts)
+
+
+def test_without_held_out_rows_only_the_training_split_reads_the_data(tmp_path):
+    data = PromptData(str(tmp_path / "absent.jsonl"))
+    assert data.rows("validation") == []
+    with pytest.raises(UserError, match=r"absent\.jsonl"):
+        data.rows("train")

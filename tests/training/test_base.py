@@ -1,10 +1,8 @@
 import math
-from types import SimpleNamespace
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from small_runs import PROMPTS, Keep, fit, make_module, make_trainer, weights
 from tiny import tiny_policy
 
@@ -15,22 +13,7 @@ from lit_grpo.rewards import MathReward, Reward
 from lit_grpo.rollout import EngineFailed, HFEngine
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.training import Evaluation, GRPOModule
-from lit_grpo.training.base import refuse_unsupported
 from lit_grpo.types import UserError
-
-
-@pytest.mark.parametrize(
-    ("strategy", "precision", "message"),
-    [
-        (SingleDeviceStrategy, "16-mixed", "got 16-mixed .* Set trainer.precision"),
-        (FSDPStrategy, "32-true", "got FSDPStrategy .* Set trainer.strategy"),
-    ],
-)
-def test_strategies_and_precisions_that_would_train_wrongly_are_refused(
-    strategy, precision, message
-):
-    with pytest.raises(ValueError, match=message):
-        refuse_unsupported(SimpleNamespace(strategy=strategy(), precision=precision))
 
 
 def test_the_learning_rate_warms_up_and_follows_its_schedule():
@@ -144,9 +127,44 @@ def test_a_policy_may_be_given_by_its_path(tmp_path):
         ("sampling", {"max_tokens": 8}, "Sampling"),
         ("objective", "dapo", "Objective"),
         ("update", 2, "UpdateConfig"),
+        ("outage", "wait", "OutagePolicy"),
+        ("engine", "vllm", "RolloutEngine"),
+        ("evaluation", 3, "Evaluation"),
     ],
 )
 def test_a_setting_of_the_wrong_type_is_named(key, value, rule):
     settings = {"policy": tiny_policy(), "rewards": [MathReward()]} | {key: value}
     with pytest.raises(UserError, match=f"{key} must be of type {rule}, got .* Set model.{key}"):
         GRPOModule(**settings)
+
+
+@pytest.mark.parametrize("key", ["seed", "warmup_steps"])
+def test_a_negative_number_is_refused_before_the_model_is_loaded(key):
+    with pytest.raises(UserError, match=f"{key} must be >= 0, got -1. Set model.{key}"):
+        make_module(**{key: -1})
+
+
+class CountsItsSteps(torch.optim.SGD):
+    """Keep state among its settings, as Prodigy and schedule-free optimizers do."""
+
+    def __init__(self, params, lr=1.0, momentum=0.0):
+        super().__init__(params, lr=lr, momentum=momentum)
+        for group in self.param_groups:
+            group["num_steps"] = 0
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            group["num_steps"] += 1
+
+
+def test_a_resumed_optimizer_keeps_its_own_state_and_takes_new_settings(tmp_path):
+    def settings(momentum, max_steps, **resume):
+        module = make_module(optimizer=lambda params: CountsItsSteps(params, momentum=momentum))
+        trainer = make_trainer(ExitCheckpoint(str(tmp_path)), max_steps=max_steps)
+        trainer.fit(module, PromptLoader(PROMPTS, 4), weights_only=True, **resume)
+        (group,) = trainer.optimizers[0].param_groups
+        return group["num_steps"], group["momentum"]
+
+    assert settings(0.0, max_steps=2) == (2, 0.0)
+    assert settings(0.5, max_steps=3, ckpt_path=tmp_path / "last.ckpt") == (3, 0.5)

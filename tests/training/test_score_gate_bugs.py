@@ -9,10 +9,9 @@ import pandas as pd
 import pytest
 import yaml
 from cli_base import BASE
-from run_logs import close_logs
+from run_logs import workplace
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 from lit_grpo.stopping import ExitCode
 
 REWARDS = """
@@ -66,15 +65,12 @@ class DownLater(Reward):
 
 
 @pytest.fixture(autouse=True)
-def _workplace(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    monkeypatch.setenv(RUN_DIR_VARIABLE, "")
-    monkeypatch.delitem(sys.modules, "buggy_rewards", raising=False)
-    Path("buggy_rewards.py").write_text(REWARDS)
-    Path("base.yaml").write_text(yaml.safe_dump(BASE))
-    yield
-    close_logs()
+def _workplace(tmp_path):
+    with workplace(tmp_path) as patch:
+        patch.delitem(sys.modules, "buggy_rewards", raising=False)
+        Path("buggy_rewards.py").write_text(REWARDS)
+        Path("base.yaml").write_text(yaml.safe_dump(BASE))
+        yield
 
 
 def fit(reward: str, *arguments: str) -> tuple[int, str]:
@@ -125,9 +121,9 @@ def test_the_traceback_begins_in_the_users_file_and_names_the_line(reward):
 def test_on_error_raise_shows_the_bug_as_well():
     reward = "{class_path: buggy_rewards.MissingColumn, init_args: {on_error: raise}}"
     exit_code, log = fit(reward)
-    assert exit_code == ExitCode.CRASHED
-    assert "Stopped because of a bug in reward" in log
-    assert 'buggy_rewards.py", line' in log
+    assert exit_code == ExitCode.SCORES_ABSENT
+    assert "its on_error is 'raise'" in log
+    assert 'buggy_rewards.py", line' in log[log.index("Stopped: ") :]
 
 
 def test_an_occasional_bug_is_an_outcome_with_one_traceback():
@@ -156,3 +152,41 @@ def test_a_bug_in_a_reward_that_is_only_logged_does_not_end_the_run():
     exit_code, log = fit(f"MathReward, {monitor}")
     assert exit_code == 0
     assert log.count("Traceback (most recent call last)") == 1
+
+
+ACCURACY = "--model.evaluation.accuracy=buggy_rewards."
+
+
+def test_a_bug_in_the_accuracy_ends_the_run_before_it_trains(capsys):
+    exit_code, _ = fit(
+        "MathReward", "--model.evaluation.before_training=true", f"{ACCURACY}MissingColumn"
+    )
+    assert exit_code == ExitCode.CRASHED
+    shown = capsys.readouterr().err
+    assert "the accuracy 'missing_column' has a bug. Row addition" in shown
+    assert 'buggy_rewards.py", line' in shown
+    assert not Path("run/metrics.csv").exists()
+
+
+def test_a_bug_in_the_accuracy_that_shows_later_ends_the_run_with_a_checkpoint():
+    Path("exit.yaml").write_text(
+        "trainer: {callbacks: [{class_path: ExitCheckpoint, init_args: {dirpath: run}}]}"
+    )
+    checked = ["--config=exit.yaml", "--trainer.val_check_interval=1", f"{ACCURACY}MissingColumn"]
+    exit_code, log = fit("MathReward", *checked)
+    assert exit_code == ExitCode.CRASHED
+    assert "Stopped at an evaluation: the accuracy 'missing_column' has a bug" in log
+    assert "Resume with: lit-grpo fit run" in log
+    assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 1
+
+
+def test_an_accuracy_that_has_worked_may_fail_later():
+    exit_code, _ = fit(
+        "MathReward",
+        "--trainer.val_check_interval=1",
+        "--data.validation_size=4",
+        f"{ACCURACY}DownLater",
+    )
+    assert exit_code == 0
+    val = pd.read_csv("run/metrics.csv")["val/unscored_fraction"].dropna()
+    assert val.tolist() == [0.0, 1.0]

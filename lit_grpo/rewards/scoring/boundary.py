@@ -6,6 +6,7 @@ A failure that looks like a mistake in the reward's code is marked as a bug: no 
 
 from __future__ import annotations
 
+import os
 import reprlib
 import traceback
 from collections.abc import Iterable, Sized
@@ -17,7 +18,7 @@ from lit_grpo.types import Outcome, Score
 
 MAX_DETAIL_CHARACTERS = 500
 MAX_BUG_CHARACTERS = 4000
-PACKAGE = str(Path(__file__).parents[2])
+PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 PROGRAMMING_ERRORS = (
     LookupError, TypeError, AttributeError, NameError, ArithmeticError, ImportError, SyntaxError
@@ -72,12 +73,11 @@ def _no_scores(
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback as text, from the user's first line on."""
+    """Return the traceback as text, from the user's first line on if it has one."""
     report = traceback.TracebackException.from_exception(error)
-    frames = list(report.stack)
-    while frames and frames[0].filename.startswith(PACKAGE):
-        frames.pop(0)
-    report.stack = traceback.StackSummary.from_list(frames)
+    is_users = [not frame.filename.startswith(PACKAGE) for frame in report.stack]
+    first = is_users.index(True) if any(is_users) else 0
+    report.stack = traceback.StackSummary.from_list(report.stack[first:])
     return "".join(report.format()).strip()
 
 

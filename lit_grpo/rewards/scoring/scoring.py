@@ -28,10 +28,6 @@ class RewardFailed(RuntimeError):
             f"{score.detail or 'no detail'} (its on_error is 'raise'). Fix the reward, or set "
             "on_error to 'mask' to train without the rows that it cannot score."
         )
-        self.reward = reward
-        self.prompt_id = prompt_id
-        self.outcome = score.outcome
-        self.detail = score.detail
         self.bug = score.bug
 
 
@@ -182,14 +178,6 @@ class Scoring:
     @property
     def is_cancelled(self) -> bool:
         return self._is_cancelled or self._runners.is_closed
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds spent scoring so far, by reward; parallel calls add up."""
-        return {
-            name: sum(score.seconds for score in scores if score is not None)
-            for name, scores in self._scores.items()
-        }
 
     def deliver(self, call: Call, scores: tuple[Score, ...]) -> None:
         """Store the scores of a call; runs on the thread that made it."""

@@ -6,9 +6,10 @@ Scores are summed with their weights; normalising is left to the advantages.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lit_grpo.rewards.function import as_reward
 from lit_grpo.rewards.reward import Reward, check_settings
 from lit_grpo.rewards.scoring.runners import Call, Runners
 from lit_grpo.rewards.scoring.scoring import Scoring
@@ -25,8 +26,8 @@ class RewardSuite:
             out of range.
     """
 
-    def __init__(self, rewards: Sequence[Reward]) -> None:
-        self.rewards = tuple(rewards)
+    def __init__(self, rewards: Sequence[Reward | Callable[..., Any]]) -> None:
+        self.rewards = tuple(map(as_reward, rewards))
         for reward in self.rewards:
             check_settings(reward)
         names = [reward.name for reward in self.rewards]
@@ -42,7 +43,7 @@ class RewardSuite:
             )
         self._runners: Runners | None = None
         self._started: list[Reward] = []
-        self._warned: set[tuple[str, Outcome, str]] = set()
+        self._warned: set[tuple[str, Outcome, bool]] = set()
 
     @property
     def weights(self) -> dict[str, float]:
@@ -119,7 +120,7 @@ class RewardSuite:
 
     def _warn(self, call: Call, score: Score) -> None:
         """Log the first failure of each kind, a bug with its traceback; metrics count all."""
-        kind = (call.reward.name, score.outcome, score.bug)
+        kind = (call.reward.name, score.outcome, bool(score.bug))
         if kind not in self._warned:
             self._warned.add(kind)
             _log.warning(

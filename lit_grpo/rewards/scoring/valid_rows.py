@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ def combine(rewards: Sequence[Reward], groups: Iterable[Group]) -> RolloutBatch:
         any_applies |= applies
         valid &= ~applies | ~part.isnan()
         if reward.on_error == "drop_group":
-            valid &= ~_where(groups, reward.name, _is_failure).any(1, keepdim=True)
+            valid &= ~_where(groups, reward.name, attrgetter("is_failure")).any(1, keepdim=True)
         total += torch.where(applies, reward.weight * part, 0.0)
     valid &= any_applies
     return RolloutBatch(
@@ -66,7 +67,3 @@ def _where(groups: Sequence[Group], name: str, test: Callable[[Score], bool]) ->
 
 def _is_not_abstention(score: Score) -> bool:
     return score.outcome not in (Outcome.ABSTAIN, Outcome.NOT_SAMPLED)
-
-
-def _is_failure(score: Score) -> bool:
-    return score.is_failure

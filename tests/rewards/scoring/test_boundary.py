@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_grpo.rewards.scoring.boundary import as_score, as_scores, failed_scores
+from lit_grpo.rewards.scoring.boundary import PACKAGE, as_score, as_scores, failed_scores
 from lit_grpo.types import Outcome, Score
 
 
@@ -86,3 +86,27 @@ def test_exception_becomes_an_outcome_with_its_type_and_message():
         == (Score(value=None, outcome=Outcome.TIMEOUT, detail="TimeoutError", seconds=0.5),) * 2
     )
     assert len(failed_scores(ValueError("x" * 9999), 1, 0.5)[0].detail) == 500
+
+
+def raised_in(filename: str) -> str:
+    """Return the bug of a missing key in code that stands in this file."""
+    code = compile("def score():\n    return {}['gold']", filename, "exec")
+    names = {}
+    exec(code, names)
+    try:
+        names["score"]()
+    except KeyError as error:
+        (score,) = failed_scores(error, 1, 0.0)
+    return score.bug
+
+
+@pytest.mark.parametrize(
+    ("filename", "shown"),
+    [
+        (f"{PACKAGE}rewards/math_answers/reward.py", "math_answers/reward.py"),
+        (f"{PACKAGE.rstrip('/')}_extras/rewards.py", "lit_grpo_extras/rewards.py"),
+        ("my_rewards.py", "my_rewards.py"),
+    ],
+)
+def test_a_bug_shows_the_file_it_stands_in(filename, shown):
+    assert f'{shown}", line 2, in score' in raised_in(filename)
