@@ -25,7 +25,7 @@ from lit_grpo.types import StopReason
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
-ECHO_SECONDS = 1.0
+ECHO_SECONDS = 0.5
 """A second signal within this time is the same request: a launcher may forward the signal that the
 whole process group has already received."""
 
@@ -114,7 +114,8 @@ class ExitCheckpoint(Callback):
         signum = int(trainer.strategy.reduce(received, reduce_op="max"))
         if signum:
             num_steps = trainer.fit_loop.total_batch_idx + 1 - is_step_unfinished
-            message = f"Ended by {signal.Signals(signum).name} after {num_steps} rollout steps."
+            steps = "step" if num_steps == 1 else "steps"
+            message = f"Ended by {signal.Signals(signum).name} after {num_steps} rollout {steps}."
             reason = StopReason(
                 exit_code=exit_code_of_signal(signum),
                 message=message,

@@ -53,8 +53,7 @@ class TimingLog(Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        # A stage that this step skips gets 0 seconds; otherwise Lightning would log its last
-        # duration again.
+        # A stage that this step skips takes 0 seconds.
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
@@ -87,7 +86,7 @@ class TimingLog(Callback):
             if self.stages and trainer.is_global_zero:
                 step = trainer.fit_loop.total_batch_idx
                 memory = memory_gb(pl_module.device)
-                log.info("%s", _step_line(step, step_seconds, memory, rollouts))
+                log.info("%s", _step_line(step, step_seconds, memory, outputs))
             self._num_steps += 1
         self._step_log.log(pl_module, metrics)
 
@@ -149,12 +148,12 @@ def _stage_line(step: int, stage: Stage, memory: float) -> str:
     return f"{_line(step, name, stage.seconds, memory)}{details}"
 
 
-def _step_line(step: int, seconds: float, memory: float, rollouts: RolloutBatch) -> str:
-    rewards = rollouts.rewards[rollouts.valid]
-    spread = rewards.std(correction=0) if len(rewards) else float("nan")
+def _step_line(step: int, seconds: float, memory: float, outputs: Mapping[str, Any]) -> str:
+    valid, metrics = outputs["rollouts"].valid, outputs["metrics"]
+    mean, deviation = (metrics.get(f"reward/{name}", float("nan")) for name in ("mean", "std"))
     return (
-        f"{_line(step, 'total', seconds, memory)}  rewards {rewards.mean():.3f}±{spread:.3f} "
-        f"({len(rewards)} of {rollouts.valid.numel()} valid)"
+        f"{_line(step, 'total', seconds, memory)}  rewards {mean:.3f}±{deviation:.3f} "
+        f"({int(valid.sum())} of {valid.numel()} valid)"
     )
 
 

@@ -66,6 +66,10 @@ def dispatch(command: str, arguments: list[str]) -> int:
         return print_completion(arguments)
     elif command == "report":
         return report(arguments)
+    elif command in COMMANDS and {"-h", "--help"}.intersection(arguments):
+        from lit_grpo.cli.help import print_help
+
+        print_help(command)
     elif command in COMMANDS:
         from lit_grpo.cli.app import run
 

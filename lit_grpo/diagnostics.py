@@ -81,10 +81,14 @@ class Failure:
         )
 
 
+def has_no_value(score: Score) -> bool:
+    return not score.is_ok
+
+
 def find_failure(
     rollouts: RolloutBatch,
     rewards: Collection[str] | None = None,
-    counts_as_failure: Callable[[Score], bool] | None = None,
+    counts_as_failure: Callable[[Score], bool] = has_no_value,
 ) -> Failure | None:
     """Return the reward and outcome that most rows without a value share.
 
@@ -94,13 +98,12 @@ def find_failure(
         rewards: Names of the rewards to look at; all of them if None.
         counts_as_failure: Whether a score counts; by default every score without a value does.
     """
-    counts_as_failure = counts_as_failure or has_no_value
     counts: Counter[tuple[str, Outcome]] = Counter()
     details: dict[tuple[str, Outcome], str] = {}
     num_rows = 0
     for group in rollouts.groups:
         num_rows += len(group.completions)
-        for name in rewards or group.scores.keys():
+        for name in group.scores if rewards is None else rewards:
             for score in filter(counts_as_failure, group.scores[name]):
                 counts[name, score.outcome] += 1
                 details.setdefault((name, score.outcome), score.detail)
@@ -110,10 +113,6 @@ def find_failure(
     return Failure(
         reward=name, outcome=outcome, fraction=count / num_rows, detail=details[name, outcome]
     )
-
-
-def has_no_value(score: Score) -> bool:
-    return not score.is_ok
 
 
 def shorten(text: str) -> str:

@@ -18,14 +18,13 @@ import numpy as np
 import pandas as pd
 import psutil
 from _checks import Checks, print_checks, read_run
+from _warm_up import warm_up
 
 from lit_grpo.rollout.server import guard as server_guard
 
 ROOT = Path(__file__).parent.parent
-LIT_GRPO = [sys.executable, "-m", "lit_grpo"]
-NUM_STEPS = 30
-KILLS = {8: "main process", 15: "engine core", 22: "worker"}
-"""Number of rows in metrics.csv at which a process is killed -> which one."""
+MIN_STEPS = 5
+"""With fewer, two kills would be at the same step."""
 TITLES = {"engine core": "VLLM::EngineCor", "worker": "VLLM::Worker"}
 """vLLM's titles of its processes, as far as the kernel keeps them."""
 TOLERANCE = 0.03
@@ -48,11 +47,10 @@ class RunOutput:
         return self.metrics["val/accuracy"].iloc[-1]
 
 
-def warm_up(run_dir: Path) -> Path:
-    """Run the quickstart's warm-up; return its final model."""
-    command = [*LIT_GRPO, "sft", "--config", "quickstart_sft", "--run_dir", str(run_dir)]
-    subprocess.run(command, cwd=ROOT, check=True)
-    return run_dir / "final"
+def planned_kills(num_steps: int) -> dict[int, str]:
+    """Return the number of rows in metrics.csv at which a process is killed -> which one."""
+    rows = (num_steps * 4 // 15, num_steps // 2, num_steps * 11 // 15)
+    return dict(zip(rows, ("main process", "engine core", "worker"), strict=True))
 
 
 def train(
@@ -60,7 +58,8 @@ def train(
 ) -> RunOutput:
     """Run the quickstart's GRPO with a vLLM server and kill the server's processes meanwhile."""
     command = [
-        *LIT_GRPO, "fit", "--config", "quickstart", "--config", "engines/vllm_server_cpu",
+        sys.executable, "-m", "lit_grpo", "fit",
+        "--config", "quickstart", "--config", "engines/vllm_server_cpu",
         "--run_dir", str(run_dir), "--model.policy.path", str(policy),
         "--trainer.max_steps", str(num_steps), "--trainer.val_check_interval", str(num_steps),
         *options,
@@ -153,18 +152,22 @@ def _share_equal(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=30, help="steps of each run (default: 30)")
     parser.add_argument("--policy", type=Path, help="final model of a warm-up (default: run one)")
     parser.add_argument("--dir", type=Path, help="keep the runs there (default: delete them)")
     parser.add_argument("options", nargs="*", help="options of both runs, after --")
     arguments = parser.parse_args()
+    if arguments.steps < MIN_STEPS:
+        parser.error(f"--steps must be >= {MIN_STEPS}, got {arguments.steps}")
+    kills = planned_kills(arguments.steps)
     with TemporaryDirectory() as temporary:
-        directory = arguments.dir or Path(temporary)
+        directory = (arguments.dir or Path(temporary)).absolute()
         policy = (arguments.policy or warm_up(directory / "warm_up")).absolute()
         undisturbed, killed = (
-            train(directory / name, policy, NUM_STEPS, kills, arguments.options)
-            for name, kills in (("undisturbed", {}), ("killed", KILLS))
+            train(directory / name, policy, arguments.steps, victims, arguments.options)
+            for name, victims in (("undisturbed", {}), ("killed", kills))
         )
-    return print_checks(compare_runs(undisturbed, killed, NUM_STEPS))
+    return print_checks(compare_runs(undisturbed, killed, arguments.steps))
 
 
 if __name__ == "__main__":

@@ -14,18 +14,17 @@ from typing import get_args, get_type_hints
 
 import pandas as pd
 import pytest
+import run_logs
 import sglang_server
 import torch
 import yaml
 from judge_server import JudgeServer
 from paths import ROOT
-from run_logs import close_logs
 from sglang_server import OFFLINE
 from tiny import LLAMA, completion, prompt
 
 from lit_grpo import callbacks, data, rewards
 from lit_grpo.__main__ import main
-from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 from lit_grpo.judge import Judge, Limits, Price
 from lit_grpo.judge.reply import Form, Grade, Text, read_reply
 from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective, SamplerCorrection
@@ -129,14 +128,11 @@ def workplace(tmp_path_factory):
     (directory / "timed.yaml").write_text(yaml.safe_dump(TIMED))
     (directory / "every_metric.yaml").write_text(yaml.safe_dump(EVERY_METRIC))
     (directory / "mixed.yaml").write_text(yaml.safe_dump({"model": {"rewards+": [MIXED]}}))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        patch.setattr(sys, "path", [str(directory), *sys.path])
+    with run_logs.workplace(directory) as patch:
+        sys.path.insert(0, str(directory))
         for name in named_blocks():  # a test of another file may have imported such a module
             patch.delitem(sys.modules, Path(name).stem, raising=False)
-        patch.setenv(RUN_DIR_VARIABLE, "")
         yield directory
-    close_logs()
 
 
 @pytest.fixture(scope="module")

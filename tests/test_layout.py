@@ -131,7 +131,7 @@ def test_a_test_file_has_the_path_of_its_module(path):
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, set[str]]:
     """The modules that are loaded after each of some imports, in one process."""
-    packages = ("", ".rewards", ".data", ".training", ".callbacks")
+    packages = ("", ".stopping", ".rewards", ".data", ".training", ".callbacks")
     names = [f"lit_grpo{name}" for name in packages]
     code = "import sys\n" + "".join(
         f"import {name}\nprint({name!r}, *sys.modules)\n" for name in names
@@ -148,9 +148,14 @@ def test_importing_the_package_loads_nothing_heavy(loaded):
     assert not heavy & loaded["lit_grpo"]
 
 
-def test_rewards_load_neither_lightning_nor_transformers_into_worker_processes(loaded):
+def test_exit_codes_are_known_without_heavy_imports(loaded):
+    assert not {"torch", "lightning"} & loaded["lit_grpo.stopping"]
+
+
+def test_rewards_load_nothing_slow_into_worker_processes(loaded):
     assert "torch" in loaded["lit_grpo.rewards"]
-    assert not {"lightning", "transformers"} & loaded["lit_grpo.rewards"]
+    slow = {"lightning", "transformers", "math_verify", "sympy", "openai", "diskcache"}
+    assert not slow & loaded["lit_grpo.rewards"]
 
 
 def test_importing_every_package_loads_no_package_of_a_plugin(loaded):

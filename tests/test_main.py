@@ -72,9 +72,10 @@ def test_help_of_a_command_says_what_it_does_and_gives_examples(command, capsys)
     assert lines[6].startswith(f"  lit-grpo {command} ")
 
 
-def test_help_imports_nothing_heavy():
+@pytest.mark.parametrize("arguments", [["--help"], ["fit", "--help"], ["report", "--help"]])
+def test_help_imports_nothing_heavy(arguments):
     script = (
-        "import sys; from lit_grpo.__main__ import main; main(['--help'])\n"
+        f"import sys; from lit_grpo.__main__ import main; main({arguments})\n"
         "heavy = {'torch', 'lightning', 'transformers', 'pandas', 'jsonargparse', 'omegaconf'}\n"
         "sys.exit(f'imported {heavy & set(sys.modules)}' if heavy & set(sys.modules) else 0)"
     )

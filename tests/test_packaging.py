@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 from paths import ROOT
+from processes import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -30,19 +31,8 @@ PARTS = [
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     """Run a command without the variables that lead to this environment; return its output."""
-    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    env = {name: value for name, value in os.environ.items() if name not in hidden} | variables
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    hidden = dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"), "")
+    return run_program(list(map(str, command)), cwd, **hidden | variables).stdout
 
 
 def build_wheel(source: Path, directory: Path) -> Path:

@@ -11,23 +11,25 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
-from itertools import count
 from pathlib import Path
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.cli.command_line import CommandLine, process_rank
 from lit_grpo.cli.commands import REWARD_COMMANDS, TRAINING
 from lit_grpo.cli.configs import read_invocation
 from lit_grpo.cli.environment import log_overridden
 from lit_grpo.cli.errors import broken_import, constructor_error, full_disk, print_error
-from lit_grpo.cli.help import print_all_keys, print_help
+from lit_grpo.cli.help import print_all_keys
 from lit_grpo.cli.reward_commands import run_reward_command
 from lit_grpo.cli.run_dir import choose_run_dir, with_run
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.runs.log import log_to_terminal
+from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.trainer import logged_run, refuse_automatic, silence_chatter
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training.base import PolicyModule
@@ -48,15 +50,12 @@ def run(command: str, arguments: Sequence[str]) -> int:
     silence_chatter()
     import_plugins()
     try:
-        if {"-h", "--help"}.intersection(arguments):
-            print_help(command)
-            return ExitCode.DONE
         if "--help=all" in arguments:
             others = [argument for argument in arguments if argument != "--help=all"]
             print_all_keys(command, read_invocation(others))
             return ExitCode.DONE
         invocation = read_invocation(with_run(command, arguments))
-        with choose_run_dir(command, invocation) as run_dir:
+        with choose_run_dir(command, invocation) as run_dir, as_user_errors():
             return execute(CommandLine(command, invocation, run_dir))
     except SystemExit as leave:
         if isinstance(leave.__context__, KeyboardInterrupt):  # Lightning turned it into exit code 1
@@ -74,39 +73,42 @@ def execute(cli: CommandLine) -> int:
         log_overridden(cli.overridden)
         if cli.command in REWARD_COMMANDS:
             return run_reward_command(cli)
-        log_to_terminal()
-        getattr(cli.trainer, cli.command)(**cli.fit_arguments)
+        _evaluate(cli)
         return ExitCode.DONE
     finally:
         if isinstance(cli.model, PolicyModule):
             cli.model.close()
 
 
+def _evaluate(cli: CommandLine) -> None:
+    log_to_terminal()
+    source = cli.config.ckpt_path or "the initial policy: there is no checkpoint"
+    rank_zero_only(log.info)("evaluating %s", source)
+    (metrics,) = getattr(cli.trainer, cli.command)(**cli.fit_arguments, verbose=False)
+    table = make_table("metric")
+    add_numbers(table, "value")
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.3f}")
+    rank_zero_only(open_console().print)(table)
+
+
 def _train(cli: CommandLine) -> int:
     run_dir = Path(cli.config.run_dir)
     refuse_automatic(cli.trainer, cli.model)
-    with logged_run(cli.trainer, run_dir, f"lit-grpo {cli.command} {shlex.quote(str(run_dir))}"):
+    with logged_run(cli.trainer, run_dir, cli.resume_command):
         if process_rank() == 0:
-            _save_config(cli, run_dir)
             log.info("run directory: %s", run_dir)
             for change in cli.changes:
                 log.info("changed for this part of the run: %s", change)
         log_overridden(cli.overridden)
         cli.trainer.fit(**cli.fit_arguments)
     reason = get_stop_reason(cli.trainer)
+    if reason is None:
+        rank_zero_only(log.info)(
+            "Curves and a summary: lit-grpo report %s", shlex.quote(str(run_dir))
+        )
     # Lightning kills rank 0 if a rank that it launched fails before rank 0 has ended.
     return ExitCode.DONE if reason is None or process_rank() > 0 else reason.exit_code
-
-
-def _save_config(cli: CommandLine, run_dir: Path) -> None:
-    """Write ``config.yaml``; a different one of an earlier part of the run is kept, numbered."""
-    path = run_dir / "config.yaml"
-    new = path.with_name(".config.yaml.partial")
-    cli.parser.save(cli.saved_config, new, skip_unset=False, overwrite=True, multifile=False)
-    if path.exists() and path.read_text() != new.read_text():
-        earlier = (run_dir / f"config.{number}.yaml" for number in count())
-        path.rename(next(one for one in earlier if not one.exists()))
-    os.replace(new, path)
 
 
 def import_plugins() -> None:
@@ -129,18 +131,24 @@ def report_error(error: Exception) -> int:
         return print_error(str(error), ExitCode.ENGINE_FAILED)
     if line := full_disk(error):
         return print_error(line, ExitCode.CRASHED)
-    if is_user_error(error):
+    if isinstance(error, UserError):
         return print_error(str(error))
     traceback.print_exception(error)
     return ExitCode.CRASHED
 
 
-def is_user_error(error: Exception) -> bool:
-    """Return whether the config or the data is wrong, rather than the program.
+@contextmanager
+def as_user_errors() -> Iterator[None]:
+    """Turn the errors that libraries raise for a bad path, class or value into ``UserError``.
 
-    A ``UserError`` is always the user's. Before training, so are the errors that libraries raise
-    for a bad path, class or value; during training, those are crashes.
+    Once training has begun they are crashes.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    is_training = any(frame.name == "_run_stage" for frame in frames)
-    return isinstance(error, UserError if is_training else USER_ERRORS)
+    try:
+        yield
+    except Exception as error:
+        cause = constructor_error(error)
+        frames = {frame.name for frame in traceback.extract_tb(cause.__traceback__)}
+        has_begun = "_run_stage" in frames and "setup_data" not in frames
+        if isinstance(cause, USER_ERRORS) and not has_begun:
+            raise UserError(str(cause)) from cause
+        raise

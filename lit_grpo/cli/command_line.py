@@ -7,10 +7,12 @@ them.
 from __future__ import annotations
 
 import argparse
+import shlex
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import DefaultHelpFormatter
+from jsonargparse import DefaultHelpFormatter, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
@@ -18,28 +20,22 @@ from omegaconf.errors import OmegaConfBaseException
 
 import lit_grpo.data  # noqa: F401 - defines classes that configs name; so do the imports below
 from lit_grpo import __version__
-from lit_grpo.cli.commands import REWARD_COMMANDS, TRAINING, describe, usage
+from lit_grpo.cli.commands import OPTIONS, REWARD_COMMANDS, TRAINING, describe, usage
 from lit_grpo.cli.config_changes import Change, find_changes, refuse_changes
 from lit_grpo.cli.configs import Invocation
 from lit_grpo.cli.environment import override
 from lit_grpo.cli.errors import broken_import, explain, explain_interpolation, quote
+from lit_grpo.runs.config_file import ConfigFile
 from lit_grpo.runs.resume import find_checkpoint, refuse_used, run_of
-from lit_grpo.runs.trainer import TRAINER_DEFAULTS, run_callbacks, run_loggers, with_progress_bar
+from lit_grpo.runs.trainer import (
+    TRAINER_DEFAULTS,
+    refuse_float16,
+    run_callbacks,
+    run_loggers,
+    with_progress_bar,
+)
 from lit_grpo.training import GRPOModule, SFTModule
 from lit_grpo.types import UserError
-
-OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
-    "rewards": {
-        "--n": {"type": int, "default": 8, "help": "Number of prompts, in training order."}
-    },
-    "rescore": {
-        "--last": {
-            "type": int | None,
-            "help": "Rescore only this many of the last rollout steps; null rescores all.",
-        }
-    },
-}
-"""Command -> its arguments in addition to the keys of a config."""
 
 
 class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -79,7 +75,7 @@ class CommandLine(LightningCLI):
             datamodule_class=LightningDataModule,
             subclass_mode_model=invocation.has_model_class,
             subclass_mode_data=True,
-            save_config_callback=None,  # app._save_config saves it
+            save_config_callback=None,  # `ConfigFile` saves it
             trainer_defaults=TRAINER_DEFAULTS,
             seed_everything_default=0,
             parser_class=Parser,
@@ -136,27 +132,37 @@ class CommandLine(LightningCLI):
             if self.command in TRAINING:
                 self._compare_with(run_of(self.config.ckpt_path))
         elif self.command in TRAINING and process_rank() == 0:
-            refuse_used(run_dir)
+            refuse_used(run_dir, self.resume_command)
 
     def _compare_with(self, resumed: Path) -> None:
         """Find what differs from the config of the resumed run, and refuse what may not."""
         saved = resumed / "config.yaml"
         if not saved.is_file():
             return
-        self.changes = find_changes(saved, self.parser.dump(self.saved_config, skip_unset=False))
+        self.changes = find_changes(saved.read_text(), self.saved_config)
         if not self.config.allow_changes:
-            refuse_changes(resumed, self.changes)
+            refuse_changes(resumed, self.changes, self.resume_command)
 
     @property
-    def saved_config(self) -> Any:
-        """The config without what only concerns how this process starts."""
+    def resume_command(self) -> str:
+        """The command that resumes this run with its own settings."""
+        return f"lit-grpo {self.command} {shlex.quote(self.config.run_dir)}"
+
+    @cached_property
+    def saved_config(self) -> str:
+        """The config as YAML, without what only concerns how this process starts.
+
+        The trainer's paths in the run directory follow it, when the run is moved or repeated.
+        """
         config = self.config.clone()
         config.ckpt_path, config.allow_changes = None, False
-        return config
+        config.trainer = _follow(config.trainer, config.run_dir)
+        return str(self.parser.dump(config, skip_unset=False, skip_validation=True))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the loggers and callbacks of a training run; other commands get none."""
         given, run_dir = self.config_init.trainer, self.config.run_dir
+        refuse_float16(given.precision)
         kwargs["default_root_dir"] = given.default_root_dir or run_dir
         if self.command in REWARD_COMMANDS:
             kwargs |= _one_device(given)
@@ -166,9 +172,12 @@ class CommandLine(LightningCLI):
             return super().instantiate_trainer(logger=False, callbacks=shown, **kwargs)
         return super().instantiate_trainer(
             logger=run_loggers(run_dir, given.logger),
-            callbacks=run_callbacks(
-                run_dir, given.callbacks, enable_progress_bar=given.enable_progress_bar
-            ),
+            callbacks=[
+                *run_callbacks(
+                    run_dir, given.callbacks, enable_progress_bar=given.enable_progress_bar
+                ),
+                ConfigFile(run_dir, self.saved_config),
+            ],
             **kwargs,
         )
 
@@ -205,9 +214,23 @@ def process_rank() -> int:
     return getattr(rank_zero_only, "rank", 0)
 
 
+def _follow(node: Any, run_dir: str) -> Any:
+    """Write paths in the run directory as ``${run_dir}/…``."""
+    if isinstance(node, str) and node.startswith(f"{run_dir}/"):
+        return "${run_dir}" + node.removeprefix(run_dir)
+    if isinstance(node, Namespace):
+        followed = {key: _follow(child, run_dir) for key, child in vars(node).items()}
+        return Namespace(followed)  # type: ignore[no-untyped-call]
+    if isinstance(node, dict):
+        return {key: _follow(child, run_dir) for key, child in node.items()}
+    return [_follow(child, run_dir) for child in node] if isinstance(node, list) else node
+
+
 def _one_device(trainer: Any) -> dict[str, Any]:
     """Return settings for the first of the devices that the config of a trainer names."""
     devices = trainer.devices
+    if isinstance(devices, str) and "," in devices:
+        devices = [int(index) for index in devices.split(",") if index]
     return {
         "devices": devices[:1] if isinstance(devices, list) else 1,
         "num_nodes": 1,

@@ -6,6 +6,7 @@ Imports nothing heavy, so that ``lit-grpo --help`` answers at once.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 COMMANDS = {
     "sft": "fine-tune a policy on worked answers (SFT), as the starting point for GRPO",
@@ -50,6 +51,19 @@ RESUMING = (*TRAINING, "validate", "test")
 """The commands that load the last checkpoint of the run that they are given."""
 REWARD_COMMANDS = ("rewards", "judge-check", "rescore")
 """The commands that try the rewards of a config, on one device."""
+
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "rewards": {
+        "--n": {"type": int, "default": 8, "help": "Number of prompts, in training order."}
+    },
+    "rescore": {
+        "--last": {
+            "type": int | None,
+            "help": "Rescore only this many of the last rollout steps; null rescores all.",
+        }
+    },
+}
+"""Command -> its arguments in addition to the keys of a config."""
 
 REPORT_OUTPUT = """
 One run is drawn into its curves.png. So are stages of one training: runs each of which started from

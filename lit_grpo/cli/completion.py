@@ -16,7 +16,7 @@ from jsonargparse import capture_parser
 
 from lit_grpo.cli.app import import_plugins
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.commands import COMMANDS, RESUMING
+from lit_grpo.cli.commands import COMMANDS, RUN_ARGUMENTS
 from lit_grpo.cli.configs import read_invocation
 from lit_grpo.cli.errors import class_names, print_error
 from lit_grpo.runs.trainer import silence_chatter
@@ -49,10 +49,9 @@ def _dispatcher() -> argparse.ArgumentParser:
     commands = dispatcher.add_subparsers()
     for name, purpose in COMMANDS.items():
         parser = commands.add_parser(name, help=purpose)
-        if name in ("report", "rescore", *RESUMING):
-            nargs = {"report": "+", "rescore": None}.get(name, "?")
-            run_dir: Any = parser.add_argument("run_dir", nargs=nargs)
-            run_dir.complete = shtab.DIRECTORY
+        nargs = {"[RUN]": "?", "RUN": None, "RUN ...": "+"}[RUN_ARGUMENTS[name][0]]
+        run_dir: Any = parser.add_argument("run_dir", nargs=nargs)
+        run_dir.complete = shtab.DIRECTORY
         if name != "report":
             _add_keys(parser, name)
     return dispatcher

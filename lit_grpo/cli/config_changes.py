@@ -49,25 +49,28 @@ class Change:
         return f"{self.key}: {_shown(self.before)} -> {_shown(self.after)}"
 
 
-def find_changes(saved: Path, config: str) -> list[Change]:
-    """Return the keys of a config, given as YAML, that differ from a saved config.
+def find_changes(before: str, after: str) -> list[Change]:
+    """Return the keys whose values differ between two saved configs.
 
-    A key of the saved config's own level that only the new one has is at the default of a later
-    release, and is no change.
+    If another release wrote ``before``, a key that only ``after`` has is at the default of the
+    present one, and is no change.
     """
-    before, after = (
-        dict(_leaves(yaml.safe_load(text) or {})) for text in (saved.read_text(), config)
-    )
-    keys = [key for key in before if not IGNORED.fullmatch(key)]
+    release, other = (re.match(r"# lit-grpo==.*", text) for text in (before, after))
+    is_same_release = release is not None and other is not None and release[0] == other[0]
+    changes = _differences(yaml.safe_load(before), yaml.safe_load(after))
     return [
-        Change(key, before[key], after.get(key, NOT_SET))
-        for key in keys
-        if before[key] != after.get(key, NOT_SET)
+        change
+        for change in changes
+        if not IGNORED.fullmatch(change.key)
+        and (is_same_release or change.before is not NOT_SET or _is_item(change.key))
     ]
 
 
-def refuse_changes(run_dir: Path, changes: Sequence[Change]) -> None:
+def refuse_changes(run_dir: Path, changes: Sequence[Change], resume_command: str) -> None:
     """Check that no change makes it a different run.
+
+    Args:
+        resume_command: The command that resumes it without changes.
 
     Raises:
         UserError: at least one does.
@@ -76,21 +79,31 @@ def refuse_changes(run_dir: Path, changes: Sequence[Change]) -> None:
         raise UserError(
             f"{run_dir} was trained with other settings, and resuming with these would make it a "
             f"different run: {'; '.join(map(str, refused))}. Go on with its own settings: "
-            f"lit-grpo fit {run_dir}. Or add --allow_changes to change them from here on."
+            f"{resume_command}. Or add --allow_changes to change them from here on."
         )
 
 
-def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each dotted key and its value; the items of a list of mappings have numbers as keys."""
-    children: Sequence[tuple[Any, Any]] = ()
-    if isinstance(node, Mapping):
-        children = list(node.items())
-    elif isinstance(node, list) and any(isinstance(one, Mapping) for one in node):
-        children = list(enumerate(node))
-    if not children:
-        yield key.replace("model.init_args.", "model.", 1), node
-    for name, child in children:
-        yield from _leaves(child, f"{key}.{name}" if key else str(name))
+def _differences(before: Any, after: Any, key: str = "") -> Iterator[Change]:
+    """Yield where two nodes differ; the items of a list of mappings have numbers as keys."""
+    old, new = _children(before), _children(after)
+    if old is None or new is None:
+        if before != after:
+            yield Change(key.replace("model.init_args.", "model.", 1), before, after)
+        return
+    for name in old | new:
+        child = f"{key}.{name}" if key else str(name)
+        yield from _differences(old.get(name, NOT_SET), new.get(name, NOT_SET), child)
+
+
+def _children(node: Any) -> dict[Any, Any] | None:
+    if isinstance(node, list) and any(isinstance(one, Mapping) for one in node):
+        return dict(enumerate(node))
+    return dict(node) if isinstance(node, Mapping) else None
+
+
+def _is_item(key: str) -> bool:
+    """Return whether the key is that of an item of a list, such as ``model.rewards.1``."""
+    return key.rpartition(".")[2].isdecimal()
 
 
 def _shown(value: object) -> str:

@@ -29,6 +29,8 @@ class Invocation:
 
     arguments: tuple[str, ...]
     """Config files as paths first, so that all other arguments override them."""
+    configs: tuple[dict[str, Any], ...]
+    """What the config files say, in their order."""
     name: str
     """The names of the config files joined, such as ``quickstart-dapo``; empty without files."""
     run_dir: str | None
@@ -55,6 +57,7 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
     configs = [read_config(path) for path in paths]
     return Invocation(
         arguments=(*(f"--config={path}" for path in paths), *others),
+        configs=tuple(configs),
         name="-".join(path.stem for path in paths),
         run_dir=_last_value("run_dir", configs, others),
         ckpt_path=_last_value("ckpt_path", configs, others),

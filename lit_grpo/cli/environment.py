@@ -24,30 +24,33 @@ PREFIX = "REWARD_"
 log = logging.getLogger(__name__)
 
 
-def override(config: Namespace) -> list[str]:
-    """Put the values of variables into a parsed config; return one line per replaced value.
+def override(config: Namespace) -> list[tuple[str, str]]:
+    """Put the values of variables into a parsed config.
+
+    Return each variable with a line about what it replaced.
 
     Raises:
         UserError: the argument cannot have this value.
     """
-    lines = []
+    overridden = []
     for path, node in _classes(config):
         kind, arguments = pkgutil.resolve_name(node["class_path"]), node["init_args"]
         for key, variable in getattr(kind, "overridden_by_environment", {}).items():
             if variable in os.environ and key in arguments:  # a subclass may not take it
                 full_key = f"{path}.init_args.{key}"
                 value = _read(variable, kind, key, full_key)
-                lines.append(f"{variable}={value} overrides {full_key}: {arguments[key]}")
+                line = f"{variable}={value} overrides {full_key}: {arguments[key]}"
+                overridden.append((variable, line))
                 arguments[key] = value
-    return lines
+    return overridden
 
 
 @rank_zero_only
-def log_overridden(lines: Sequence[str]) -> None:
+def log_overridden(overridden: Sequence[tuple[str, str]]) -> None:
     """Log what ``override`` replaced, and the switches that nothing reads."""
-    for line in lines:
+    for _, line in overridden:
         log.warning("%s", line)
-    read = {line.partition("=")[0] for line in lines}
+    read = {variable for variable, _ in overridden}
     for variable in sorted(os.environ.keys() - read):
         if variable.startswith(PREFIX):
             log.warning("%s is set, but nothing in the config reads it", variable)

@@ -9,14 +9,17 @@ import difflib
 import errno
 import inspect
 import os
+import pkgutil
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from lit_grpo.cli.keys import KEYS
 from lit_grpo.stopping import ExitCode
 
 BEGIN, END = "\x02", "\x03"
@@ -37,8 +40,11 @@ def one_line(text: str) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean X?`` for the closest known word, or nothing if none is close."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" Did you mean {close[0]}?" if close else ""
+    close = difflib.get_close_matches(word, list(known), n=3)
+    if not close:
+        return ""
+    best = max(close, key=lambda one: one[:1] == word[:1])  # the closest one that begins so
+    return f" Did you mean {best}?"
 
 
 def quote(line: str) -> str:
@@ -136,7 +142,14 @@ def unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
 
 
 def wrong_class(parser: Any, key: str, match: re.Match[str]) -> str:
-    return f"{key}: {match['path']} is not a {match['base']}."
+    hint = ""
+    with suppress(ImportError, AttributeError, ValueError):
+        if match["base"] == "Reward" and inspect.isfunction(pkgutil.resolve_name(match["path"])):
+            hint = (
+                " A function is given as {class_path: FunctionReward, init_args: {function: "
+                f"{match['path']}}}}}."
+            )
+    return f"{key}: {match['path']} is not a {match['base']}.{hint}"
 
 
 def bad_callable(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -156,7 +169,7 @@ def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
     if not argument.startswith("--"):
         return f"{argument}: unexpected argument. Use --config FILE and --KEY VALUE."
     argument = argument.removeprefix("--")
-    return f"{argument}: no such key.{suggest(argument, keys(parser))}"
+    return f"{argument}: no such key.{suggest(argument, [*keys(parser), *KEYS])}"
 
 
 def missing_keys(parser: Any, key: str, match: re.Match[str]) -> str:

@@ -75,7 +75,12 @@ def rescore(
     write_table(_with_old(table, before), path)
     console = open_console()
     print_changes(
-        console, Comparison(before=before, after=table.to_pylist(), group_size=group_size)
+        console,
+        Comparison(
+            before=before,
+            after=table.drop_columns(["token_ids"]).to_pylist(),
+            group_size=group_size,
+        ),
     )
     for line in [*_missing_rows(num_lost, rollouts), f"Completions: {path}"]:
         console.print(line, soft_wrap=True)

@@ -39,8 +39,9 @@ class Comparison:
 
         Groups with fewer than two such rows are left out.
         """
-        starts = range(0, len(self.pairs), self.group_size)
-        groups = [_with_reward(self.pairs[start : start + self.group_size]) for start in starts]
+        pairs = self.pairs
+        starts = range(0, len(pairs), self.group_size)
+        groups = [_with_reward(pairs[start : start + self.group_size]) for start in starts]
         return [
             ([old["reward"] for old, _ in group], [new["reward"] for _, new in group])
             for group in groups

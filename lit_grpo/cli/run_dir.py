@@ -25,7 +25,7 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
     """
     run_dir = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if run_dir is None:
-        if command == "rescore" and not {"-h", "--help"}.intersection(arguments):
+        if command == "rescore":
             raise UserError(
                 "rescore needs the directory of a run first: lit-grpo rescore runs/my/0"
             )

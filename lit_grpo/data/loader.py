@@ -154,8 +154,8 @@ class PromptLoader:
         if self.batch_size < 1 or self.batch_size % self.world_size:
             name = "prompts_per_step" if self.training else "validation_batch_size"
             raise UserError(
-                f"{name} must be a positive multiple of the {self.world_size} processes, got "
-                f"{self.batch_size} (each process takes an equal share). Set data.{name}."
+                f"{name} must be a positive multiple of {self.world_size}, the number of "
+                f"processes, got {self.batch_size} (each takes an equal share). Set data.{name}."
             )
         if len(self.prompts) < self._min_batch_size:
             fix = "lower data.prompts_per_step" if self.training else "use fewer processes"

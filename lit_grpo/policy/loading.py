@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -20,6 +22,8 @@ from transformers import (
 
 from lit_grpo.policy.lora import is_adapter
 from lit_grpo.types import UserError
+
+log = logging.getLogger(__name__)
 
 
 def load_tokenizer(source: str, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -113,6 +117,8 @@ def _explained_errors(what: str, source: str) -> Iterator[None]:
             "Set model.policy.path to a directory that save_pretrained wrote (lit-grpo sft and "
             "fit write RUN/final) or to a hub id."
         )
+    if not Path(source).exists():
+        rank_zero_only(log.info)("%s is no directory: asking the Hub for the %s", source, what)
     try:
         yield
     except (OSError, ValueError) as error:

@@ -89,11 +89,12 @@ class FunctionReward(Reward):
             row = self._form.row(prompt)
             given = {*self._form.reserved, *row, *self.reward_kwargs}
             if missing := sorted(self._required - given):
+                columns = [*prompt.columns, *(["answer"] if prompt.answer is not None else [])]
                 raise UserError(
                     f"every column that {self.name} requires must be in the data; "
                     f"{', '.join(missing)} is missing from prompt {prompt.id}, which has "
-                    f"{', '.join(sorted(row)) or 'none'}. Map the column in the data module, set "
-                    "it in reward_kwargs, or give the parameter a default."
+                    f"{', '.join(sorted(set(columns))) or 'none'}. Map the column in the data "
+                    "module, set it in reward_kwargs, or give the parameter a default."
                 )
 
     @property
@@ -251,5 +252,16 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
-    """Return a reward as it is, and a plain function as a ``FunctionReward``."""
-    return reward if isinstance(reward, Reward) else FunctionReward(reward)
+    """Return a reward as it is, and a plain function as a ``FunctionReward``.
+
+    Raises:
+        UserError: it is a class, or cannot be called.
+    """
+    if isinstance(reward, Reward):
+        return reward
+    if isinstance(reward, type):
+        instead = f"{reward.__name__}()" if issubclass(reward, Reward) else "an object of it"
+        raise UserError(f"rewards must be objects, got the class {reward}. Give {instead}.")
+    if not callable(reward):
+        raise UserError(f"rewards must be Reward objects or functions, got {reward!r}.")
+    return FunctionReward(reward)

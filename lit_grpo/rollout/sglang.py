@@ -57,6 +57,10 @@ class SGLangAPI(ServerAPI):
         "--enable-deterministic-inference; for adapters also --enable-lora, --max-lora-rank and "
         "--lora-target-modules"
     )
+    env: Mapping[str, str] = {
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # report logprobs at the temperature
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "1",
+    }
 
     def command(self, launch: Launch, model: ServedModel, port: int) -> list[str]:
         adapters = {}
@@ -86,12 +90,6 @@ class SGLangAPI(ServerAPI):
         }
         return launch.command("sglang.launch_server", options)
 
-    def env(self, launch: Launch) -> Mapping[str, str]:
-        return {
-            "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # report logprobs at the temperature
-            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "1",
-        }
-
     def check_sampling(self, sampling: Sampling) -> None:
         if sampling.stop and sampling.min_tokens:
             raise UserError(
@@ -104,9 +102,6 @@ class SGLangAPI(ServerAPI):
         """Abort running requests, since half of the weights may have changed, and end a pause."""
         await endpoint.call("POST", "/abort_request", {"abort_all": True}, seconds=seconds)
         await endpoint.call("POST", "/continue_generation", {}, seconds=seconds)
-
-    async def check_health(self, endpoint: Endpoint, seconds: float) -> None:
-        await endpoint.call("GET", "/health", seconds=seconds)
 
     async def read_version(self, endpoint: Endpoint, seconds: float) -> str:
         info = await endpoint.call("GET", "/model_info", seconds=seconds)

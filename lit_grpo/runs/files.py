@@ -25,7 +25,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.runs.model_card import write_model_card
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.types import RolloutBatch, TrainBatch, check_range
+from lit_grpo.types import RolloutBatch, TrainBatch
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,13 @@ def next_run_dir(root: str | Path, name: str) -> Path:
 
 def last_checkpoint(run_dir: str | Path) -> Path | None:
     """Return the most recently written checkpoint of a run that is intact, or None."""
-    found = filter(is_intact, Path(run_dir, "checkpoints").glob("*.ckpt"))
-    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return next(filter(is_intact, newest_checkpoints(run_dir)), None)
+
+
+def newest_checkpoints(run_dir: str | Path) -> list[Path]:
+    """Return the checkpoints of a run, the most recently written one first."""
+    found = Path(run_dir, "checkpoints").glob("*.ckpt")
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def is_intact(checkpoint: Path) -> bool:
@@ -119,7 +124,8 @@ class MetricsFile(Logger):
         if self._rows is None:
             self._rows = {}
             if self.path.exists():
-                self._columns, self._rows = _read(self.path)
+                columns, self._rows = _read(self.path)
+                self._columns = list(dict.fromkeys([*columns, *self._columns]))
                 earlier = [row.get("resumes", 0) for row in self._rows.values()]
                 self._num_resumes = int(max(earlier, default=-1)) + 1
             self._earlier_steps = set(self._rows)
@@ -129,8 +135,9 @@ class MetricsFile(Logger):
     def _forget_from(self, step: int) -> None:
         """Drop the rows of an earlier process from this step on: this run writes them again."""
         rows = self._open()
-        for later in [earlier for earlier in self._earlier_steps if earlier >= step]:
-            del rows[later]
+        if later := [earlier for earlier in self._earlier_steps if earlier >= step]:
+            for one in later:
+                del rows[one]
             self._last_row_at = None
             self._seconds_before = self._seconds_of_last_row()
         self._earlier_steps = set()
@@ -178,7 +185,7 @@ def _read(path: Path) -> tuple[list[str], dict[int, Row]]:
     lines = path.read_text().splitlines(keepends=True)
     reader = csv.DictReader(line for line in lines if line.endswith("\n"))
     rows = [{name: float(cell) for name, cell in row.items() if cell} for row in reader]
-    return list(reader.fieldnames or ["step", "seconds"]), {int(row["step"]): row for row in rows}
+    return list(reader.fieldnames or ()), {int(row["step"]): row for row in rows}
 
 
 def _is_evaluation(values: Mapping[str, float]) -> bool:
@@ -194,16 +201,10 @@ class CompletionsFile(Callback):
 
     Args:
         run_dir: Directory of the run.
-        every_n_steps: Write a file every this many rollout steps.
-
-    Raises:
-        UserError: every_n_steps is below 1.
     """
 
-    def __init__(self, run_dir: str | Path, every_n_steps: int = 1) -> None:
-        check_range("CompletionsFile.every_n_steps", every_n_steps, at_least=1)
+    def __init__(self, run_dir: str | Path) -> None:
         self.directory = Path(run_dir) / "completions"
-        self.every_n_steps = every_n_steps
 
     def on_train_batch_end(
         self,
@@ -213,11 +214,9 @@ class CompletionsFile(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        step = trainer.fit_loop.total_batch_idx
         if not isinstance(outputs, Mapping) or "rollouts" not in outputs:
             return
-        if step % self.every_n_steps:
-            return
+        step = trainer.fit_loop.total_batch_idx
         rank = "" if trainer.world_size == 1 else f"_rank{trainer.global_rank}"
         path = self.directory / f"step_{step:06d}{rank}.parquet"
         write_table(completions_table(step, outputs["rollouts"], outputs["batch"]), path)

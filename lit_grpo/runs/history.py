@@ -49,6 +49,16 @@ class Run:
         series.index += 1
         return series
 
+    def ends(self, metric: str) -> tuple[float, float]:
+        """Return the first and the last value of a metric."""
+        values = self.values(metric)
+        return values.iloc[0], values.iloc[-1]
+
+    def when(self, metric: str) -> str:
+        """Return at which step a metric was last logged; empty if that was the last step."""
+        step = int(self.values(metric).index[-1])
+        return "" if step == self.num_steps else f"at step {step} of {self.num_steps}"
+
 
 def load_runs(run_dirs: Sequence[str | Path]) -> list[Run]:
     """Read run directories; a run comes after the one that it started from.

@@ -138,13 +138,16 @@ def _describe_data(trainer: Any) -> str:
 
 
 def _results(run_dir: Path) -> dict[str, tuple[float, float]]:
-    """Return the first and the last value of each result that was logged."""
+    """Return the first and the last value of each result that was logged.
+
+    The name of a result says at which step its last value was measured, if not at the end.
+    """
     try:
         (run,) = load_runs([run_dir])
     except UserError:  # a trainer without loggers
         return {}
-    logged = {name: run.values(metric) for name, metric in RESULTS.items() if run.has(metric)}
-    return {name: (values.iloc[0], values.iloc[-1]) for name, values in logged.items()}
+    logged = [(name, metric) for name, metric in RESULTS.items() if run.has(metric)]
+    return {f"{name} {run.when(metric)}".strip(): run.ends(metric) for name, metric in logged}
 
 
 def _settings(run_dir: Path, trainer: Any, module: Any) -> str:

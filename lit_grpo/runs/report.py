@@ -37,13 +37,21 @@ def report(run_dirs: Sequence[str | Path]) -> None:
 
 
 def _accuracy_line(runs: Sequence[Run]) -> str:
-    """Return ``Held-out accuracy 0.527 after sft/0 → 0.984 after grpo/0 (2 min 9 s)``."""
-    ends = {run.label: _first_and_last(run, ACCURACY) for run in runs if run.has(ACCURACY)}
-    stages = [f"{last:.3f} after {label}" for label, (_, last) in ends.items()]
+    """Return ``Held-out accuracy 0.527 after sft/0 → 0.984 after grpo/0 (2 min 9 s)``.
+
+    If a run went on after its last validation, the step of that validation is given.
+    """
+    measured = [run for run in runs if run.has(ACCURACY)]
+    stages = [_accuracy_after(run) for run in measured]
     if len(runs) == 1:
-        stages[:0] = [f"{first:.3f}" for first, _ in ends.values()]
+        stages[:0] = [f"{run.ends(ACCURACY)[0]:.3f}" for run in measured]
     seconds = sum(run.seconds for run in runs)
     return f"Held-out accuracy {' → '.join(stages)} ({_clock(seconds)})" if stages else ""
+
+
+def _accuracy_after(run: Run) -> str:
+    when = run.when(ACCURACY)
+    return f"{run.ends(ACCURACY)[1]:.3f} {f'{when} of' if when else 'after'} {run.label}"
 
 
 def _table(runs: Sequence[Run]) -> Table:
@@ -61,15 +69,10 @@ def _table(runs: Sequence[Run]) -> Table:
     return table
 
 
-def _first_and_last(run: Run, metric: str) -> tuple[float, float]:
-    values = run.values(metric)
-    return values.iloc[0], values.iloc[-1]
-
-
 def _change(run: Run, metric: str) -> str:
     if not run.has(metric):
         return "–"
-    first, last = _first_and_last(run, metric)
+    first, last = run.ends(metric)
     return f"{first:.3f} → {last:.3f}"
 
 

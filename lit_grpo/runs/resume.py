@@ -5,38 +5,39 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from lit_grpo.runs.files import is_intact, last_checkpoint
+from lit_grpo.runs.files import is_intact, newest_checkpoints
 from lit_grpo.types import UserError
 
 log = logging.getLogger(__name__)
 
 
 def find_checkpoint(name: str, run_dir: Path) -> str:
-    """Return the path of a checkpoint; ``last`` is the newest one of the run.
+    """Return the path of a checkpoint; ``last`` is the newest intact one of the run.
 
     Raises:
         UserError: there is none.
     """
-    path = name if name != "last" else _last_intact(run_dir)
-    if path is None:
+    if name == "last":
+        return str(_newest_intact(run_dir))
+    if "://" not in name and not Path(name).exists():
+        raise UserError(f"{name}: no such checkpoint. Set ckpt_path to a file or to last.")
+    if Path(name).exists() and not is_intact(Path(name)):
         raise UserError(
-            f"{run_dir} has no intact checkpoint to resume from. Omit ckpt_path to start a new run."
-        )
-    if "://" not in str(path) and not Path(path).exists():
-        raise UserError(f"{path}: no such checkpoint. Set ckpt_path to a file or to last.")
-    if Path(path).exists() and not is_intact(Path(path)):
-        raise UserError(
-            f"{path} is damaged: it was not written to its end. Set ckpt_path to last, the newest "
+            f"{name} is damaged: it was not written to its end. Set ckpt_path to last, the newest "
             "intact checkpoint of a run."
         )
-    return str(path)
+    return name
 
 
-def _last_intact(run_dir: Path) -> Path | None:
-    for checkpoint in (run_dir / "checkpoints").glob("*.ckpt"):
-        if not is_intact(checkpoint):
-            log.warning("%s is damaged: it was not written to its end", checkpoint)
-    return last_checkpoint(run_dir)
+def _newest_intact(run_dir: Path) -> Path:
+    for checkpoint in newest_checkpoints(run_dir):
+        if is_intact(checkpoint):
+            return checkpoint
+        log.warning("%s is damaged: it was not written to its end", checkpoint)
+    raise UserError(
+        f"{run_dir} has no intact checkpoint to go on from. Start a new run, or name a checkpoint "
+        "of a different one in ckpt_path."
+    )
 
 
 def run_of(checkpoint: str) -> Path:
@@ -44,14 +45,17 @@ def run_of(checkpoint: str) -> Path:
     return Path(checkpoint).parent.parent
 
 
-def refuse_used(run_dir: Path) -> None:
+def refuse_used(run_dir: Path, resume_with: str) -> None:
     """Check that a new run would overwrite nothing.
+
+    Args:
+        resume_with: The command or call that resumes the run that is there.
 
     Raises:
         UserError: the directory already holds a run.
     """
     if (run_dir / "metrics.csv").exists() or any(run_dir.glob("checkpoints/*")):
         raise UserError(
-            f"{run_dir} already holds a run, which a new one would overwrite. Resume it: lit-grpo "
-            f"fit {run_dir} (in Python ckpt_path='last'). Or choose a different run_dir."
+            f"{run_dir} already holds a run, which a new one would overwrite. Resume it: "
+            f"{resume_with}. Or choose a different run_dir."
         )

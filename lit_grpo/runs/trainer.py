@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from huggingface_hub.utils.logging import set_verbosity_error
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
@@ -26,6 +27,8 @@ from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import StopReason, UserError, setting_error
 
 log = logging.getLogger(__name__)
+
+RESUME_CALL = 'trainer.fit(…, ckpt_path="last")'
 
 TRAINER_DEFAULTS = {
     "enable_model_summary": False,
@@ -43,6 +46,7 @@ EXPECTED_WARNINGS = [
     "`isinstance.treespec, LeafSpec.` is deprecated",
     "Checkpoint directory .* exists and is not empty",
     "`(is_)?gradient_checkpointing(_enable)?` is deprecated",
+    "Total length of `.*` across ranks is zero",
     "Using ModelCheckpoint with manual optimization and every_n_train_steps",
 ]
 """Warnings of libraries about what this project does on purpose."""
@@ -96,6 +100,7 @@ class Trainer(L.Trainer):
         **settings: Any,
     ) -> None:
         silence_chatter()
+        refuse_float16(settings.get("precision"))
         self.run_dir = Path(run_dir)
         super().__init__(
             logger=run_loggers(run_dir, logger),
@@ -104,16 +109,8 @@ class Trainer(L.Trainer):
             **{"default_root_dir": str(run_dir), **TRAINER_DEFAULTS, **settings},
         )
 
-    @property
-    def stop_reason(self) -> StopReason | None:
-        """Why a callback or the step itself stopped the run; None if it was not stopped."""
-        return self._stop_reason
-
-    @stop_reason.setter
-    def stop_reason(self, reason: StopReason) -> None:
-        self._stop_reason = reason
-
-    _stop_reason: StopReason | None = None
+    stop_reason: StopReason | None = None
+    """Why a callback or the step itself stopped the run; None if it was not stopped."""
 
     def fit(  # type: ignore[override]
         self,
@@ -133,13 +130,15 @@ class Trainer(L.Trainer):
         if ckpt_path is not None:
             ckpt_path = find_checkpoint(str(ckpt_path), self.run_dir)
         elif self.global_rank == 0:
-            refuse_used(self.run_dir)
+            refuse_used(self.run_dir, RESUME_CALL)
         self.run_dir.mkdir(parents=True, exist_ok=True)
+        self.stop_reason, limit_val_batches = None, self.limit_val_batches
         try:
             refuse_automatic(self, model)
-            with logged_run(self, self.run_dir, 'trainer.fit(…, ckpt_path="last")'):
+            with logged_run(self, self.run_dir, RESUME_CALL):
                 super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
         finally:
+            self.limit_val_batches = limit_val_batches  # which a stop has set to 0
             model.close()  # type: ignore[operator]
 
 
@@ -158,6 +157,21 @@ def refuse_automatic(trainer: L.Trainer, model: L.LightningModule) -> None:
         key, instead = "trainer.gradient_clip_val", "model.update.max_grad_norm"
         raise UserError(
             f"{setting_error(key, 'null', trainer.gradient_clip_val, why)} Clipping: {instead}."
+        )
+
+
+def refuse_float16(precision: object) -> None:
+    """Refuse float16 as it was asked for: on a CPU, Lightning would silently take bfloat16.
+
+    Raises:
+        UserError: the precision is one with float16.
+    """
+    if str(precision) in ("16", "16-mixed", "16-true", "transformer-engine-float16"):
+        raise setting_error(
+            "trainer.precision",
+            "32-true or bf16-mixed",
+            precision,
+            "float16 gradients would be clipped before they are unscaled",
         )
 
 
@@ -188,7 +202,7 @@ def how_it_ended(trainer: L.Trainer) -> str:
     if stopped := get_stop_reason(trainer):
         return stopped.message
     step = f"after optimizer step {trainer.global_step}"
-    if 0 < trainer.max_steps <= trainer.global_step:
+    if 0 <= trainer.max_steps <= trainer.global_step:
         return f"done {step}: max_steps is reached"
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     reasons = (getattr(one, "stopping_reason_message", None) for one in callbacks)
@@ -205,6 +219,7 @@ def silence_chatter() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in EXPECTED_WARNINGS:
         warnings.filterwarnings("ignore", f".*{message}")
+    set_verbosity_error()  # type: ignore[no-untyped-call]  # the Hub's errors are raised
     disable_progress_bar()  # type: ignore[no-untyped-call]
 
 

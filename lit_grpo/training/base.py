@@ -20,7 +20,11 @@ from lit_grpo.distributed import gather_objects
 from lit_grpo.policy import Policy
 from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
 from lit_grpo.stopping import ExitCode, stop_run
-from lit_grpo.training.compatibility import check_not_past_the_end, refuse_unsupported
+from lit_grpo.training.compatibility import (
+    check_completions_fit,
+    check_not_past_the_end,
+    refuse_unsupported,
+)
 from lit_grpo.training.evaluation import AccuracyFailed, Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
@@ -80,6 +84,7 @@ class PolicyModule(L.LightningModule):
         self.policy.load(
             with_reference=self.needs_reference, refreshes_reference=self.refreshes_reference
         )
+        check_completions_fit(self.policy.model.config, self.sampling)
         self.engine.start(self.policy)
 
     def setup(self, stage: str) -> None:
@@ -95,7 +100,13 @@ class PolicyModule(L.LightningModule):
         self.evaluation.suite.close()
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.make_optimizer(self.policy.trainable_parameters())
+        parameters = self.policy.trainable_parameters()
+        try:
+            optimizer = self.make_optimizer(parameters)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"optimizer must be one that can be made ({error}). Set model.optimizer."
+            ) from error
         if self.lr_schedule == "constant":
             schedule = get_scheduler("constant_with_warmup", optimizer, self.warmup_steps)
         else:

@@ -15,6 +15,7 @@ from lit_grpo.training.metrics import (
     add_measurements,
     add_refill_metrics,
     add_rollout_metrics,
+    in_group_deviations,
 )
 from lit_grpo.training.prefetch import (
     PendingRollout,
@@ -126,10 +127,9 @@ class Collector:
             with self._events.stage("reward", progress=scored) as details:
                 rollouts = self._gate.wait_for_scores(scoring, pending.engine_failure)
                 if rollouts is not None and rollouts.valid.any():
-                    rewards = rollouts.rewards[rollouts.valid]
                     details |= {
-                        "reward_mean": rewards.mean(),
-                        "reward_std": rewards.std(correction=0),
+                        "reward_mean": rollouts.rewards[rollouts.valid].mean(),
+                        "reward_std": in_group_deviations(rollouts).mean(),
                     }
         except StepAbandoned:
             pending.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import lightning as L
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
@@ -103,6 +105,22 @@ def check_not_past_the_end(trainer: L.Trainer, step: int) -> None:
         )
 
 
+def check_completions_fit(model_config: Any, sampling: Sampling) -> None:
+    """Check that the model has positions for a token of prompt and the longest completion.
+
+    Raises:
+        UserError: it has not.
+    """
+    positions = getattr(model_config, "max_position_embeddings", None)
+    if positions is not None and sampling.max_tokens >= positions:
+        raise setting_error(
+            "model.sampling.max_tokens",
+            f"below the model's {positions} positions",
+            sampling.max_tokens,
+            "prompt and completion together must fit",
+        )
+
+
 def refuse_unsupported(trainer: L.Trainer) -> None:
     """Refuse strategies and precisions that would train wrongly without an error.
 
@@ -123,6 +141,5 @@ def refuse_unsupported(trainer: L.Trainer) -> None:
             "trainer.precision",
             "32-true or bf16-mixed",
             trainer.precision,
-            "float16 gradients would be clipped before they are unscaled; for bfloat16 weights set "
-            "model.policy.dtype",
+            "others are untested; for bfloat16 weights set model.policy.dtype",
         )

@@ -92,13 +92,19 @@ class Metrics:
         )
 
 
+def in_group_deviations(rollouts: RolloutBatch) -> Tensor:
+    """Return the standard deviation of the rewards of each group with rows to compare."""
+    deviations = group_deviation(rollouts.rewards, rollouts.valid)
+    return deviations[rollouts.counted.any(1), 0]
+
+
 def add_rollout_metrics(metrics: Metrics, rollouts: RolloutBatch) -> None:
     """Add the metrics of a step's rewards and completions, described in docs/metrics.md."""
     valid, rewards = rollouts.valid, rollouts.rewards
     metrics.add_all("reward/mean", rewards[valid])
     metrics.add_all("reward/valid_fraction", valid.double())
     is_compared = rollouts.counted.any(1)
-    metrics.add_all("reward/std", group_deviation(rewards, valid)[is_compared, 0])
+    metrics.add_all("reward/std", in_group_deviations(rollouts))
     metrics.add_all("reward/frac_zero_std", (~has_signal(rewards, valid))[is_compared].double())
     for name, part in rollouts.parts.items():
         metrics.add_all(f"reward/{name}/mean", part[~part.isnan()])

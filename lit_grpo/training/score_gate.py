@@ -187,8 +187,8 @@ class ScoreGate:
         for name in sorted(status.only_bugs - self._has_worked):
             raise StepAbandoned(
                 f"Stopped because of a bug in reward {name!r}, which no retry heals. The step was "
-                f"not trained on. {status.bugs[name]}\nTry the reward without training: lit-grpo "
-                "rewards.",
+                f"not trained on. {status.bugs[name]}\nTry the reward without training, "
+                "with the same config: lit-grpo rewards.",
                 ExitCode.CRASHED,
             )
         self._has_worked |= status.not_bugs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 
 class UserError(ValueError):
     """The config, the data or the environment is wrong, and the message says what to change.
@@ -45,10 +47,12 @@ def check_range(
         why: As in `setting_error`.
 
     Raises:
-        UserError: the value is out of range, or NaN.
+        UserError: the value is out of range, NaN or not a number.
     """
     if value is None:
         return
+    if not isinstance(value, Real):
+        raise setting_error(key, _range_in_words(at_least, above, at_most), repr(value), why)
     is_in_range = (
         (at_least is None or value >= at_least)
         and (above is None or value > above)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
 from _benchmark.processes import Repetitions, TrainerProcess, Trainers, started, time_in_turns
 from _benchmark.results import Result
 from _benchmark.trainers import LitTask, TrlTask, lit_grpo, trl
+from _warm_up import warm_up
 
 TARGET = 0.5
 ACCURACY = 0.98
@@ -29,10 +27,12 @@ def compare_accuracy(start: Path | None) -> Iterator[Result]:
     Args:
         start: A warmed-up model; None runs the quickstart's warm-up.
     """
+    from lit_grpo.cli.configs import find_config, read_config
+
     with TemporaryDirectory() as name:
         directory = Path(name)
         start = start or warm_up(directory / "warm_up")
-        quickstart = bundled("quickstart")
+        quickstart = read_config(find_config("quickstart"))
         rows = fastest_micro_batch(start, quickstart, directory)
         trainers: Trainers = {
             "lit-grpo": (lit_grpo, lit_task(start, directory)),
@@ -96,21 +96,6 @@ def train_in_turns(runs: list[AccuracyRun], max_steps: int) -> None:
         for run in runs:
             if not run.reached_target:
                 run.train(EVALUATE_EVERY)
-
-
-def warm_up(run_dir: Path) -> Path:
-    """Run the quickstart's warm-up; return its final model."""
-    arguments = ["sft", "--config", "quickstart_sft", "--run_dir", str(run_dir)]
-    subprocess.run([sys.executable, "-m", "lit_grpo", *arguments], check=True, capture_output=True)
-    return run_dir / "final"
-
-
-def bundled(name: str) -> dict[str, Any]:
-    """Read a bundled config."""
-    import lit_grpo
-
-    path = Path(lit_grpo.__file__).parent / "configs" / f"{name}.yaml"
-    return yaml.safe_load(path.read_text())
 
 
 def lit_task(start: Path, directory: Path) -> LitTask:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _benchmark.parts import random_ids
+from _benchmark.parts import as_prompts, random_ids
 from _benchmark.processes import Repetitions
 from _benchmark.results import Result
 from _benchmark.workloads import Workload
@@ -62,25 +62,12 @@ def compare_client_on(
 
 
 def launch_on_cpu(python: Path) -> Any:
+    """Return the servers of the bundled config for a CPU, with a longer context."""
+    from lit_grpo.cli.configs import find_config, read_config
     from lit_grpo.rollout import Launch
 
-    return Launch(
-        python=str(python),
-        max_model_len=128,
-        flags={
-            "enforce-eager": True,
-            "max-num-seqs": 256,
-            "kv-cache-memory-bytes": 2**27,
-            "block-size": 32,
-            "no-enable-chunked-prefill": True,  # chunked prefill fails on a CPU with seeds
-        },
-        env={
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "TORCHDYNAMO_DISABLE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        },
-    )
+    engine = read_config(find_config("engines/vllm_server_cpu"))["model"]["engine"]["init_args"]
+    return Launch(**(engine["launch"] | {"python": str(python), "max_model_len": 128}))
 
 
 @contextmanager
@@ -110,15 +97,11 @@ def generation_arguments(
 ) -> tuple[Any, list[Any], int, Any]:
     """Return engine, prompts, group size and sampling, as both measurements take them."""
     from lit_grpo.rollout import Sampling
-    from lit_grpo.types import Prompt
 
     workload = Workload(
         name="requests", num_prompts=num_prompts, prompt_tokens=16, max_tokens=max_tokens
     )
-    prompts = [
-        Prompt(id=str(number), text="", token_ids=tuple(ids.tolist()))
-        for number, ids in enumerate(random_ids(policy, workload))
-    ]
+    prompts = as_prompts(random_ids(policy, workload))
     return engine, prompts, group_size, Sampling(max_tokens=max_tokens, min_tokens=max_tokens)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from _benchmark.parts import loaded_policy
+from _benchmark.parts import as_prompts, loaded_policy
 from _benchmark.processes import Repetitions
 from _benchmark.results import Result
 from _benchmark.workloads import SIZES, WORKLOADS, ModelSize, Workload
@@ -87,11 +87,9 @@ class StepEndTimer(L.Callback):
 
 def prompt_loader(workload: Workload) -> Any:
     from lit_grpo.data import PromptLoader
-    from lit_grpo.types import Prompt
 
-    ids = torch.randint(2, NUM_TOKENS, (workload.num_prompts, workload.prompt_tokens)).tolist()
-    prompts = [Prompt(id=str(n), text="", token_ids=tuple(one)) for n, one in enumerate(ids)]
-    return PromptLoader(prompts, workload.num_prompts)
+    ids = torch.randint(2, NUM_TOKENS, (workload.num_prompts, workload.prompt_tokens))
+    return PromptLoader(as_prompts(ids), workload.num_prompts)
 
 
 def reward_of_tokens() -> Any:

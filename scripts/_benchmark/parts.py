@@ -68,14 +68,10 @@ Sampler = Callable[[int], list[int]]
 
 def engine_sampler(policy: Any, workload: Workload) -> Sampler:
     from lit_grpo.rollout import HFEngine, Sampling
-    from lit_grpo.types import Prompt
 
     engine = HFEngine()
     engine.load_weights(policy, 0)
-    prompts = [
-        Prompt(id=str(number), text="", token_ids=tuple(ids.tolist()))
-        for number, ids in enumerate(random_ids(policy, workload))
-    ]
+    prompts = as_prompts(random_ids(policy, workload))
     sampling = Sampling(max_tokens=workload.max_tokens)
 
     def sample(seed: int) -> list[int]:
@@ -113,6 +109,16 @@ def random_ids(policy: Any, workload: Workload) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     shape = (workload.num_prompts, workload.prompt_tokens)
     return torch.randint(PAD + 1, policy.model.config.vocab_size, shape, generator=generator)
+
+
+def as_prompts(ids: torch.Tensor) -> list[Any]:
+    """Return prompts with these token ids [B, P]."""
+    from lit_grpo.types import Prompt
+
+    return [
+        Prompt(id=str(number), text=f"{number}+1=", token_ids=tuple(row))
+        for number, row in enumerate(ids.tolist())
+    ]
 
 
 def compare_head(num_tokens: int) -> Iterator[Result]:

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from _benchmark.parts import loaded_policy, random_ids
+from _benchmark.parts import as_prompts, loaded_policy, random_ids
 from _benchmark.processes import Repetitions
 from _benchmark.results import Result
 from _benchmark.workloads import WORKLOADS, ModelSize
@@ -125,15 +125,11 @@ def compare_exposed(size: ModelSize, repetitions: Repetitions) -> Iterator[Resul
 def time_step(policy: Any, workload: Any, suite: Any, seed: int) -> StepSeconds:
     """Generate and score as a training step does."""
     from lit_grpo.rollout import HFEngine, Sampling
-    from lit_grpo.types import Prompt
 
     engine = HFEngine(max_concurrent=32)
     engine.load_weights(policy, 0)
     torch.manual_seed(0)
-    prompts = [
-        Prompt(id=str(number), text=f"{number}+1=", token_ids=tuple(ids.tolist()))
-        for number, ids in enumerate(random_ids(policy, workload))
-    ]
+    prompts = as_prompts(random_ids(policy, workload))
     sampling = Sampling(max_tokens=workload.max_tokens)
     scoring = suite.open(prompts, workload.group_size)
     start = time.perf_counter()

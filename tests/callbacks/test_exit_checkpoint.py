@@ -3,17 +3,18 @@ from __future__ import annotations
 import csv
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from paths import SUPPORT
+from processes import running
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import ExitCheckpoint, ZeroRewardBreaker
@@ -46,27 +47,16 @@ sys.exit(reason.exit_code if reason else 0)
 
 
 @contextmanager
-def running(run_dir: Path, options: str = "{}") -> Iterator[subprocess.Popen]:
+def in_second_step(run_dir: Path, options: str = "{}") -> Iterator[Popen[str]]:
     """Start a run in a process and wait until it is in its second step."""
     script = run_dir / "run.py"
     script.write_text(RUN.replace("OPTIONS", options))
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(run_dir)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT)},
-        start_new_session=True,
-    )
-    try:
+    words = [sys.executable, str(script), str(run_dir)]
+    with running(words, PYTHONPATH=str(SUPPORT)) as process:
         while not (run_dir / "started").exists():
             assert process.poll() is None, process.communicate()
             time.sleep(0.02)
         yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
 
 
 def saved(run_dir: Path) -> dict:
@@ -95,7 +85,7 @@ def test_a_second_signal_soon_is_the_same_request_and_a_later_one_ends_the_proce
     sent = []
     monkeypatch.setattr(os, "kill", lambda pid, signum: sent.append((pid, signum)))
     monkeypatch.setattr(signal, "signal", lambda signum, handler: sent.append((signum, handler)))
-    now = iter([10.0, 10.9, 11.1])
+    now = iter([10.0, 10.4, 10.6])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     callback = ExitCheckpoint(tmp_path)
     callback._receive(signal.SIGTERM, None)
@@ -107,7 +97,7 @@ def test_a_second_signal_soon_is_the_same_request_and_a_later_one_ends_the_proce
 
 @pytest.mark.slow
 def test_a_second_signal_ends_a_real_process_at_once_without_a_checkpoint(tmp_path):
-    with running(tmp_path) as process:
+    with in_second_step(tmp_path) as process:
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
         time.sleep(1.2)
@@ -120,7 +110,7 @@ def test_a_second_signal_ends_a_real_process_at_once_without_a_checkpoint(tmp_pa
 
 @pytest.mark.slow
 def test_a_signal_to_one_rank_ends_all_ranks(tmp_path):
-    with running(tmp_path, "{'strategy': 'ddp', 'devices': 2}") as process:
+    with in_second_step(tmp_path, "{'strategy': 'ddp', 'devices': 2}") as process:
         (rank_1,) = children_of(process.pid)
         os.kill(rank_1, signal.SIGTERM)
         stdout, _ = process.communicate(timeout=120)

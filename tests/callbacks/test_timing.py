@@ -16,7 +16,7 @@ BATCH = rollouts(
     [[0.0, 1.0, failed(Outcome.TIMEOUT, seconds=30.0)]],
     [completion("7"), completion("seven"), completion("sieben")],
 )
-STEP = outputs(BATCH, train_batch([-1.0, 1.0, 0.0]))
+STEP = outputs(BATCH, train_batch([-1.0, 1.0, 0.0]), **{"reward/mean": 0.5, "reward/std": 0.25})
 
 STAGES = (
     Stage(name="weight_sync", seconds=0.5),
@@ -114,7 +114,7 @@ def test_stage_log_has_a_line_as_each_stage_ends_and_one_for_the_step(tmp_path, 
     )
     assert lines[4].endswith("GB  kl 0.01")
     assert re.fullmatch(
-        rf"step 0  total +{number} s +{number} GB  rewards 0\.500±0\.500 \(2 of 3 valid\)",
+        rf"step 0  total +{number} s +{number} GB  rewards 0\.500±0\.250 \(2 of 3 valid\)",
         lines[-1],
     )
 

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import subprocess
 import sys
 import threading
+from subprocess import CompletedProcess
 
 import pytest
 import torch
 from lightning.pytorch.loggers import WandbLogger
 from paths import SUPPORT
+from processes import run_program
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import WandbTeardown, ZeroRewardBreaker
@@ -130,31 +130,14 @@ if teardown.hung:
 """
 
 
-def run_with_service(tmp_path, signum: int) -> subprocess.CompletedProcess:
+def run_with_service(tmp_path, signum: int) -> CompletedProcess:
     """Train with a real wandb service that gets a signal in the second step, if any."""
     pytest.importorskip("wandb")
-    environment = os.environ | {
-        "PYTHONPATH": str(SUPPORT),
-        "OMP_NUM_THREADS": "1",
-        "WANDB_SILENT": "true",
-        "WANDB_ERROR_REPORTING": "false",
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-c", REAL_RUN, str(tmp_path), str(signum)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        stdout, stderr = process.communicate(timeout=100)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, stderr
+    words = [sys.executable, "-c", REAL_RUN, str(tmp_path), str(signum)]
+    quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
+    result = run_program(words, PYTHONPATH=str(SUPPORT), **quiet)
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 4
-    return subprocess.CompletedProcess([], 0, stdout, stderr)
+    return result
 
 
 @pytest.mark.slow

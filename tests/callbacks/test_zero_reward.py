@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import subprocess
 import sys
 
 import pytest
 from paths import SUPPORT
+from processes import run_program
 from toy_rollouts import completion, failed, fit, outputs, rollouts
 
 from lit_grpo.callbacks import ZeroRewardBreaker
@@ -95,7 +93,7 @@ def test_otherwise_the_format_never_matched_and_a_sample_is_shown():
     message = stop_message(rollouts([[0.0] * 2], [completion("it is 8"), completion("9")]))
     assert "no completion has the format or answer" in message
     assert "'it is 8'" in message
-    assert "'7'" in message
+    assert "'2'" in message  # the gold answer
 
 
 def test_the_streak_survives_a_checkpoint():
@@ -155,16 +153,5 @@ sys.stdout.write(f"rank {rank} steps {trainer.global_step} code {reason.exit_cod
 def test_a_reward_on_one_rank_ends_the_streak_of_all(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(TWO_RANKS)
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    try:
-        stdout, _ = process.communicate(timeout=120)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert sorted(stdout.splitlines()) == ["rank 0 steps 4 code 3", "rank 1 steps 4 code 3"]
+    result = run_program([sys.executable, str(script)], PYTHONPATH=str(SUPPORT))
+    assert sorted(result.stdout.splitlines()) == ["rank 0 steps 4 code 3", "rank 1 steps 4 code 3"]

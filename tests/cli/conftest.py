@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from run_logs import close_logs
+from run_logs import workplace
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch) -> Iterator[Path]:
-    """The working directory; what a command changes in the process is undone afterwards."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    monkeypatch.setenv(RUN_DIR_VARIABLE, "")
-    monkeypatch.setenv("COLUMNS", "120")
-    yield tmp_path
-    close_logs()
+def here(tmp_path) -> Iterator[Path]:
+    """The working directory."""
+    with workplace(tmp_path) as patch:
+        patch.setenv("COLUMNS", "120")
+        yield tmp_path
 
 
 @pytest.fixture

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 from cli_base import BASE
-from run_logs import close_logs
+from processes import LIT_GRPO, run_program, running
+from run_logs import workplace
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 
+FIT = [*LIT_GRPO, "fit", "--config=base.yaml"]
 MINE = """
 import os, signal, time
 from lightning.pytorch import Callback
@@ -60,12 +58,8 @@ def here(here, monkeypatch) -> Path:
 def run_dir(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("trained")
     write_configs(directory)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        patch.setattr(sys, "path", sys.path.copy())
-        patch.setenv(RUN_DIR_VARIABLE, "")
+    with workplace(directory):
         assert main(["fit", "--config", "base.yaml", "--trainer.logger=false"]) == 0
-    close_logs()
     return directory / "runs" / "base" / "0"
 
 
@@ -146,6 +140,15 @@ def test_a_run_that_fails_before_its_first_step_leaves_no_directory(here, capsys
     assert not (here / "runs").exists()
 
 
+def test_an_interval_that_the_data_cannot_have_is_one_line_and_leaves_no_directory(here, capsys):
+    words = ["--trainer.val_check_interval=100", "--trainer.max_steps=300"]
+    assert main(["fit", "--config=base.yaml", *words]) == 2
+    error = capsys.readouterr().err
+    assert "`val_check_interval` (100)" in error
+    assert "Traceback" not in error
+    assert not Path("runs").exists()
+
+
 def test_a_callback_that_stops_a_run_gives_its_reason_and_its_exit_code(here):
     assert main(["fit", "--config=base.yaml", "--trainer.callbacks=mine.Stop"]) == 42
     run = here / "runs" / "base" / "0"
@@ -180,14 +183,12 @@ def test_ctrl_c_ends_a_training_with_130(here, capsys):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_process_of_a_training_with_130_and_no_traceback(here):
-    process = start(here, "--model.class_path=mine.Slow", "--run_dir=run")
-    try:
+@pytest.mark.usefixtures("ctrl_c")  # a child inherits signals that its parent ignores
+def test_ctrl_c_ends_the_process_of_a_training_with_130_and_no_traceback():
+    with running([*FIT, "--model.class_path=mine.Slow", "--run_dir=run"]) as process:
         assert any("training" in line for line in process.stdout)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
-    finally:
-        kill_group(process)
     assert process.returncode == 130
     assert stderr.endswith("error: interrupted.\n")
     assert "Traceback" not in stderr
@@ -195,33 +196,9 @@ def test_ctrl_c_ends_the_process_of_a_training_with_130_and_no_traceback(here):
 
 @pytest.mark.slow
 def test_two_ranks_share_one_directory(here):
-    process = start(here, "--trainer.devices=2", "--trainer.strategy=ddp")
-    try:
-        _, stderr = process.communicate(timeout=200)
-    finally:
-        kill_group(process)
-    assert process.returncode == 0, stderr
+    run_program([*FIT, "--trainer.devices=2", "--trainer.strategy=ddp"])
     assert [path.name for path in (here / "runs" / "base").iterdir()] == ["0"]
     assert (here / "runs" / "base" / "0" / "run_rank1.log").exists()
-
-
-def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "lit_grpo", "fit", "--config=base.yaml", *arguments],
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # A shell starts background jobs with Ctrl-C ignored, and children inherit that.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
-
-
-def kill_group(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
 
 
 def install(directory: Path, name: str, source: str) -> None:

@@ -50,6 +50,8 @@ def complete(script, *words: str) -> list[str]:
         (["rewards", "--n"], {"--n"}),
         (["rescore", "--la"], {"--last"}),
         (["report", ""], {"runs"}),
+        (["rewards", "ru"], {"runs"}),
+        (["judge-check", "ru"], {"runs"}),
     ],
 )
 def test_commands_keys_and_listed_values_are_completed(script, words, found):

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 from cli_base import BASE
-from run_logs import close_logs
+from run_logs import workplace
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.config_changes import Change, find_changes
-from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 
 RUN = "runs/base/0"
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory) -> Iterator[Path]:
+def started(tmp_path_factory) -> Path:
     """The working directory of a run of two steps, with settings from the command line."""
     callbacks = [
         {"class_path": "ExitCheckpoint", "init_args": {"dirpath": "${run_dir}/checkpoints"}}
@@ -29,12 +28,9 @@ def started(tmp_path_factory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("started")
     (directory / "base.yaml").write_text(yaml.safe_dump(config))
     settings = ["--model.sampling.max_tokens=2", "--model.optimizer.lr=0.25"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        patch.setenv(RUN_DIR_VARIABLE, "")
+    with workplace(directory):
         assert main(["fit", "--config=base.yaml", *settings]) == 0
-        close_logs()
-        yield directory
+    return directory
 
 
 @pytest.fixture
@@ -84,6 +80,42 @@ def test_settings_that_would_make_it_a_different_run_are_refused(run, capsys):
     assert contents(run) == before
 
 
+def test_a_reward_that_is_added_is_refused(run, capsys):
+    Path("my_rewards.py").write_text(
+        "from lit_grpo import Reward\n\n\nclass Short(Reward):\n    score = None\n"
+    )
+    assert main(["fit", RUN, "--model.rewards=[MathReward, my_rewards.Short]"]) == 2
+    assert "model.rewards.1: (not set) -> {'class_path'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["sft", "fit"])
+def test_the_command_that_goes_on_is_the_one_that_was_used(here, command, capsys):
+    settings = {"target_column": "answer"} if command == "sft" else {"rewards": ["MathReward"]}
+    model = {name: BASE["model"][name] for name in ("policy", "sampling")} | settings
+    Path("base.yaml").write_text(yaml.safe_dump(BASE | {"model": model}))
+    words = [command, "--config=base.yaml", "--run_dir=my run", "--trainer.max_steps=1"]
+    assert main(words) == 0
+    assert main(words) == 2
+    assert f"Resume it: lit-grpo {command} 'my run'." in capsys.readouterr().err
+    assert main([command, "my run", "--seed_everything=7"]) == 2
+    assert f"its own settings: lit-grpo {command} 'my run'." in capsys.readouterr().err
+
+
+def test_a_run_that_was_moved_goes_on_where_it_is(run):
+    moved = run.rename(run.parents[1] / "moved")
+    assert main(["fit", "runs/moved", "--trainer.max_steps=3"]) == 0
+    assert metrics_of(moved)["step"].tolist() == [0, 1, 2]
+    assert sorted(path.name for path in moved.parent.iterdir()) == ["base", "moved"]
+    assert not any((moved.parent / "base").iterdir())
+
+
+def test_a_run_that_is_repeated_elsewhere_leaves_the_first_as_it_was(run):
+    before = contents(run)
+    assert main(["fit", f"--config={RUN}/config.yaml", "--run_dir=runs/again"]) == 0
+    assert contents(run) == before
+    assert Path("runs/again/checkpoints/last.ckpt").is_file()
+
+
 def test_allowed_changes_are_applied_logged_and_not_remembered(run):
     words = ["--model.sampling.max_tokens=1", "--trainer.max_steps=3", "--allow_changes"]
     assert main(["fit", RUN, *words]) == 0
@@ -105,12 +137,15 @@ def test_fewer_steps_than_were_taken_are_refused(run, capsys):
     error = capsys.readouterr().err
     assert "max_steps must be >= 2, got 1 (the checkpoint has taken 2 optimizer steps)" in error
     assert metrics_of(run)["step"].tolist() == [0, 1]
+    assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_steps"] == 2
+    assert main(["fit", RUN]) == 0
 
 
 @pytest.mark.parametrize("command", ["validate", "test"])
-def test_a_run_is_evaluated_by_its_name(run, command, capsys):
+def test_a_run_is_evaluated_by_its_name(run, command, capsys, caplog):
     assert main([command, RUN]) == 0
-    assert "accuracy" in capsys.readouterr().out
+    assert f"evaluating {RUN}/checkpoints/last.ckpt" in caplog.text
+    assert re.search(r"^\w+/accuracy +\d\.\d{3}$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_run_that_is_none_is_refused(run, capsys):
@@ -147,21 +182,28 @@ def test_what_may_change_during_a_run(key, is_harmless):
     assert Change(key, 1, 2).is_harmless is is_harmless
 
 
-def test_each_changed_value_is_found_and_new_keys_are_not(tmp_path):
-    saved = tmp_path / "config.yaml"
-    saved.write_text("run_dir: a\nmodel: {x: 1, rewards: [{w: 1}, {w: 2}], stop: [a], gone: 3}")
-    config = "run_dir: b\nmodel: {x: 1, rewards: [{w: 1}, {w: 5}], stop: [b], later: 0}"
-    assert list(map(str, find_changes(saved, config))) == [
-        "model.rewards.1.w: 2 -> 5",
-        "model.stop: ['a'] -> ['b']",
-        "model.gone: 3 -> (not set)",
-    ]
+BEFORE = "run_dir: a\nmodel: {x: 1, rewards: [{w: 1}, {w: 2}], stop: [a], gone: 3, lora: null}"
+AFTER = "run_dir: b\nmodel: {x: 1, rewards: [w: 1, w: 5, w: 6], stop: [b], later: 0, lora: {r: 4}}"
+FOUND = [
+    "model.rewards.1.w: 2 -> 5",
+    "model.rewards.2: (not set) -> {'w': 6}",
+    "model.stop: ['a'] -> ['b']",
+    "model.gone: 3 -> (not set)",
+    "model.lora: None -> {'r': 4}",
+]
 
 
-def test_a_model_named_by_its_class_is_compared_key_by_key(tmp_path):
-    saved = tmp_path / "config.yaml"
-    saved.write_text("model: {class_path: lit_grpo.GRPOModule, init_args: {outage: {a: 1}}}")
-    config = "model: {class_path: lit_grpo.GRPOModule, init_args: {outage: {a: 2}}}"
-    (change,) = find_changes(saved, config)
+@pytest.mark.parametrize(
+    ("release", "added"), [("0.9.0", []), ("1.0.0", ["model.later: (not set) -> 0"])]
+)
+def test_what_changed_is_found_and_a_new_key_unless_a_later_release_has_added_it(release, added):
+    before, after = f"# lit-grpo=={release}\n{BEFORE}", f"# lit-grpo==1.0.0\n{AFTER}"
+    assert sorted(map(str, find_changes(before, after))) == sorted(FOUND + added)
+
+
+def test_a_model_named_by_its_class_is_compared_key_by_key():
+    before = "model: {class_path: lit_grpo.GRPOModule, init_args: {outage: {a: 1}}}"
+    after = "model: {class_path: lit_grpo.GRPOModule, init_args: {outage: {a: 2}}}"
+    (change,) = find_changes(before, after)
     assert change.key == "model.outage.a"
     assert change.is_harmless

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from jsonargparse import Namespace
-from judge_server import JudgeServer, judges, says
+from judge_server import JudgeServer, judges
 from tiny import LLAMA
 
 from lit_grpo.__main__ import main
@@ -163,12 +163,10 @@ def test_a_run_saves_the_values_of_variables_and_resumes_without_them(here, monk
         monkeypatch.setenv("REWARD_LAMBDA_INFO", "0.0")
         monkeypatch.setenv("REWARD_USE_CONTRASTIVE", "true")
         monkeypatch.setenv("REWARD_LAMBDA_INF0", "1")
-        server.script(says(answer="yes"))
         assert main(["fit", "--config=my.yaml", "--run_dir=run"]) == 0
         saved = yaml.safe_load((here / "run/config.yaml").read_text())
         for variable in ("REWARD_LAMBDA_INFO", "REWARD_USE_CONTRASTIVE", "REWARD_LAMBDA_INF0"):
             monkeypatch.delenv(variable)
-        server.script(says(answer="yes"))
         again = ["--config=run/config.yaml", "--ckpt_path=last", "--trainer.max_steps=2"]
         assert main(["fit", *again]) == 0
     resumed = yaml.safe_load((here / "run/config.yaml").read_text())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from processes import run_program
 from tiny import LLAMA
 
 BASE = {
@@ -29,6 +29,8 @@ MODULES = {
         "class MyGRPO(GRPOModule):\n"
         "    def __init__(self, *args, extra: int = 0, **kwargs):\n"
         "        super().__init__(*args, **kwargs)\n"
+        "def half(completions, **columns):\n"
+        "    return [0.5] * len(completions)\n"
     ),
 }
 
@@ -36,7 +38,7 @@ CHILD = """
 import contextlib, io, json, sys
 from lit_grpo.cli.app import run
 answers = []
-for arguments in json.load(sys.stdin):
+for arguments in json.loads(sys.argv[1]):
     stderr = io.StringIO()
     with contextlib.redirect_stderr(stderr):
         answers.append((run("fit", arguments), stderr.getvalue()))
@@ -70,6 +72,16 @@ ARGUMENTS = {
     "--data.num_digits=0": "num_digits must be >= 1, got 0. Set data.num_digits.",
     "--data.num_digits=x": "data: AdditionData.num_digits: expected int, got x.",
     "--seed_everything=x": "seed_everything: expected bool or int, got x.",
+    "--lr=1e-4": "lr: no such key. Did you mean model.optimizer.lr?",
+    "--model.lr=1e-4": "model.lr: no such key. Did you mean model.optimizer.lr?",
+    "--model.rewards=[mine.half]": (
+        "model.rewards: mine.half is not a Reward. A function is given as {class_path: "
+        "FunctionReward, init_args: {function: mine.half}}."
+    ),
+    "--trainer.precision=16-mixed": (
+        "trainer.precision must be 32-true or bf16-mixed, got 16-mixed (float16 gradients would be "
+        "clipped before they are unscaled). Set trainer.precision."
+    ),
     "--print_confg": "print_confg: no such key. Did you mean print_config?",
     "stray": "stray: unexpected argument. Use --config FILE and --KEY VALUE.",
     "--config": "-c/--config: expected one argument",
@@ -91,9 +103,7 @@ ARGUMENTS = {
         "model: mine.MyGRP cannot be imported: module 'mine' has no attribute 'MyGRP'. "
         "Did you mean MyGRPO?"
     ),
-    "--ckpt_path=last": (
-        "run has no intact checkpoint to resume from. Omit ckpt_path to start a new run."
-    ),
+    "--ckpt_path=last": ("run has no intact checkpoint to go on from. Start a new run, or name"),
     "--ckpt_path=no.ckpt": "no.ckpt: no such checkpoint. Set ckpt_path to a file or to last.",
 }
 
@@ -203,15 +213,7 @@ def answers(tmp_path_factory) -> dict[str, tuple[int, str]]:
         (directory / str(number)).mkdir()
         (directory / str(number) / "case.yaml").write_text(text)
         cases.append(["--config", "base.yaml", "--config", f"{number}/case.yaml"])
-    child = subprocess.run(
-        [sys.executable, "-c", CHILD],
-        input=json.dumps(cases),
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-    )
-    assert child.returncode == 0, child.stderr
+    child = run_program([sys.executable, "-c", CHILD, json.dumps(cases)], directory)
     results = json.loads(child.stdout.splitlines()[-1])
     return dict(zip([*ARGUMENTS, *FILES], results, strict=True))
 

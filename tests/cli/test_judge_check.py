@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -20,18 +21,9 @@ from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.types import Outcome, Score
 
 
-def ready(request: Request):
-    return writes('{"answer": "yes"}')
-
-
 def grader(grade):
-    """A judge that is ready and gives each answer the grade of a rule."""
-    obeys = judges("answer", lambda request, one: {"score": grade(request, one)})
-    return lambda request: ready(request) if is_probe(request) else obeys(request)
-
-
-def is_probe(request: Request) -> bool:
-    return "Are you ready" in request.texts[-1]
+    """A judge that gives each answer the grade of a rule."""
+    return judges("answer", lambda request, one: {"score": grade(request, one)})
 
 
 def by_reference(request: Request, one: Section) -> int:
@@ -100,8 +92,6 @@ def test_a_blind_judge_fails_with_exit_code_1(capsys):
 
 def test_a_ranking_judge_is_asked_for_an_order(capsys):
     def behave(request):
-        if is_probe(request):
-            return ready(request)
         (reference,) = request.of("reference")
         shown = {one.id: one.text for one in request.of("answer")}
         order = sorted(shown, key=lambda label: shown[label] != reference.text)
@@ -129,7 +119,8 @@ def test_judges_of_held_out_accuracy_and_those_that_only_monitor_are_checked_too
 
 def test_a_refused_key_is_one_line_with_what_to_set_and_no_secret(capsys, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sk-very-secret-indeed")
-    with JudgeServer(lambda request: refuses(401, "bad key sk-very-secret-indeed")) as server:
+    with JudgeServer() as server:
+        server.script(refuses(401, "bad key sk-very-secret-indeed"))
         assert check(server, auth="key", secret_variable="MY_KEY") == 2
     shown = capsys.readouterr()
     assert "auth key from MY_KEY" in shown.out
@@ -150,6 +141,7 @@ def test_a_key_in_the_config_is_refused_and_not_printed(capsys):
 
 def test_a_judge_that_is_down_cannot_be_asked(capsys):
     with JudgeServer(lambda request: refuses(503, "down")) as server:
+        server.script(refuses(503, "down"))
         assert check(server, limits={"num_retries": 0}) == 2
     shown = capsys.readouterr().out
     assert "The judge scored no pair: unavailable" in shown
@@ -174,14 +166,14 @@ def test_rows_without_gold_answers_are_replaced_by_obvious_pairs(capsys):
 
 def test_a_rubric_without_gold_answers_has_its_access_checked_only(capsys):
     rubric = rows('{"prompt": "Greet me.", "rubric": [{"criterion": "Polite.", "points": 1}]}')
-    with JudgeServer(ready) as server:
+    with JudgeServer() as server:
         assert check(server, kind="RubricReward", data=rubric) == 0
         assert len(server.requests) == 1
     assert "RubricReward depends on columns of the data" in capsys.readouterr().out
 
 
 def test_rewards_by_rubric_alignment_have_their_access_checked_only(capsys):
-    with JudgeServer(ready) as server:
+    with JudgeServer() as server:
         assert check(server, kind="RubricAlignmentReward") == 0
         assert len(server.requests) == 1
     assert "Only access was checked" in capsys.readouterr().out
@@ -201,8 +193,11 @@ def test_a_config_without_a_judge_is_one_line(capsys):
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_check_with_130(capsys):
+    questions = itertools.count()
+
     def interrupt(request):
-        os.kill(os.getpid(), signal.SIGINT)
+        if next(questions) == 0:  # others may be asked at the same time
+            os.kill(os.getpid(), signal.SIGINT)
         return Reply({}, seconds=600)
 
     with JudgeServer(interrupt) as server:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -12,18 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from cli_base import BASE
-from run_logs import close_logs
+from run_logs import workplace
 from terminal import shown_in_terminal
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 
 MINE = """
 from lit_grpo.rewards import Reward
+from small_runs import ShareOfLowBytes
 
-class Low(Reward):
-    def score(self, prompt, completion):
-        return sum(token < 128 for token in completion.token_ids) / len(completion.token_ids)
+class Low(ShareOfLowBytes):
+    pass
 
 class Left(Reward):
     def score(self, prompt, completion):
@@ -45,12 +43,8 @@ def finished(tmp_path_factory) -> Path:
     config = BASE | {"model": model, "trainer": BASE["trainer"] | {"max_steps": 3}}
     (directory / "my.yaml").write_text(yaml.safe_dump(config))
     (directory / "rescored_rewards.py").write_text(MINE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        patch.setattr(sys, "path", sys.path.copy())
-        patch.setenv(RUN_DIR_VARIABLE, "")
+    with workplace(directory):
         assert main(["fit", "--config=my.yaml", "--run_dir=run"]) == 0
-    close_logs()
     return directory
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from cli_base import BASE
-from judge_server import PRICE, REPLY_COST, JudgeServer, first_line_is, judges, writes
+from judge_server import PRICE, REPLY_COST, JudgeServer, first_line_is, judges
 from terminal import shown_in_terminal
 
 from lit_grpo.__main__ import main
@@ -24,10 +24,10 @@ from lit_grpo.types import Measurements, Score
 MINE = """
 import asyncio, os, signal
 from lit_grpo.rewards import Reward
+from small_runs import ShareOfLowBytes
 
-class Low(Reward):
-    def score(self, prompt, completion):
-        return sum(token < 128 for token in completion.token_ids) / len(completion.token_ids)
+class Low(ShareOfLowBytes):
+    pass
 
 class One(Reward):
     def score(self, prompt, completion):
@@ -212,12 +212,7 @@ def test_truncation_is_shown(capsys):
 
 
 def test_the_cost_of_a_step_follows_from_that_of_the_trial(here, capsys):
-    def behave(request):
-        if "Are you ready" in request.texts[-1]:
-            return writes('{"answer": "yes"}')
-        return judges("answer", first_line_is("2"))(request)
-
-    with JudgeServer(behave) as server:
+    with JudgeServer(judges("answer", first_line_is("2"))) as server:
         judge = {"model": "m", "base_url": f"{server.url}/v1", "auth": "none"}
         judge["price"] = {"prompt": PRICE.prompt, "completion": PRICE.completion}
         rewards = [{"class_path": "JudgeReward", "init_args": {"judge": judge}}]

@@ -178,5 +178,5 @@ def test_too_few_prompts_for_a_batch_are_refused():
 
 @pytest.mark.parametrize("batch_size", [0, 3])
 def test_a_batch_size_that_the_ranks_cannot_share_is_refused(batch_size):
-    with pytest.raises(ValueError, match="prompts_per_step must be a positive multiple of the 2"):
+    with pytest.raises(ValueError, match="prompts_per_step must be a positive multiple of 2"):
         loader(9, batch_size, world_size=2)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from data_runs import fit, flat, make_trainer, sums
+from data_runs import fit, flat, sums
 from paths import GSM8K
+from small_runs import make_trainer
 
 from lit_grpo.data import AdditionData, PromptData
 from lit_grpo.types import UserError

@@ -1,17 +1,16 @@
 """The order of prompts under a trainer that is stopped, resumed or runs on two processes."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
-from data_runs import Recorder, fit, flat, make_trainer, sums
+from data_runs import Recorder, fit, flat, sums
 from paths import SUPPORT
+from processes import run_program
+from small_runs import make_trainer
 
 from lit_grpo.data import AdditionData
 
@@ -96,7 +95,7 @@ def test_resuming_is_exact_when_the_module_reads_the_number_of_steps_first(tmp_p
 
     def run(*callbacks, checkpoint=None):
         module = Scheduled()
-        trainer = make_trainer(*callbacks, max_epochs=3)
+        trainer = make_trainer(*callbacks, max_steps=-1, max_epochs=3)
         trainer.fit(module, datamodule=sums(), ckpt_path=checkpoint)
         return module.trained
 
@@ -119,16 +118,18 @@ def test_the_trainer_does_not_warn_about_the_loaders(tmp_path):
 TWO_PROCESSES = """
 import json, sys
 import torch
-sys.path.insert(0, sys.argv[1])
-from data_runs import Recorder, fit, flat, make_trainer, sums
+from data_runs import Recorder
+from small_runs import make_trainer
 from lit_grpo.data import AdditionData
 
 torch.set_num_threads(1)
 data = AdditionData(1, train_size=13, validation_size=5, prompts_per_step=4)
-trainer = make_trainer(devices=2, strategy="ddp", max_epochs=2, num_sanity_val_steps=0)
+trainer = make_trainer(
+    devices=2, strategy="ddp", max_steps=-1, max_epochs=2, num_sanity_val_steps=0
+)
 module = Recorder()
 trainer.fit(module, datamodule=data)
-with open(f"{sys.argv[2]}/{trainer.global_rank}.json", "w") as file:
+with open(f"{sys.argv[1]}/{trainer.global_rank}.json", "w") as file:
     json.dump([module.trained, module.evaluated], file)
 """
 
@@ -137,15 +138,7 @@ with open(f"{sys.argv[2]}/{trainer.global_rank}.json", "w") as file:
 def test_two_processes_share_the_batches_of_one(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TWO_PROCESSES)
-    child = subprocess.Popen(
-        [sys.executable, str(script), str(SUPPORT), str(tmp_path)],
-        start_new_session=True,
-    )
-    try:
-        assert child.wait(timeout=200) == 0
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
+    run_program([sys.executable, str(script), str(tmp_path)], PYTHONPATH=str(SUPPORT))
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     data = AdditionData(1, train_size=13, validation_size=5, prompts_per_step=4)
     alone = fit(data, max_epochs=2, max_steps=-1)

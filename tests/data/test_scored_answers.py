@@ -39,6 +39,7 @@ def test_answers_of_equal_quality_have_no_contrast():
         ({"scores": [0.1, None, 0.3]}, r"scores\[1\] is None, not a finite number"),
         ({"scores": [0.1, True, 0.3]}, r"scores\[1\] is True, not a finite number"),
         ({"scores": [0.1, "good", 0.3]}, r"scores\[1\] is 'good', not a finite number"),
+        ({"scores": np.array([0.1, np.nan, 0.3])}, r"scores\[1\] is nan, not a finite number"),
         ({"scores": "[0.1, NaN, 0.3]"}, r"scores\[1\] is nan, not a finite number"),
         ({"answers": None}, "answers is null"),
         ({"answers": ["one", None, "three"]}, r"answers\[1\] is None, not text"),

@@ -3,8 +3,6 @@
 import csv
 import json
 import os
-import signal
-import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +11,7 @@ from pathlib import Path
 import datasets
 import pandas as pd
 import pytest
+from processes import run_program
 
 from lit_grpo.data import read_rows
 
@@ -197,29 +196,19 @@ class EmptyHub(BaseHTTPRequestHandler):
 
 
 @pytest.mark.slow
-def test_a_dataset_id_is_requested_from_the_hub_and_an_unknown_one_is_refused_by_name(tmp_path):
+def test_a_dataset_id_is_requested_from_the_hub_and_an_unknown_one_is_refused_by_name(
+    tmp_path, monkeypatch
+):
+    for name in [name for name in os.environ if "PROXY" in name.upper()]:
+        monkeypatch.delenv(name)
     server = ThreadingHTTPServer(("127.0.0.1", 0), EmptyHub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     code = "from lit_grpo.data import read_rows; read_rows('some-org/sums:main:train')"
-    environment = {
-        **{k: v for k, v in os.environ.items() if "PROXY" not in k.upper()},
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-        "HF_HOME": str(tmp_path),
-        "HF_HUB_OFFLINE": "0",
-    }
-    child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0"}
     try:
-        errors = child.communicate(timeout=120)[1]
+        child = run_program([sys.executable, "-c", code], exit_code=1, HF_HOME=str(tmp_path), **hub)
     finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
         server.shutdown()
     assert any("/some-org/sums" in path for path in EmptyHub.requests)
-    assert "UserError: some-org/sums:main:train: no dataset could be loaded" in errors
-    assert "id:subset:split" in errors.splitlines()[-1]
+    assert "UserError: some-org/sums:main:train: no dataset could be loaded" in child.stderr
+    assert "id:subset:split" in child.stderr.splitlines()[-1]

@@ -1,12 +1,11 @@
 """Two real processes take the step that one would take on all of their rollouts."""
 
-import os
-import subprocess
 import sys
 
 import ddp_trainings
 import pytest
 import torch
+from processes import run_program
 from small_runs import start_policy, start_weights
 from tiny import unbatched_logprobs
 
@@ -22,16 +21,7 @@ def results(tmp_path_factory):
     *first, last = ddp_trainings.TRAININGS
     assert last == "resumed"
     for names in (first, [last]):  # a resumed run begins in new processes
-        result = subprocess.run(
-            [sys.executable, ddp_trainings.__file__, *names],
-            cwd=directory,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            start_new_session=True,
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
+        run_program([sys.executable, ddp_trainings.__file__, *names], directory)
     return {
         name: [torch.load(directory / f"{name}-rank{rank}.pt") for rank in (0, 1)]
         for name in ddp_trainings.TRAININGS

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import pytest
+from processes import LIT_GRPO, run_program
 from transformers import AutoModelForCausalLM
 
 # Namespaces, where the system allows them to be made: one without a network, one with a small disk.
@@ -40,34 +38,19 @@ def can_run(command: Sequence[str]) -> bool:
     return shutil.which(command[0]) is not None and subprocess.run(command).returncode == 0
 
 
-def lit_grpo(
-    *arguments: str, cwd: Path, within: Sequence[str] = ()
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*within, sys.executable, "-m", "lit_grpo", *arguments],
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        start_new_session=True,
-    )
-
-
 @pytest.mark.slow
 def test_the_debug_config_runs_every_part_without_a_network(tmp_path):
     within = OFFLINE if can_run([*OFFLINE, "true"]) else []
-    result = lit_grpo("fit", "--config", "debug", cwd=tmp_path, within=within)
-    assert result.returncode == 0, result.stdout + result.stderr
-    run = tmp_path / "runs" / "debug" / "0"
-    metrics = pd.read_csv(run / "metrics.csv")
+    result = run_program([*within, *LIT_GRPO, "fit", "--config", "debug"], tmp_path)
+    run_dir = tmp_path / "runs" / "debug" / "0"
+    metrics = pd.read_csv(run_dir / "metrics.csv")
     assert len(metrics) == 20
     assert metrics["policy/kl"].notna().all()
     assert metrics["reward/digit/mean"].between(0, 1, inclusive="neither").any()
     assert metrics["val/accuracy"].notna().sum() >= 2
-    assert len(list((run / "completions").iterdir())) == 20
-    assert (run / "checkpoints" / "last.ckpt").exists()
-    AutoModelForCausalLM.from_pretrained(run / "final")
+    assert len(list((run_dir / "completions").iterdir())) == 20
+    assert (run_dir / "checkpoints" / "last.ckpt").exists()
+    AutoModelForCausalLM.from_pretrained(run_dir / "final")
     assert "Warning" not in result.stderr
     assert "make it async" not in result.stderr
 
@@ -79,14 +62,13 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_elsewhere(tmp_path):
         pytest.skip("this system makes no namespaces for users")
     (tmp_path / "often.yaml").write_text(OFTEN)
     words = ["--config", "debug", "--config", "often.yaml", "--run_dir", "disk/run"]
-    result = lit_grpo("fit", *words, cwd=tmp_path, within=SMALL_DISK)
-    assert result.returncode == 1, result.stderr
+    words += ["--trainer.max_steps", "8"]
+    result = run_program([*SMALL_DISK, *LIT_GRPO, "fit", *words], tmp_path, exit_code=1)
     assert "error: the disk is full" in result.stderr.splitlines()[-1]
     assert "Resume with: lit-grpo fit disk/run" in result.stderr
     assert "Traceback" not in result.stderr
     assert "saved_models" not in result.stderr  # Lightning's advice on manual optimization
     done = len(pd.read_csv(tmp_path / "kept" / "metrics.csv"))
     (tmp_path / "kept").rename(tmp_path / "disk" / "run")
-    result = lit_grpo("fit", "disk/run", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert 0 < done < len(pd.read_csv(tmp_path / "disk" / "run" / "metrics.csv")) == 20
+    run_program([*LIT_GRPO, "fit", "disk/run"], tmp_path)
+    assert 0 < done < len(pd.read_csv(tmp_path / "disk" / "run" / "metrics.csv")) == 4

@@ -1,13 +1,10 @@
 """The shipped config on GSM8K's real files, with a small model of random weights."""
 
-import os
-import subprocess
-import sys
-
 import pandas as pd
 import pytest
 import yaml
 from paths import GSM8K
+from processes import LIT_GRPO, run_program
 from transformers import AutoModelForCausalLM
 
 NUM_STEPS = 8
@@ -62,16 +59,7 @@ def test_the_shipped_config_trains_on_gsm8k(tmp_path):
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
     arguments = ["--config", "gsm8k", "--config", "small.yaml", "--run_dir", "run"]
     arguments += ["--trainer.limit_val_batches", "1", "--model.evaluation.num_samples", "2"]
-    result = subprocess.run(
-        [sys.executable, "-m", "lit_grpo", "fit", *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        start_new_session=True,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    run_program([*LIT_GRPO, "fit", *arguments], tmp_path, seconds=280)
     metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")
     assert len(metrics) == NUM_STEPS
     assert metrics["val/accuracy"].notna().sum() >= 2

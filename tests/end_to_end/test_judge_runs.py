@@ -6,30 +6,22 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from judge_server import JudgeServer, judges, refuses, says
-from run_logs import close_logs
+from judge_server import JudgeServer, judges, refuses
+from run_logs import workplace
 from tiny import LLAMA
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
 
 KEY = "sk-a-key-that-must-not-be-written"
 
-grades = judges("answer", lambda request, section: {"score": len(section.text) % 11})
-
-
-def by_length(request):
-    """Grade each answer; a request without an answer only checks the connection."""
-    return says(answer="ready") if len(request.texts) == 1 else grades(request)
+by_length = judges("answer", lambda request, section: {"score": len(section.text) % 11})
 
 
 @pytest.fixture(autouse=True)
-def _workplace(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(RUN_DIR_VARIABLE, "")
-    monkeypatch.setenv("MY_JUDGE_KEY", KEY)
-    yield
-    close_logs()
+def _workplace(tmp_path):
+    with workplace(tmp_path) as patch:
+        patch.setenv("MY_JUDGE_KEY", KEY)
+        yield
 
 
 def fit(server, *arguments, **judge) -> int:
@@ -79,7 +71,8 @@ def test_a_judged_run_trains_counts_and_writes_no_secret(tmp_path):
 
 
 def test_a_judge_that_denies_access_ends_the_run_before_it_begins(capsys):
-    with JudgeServer(lambda request: refuses(401)) as server:
+    with JudgeServer() as server:
+        server.script(refuses(401))
         assert fit(server) == 2
         assert len(server.requests) == 1
     (line,) = [one for one in capsys.readouterr().err.splitlines() if "error:" in one]
@@ -112,6 +105,7 @@ def test_a_spent_budget_stops_a_run_with_a_checkpoint_and_is_still_spent_when_re
 
 def test_a_judge_that_stays_down_stops_the_run_with_its_cause():
     with JudgeServer(lambda request: refuses(503, "overloaded")) as server:
+        server.script(refuses(503, "overloaded"))
         assert fit(server, limits={"num_retries": 0}) == 4
     error = Path("run/run.log").read_text()
     assert "8 of the 8 rows (100%) have no score" in error

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from cli_base import BASE
-from terminal import ENVIRONMENT, shown_in_terminal
+from processes import LIT_GRPO, run_program
+from terminal import shown_in_terminal
 
 # Slow enough that a bar which draws four times a second shows every count.
 SLOW = """
@@ -92,16 +90,7 @@ def test_a_pipe_gets_plain_lines_also_within_a_step(here):
         "--trainer.callbacks+=RolloutProgressBar",
         "--trainer.callbacks.every_n_seconds=0.5",
     ]
-    result = subprocess.run(
-        [sys.executable, "-m", "lit_grpo", "fit", *BASIS, *SLOW_STEP, *bar],
-        cwd=here,
-        env=os.environ | ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        start_new_session=True,
-    )
-    assert result.returncode == 0, result.stderr
+    result = run_program([*LIT_GRPO, "fit", *BASIS, *SLOW_STEP, *bar], here, TERM="xterm")
     assert "\x1b" not in result.stdout + result.stderr
     lines = result.stdout.splitlines()
     within = [one.removeprefix("step 0/1  ") for one in lines if one.startswith("step 0/1  ")]

@@ -2,13 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from engine_runs import command, num_steps, run_to_its_end, running
 from safetensors.torch import load_file
 from worker_processes import wait_until
 
@@ -61,50 +60,35 @@ TIMELESS = ("reward/", "policy/", "completions/", "val/", "advantage/")
 """Prefixes of the metrics that do not measure time."""
 
 
-def start(directory: Path, run: Path, *arguments: str) -> subprocess.Popen:
-    words = ["fit", "--config", "run.yaml", "--run_dir", str(run), *arguments]
-    return subprocess.Popen(
-        [sys.executable, "-m", "lit_grpo", *words],
-        cwd=directory,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def words(*more: str) -> list[str]:
+    return [*command("fit", "../run.yaml", {}), *more]
 
 
-def finish(process: subprocess.Popen) -> None:
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
+def end_after(directory: Path, num_rows: int, signum: int, *more: str) -> int:
+    """Start a run and send a signal once it has logged so many steps; return its exit code."""
+    with running(words(*more), directory) as process:
+        wait_until(lambda: process.poll() is not None or num_steps(directory) >= num_rows, 240)
+        assert process.poll() is None, said(directory)
+        os.killpg(process.pid, signum)
+        return process.wait(120)
 
 
-def end_after(process: subprocess.Popen, run: Path, num_rows: int, signum: int) -> str:
-    """Send a signal as soon as the run has logged so many steps; return its output."""
-    metrics = run / "metrics.csv"
-
-    def has_logged() -> bool:
-        assert process.poll() is None, process.stdout.read()
-        return metrics.exists() and len(metrics.read_text().splitlines()) > num_rows
-
-    wait_until(has_logged, 240)
-    os.killpg(process.pid, signum)
-    output, _ = process.communicate(timeout=120)
-    return output
+def said(directory: Path) -> str:
+    return (directory / "said.txt").read_text()
 
 
-def final_weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "final" / "model.safetensors")
+def final_weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "run" / "final" / "model.safetensors")
 
 
-def assert_asked_to_end(process: subprocess.Popen, output: str, run: Path, updates: int) -> None:
+def assert_asked_to_end(exit_code: int, directory: Path, updates: int) -> None:
     """Check that the run has said why it ended and has saved its last step."""
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "SIGTERM" in output
-    assert output.strip().endswith(f"Resume with: lit-grpo fit {run}")
-    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=False)
-    num_steps = len(pd.read_csv(run / "metrics.csv"))
-    assert checkpoint["global_step"] == num_steps * updates
+    assert exit_code == 128 + signal.SIGTERM
+    assert "SIGTERM" in said(directory)
+    assert said(directory).strip().endswith("Resume with: lit-grpo fit run")
+    path = directory / "run" / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=False)
+    assert checkpoint["global_step"] == num_steps(directory) * updates
 
 
 @pytest.mark.parametrize(
@@ -128,21 +112,22 @@ def test_a_run_that_is_killed_or_asked_to_end_resumes_bit_identically(
         )
     )
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    finish(start(tmp_path, whole))
+    for directory in (whole, broken):
+        directory.mkdir()
+    run_to_its_end(words(), whole)
     resume: tuple[str, ...] = ()
     for num_rows, signum in signals:
-        process = start(tmp_path, broken, *resume)
-        output = end_after(process, broken, num_rows, signum)
+        exit_code = end_after(broken, num_rows, signum, *resume)
         if signum == signal.SIGTERM:
-            assert_asked_to_end(process, output, broken, updates)
-        assert (broken / "checkpoints" / "last.ckpt").exists()
-        assert not (broken / "final").exists()
+            assert_asked_to_end(exit_code, broken, updates)
+        assert (broken / "run" / "checkpoints" / "last.ckpt").exists()
+        assert not (broken / "run" / "final").exists()
         resume = ("--ckpt_path", "last")
-    finish(start(tmp_path, broken, *resume))
+    run_to_its_end(words(*resume), broken)
 
     torch.testing.assert_close(final_weights(broken), final_weights(whole), rtol=0, atol=0)
     # The metrics are the same as well, with one row per step.
-    tables = [pd.read_csv(run / "metrics.csv") for run in (whole, broken)]
+    tables = [pd.read_csv(run / "run" / "metrics.csv") for run in (whole, broken)]
     names = ["step", *(name for name in tables[0] if name.startswith(TIMELESS))]
     assert len(tables[0]) == NUM_ROLLOUTS
     pd.testing.assert_frame_equal(*(table[names] for table in tables))

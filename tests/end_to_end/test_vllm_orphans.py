@@ -18,19 +18,14 @@ pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 GONE_SECONDS = 60
 STARTING_SECONDS = 500
-REWARD = """
-from lit_grpo.rewards import Reward
-
-class LowBytes(Reward):
-    def score(self, prompt, completion):
-        return sum(token < 128 for token in completion.token_ids) / len(completion.token_ids)
-"""
+REWARDED_TOKENS = {"start_tokens": 1, "end_tokens": 7}
+"""No completion gets a zero, since a run of zeros would end."""
 GRPO = {
     "model.policy.path": None,
     "model.policy.architecture": ARCHITECTURE,
-    "model.rewards": [{"class_path": "low_bytes.LowBytes"}],
-    "data.init_args.prompts_per_step": 32,
-    "data.init_args.validation_size": 32,
+    "model.rewards": [{"class_path": "LengthReward", "init_args": REWARDED_TOKENS}],
+    "model.evaluation.before_training": False,
+    "data.init_args.prompts_per_step": 8,
     "trainer.max_steps": 100_000,
     "trainer.val_check_interval": 100_000,
 }
@@ -50,7 +45,6 @@ def training(engine, directory):
     if engine == "VLLMServerEngine":
         settings["model.engine.init_args.directory"] = None  # a temporary one must be removed, too
     (directory / "tmp").mkdir()
-    (directory / "low_bytes.py").write_text(REWARD)
     words = command("fit", "quickstart", settings, engine=engine)
     trainer = start(words, directory, TMPDIR=str(directory / "tmp"))
     try:
@@ -126,7 +120,7 @@ def kill(trainer):
 @pytest.mark.parametrize("engine", ["VLLMServerEngine", "VLLMEngine"])
 def test_nothing_is_left_when_the_trainer_is_killed_in_training(engine, tmp_path):
     with training(engine, tmp_path) as trainer:
-        wait_until(lambda: trainer.poll() is not None or num_steps(tmp_path) >= 2, STARTING_SECONDS)
+        wait_until(lambda: trainer.poll() is not None or num_steps(tmp_path) >= 1, STARTING_SECONDS)
         assert trainer.poll() is None, (tmp_path / "said.txt").read_text()[-5000:]
         traces = Traces(trainer)
         assert list((tmp_path / "tmp").glob("lit-grpo-*"))

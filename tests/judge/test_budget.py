@@ -7,25 +7,16 @@ from judge_server import (
     PRICE,
     QUESTION,
     REPLY_COST,
-    JudgeServer,
     ask,
     ask_with_totals,
     refuses,
     says,
-    shorten_backoff,
 )
 
 from lit_grpo.judge import Judge, JudgeFailure, Limits
 from lit_grpo.judge.budget import CallBudget, CallPermit, _Window, budget_of, release
 from lit_grpo.judge.client import JudgeClient
 from lit_grpo.types import Outcome
-
-
-@pytest.fixture
-def server():
-    with JudgeServer() as one:
-        yield one
-
 
 # Requests and tokens per minute
 
@@ -219,8 +210,7 @@ def test_the_server_never_sees_more_calls_at_once_than_allowed(server, most):
     assert len(server.requests) == 10
 
 
-def test_a_slot_is_given_back_however_a_call_ends(server, monkeypatch):
-    shorten_backoff(monkeypatch)
+def test_a_slot_is_given_back_however_a_call_ends(server):
     limits = {"max_concurrency": 1, "call_timeout_seconds": 0.3, "num_retries": 0}
     server.script(refuses(500), refuses(400), says(score=1, seconds=5), says(score="bad"))
 

@@ -1,8 +1,6 @@
 import asyncio
-import json
 import logging
 import socket
-import time
 from collections import defaultdict
 
 import pytest
@@ -12,17 +10,15 @@ from judge_server import (
     PRICE,
     QUESTION,
     REPLY_COST,
-    JudgeServer,
     Reply,
     ask,
     ask_with_totals,
     refuses,
     says,
-    shorten_backoff,
     writes,
 )
 
-from lit_grpo.judge import Judge, JudgeFailure, Limits
+from lit_grpo.judge import Judge, JudgeFailure, Limits, client
 from lit_grpo.judge.client import MAX_BACKOFF_SECONDS, JudgeClient, Question, _seconds_before_retry
 from lit_grpo.types import Outcome
 
@@ -32,17 +28,6 @@ DECLINED = writes(None, refusal="I will not.")
 FILTERED_PROMPT = refuses(400, "The response was filtered", code="content_filter")
 NO_QUOTA = refuses(429, "You exceeded your current quota", code="insufficient_quota")
 NO_SCHEMAS = refuses(400, "Unknown parameter: 'response_format.json_schema'")
-
-
-@pytest.fixture(autouse=True)
-def short_backoff(monkeypatch):
-    shorten_backoff(monkeypatch)
-
-
-@pytest.fixture
-def server():
-    with JudgeServer() as one:
-        yield one
 
 
 def question(text):
@@ -235,14 +220,13 @@ def test_a_late_reply_is_a_timeout_and_its_latency_is_recorded(server):
     assert min(samples["timing/judge_api_latency_s"]) >= 0.2
 
 
+@pytest.mark.timeout(60)
 def test_the_deadline_ends_a_question_with_its_last_informative_failure(server):
     server.script(refuses(503, "down for repairs"))
-    server.behaviour = lambda request: says(score=10, seconds=30)
-    start = time.monotonic()
-    (failure,) = ask(server.judge(limits={"deadline_seconds": 0.5}))
+    server.behaviour = lambda request: says(score=10, seconds=600)
+    (failure,) = ask(server.judge(limits={"deadline_seconds": 0.5, "call_timeout_seconds": 600}))
     assert failure.outcome is Outcome.UNAVAILABLE
     assert "down for repairs" in str(failure)
-    assert time.monotonic() - start < 15
 
 
 def test_the_wait_of_a_question_that_never_gets_a_slot_is_counted(server):
@@ -253,12 +237,11 @@ def test_the_wait_of_a_question_that_never_gets_a_slot_is_counted(server):
     assert totals["timing/judge_wait_max_concurrency_s"] > 0.3
 
 
+@pytest.mark.timeout(60)
 def test_a_wait_beyond_the_deadline_is_not_started(server):
     server.behaviour = lambda request: refuses(429, retry_after="3000")
-    start = time.monotonic()
-    (failure,) = ask(server.judge())
+    (failure,) = ask(server.judge(limits={"deadline_seconds": 2000}))
     assert failure.outcome is Outcome.RATE_LIMITED
-    assert time.monotonic() - start < 30
     assert len(server.requests) == 1
 
 
@@ -272,20 +255,26 @@ def test_a_retry_waits_as_long_as_the_server_asks(server):
     assert second - first >= 0.3
 
 
-def test_calls_that_were_refused_together_return_at_different_times(server):
-    times = defaultdict(list)
+def test_calls_that_were_refused_together_return_at_different_times(server, monkeypatch):
+    times, waits = defaultdict(list), []
 
     def refuse_the_first(request):
         times[request.texts[0]].append(request.time)
         is_first = len(times[request.texts[0]]) == 1
         return refuses(429, retry_after_ms="200") if is_first else says(score=10)
 
+    def seconds_before_retry(*arguments):
+        waits.append(_seconds_before_retry(*arguments))
+        return waits[-1]
+
+    monkeypatch.setattr(client, "_seconds_before_retry", seconds_before_retry)
     server.behaviour = refuse_the_first
     answers = ask(server.judge(), *[question(f"Grade {i}.") for i in range(8)])
     assert [score(one) for one in answers] == [10] * 8
-    waits = [back - refused for refused, back in times.values()]
+    assert len(set(waits)) == 8
     assert min(waits) >= 0.2
-    assert max(waits) - min(waits) > 0.02
+    absences = sorted(back - refused for refused, back in times.values())
+    assert all(one >= wait for one, wait in zip(absences, sorted(waits), strict=True))
 
 
 @pytest.mark.parametrize("asked", [0.0, 0.2, 4.0, 100.0])
@@ -370,7 +359,7 @@ def test_no_request_is_made_once_the_budget_is_spent(server):
 )
 def test_denied_access_is_an_error_that_says_what_to_set(server, status, advice, monkeypatch):
     monkeypatch.setenv("MY_KEY", "hush-hush")
-    server.behaviour = lambda request: refuses(status, "computer says no")
+    server.script(refuses(status, "computer says no"))
     with pytest.raises(ValueError, match=advice) as caught:
         check_access(server.judge(auth="key", secret_variable="MY_KEY"))
     for part in (str(status), server.url, "'m'", "computer says no", "base_url", "MY_KEY"):
@@ -380,14 +369,13 @@ def test_denied_access_is_an_error_that_says_what_to_set(server, status, advice,
 
 
 def test_an_outage_at_the_start_is_logged(server, caplog):
-    server.behaviour = lambda request: refuses(503, "back at noon")
+    server.script(*[refuses(503, "back at noon")] * 2)
     with caplog.at_level(logging.WARNING):
         check_access(server.judge(limits={"num_retries": 1}))
     assert "back at noon" in caplog.text
 
 
 def test_the_check_of_a_working_judge_asks_one_question(server):
-    server.behaviour = lambda request: writes(json.dumps({"answer": "yes"}))
     check_access(server.judge())
     assert len(server.requests) == 1
 
@@ -395,7 +383,7 @@ def test_the_check_of_a_working_judge_asks_one_question(server):
 @pytest.mark.parametrize("status", [400, 401, 429, 500])
 def test_a_key_that_a_server_repeats_is_not_shown(server, status, monkeypatch, caplog):
     monkeypatch.setenv("MY_KEY", "hush-hush")
-    server.behaviour = lambda request: refuses(status, f"bad {request.headers['authorization']}")
+    server.script(*[refuses(status, "bad Bearer hush-hush")] * 2)
     judge = server.judge(auth="key", secret_variable="MY_KEY", limits={"num_retries": 0})
     with caplog.at_level(logging.DEBUG, logger="lit_grpo"):
         (failure,) = ask(judge)
@@ -404,6 +392,7 @@ def test_a_key_that_a_server_repeats_is_not_shown(server, status, monkeypatch, c
             refusal = ""
         except ValueError as error:
             refusal = str(error)
+    assert [one.headers["authorization"] for one in server.requests] == ["Bearer hush-hush"] * 2
     shown = f"{failure} {failure!r} {failure.detail} {judge} {refusal} {caplog.text}"
     assert "bad Bearer [secret]" in shown
     assert "hush-hush" not in shown

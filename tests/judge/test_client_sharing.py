@@ -5,39 +5,30 @@ import gc
 import json
 import logging
 import threading
-import time
 
 import pytest
+from examiners import CONTEXT, grade_template, scores, with_examiner
 from judge_server import (
     GRADED,
     PRICE,
     REPLY_COST,
-    JudgeServer,
     first_line_is,
     judges,
     refuses,
     says,
-    shorten_backoff,
     writes,
 )
 
-from lit_grpo.judge import Examiner, Form, Grade, JudgeFailure, JudgeTemplate, Text
+from lit_grpo.judge import Examiner, Form, Grade, JudgeFailure, Text
 from lit_grpo.types import Outcome
 
-VARIABLES = ("question", "reference", "highest", "items")
-CONTEXT = {"question": "1+1=", "reference": "2", "highest": 10}
 CUT_OFF = writes("", finish_reason="length")
 
 
-@pytest.fixture(autouse=True)
-def short_backoff(monkeypatch):
-    shorten_backoff(monkeypatch)
-
-
 @pytest.fixture
-def server():
-    with JudgeServer(judges("answer", first_line_is("2"))) as one:
-        yield one
+def server(server):
+    server.behaviour = judges("answer", first_line_is("2"))
+    return server
 
 
 @pytest.fixture
@@ -54,23 +45,6 @@ def gate(server):
     opened.set()
 
 
-def with_examiner(judge, scene, *, items_per_call=1, template="grade"):
-    """Run a scene with an examiner; return its result and the totals of the ledger."""
-
-    async def run():
-        examiner = Examiner(
-            judge=judge,
-            template=JudgeTemplate(str(template), VARIABLES, ("items",)),
-            items_per_call=items_per_call,
-        )
-        try:
-            return await scene(examiner), examiner.observe().totals
-        finally:
-            await examiner.close()
-
-    return asyncio.run(run())
-
-
 def examine(examiner, texts, *, context=CONTEXT, form=GRADED, vote=0):
     return examiner.examine(context, [{"answer": text} for text in texts], form, vote=vote)
 
@@ -82,10 +56,6 @@ def ask_together(judge, *groups, **settings):
         return await asyncio.gather(*(examine(examiner, texts) for texts in groups))
 
     return with_examiner(judge, scene, **settings)
-
-
-def scores(found):
-    return [one.verdict and one.verdict["score"] for one in found]
 
 
 def costs(found):
@@ -225,6 +195,7 @@ def test_costs_add_up_to_the_ledger_over_failures_and_retries(server, items_per_
     every = [one for group in found for one in group]
     assert len(every) == 30
     assert all((one.verdict is None) != (one.failure is None) for one in every)
+    assert totals["judge/cost_usd"] > 0
     assert sum(costs(every)) == pytest.approx(totals["judge/cost_usd"], abs=1e-12)
     assert sum(cost > 0 for cost in costs(every)) <= 9  # there are so many different texts
 
@@ -310,20 +281,18 @@ def test_a_verdict_without_waiters_is_cached_since_it_was_paid_for(server, gate,
     assert len(server.requests) == totals["judge/cache_hits"] == 1
 
 
+@pytest.mark.timeout(60)
 def test_closing_cancels_all_calls_in_flight(server):
-    server.behaviour = lambda request: says(score=10, seconds=60)
+    server.behaviour = lambda request: says(score=10, seconds=600)
+    patient = {"call_timeout_seconds": 600, "deadline_seconds": 600}
 
     async def run():
-        examiner = Examiner(
-            judge=server.judge(), template=JudgeTemplate("grade", VARIABLES, ("items",))
-        )
+        examiner = Examiner(judge=server.judge(limits=patient), template=grade_template())
         tasks = [asyncio.create_task(examine(examiner, ["2", "3"])) for _ in range(3)]
         await until(lambda: len(server.requests) == 2)
         tasks[0].cancel()
-        start = time.monotonic()
         await examiner.close()
-        await asyncio.wait(tasks, timeout=5)
-        assert time.monotonic() - start < 5
+        await asyncio.wait(tasks)
         assert all(task.cancelled() for task in tasks)
         assert len(asyncio.all_tasks()) == 1
 

@@ -5,7 +5,7 @@ import time
 from dataclasses import asdict
 
 import pytest
-from judge_server import QUESTION, JudgeServer, Reply, ask, says
+from judge_server import QUESTION, Reply, ask, says
 
 from lit_grpo.judge import Judge, JudgeFailure
 from lit_grpo.judge.client import JudgeClient
@@ -27,12 +27,6 @@ def environment(monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return monkeypatch.setenv
-
-
-@pytest.fixture
-def server():
-    with JudgeServer() as one:
-        yield one
 
 
 def sent(server, **settings):

@@ -5,53 +5,27 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from examiners import CONTEXT, grade_template, scores, with_examiner
 from forked import run_in_processes
 from judge_server import (
     GRADED,
     PRICE,
-    JudgeServer,
     first_line_is,
     judges,
     refuses,
-    shorten_backoff,
     writes,
 )
 
-from lit_grpo.judge import Examiner, JudgeTemplate
 from lit_grpo.judge.cache import VerdictCache
 from lit_grpo.types import Outcome
 
-VARIABLES = ("question", "reference", "highest", "items")
-CONTEXT = {"question": "1+1=", "reference": "2", "highest": 10}
 FILTER = refuses(400, "filtered", code="content_filter")
 
 
-@pytest.fixture(autouse=True)
-def short_backoff(monkeypatch):
-    shorten_backoff(monkeypatch)
-
-
 @pytest.fixture
-def server():
-    with JudgeServer(judges("answer", first_line_is("2"))) as one:
-        yield one
-
-
-def template(name="grade"):
-    return JudgeTemplate(str(name), VARIABLES, ("items",))
-
-
-def with_examiner(judge, scene, *, items_per_call=1, template=template):
-    """Run a scene with an examiner; return its result and the totals of the ledger."""
-
-    async def run():
-        examiner = Examiner(judge=judge, template=template(), items_per_call=items_per_call)
-        try:
-            return await scene(examiner), examiner.observe().totals
-        finally:
-            await examiner.close()
-
-    return asyncio.run(run())
+def server(server):
+    server.behaviour = judges("answer", first_line_is("2"))
+    return server
 
 
 def as_items(texts):
@@ -68,10 +42,6 @@ def examine(judge, texts, *, votes=(0,), context=CONTEXT, **settings):
         return found
 
     return with_examiner(judge, scene, **settings)
-
-
-def scores(found):
-    return [one.verdict and one.verdict["score"] for one in found]
 
 
 def outcomes(found):
@@ -206,32 +176,6 @@ def test_a_call_that_fails_for_another_reason_is_not_split(server, status):
     assert all(one.verdict is None for one in found)
 
 
-def test_costs_add_up_over_retries_failures_and_split_calls(server):
-    honest = server.behaviour
-
-    def unsteady(request):
-        asked = ids(request)
-        number = len(server.requests)
-        if number % 7 == 0:
-            return refuses(503)
-        if number % 5 == 0:
-            return writes("hm")
-        if len(asked) > 1 and number % 3 == 0:
-            return reply([(one, 5) for one in asked[1:]])
-        if "poison" in request.texts[1]:
-            return writes("", finish_reason="length")
-        return honest(request)
-
-    server.behaviour = unsteady
-    words = ["2", "3", "poison", "4", "2", "5", "2"] * 4
-    texts = [f"{word}\n{number}" for number, word in enumerate(words)]
-    found, totals = examine(server.judge(price=PRICE), texts, items_per_call=3)
-    assert len(found) == 28
-    assert totals["judge/cost_usd"] > 0
-    assert sum(one.cost for one in found) == pytest.approx(totals["judge/cost_usd"], abs=1e-12)
-    assert all((one.verdict is None) != (one.failure is None) for one in found)
-
-
 # The cache
 
 
@@ -281,11 +225,11 @@ def test_everything_that_a_verdict_depends_on_is_part_of_its_key(server, tmp_pat
 
 
 def test_the_key_depends_on_the_text_of_the_template_but_not_on_its_path(server, tmp_path):
-    text = template().text
+    text = grade_template().text
     judge = server.judge(cache=tmp_path / "cache")
     for name, content in (("a", text), ("b", text), ("c", text + "\n")):
         (tmp_path / f"{name}.jinja").write_text(content)
-        examine(judge, ["2"], template=lambda name=name: template(tmp_path / f"{name}.jinja"))
+        examine(judge, ["2"], template=tmp_path / f"{name}.jinja")
     assert len(server.requests) == 2
 
 
@@ -443,7 +387,7 @@ def test_the_attacks_succeed_with_a_judge_that_ignores_its_instructions(server):
 def test_the_attacks_succeed_with_a_template_whose_nonce_is_fixed(server, tmp_path):
     file = tmp_path / "fixed.jinja"
     known = "{% block user %}{% set unused = nonce %}"
-    fixed = template().text.replace("{{ nonce }}", GUESSED)
+    fixed = grade_template().text.replace("{{ nonce }}", GUESSED)
     file.write_text(fixed.replace("{% block user %}", known))
     texts = [ATTACKS["forged marks"]]
 
@@ -453,6 +397,6 @@ def test_the_attacks_succeed_with_a_template_whose_nonce_is_fixed(server, tmp_pa
         )
 
     server.behaviour = last_section
-    fooled, _ = examine(server.judge(), texts, template=lambda: template(file))
+    fooled, _ = examine(server.judge(), texts, template=file)
     safe, _ = examine(server.judge(), texts)
     assert (scores(fooled), scores(safe)) == ([10], [0])

@@ -1,5 +1,4 @@
 import json
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -162,11 +161,10 @@ def test_any_text_is_read_as_verdicts_or_refused(text, ids):
     assert all(one["score"] in range(11) for one in found.values())
 
 
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize("piece", ["[", "{", '{"a":', '[{"a":', '["', "[1,"])
 def test_deep_nesting_is_refused_quickly(piece):
-    start = time.monotonic()
     refused(piece * (60_000 // len(piece)))
-    assert time.monotonic() - start < 20
 
 
 def test_a_refusal_shows_only_the_start_of_a_reply():

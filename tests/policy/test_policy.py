@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import LLAMA, tiny_policy
+from tiny import LLAMA, perturbed, tiny_policy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_grpo.policy import LoRA, Policy
@@ -21,16 +21,9 @@ def reference_logits(policy: Policy) -> torch.Tensor:
         return reference.logits(reference.hidden_states(IDS, mask, torch.arange(4)[None]))
 
 
-def stir(policy: Policy) -> None:
-    """Change every trainable weight, so that a forgotten one is noticed."""
-    with torch.no_grad():
-        for parameter in policy.trainable_parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
-
-
 def test_a_saved_model_loads_in_transformers_and_as_a_policy(tmp_path):
     policy = tiny_policy()
-    stir(policy)
+    perturbed(policy)
     policy.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(logits(loaded), logits(policy.model))
@@ -46,7 +39,7 @@ def test_lora_trains_only_the_adapter_and_the_reference_is_the_base():
     policy = tiny_policy(lora=LoRA(rank=4), with_reference=True)
     base = logits(policy.model)
     assert all("lora" in name for name, p in policy.named_parameters() if p.requires_grad)
-    stir(policy)
+    perturbed(policy)
     assert (logits(policy.model) - base).abs().max() > 1e-3
     torch.testing.assert_close(reference_logits(policy), base)
     assert policy.reference_model is None
@@ -54,7 +47,7 @@ def test_lora_trains_only_the_adapter_and_the_reference_is_the_base():
 
 def test_saving_merges_the_adapter_and_leaves_the_policy_unchanged(tmp_path):
     policy = tiny_policy(lora=LoRA(rank=4))
-    stir(policy)
+    perturbed(policy)
     trained = logits(policy.model)
     policy.save_pretrained(tmp_path)
     torch.testing.assert_close(
@@ -67,7 +60,7 @@ def test_a_saved_adapter_loads_in_transformers_and_is_merged_to_start_from(tmp_p
     base = tmp_path / "base"
     tiny_policy().save_pretrained(base)
     policy = tiny_policy(architecture=None, path=str(base), lora=LoRA(rank=4), merge_lora=False)
-    stir(policy)
+    perturbed(policy)
     policy.save_pretrained(tmp_path / "adapter")
     written = {file.name for file in (tmp_path / "adapter").iterdir()}
     assert "adapter_config.json" in written
@@ -83,7 +76,7 @@ def test_a_saved_adapter_loads_in_transformers_and_is_merged_to_start_from(tmp_p
 def test_the_reference_of_full_training_is_a_frozen_copy():
     policy = tiny_policy(with_reference=True)
     before = logits(policy.model)
-    stir(policy)
+    perturbed(policy)
     torch.testing.assert_close(logits(policy.reference_model), before)
     assert not any(p.requires_grad for p in policy.reference_model.parameters())
 
@@ -119,20 +112,20 @@ def test_a_refreshed_reference_moves_to_the_policy_and_stays_there(lora):
     policy = Policy(architecture=LLAMA, lora=lora)
     policy.load(with_reference=True, refreshes_reference=True)
     initial = logits(policy.model)
-    stir(policy)
+    perturbed(policy)
     trained = logits(policy.model)
     torch.testing.assert_close(reference_logits(policy), initial)
     policy.refresh_reference(mix=1.0)
     torch.testing.assert_close(reference_logits(policy), trained)
     torch.testing.assert_close(logits(policy.model), trained)
-    stir(policy)
+    perturbed(policy)
     torch.testing.assert_close(reference_logits(policy), trained)
 
 
 def test_a_reference_refreshed_in_part_is_a_moving_average():
     policy = tiny_policy(with_reference=True)
     initial = [parameter.clone() for parameter in policy.reference_model.parameters()]
-    stir(policy)
+    perturbed(policy)
     policy.refresh_reference(mix=0.25)
     pairs = zip(initial, policy.model.parameters(), strict=True)
     expected = [0.75 * start + 0.25 * current for start, current in pairs]

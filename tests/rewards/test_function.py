@@ -6,9 +6,10 @@ import jsonargparse
 import pytest
 from tiny import completion, prompt
 
-from lit_grpo.rewards import FunctionReward, Reward
+from lit_grpo.rewards import FunctionReward, MathReward, Reward
+from lit_grpo.rewards.function import as_reward
 from lit_grpo.rewards.scoring import RewardSuite
-from lit_grpo.types import Prompt
+from lit_grpo.types import Prompt, UserError
 
 CHAT = Prompt(
     id="chat",
@@ -212,7 +213,7 @@ def test_ground_truth_may_be_other_than_text():
 def test_row_without_a_required_argument_of_verls_form_is_refused_before_training():
     reward = FunctionReward(compute_score)
     reward.check([verl_row()])
-    with pytest.raises(ValueError, match="data_source is missing from prompt p, which has extra"):
+    with pytest.raises(ValueError, match="data_source is missing from prompt p, which has "):
         reward.check([prompt(answer="72")])
     with pytest.raises(ValueError, match="ground_truth is missing"):
         reward.check([prompt(answer=None, data_source="openai/gsm8k")])
@@ -338,3 +339,13 @@ def test_every_reward_can_be_composed_in_a_config(project):
     rewards[1]["init_args"] = {"wieght": 2}
     with pytest.raises(jsonargparse.ArgumentError, match="wieght"):
         parser.parse_object({"rewards": rewards})
+
+
+def test_what_can_be_a_reward_in_python():
+    reward = MathReward()
+    assert as_reward(reward) is reward
+    assert as_reward(compute_score).name == "compute_score"
+    with pytest.raises(UserError, match=r"got the class .*MathReward.*Give MathReward\(\)"):
+        as_reward(MathReward)
+    with pytest.raises(UserError, match="must be Reward objects or functions, got 'MathReward'"):
+        as_reward("MathReward")

@@ -18,11 +18,10 @@ from served_engines import (
     generate,
     launch,
     launched_servers,
-    perturbed,
     serving,
 )
 from sglang_server import running_server
-from tiny import prompt, tiny_policy
+from tiny import perturbed, prompt, tiny_policy
 from worker_processes import wait_until
 
 from lit_grpo.policy import LoRA
@@ -183,13 +182,13 @@ def test_closing_the_iterator_leaves_no_request_on_the_server(policy, server):
 def test_a_completion_that_the_servers_context_cuts_is_failed(engine):
     longest = prompt("x" * 100)
     (cut,) = generate(engine, [longest], Sampling(max_tokens=28, top_k=1), group_size=1)
-    assert cut.is_failed or cut.finish_reason == "stop"
+    assert cut.is_failed, cut
     (refused,) = generate(engine, [longest], Sampling(max_tokens=29), group_size=1)
     assert refused.is_failed
     assert "context length" in refused.failure
 
 
-def test_full_weights_are_sampled_with_and_checked(directory, tmp_path):
+def test_full_weights_are_sampled_with_and_checked(tmp_path):
     policy = tiny_policy(seed=1)
     with serving(policy, launch=launch(), directory=str(tmp_path)) as engine:
         for version in (0, 7, 8, 9):
@@ -204,7 +203,7 @@ def test_full_weights_are_sampled_with_and_checked(directory, tmp_path):
     assert (tmp_path / "server_0.log").exists()
 
 
-def test_running_completions_continue_with_the_new_weights_and_report_it(server, directory):
+def test_running_completions_continue_with_the_new_weights_and_report_it(server):
     old, new = tiny_policy(), perturbed(tiny_policy())
     sampling = Sampling(max_tokens=40)
     with ThreadPoolExecutor(1) as pool, serving(old, version=1, urls=[server.url]) as engine:

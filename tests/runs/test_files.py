@@ -109,6 +109,14 @@ def test_a_resumed_run_rewrites_its_steps_and_keeps_earlier_ones(tmp_path):
     assert column(resumed.path, "a") == ["0.0", "1.0", "20.0", "30.0"]
 
 
+def test_a_file_of_an_earlier_version_gets_the_columns_that_it_lacks(tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,seconds,a\n0,1.5,2.0\n")
+    MetricsFile(tmp_path).log_metrics({"b": 3.0}, step=1)
+    rows = pd.read_csv(tmp_path / "metrics.csv")
+    assert list(rows.columns) == ["step", "seconds", "a", "resumes", "b"]
+    assert rows["resumes"].tolist()[1:] == [1]
+
+
 def test_seconds_continue_from_the_last_row_that_is_kept(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("step,seconds,a\n0,10.0,1\n1,20.0,1\n2,900.0,1\n")
@@ -180,12 +188,12 @@ def test_completions_are_written_with_scores_and_advantages(tmp_path):
     frame = pd.read_parquet(tmp_path / "completions" / "step_000000.parquet")
     assert frame["step"].tolist() == [0, 0, 0]
     assert frame["prompt_id"].tolist() == ["p0"] * 3
-    assert frame["prompt"].tolist() == ["0+0="] * 3
+    assert frame["prompt"].tolist() == ["1+1="] * 3
     assert frame["completion"].tolist() == ["7", "it is", "no"]
     assert frame["finish_reason"].tolist() == ["stop", "length", "stop"]
     assert frame["num_tokens"].tolist() == [1, 5, 2]
     assert [list(ids) for ids in frame["token_ids"]] == [[55], [*b"it is"], [*b"no"]]
-    assert frame["answer"].tolist() == ["7"] * 3
+    assert frame["answer"].tolist() == ["2"] * 3
     assert frame["reward"].tolist()[:2] == [1.0, 0.0]
     assert frame["valid"].tolist() == [True, True, False]
     assert frame["advantage"].tolist()[:2] == [0.5, -0.5]
@@ -197,17 +205,12 @@ def test_completions_are_written_with_scores_and_advantages(tmp_path):
     assert frame["cost/math"].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_completions_are_written_every_nth_step_also_without_a_train_batch(tmp_path):
+def test_completions_are_written_every_step_also_without_a_train_batch(tmp_path):
     unscored = outputs(rollouts([[None, None]]))
-    fit(lambda step: unscored, [CompletionsFile(tmp_path, every_n_steps=2)], steps=4)
+    fit(lambda step: unscored, [CompletionsFile(tmp_path)], steps=2)
     paths = sorted((tmp_path / "completions").iterdir())
-    assert [path.name for path in paths] == ["step_000000.parquet", "step_000002.parquet"]
+    assert [path.name for path in paths] == ["step_000000.parquet", "step_000001.parquet"]
     assert pd.read_parquet(paths[1])["advantage"].isna().all()
-
-
-def test_an_interval_of_zero_steps_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="every_n_steps must be >= 1, got 0"):
-        CompletionsFile(tmp_path, every_n_steps=0)
 
 
 def test_a_path_that_exists_is_numbered(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from cli_base import BASE
 from huggingface_hub import ModelCard
-from run_logs import close_logs
+from run_logs import close_logs, workplace
 from small_runs import make_module, make_trainer
 from tiny import tiny_policy
 
@@ -19,6 +19,7 @@ from lit_grpo import AdditionData, SFTModule, Trainer
 from lit_grpo.__main__ import main
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
+from lit_grpo.rollout import Sampling
 from lit_grpo.runs.model_card import without_secrets, write_model_card
 
 
@@ -38,11 +39,9 @@ def commanded(tmp_path_factory):
     root = tmp_path_factory.mktemp("commanded")
     (root / "run.yaml").write_text(yaml.safe_dump(BASE))
     options = ["--model.evaluation.before_training=true", "--trainer.val_check_interval=2"]
-    options += ["--trainer.check_val_every_n_epoch=null", f"--run_dir={root / 'run'}"]
-    try:
-        assert main(["fit", f"--config={root / 'run.yaml'}", *options]) == 0
-    finally:
-        close_logs()
+    options += ["--trainer.check_val_every_n_epoch=null", "--run_dir=run"]
+    with workplace(root):
+        assert main(["fit", "--config=run.yaml", *options]) == 0
     return root / "run", ModelCard.load(root / "run/final/README.md")
 
 
@@ -105,7 +104,8 @@ def test_without_a_config_the_card_shows_the_settings_of_the_module(tmp_path):
 
 
 def test_sft_is_named_and_has_no_reward(tmp_path, base_model):
-    card = fit(tmp_path, SFTModule(Policy(str(base_model))))
+    sampling = Sampling(max_tokens=8)
+    card = fit(tmp_path, SFTModule(Policy(str(base_model)), sampling=sampling))
     assert card.data.tags == ["lit-grpo", "sft"]
     assert card.data.base_model == "someone/tiny"
     assert f"- **Start:** {base_model}\n" in card.text

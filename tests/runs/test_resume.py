@@ -24,7 +24,7 @@ def test_a_checkpoint_is_found_by_path_and_as_the_last_of_the_run(here):
     touch(here / "run" / "checkpoints" / "last.ckpt", here / "other.ckpt")
     assert find_checkpoint("last", here / "run") == str(here / "run/checkpoints/last.ckpt")
     assert find_checkpoint("other.ckpt", here / "run") == "other.ckpt"
-    with pytest.raises(ValueError, match="Omit ckpt_path"):
+    with pytest.raises(ValueError, match="has no intact checkpoint to go on from"):
         find_checkpoint("last", here / "empty")
     with pytest.raises(ValueError, match=r"none\.ckpt: no such checkpoint"):
         find_checkpoint("none.ckpt", here / "run")
@@ -39,14 +39,14 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_intact_one_is_the_last(h
     with pytest.raises(ValueError, match=r"last\.ckpt is damaged: .* Set ckpt_path to last"):
         find_checkpoint(str(damaged), here / "run")
     intact.unlink()
-    with pytest.raises(ValueError, match="has no intact checkpoint to resume from"):
+    with pytest.raises(ValueError, match="has no intact checkpoint to go on from"):
         find_checkpoint("last", here / "run")
 
 
 @pytest.mark.parametrize("left", ["metrics.csv", "checkpoints/last.ckpt"])
 def test_a_new_run_in_a_directory_with_results_is_refused(left, here):
     touch(here / "run" / "config.yaml", here / "run" / "run.log")
-    refuse_used(here / "run")
+    refuse_used(here / "run", "resume it so")
     touch(here / "run" / left)
-    with pytest.raises(ValueError, match="already holds a run"):
-        refuse_used(here / "run")
+    with pytest.raises(ValueError, match="already holds a run, .* Resume it: resume it so"):
+        refuse_used(here / "run", "resume it so")

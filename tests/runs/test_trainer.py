@@ -60,6 +60,18 @@ def test_a_stopped_run_says_why_and_resumes_to_the_undisturbed_one(whole, tmp_pa
         assert torch.equal(weights(module)[name], expected), name
 
 
+def test_the_same_trainer_goes_on_after_a_stop(tmp_path):
+    trainer, module = train(tmp_path, StopAfter(1))
+    data = AdditionData(1, train_size=8, validation_size=2, prompts_per_step=2)
+    trainer.fit(module, data, ckpt_path="last")
+    close_logs()
+    assert trainer.stop_reason is None
+    assert trainer.global_step == 3
+    assert (tmp_path / "final").is_dir()
+    assert (tmp_path / "run.log").read_text().strip().endswith("max_steps is reached")
+    assert trainer.limit_val_batches == 1.0
+
+
 def test_a_directory_that_holds_a_run_is_refused(whole):
     with pytest.raises(UserError, match="already holds a run"):
         train(whole[0])
@@ -94,3 +106,13 @@ def test_there_is_a_progress_bar_unless_the_user_has_another_or_wants_none(
     trainer = Trainer(tmp_path, accelerator="cpu", **settings)
     bars = [one for one in trainer.callbacks if isinstance(one, ProgressBar)]
     assert [type(bar).__name__ for bar in bars] == expected
+
+
+def test_float16_is_refused_although_lightning_would_take_bfloat16_on_a_cpu(tmp_path):
+    with pytest.raises(UserError, match="precision must be 32-true or bf16-mixed, got 16-mixed"):
+        Trainer(tmp_path, accelerator="cpu", precision="16-mixed")
+
+
+def test_a_run_of_no_steps_says_why_it_ended(tmp_path):
+    train(tmp_path, max_steps=0)
+    assert "done after optimizer step 0: max_steps is reached" in (tmp_path / "run.log").read_text()

@@ -12,6 +12,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lit_grpo.cli.configs import find_config, read_config
+
 pytest.importorskip("trl")
 accuracy, parts, processes, results, steps, workloads = (
     importlib.import_module(f"_benchmark.{name}")
@@ -61,7 +63,7 @@ def test_a_prompt_has_as_many_tokens_as_the_workload_says(tmp_path):
 
 
 def test_trl_gets_the_settings_of_the_quickstart(tmp_path):
-    quickstart = accuracy.bundled("quickstart")
+    quickstart = read_config(find_config("quickstart"))
     task = accuracy.trl_task(tmp_path, quickstart, 128, tmp_path)
     settings = task.settings
     rows = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]

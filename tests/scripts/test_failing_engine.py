@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pandas as pd
 import psutil
 import pytest
-from engine_runs import run_to_its_end
+from engine_runs import run_to_its_end, warmed_up
 from paths import ROOT, SUPPORT
 from served_engines import PROGRAM, QUICK
 from sglang_server import OFFLINE
@@ -198,7 +198,21 @@ def test_a_kill_waits_for_its_row(trainer, tmp_path):
 def test_nothing_is_killed_when_the_trainer_has_ended(tmp_path):
     trainer = subprocess.Popen(["true"])
     trainer.wait()
-    assert script.kill_at_rows(trainer, tmp_path / "metrics.csv", script.KILLS) == []
+    assert script.kill_at_rows(trainer, tmp_path / "metrics.csv", KILLS) == []
+
+
+def test_kills_are_spread_over_the_run_at_different_steps():
+    assert script.planned_kills(30) == {8: "main process", 15: "engine core", 22: "worker"}
+    for num_steps in range(script.MIN_STEPS, 50):
+        first, second, third = script.planned_kills(num_steps)
+        assert 0 < first < second < third < num_steps
+
+
+def test_too_few_steps_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["failing_engine.py", "--steps", "4"])
+    with pytest.raises(SystemExit, match="2"):
+        script.main()
+    assert "--steps must be >= 5, got 4" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -226,19 +240,21 @@ def processes_of(run_dir):
 
 
 @needs_vllm
-@pytest.mark.slow(minutes=10)
+@pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_the_command_passes_with_a_real_vllm_and_three_kills(tmp_path):
-    # A quarter of the quickstart's prompts: what is shown here needs no more.
+def test_the_command_passes_with_a_real_vllm_and_three_kills(tmp_path, tmp_path_factory):
+    # Fewer steps and prompts than the quickstart's: what is shown here needs no more.
+    policy, num_steps = warmed_up(tmp_path_factory), 12
     options = [f"--model.engine.init_args.launch.python={PYTHON}", "--data.prompts_per_step=64"]
-    run_to_its_end([*COMMAND, "--dir", str(tmp_path), "--", *options], tmp_path, seconds=2000)
+    run = ["--steps", str(num_steps), "--policy", str(policy), "--dir", str(tmp_path)]
+    run_to_its_end([*COMMAND, *run, "--", *options], tmp_path, seconds=2000)
     restarts = pd.read_csv(tmp_path / "killed" / "metrics.csv")["rollout/restarts"]
-    assert len(restarts) == script.NUM_STEPS == 30
-    assert restarts.sum() == len(script.KILLS) == 3
+    assert len(restarts) == num_steps
+    assert restarts.sum() == len(script.planned_kills(num_steps)) == 3
     assert processes_of(tmp_path) == []
 
 
-NUM_SMALL_STEPS = 12
+NUM_SMALL_STEPS = 5
 SMALL = {
     "model": {
         "rewards": [{"class_path": "small_runs.ShareOfLowBytes"}],

@@ -2,6 +2,7 @@
 
 import lightning.pytorch as pl
 import torch
+from small_runs import make_trainer
 
 from lit_grpo.data import AdditionData
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
@@ -35,22 +36,10 @@ class Recorder(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def make_trainer(*callbacks: pl.Callback, **choices) -> pl.Trainer:
-    return pl.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-        **choices,
-    )
-
-
 def fit(data, *callbacks, checkpoint=None, **choices) -> Recorder:
     module = Recorder()
-    choices = {"max_steps": 1, "num_sanity_val_steps": 0} | choices
-    make_trainer(*callbacks, **choices).fit(module, datamodule=data, ckpt_path=checkpoint)
+    trainer = make_trainer(*callbacks, **({"num_sanity_val_steps": 0} | choices))
+    trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
     return module
 
 

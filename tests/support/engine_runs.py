@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
+import processes
 import sglang_server
+from built_once import built_once
 from vllm_environment import PYTHON
 from vllm_settings import ENV
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "HFEngine": {},
     "VLLMServerEngine": {"config": "engines/vllm_server_cpu", "launch.python": str(PYTHON)},
-    "VLLMEngine": {"config": "engines/vllm_cpu"},
+    "VLLMEngine": {"config": "engines/vllm_cpu", "proof.every": 2},
     "SGLangEngine": {
         "config": "engines/sglang",
         "launch.dtype": "float32",
@@ -29,6 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """What a config needs to sample with an engine on a CPU: a further config, and init_args."""
 INTERPRETERS = {"VLLMEngine": PYTHON}
 """The engines that need another Python than the tests."""
+WARM_UP = {"trainer.max_steps": 190, "trainer.val_check_interval": 190}
 
 
 def command(verb: str, config: str, settings: Mapping[str, Any], *, engine: str = "HFEngine"):
@@ -54,19 +56,14 @@ def as_options(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def start(words: list[str], cwd: Path, **variables: str) -> subprocess.Popen[str]:
+def start(words: list[str], cwd: Path, **variables: str) -> Popen[str]:
     """Start a command in a process group of its own; its output goes to ``said.txt``."""
-    with (cwd / "said.txt").open("w") as said:
-        return subprocess.Popen(
-            words,
-            cwd=cwd,
-            env=os.environ | ENV | variables,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            text=True,
-            start_new_session=True,
-        )
+    return processes.start(words, cwd, said=cwd / "said.txt", **ENV | variables)
+
+
+def running(words: list[str], cwd: Path, **variables: str) -> AbstractContextManager[Popen[str]]:
+    """Start a command as `start` does, and kill its process group in the end."""
+    return processes.running(words, cwd, said=cwd / "said.txt", **ENV | variables)
 
 
 def run_to_its_end(words: list[str], cwd: Path, *, seconds: float = 600) -> None:
@@ -75,16 +72,10 @@ def run_to_its_end(words: list[str], cwd: Path, *, seconds: float = 600) -> None
     assert exit_code == 0, (cwd / "said.txt").read_text()[-5000:]
 
 
-@contextmanager
-def running(words: list[str], cwd: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a command, and kill its process group in the end."""
-    process = start(words, cwd, **variables)
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def warmed_up(tmp_path_factory) -> Path:
+    """Return a model that solves some of the quickstart's sums."""
+    warm_up = partial(run_to_its_end, command("sft", "quickstart_sft", WARM_UP))
+    return built_once("warm_up", warm_up, tmp_path_factory) / "run" / "final"
 
 
 def num_steps(cwd: Path) -> int:

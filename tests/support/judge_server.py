@@ -87,12 +87,17 @@ class Request:
     def of(self, kind: str) -> list[Section]:
         return [one for one in self.sections if one.kind == kind]
 
+    @property
+    def is_probe(self) -> bool:
+        """Whether it only asks if the judge can be reached, as every start does."""
+        return any("Are you ready" in one["content"] for one in self.body.get("messages", ()))
+
 
 Behaviour = Callable[[Request], Reply]
 
 
 class JudgeServer:
-    """Answers with the scripted replies first, then with ``behaviour``."""
+    """Sends the scripted replies first, then "yes" to each probe and ``behaviour`` to the rest."""
 
     def __init__(self, behaviour: Behaviour | None = None) -> None:
         self.behaviour = behaviour or (lambda request: says(score=10))
@@ -107,6 +112,11 @@ class JudgeServer:
         """Set the next replies, one per request."""
         with self._lock:
             self._script += replies
+
+    @property
+    def questions(self) -> list[Request]:
+        """The requests without the probes."""
+        return [one for one in self.requests if not one.is_probe]
 
     @property
     def url(self) -> str:
@@ -126,7 +136,8 @@ class JudgeServer:
             self.most_at_once = max(self.most_at_once, self._num_inside)
             scripted = self._script.pop(0) if self._script else None
         try:
-            reply = scripted or self.behaviour(request)
+            behaviour = ready if request.is_probe else self.behaviour
+            reply = scripted or behaviour(request)
             self._is_closing.wait(reply.seconds)
             return reply
         finally:
@@ -206,6 +217,11 @@ def writes(
 def says(*, seconds: float = 0.0, **fields: Any) -> Reply:
     """Reply with the verdict on a single item."""
     return writes(json.dumps({"explanation": "because", **fields}), seconds=seconds)
+
+
+def ready(request: Request) -> Reply:
+    """Answer a probe."""
+    return says(answer="yes")
 
 
 def refuses(status: int, message: str = "no", code: str | None = None, **headers: str) -> Reply:

@@ -18,7 +18,6 @@ from sglang_server import OFFLINE, RunningServer
 from tiny import prompt
 from worker_processes import wait_until
 
-from lit_grpo.policy import Policy
 from lit_grpo.rollout import EngineFailed, Launch, Sampling, SGLangEngine, Supervision
 from lit_grpo.rollout.server import guard as server_guard
 from lit_grpo.types import Completion, Prompt
@@ -56,15 +55,6 @@ def serving(policy, *, version: int = 0, **settings) -> Iterator[SGLangEngine]:
         yield engine
     finally:
         engine.close()
-
-
-def perturbed(policy: Policy, *, seed: int = 5) -> Policy:
-    """Change the policy's trainable weights; return the policy."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in policy.trainable_parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return policy
 
 
 def generate(

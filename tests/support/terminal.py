@@ -6,11 +6,13 @@ import os
 import pty
 import re
 import subprocess
-import sys
 import termios
 from pathlib import Path
 
-ENVIRONMENT = {"TERM": "xterm", "OMP_NUM_THREADS": "1"}
+from paths import SUPPORT
+from processes import ENV, LIT_GRPO, kill_group
+
+ENVIRONMENT = ENV | {"TERM": "xterm", "PYTHONPATH": str(SUPPORT)}
 
 
 def shown_in_terminal(*arguments: str, cwd: Path, columns: int = 100) -> list[str]:
@@ -19,7 +21,7 @@ def shown_in_terminal(*arguments: str, cwd: Path, columns: int = 100) -> list[st
     termios.tcsetwinsize(terminal, (50, columns))
     inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "lit_grpo", *arguments],
+        [*LIT_GRPO, *arguments],
         cwd=cwd,
         env=inherited | ENVIRONMENT,
         stdin=terminal,
@@ -34,7 +36,7 @@ def shown_in_terminal(*arguments: str, cwd: Path, columns: int = 100) -> list[st
             written += part
         assert process.wait(timeout=60) == 0, written.decode()
     finally:
-        process.kill()
+        kill_group(process)
         os.close(screen)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
     return re.split(r"[\r\n]+|(?=Training|Validation)", text)

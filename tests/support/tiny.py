@@ -30,6 +30,15 @@ def tiny_policy(*, with_reference: bool = False, seed: int = 0, **settings) -> P
     return policy
 
 
+def perturbed(policy: Policy, *, seed: int = 5) -> Policy:
+    """Change every trainable weight, so that a missing one is noticed; return the policy."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return policy
+
+
 def prompt(text: str = "1+1=", *, id: str = "p", answer: str | None = "2", **columns) -> Prompt:
     return Prompt(id=id, text=text, token_ids=tuple(text.encode()), answer=answer, columns=columns)
 
@@ -50,9 +59,9 @@ def completion(
 
 
 def rollouts(
-    rewards: Sequence[Sequence[float | None]],
+    rewards: Sequence[Sequence[float | Score | None]],
     completions: Sequence[Sequence[Completion]] | None = None,
-    parts: Mapping[str, Sequence[Sequence[float | None]]] | None = None,
+    parts: Mapping[str, Sequence[Sequence[float | Score | None]]] | None = None,
 ) -> RolloutBatch:
     """Build a batch with these rewards [B, G]; None is a row that could not be scored."""
     values = as_tensor(rewards)
@@ -73,12 +82,15 @@ def rollouts(
     )
 
 
-def score(value: float | None) -> Score:
+def score(value: float | Score | None) -> Score:
+    if isinstance(value, Score):
+        return value
     return Score(value=value, outcome=Outcome.ERROR if value is None else Outcome.OK)
 
 
-def as_tensor(values: Sequence[Sequence[float | None]]) -> torch.Tensor:
-    filled = [[float("nan") if v is None else v for v in row] for row in values]
+def as_tensor(values: Sequence[Sequence[float | Score | None]]) -> torch.Tensor:
+    found = [[score(one).value for one in row] for row in values]
+    filled = [[float("nan") if one is None else one for one in row] for row in found]
     return torch.tensor(filled, dtype=torch.float64)
 
 

@@ -7,21 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import tiny
 import torch
 
 from lit_grpo.data import PromptLoader
-from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score, TrainBatch
-
-OK = Score(value=0.0)
+from lit_grpo.types import Completion, Outcome, RolloutBatch, Score, TrainBatch
 
 
 def completion(text: str = "7", finish_reason: str = "stop", logprob: float = -0.5) -> Completion:
     """Build a completion with one token per character."""
-    return Completion(
-        token_ids=tuple(map(ord, text)),
-        sampler_logprobs=(logprob,) * len(text),
-        text=text,
-        finish_reason=finish_reason,  # type: ignore[arg-type]
+    logprobs = [logprob] * len(text)
+    return tiny.completion(
+        list(map(ord, text)), text=text, logprobs=logprobs, finish_reason=finish_reason
     )
 
 
@@ -34,23 +31,12 @@ def rollouts(
     completions: Sequence[Completion] | None = None,
 ) -> RolloutBatch:
     """Build groups scored by one reward ``math``; None abstains. Completions differ by default."""
-    group_size = len(rewards[0])
+    size = len(rewards[0])
     if completions is None:
-        completions = [completion(f"answer {n}") for n in range(len(rewards) * group_size)]
-    groups = []
-    for number, row in enumerate(rewards):
-        scores = tuple(_score(value) for value in row)
-        prompt = Prompt(id=f"p{number}", text=f"{number}+{number}=", token_ids=(1,), answer="7")
-        own = completions[number * group_size : (number + 1) * group_size]
-        groups.append(Group(prompt=prompt, completions=tuple(own), scores={"math": scores}))
-    values = [
-        [float("nan") if score.value is None else score.value for score in group.scores["math"]]
-        for group in groups
-    ]
-    tensor = torch.tensor(values, dtype=torch.float64)
-    return RolloutBatch(
-        groups=tuple(groups), rewards=tensor, parts={"math": tensor}, valid=~tensor.isnan()
-    )
+        completions = [completion(f"answer {n}") for n in range(len(rewards) * size)]
+    groups = [completions[start : start + size] for start in range(0, len(completions), size)]
+    scores = [[_score(value) for value in row] for row in rewards]
+    return tiny.rollouts(scores, groups, parts={"math": scores})
 
 
 def _score(value: float | Score | None) -> Score:

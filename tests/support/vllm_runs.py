@@ -1,9 +1,13 @@
 """Run programs in the environment of a real vLLM, and compare their results."""
 
+import json
 import os
 import subprocess
+from typing import Any
 
 import pytest
+from built_once import built_once
+from paths import ROOT, SUPPORT
 from vllm_environment import ENV, PYTHON
 
 
@@ -18,6 +22,16 @@ def run(*arguments, cwd):
         timeout=580,
     )
     assert process.returncode == 0, process.stdout + process.stderr
+
+
+def in_process_checks(tmp_path_factory) -> dict[str, Any]:
+    """Return what the program `_vllm_checks` has found."""
+
+    def check(directory):
+        run(SUPPORT / "_vllm_checks.py", directory / "checks.json", cwd=ROOT)
+
+    directory = built_once("vllm_checks", check, tmp_path_factory)
+    return json.loads((directory / "checks.json").read_text())
 
 
 def assert_same_logprobs(completions, trainer_logprobs):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import tiny
 import torch
 import torch.distributed
 import torch.multiprocessing
@@ -47,12 +48,7 @@ ADAPTED = [name for name in POLICIES if "lora" in name and "experts" not in name
 
 
 def perturbed(name: str) -> Policy:
-    """Return the policy with every trainable weight changed, so that a missing one is detected."""
-    policy = tiny_policy(**POLICIES[name])
-    with torch.no_grad():
-        for parameter in policy.trainable_parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
-    return policy
+    return tiny.perturbed(tiny_policy(**POLICIES[name]))
 
 
 def read_weights(directory: Path) -> dict[str, torch.Tensor]:

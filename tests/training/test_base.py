@@ -1,4 +1,5 @@
 import math
+import re
 
 import lightning as L
 import pytest
@@ -168,3 +169,15 @@ def test_a_resumed_optimizer_keeps_its_own_state_and_takes_new_settings(tmp_path
 
     assert settings(0.0, max_steps=2) == (2, 0.0)
     assert settings(0.5, max_steps=3, ckpt_path=tmp_path / "last.ckpt") == (3, 0.5)
+
+
+@pytest.mark.parametrize(("key", "value"), [("group_size", "4"), ("seed", (1,))])
+def test_a_number_of_another_type_is_named(key, value):
+    with pytest.raises(UserError, match=rf"{key} must be >= \d, got {re.escape(repr(value))}"):
+        make_module(**{key: value})
+
+
+def test_settings_that_an_optimizer_refuses_are_the_users():
+    module = make_module(optimizer=lambda params: torch.optim.SGD(params, lr=-1.0))
+    with pytest.raises(UserError, match=r"\(Invalid learning rate: -1.0\). Set model.optimizer"):
+        fit(module)

@@ -5,13 +5,15 @@ from types import SimpleNamespace
 import pytest
 from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 
-from lit_grpo.training.compatibility import refuse_unsupported
+from lit_grpo.rollout import Sampling
+from lit_grpo.training.compatibility import check_completions_fit, refuse_unsupported
+from lit_grpo.types import UserError
 
 
 @pytest.mark.parametrize(
     ("strategy", "precision", "message"),
     [
-        (SingleDeviceStrategy, "16-mixed", "got 16-mixed .* Set trainer.precision"),
+        (SingleDeviceStrategy, "64-true", "got 64-true .* Set trainer.precision"),
         (FSDPStrategy, "32-true", "got FSDPStrategy .* Set trainer.strategy"),
     ],
 )
@@ -20,3 +22,11 @@ def test_strategies_and_precisions_that_would_train_wrongly_are_refused(
 ):
     with pytest.raises(ValueError, match=message):
         refuse_unsupported(SimpleNamespace(strategy=strategy(), precision=precision))
+
+
+def test_completions_that_leave_no_position_for_a_prompt_are_refused():
+    config = SimpleNamespace(max_position_embeddings=64)
+    check_completions_fit(config, Sampling(max_tokens=63))
+    check_completions_fit(SimpleNamespace(), Sampling(max_tokens=10**6))
+    with pytest.raises(UserError, match="max_tokens must be below the model's 64 positions"):
+        check_completions_fit(config, Sampling(max_tokens=64))

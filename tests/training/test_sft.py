@@ -19,6 +19,7 @@ def make_module(**settings) -> SFTModule:
         Policy(architecture=LLAMA, lora=settings.pop("lora", None)),
         optimizer=settings.pop("optimizer", lambda params: torch.optim.AdamW(params, lr=2e-2)),
         evaluation=Evaluation(before_training=False),
+        sampling=settings.pop("sampling", Sampling(max_tokens=64)),
         **settings,
     )
 

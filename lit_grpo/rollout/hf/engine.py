@@ -87,15 +87,16 @@ class HFEngine(RolloutEngine):
             tokens = _draw(allowed, sampling, noise[batch.rows, step])
             batch.append(tokens, _logprobs(logits, probabilities, tokens))
             stopped = stops.reached(batch, tokens) & (step + 1 >= sampling.min_tokens)
-            ended = stopped | (step + 1 == sampling.max_tokens)
-            finished = ended.nonzero()[:, 0].tolist()
+            has_stopped = stopped.tolist()
+            is_last = step + 1 == sampling.max_tokens
+            finished = [index for index, stop in enumerate(has_stopped) if stop or is_last]
             for index in finished:
-                reason: FinishReason = "stop" if stopped[index] else "length"
+                reason: FinishReason = "stop" if has_stopped[index] else "length"
                 yield batch.rows[index], self._completion(batch, index, reason, stops)
             self.num_unfinished_tokens = (len(batch.rows) - len(finished)) * (step + 1)
-            if ended.all():
+            if len(finished) == len(batch.rows):
                 return
-            batch.advance(tokens, ~ended)
+            batch.advance(tokens, ~stopped if finished else None)
 
     def _completion(
         self, batch: _RunningBatch, index: int, reason: FinishReason, stops: _Stops
@@ -148,9 +149,9 @@ class _RunningBatch:
             self.sampled[row][0].append(token)
             self.sampled[row][1].append(logprob)
 
-    def advance(self, tokens: Tensor, keep: Tensor) -> None:
-        """Drop the rows that ended, and run the model on the new tokens of the others."""
-        if not keep.all():
+    def advance(self, tokens: Tensor, keep: Tensor | None) -> None:
+        """Run the model on the new tokens of the rows to keep, or of all, and drop the others."""
+        if keep is not None:
             kept = self._cache.drop(keep)
             tokens, self._positions = tokens[kept], self._positions[kept]
             self._mask = None if self._mask is None else self._mask[kept]

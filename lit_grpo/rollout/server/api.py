@@ -112,13 +112,12 @@ class ServerAPI(ABC):
     check_temperature: float = CHECK_TEMPERATURE
     """Temperature at which its logprobs are compared with the trainer's."""
 
+    env: Mapping[str, str] = {}
+    """Environment variables that a launched server needs."""
+
     @abstractmethod
     def command(self, launch: Launch, model: ServedModel, port: int) -> list[str]:
         """Return the command line that starts a server."""
-
-    def env(self, launch: Launch) -> Mapping[str, str]:
-        """Return the environment variables that a server needs."""
-        return {}
 
     @abstractmethod
     def check_sampling(self, sampling: Sampling) -> None:
@@ -133,9 +132,9 @@ class ServerAPI(ABC):
     ) -> None:
         """Undo what an interrupted weight update left behind, such as a pause."""
 
-    @abstractmethod
     async def check_health(self, endpoint: Endpoint, seconds: float) -> None:
         """Raise an error unless the server reports that it is healthy."""
+        await endpoint.call("GET", "/health", seconds=seconds)
 
     @abstractmethod
     async def read_version(self, endpoint: Endpoint, seconds: float) -> str:

@@ -105,7 +105,7 @@ def process_starters(
     """
     starters: list[Callable[[], ServerProcess]] = []
     for number, port in enumerate(ports):
-        env = dict(api.env(launch))
+        env = dict(api.env)
         if launch.devices is not None:
             env["CUDA_VISIBLE_DEVICES"] = launch.devices[number]
         env |= launch.env or {}
@@ -131,7 +131,7 @@ def check_url(url: str) -> None:
     """Check that a url is an http address.
 
     Raises:
-        UserError: it does not.
+        UserError: it is not one.
     """
     try:
         parts = urlsplit(url)

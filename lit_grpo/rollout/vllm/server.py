@@ -86,6 +86,11 @@ class VLLMAPI(ServerAPI):
         "adapters also --enable-lora, --max-lora-rank and --max-loras 2"
     )
     batches_samples = True
+    env: Mapping[str, str] = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
 
     def __init__(self, logprobs_mode: LogprobsMode, transfer: NCCLTransfer | None = None) -> None:
         self.logprobs_mode = logprobs_mode
@@ -120,21 +125,11 @@ class VLLMAPI(ServerAPI):
         # Not the program `vllm`, which is broken in the builds for CPUs.
         return launch.command("vllm.entrypoints.openai.api_server", options)
 
-    def env(self, launch: Launch) -> Mapping[str, str]:
-        return {
-            "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-        }
-
     def check_sampling(self, sampling: Sampling) -> None:
         check_sampling(sampling, self.logprobs_mode)
 
     async def recover(self, endpoint: Endpoint, seconds: float) -> None:
         await endpoint.call("POST", "/resume", seconds=seconds)
-
-    async def check_health(self, endpoint: Endpoint, seconds: float) -> None:
-        await endpoint.call("GET", "/health", seconds=seconds)
 
     async def read_version(self, endpoint: Endpoint, seconds: float) -> str:
         info = await endpoint.call("GET", "/weight_info", seconds=seconds)

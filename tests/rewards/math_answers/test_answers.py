@@ -134,6 +134,7 @@ def test_answers_are_compared_exactly_or_left_to_computer_algebra(gold, answer, 
     assert compare(parse_answer(gold), parse_answer(answer)) is verdict
 
 
+@pytest.mark.timeout(10)
 @pytest.mark.parametrize(
     "part", [" hrs", " teams", "m", " m", " %", " a", "1 ", ",111", r"\text{a}"]
 )

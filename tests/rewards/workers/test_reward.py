@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 
 import jsonargparse
@@ -15,6 +14,7 @@ from code_rewards import (
     RunCode,
 )
 from paths import SUPPORT
+from processes import LIT_GRPO, run_program
 from tiny import LLAMA, completion, prompt
 from worker_processes import guards_of
 
@@ -118,9 +118,8 @@ assert suite.score([prompt()], [[completion(text="value = 1.5")]]).valid.all()
 
 @pytest.mark.slow
 def test_trainer_that_does_not_close_its_rewards_exits_without_messages():
-    command = [sys.executable, "-c", TRAINER]
-    done = subprocess.run(command, cwd=SUPPORT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run_program([sys.executable, "-c", TRAINER], SUPPORT)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 # Settings
@@ -231,9 +230,7 @@ def test_a_run_trains_on_a_reward_in_processes(project):
         "data": {"class_path": "AdditionData", "init_args": {"prompts_per_step": 2}},
     }
     (project / "run.yaml").write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "lit_grpo", "fit", "--config=run.yaml", "--run_dir=run"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_program([*LIT_GRPO, "fit", "--config=run.yaml", "--run_dir=run"])
     header, row = (project / "run/metrics.csv").read_text().splitlines()
     metrics = dict(zip(header.split(","), row.split(","), strict=True))
     assert float(metrics["reward/run_tests/ok_fraction"]) == 1.0

@@ -14,9 +14,9 @@ from contextlib import suppress
 import psutil
 import pytest
 from paths import SUPPORT
-from served_engines import LONG, PROMPTS, generate, launch, launched_servers, perturbed, serving
+from served_engines import LONG, PROMPTS, generate, launch, launched_servers, serving
 from sglang_server import OFFLINE
-from tiny import prompt, tiny_policy
+from tiny import perturbed, prompt, tiny_policy
 from worker_processes import is_alive, wait_until
 
 from lit_grpo import distributed
@@ -254,8 +254,8 @@ sys.path.insert(0, {tests!r})
 import torch
 import torch.distributed as dist
 torch.set_num_threads(1)
-from served_engines import generate, launch, launched_servers, serving, perturbed
-from tiny import prompt, tiny_policy
+from served_engines import generate, launch, launched_servers, serving
+from tiny import perturbed, prompt, tiny_policy
 from lit_grpo.rollout import EngineFailed, Sampling
 rank, sampling = int(sys.argv[1]), Sampling(max_tokens=8)
 dist.init_process_group("gloo", init_method="file://{store}", rank=rank, world_size=2,

@@ -15,11 +15,10 @@ from served_engines import (
     generating,
     launch,
     launched_servers,
-    perturbed,
     serving,
     wait_until_ready,
 )
-from tiny import tiny_policy
+from tiny import perturbed, tiny_policy
 from worker_processes import is_alive, wait_until
 
 from lit_grpo.rollout.server import process as server_process

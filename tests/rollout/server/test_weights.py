@@ -15,12 +15,11 @@ from served_engines import (
     assert_written_by,
     generate,
     launch,
-    perturbed,
     serving,
     wait_until_ready,
 )
 from sglang_server import free_port, running_server
-from tiny import tiny_policy
+from tiny import perturbed, tiny_policy
 from worker_processes import wait_until
 
 from lit_grpo.policy import LoRA

@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 import torch
-from served_engines import PLAIN, PROMPTS, assert_written_by, generate, perturbed
-from tiny import tiny_policy
+from served_engines import PLAIN, PROMPTS, assert_written_by, generate
+from tiny import perturbed, tiny_policy
 
 from lit_grpo.policy import LoRA
 from lit_grpo.rollout import EngineFailed, Proof, VLLMEngine

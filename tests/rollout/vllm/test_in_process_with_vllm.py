@@ -1,29 +1,17 @@
 """In-process vLLM, a real one: the program `_vllm_checks` uses it, and the tests here judge."""
 
-import csv
-import json
-
 import pytest
-from paths import SUPPORT
-from tiny import prompt, tiny_policy
-from vllm_environment import FLAGS, MAX_MODEL_LEN, ROOT, launch_on_cpu, needs_vllm
-from vllm_runs import assert_same_logprobs, run
-from vllm_settings import ARCHITECTURE
+from vllm_environment import MAX_MODEL_LEN, needs_vllm
+from vllm_runs import assert_same_logprobs, in_process_checks
 
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
-from lit_grpo.rollout import Sampling, VLLMServerEngine
 
-# vLLM is started several times.
 pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
-
-PROMPTS = ["12+34=", "a longer prompt", "x"]
 
 
 @pytest.fixture(scope="module")
 def checks(tmp_path_factory):
-    path = tmp_path_factory.mktemp("vllm") / "checks.json"
-    run(SUPPORT / "_vllm_checks.py", path, cwd=ROOT)
-    return json.loads(path.read_text())
+    return in_process_checks(tmp_path_factory)
 
 
 def tokens(completions):
@@ -114,19 +102,6 @@ def test_completions_are_yielded_while_others_run_and_closing_aborts_those(check
     assert aborted["next_is_the_same"]
 
 
-def test_a_server_gives_the_same_completions_for_the_same_seed(checks, tmp_path):
-    policy = tiny_policy(architecture=ARCHITECTURE)
-    engine = VLLMServerEngine(launch=launch_on_cpu(), directory=str(tmp_path))
-    engine.start(policy)
-    try:
-        engine.load_weights(policy, 3)
-        prompts = [prompt(text, id=text) for text in PROMPTS]
-        rows = dict(engine.generate(prompts, 3, Sampling(max_tokens=12), seed=0))
-    finally:
-        engine.close()
-    assert [list(rows[n].token_ids) for n in range(9)] == tokens(checks["sampling"]["full"])
-
-
 def test_new_weights_are_sampled_with_and_checked(checks):
     full = checks["full"]
     assert_same_logprobs(
@@ -199,45 +174,3 @@ def test_a_process_group_is_refused_with_the_engine_to_use_instead(checks):
     assert checks["process_group"]["type"] == "UserError"
     assert "Set trainer.devices to 1" in checks["process_group"]["message"]
     assert "VLLMServerEngine" in checks["process_group"]["message"]
-
-
-REWARD = """
-from lit_grpo.rewards import Reward
-
-class LowBytes(Reward):
-    def score(self, prompt, completion):
-        return sum(token < 128 for token in completion.token_ids) / len(completion.token_ids)
-"""
-
-
-def test_every_training_step_samples_with_the_weights_of_the_step_before(tmp_path):
-    (tmp_path / "low_bytes.py").write_text(REWARD)
-    settings = {
-        "model.policy.path": None,
-        "model.policy.architecture": ARCHITECTURE,
-        "model.rewards": [{"class_path": "low_bytes.LowBytes"}],
-        "model.engine": "lit_grpo.rollout.vllm.in_process.VLLMEngine",
-        "model.engine.init_args.max_model_len": MAX_MODEL_LEN,
-        "model.engine.init_args.flags": FLAGS,
-        "model.engine.init_args.proof.every": 2,
-        "data.init_args.prompts_per_step": 8,
-        "data.init_args.validation_size": 8,
-        "trainer.accelerator": "cpu",
-        "trainer.max_steps": 3,
-        "trainer.val_check_interval": 3,
-    }
-    options = [
-        f"--{name}={value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in settings.items()
-    ]
-    command = ["-m", "lit_grpo", "fit", "--config", "quickstart", "--run_dir", "run"]
-    run(*command, *options, cwd=tmp_path)
-    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))
-    assert len(rows) == 3
-    for row in rows:
-        assert float(row["sampler/logprob_difference_max"]) < 1e-3
-        assert float(row["policy/grad_norm"]) > 0
-    differences = [float(row["sampler/proof_difference"]) for row in rows]
-    assert differences[0] < 1e-4
-    assert differences[2] < 1e-4
-    assert (tmp_path / "run" / "final" / "model.safetensors").exists()

@@ -5,15 +5,16 @@ import json
 import re
 import threading
 import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
-from served_engines import assert_written_by, generate, perturbed
+from served_engines import assert_written_by, generate
 from sglang_server import free_port
-from tiny import prompt, tiny_policy
+from tiny import perturbed, prompt, tiny_policy
 from vllm_environment import PYTHON, ROOT, launch_on_cpu, needs_vllm
+from vllm_runs import in_process_checks
 from vllm_servers import counter, processes_of
 from vllm_settings import ARCHITECTURE, ENV, FLAGS, MAX_MODEL_LEN
 from worker_processes import is_alive, wait_until
@@ -146,6 +147,14 @@ def test_a_seed_gives_the_same_again_and_prompts_and_samples_differ(fresh):
     assert first != generate(fresh, twins, SHORT, seed=4)
 
 
+def test_a_seed_gives_what_it_gives_in_process(fresh, tmp_path_factory):
+    texts = ("12+34=", "a longer prompt", "x")
+    prompts = [prompt(text, id=text) for text in texts]
+    found = generate(fresh, prompts, SHORT, group_size=3, seed=0)
+    expected = in_process_checks(tmp_path_factory)["sampling"]["full"]
+    assert [list(one.token_ids) for one in found] == [one["token_ids"] for one in expected]
+
+
 def test_stops_end_a_completion_as_they_do_with_hf_engine(policy, fresh):
     engine = HFEngine()
     engine.load_weights(policy, 0)
@@ -198,28 +207,6 @@ def test_running_requests_continue_with_new_weights_and_label_each_token(policy,
         found = generate(fresh, prompts, LONG, group_size=8)
     assert any(set(one.policy_versions) == {old, old + 1} for one in found)
     assert_written_by({old: policy.model, old + 1: other.model}, prompts, found)
-
-
-def test_a_prefix_cache_that_outlives_an_update_is_detected(policy, tmp_path):
-    class WithoutReset:
-        """Forwards all calls but those that reset the prefix cache, as a pause does, too."""
-
-        def __init__(self, endpoint):
-            self.endpoint = endpoint
-
-        async def call(self, method, path, *args, **settings):
-            if path in ("/pause", "/reset_prefix_cache", "/resume"):
-                return {"success": True}
-            return await self.endpoint.call(method, path, *args, **settings)
-
-    with serving(policy, directory=str(tmp_path)) as engine:
-        update = engine.api.update_weights
-        engine.api.update_weights = lambda endpoint, *rest: update(WithoutReset(endpoint), *rest)
-        with pytest.raises(
-            EngineFailed, match=r"differ .* by [\d.]+ .* 0\.005 is allowed"
-        ) as error:
-            engine.load_weights(changed(policy), 1)
-        assert re.search(r"\(mean -[\d.]+, trainer -[\d.]+\)", str(error.value))
 
 
 def test_tied_embeddings_that_a_reload_leaves_stale_are_detected(tmp_path):
@@ -279,13 +266,11 @@ def test_only_the_adapter_is_sent_and_old_ones_are_unloaded(tmp_path):
         assert files == {"adapter_model.safetensors", "adapter_config.json"}
 
 
-@pytest.mark.parametrize("victim", ["the worker", "the main process"])
-def test_a_killed_server_is_restarted_with_the_policys_weights(policy, fresh, victim):
+def test_a_killed_worker_is_restarted_with_the_policys_weights(policy, fresh):
     other = changed(policy)
     fresh.load_weights(other, fresh.version + 1)
     processes = processes_of(url(fresh))
-    chosen = processes[0] if victim == "the main process" else processes[-1]
-    with once_it_generates(fresh, chosen.kill):
+    with once_it_generates(fresh, processes[-1].kill):
         completions = generate(fresh, PROMPTS, LONG, group_size=8)
     assert_written_by({fresh.version: other.model}, PROMPTS, completions)
     assert fresh.observe().totals["rollout/restarts"] == 1
@@ -312,32 +297,67 @@ def documented_command() -> list[str]:
     return ["env", *variables.split(), *module, *words, *as_flags(FLAGS)]
 
 
-def test_a_server_started_as_documented_and_left_paused_can_be_used(tmp_path):
-    base = tiny_policy(architecture=ARCHITECTURE)
-    base.save_pretrained(tmp_path / "base")
-    lora = LoRA(rank=4, target_modules=["q_proj", "v_proj"])
-    policy = perturbed(tiny_policy(architecture=None, path=str(tmp_path / "base"), lora=lora))
-    port = free_port()
-    words = ["--model", str(tmp_path / "base"), "--port", str(port), "--dtype", "float32"]
+@pytest.fixture(scope="module")
+def documented(tmp_path_factory):
+    """Yield the address and the model of a server that was started as documented.
+
+    Full weights replace the base of adapters, so a test with adapters comes first.
+    """
+    directory = tmp_path_factory.mktemp("documented")
+    base, port = directory / "base", free_port()
+    tiny_policy(architecture=ARCHITECTURE).save_pretrained(base)
+    words = ["--model", str(base), "--port", str(port), "--dtype", "float32"]
     words += ["--max-model-len", str(MAX_MODEL_LEN)]
-    server = ServerProcess(documented_command() + words, ENV, tmp_path / "server.log")
+    server = ServerProcess(documented_command() + words, ENV, directory / "server.log")
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until(lambda: not server.is_running or is_healthy(url), 300)
         assert server.is_running, server.log_tail()
-        pause(url)
-        engine = VLLMServerEngine(urls=[url], directory=str(tmp_path / "engine"))
-        try:
-            engine.start(policy)
-            engine.load_weights(policy, 0)
-            completions = generate(engine, PROMPTS, SHORT)
-            assert engine.observe().totals["rollout/restarts"] == 0
-        finally:
-            engine.close()
-        assert is_healthy(url)  # it keeps running
+        yield SimpleNamespace(url=url, base=str(base))
     finally:
         server.stop()
+
+
+@contextmanager
+def attached(url: str, policy, directory):
+    """Attach an engine to a running server, which has the policy's weights as version 0."""
+    engine = VLLMServerEngine(urls=[url], directory=str(directory))
+    with closing(engine):
+        engine.start(policy)
+        engine.load_weights(policy, 0)
+        yield engine
+
+
+def test_a_server_started_as_documented_and_left_paused_can_be_used(documented, tmp_path):
+    lora = LoRA(rank=4, target_modules=["q_proj", "v_proj"])
+    policy = perturbed(tiny_policy(architecture=None, path=documented.base, lora=lora))
+    pause(documented.url)
+    with attached(documented.url, policy, tmp_path) as engine:
+        completions = generate(engine, PROMPTS, SHORT)
+        assert engine.observe().totals["rollout/restarts"] == 0
+    assert is_healthy(documented.url)  # it keeps running
     assert_written_by({0: policy.model}, PROMPTS, completions)
+
+
+class WithoutReset:
+    """Forwards all calls but those that reset the prefix cache, as a pause does, too."""
+
+    def __init__(self, endpoint):
+        self.endpoint = endpoint
+
+    async def call(self, method, path, *args, **settings):
+        if path in ("/pause", "/reset_prefix_cache", "/resume"):
+            return {"success": True}
+        return await self.endpoint.call(method, path, *args, **settings)
+
+
+def test_a_prefix_cache_that_outlives_an_update_is_detected(policy, documented, tmp_path):
+    detected = pytest.raises(EngineFailed, match=r"differ .* by [\d.]+ .* 0\.005 is allowed")
+    with detected as error, attached(documented.url, policy, tmp_path) as engine:
+        update = engine.api.update_weights
+        engine.api.update_weights = lambda endpoint, *rest: update(WithoutReset(endpoint), *rest)
+        engine.load_weights(changed(policy), 1)
+    assert re.search(r"\(mean -[\d.]+, trainer -[\d.]+\)", str(error.value))
 
 
 def pause(url: str) -> None:
@@ -352,12 +372,15 @@ def is_healthy(url: str) -> bool:
     return False
 
 
-def test_nothing_is_left_after_closing(policy, tmp_path):
-    with serving(policy, directory=str(tmp_path)) as engine:
-        processes = processes_of(url(engine))
-        generate(engine, PROMPTS, SHORT)
-        shared = server_guard.shared_memory(processes[0].pid)
+def test_nothing_is_left_after_closing(fresh):
+    """The last test, since the others share the engine."""
+    processes = processes_of(url(fresh))
+    shared = server_guard.shared_memory(processes[0].pid)
+    directory = fresh._directory.path
+    generate(fresh, PROMPTS, SHORT)
+    assert (directory / "weights").exists()
+    fresh.close()
     assert not any(is_alive(process.pid) for process in processes)
     assert shared
     assert not any(path.exists() for path in shared)
-    assert [path.name for path in tmp_path.iterdir()] == ["server_0.log"]
+    assert [path.name for path in directory.iterdir()] == ["server_0.log"]
