@@ -65,8 +65,14 @@ def get_world_size() -> int:
 
 
 def sum_over_ranks(module: L.LightningModule, values: Sequence[Tensor]) -> list[float]:
-    """Return each value summed over all ranks, in one reduction; every rank must call this."""
-    summed = module.trainer.strategy.reduce(torch.stack(list(values)), reduce_op="sum")
+    """Return each value summed over all ranks, in one reduction; every rank must call this.
+
+    Values on the CPU do not wait for a GPU unless there are several ranks.
+    """
+    own = torch.stack(list(values))
+    if module.trainer.world_size > 1:
+        own = own.to(module.device)
+    summed = module.trainer.strategy.reduce(own, reduce_op="sum")
     assert isinstance(summed, Tensor)
     sums: list[float] = summed.tolist()
     return sums

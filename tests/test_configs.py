@@ -8,6 +8,8 @@ from importlib.resources import files
 
 import pytest
 import yaml
+from torch import zeros
+from torch.nn import Parameter
 
 from lit_grpo.cli.app import import_plugins
 from lit_grpo.cli.command_line import CommandLine
@@ -57,6 +59,13 @@ def test_a_bundled_experiment_is_instantiated(name):
     assert {"ExitCheckpoint", "RolloutProgressBar", "CompletionsFile", "FinalModel"} <= names
     if name != "quickstart_sft.yaml":
         assert {"TimingLog", "ZeroRewardBreaker", "SignalWarnings"} <= names
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_learning_rate_can_be_set_alone(name):
+    command = instantiate(name, arguments=("--model.optimizer.lr=0.125",))
+    (group,) = command.model.make_optimizer([Parameter(zeros(1))]).param_groups
+    assert group["lr"] == 0.125
 
 
 @pytest.mark.parametrize("name", REWARDS)

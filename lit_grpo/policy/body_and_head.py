@@ -48,9 +48,9 @@ class BodyAndHead:
         """Return [N, L, H] for padded rows [N, L]."""
         device = self._body.device
         hidden_states: Tensor = self._run_body(
-            input_ids=ids.to(device),
-            attention_mask=mask.long().to(device),
-            position_ids=position_ids.to(device),
+            input_ids=ids.to(device, non_blocking=True),
+            attention_mask=mask.long().to(device, non_blocking=True),
+            position_ids=position_ids.to(device, non_blocking=True),
             use_cache=False,
         ).last_hidden_state
         return hidden_states
@@ -159,15 +159,27 @@ _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
 @torch.no_grad()
 def packing_obstacle(model: PreTrainedModel) -> str | None:
-    """Return why this model cannot run packs, or None if it can, tested on three short rows."""
+    """Return why this model cannot run packs, or None if it can, tested on three short rows.
+
+    Raises:
+        UserError: the test fails for a reason that says nothing about packs.
+    """
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     if others := kinds - _PLAIN_LAYERS:
         return f"it has {' and '.join(sorted(others))} layers"
     try:
         with _eager_evaluation(model):
             difference = _packing_difference(model)
-    except Exception as error:  # any failure means that the model has to run padded
-        return f"{type(error).__name__}: {error}"
+    except NotImplementedError as error:
+        return str(error)
+    except Exception as error:
+        if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+            return f"it does not take what its attention needs: {error}"
+        raise UserError(
+            f"packing must be possible or refused for a known reason, but {type(model).__name__} "
+            f"failed with {type(error).__name__}: {error}. Please report this, and set "
+            "model.policy.packing to false to run every completion padded."
+        ) from error
     if not difference < torch.finfo(model.dtype).eps ** 0.5:
         return f"its hidden states differ by {difference:.1g}"
     return None
@@ -176,7 +188,8 @@ def packing_obstacle(model: PreTrainedModel) -> str | None:
 def _packing_difference(model: PreTrainedModel) -> float:
     """Return the relative difference between the hidden states of a pack and of padded rows."""
     body_and_head = BodyAndHead(model)
-    batch = _short_batch(model.config.get_text_config().vocab_size).to(model.device)
+    with torch.device("cpu"):
+        batch = _short_batch(model.config.get_text_config().vocab_size)
     _check_runs_packed_attention(body_and_head, pack(batch))
     packed, padded = (
         hidden_states[predictors].float()

@@ -65,15 +65,16 @@ def completion_statistics(
     """Return teacher-forced logprobs and entropies of a batch's completion tokens.
 
     Args:
-        batch: On any device; the result is on the model's.
+        batch: On the CPU; the result is on the model's device.
         temperature: Divides the logits, as in sampling.
         entropy_gradient: Whether the entropy carries a gradient.
         chunk_logits: Maximum number of logits that exist at the same time.
     """
     get_states = packed_states if model.uses_packing else padded_states
     hidden_states, predictors = get_states(model, batch)
-    mask = batch.completion_mask.to(hidden_states.device)
-    targets = batch.completion_ids.to(hidden_states.device)[mask]
+    device = hidden_states.device
+    mask = batch.completion_mask.to(device, non_blocking=True)
+    targets = batch.completion_ids[batch.completion_mask].to(device, non_blocking=True)
     statistics: Callable[..., tuple[Tensor, Tensor]] = partial(
         _chunk_statistics, model, temperature=temperature, entropy_gradient=entropy_gradient
     )
@@ -82,7 +83,7 @@ def completion_statistics(
         statistics = partial(checkpoint, statistics, use_reentrant=False, preserve_rng_state=False)
     parts = zip(torch.split(predictors, size), torch.split(targets, size), strict=True)
     chunks = [statistics(hidden_states, *part) for part in parts]
-    empty = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+    empty = torch.zeros(mask.shape, dtype=torch.float32, device=device)
     return TokenStatistics(
         *(empty.masked_scatter(mask, torch.cat(parts)) for parts in zip(*chunks, strict=True))
     )
@@ -106,7 +107,7 @@ def padded_states(model: CausalModel, batch: TokenBatch) -> tuple[Tensor, Tensor
     # first completion token.
     predicts = torch.zeros_like(mask)
     predicts[:, batch.prompt_ids.shape[1] - 1 : -1] = batch.completion_mask
-    return hidden_states.flatten(0, 1), predicts.flatten().nonzero()[:, 0].cpu()
+    return hidden_states.flatten(0, 1), predicts.flatten().nonzero()[:, 0]
 
 
 def _chunk_statistics(
@@ -123,7 +124,8 @@ def _chunk_statistics(
     A hidden state that predicts several targets runs through the head once.
     """
     device = hidden_states.device
-    distinct, which = (index.to(device) for index in torch.unique(predictors, return_inverse=True))
+    indices = torch.unique(predictors, return_inverse=True)
+    distinct, which = (index.to(device, non_blocking=True) for index in indices)
     logits = model.logits(hidden_states.index_select(0, distinct)).float()
     if temperature != 1:
         logits = logits / temperature

@@ -60,14 +60,18 @@ class Pack(NamedTuple):
 
     def to(self, device: torch.device) -> Pack:
         """Return the pack on a device, except for the predictors, which stay on the CPU."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
         blocks = tuple(
-            Block(*(t if t is None else t.to(device) for t in block))  # type: ignore[arg-type]
+            Block(*(t if t is None else move(t) for t in block))  # type: ignore[arg-type]
             for block in self.layout.blocks
         )
         return Pack(
-            ids=self.ids.to(device),
-            position_ids=self.position_ids.to(device),
-            layout=Layout(blocks, self.layout.restore.to(device)),
+            ids=move(self.ids),
+            position_ids=move(self.position_ids),
+            layout=Layout(blocks, move(self.layout.restore)),
             predictors=self.predictors,
         )
 
@@ -103,21 +107,23 @@ def pack(batch: TokenBatch, *, for_compile: bool = False) -> Pack:
     """Return the tokens of a batch in one row, with their layout, on the CPU.
 
     Args:
+        batch: On the CPU.
         for_compile: Give every batch the same layout at the cost of padding, so that
             ``torch.compile`` builds one program for all batches.
     """
-    ids, num_prompt_tokens, num_tokens = _left_aligned(batch)
-    order = _lexicographic_order(ids)
-    rows, is_added = _find_shared(ids[order], num_tokens[order])
-    blocks = (_fixed_blocks if for_compile else _similar_blocks)(rows)
-    before = num_prompt_tokens[:, None] - 1 + torch.arange(batch.completion_ids.shape[1])
-    indices = torch.empty_like(rows.indices).index_copy(0, order, rows.indices)
-    return Pack(
-        ids=ids[order][is_added][None],
-        position_ids=is_added.nonzero()[:, 1][None],
-        layout=_layout(blocks, int(is_added.sum())),
-        predictors=indices.gather(1, before)[batch.completion_mask.cpu()],
-    )
+    with torch.device("cpu"):  # while a model is loaded, Lightning makes its device the default
+        ids, num_prompt_tokens, num_tokens = _left_aligned(batch)
+        order = _lexicographic_order(ids)
+        rows, is_added = _find_shared(ids[order], num_tokens[order])
+        blocks = (_fixed_blocks if for_compile else _similar_blocks)(rows)
+        before = num_prompt_tokens[:, None] - 1 + torch.arange(batch.completion_ids.shape[1])
+        indices = torch.empty_like(rows.indices).index_copy(0, order, rows.indices)
+        return Pack(
+            ids=ids[order][is_added][None],
+            position_ids=is_added.nonzero()[:, 1][None],
+            layout=_layout(blocks, int(is_added.sum())),
+            predictors=indices.gather(1, before)[batch.completion_mask],
+        )
 
 
 def _left_aligned(batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,9 +133,9 @@ def _left_aligned(batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
     left out because it predicts nothing.
     """
     index = batch.prompt_index
-    ids = torch.cat([batch.prompt_ids[index], batch.completion_ids], 1).cpu()
-    num_prompt_tokens = batch.prompt_mask.sum(1)[index].cpu()
-    num_tokens = num_prompt_tokens + batch.completion_mask.sum(1).cpu() - 1
+    ids = torch.cat([batch.prompt_ids[index], batch.completion_ids], 1)
+    num_prompt_tokens = batch.prompt_mask.sum(1)[index]
+    num_tokens = num_prompt_tokens + batch.completion_mask.sum(1) - 1
     column = torch.arange(ids.shape[1])
     padding = batch.prompt_ids.shape[1] - num_prompt_tokens[:, None]
     ids = ids.gather(1, (column + padding) % ids.shape[1])

@@ -39,6 +39,8 @@ class Policy(nn.Module):
         attn_implementation: Attention implementation of ``transformers``, for example ``sdpa`` or
             ``flash_attention_2``; null leaves the choice to it.
         gradient_checkpointing: Recompute activations in the backward pass to save memory.
+        packing: Run the completions of a batch as one row of tokens, in which each prompt stands
+            once, where the architecture allows it; false runs them padded, each with its prompt.
         compile: Run the training forward pass through ``torch.compile``.
         lora: Adapter to train instead of the weights.
         merge_lora: Merge the adapter into the final model; false writes only the adapter.
@@ -56,6 +58,7 @@ class Policy(nn.Module):
         dtype: Literal["float32", "bfloat16"] = "float32",
         attn_implementation: str | None = None,
         gradient_checkpointing: bool = False,
+        packing: bool = True,
         compile: bool = False,
         lora: LoRA | None = None,
         merge_lora: bool = True,
@@ -79,6 +82,7 @@ class Policy(nn.Module):
         self.dtype = dtype
         self.attn_implementation = attn_implementation
         self.gradient_checkpointing = gradient_checkpointing
+        self.packing = packing
         self.compile_forward = compile
         self.lora = lora
         self.merge_lora = merge_lora
@@ -116,7 +120,7 @@ class Policy(nn.Module):
             return
         model = self._initial_model()
         check_body_and_head(model)
-        use_packing = supports_packing(model)
+        use_packing = self.packing and supports_packing(model)
         if with_reference and self.lora is None:
             self.reference_model = copy.deepcopy(model).requires_grad_(False)
         if self.gradient_checkpointing:

@@ -101,21 +101,20 @@ def to_train_batch(
     advantages: Tensor,
     old_logprobs: Tensor | None = None,
 ) -> TrainBatch:
-    """Add what the loss needs to the tokens, on their device.
+    """Add what the loss needs to the tokens.
 
     Args:
         trained: [N] True on the rows with a token in the loss.
         advantages: [N].
         old_logprobs: [N, C] if they have been computed already.
     """
-    device = tokens.completion_ids.device
     reported = [completion.sampler_logprobs for completion in rollouts.completions]
     sampler_logprobs, _ = pad(reported, 0.0, torch.float32)
     return TrainBatch(
         **{field.name: getattr(tokens, field.name) for field in fields(tokens)},
-        loss_mask=tokens.completion_mask & trained[:, None].to(device),
-        advantages=advantages.float().to(device),
-        sampler_logprobs=sampler_logprobs.to(device),
+        loss_mask=tokens.completion_mask & trained[:, None],
+        advantages=advantages.float(),
+        sampler_logprobs=sampler_logprobs,
         old_logprobs=old_logprobs,
     )
 
@@ -127,7 +126,7 @@ def minibatches(batch: TrainBatch, num_minibatches: int) -> Iterator[TrainBatch]
     """
     groups = torch.arange(batch.prompt_ids.shape[0])
     for part in groups.tensor_split(min(num_minibatches, len(groups))):
-        yield batch.select(torch.isin(batch.prompt_index.cpu(), part).nonzero()[:, 0])
+        yield batch.select(torch.isin(batch.prompt_index, part).nonzero()[:, 0])
 
 
 def micro_batches(

@@ -208,7 +208,7 @@ class GRPOModule(PolicyModule):
         Return None if no rank has a token to train on.
         """
         pad_id = self.tokenizer.pad_token_id
-        tokens = collate_rollouts(rollouts, pad_id=pad_id).to(self.device)
+        tokens = collate_rollouts(rollouts, pad_id=pad_id)
         trained = trained_rows(rollouts, overlong_filtering=self.objective.overlong_filtering)
         old_logprobs = None
         if self.objective.kl.is_in_reward:
@@ -258,13 +258,13 @@ class GRPOModule(PolicyModule):
         self, rollouts: RolloutBatch, tokens: TokenBatch, metrics: Metrics
     ) -> tuple[RolloutBatch, Tensor]:
         """Subtract the KL divergence from the rewards; also return the old logprobs."""
-        mask = tokens.completion_mask & rollouts.valid.flatten()[:, None].to(self.device)
+        mask = tokens.completion_mask & rollouts.valid.flatten()[:, None]
         rows = mask.any(1).nonzero()[:, 0]  # overlong rows as well: they count in the group mean
         with self.events.stage("logprob", progress=self.policy_update.progress):
             old, reference = self.policy_update.old_and_ref_logprobs(tokens, rows)
         penalty = kl_in_reward(old, reference, mask, self.objective.kl)
         metrics.add("policy/kl", penalty.sum() / self.objective.kl.coef, mask.sum())
-        penalised = rollouts.rewards - penalty.double().cpu().view_as(rollouts.rewards)
+        penalised = rollouts.rewards - penalty.double().view_as(rollouts.rewards)
         return replace(rollouts, rewards=penalised), old
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

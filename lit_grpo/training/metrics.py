@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -66,12 +67,15 @@ class Metrics:
 
     def _include(self, other: Metrics) -> None:
         """Add everything that was added to other metrics, as floats."""
-        for name, total in other._sums.items():
-            self.add(name, float(total), float(other._counts[name]))
+        extremes = [*other._maxima.values(), *other._minima.values()]
+        numbers = iter(_floats([*other._sums.values(), *other._counts.values(), *chain(*extremes)]))
+        sums = [next(numbers) for _ in other._sums]
+        for name, total in zip(other._sums, sums, strict=True):
+            self.add(name, total, next(numbers))
         for name, values in other._maxima.items():
-            self.maximum(name, max(map(float, values)))
+            self.maximum(name, max(next(numbers) for _ in values))
         for name, values in other._minima.items():
-            self.minimum(name, min(map(float, values)))
+            self.minimum(name, min(next(numbers) for _ in values))
         for name, value in other._totals.items():
             self.total(name, value)
         for (name, percent), samples in other._samples.items():
@@ -90,6 +94,20 @@ class Metrics:
                 if values
             }
         )
+
+
+def _floats(values: Sequence[float | Tensor]) -> list[float]:
+    """Return numbers and scalar tensors as floats; those on a GPU are copied from it at once."""
+    floats = [0.0 if isinstance(value, Tensor) else float(value) for value in values]
+    tensors: dict[torch.device, dict[int, Tensor]] = defaultdict(dict)
+    for place, value in enumerate(values):
+        if isinstance(value, Tensor):
+            tensors[value.device][place] = value
+    for found in tensors.values():
+        copied = torch.stack([value.detach().double() for value in found.values()]).tolist()
+        for place, number in zip(found, copied, strict=True):
+            floats[place] = number
+    return floats
 
 
 def in_group_deviations(rollouts: RolloutBatch) -> Tensor:

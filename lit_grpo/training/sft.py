@@ -74,10 +74,10 @@ class SFTModule(PolicyModule):
 
     def training_step(self, prompts: Sequence[Prompt], batch_idx: int) -> dict[str, Any]:
         batch = self._collate(prompts)
-        self._num_tokens += int(batch.completion_mask.sum())
-        batch = batch.to(self.device)
-        logprobs, entropy = completion_statistics(self.policy.causal_model, batch)
         num_tokens = batch.completion_mask.sum()
+        self._num_tokens += int(num_tokens)
+        logprobs, entropy = completion_statistics(self.policy.causal_model, batch)
+        num_tokens = num_tokens.to(logprobs.device, non_blocking=True)
         # DDP averages gradients over ranks: dividing by the mean number of tokens per rank gives
         # every token of the batch the same weight.
         mean_tokens = self.trainer.strategy.reduce(num_tokens.float(), reduce_op="mean")

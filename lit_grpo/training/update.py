@@ -6,6 +6,7 @@ The gradient is the same for any split into micro-batches and over ranks. The fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,27 +99,23 @@ class PolicyUpdate:
 
     @torch.no_grad()
     def _statistics(self, model: CausalModel, batch: TokenBatch, rows: Tensor) -> TokenStatistics:
-        """Return [N, C] logprobs and entropies of these rows, 0 on other rows."""
-        logprobs = torch.zeros(
-            batch.completion_ids.shape, dtype=torch.float32, device=batch.completion_ids.device
-        )
-        entropy = torch.zeros_like(logprobs)
+        """Return [N, C] logprobs and entropies of these rows, 0 on other rows, on the CPU."""
         self._progress = StageProgress(total=len(rows))
-        for part_rows in self._micro_batches(batch, rows):
-            part = completion_statistics(
-                model, batch.select(part_rows), temperature=self.sampling.temperature
-            )
-            length = part.logprobs.shape[1]
-            logprobs[part_rows, :length], entropy[part_rows, :length] = part
+        parts = self._micro_batches(batch, rows)
+        found = []
+        for part_rows in parts:
+            part, temperature = batch.select(part_rows), self.sampling.temperature
+            statistics = completion_statistics(model, part, temperature=temperature)
+            found.append(torch.stack(statistics))
             self._count(len(part_rows))
-        return TokenStatistics(logprobs, entropy)
+        return _to_cpu(batch.completion_ids.shape, parts, found)
 
     def _count(self, rows: int) -> None:
         self._progress = replace(self._progress, num_done=self._progress.num_done + rows)
 
     def _entropy_mask(self, batch: TrainBatch, entropy: Tensor) -> Tensor:
         """Return [N, C] True on the tokens with the highest entropy, compared over all ranks."""
-        entropies = torch.cat(gather_objects(entropy[batch.loss_mask].cpu()))
+        entropies = torch.cat(gather_objects(entropy[batch.loss_mask]))
         threshold = entropy_threshold(entropies, self.objective.top_entropy_fraction)
         return top_entropy_tokens(entropy, batch.loss_mask, threshold)
 
@@ -218,8 +215,9 @@ class PolicyUpdate:
                 temperature=self.sampling.temperature,
                 entropy_gradient=entropy_coef != 0,
             )
+            moved = batch.to(self.module.device)
             losses = token_losses(
-                *statistics, batch, counts, self.objective, entropy_coef=entropy_coef
+                *statistics, moved, counts, self.objective, entropy_coef=entropy_coef
             )
             # DDP averages gradients over ranks, but this loss is one rank's share of their sum.
             self.module.manual_backward(losses.loss * counts.num_ranks)
@@ -231,10 +229,21 @@ class PolicyUpdate:
             }
             if losses.kl is not None:
                 details["kl"] = (losses.kl * losses.weights).sum()
-            add_update_metrics(metrics, batch, losses, statistics.entropy)
+            add_update_metrics(metrics, moved, losses, statistics.entropy)
             metrics.add("policy/loss", details["loss"], 0.0)
         self._count(batch.num_rows)
-        return (statistics.entropy.detach() * batch.surrogate_mask).sum()
+        return (statistics.entropy.detach() * moved.surrogate_mask).sum()
+
+
+def _to_cpu(shape: torch.Size, parts: Sequence[Tensor], found: Sequence[Tensor]) -> TokenStatistics:
+    """Return the [2, n, c] statistics of parts of the rows as [N, C], copied to the CPU at once."""
+    both = torch.zeros(2, *shape)
+    if found:
+        copied = torch.cat([one.flatten(1) for one in found], 1).cpu()
+        sizes = [one[0].numel() for one in found]
+        for rows, one, values in zip(parts, found, torch.split(copied, sizes, 1), strict=True):
+            both[:, rows, : one.shape[2]] = values.view(one.shape)
+    return TokenStatistics(*both)
 
 
 def _rows(mask: Tensor) -> Tensor:

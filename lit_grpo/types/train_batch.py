@@ -13,6 +13,9 @@ from torch import Tensor
 class TokenBatch:
     """What the model reads: every prompt once, and the completions that continue it.
 
+    A batch stays on the CPU, where rows are selected and packed without waiting for a GPU. Only
+    what a micro-batch computes with is moved.
+
     Prompts are padded on the left, completions on the right, so that the last prompt token is
     always next to the first completion token.
 
@@ -60,8 +63,11 @@ class TokenBatch:
         )
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the same batch on another device."""
-        moved: dict[str, Any] = {name: one.to(device) for name, one in self._tensors().items()}
+        """Return the same batch on another device, without waiting for a GPU."""
+        wait = torch.device(device).type == "cpu"
+        moved: dict[str, Any] = {
+            name: one.to(device, non_blocking=not wait) for name, one in self._tensors().items()
+        }
         return replace(self, **moved)
 
     def _tensors(self) -> dict[str, Any]:

@@ -173,6 +173,7 @@ def chunked_head(policy: Any, ids: torch.Tensor) -> None:
     from lit_grpo.policy.logprobs import completion_statistics
     from lit_grpo.types import TokenBatch
 
+    ids = ids.cpu()
     prompts, completions = ids[:, :1], ids[:, 1:]
     batch = TokenBatch(
         prompt_ids=prompts,

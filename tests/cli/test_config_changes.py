@@ -81,10 +81,10 @@ def test_settings_that_would_make_it_a_different_run_are_refused(run, capsys):
 
 
 def test_a_reward_that_is_added_is_refused(run, capsys):
-    Path("my_rewards.py").write_text(
+    Path("added_rewards.py").write_text(
         "from lit_grpo import Reward\n\n\nclass Short(Reward):\n    score = None\n"
     )
-    assert main(["fit", RUN, "--model.rewards=[MathReward, my_rewards.Short]"]) == 2
+    assert main(["fit", RUN, "--model.rewards=[MathReward, added_rewards.Short]"]) == 2
     assert "model.rewards.1: (not set) -> {'class_path'" in capsys.readouterr().err
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Sequence
 
 import pandas as pd
 import pytest
-from processes import LIT_GRPO, run_program
+from processes import LIT_GRPO, run_program, running
 from transformers import AutoModelForCausalLM
 
 # Namespaces, where the system allows them to be made: one without a network, one with a small disk.
@@ -38,6 +41,9 @@ def can_run(command: Sequence[str]) -> bool:
     return shutil.which(command[0]) is not None and subprocess.run(command).returncode == 0
 
 
+RUN = "runs/debug/0"
+
+
 @pytest.mark.slow
 def test_the_debug_config_runs_every_part_without_a_network(tmp_path):
     within = OFFLINE if can_run([*OFFLINE, "true"]) else []
@@ -53,6 +59,25 @@ def test_the_debug_config_runs_every_part_without_a_network(tmp_path):
     AutoModelForCausalLM.from_pretrained(run_dir / "final")
     assert "Warning" not in result.stderr
     assert "make it async" not in result.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_why_it_ended_and_how_to_go_on_and_that_command_does(tmp_path):
+    words = ["fit", "--config", "debug", "--trainer.max_steps", "8"]
+    with running([*LIT_GRPO, *words], tmp_path) as process:
+        while process.poll() is None and not (tmp_path / RUN / "metrics.csv").exists():
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, shown = process.communicate(timeout=120)
+    assert process.returncode == 130, shown
+    resume = shown.splitlines()[-1].partition("Resume with: ")[2]
+    assert resume == f"lit-grpo fit {RUN}"
+    log = (tmp_path / RUN / "run.log").read_text()
+    assert "Ended by SIGINT after" in log
+    assert f"Resume with: {resume}" in log
+    result = run_program([*LIT_GRPO, *resume.split()[1:]], tmp_path)
+    assert "max_steps is reached" in result.stderr
+    assert pd.read_csv(tmp_path / RUN / "metrics.csv")["step"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.slow

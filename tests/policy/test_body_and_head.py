@@ -19,6 +19,7 @@ from lit_grpo.policy.body_and_head import (
 )
 from lit_grpo.policy.logprobs import completion_statistics, packed_states
 from lit_grpo.policy.padding import pad
+from lit_grpo.types import UserError
 
 HEADS = LLAMA | {"head_dim": 8}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -170,6 +171,16 @@ OBSTACLES = {
 def test_a_model_that_cannot_run_packs_is_detected_with_the_reason(reason, dtype):
     config = AutoConfig.for_model(vocab_size=16, **OBSTACLES[reason])
     assert reason in packing_obstacle(AutoModelForCausalLM.from_config(config, dtype=dtype))
+
+
+def test_a_failure_that_says_nothing_about_packs_is_not_swallowed(monkeypatch):
+    def fail(self, pack):
+        raise RuntimeError("Expected all tensors to be on the same device")
+
+    monkeypatch.setattr(BodyAndHead, "packed_hidden_states", fail)
+    with pytest.raises(UserError, match="on the same device.*set model.policy.packing to false"):
+        tiny_policy()
+    assert not tiny_policy(packing=False).causal_model.uses_packing
 
 
 def test_a_model_that_cannot_run_packs_runs_padded_with_a_warning(caplog):

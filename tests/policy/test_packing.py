@@ -16,6 +16,14 @@ def test_a_pack_holds_every_distinct_prefix_once_without_the_last_tokens():
     assert packed.predictors.tolist() == [1, 2, 3, 1, 2]
 
 
+def test_a_pack_is_made_on_the_cpu_whatever_device_is_the_default():
+    batch = batch_of([5, 6], [[7, 8, 9], [7, 4]])
+    with torch.device("meta"):
+        packed = pack(batch)
+    assert packed.ids.tolist() == [[5, 6, 7, 8]]
+    assert {tensor.device.type for block in packed.layout.blocks for tensor in block[:3]} == {"cpu"}
+
+
 def test_prompts_with_a_common_prefix_share_it():
     packed = pack(batch_of([5, 6, 1], [[7, 8]], [5, 6, 2], [[7, 8]]))
     assert packed.ids.tolist() == [[5, 6, 1, 7, 2, 7]]

@@ -1,0 +1,52 @@
+"""Trainings on a device that refuses to mix with CPU tensors, as a GPU does.
+
+They end with the policy that the CPU learns, and the host does not wait for the device in between.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from paths import SUPPORT
+from processes import run_program
+
+RUNS = ("plain", "lora", "reference", "reference adapter", "KL in the reward", "updates", "entropy")
+PADDED = "padded"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def results() -> dict:
+    """What `device_trainings` prints."""
+    program = [sys.executable, str(SUPPORT / "device_trainings.py")]
+    return json.loads(run_program(program).stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", [*RUNS, PADDED])
+def test_a_training_ends_with_the_policy_that_the_cpu_learns(results, name):
+    run = results["runs"][name]
+    assert run["difference"] < 1e-5 < 1e-3 < run["learned"]
+    assert run["uses_packing"] is (name != PADDED)
+
+
+def test_every_run_is_compared(results):
+    assert set(results["runs"]) == {*RUNS, PADDED}
+
+
+def test_a_resumed_training_is_the_undisturbed_one(results):
+    assert results["difference_after_a_resume"] == 0
+
+
+def test_an_evaluation_gives_the_metrics_of_the_cpu(results):
+    on_cpu, on_device = results["metrics"]
+    assert "val/accuracy" in on_cpu
+    assert on_device == pytest.approx(on_cpu)
+
+
+def test_the_host_waits_for_no_micro_batch(results):
+    few, many = results["few_micro_batches"], results["many_micro_batches"]
+    assert many["micro_batches"] > few["micro_batches"]
+    assert many["waits"] == few["waits"]
