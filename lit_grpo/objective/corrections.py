@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.objective.config import SamplerCorrection
-from lit_grpo.objective.surrogates import sequence_mean
+from lit_grpo.objective.ratios import bounded, sequence_mean
 
 
 def _per_token(log_ratio: Tensor, mask: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def sampler_weights(log_ratio: Tensor, mask: Tensor, correction: SamplerCorrecti
     al., Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (2025); masked
     tokens, IcePop, arXiv 2510.18855; masked sequences, arXiv 2510.26788.
     """
-    ratio = LEVELS[correction.level](log_ratio, mask).exp()
+    ratio = bounded(LEVELS[correction.level](log_ratio, mask)).exp()
     high = float("inf") if correction.max_ratio is None else correction.max_ratio
     return OUTSIDE[correction.outside](ratio, correction.min_ratio or 0.0, high)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from lit_grpo.objective.config import KLTerm
+from lit_grpo.objective.ratios import MAX_LOG_RATIO
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -26,9 +27,11 @@ def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Return ``ref / pi - log(ref / pi) - 1``: unbiased and never negative.
 
+    Where the reference is more likely by more than `MAX_LOG_RATIO`, it is constant.
+
     Source: GRPO, arXiv 2402.03300 equation 4.
     """
-    log_ratio = ref_logprobs - logprobs
+    log_ratio = (ref_logprobs - logprobs).clamp(max=MAX_LOG_RATIO)
     return log_ratio.exp() - log_ratio - 1
 
 

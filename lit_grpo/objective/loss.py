@@ -11,7 +11,8 @@ from lit_grpo.objective.aggregations import AGGREGATIONS, TokenCounts, by_entrop
 from lit_grpo.objective.config import Objective
 from lit_grpo.objective.corrections import keeps_surrogate, sampler_weights
 from lit_grpo.objective.kl import kl_in_loss
-from lit_grpo.objective.surrogates import RATIOS, SURROGATES, SurrogateInputs
+from lit_grpo.objective.ratios import RATIOS, bounded
+from lit_grpo.objective.surrogates import SURROGATES, SurrogateInputs
 from lit_grpo.types import TrainBatch
 
 
@@ -59,7 +60,7 @@ def token_losses(
     """
     mask, advantages = batch.loss_mask, batch.advantages[:, None].to(logprobs.dtype)
     old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-    log_ratio = logprobs - old_logprobs
+    log_ratio = bounded(logprobs - old_logprobs)
     sampler_log_ratio = old_logprobs - batch.sampler_logprobs
     inputs = SurrogateInputs(
         logprobs=logprobs,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.objective.config import Objective
+from lit_grpo.objective.ratios import MAX_LOG_RATIO, sequence_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class SurrogateInputs:
     logprobs: Tensor
     """[N, C] under the current policy, with gradient."""
     log_ratio: Tensor
-    """[N, C] current over old policy, with gradient."""
+    """[N, C] current over old policy, bounded, with gradient."""
     ratio: Tensor
     """[N, *] current over old policy, per token or per sequence (``Objective.ratio``)."""
     advantages: Tensor
@@ -32,11 +33,6 @@ class SurrogateInputs:
     """[N, C] True on the tokens in the loss."""
     correction: Tensor
     """[N, *] bounded ratio of the old policy over the sampler; 1 without a correction."""
-
-
-def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return [N, 1], the mean over each row's tokens in the mask; 0 for a row without any."""
-    return (values * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 def clip(inputs: SurrogateInputs, objective: Objective) -> Tensor:
@@ -101,7 +97,7 @@ def _sequence_correction(inputs: SurrogateInputs) -> Tensor:
     return sequence_mean(correction, inputs.mask)
 
 
-VESPO_LOG_BOUNDS = (math.log(1e-8), 20.0)
+VESPO_LOG_BOUNDS = (math.log(1e-8), MAX_LOG_RATIO)
 """Bounds on the log weight of a sequence, which keep powers of the weight finite."""
 
 
@@ -120,7 +116,7 @@ def vespo(inputs: SurrogateInputs, objective: Objective) -> Tensor:
             objective.vespo_positive, objective.vespo_negative, strict=True
         )
     )
-    log_weight = (inputs.log_ratio.detach().clamp(-high, high) * inputs.mask).sum(1, keepdim=True)
+    log_weight = (inputs.log_ratio.detach() * inputs.mask).sum(1, keepdim=True)
     log_correction = inputs.correction.log().clamp(low, high)
     if log_correction.shape[1] > 1:
         log_correction = log_correction * inputs.mask
@@ -135,23 +131,4 @@ SURROGATES: dict[str, Callable[[SurrogateInputs, Objective], Tensor]] = {
     "sapo": sapo,
     "gmpo": gmpo,
     "vespo": vespo,
-}
-
-
-def token_ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Return [N, C], one ratio per token."""
-    return log_ratio.exp()
-
-
-def sequence_ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Return [N, 1], the geometric mean of each sequence's ratios.
-
-    Source: GSPO, arXiv 2507.18071 equation 7.
-    """
-    return sequence_mean(log_ratio, mask).exp()
-
-
-RATIOS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "token": token_ratio,
-    "sequence": sequence_ratio,
 }

@@ -23,7 +23,8 @@ from lit_grpo.objective import EntropyTerm, KLTerm, Objective, SamplerCorrection
 from lit_grpo.objective.aggregations import AGGREGATIONS
 from lit_grpo.objective.corrections import LEVELS, OUTSIDE
 from lit_grpo.objective.kl import KL_ESTIMATORS
-from lit_grpo.objective.surrogates import RATIOS, SURROGATES
+from lit_grpo.objective.ratios import RATIOS
+from lit_grpo.objective.surrogates import SURROGATES
 
 NUM_ROWS = 5
 RATIO_OF = [

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_grpo.objective import Objective
-from lit_grpo.objective.surrogates import RATIOS, SURROGATES, SurrogateInputs
+from lit_grpo.objective.ratios import RATIOS, bounded
+from lit_grpo.objective.surrogates import SURROGATES, SurrogateInputs
 
 
 def surrogate(objective, log_ratios, advantage, *, logprobs=None, correction=1.0, mask=None):
     """Return the losses of one sequence: [C], or [1] for a loss per sequence."""
-    log_ratio = torch.tensor([log_ratios], dtype=torch.float64)
+    log_ratio = bounded(torch.tensor([log_ratios], dtype=torch.float64))
     mask = torch.ones_like(log_ratio).bool() if mask is None else torch.tensor([mask]).bool()
     terms = SurrogateInputs(
         logprobs=log_ratio if logprobs is None else logprobs,
