@@ -110,6 +110,7 @@ class Method:
     dynamic_sampling_rounds: int = 0
 
 
+PER_SEQUENCE = SamplerCorrection(level="geometric")
 METHODS = {
     "grpo": Method(Objective(aggregation="sequence", kl=KLTerm(estimator="k3", coef=0.04))),
     "dapo": Method(Objective(clip_high=0.28, overlong_filtering=True), dynamic_sampling_rounds=10),
@@ -127,10 +128,22 @@ METHODS = {
         AdvantageConfig(baseline="group", deviation="none", rescale=True),
     ),
     "gspo": Method(
-        Objective(ratio="sequence", clip_low=3e-4, clip_high=4e-4, aggregation="sequence")
+        Objective(
+            ratio="sequence",
+            clip_low=3e-4,
+            clip_high=4e-4,
+            aggregation="sequence",
+            sampler_correction=PER_SEQUENCE,
+        )
     ),
     "gmpo": Method(
-        Objective(surrogate="gmpo", clip_low=0.4, clip_high=0.4, aggregation="sequence")
+        Objective(
+            surrogate="gmpo",
+            clip_low=0.4,
+            clip_high=0.4,
+            aggregation="sequence",
+            sampler_correction=PER_SEQUENCE,
+        )
     ),
     "cispo": Method(
         Objective(surrogate="cispo", clip_low=1.0, clip_high=4.0), dynamic_sampling_rounds=10
@@ -139,7 +152,13 @@ METHODS = {
         Objective(surrogate="sapo", sapo_temperatures=(1.0, 1.05), aggregation="sequence")
     ),
     "luspo": Method(
-        Objective(ratio="sequence", clip_low=2e-3, clip_high=2.5e-3, aggregation="sequence_sum")
+        Objective(
+            ratio="sequence",
+            clip_low=2e-3,
+            clip_high=2.5e-3,
+            aggregation="sequence_sum",
+            sampler_correction=PER_SEQUENCE,
+        )
     ),
     "vespo": Method(
         Objective(

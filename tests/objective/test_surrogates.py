@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_grpo.objective import Objective
+from lit_grpo.objective import Objective, SamplerCorrection
+from lit_grpo.objective.corrections import sampler_weights
 from lit_grpo.objective.ratios import RATIOS, bounded
 from lit_grpo.objective.surrogates import SURROGATES, SurrogateInputs
 
@@ -129,6 +130,19 @@ def test_gmpo_applies_the_mean_correction_of_its_tokens():
         objective, [0.9, -0.3, 7.0], 2.0, correction=[2.0, 1.0, 50.0], mask=[1, 1, 0]
     )
     assert losses == pytest.approx([-math.exp(-0.05) * 2 * 1.5])
+
+
+def test_gmpo_and_a_geometric_correction_are_one_geometric_mean():
+    log_ratios, sampler_log_ratios = [0.1, -0.3, 0.05], [0.2, -0.1, 0.4]
+    correction = sampler_weights(
+        torch.tensor([sampler_log_ratios], dtype=torch.float64),
+        torch.ones(1, 3, dtype=torch.bool),
+        SamplerCorrection(level="geometric", max_ratio=None),
+    )
+    objective = Objective(surrogate="gmpo", clip_high=0.4, clip_low=0.4)
+    losses = surrogate(objective, log_ratios, 2.0, correction=correction[0].tolist())
+    product = math.prod(map(math.exp, log_ratios + sampler_log_ratios))
+    assert losses == pytest.approx([-2.0 * product ** (1 / 3)])
 
 
 @pytest.mark.parametrize(("advantage", "k", "rate"), [(2.0, 2.0, 3.0), (-2.0, 0.5, 1.5)])
