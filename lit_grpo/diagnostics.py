@@ -219,7 +219,7 @@ def equal_rewards(rollouts: RolloutBatch) -> str:
     mean = rollouts.rewards[rollouts.valid].mean()
     return (
         f"All advantages are 0: inside each group all rewards are equal (their mean is {mean:.3g})"
-        ", so only the KL and entropy terms move the policy. If it solves these prompts, use "
+        ", so this step learns nothing from them. If the policy solves these prompts, use "
         "harder ones; if it solves none, use easier ones or more SFT steps; if the rewards "
         "should differ, check the reward. A larger model.group_size makes equal rewards rarer."
     )

@@ -33,6 +33,7 @@ from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.trainer import logged_run, refuse_automatic, silence_chatter
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training.base import PolicyModule
+from lit_grpo.training.evaluation import AccuracyFailed
 from lit_grpo.types import UserError
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ def _train(cli: CommandLine) -> int:
         log_overridden(cli.overridden)
         cli.trainer.fit(**cli.fit_arguments)
     reason = get_stop_reason(cli.trainer)
-    if reason is None:
+    if reason is None and (run_dir / "metrics.csv").exists():
         rank_zero_only(log.info)(
             "Curves and a summary: lit-grpo report %s", shlex.quote(str(run_dir))
         )
@@ -129,6 +130,9 @@ def report_error(error: Exception) -> int:
     error = constructor_error(error)
     if isinstance(error, EngineFailed):
         return print_error(str(error), ExitCode.ENGINE_FAILED)
+    if isinstance(error, AccuracyFailed):
+        print(f"error: {error}", file=sys.stderr)  # its lines are the traceback of the user's code
+        return ExitCode.CRASHED
     if line := full_disk(error):
         return print_error(line, ExitCode.CRASHED)
     if isinstance(error, UserError):

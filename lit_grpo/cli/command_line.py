@@ -35,7 +35,7 @@ from lit_grpo.runs.trainer import (
     with_progress_bar,
 )
 from lit_grpo.training import GRPOModule, SFTModule
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, check_range
 
 
 class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -116,6 +116,7 @@ class CommandLine(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         try:
             self.config = parser.parse_args(args)
+            check_range("seed_everything", self.config.seed_everything, at_least=0)
         except OmegaConfBaseException as error:
             raise UserError(explain_interpolation(parser, error)) from error
         except Exception as error:

@@ -264,4 +264,9 @@ def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
         raise UserError(f"rewards must be objects, got the class {reward}. Give {instead}.")
     if not callable(reward):
         raise UserError(f"rewards must be Reward objects or functions, got {reward!r}.")
+    if getattr(reward, "__name__", "") == "<lambda>":
+        raise UserError(
+            "rewards must have names, which a lambda has not. Write a def, or give "
+            "FunctionReward(function, name='my_reward')."
+        )
     return FunctionReward(reward)

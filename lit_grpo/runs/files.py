@@ -120,6 +120,11 @@ class MetricsFile(Logger):
         else:
             self._write_last_row(self._last_row_at)
 
+    def finalize(self, status: str) -> None:
+        """Forget the rows when a training ends: a further one, by the same trainer, resumes it."""
+        self._start = time.monotonic()
+        self._rows, self._last_row_at = None, None
+
     def _open(self) -> dict[int, Row]:
         if self._rows is None:
             self._rows = {}

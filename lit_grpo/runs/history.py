@@ -55,9 +55,14 @@ class Run:
         return values.iloc[0], values.iloc[-1]
 
     def when(self, metric: str) -> str:
-        """Return at which step a metric was last logged; empty if that was the last step."""
+        """Return at which step a metric was last logged; empty if that was the last step.
+
+        A value from before training shares the row of the first step.
+        """
         step = int(self.values(metric).index[-1])
-        return "" if step == self.num_steps else f"at step {step} of {self.num_steps}"
+        if step == self.num_steps:
+            return ""
+        return "before training" if step == 1 else f"at step {step} of {self.num_steps}"
 
 
 def load_runs(run_dirs: Sequence[str | Path]) -> list[Run]:

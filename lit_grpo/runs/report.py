@@ -44,12 +44,14 @@ def _accuracy_line(runs: Sequence[Run]) -> str:
     measured = [run for run in runs if run.has(ACCURACY)]
     stages = [_accuracy_after(run) for run in measured]
     if len(runs) == 1:
-        stages[:0] = [f"{run.ends(ACCURACY)[0]:.3f}" for run in measured]
+        several = [run for run in measured if len(run.values(ACCURACY)) > 1]
+        stages[:0] = [f"{run.ends(ACCURACY)[0]:.3f}" for run in several]
     seconds = sum(run.seconds for run in runs)
     return f"Held-out accuracy {' → '.join(stages)} ({_clock(seconds)})" if stages else ""
 
 
 def _accuracy_after(run: Run) -> str:
+    """Return ``0.984 after grpo/0``, or when it was measured if training went on after it."""
     when = run.when(ACCURACY)
     return f"{run.ends(ACCURACY)[1]:.3f} {f'{when} of' if when else 'after'} {run.label}"
 

@@ -24,7 +24,7 @@ from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.progress import RolloutProgressBar
 from lit_grpo.runs.resume import find_checkpoint, refuse_used
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.types import StopReason, UserError, setting_error
+from lit_grpo.types import StopReason, UserError, check_range, check_type, setting_error
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ EXPECTED_WARNINGS = [
     "does not have many workers",
     "`isinstance.treespec, LeafSpec.` is deprecated",
     "Checkpoint directory .* exists and is not empty",
+    "The dirpath has changed from .* Only `best_model_path` will be reloaded",
     "`(is_)?gradient_checkpointing(_enable)?` is deprecated",
     "Total length of `.*` across ranks is zero",
     "Using ModelCheckpoint with manual optimization and every_n_train_steps",
@@ -101,6 +102,9 @@ class Trainer(L.Trainer):
     ) -> None:
         silence_chatter()
         refuse_float16(settings.get("precision"))
+        for callback in _as_list(callbacks):
+            check_type("callbacks", callback, Callback)
+        check_range("max_steps", settings.get("max_steps"))
         self.run_dir = Path(run_dir)
         super().__init__(
             logger=run_loggers(run_dir, logger),
@@ -127,6 +131,7 @@ class Trainer(L.Trainer):
         Raises:
             UserError: ``run_dir`` already holds a run, or there is no such checkpoint.
         """
+        check_type("datamodule", datamodule, L.LightningDataModule)
         if ckpt_path is not None:
             ckpt_path = find_checkpoint(str(ckpt_path), self.run_dir)
         elif self.global_rank == 0:

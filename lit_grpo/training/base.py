@@ -66,6 +66,7 @@ class PolicyModule(L.LightningModule):
         self.evaluation = evaluation or Evaluation()
         check_type("model.evaluation", self.evaluation, Evaluation)
         check_range("model.warmup_steps", warmup_steps, at_least=0)
+        check_type("model.seed", seed, int)
         check_range("model.seed", seed, at_least=0)
         self.seed = seed
         self._optimizer_settings: list[dict[str, Any]] = []

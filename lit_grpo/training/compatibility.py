@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
@@ -10,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import Policy
 from lit_grpo.rollout import RolloutEngine, Sampling
-from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types import Prompt, UserError, check_range, setting_error
 
 
 def check_sampling(group_size: int, dynamic_sampling_rounds: int, sampling: Sampling) -> None:
@@ -87,6 +88,22 @@ def refuse_contradictions(policy: Policy, objective: Objective, advantage: Advan
             "objective.kl.place: reward subtracts the divergence from the sum of the rewards, but "
             "advantage.combine: normalise_then_sum computes no such sum. Set "
             "model.objective.kl.place to loss, or model.advantage.combine to sum_then_normalise."
+        )
+
+
+def check_prompts_fit(model_config: Any, sampling: Sampling, prompts: Sequence[Prompt]) -> None:
+    """Check that the model has positions for each prompt and the longest completion.
+
+    Raises:
+        UserError: it has not.
+    """
+    positions = getattr(model_config, "max_position_embeddings", None)
+    longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+    if positions is not None and longest + sampling.max_tokens > positions:
+        raise UserError(
+            f"the longest prompt has {longest} tokens and a completion {sampling.max_tokens}, but "
+            f"the model has only {positions} positions for both. Set data.max_prompt_tokens to at "
+            f"most {positions - sampling.max_tokens}, or lower model.sampling.max_tokens."
         )
 
 

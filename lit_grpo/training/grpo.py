@@ -33,6 +33,7 @@ from lit_grpo.training.batching import UpdateConfig, collate_rollouts, to_train_
 from lit_grpo.training.collector import Collector
 from lit_grpo.training.compatibility import (
     check_overlap,
+    check_prompts_fit,
     check_sampling,
     refuse_contradictions,
 )
@@ -157,6 +158,7 @@ class GRPOModule(PolicyModule):
             self.rewards.start()
 
     def on_train_start(self) -> None:
+        check_prompts_fit(self.policy.model.config, self.sampling, self.loader.prompts)
         self.rewards.check(self.loader.prompts)
         super().on_train_start()
 

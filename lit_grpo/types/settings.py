@@ -52,7 +52,7 @@ def check_range(
     if value is None:
         return
     if not isinstance(value, Real):
-        raise setting_error(key, _range_in_words(at_least, above, at_most), repr(value), why)
+        raise setting_error(key, "a number", repr(value))
     is_in_range = (
         (at_least is None or value >= at_least)
         and (above is None or value > above)

@@ -72,6 +72,7 @@ ARGUMENTS = {
     "--data.num_digits=0": "num_digits must be >= 1, got 0. Set data.num_digits.",
     "--data.num_digits=x": "data: AdditionData.num_digits: expected int, got x.",
     "--seed_everything=x": "seed_everything: expected bool or int, got x.",
+    "--seed_everything=-1": "seed_everything must be >= 0, got -1. Set seed_everything.",
     "--lr=1e-4": "lr: no such key. Did you mean model.optimizer.lr?",
     "--model.lr=1e-4": "model.lr: no such key. Did you mean model.optimizer.lr?",
     "--model.rewards=[mine.half]": (

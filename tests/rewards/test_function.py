@@ -347,5 +347,7 @@ def test_what_can_be_a_reward_in_python():
     assert as_reward(compute_score).name == "compute_score"
     with pytest.raises(UserError, match=r"got the class .*MathReward.*Give MathReward\(\)"):
         as_reward(MathReward)
+    with pytest.raises(UserError, match="must have names, which a lambda has not"):
+        as_reward(lambda completions: [1.0])
     with pytest.raises(UserError, match="must be Reward objects or functions, got 'MathReward'"):
         as_reward("MathReward")

@@ -126,6 +126,12 @@ def test_an_accuracy_that_was_not_measured_at_the_end_is_not_said_to_be_the_last
     assert "Held-out accuracy 0.500 → 0.750 at step 2 of 3 of sft/0 (3 s)" in shown(capsys)
 
 
+def test_an_accuracy_that_was_only_measured_before_training_is_called_so(tmp_path, capsys):
+    run = make_run(tmp_path / "grpo" / "0", "step,seconds,val/accuracy\n0,1,0.5\n1,2,\n")
+    report([run])
+    assert "Held-out accuracy 0.500 before training of grpo/0 (2 s)" in shown(capsys)
+
+
 def test_a_summary_without_accuracy_omits_its_line(tmp_path, capsys):
     report([make_run(tmp_path / "run", "step,seconds,reward/mean\n0,1,0.5\n")])
     assert "Held-out" not in capsys.readouterr().out

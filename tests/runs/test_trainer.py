@@ -1,5 +1,6 @@
 """The trainer for scripts and notebooks: the same files as the command line, and exact resume."""
 
+import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ProgressBar, TQDMProgressBar
@@ -70,6 +71,7 @@ def test_the_same_trainer_goes_on_after_a_stop(tmp_path):
     assert (tmp_path / "final").is_dir()
     assert (tmp_path / "run.log").read_text().strip().endswith("max_steps is reached")
     assert trainer.limit_val_batches == 1.0
+    assert pd.read_csv(tmp_path / "metrics.csv")["resumes"].tolist() == [0, 1, 1]
 
 
 def test_a_directory_that_holds_a_run_is_refused(whole):
@@ -116,3 +118,20 @@ def test_float16_is_refused_although_lightning_would_take_bfloat16_on_a_cpu(tmp_
 def test_a_run_of_no_steps_says_why_it_ended(tmp_path):
     train(tmp_path, max_steps=0)
     assert "done after optimizer step 0: max_steps is reached" in (tmp_path / "run.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"callbacks": [ExitCheckpoint]}, "callbacks must be of type Callback"),
+        ({"max_steps": "2"}, "max_steps must be a number, got '2'"),
+    ],
+)
+def test_a_setting_of_another_type_is_named(tmp_path, settings, message):
+    with pytest.raises(UserError, match=message):
+        Trainer(tmp_path, **settings)
+
+
+def test_data_of_another_type_is_refused(tmp_path):
+    with pytest.raises(UserError, match="datamodule must be of type LightningDataModule"):
+        Trainer(tmp_path, max_steps=1).fit(make_module(), [1, 2])

@@ -171,9 +171,12 @@ def test_a_resumed_optimizer_keeps_its_own_state_and_takes_new_settings(tmp_path
     assert settings(0.5, max_steps=3, ckpt_path=tmp_path / "last.ckpt") == (3, 0.5)
 
 
-@pytest.mark.parametrize(("key", "value"), [("group_size", "4"), ("seed", (1,))])
-def test_a_number_of_another_type_is_named(key, value):
-    with pytest.raises(UserError, match=rf"{key} must be >= \d, got {re.escape(repr(value))}"):
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [("group_size", "4", "a number"), ("warmup_steps", (1,), "a number"), ("seed", 1.5, "of type")],
+)
+def test_a_number_of_another_type_is_named(key, value, rule):
+    with pytest.raises(UserError, match=f"{key} must be {rule}.*, got {re.escape(repr(value))}"):
         make_module(**{key: value})
 
 

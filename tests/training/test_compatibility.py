@@ -4,9 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
+from tiny import prompt
 
 from lit_grpo.rollout import Sampling
-from lit_grpo.training.compatibility import check_completions_fit, refuse_unsupported
+from lit_grpo.training.compatibility import (
+    check_completions_fit,
+    check_prompts_fit,
+    refuse_unsupported,
+)
 from lit_grpo.types import UserError
 
 
@@ -30,3 +35,11 @@ def test_completions_that_leave_no_position_for_a_prompt_are_refused():
     check_completions_fit(SimpleNamespace(), Sampling(max_tokens=10**6))
     with pytest.raises(UserError, match="max_tokens must be below the model's 64 positions"):
         check_completions_fit(config, Sampling(max_tokens=64))
+
+
+def test_prompts_that_leave_no_room_for_a_completion_are_refused():
+    config, sampling = SimpleNamespace(max_position_embeddings=64), Sampling(max_tokens=32)
+    check_prompts_fit(config, sampling, [prompt("x" * 32)])
+    check_prompts_fit(SimpleNamespace(), sampling, [prompt("x" * 1000)])
+    with pytest.raises(UserError, match="33 tokens .*max_prompt_tokens to at most 32"):
+        check_prompts_fit(config, sampling, [prompt("x"), prompt("x" * 33)])

@@ -165,6 +165,7 @@ def test_a_bug_in_the_accuracy_ends_the_run_before_it_trains(capsys):
     shown = capsys.readouterr().err
     assert "the accuracy 'missing_column' has a bug. Row addition" in shown
     assert 'buggy_rewards.py", line' in shown
+    assert "lightning" not in shown
     assert not Path("run/metrics.csv").exists()
 
 
