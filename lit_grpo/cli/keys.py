@@ -51,7 +51,6 @@ ONLY_GRPO = {
     "model.objective.kl.coef",
     "model.update.max_tokens_per_micro_batch",
 }
-
 ONLY_TRAINING = {
     "model.optimizer.lr",
     "model.lr_schedule",

@@ -139,17 +139,18 @@ class Evaluation:
         self.progress = lambda: with_unfinished_tokens(scoring.scored(), engine)
         score_while_sampling(scoring, engine.generate(prompts, group_size, sampling, seed=seed))
         rollouts = scoring.result()
-        self._refuse_bug(score_status(rollouts, list(self.suite.weights)))
+        if not self._has_worked:
+            self._refuse_bug(score_status(rollouts, list(self.suite.weights)))
         return rollouts
 
     def _refuse_bug(self, status: ScoreStatus) -> None:
-        """Raise an error if the accuracy has never worked and fails by a bug on every row."""
-        for name in () if self._has_worked else status.only_bugs:
+        """Raise an error if the accuracy, which has never worked, fails by a bug on every row."""
+        for name in status.only_bugs:
             raise AccuracyFailed(
                 f"the accuracy {name!r} has a bug. {status.bugs[name]}\nSet "
                 "model.evaluation.accuracy, or mend it."
             )
-        self._has_worked |= bool(status.not_bugs)
+        self._has_worked = bool(status.not_bugs)
 
 
 def _values(rollouts: RolloutBatch) -> Tensor:
