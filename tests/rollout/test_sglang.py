@@ -1,7 +1,6 @@
 """The engine for SGLang against a server with SGLang's API and a real tiny model."""
 
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -207,10 +206,9 @@ def test_running_completions_continue_with_the_new_weights_and_report_it(server)
     old, new = tiny_policy(), perturbed(tiny_policy())
     sampling = Sampling(max_tokens=40)
     with ThreadPoolExecutor(1) as pool, serving(old, version=1, urls=[server.url]) as engine:
-        server.faults(token_delay_seconds=0.02)
+        server.faults(hold_after_tokens=2)
         running = pool.submit(generate, engine, PROMPTS, sampling)
-        wait_until(lambda: server.log()["generating"] == 12)
-        time.sleep(0.1)  # some tokens
+        wait_until(lambda: server.log()["held"] == 12)
         engine.load_weights(new, 2)
         server.faults()
         completions = running.result(60)

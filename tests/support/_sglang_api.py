@@ -311,10 +311,12 @@ class Server:
     async def set_faults(self, http: web.Request) -> web.Response:
         self.faults = Faults(**await http.json())
         self.engine.token_delay_seconds = self.faults.token_delay_seconds
+        self.engine.hold_after_tokens = self.faults.hold_after_tokens
         return web.json_response(asdict(self.faults))
 
     async def read_log(self, http: web.Request) -> web.Response:
         self.log.dropped = self.engine.num_dropped
+        self.log.held = self.engine.num_held
         self.log.most_unfinished = self.engine.most_unfinished
         return web.json_response(vars(self.log))
 

@@ -21,6 +21,8 @@ class Faults:
     """The connections of the next N /generate calls are dropped after two tokens."""
     token_delay_seconds: float = 0.0
     """Delay before every token of every request."""
+    hold_after_tokens: int | None = None
+    """Requests with so many tokens wait until the fault is removed or they are aborted."""
     stale_updates: int = 0
     """The next N updates (weights or adapter) report success and change the label only."""
     refuse_updates: int = 0
@@ -49,6 +51,8 @@ class Log:
     """Connections on which something was sent."""
     generating: int = 0
     """/generate calls being handled now."""
+    held: int = 0
+    """Requests that wait because of ``hold_after_tokens``."""
     most_unfinished: int = 0
     """Largest number of unfinished sequences since the last ``POST /test/reset_count``."""
     dropped: int = 0

@@ -39,6 +39,7 @@ class Engine:
         """Name to path."""
         self.requests: dict[str, Request] = {}
         self.token_delay_seconds = 0.0
+        self.hold_after_tokens: int | None = None
         self.is_paused = False
         self.num_dropped = 0
         """Requests whose client disconnected before they had finished."""
@@ -84,7 +85,17 @@ class Engine:
 
     def _may_step(self, request: Request) -> bool:
         is_running = request.cache is not None
-        return not self._is_frozen or (request.is_aborted and not is_running)
+        if self._is_frozen:
+            return request.is_aborted and not is_running
+        return request.is_aborted or not self._is_held(request)
+
+    def _is_held(self, request: Request) -> bool:
+        limit = self.hold_after_tokens
+        return limit is not None and len(request.output_ids) >= limit
+
+    @property
+    def num_held(self) -> int:
+        return sum(map(self._is_held, self.requests.values()))
 
     def abort(self, rid: str = "", *, is_all: bool = False) -> None:
         """Abort the request with this id, and all whose ids start with it, at their next turn."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -74,14 +73,13 @@ def assert_same(completions: Sequence[Completion], expected: Sequence[Completion
 
 
 @contextmanager
-def generating(engine, servers, sampling=LONG, delay=0.02) -> Iterator[Future[list[Completion]]]:
-    """Yield the future of a generation that is running on the servers."""
+def generating(engine, servers, sampling=LONG) -> Iterator[Future[list[Completion]]]:
+    """Yield the future of a generation whose 12 rows the servers hold after three tokens."""
     for server in servers:
-        server.faults(token_delay_seconds=delay)
+        server.faults(hold_after_tokens=3)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(generate, engine, PROMPTS, sampling)
-        wait_until(lambda: sum(server.log()["generating"] for server in servers) == 12)
-        time.sleep(3 * delay)  # some tokens
+        wait_until(lambda: sum(server.log()["held"] for server in servers) == 12)
         yield running
 
 

@@ -50,7 +50,7 @@ def test_another_server_takes_over_the_requests_of_a_killed_one(
     ):
         wait_until_ready(engine)
         with generating(engine, [server, other]) as running:
-            assert [one.log()["generating"] for one in (server, other)] == [6, 6]
+            assert [one.log()["held"] for one in (server, other)] == [6, 6]
             other.kill()
             server.faults()
             completions = running.result(60)
