@@ -18,6 +18,7 @@ from lit_grpo.cli.output import outlive_readers
 from lit_grpo.stopping import SIGNAL_CODE, SIGNAL_MEANING, ExitCode
 
 SHUTDOWN_SECONDS = 15.0
+ASKS_FOR_HELP = ("-h", "--help", "--help=all")
 
 HELP = """\
 usage: lit-grpo COMMAND [RUN] [--config FILE ...] [--KEY VALUE ...]
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dispatch(command: str, arguments: list[str]) -> int:
-    if command in ("-h", "--help"):
+    if command in ASKS_FOR_HELP:
         print(help_text())
     elif command == "--version":
         print(f"lit-grpo {__version__}")
@@ -92,7 +93,7 @@ def help_text() -> str:
 
 def report(run_dirs: list[str]) -> int:
     """Draw the curves of the runs in these directories and print a summary."""
-    if {"-h", "--help"}.intersection(run_dirs):
+    if {*ASKS_FOR_HELP}.intersection(run_dirs):
         print(f"usage: {usage('report')}\n\n{describe('report')}")
         return ExitCode.DONE
     if not run_dirs or any(path.startswith("-") for path in run_dirs):

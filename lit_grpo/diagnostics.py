@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import lightning as L
+import torch
 
 from lit_grpo.objective.advantages import has_signal
 from lit_grpo.types import Outcome, RolloutBatch, Score
@@ -243,9 +244,13 @@ class StepLog:
         self._absent: dict[str, float] = {}
 
     def log(self, module: L.LightningModule, values: Mapping[str, float]) -> None:
-        """Log the values of one step, from the same hook at every step."""
+        """Log the values of one step, from the same hook at every step.
+
+        Lightning would copy a float to the GPU and back; a tensor on the CPU stays there.
+        """
         self._absent |= dict.fromkeys(values, math.nan)
-        module.log_dict(self._absent | dict(values))
+        logged = self._absent | dict(values)
+        module.log_dict({name: torch.tensor(value) for name, value in logged.items()})
 
 
 def describe_wait(

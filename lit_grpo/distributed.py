@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from lit_grpo.types import RolloutBatch
+from lit_grpo.types import RewardTable
 
 if TYPE_CHECKING:
     import lightning as L  # for annotations only: reward worker processes must start fast
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def gather_rewards(module: L.LightningModule, rollouts: RolloutBatch) -> RolloutBatch:
-    """Return the batch with the rewards of all ranks, for statistics over the whole batch."""
+def gather_rewards(module: L.LightningModule, own: RewardTable) -> RewardTable:
+    """Return the rewards of all ranks, for statistics over the whole batch."""
     if module.trainer.world_size == 1:
-        return rollouts
+        return own
 
     def gather(tensor: Tensor) -> Tensor:
         gathered = module.all_gather(tensor.to(module.device))
@@ -28,10 +28,11 @@ def gather_rewards(module: L.LightningModule, rollouts: RolloutBatch) -> Rollout
         return gathered.flatten(0, 1).cpu()
 
     return replace(
-        rollouts,
-        rewards=gather(rollouts.rewards),
-        valid=gather(rollouts.valid),
-        parts={name: gather(part) for name, part in rollouts.parts.items()},
+        own,
+        rewards=gather(own.rewards),
+        parts={name: gather(part) for name, part in own.parts.items()},
+        valid=gather(own.valid),
+        lengths=gather(own.lengths),
     )
 
 

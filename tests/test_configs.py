@@ -1,5 +1,6 @@
 """Every bundled config is parsed and instantiated, without network or GPU."""
 
+import math
 import re
 import socket
 from dataclasses import dataclass
@@ -14,7 +15,14 @@ from torch.nn import Parameter
 from lit_grpo.cli.app import import_plugins
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.configs import read_invocation
-from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective, SamplerCorrection
+from lit_grpo.objective import (
+    AdvantageConfig,
+    CovarianceTerm,
+    EntropyTerm,
+    KLTerm,
+    Objective,
+    SamplerCorrection,
+)
 from lit_grpo.rollout import HFEngine, RolloutEngine, VLLMServerEngine
 from lit_grpo.training import GRPOModule, SFTModule
 
@@ -121,11 +129,15 @@ METHODS = {
     ),
     "reinforce_plus_plus": Method(
         Objective(aggregation="sequence", kl=KLTerm(estimator="k1", coef=0.01, place="reward")),
-        AdvantageConfig(baseline="batch", deviation="batch"),
+        AdvantageConfig(
+            baseline="batch", deviation="batch", batch_statistics="tokens", discount=1.0
+        ),
     ),
     "reinforce_plus_plus_baseline": Method(
         Objective(aggregation="sequence", kl=KLTerm(estimator="k2", coef=0.001)),
-        AdvantageConfig(baseline="group", deviation="none", rescale=True),
+        AdvantageConfig(
+            baseline="group", deviation="none", batch_statistics="tokens", rescale=True
+        ),
     ),
     "gspo": Method(
         Objective(
@@ -145,9 +157,7 @@ METHODS = {
             sampler_correction=PER_SEQUENCE,
         )
     ),
-    "cispo": Method(
-        Objective(surrogate="cispo", clip_low=1.0, clip_high=4.0), dynamic_sampling_rounds=10
-    ),
+    "cispo": Method(Objective(surrogate="cispo", clip_high=4.0), dynamic_sampling_rounds=10),
     "sapo": Method(
         Objective(surrogate="sapo", sapo_temperatures=(1.0, 1.05), aggregation="sequence")
     ),
@@ -192,6 +202,16 @@ METHODS = {
             off_policy_threshold=0.5,
         ),
         AdvantageConfig(deviation="none"),
+    ),
+    "dppo": Method(Objective(surrogate="dppo", old_logprobs="sampler")),
+    "opo": Method(Objective(), AdvantageConfig(baseline="length_weighted", deviation="none")),
+    "clip_cov": Method(Objective(covariance=CovarianceTerm(fraction=2e-4, low=1.0, high=5.0))),
+    "kl_cov": Method(
+        Objective(
+            clip_low=1.0,
+            clip_high=math.inf,
+            covariance=CovarianceTerm(action="kl", fraction=2e-3, coef=1.0),
+        )
     ),
 }
 

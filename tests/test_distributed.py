@@ -59,12 +59,13 @@ def module_of(*, world_size=1, **strategy):
 
 
 def test_rewards_are_gathered_for_statistics_over_all_ranks():
-    batch = rollouts([[1, 2]])
-    assert gather_rewards(module_of(), batch) is batch
-    gathered = gather_rewards(module_of(world_size=2), batch)
+    own = rollouts([[1, 2]]).reward_table({"task": 1.0})
+    assert gather_rewards(module_of(), own) is own
+    gathered = gather_rewards(module_of(world_size=2), own)
     assert gathered.rewards.tolist() == gathered.parts["task"].tolist() == [[1, 2], [10, 20]]
+    assert gathered.lengths.tolist() == [own.lengths[0].tolist(), (own.lengths[0] * 10).tolist()]
     assert gathered.valid.bool().all()
-    assert gathered.groups == batch.groups
+    assert gathered.weights == own.weights
 
 
 def test_values_are_summed_over_ranks_in_one_reduction():

@@ -72,6 +72,14 @@ def test_help_of_a_command_says_what_it_does_and_gives_examples(command, capsys)
     assert lines[6].startswith(f"  lit-grpo {command} ")
 
 
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS), ["fit", "runs/my/0"]])
+def test_all_of_the_help_can_be_asked_of_every_command(words, capsys):
+    assert main([*words, "--help=all"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"usage: lit-grpo {words[0] if words else 'COMMAND'} ")
+    assert shown.err == ""
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["fit", "--help"], ["report", "--help"]])
 def test_help_imports_nothing_heavy(arguments):
     script = (

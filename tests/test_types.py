@@ -1,6 +1,7 @@
 """Checks of settings and their wording, scores, and batches."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from lit_grpo.types import (
     Score,
     UserError,
     check_range,
+    check_type,
     counted_rows,
     setting_error,
 )
@@ -37,6 +39,13 @@ def test_a_refused_setting_names_key_rule_value_reason_and_fix():
 )
 def test_a_refused_setting_is_named_without_the_prefix_of_its_key(key, name):
     assert str(setting_error(key, ">= 1", 0)) == f"{name} must be >= 1, got 0. Set {key}."
+
+
+def test_a_class_in_place_of_an_object_is_told_how_to_write_it():
+    with pytest.raises(
+        UserError, match=r"got the class Fraction \(write Fraction\(\.\.\.\)\)\. Set"
+    ):
+        check_type("model.evaluation", Fraction, Fraction)
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,11 @@ from lit_grpo.cli.configs import Invocation
 from lit_grpo.cli.environment import override
 from lit_grpo.cli.errors import broken_import, explain, explain_interpolation, quote
 from lit_grpo.runs.config_file import ConfigFile
-from lit_grpo.runs.resume import find_checkpoint, refuse_used, run_of
+from lit_grpo.runs.resume import find_checkpoint, refuse_past_the_end, refuse_used, run_of
 from lit_grpo.runs.trainer import (
     TRAINER_DEFAULTS,
     refuse_float16,
+    refuse_intervals,
     run_callbacks,
     run_loggers,
     with_progress_bar,
@@ -131,6 +132,8 @@ class CommandLine(LightningCLI):
         if self.config.ckpt_path is not None:
             self.config.ckpt_path = find_checkpoint(self.config.ckpt_path, run_dir)
             if self.command in TRAINING:
+                limits = self.config.trainer.max_steps, self.config.trainer.max_epochs
+                refuse_past_the_end(self.config.ckpt_path, *limits)
                 self._compare_with(run_of(self.config.ckpt_path))
         elif self.command in TRAINING and process_rank() == 0:
             refuse_used(run_dir, self.resume_command)
@@ -164,6 +167,7 @@ class CommandLine(LightningCLI):
         """Add the loggers and callbacks of a training run; other commands get none."""
         given, run_dir = self.config_init.trainer, self.config.run_dir
         refuse_float16(given.precision)
+        refuse_intervals(given.val_check_interval, given.check_val_every_n_epoch)
         kwargs["default_root_dir"] = given.default_root_dir or run_dir
         if self.command in REWARD_COMMANDS:
             kwargs |= _one_device(given)

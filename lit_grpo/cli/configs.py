@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -110,10 +110,12 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read one config file.
 
     Raises:
-        UserError: the file is not a YAML mapping, or interpolates a secret.
+        UserError: the file is not a YAML mapping, has a key twice, or interpolates a secret.
     """
     try:
-        config = yaml.safe_load(path.read_text())
+        text = path.read_text()
+        refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader), path)
+        config = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{path}, line {line}: {error.problem} (not valid YAML).") from error
@@ -124,6 +126,41 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: a config must be a mapping of keys to values, got {got}.")
     refuse_secrets(config, str(path))
     return config
+
+
+def refuse_repeated_keys(root: yaml.Node | None, path: Path) -> None:
+    """Raise UserError if a file has a key twice: YAML would silently take the last one."""
+    seen: dict[str, int] = {}
+    for key, line in _keys_in(root, "", set()):
+        if key in seen:
+            first, last = sorted((seen[key], line))
+            where = f"line {first}" if first == last else f"lines {first} and {last}"
+            raise UserError(
+                f"{path}, {where}: the key {key} must stand once in a file, got it twice (the "
+                "last one would replace the first). Remove or rename one of them."
+            )
+        seen[key] = line
+
+
+def _keys_in(node: yaml.Node | None, prefix: str, walked: set[int]) -> Iterator[tuple[str, int]]:
+    """Yield every key as ``model.rewards.0.class_path`` with its line.
+
+    Merge keys (``<<``) are left out: they may be repeated, and their keys overridden.
+    """
+    if id(node) in walked:  # an alias of what an anchor names
+        return
+    walked.add(id(node))
+    children: list[tuple[str, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = f"{prefix}{key.value}"
+            if key.tag != "tag:yaml.org,2002:merge":
+                yield name, key.start_mark.line + 1
+            children.append((name, value))
+    elif isinstance(node, yaml.SequenceNode):
+        children = [(f"{prefix}{number}", one) for number, one in enumerate(node.value)]
+    for name, child in children:
+        yield from _keys_in(child, f"{name}.", walked)
 
 
 def refuse_secrets(values: Any, where: str) -> None:

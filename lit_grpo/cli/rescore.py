@@ -17,9 +17,9 @@ from rich.progress import track
 
 from lit_grpo.cli.reward_changes import Comparison, Row, print_changes
 from lit_grpo.diagnostics import find_failure
-from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.runs.files import completions_table, free_path, write_table
 from lit_grpo.runs.tables import open_console
+from lit_grpo.training import GRPOModule
 from lit_grpo.types import Completion, Prompt, RolloutBatch, UserError
 
 
@@ -35,21 +35,19 @@ class LoggedStep:
 
 
 def rescore(
-    suite: RewardSuite,
+    module: GRPOModule,
     run_dir: Path,
     read_prompts: Callable[[], Sequence[Prompt]],
     *,
-    group_size: int,
     last: int | None,
     name: str,
 ) -> None:
     """Score the logged completions of a run, print what changed, and write the new scores.
 
     Args:
-        suite: The rewards to score with.
+        module: The module with the rewards to score with, and the group size of the run.
         run_dir: Directory of the run.
         read_prompts: Reads the prompts that the run was trained on.
-        group_size: Group size of the run.
         last: Rescore only this many of the last rollout steps; None rescores all.
         name: Name of the file in ``rescored/``; numbered if it exists already.
 
@@ -57,7 +55,7 @@ def rescore(
         UserError: the run has no completions that can be scored again.
         RewardFailed: a reward with ``on_error: raise`` gave no value.
     """
-    paths = logged_steps(run_dir, last)
+    paths, group_size = logged_steps(run_dir, last), module.group_size
     prompts = {prompt.id: prompt for prompt in read_prompts()}
     steps = [read_step(path, prompts, group_size) for path in paths]
     num_lost = sum(step.num_lost for step in steps)
@@ -67,7 +65,7 @@ def rescore(
             f"{run_dir}: none of the prompts of the {num_lost} logged completions is in the data, "
             "so nothing can be rescored. Use the data settings of the run."
         )
-    rollouts = _score_again(suite, steps, group_size)
+    rollouts = _score_again(module, steps)
     tables = [completions_table(step.step, one) for step, one in zip(steps, rollouts, strict=True)]
     table = pa.concat_tables(tables, promote_options="default")
     before = [row for step in steps for row in step.rows]
@@ -158,10 +156,9 @@ def _refuse_other_size(path: Path, rows: Sequence[Row], group_size: int) -> None
         )
 
 
-def _score_again(
-    suite: RewardSuite, steps: Sequence[LoggedStep], group_size: int
-) -> list[RolloutBatch]:
-    suite.start()
+def _score_again(module: GRPOModule, steps: Sequence[LoggedStep]) -> list[RolloutBatch]:
+    suite, group_size = module.rewards, module.group_size
+    suite.start(module.reasoning)
     suite.check(list({one.id: one for step in steps for one in step.prompts}.values()))
     console = Console(stderr=True)
     scored = []

@@ -27,7 +27,8 @@ def _run_rewards(cli: CommandLine) -> int:
     module, num_prompts = _grpo_module(cli), cli.config.n
     check_range("n", num_prompts, at_least=1)
     prompts = _read_prompts(cli)
-    module.rewards.start()  # before the policy is loaded, so that errors show at once
+    # Before the policy is loaded, so that errors show at once.
+    module.rewards.start(module.reasoning)
     module.rewards.check(prompts.prompts)
     _load_policy(cli, module)
     with cli.trainer.precision_plugin.val_step_context():
@@ -51,10 +52,9 @@ def _run_rescore(cli: CommandLine) -> int:
     module, last = _grpo_module(cli), cli.config.last
     check_range("last", last, at_least=1)
     rescore(
-        module.rewards,
+        module,
         Path(cli.config.run_dir),
         lambda: _read_prompts(cli).prompts,
-        group_size=module.group_size,
         last=last,
         name=cli.config_name.removeprefix("config").lstrip("-") or "rescored",
     )

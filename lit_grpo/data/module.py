@@ -129,6 +129,9 @@ class PromptData(PromptDataModule):
         template: jinja2 template of the prompt over the columns of the row, for example
             ``"Question: {{ question }}\\nAnswer:"``.
         system_prompt: First message of every conversation.
+        chat_template_kwargs: Arguments of the chat template, such as ``{enable_thinking: false}``.
+        tools_column: Column with the tools that a conversation's chat template describes: a list
+            of JSON schemas, or the JSON text of one. Null passes none.
         chat: Turn each text prompt into the user message of a conversation, formatted by the
             tokenizer's chat template. A prompt that is a list of messages is always a
             conversation.
@@ -150,6 +153,8 @@ class PromptData(PromptDataModule):
         columns: dict[str, str] | None = None,
         template: str | None = None,
         system_prompt: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        tools_column: str | None = "tools",
         chat: bool = False,
         max_prompt_tokens: int | None = None,
         too_long: Literal["drop", "refuse"] = "drop",
@@ -172,6 +177,8 @@ class PromptData(PromptDataModule):
             columns=columns or {},
             template=template,
             system_prompt=system_prompt,
+            chat_template_kwargs=chat_template_kwargs or {},
+            tools_column=tools_column,
             chat=chat,
             max_prompt_tokens=max_prompt_tokens,
             too_long=too_long,

@@ -9,9 +9,10 @@ from typing import Any, Literal, get_args
 
 import jinja2
 
+from lit_grpo.data.chat import check_template_kwargs, read_tools, render_chat
 from lit_grpo.data.columns import Role, gold_answers, list_rows, prompt_id, prompt_value
 from lit_grpo.data.sources import Row
-from lit_grpo.types import Message, Prompt, Tokenizer, UserError, check_range
+from lit_grpo.types import Message, Prompt, Tokenizer, UserError, check_range, starts_with_bos
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,8 @@ class PromptFormat:
     columns: Mapping[str, str] = field(default_factory=dict)
     template: str | None = None
     system_prompt: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tools_column: str | None = "tools"
     chat: bool = False
     max_prompt_tokens: int | None = None
     too_long: Literal["drop", "refuse"] = "drop"
@@ -72,6 +75,9 @@ def build_prompts(
         UserError: a column or a gold answer is missing, a prompt cannot be built, or no prompt is
             left.
     """
+    if tokenizer.chat_template is not None:
+        check_template_kwargs(prompt_format.chat_template_kwargs, tokenizer)
+    _check_tools_column(rows, prompt_format.tools_column)
     answers = gold_answers(rows, prompt_format.columns, required=prompt_format.require_answer)
     prompts = [
         _build_prompt(row, answer, tokenizer, prompt_format)
@@ -80,16 +86,33 @@ def build_prompts(
     return _within_limit(rows, prompts, prompt_format)
 
 
+def _check_tools_column(rows: Sequence[Row], column: str | None) -> None:
+    """Check that some row has the column, unless it is the default, which need not exist."""
+    is_chosen = column not in (None, PromptFormat.tools_column)
+    if rows and is_chosen and all(column not in row.columns for row in rows):
+        raise UserError(
+            f"tools_column must be a column of the data, got {column!r}; {rows[0].origin} has "
+            f"{', '.join(rows[0].columns)}. Set data.tools_column."
+        )
+
+
 def _build_prompt(
     row: Row, answer: str | None, tokenizer: Tokenizer, prompt_format: PromptFormat
 ) -> Prompt:
     template = prompt_format.compiled_template
     value = prompt_value(row, prompt_format.columns) if template is None else _render(row, template)
     messages = _to_messages(value, row, prompt_format)
-    text = str(value) if messages is None else _render_chat(messages, row, tokenizer)
-    # A chat template writes its own special tokens.
-    special_tokens = {} if messages is None else {"add_special_tokens": False}
-    token_ids = tuple(tokenizer(text, **special_tokens)["input_ids"])
+    if messages is None:
+        text = str(value)
+    else:
+        text = render_chat(
+            *(messages, row, tokenizer),
+            tools=read_tools(row, prompt_format.tools_column),
+            template_kwargs=prompt_format.chat_template_kwargs,
+        )
+    # A chat template writes its own special tokens, and any other template may.
+    is_complete = messages is not None or starts_with_bos(text, tokenizer)
+    token_ids = tuple(tokenizer(text, add_special_tokens=not is_complete)["input_ids"])
     if not token_ids:
         raise UserError(
             f"{row.origin}: the prompt {text!r} has no tokens (a policy needs at least one). "
@@ -126,11 +149,12 @@ def _to_messages(
 ) -> tuple[Message, ...] | None:
     """Return the conversation, or None for a prompt that is plain text."""
     if isinstance(value, str) and not prompt_format.chat:
-        if prompt_format.system_prompt is not None:
-            raise UserError(
-                f"system_prompt needs a conversation, but {row.origin} is plain text (it would be "
-                "lost). Set data.chat: true, or write it into data.template."
-            )
+        for name in ("system_prompt", "chat_template_kwargs"):
+            if getattr(prompt_format, name):
+                raise UserError(
+                    f"{name} needs a conversation, but {row.origin} is plain text (it would be "
+                    "lost). Set data.chat: true, or write it into data.template."
+                )
         return None
     turns = [{"role": "user", "content": value}] if isinstance(value, str) else value
     messages = tuple(_check_message(turn, row) for turn in turns)
@@ -155,26 +179,6 @@ def _check_message(turn: Any, row: Row) -> Message:
         )
     message: Message = turn
     return message
-
-
-def _render_chat(messages: tuple[Message, ...], row: Row, tokenizer: Tokenizer) -> str:
-    if tokenizer.chat_template is None:
-        raise UserError(
-            f"{row.origin} is a conversation, but the tokenizer has no chat template to format it "
-            "with. Set data.chat: false and a data.template, for example "
-            "\"{{ prompt[-1]['content'] }}\", or use the tokenizer of an instruction-tuned model."
-        )
-    try:
-        text: str = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, tokenize=False
-        )
-    except jinja2.TemplateError as error:
-        raise UserError(
-            f"{row.origin}: the tokenizer's chat template refuses the roles "
-            f"{[message['role'] for message in messages]}: {error}. Unset data.system_prompt or "
-            "repair the row."
-        ) from error
-    return text
 
 
 def _within_limit(

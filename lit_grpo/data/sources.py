@@ -24,6 +24,7 @@ _DATASET = re.compile(
     r"(?P<path>[^:]+)(?::(?P<subset>[^:\[\]]+)(?=:))?(?::(?P<split>[^:\[\]]+(?:\[[^\]]*\])?))?"
 )
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _MAX_CELL_CHARACTERS = 2**31 - 1
 
 _Numbered = Iterator[tuple[int, dict[str, Any]]]
@@ -120,7 +121,9 @@ def _read_parquet(path: Path) -> _Numbered:
 
 def _read_csv(path: Path) -> _Numbered:
     csv.field_size_limit(_MAX_CELL_CHARACTERS)
-    lines = csv.reader(io.StringIO(_decode(path), newline=""), strict=True)
+    text = _decode(path)
+    _check_separator(text, path)
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next(lines, [])
         _check_header(header, path)
@@ -142,6 +145,22 @@ def _decode(path: Path) -> str:
         raise UserError(
             f"{path}, line {line} is not UTF-8: {error}. Save the file as UTF-8."
         ) from error
+
+
+def _check_separator(text: str, path: Path) -> None:
+    """Refuse a file whose columns are separated by something else, as spreadsheets may write it."""
+    first_line = text.partition("\n")[0].strip()
+    unquoted = re.sub(r'"[^"]*"', "", first_line)
+    separator = next((one for one in _SEPARATORS if one in unquoted), "")
+    if separator and "," not in unquoted:
+        new = path.with_stem(f"{path.stem}_commas")
+        raise UserError(
+            f"{path}: columns must be separated by commas, but the first line, "
+            f"{_excerpt(first_line.encode())}, has "
+            f"{_SEPARATORS[separator]} and no comma. Save it with commas, or convert it: python -c "
+            f'"import pandas; pandas.read_csv({str(path)!r}, sep={separator!r}, dtype=str)'
+            f'.to_csv({str(new)!r}, index=False)"'
+        )
 
 
 def _check_header(header: list[str], path: Path) -> None:

@@ -4,6 +4,26 @@ Each choice is independent of the others and names a pure function in a table.
 """
 
 from lit_grpo.objective.advantages import AdvantageConfig
-from lit_grpo.objective.config import EntropyTerm, KLTerm, Objective, SamplerCorrection
+from lit_grpo.objective.config import Objective
+from lit_grpo.objective.inputs import LossInputs, TokenCounts
+from lit_grpo.objective.terms import (
+    CovarianceTerm,
+    EntropyTerm,
+    KLTerm,
+    SamplerCorrection,
+    SamplerMask,
+    SFTTerm,
+)
 
-__all__ = ["AdvantageConfig", "EntropyTerm", "KLTerm", "Objective", "SamplerCorrection"]
+__all__ = [
+    "AdvantageConfig",
+    "CovarianceTerm",
+    "EntropyTerm",
+    "KLTerm",
+    "LossInputs",
+    "Objective",
+    "SFTTerm",
+    "SamplerCorrection",
+    "SamplerMask",
+    "TokenCounts",
+]

@@ -6,26 +6,10 @@ The loss is a plain weighted sum, so it does not depend on the split into micro-
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCounts:
-    """The counts of one mini-batch, which is all rows of an optimizer step on all ranks."""
-
-    tokens: int
-    """Tokens in the loss mask."""
-    sequences: int
-    """Rows with at least one token in the loss mask."""
-    max_tokens: int
-    """The sampling limit, which is the constant of Dr. GRPO."""
-    local_tokens: int
-    """The part of ``tokens`` on this rank."""
-    num_ranks: int
-    entropy_tokens: int
-    """Tokens that the entropy bonus is averaged over."""
+from lit_grpo.objective.inputs import TokenCounts
 
 
 def by_token(mask: Tensor, counts: TokenCounts) -> Tensor:
@@ -88,3 +72,8 @@ def by_entropy_token(mask: Tensor, counts: TokenCounts) -> Tensor:
     depend on that choice.
     """
     return mask / max(1, counts.entropy_tokens)
+
+
+def by_good_token(mask: Tensor, counts: TokenCounts) -> Tensor:
+    """Weight the tokens of good completions equally, under every aggregation as well."""
+    return mask / max(1, counts.good_tokens)

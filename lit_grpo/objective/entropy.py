@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lit_grpo.objective.config import EntropyTerm
+from lit_grpo.objective.terms import EntropyTerm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

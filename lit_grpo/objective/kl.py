@@ -7,11 +7,12 @@ function, add it to ``KL_ESTIMATORS``, and add its name to ``KLTerm.estimator``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from lit_grpo.objective.config import KLTerm
-from lit_grpo.objective.ratios import MAX_LOG_RATIO
+from lit_grpo.objective.ratios import MAX_LOG_RATIO, bounded
+from lit_grpo.objective.terms import KLTerm
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -48,23 +49,52 @@ def straight_through_k2(value: Tensor, logprobs: Tensor, ref_logprobs: Tensor) -
     return value.detach() + gradient - gradient.detach()
 
 
-def kl_in_loss(logprobs: Tensor, ref_logprobs: Tensor, ratio: Tensor, term: KLTerm) -> Tensor:
-    """Return the KL term of the loss per token, [N, C], before multiplying by ``coef``.
+def kl_in_loss(
+    logprobs: Tensor, ref_logprobs: Tensor, sampler_logprobs: Tensor, term: KLTerm
+) -> Tensor:
+    """Return the KL term of the loss per token, [N, C], before multiplying by the coefficient.
 
-    With ``importance``, the estimator is multiplied by the ratio. The gradient then also flows
-    through the ratio, except with ``gradient: k2``, whose gradient is already that of the
-    divergence.
+    With ``importance``, the estimator is multiplied by the ratio of the policy over the sampler,
+    from which the tokens come. The gradient then also flows through the ratio, except with
+    ``gradient: k2``, whose gradient is already that of the divergence.
     """
     kl = KL_ESTIMATORS[term.estimator](logprobs, ref_logprobs)
     if term.gradient == "k2":
-        kl, ratio = straight_through_k2(kl, logprobs, ref_logprobs), ratio.detach()
-    return kl * ratio if term.importance else kl
+        kl = straight_through_k2(kl, logprobs, ref_logprobs)
+    if not term.importance:
+        return kl
+    ratio = bounded(logprobs - sampler_logprobs).exp()
+    return kl * (ratio.detach() if term.gradient == "k2" else ratio)
 
 
 def kl_in_reward(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, term: KLTerm) -> Tensor:
-    """Return [N] the penalty on each completion's reward: ``coef`` times the sum over its tokens.
+    """Return [N, C] the divergence at each token, 0 outside the mask.
 
-    Source: InstructGPT, arXiv 2203.02155 equation 2. REINFORCE++, arXiv 2501.03262 equation 4,
-    instead penalises each token by the sum from that token on.
+    Its sum is taken from the reward of a completion (InstructGPT, arXiv 2203.02155 equation 2), or,
+    with ``advantage.discount``, the part from each token on (REINFORCE++, arXiv 2501.03262 equation
+    4).
     """
-    return term.coef * (KL_ESTIMATORS[term.estimator](logprobs, ref_logprobs) * mask).sum(1)
+    return KL_ESTIMATORS[term.estimator](logprobs, ref_logprobs) * mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLControl:
+    """The coefficient of the KL term, which can adapt to the divergence.
+
+    Source: arXiv 1909.08593 section 2.2, with a bound of 0.2 on the relative error.
+    """
+
+    term: KLTerm
+    coef: float
+
+    def after_step(self, divergence: float, num_rows: int) -> KLControl:
+        """Return the state after a rollout step.
+
+        Args:
+            divergence: Its mean, in nats per token.
+            num_rows: Its completions.
+        """
+        if self.term.target is None:
+            return self
+        error = min(max(divergence / self.term.target - 1, -0.2), 0.2)
+        return replace(self, coef=self.coef * (1 + error * num_rows / self.term.horizon))

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_grpo.objective.aggregations import AGGREGATIONS, TokenCounts, by_entropy_token
+from lit_grpo.objective.aggregations import AGGREGATIONS, by_entropy_token, by_good_token
 from lit_grpo.objective.config import Objective
-from lit_grpo.objective.corrections import keeps_surrogate, sampler_weights
+from lit_grpo.objective.corrections import keeps_surrogate, passes_sampler_mask, sampler_weights
+from lit_grpo.objective.custom import checked
+from lit_grpo.objective.inputs import LossInputs, TokenCounts
 from lit_grpo.objective.kl import kl_in_loss
 from lit_grpo.objective.ratios import RATIOS, bounded
-from lit_grpo.objective.surrogates import SURROGATES, SurrogateInputs
+from lit_grpo.objective.surrogates import SURROGATES, outside_bounds
 from lit_grpo.types import TrainBatch
+
+ROUNDING = 1e-5
+"""Logprobs of the same policy differ by up to this many nats between two passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +37,13 @@ class TokenLosses:
     clipped_high: Tensor
     """True where the ratio is above the upper bound and the advantage is positive."""
     has_surrogate: Tensor
-    """True on tokens in the loss whose surrogate the entropy and off-policy masks keep."""
+    """True on tokens in the loss whose surrogate no mask removes."""
     sampler_log_ratio: Tensor
-    """Logarithm of the old policy over the sampler, unbounded."""
+    """Logarithm of the policy before the first update over the sampler, unbounded."""
     weights: Tensor
     """The weight of each token in the loss."""
+    own_metrics: dict[str, Tensor]
+    """[N, *] what the user's functions log."""
 
 
 def token_losses(
@@ -47,51 +54,78 @@ def token_losses(
     objective: Objective,
     *,
     entropy_coef: float = 0.0,
+    kl_coef: float | None = None,
 ) -> TokenLosses:
     """Return the loss of a micro-batch and its terms.
 
-    ``loss = sum_t weight_t (surrogate_t + kl.coef KL_t) - entropy_coef mean_t entropy_t``
+    ``loss = sum_t weight_t (surrogate_t + kl_coef KL_t) - entropy_coef mean_t entropy_t
+    - sft.coef mean over good completions of logprob_t``
 
     Args:
         logprobs: [N, C] under the current policy, with gradient.
         entropy: [N, C] nats, with gradient if ``entropy_coef`` is not 0.
         counts: Counts of the whole mini-batch.
         entropy_coef: Coefficient of the entropy bonus in this optimizer step.
+        kl_coef: Coefficient of the KL term; None for that of the objective.
     """
-    mask, advantages = batch.loss_mask, batch.advantages[:, None].to(logprobs.dtype)
-    old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-    log_ratio = bounded(logprobs - old_logprobs)
-    sampler_log_ratio = old_logprobs - batch.sampler_logprobs
-    inputs = SurrogateInputs(
-        logprobs=logprobs,
-        log_ratio=log_ratio,
-        ratio=RATIOS[objective.ratio](log_ratio, mask),
-        advantages=advantages,
-        mask=mask,
-        correction=_correction(sampler_log_ratio, mask, objective),
-    )
-    has_surrogate = _has_surrogate(inputs, batch, objective)
-    surrogate = SURROGATES[objective.surrogate](inputs, objective) * has_surrogate
-    total, kl = surrogate, None
+    inputs = _inputs(logprobs, entropy, batch, counts, objective)
+    mask, advantages = inputs.mask, inputs.advantages
+    has_surrogate = _has_surrogate(inputs, objective)
+    surrogate = _surrogate(inputs, objective) * has_surrogate
+    total, kl = surrogate + _covariance_penalty(inputs, objective), None
     if batch.ref_logprobs is not None:
-        kl = kl_in_loss(logprobs, batch.ref_logprobs, inputs.ratio, objective.kl)
-        total = total + objective.kl.coef * kl
+        kl = kl_in_loss(logprobs, batch.ref_logprobs, batch.sampler_logprobs, objective.kl)
+        total = total + (objective.kl.coef if kl_coef is None else kl_coef) * kl
     weights = AGGREGATIONS[objective.aggregation](mask, counts)
     loss = (total * weights).sum()
     if entropy_coef != 0:
         bonus = (entropy * by_entropy_token(batch.surrogate_mask, counts)).sum()
         loss = loss - entropy_coef * bonus
-    ratio, (low, high) = inputs.ratio.detach().expand_as(mask), objective.ratio_bounds
+    if batch.is_good is not None:
+        good = by_good_token(mask & batch.is_good[:, None], counts)
+        loss = loss - objective.sft.coef * (logprobs * good).sum()
+    if objective.function is not None:
+        made = objective.function(inputs, objective)
+        loss = checked(objective.function, made, [()], "the loss of the micro-batch")
+    too_low, too_high = outside_bounds(inputs, objective)
     return TokenLosses(
         loss=loss,
         surrogate=surrogate.detach(),
         kl=None if kl is None else kl.detach(),
-        ratio=ratio,
-        clipped_low=(ratio < low) & (advantages < 0),
-        clipped_high=(ratio > high) & (advantages > 0),
+        ratio=inputs.ratio.detach().expand_as(mask),
+        clipped_low=too_low & (advantages < 0),
+        clipped_high=too_high & (advantages > 0),
         has_surrogate=has_surrogate & mask,
-        sampler_log_ratio=sampler_log_ratio,
+        sampler_log_ratio=_before_update(logprobs, batch) - batch.sampler_logprobs,
         weights=weights,
+        own_metrics=inputs.metrics,
+    )
+
+
+def _before_update(logprobs: Tensor, batch: TrainBatch) -> Tensor:
+    """Return the logprobs of the policy before its first update in this rollout step."""
+    return logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+
+
+def _inputs(
+    logprobs: Tensor, entropy: Tensor, batch: TrainBatch, counts: TokenCounts, objective: Objective
+) -> LossInputs:
+    """Return what surrogates read, with the ratio and correction that the objective asks for."""
+    mask, advantages = batch.loss_mask, batch.advantages.to(logprobs.dtype)
+    is_from_sampler = objective.old_logprobs == "sampler"
+    old = batch.sampler_logprobs if is_from_sampler else _before_update(logprobs, batch)
+    log_ratio = bounded(logprobs - old)
+    return LossInputs(
+        logprobs=logprobs,
+        old_logprobs=old,
+        log_ratio=log_ratio,
+        ratio=RATIOS[objective.ratio](log_ratio, mask),
+        advantages=advantages if advantages.ndim == 2 else advantages[:, None],
+        mask=mask,
+        correction=_correction(old - batch.sampler_logprobs, mask, objective),
+        entropy=entropy,
+        batch=batch,
+        counts=counts,
     )
 
 
@@ -102,14 +136,40 @@ def _correction(sampler_log_ratio: Tensor, mask: Tensor, objective: Objective) -
     return sampler_weights(sampler_log_ratio, mask, objective.sampler_correction)
 
 
-def _has_surrogate(inputs: SurrogateInputs, batch: TrainBatch, objective: Objective) -> Tensor:
+def _surrogate(inputs: LossInputs, objective: Objective) -> Tensor:
+    """Return [N, *] losses of the surrogate that the objective names."""
+    if isinstance(objective.surrogate, str):
+        return SURROGATES[objective.surrogate](inputs, objective)
+    shapes = [tuple(inputs.mask.shape), (len(inputs.mask), 1)]
+    made = objective.surrogate(inputs, objective)
+    return checked(objective.surrogate, made, shapes, "a loss per token or per sequence")
+
+
+def _covariance_penalty(inputs: LossInputs, objective: Objective) -> Tensor | float:
+    """Return [N, C] what pulls tokens of high covariance back to the old policy (KL-Cov)."""
+    term, chosen = objective.covariance, inputs.batch.covariance_mask
+    if term is None or chosen is None or term.action != "kl":
+        return 0.0
+    distance = inputs.log_ratio.abs()
+    return term.coef * distance * (distance > ROUNDING) * chosen
+
+
+def _has_surrogate(inputs: LossInputs, objective: Objective) -> Tensor:
     """Return [N, C] False where a mask removes the surrogate.
 
     Such a token still counts in the aggregation.
     """
-    if objective.off_policy_threshold is None:
-        return batch.surrogate_mask
-    policy_log_ratio = inputs.logprobs - batch.sampler_logprobs
-    return batch.surrogate_mask & keeps_surrogate(
-        policy_log_ratio, inputs.advantages, inputs.mask, objective.off_policy_threshold
-    )
+    batch, mask = inputs.batch, inputs.mask
+    kept = batch.surrogate_mask
+    if objective.off_policy_threshold is not None:
+        policy_log_ratio = inputs.logprobs - batch.sampler_logprobs
+        kept = kept & keeps_surrogate(
+            policy_log_ratio, inputs.advantages, mask, objective.off_policy_threshold
+        )
+    for settings in objective.sampler_masks:
+        log_ratio = _before_update(inputs.logprobs, batch) - batch.sampler_logprobs
+        kept = kept & passes_sampler_mask(log_ratio, mask, settings)
+    term = objective.covariance
+    if batch.covariance_mask is not None and term is not None and term.action == "clip":
+        kept = kept & ~batch.covariance_mask
+    return kept

@@ -1,6 +1,6 @@
 """Surrogates: turn ratio and advantage into one loss per token, or one per sequence.
 
-Each is a pure function of `SurrogateInputs`, named in a table. Surrogates apply the sampler
+Each is a pure function of `LossInputs`, named in a table. Surrogates apply the sampler
 correction themselves because `vespo` needs its logarithm.
 """
 
@@ -8,34 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lit_grpo.objective.config import Objective
+from lit_grpo.objective.inputs import LossInputs
 from lit_grpo.objective.ratios import MAX_LOG_RATIO, sequence_mean
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SurrogateInputs:
-    """What a surrogate may read. [N, *] is [N, C], or [N, 1] with one value per sequence."""
-
-    logprobs: Tensor
-    """[N, C] under the current policy, with gradient."""
-    log_ratio: Tensor
-    """[N, C] current over old policy, bounded, with gradient."""
-    ratio: Tensor
-    """[N, *] current over old policy, per token or per sequence (``Objective.ratio``)."""
-    advantages: Tensor
-    """[N, 1]"""
-    mask: Tensor
-    """[N, C] True on the tokens in the loss."""
-    correction: Tensor
-    """[N, *] bounded ratio of the old policy over the sampler; 1 without a correction."""
-
-
-def clip(inputs: SurrogateInputs, objective: Objective) -> Tensor:
+def clip(inputs: LossInputs, objective: Objective) -> Tensor:
     """Return [N, *] the larger of the unclipped and the clipped policy gradient loss.
 
     Source: PPO, arXiv 1707.06347 equation 7; with ``clip_high > clip_low`` DAPO, arXiv 2503.14476
@@ -50,7 +32,7 @@ def clip(inputs: SurrogateInputs, objective: Objective) -> Tensor:
     return -torch.minimum(ratio * advantages, clipped * advantages) * inputs.correction
 
 
-def cispo(inputs: SurrogateInputs, objective: Objective) -> Tensor:
+def cispo(inputs: LossInputs, objective: Objective) -> Tensor:
     """Return [N, C] REINFORCE losses, weighted by the ratio without gradient and bounded above.
 
     Unlike `clip` it keeps the gradient of every token.
@@ -61,7 +43,7 @@ def cispo(inputs: SurrogateInputs, objective: Objective) -> Tensor:
     return -weight * inputs.advantages * inputs.logprobs * inputs.correction
 
 
-def sapo(inputs: SurrogateInputs, objective: Objective) -> Tensor:
+def sapo(inputs: LossInputs, objective: Objective) -> Tensor:
     """Return [N, *] losses with a sigmoid gate on the ratio instead of a clip.
 
     By default the gate is steeper where the advantage is not positive.
@@ -74,7 +56,7 @@ def sapo(inputs: SurrogateInputs, objective: Objective) -> Tensor:
     return -gate * inputs.advantages * inputs.correction
 
 
-def gmpo(inputs: SurrogateInputs, objective: Objective) -> Tensor:
+def gmpo(inputs: LossInputs, objective: Objective) -> Tensor:
     """Return [N, 1] losses of the geometric mean of a sequence's clipped token ratios.
 
     Log ratios are clipped from above where the advantage is positive, from below elsewhere.
@@ -91,7 +73,7 @@ def gmpo(inputs: SurrogateInputs, objective: Objective) -> Tensor:
     return -ratio * inputs.advantages * _sequence_correction(inputs)
 
 
-def _sequence_correction(inputs: SurrogateInputs) -> Tensor:
+def _sequence_correction(inputs: LossInputs) -> Tensor:
     """Return [N, 1], the mean correction of each sequence."""
     correction = inputs.correction.expand_as(inputs.mask)
     return sequence_mean(correction, inputs.mask)
@@ -101,7 +83,7 @@ VESPO_LOG_BOUNDS = (math.log(1e-8), MAX_LOG_RATIO)
 """Bounds on the log weight of a sequence, which keep powers of the weight finite."""
 
 
-def vespo(inputs: SurrogateInputs, objective: Objective) -> Tensor:
+def vespo(inputs: LossInputs, objective: Objective) -> Tensor:
     """Return [N, C] REINFORCE losses, weighted by ``e^l w^k e^(-l w)`` without gradient.
 
     w is the ratio of the current policy over the sampler for the whole sequence.
@@ -125,10 +107,64 @@ def vespo(inputs: SurrogateInputs, objective: Objective) -> Tensor:
     return -weight * inputs.advantages * inputs.logprobs
 
 
-SURROGATES: dict[str, Callable[[SurrogateInputs, Objective], Tensor]] = {
+@torch.no_grad()
+def tv_divergence(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """Return the total variation between two distributions over this token and all others."""
+    return (logprobs.exp() - old_logprobs.exp()).abs()
+
+
+@torch.no_grad()
+def kl_divergence(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """Return the KL divergence of the new from the old distribution over this token and all others.
+
+    The probability of all others is at least 1e-7, which keeps its logarithm finite.
+    """
+    new, old = (one.clamp(max=-1e-7) for one in (logprobs, old_logprobs))
+    others = (-torch.expm1(old)).log() - (-torch.expm1(new)).log()
+    return old.exp() * (old - new) - torch.expm1(old) * others
+
+
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tv": tv_divergence,
+    "kl": kl_divergence,
+}
+
+
+def outside_bounds(inputs: LossInputs, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Return [N, C] True where a token has become too unlikely, and where too likely.
+
+    That is judged by its ratio; for `dppo` by its divergence.
+    """
+    if objective.surrogate != "dppo":
+        low, high = objective.ratio_bounds
+        ratio = inputs.ratio.detach().expand_as(inputs.mask)
+        return ratio < low, ratio > high
+    divergence = DIVERGENCES[objective.dppo_divergence](inputs.logprobs, inputs.old_logprobs)
+    is_likelier = inputs.logprobs.detach() > inputs.old_logprobs
+    return (
+        ~is_likelier & (divergence > objective.clip_low),
+        is_likelier & (divergence > objective.clip_high),
+    )
+
+
+def dppo(inputs: LossInputs, objective: Objective) -> Tensor:
+    """Return [N, C] losses without a clip, 0 on tokens that have moved too far already.
+
+    Too far is a divergence from the old policy beyond the bound, in the direction in which the
+    advantage would move the token further.
+
+    Source: DPPO, arXiv 2602.04879, with the binary divergences.
+    """
+    too_low, too_high = outside_bounds(inputs, objective)
+    is_kept = ~torch.where(inputs.advantages > 0, too_high, too_low)
+    return -inputs.ratio * inputs.advantages * inputs.correction * is_kept
+
+
+SURROGATES: dict[str, Callable[[LossInputs, Objective], Tensor]] = {
     "clip": clip,
     "cispo": cispo,
     "sapo": sapo,
     "gmpo": gmpo,
     "vespo": vespo,
+    "dppo": dppo,
 }

@@ -18,7 +18,7 @@ from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.policy.loading import build_model, load_model, load_tokenizer
 from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
 from lit_grpo.policy.packed_attention import same_attention
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, setting_error
 
 
 class Policy(nn.Module):
@@ -45,9 +45,11 @@ class Policy(nn.Module):
         lora: Adapter to train instead of the weights.
         merge_lora: Merge the adapter into the final model; false writes only the adapter.
         trust_remote_code: Run the model code that comes with a hub model.
+        reasoning_tags: The two tags around the model's reasoning, which rewards with
+            ``reasoning: strip`` do not see; null if nothing is reasoning.
 
     Raises:
-        UserError: neither or both of ``path`` and ``architecture`` are set.
+        UserError: neither or both of ``path`` and ``architecture`` are set, or a setting is wrong.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Policy(nn.Module):
         lora: LoRA | None = None,
         merge_lora: bool = True,
         trust_remote_code: bool = False,
+        reasoning_tags: tuple[str, str] | None = ("<think>", "</think>"),
     ) -> None:
         super().__init__()
         if (path is None) == (architecture is None):
@@ -76,6 +79,9 @@ class Policy(nn.Module):
                 "merge_lora: false writes only the adapter, so it needs model.policy.lora and a "
                 "model.policy.path that is a full model. Set both, or merge_lora: true."
             )
+        if reasoning_tags is not None and (len({*reasoning_tags}) != 2 or "" in reasoning_tags):
+            rule = "two different texts, or null"
+            raise setting_error("model.policy.reasoning_tags", rule, list(reasoning_tags))
         self.path = path
         self.architecture = architecture
         self.tokenizer_path = tokenizer
@@ -87,6 +93,7 @@ class Policy(nn.Module):
         self.lora = lora
         self.merge_lora = merge_lora
         self.trust_remote_code = trust_remote_code
+        self.reasoning_tags = reasoning_tags
         self.model: Any = None
         self.reference_model: PreTrainedModel | None = None
         self.reference_adapter: nn.Module | None = None

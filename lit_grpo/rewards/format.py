@@ -12,6 +12,9 @@ from lit_grpo.types import Completion, Prompt, setting_error
 class FormatReward(Reward):
     """Score a completion by whether it matches a regular expression.
 
+    The expression sees the whole completion, with its reasoning, unless ``reasoning`` is
+    ``strip``. An opening tag that the chat template writes is part of the prompt, not of it.
+
     Args:
         pattern: Regular expression in the syntax of ``re``. Start it with ``(?s)`` to let ``.``
             match line breaks.

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from lit_grpo.rewards.reward import Reward, Value
-from lit_grpo.types import Completion, Prompt, UserError, setting_error
+from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, setting_error
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -32,6 +32,7 @@ class FunctionReward(Reward):
     answer. ``data_source`` and ``extra_info`` are columns; without the latter, ``extra_info`` is
     empty. If the function returns a dict, its ``score`` is the value.
 
+    The function sees whole completions, with their reasoning, unless ``reasoning`` is ``strip``.
     Either may be ``async def``. A function without ``**kwargs`` gets only the arguments it names.
 
     Args:
@@ -66,6 +67,10 @@ class FunctionReward(Reward):
         return self._form is TRL
 
     @property
+    def scorer(self) -> Callable[..., object]:
+        return self.function
+
+    @property
     def is_async(self) -> bool:
         function = self.function
         call = getattr(function, "__call__", None)  # noqa: B004 - an object with async __call__
@@ -95,7 +100,17 @@ class FunctionReward(Reward):
                     f"{', '.join(missing)} is missing from prompt {prompt.id}, which has "
                     f"{', '.join(sorted(set(columns))) or 'none'}. Map the column in the data "
                     "module, set it in reward_kwargs, or give the parameter a default."
+                    + self._hint_on_completions()
                 )
+
+    def _hint_on_completions(self) -> str:
+        """Return how a function gets what it is to score, if it names neither form of it."""
+        if {*TRL.reserved, *VERL.reserved}.intersection(self._named):
+            return ""
+        return (
+            f" {self.name} takes no completion to score: name the parameter solution_str for the "
+            "text of one, or completions for the list of those of a prompt."
+        )
 
     @property
     def _form(self) -> Form:
@@ -191,7 +206,8 @@ def _value(result: object) -> Value:
     if not isinstance(result, Mapping):
         return cast(Value, result)
     if "score" not in result:
-        raise ValueError(f"a dict must have the key 'score', got {', '.join(map(str, result))}")
+        detail = f"a returned dict must have the key 'score', got {', '.join(map(str, result))}"
+        return Score(value=None, outcome=Outcome.ERROR, detail=detail, bug=detail)
     return cast(Value, result["score"])
 
 
@@ -251,22 +267,33 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def as_reward(reward: Reward | Callable[..., Any]) -> Reward:
+def as_reward(reward: Reward | Callable[..., Any], key: str = "each of model.rewards") -> Reward:
     """Return a reward as it is, and a plain function as a ``FunctionReward``.
 
+    Args:
+        key: The setting that the reward was given for, for the error.
+
     Raises:
-        UserError: it is a class, or cannot be called.
+        UserError: it is a class, cannot be called, or has no name.
     """
     if isinstance(reward, Reward):
         return reward
+    rule = f"{key} must be a Reward object or a function"
     if isinstance(reward, type):
-        instead = f"{reward.__name__}()" if issubclass(reward, Reward) else "an object of it"
-        raise UserError(f"rewards must be objects, got the class {reward}. Give {instead}.")
+        instead = _constructor(reward) if issubclass(reward, Reward) else "an object of it"
+        raise UserError(f"{rule}, got the class {reward.__name__}. Give {instead}.")
     if not callable(reward):
-        raise UserError(f"rewards must be Reward objects or functions, got {reward!r}.")
+        raise UserError(f"{rule}, got {reward!r}.")
     if getattr(reward, "__name__", "") == "<lambda>":
         raise UserError(
-            "rewards must have names, which a lambda has not. Write a def, or give "
+            f"{key} must have a name, which a lambda has not. Write a def, or give "
             "FunctionReward(function, name='my_reward')."
         )
     return FunctionReward(reward)
+
+
+def _constructor(kind: type) -> str:
+    """Return how an object of a class is made: ``MathReward()`` or ``FormatReward(...)``."""
+    parameters = inspect.signature(kind).parameters.values()
+    needs_any = any(one.default is one.empty and one.kind in NAMED for one in parameters)
+    return f"{kind.__name__}({'...' if needs_any else ''})"

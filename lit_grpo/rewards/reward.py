@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, get_args
 
 from lit_grpo.types import (
@@ -22,6 +22,7 @@ from lit_grpo.types import (
 )
 
 OnError = Literal["retry", "mask", "drop_group", "raise"]
+ReasoningView = Literal["strip", "keep"]
 Value = float | Score | None
 """What a reward returns for one completion; None if it could not be scored."""
 
@@ -43,6 +44,9 @@ class Reward:
             retries with exponential backoff and then masks.
         timeout_seconds: Timeout of one call of ``score`` or ``score_group``; null for none.
         num_retries: Maximum number of retries with ``on_error: retry``.
+        reasoning: ``strip`` to see only the answer of a completion, its text and its tokens after
+            the policy's reasoning; ``keep`` to see all of it. By default what suits the class:
+            ``keep``, if it does not say otherwise.
     """
 
     name: str = "reward"
@@ -50,6 +54,7 @@ class Reward:
     on_error: OnError = "mask"
     timeout_seconds: float | None = None
     num_retries: int = 2
+    reasoning: ReasoningView = "keep"
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -64,9 +69,12 @@ class Reward:
         on_error: OnError = "mask",
         timeout_seconds: float | None = None,
         num_retries: int = 2,
+        reasoning: ReasoningView | None = None,
     ) -> None:
         if name is not None:
             self.name = name
+        if reasoning is not None:
+            self.reasoning = reasoning
         self.weight = weight
         self.on_error = on_error
         self.timeout_seconds = timeout_seconds
@@ -113,6 +121,11 @@ class Reward:
         return type(self).score_group is not Reward.score_group
 
     @property
+    def scorer(self) -> Callable[..., object]:
+        """The user's code that scores; a message about what it returned names it."""
+        return type(self).score_group if self.is_grouped else type(self).score
+
+    @property
     def siblings_per_call(self) -> int | None:
         """Maximum number of completions per call of ``score_group``.
 
@@ -157,8 +170,9 @@ def check_settings(reward: Reward) -> None:
         )
     if not abs(reward.weight) < float("inf"):
         raise setting_error(setting_key(reward, "weight"), "a finite number", reward.weight)
-    if reward.on_error not in get_args(OnError):
-        rule = "one of " + ", ".join(get_args(OnError))
-        raise setting_error(setting_key(reward, "on_error"), rule, repr(reward.on_error))
+    for setting, choices in (("on_error", OnError), ("reasoning", ReasoningView)):
+        if (value := getattr(reward, setting)) not in get_args(choices):
+            rule = "one of " + ", ".join(get_args(choices))
+            raise setting_error(setting_key(reward, setting), rule, repr(value))
     check_range(setting_key(reward, "timeout_seconds"), reward.timeout_seconds, above=0)
     check_range(setting_key(reward, "num_retries"), reward.num_retries, at_least=0)

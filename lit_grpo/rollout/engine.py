@@ -25,7 +25,8 @@ class Sampling:
         max_tokens: Longest completion; one that reaches it has finish reason ``length``.
         min_tokens: Neither an end-of-sequence token nor a stop is allowed before this many tokens.
         stop: Strings that end a completion. They are cut from its text, but not from its tokens.
-        stop_token_ids: Tokens that end a completion, besides the model's end-of-sequence tokens.
+        stop_token_ids: Tokens that end a completion, besides the model's end-of-sequence tokens
+            and the token with which its chat template ends a turn.
 
     Raises:
         UserError: a value is out of range.
@@ -95,11 +96,30 @@ class RolloutEngine(ABC):
     overlaps_updates: bool = False
     """Whether it may generate, in another thread, while the policy is updated."""
 
+    precision: str = "32-true"
+    """The trainer's; it is set before ``start``."""
+
     version: int = -1
     """Policy version of the weights in use; -1 before the first ``load_weights``."""
 
     num_unfinished_tokens: int = 0
     """Tokens of the completions that are not finished, for display; 0 if it cannot tell."""
+
+    def check_num_nodes(self, num_nodes: int) -> None:  # noqa: B027 - optional
+        """Check that the processes of a run on so many machines can use the engine.
+
+        Raises:
+            UserError: they cannot.
+        """
+
+    def default_dtype(self, policy: SampledPolicy) -> str:
+        """Return the data type of a copy of the weights to sample with.
+
+        Under ``bf16-mixed`` it is bfloat16, in which the trainer computes, too.
+        """
+        if self.precision == "bf16-mixed":
+            return "bfloat16"
+        return str(policy.model.dtype).removeprefix("torch.")
 
     def start(self, policy: SampledPolicy) -> None:  # noqa: B027 - optional
         """Load the model to sample with, or launch or connect to servers."""

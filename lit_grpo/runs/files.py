@@ -274,7 +274,10 @@ def _trained_advantages(batch: TrainBatch | None, num_rows: int) -> list[float |
     if batch is None:
         return [None] * num_rows
     trained = batch.loss_mask.any(1).tolist()
-    pairs = zip(batch.advantages.tolist(), trained, strict=True)
+    advantages = batch.advantages
+    if advantages.ndim == 2:  # the mean over the tokens
+        advantages = (advantages * batch.loss_mask).sum(1) / batch.loss_mask.sum(1).clamp(min=1)
+    pairs = zip(advantages.tolist(), trained, strict=True)
     return [advantage if is_trained else None for advantage, is_trained in pairs]
 
 

@@ -76,17 +76,23 @@ class RolloutProgressBar(ProgressBar):
 
     @property
     def total_train_batches(self) -> int | float:
-        """Rollout steps of the whole run, estimated where ``max_steps`` counts optimizer steps."""
+        """Rollout steps of the whole run; ``max_steps`` counts optimizer steps."""
         trainer = self.trainer
-        done = trainer.fit_loop.total_batch_idx + 1
         limits: list[int | float] = []
         if trainer.max_epochs and trainer.max_epochs > 0:
             limits.append(trainer.num_training_batches * trainer.max_epochs)
         if trainer.max_steps > 0:
-            # A rollout step may have several optimizer steps; their number shows during the run.
-            optimizer_steps = max(trainer.global_step, 1)
-            limits.append(round(trainer.max_steps * max(done, 1) / optimizer_steps))
+            limits.append(trainer.fit_loop.total_batch_idx + 1 + self._num_left())
         return min(limits, default=float("inf"))
+
+    def _num_left(self) -> int:
+        """Rollout steps, in SFT batches, until ``max_steps`` is reached."""
+        trainer = self.trainer
+        loop, accumulated = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
+        count = getattr(trainer.lightning_module, "num_batches", lambda steps: steps * accumulated)
+        num_left: int = count(trainer.max_steps - trainer.global_step)
+        is_between = not loop.batch_progress.is_last_batch
+        return num_left - is_between * ((loop.batch_idx + 1) % accumulated)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         num_done = trainer.fit_loop.total_batch_idx + 1

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from lit_grpo.runs.comparison import describe, draw_comparison
 from lit_grpo.runs.curves import ACCURACY, draw_curves
+from lit_grpo.runs.failures import describe_failures
 from lit_grpo.runs.history import Run, are_stages, load_runs
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 
@@ -32,7 +33,8 @@ def report(run_dirs: Sequence[str | Path]) -> None:
         paths = {"Comparison": draw_comparison(runs)}
         lines = [describe(run) for run in runs if run.started_from is not None]
     console.print(_table(runs))
-    for line in [*lines, *(f"{name:<13}{path}" for name, path in paths.items())]:
+    failures = [line for run in runs for line in describe_failures(run)]
+    for line in [*lines, *failures, *(f"{name:<13}{path}" for name, path in paths.items())]:
         console.print(line, soft_wrap=True)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import torch
+
 from lit_grpo.runs.files import is_intact, newest_checkpoints
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, setting_error
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,30 @@ def _newest_intact(run_dir: Path) -> Path:
         f"{run_dir} has no intact checkpoint to go on from. Start a new run, or name a checkpoint "
         "of a different one in ckpt_path."
     )
+
+
+def refuse_past_the_end(checkpoint: str, max_steps: int, max_epochs: int | None) -> None:
+    """Check that a checkpoint has not gone further than the run may, before a model is loaded.
+
+    A checkpoint that is not a file, such as a sharded one, passes.
+
+    Raises:
+        UserError: it has taken more optimizer steps or epochs.
+    """
+    if not Path(checkpoint).is_file():
+        return
+    saved = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=False)
+    if "loops" not in saved:  # weights only, which the trainer refuses
+        return
+    limits = {"max_steps": max_steps, "max_epochs": -1 if max_epochs is None else max_epochs}
+    # `ExitCheckpoint` corrects the epochs of the loop, not those at the top.
+    epochs = saved["loops"]["fit_loop"]["epoch_progress"]["current"]["completed"]
+    taken = {"max_steps": saved["global_step"], "max_epochs": epochs}
+    units = {"max_steps": "optimizer steps", "max_epochs": "epochs"}
+    for name, limit in limits.items():
+        if 0 <= limit < taken[name]:
+            why = f"the checkpoint has taken {taken[name]} {units[name]}"
+            raise setting_error(f"trainer.{name}", f">= {taken[name]}", limit, why)
 
 
 def run_of(checkpoint: str) -> Path:

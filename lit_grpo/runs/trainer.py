@@ -6,6 +6,7 @@ The command line builds its trainer from the same parts.
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile, last_checkpoint
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.progress import RolloutProgressBar
-from lit_grpo.runs.resume import find_checkpoint, refuse_used
+from lit_grpo.runs.resume import find_checkpoint, refuse_past_the_end, refuse_used
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import StopReason, UserError, check_range, check_type, setting_error
 
@@ -105,6 +106,9 @@ class Trainer(L.Trainer):
         for callback in _as_list(callbacks):
             check_type("callbacks", callback, Callback)
         check_range("max_steps", settings.get("max_steps"))
+        refuse_intervals(
+            settings.get("val_check_interval"), settings.get("check_val_every_n_epoch", 1)
+        )
         self.run_dir = Path(run_dir)
         super().__init__(
             logger=run_loggers(run_dir, logger),
@@ -129,11 +133,13 @@ class Trainer(L.Trainer):
             ckpt_path: Checkpoint to resume from, or ``last`` for the newest one in ``run_dir``.
 
         Raises:
-            UserError: ``run_dir`` already holds a run, or there is no such checkpoint.
+            UserError: ``run_dir`` already holds a run, or there is no such checkpoint, or it has
+                gone further than the run may.
         """
         check_type("datamodule", datamodule, L.LightningDataModule)
         if ckpt_path is not None:
             ckpt_path = find_checkpoint(str(ckpt_path), self.run_dir)
+            refuse_past_the_end(ckpt_path, self.max_steps, self.max_epochs)
         elif self.global_rank == 0:
             refuse_used(self.run_dir, RESUME_CALL)
         self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -180,6 +186,28 @@ def refuse_float16(precision: object) -> None:
         )
 
 
+def refuse_intervals(val_check_interval: object, check_val_every_n_epoch: object) -> None:
+    """Check how often a run validates; Lightning would name neither key nor unit, or divide by 0.
+
+    Raises:
+        UserError: an interval is not positive, or a fraction of something that has no end.
+    """
+    if isinstance(check_val_every_n_epoch, int):
+        check_range("trainer.check_val_every_n_epoch", check_val_every_n_epoch, at_least=1)
+    if not isinstance(val_check_interval, (int, float)):
+        return
+    is_fraction = isinstance(val_check_interval, float)
+    if check_val_every_n_epoch is None and (is_fraction or val_check_interval < 1):
+        rule = "a whole number >= 1, or a time as 'DD:HH:MM:SS'"
+        why = "with check_val_every_n_epoch: null it counts steps, across epochs"
+    elif not 0 < val_check_interval <= (1.0 if is_fraction else math.inf):
+        rule = "a whole number >= 1, a fraction above 0 and up to 1.0, or a time as 'DD:HH:MM:SS'"
+        why = "a whole number counts the steps in an epoch, and 0.5 is half an epoch"
+    else:
+        return
+    raise setting_error("trainer.val_check_interval", rule, val_check_interval, why)
+
+
 @contextmanager
 def logged_run(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[None]:
     """Write ``run.log`` during a training; its end says why it ended and how to go on.
@@ -192,6 +220,7 @@ def logged_run(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[
     try:
         yield
         rank_zero_only(log.info)("%s", how_it_ended(trainer))
+        _warn_of_failures(run_dir)
         is_done = get_stop_reason(trainer) is None
     except Exception:
         log_exception(run_log)
@@ -200,6 +229,18 @@ def logged_run(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[
         if not is_done and last_checkpoint(run_dir) is not None:
             rank_zero_only(log.info)("Resume with: %s", resume_with)
         close_run_log(run_log)
+
+
+@rank_zero_only
+def _warn_of_failures(run_dir: Path) -> None:
+    """Log which rewards failed on more than a few rows of the run."""
+    from lit_grpo.runs.failures import describe_failures  # pandas, which training does not need
+    from lit_grpo.runs.history import load_runs
+
+    if (run_dir / "metrics.csv").exists():
+        (run,) = load_runs([run_dir])
+        for line in describe_failures(run):
+            log.warning("%s", line)
 
 
 def how_it_ended(trainer: L.Trainer) -> str:

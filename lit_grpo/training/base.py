@@ -18,12 +18,13 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 
 from lit_grpo.distributed import gather_objects
 from lit_grpo.policy import Policy
+from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
 from lit_grpo.stopping import ExitCode, stop_run
 from lit_grpo.training.compatibility import (
     check_completions_fit,
-    check_not_past_the_end,
     refuse_unsupported,
+    warn_without_validation,
 )
 from lit_grpo.training.evaluation import AccuracyFailed, Evaluation
 from lit_grpo.training.metrics import Metrics
@@ -79,6 +80,12 @@ class PolicyModule(L.LightningModule):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.policy.tokenizer
 
+    @property
+    def reasoning(self) -> Reasoning | None:
+        """How the policy marks its reasoning; None if it does not."""
+        tags = self.policy.reasoning_tags
+        return None if tags is None else Reasoning(*tags, self.tokenizer)
+
     def configure_model(self) -> None:
         rank_zero_only(log.info)("loading the model %s", self.policy.path or "with random weights")
         seed_everything(self.seed)  # random initial weights must be the same on all ranks
@@ -90,7 +97,9 @@ class PolicyModule(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         refuse_unsupported(self.trainer)
-        self.evaluation.suite.start()
+        self.engine.check_num_nodes(self.trainer.num_nodes)
+        self.engine.precision = self.trainer.precision
+        self.evaluation.suite.start(self.reasoning)
 
     def teardown(self, stage: str) -> None:
         self.close()
@@ -141,6 +150,11 @@ class PolicyModule(L.LightningModule):
         """Return the optimizer steps of one epoch; its last batch always ends with one."""
         return ceil(num_batches / self.trainer.accumulate_grad_batches)
 
+    def num_batches(self, optimizer_steps: int) -> int:
+        """Return the rollout steps, in SFT batches, that take this many optimizer steps."""
+        accumulated = self.trainer.accumulate_grad_batches
+        return ceil(optimizer_steps / self.optimizer_steps_per_epoch(accumulated)) * accumulated
+
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> Any:
@@ -160,12 +174,26 @@ class PolicyModule(L.LightningModule):
                 *(self.trainer.ckpt_path, self.trainer.fit_loop.total_batch_idx + 1),
                 self.global_step,
             )
-        loader = self.trainer.val_dataloaders
+        loader = self._val_loader()
         if not loader:
             return
         self.evaluation.check(loader.prompts)
+        if self.trainer.max_steps > 0:
+            warn_without_validation(self.trainer, self.num_batches(self.trainer.max_steps))
         if self.evaluation.before_training and self.global_step == 0:
             self._evaluate_before_training(loader)
+
+    def _val_loader(self) -> Any:
+        """Return the loader of the validation prompts, empty if there are none.
+
+        With ``check_val_every_n_epoch`` above 1 Lightning would make it later.
+        """
+        trainer = self.trainer
+        if trainer.enable_validation and trainer.val_dataloaders is None:
+            trainer.validating = True
+            trainer.fit_loop.epoch_loop.val_loop.setup_data()
+            trainer.training = True
+        return trainer.val_dataloaders
 
     def _apply_optimizer_settings(self) -> None:
         """Use the configured learning rate, and other settings that differ from the run's so far.
@@ -262,8 +290,6 @@ class PolicyModule(L.LightningModule):
             )
         self.strict_loading = not self._reloads_frozen_base
         self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
-        if self._trainer is not None and self.trainer.state.fn == "fit":
-            check_not_past_the_end(self.trainer, checkpoint["global_step"])
 
     @property
     def _reloads_frozen_base(self) -> bool:

@@ -5,12 +5,13 @@ A token has the same weight in the loss for any split into micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
+from lit_grpo.objective.token_advantages import TokenRewards
 from lit_grpo.policy.padding import pad
 from lit_grpo.types import RolloutBatch, TokenBatch, TrainBatch, check_range
 
@@ -84,6 +85,32 @@ def trained_rows(rollouts: RolloutBatch, *, overlong_filtering: bool) -> Tensor:
     return trained
 
 
+def collate_token_rewards(
+    rollouts: RolloutBatch, weights: Mapping[str, float], tokens: TokenBatch
+) -> TokenRewards:
+    """Return the rewards at the tokens that they come at: the last one, or those of their steps."""
+    values = torch.zeros(tokens.completion_mask.shape, dtype=torch.float64)
+    has_reward = torch.zeros_like(tokens.completion_mask)
+    for row, completion in enumerate(rollouts.completions):
+        last = len(completion.token_ids) - 1
+        group, index = divmod(row, rollouts.group_size)
+        for name, scores in rollouts.groups[group].scores.items():
+            score = scores[index]
+            if score.value is None or not weights[name] or last < 0:
+                continue
+            rest = score.value - sum(value for _, value in score.steps)
+            at_end = [] if score.steps and abs(rest) <= 1e-9 * abs(score.value) else [(last, rest)]
+            for position, value in [*score.steps, *at_end]:
+                values[row, position] += weights[name] * value
+                has_reward[row, position] = True
+    return TokenRewards(
+        values=values,
+        has_reward=has_reward,
+        mask=tokens.completion_mask & rollouts.counted.flatten()[:, None],
+        group_size=rollouts.group_size,
+    )
+
+
 def collate_rollouts(rollouts: RolloutBatch, *, pad_id: int) -> TokenBatch:
     """Return the token ids of the rollouts as padded tensors."""
     return collate_tokens(
@@ -100,13 +127,15 @@ def to_train_batch(
     trained: Tensor,
     advantages: Tensor,
     old_logprobs: Tensor | None = None,
+    is_good: Tensor | None = None,
 ) -> TrainBatch:
     """Add what the loss needs to the tokens.
 
     Args:
         trained: [N] True on the rows with a token in the loss.
-        advantages: [N].
+        advantages: [N], or [N, C] by token.
         old_logprobs: [N, C] if they have been computed already.
+        is_good: [N] True on the completions whose likelihood is raised.
     """
     reported = [completion.sampler_logprobs for completion in rollouts.completions]
     sampler_logprobs, _ = pad(reported, 0.0, torch.float32)
@@ -116,6 +145,7 @@ def to_train_batch(
         advantages=advantages.float(),
         sampler_logprobs=sampler_logprobs,
         old_logprobs=old_logprobs,
+        is_good=is_good,
     )
 
 

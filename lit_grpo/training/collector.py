@@ -166,6 +166,7 @@ class Collector:
         return rollouts
 
     def _groups_without_advantage(self, rollouts: RolloutBatch) -> list[int]:
-        advantages = compute_advantages(rollouts, self._rewards.weights, self._advantage)
+        table = rollouts.reward_table(self._rewards.weights)
+        advantages = compute_advantages(table, self._advantage)
         indices: list[int] = (~advantages.any(1)).nonzero()[:, 0].tolist()
         return indices

@@ -1,17 +1,21 @@
-"""Check the settings of a run: ranges, and combinations that cannot work."""
+"""Check the settings of a run: ranges, and combinations that cannot or do not work."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import Policy
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.types import Prompt, UserError, check_range, setting_error
+
+log = logging.getLogger(__name__)
 
 
 def check_sampling(group_size: int, dynamic_sampling_rounds: int, sampling: Sampling) -> None:
@@ -78,6 +82,19 @@ def refuse_contradictions(policy: Policy, objective: Objective, advantage: Advan
             "average of the factors of two adapters is not the adapter of their average). Set "
             "model.objective.kl.refresh_mix to 1."
         )
+    if advantage.discount is not None and objective.surrogate in ("gmpo", "vespo"):
+        raise UserError(
+            "advantage.discount gives each token its own advantage, but objective.surrogate: "
+            f"{objective.surrogate} weights whole sequences by theirs. Set "
+            "model.advantage.discount to null."
+        )
+    is_by_group = advantage.discount is not None and advantage.baseline == "group"
+    if objective.kl.place == "reward" and is_by_group:
+        raise UserError(
+            "objective.kl.place: reward with advantage.discount needs advantage.baseline: batch, "
+            "got group (the divergence at each token would be normalised as if it were a step's "
+            "reward). Set model.advantage.baseline to batch, or model.objective.kl.place to loss."
+        )
     if objective.kl.place == "reward" and advantage.deviation == "mean":
         raise UserError(
             "objective.kl.place: reward subtracts the divergence from the rewards, but "
@@ -107,21 +124,6 @@ def check_prompts_fit(model_config: Any, sampling: Sampling, prompts: Sequence[P
         )
 
 
-def check_not_past_the_end(trainer: L.Trainer, step: int) -> None:
-    """Check that a checkpoint has not taken more optimizer steps than the run may.
-
-    Raises:
-        UserError: it has.
-    """
-    if 0 < trainer.max_steps < step:
-        raise setting_error(
-            "trainer.max_steps",
-            f">= {step}",
-            trainer.max_steps,
-            f"the checkpoint has taken {step} optimizer steps",
-        )
-
-
 def check_completions_fit(model_config: Any, sampling: Sampling) -> None:
     """Check that the model has positions for a token of prompt and the longest completion.
 
@@ -135,6 +137,32 @@ def check_completions_fit(model_config: Any, sampling: Sampling) -> None:
             f"below the model's {positions} positions",
             sampling.max_tokens,
             "prompt and completion together must fit",
+        )
+
+
+@rank_zero_only
+def warn_without_validation(trainer: L.Trainer, num_steps: int) -> None:
+    """Warn if a run with validation data ends before its first validation.
+
+    Args:
+        num_steps: Rollout steps, in SFT batches, until ``max_steps`` is reached.
+    """
+    interval, every_n_epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
+    if interval is None or not sum(trainer.num_val_batches):  # it goes by time, or is turned off
+        return
+    per_epoch, first = trainer.num_training_batches, interval
+    if every_n_epochs is not None:
+        first = (every_n_epochs - 1) * per_epoch + min(interval, per_epoch)
+    if num_steps < first:
+        log.warning(
+            "no validation will run during training: it ends after step %d (trainer.max_steps: "
+            "%d), and the first validation would come after step %.0f "
+            "(trainer.check_val_every_n_epoch: %s, trainer.val_check_interval: %s). Set "
+            "trainer.check_val_every_n_epoch to null and trainer.val_check_interval, which then "
+            "counts steps, to at most %d.",
+            *(num_steps, trainer.max_steps, first),
+            "null" if every_n_epochs is None else every_n_epochs,
+            *(trainer.val_check_interval, num_steps),
         )
 
 

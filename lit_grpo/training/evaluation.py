@@ -13,6 +13,7 @@ from math import comb
 from torch import Tensor
 
 from lit_grpo.rewards import MathReward, Reward
+from lit_grpo.rewards.function import as_reward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.training.metrics import Metrics, add_measurements
@@ -68,7 +69,8 @@ class Evaluation:
                 list(self.pass_at or ()),
                 "pass@k is estimated from at least k samples",
             )
-        self.suite = RewardSuite([self.accuracy or MathReward()])
+        accuracy = MathReward() if self.accuracy is None else self.accuracy
+        self.suite = RewardSuite([as_reward(accuracy, "model.evaluation.accuracy")])
         self.progress: Callable[[], StageProgress] = StageProgress
         """Returns how many completions of the current batch have been scored."""
         self._has_worked = False

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import torch
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
@@ -18,10 +19,11 @@ from torch.optim import AdamW
 
 from lit_grpo.data import PromptLoader
 from lit_grpo.diagnostics import StepLog
-from lit_grpo.distributed import gather_rewards
+from lit_grpo.distributed import gather_objects, gather_rewards
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.objective.kl import kl_in_reward
+from lit_grpo.objective.token_advantages import token_advantages
 from lit_grpo.policy import Policy
 from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.rewards import Reward
@@ -29,7 +31,13 @@ from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stopping import stop_run
 from lit_grpo.training.base import PolicyModule, Schedule
-from lit_grpo.training.batching import UpdateConfig, collate_rollouts, to_train_batch, trained_rows
+from lit_grpo.training.batching import (
+    UpdateConfig,
+    collate_rollouts,
+    collate_token_rewards,
+    to_train_batch,
+    trained_rows,
+)
 from lit_grpo.training.collector import Collector
 from lit_grpo.training.compatibility import (
     check_overlap,
@@ -41,6 +49,8 @@ from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics, add_advantage_metrics
 from lit_grpo.training.prefetch import StepContext
 from lit_grpo.training.score_gate import OutagePolicy, StepAbandoned
+from lit_grpo.training.seeds import SeedPurpose
+from lit_grpo.training.unused_settings import settings_without_effect
 from lit_grpo.training.update import PolicyUpdate
 from lit_grpo.types import (
     Prompt,
@@ -155,7 +165,9 @@ class GRPOModule(PolicyModule):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         if stage == "fit":
-            self.rewards.start()
+            for message in settings_without_effect(self.objective, self.advantage, self.update):
+                rank_zero_only(log.warning)(message)
+            self.rewards.start(self.reasoning)
 
     def on_train_start(self) -> None:
         check_prompts_fit(self.policy.model.config, self.sampling, self.loader.prompts)
@@ -189,6 +201,7 @@ class GRPOModule(PolicyModule):
         self.rollout_step += 1
         self.refresh_reference()
         values = metrics.merged()
+        self._adapt_kl(values)
         self._step_log.log(self, values)
         return {"rollouts": rollouts, "batch": batch, "metrics": values}
 
@@ -212,16 +225,26 @@ class GRPOModule(PolicyModule):
         pad_id = self.tokenizer.pad_token_id
         tokens = collate_rollouts(rollouts, pad_id=pad_id)
         trained = trained_rows(rollouts, overlong_filtering=self.objective.overlong_filtering)
-        old_logprobs = None
+        old_logprobs = is_good = None
+        if self.objective.sft.coef > 0:  # NaN, the reward of an invalid row, is never enough
+            is_good = trained & (rollouts.rewards.flatten() >= self.objective.sft.min_reward)
+        penalty = None
         if self.objective.kl.is_in_reward:
-            rollouts, old_logprobs = self._subtract_kl(rollouts, tokens, metrics)
-        advantages = self._advantages(rollouts)
-        add_advantage_metrics(metrics, advantages, trained)
+            penalty, old_logprobs = self._kl_penalty(rollouts, tokens, metrics)
+        advantages = self._advantages(rollouts, tokens, penalty)
+        by_token = tokens.completion_mask & trained[:, None]
+        add_advantage_metrics(metrics, advantages, trained if advantages.ndim == 1 else by_token)
         batch = to_train_batch(
-            tokens, rollouts, trained=trained, advantages=advantages, old_logprobs=old_logprobs
+            tokens,
+            rollouts,
+            trained=trained,
+            advantages=advantages,
+            old_logprobs=old_logprobs,
+            is_good=is_good,
         )
         with self.events.stage("logprob", progress=self.policy_update.progress):
-            prepared = self.policy_update.prepare(batch)
+            seed = self.seeds.derive(SeedPurpose.COVARIANCE, self.rollout_step)
+            prepared = self.policy_update.prepare(batch, seed)
         if prepared is None:
             rank_zero_only(log.warning)(
                 "rollout step %d has no token to train on, so no optimizer step is taken: every "
@@ -244,42 +267,70 @@ class GRPOModule(PolicyModule):
         if kl.refresh_every and self.rollout_step % kl.refresh_every == 0:
             self.policy.refresh_reference(kl.refresh_mix)
 
+    def _adapt_kl(self, values: dict[str, float]) -> None:
+        """Adapt the coefficient of the next step to the divergence of this one, on all ranks."""
+        if self.objective.kl.target is None or "policy/kl" not in values:
+            return
+        update = self.policy_update
+        values["policy/kl_coef"] = update.kl_control.coef
+        num_rows = self.group_size * self.loader.batch_size
+        update.kl_control = update.kl_control.after_step(values["policy/kl"], num_rows)
+
     def _undo_step(self, reason: StopReason) -> None:
         """End the run as if this step had not begun; a resumed run repeats it."""
         stop_run(self.trainer, reason)
         self._step_log.log(self, {})
         self.loader.rewind()
 
-    def _advantages(self, rollouts: RolloutBatch) -> Tensor:
-        """Return [N] advantages of this rank's rows; batch statistics are over all ranks."""
-        all_ranks = gather_rewards(self, rollouts)
-        advantages = compute_advantages(all_ranks, self.rewards.weights, self.advantage)
+    def _advantages(
+        self, rollouts: RolloutBatch, tokens: TokenBatch, penalty: Tensor | None
+    ) -> Tensor:
+        """Return [N] or [N, C] advantages of this rank's rows; batch statistics are over all ranks.
+
+        Args:
+            penalty: [N, C] what the KL divergence takes from the reward at each token.
+        """
+        weights = self.rewards.weights
+        if self.advantage.discount is not None:
+            rewards = collate_token_rewards(rollouts, weights, tokens)
+            if penalty is not None:
+                rewards = replace(rewards, values=rewards.values - penalty)
+            return token_advantages(
+                rewards, self.advantage, lambda own: torch.cat(gather_objects(own))
+            )
+        if penalty is not None:
+            penalised = rollouts.rewards - penalty.sum(1).view_as(rollouts.rewards)
+            rollouts = replace(rollouts, rewards=penalised)
+        table = gather_rewards(self, rollouts.reward_table(weights))
+        advantages = compute_advantages(table, self.advantage)
         return advantages.tensor_split(self.trainer.world_size)[self.global_rank].flatten()
 
-    def _subtract_kl(
+    def _kl_penalty(
         self, rollouts: RolloutBatch, tokens: TokenBatch, metrics: Metrics
-    ) -> tuple[RolloutBatch, Tensor]:
-        """Subtract the KL divergence from the rewards; also return the old logprobs."""
+    ) -> tuple[Tensor, Tensor]:
+        """Return [N, C] what the KL divergence takes from the reward, and the old logprobs."""
         mask = tokens.completion_mask & rollouts.valid.flatten()[:, None]
         rows = mask.any(1).nonzero()[:, 0]  # overlong rows as well: they count in the group mean
         with self.events.stage("logprob", progress=self.policy_update.progress):
             old, reference = self.policy_update.old_and_ref_logprobs(tokens, rows)
-        penalty = kl_in_reward(old, reference, mask, self.objective.kl)
-        metrics.add("policy/kl", penalty.sum() / self.objective.kl.coef, mask.sum())
-        penalised = rollouts.rewards - penalty.double().view_as(rollouts.rewards)
-        return replace(rollouts, rewards=penalised), old
+        divergence = kl_in_reward(old, reference, mask, self.objective.kl)
+        metrics.add("policy/kl", divergence.sum(), mask.sum())
+        return self.policy_update.kl_control.coef * divergence.double(), old
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         checkpoint["rollout_step"] = self.rollout_step
         checkpoint["rewards"] = self.rewards.state_dict()
         control = self.policy_update.entropy_control
+        checkpoint["kl_coef"] = self.policy_update.kl_control.coef
         checkpoint["entropy_control"] = {"coef": control.coef, "last_entropy": control.last_entropy}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self.rollout_step = checkpoint["rollout_step"]
         self.rewards.load_state_dict(checkpoint["rewards"])
-        self.policy_update.entropy_control = replace(
-            self.policy_update.entropy_control, **checkpoint["entropy_control"]
-        )
+        update = self.policy_update
+        if self.objective.kl.target is not None:  # else a new coefficient in the config applies
+            coef = checkpoint.get("kl_coef", update.kl_control.coef)
+            update.kl_control = replace(update.kl_control, coef=coef)
+        update.entropy_control = replace(update.entropy_control, **checkpoint["entropy_control"])

@@ -162,8 +162,8 @@ def add_advantage_metrics(metrics: Metrics, advantages: Tensor, trained: Tensor)
     """Add ``advantage/…`` of the rows that are trained on.
 
     Args:
-        advantages: [N].
-        trained: [N] True on rows with a token in the loss.
+        advantages: [N], or [N, C] by token.
+        trained: [N] True on rows with a token in the loss, or [N, C] on those tokens.
     """
     values = advantages[trained].double()
     metrics.add_all("advantage/abs_mean", values.abs())
@@ -203,6 +203,7 @@ def add_update_metrics(
     }
     if losses.kl is not None:
         means["policy/kl"] = losses.kl
+    means |= {f"policy/{name}": value.detach() for name, value in losses.own_metrics.items()}
     for name, values in means.items():
         metrics.add(name, (values * mask).sum(), num_tokens)
     metrics.maximum("sampler/logprob_difference_max", (difference * mask).max())

@@ -20,6 +20,7 @@ class SeedPurpose(IntEnum):
     ROLLOUT = 0
     EVALUATION = 1
     REFILL = 2
+    COVARIANCE = 3
 
 
 @dataclass(frozen=True, slots=True)

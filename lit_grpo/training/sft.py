@@ -13,6 +13,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch.optim import AdamW
 
 from lit_grpo.policy import Policy
+from lit_grpo.policy.chat_template import end_of_turn
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.training.base import PolicyModule, Schedule
@@ -22,7 +23,11 @@ from lit_grpo.types import Prompt, RunningStage, StageProgress, TokenBatch, User
 
 
 class SFTModule(PolicyModule):
-    """Train a policy to continue each prompt with its target text and the end-of-text token.
+    """Train a policy to continue each prompt with its target text and the token that ends it.
+
+    A conversation ends with the token with which the chat template ends a turn, and plain text
+    with the end-of-sequence token. If the prompt ends with the tag that opens the reasoning, the
+    target need not have it.
 
     Every token of a batch has the same weight, for any number of ranks. With
     ``trainer.accumulate_grad_batches`` every accumulated batch has the same weight, as usual in
@@ -108,15 +113,19 @@ class SFTModule(PolicyModule):
             )
         return text
 
-    def _collate(self, prompts: Sequence[Prompt]) -> TokenBatch:
-        tokenizer = self.tokenizer
-        targets = [
-            [
-                *tokenizer(self.target(prompt), add_special_tokens=False)["input_ids"],
-                tokenizer.eos_token_id,
-            ]
-            for prompt in prompts
+    def target_ids(self, prompt: Prompt) -> list[int]:
+        """Return the tokens to imitate, with the one that ends them."""
+        text, tokenizer = self.target(prompt), self.tokenizer
+        if self.reasoning is not None:
+            text = self.reasoning.continuation(prompt, text)
+        end = None if prompt.messages is None else end_of_turn(tokenizer)
+        return [
+            *tokenizer(text, add_special_tokens=False)["input_ids"],
+            tokenizer.eos_token_id if end is None else end,
         ]
+
+    def _collate(self, prompts: Sequence[Prompt]) -> TokenBatch:
+        targets = [self.target_ids(prompt) for prompt in prompts]
         return collate_tokens(
-            [prompt.token_ids for prompt in prompts], targets, pad_id=tokenizer.pad_token_id
+            [prompt.token_ids for prompt in prompts], targets, pad_id=self.tokenizer.pad_token_id
         )

@@ -11,12 +11,78 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import lightning as L
 import torch
 
 from lit_grpo.types import RunningStage, Stage, StageProgress
+
+
+class Clock(Protocol):
+    """Measures the work of a device."""
+
+    is_asynchronous: bool
+    """Whether work goes on when the call that started it returns."""
+
+    def mark(self) -> Any:
+        """Return the moment at which the device has finished what it was given so far."""
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the time between two moments, both of which have passed."""
+
+    def wait(self) -> None:
+        """Wait until every moment so far has passed."""
+
+
+class HostClock:
+    """The clock of a device on which work is done when the call returns."""
+
+    is_asynchronous = False
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+    def wait(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class CudaClock:
+    """The clock of a GPU."""
+
+    device: torch.device
+    is_asynchronous = True
+
+    def mark(self) -> torch.cuda.Event:
+        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return float(start.elapsed_time(end)) / 1000
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+
+def clock_of(device: torch.device) -> Clock:
+    return CudaClock(device) if device.type == "cuda" else HostClock()
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A stage whose end the device may not have reached."""
+
+    name: str
+    micro_batch: int | None
+    start: Any
+    end: Any
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 class StageEvents:
@@ -26,6 +92,7 @@ class StageEvents:
         self._module = module
         self.running: RunningStage | None = None
         """The stage that is running; an update rather than one of its micro-batches."""
+        self._micro_batches: list[_Measured] = []
 
     @contextmanager
     def stage(
@@ -38,30 +105,42 @@ class StageEvents:
         """Time a stage; the dict that is yielded becomes ``Stage.details``.
 
         On a GPU the stage ends when the device has finished its work, so that its seconds include
-        no work of other stages.
+        no work of other stages. A micro-batch does not wait for that: there, it is reported when
+        the update ends.
 
         Args:
             progress: Reads how far the stage is, for display.
         """
         self._notify("on_stage_start", name)
+        clock, outer = clock_of(self._module.device), self.running
         details: dict[str, Any] = {}
-        start = time.perf_counter()
-        outer = self.running
+        started, start = time.perf_counter(), clock.mark()
         if micro_batch is None:
-            self.running = RunningStage(name=name, started=start, progress=progress)
+            self.running = RunningStage(name=name, started=started, progress=progress)
         try:
             yield details
+        except BaseException:
+            self._micro_batches.clear()
+            raise
         finally:
             self.running = outer
-        if self._module.device.type == "cuda":
-            torch.cuda.synchronize(self._module.device)
-        finished = Stage(
-            name=name,
-            seconds=time.perf_counter() - start,
-            micro_batch=micro_batch,
-            details=details,
-        )
-        self._notify("on_stage_end", finished)
+        finished = _Measured(name, micro_batch, start, clock.mark(), details)
+        self._micro_batches.append(finished)
+        if micro_batch is None or self.running is None or not clock.is_asynchronous:
+            clock.wait()
+            self._report_all(clock)
+
+    def _report_all(self, clock: Clock) -> None:
+        """Report the stages that have been measured, in the order of their ends."""
+        measured, self._micro_batches = self._micro_batches, []
+        for one in measured:
+            stage = Stage(
+                name=one.name,
+                seconds=clock.seconds(one.start, one.end),
+                micro_batch=one.micro_batch,
+                details=one.details,
+            )
+            self._notify("on_stage_end", stage)
 
     def is_stop_requested(self) -> bool:
         """Call ``on_wait`` of the callbacks; return whether one of them ends the run."""

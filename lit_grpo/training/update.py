@@ -14,11 +14,10 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lit_grpo.distributed import gather_objects, sum_over_ranks
-from lit_grpo.objective import Objective
-from lit_grpo.objective.aggregations import TokenCounts
-from lit_grpo.objective.corrections import entropy_threshold, top_entropy_tokens
+from lit_grpo.distributed import sum_over_ranks
+from lit_grpo.objective import Objective, TokenCounts
 from lit_grpo.objective.entropy import EntropyControl
+from lit_grpo.objective.kl import KLControl
 from lit_grpo.objective.loss import token_losses
 from lit_grpo.policy import Policy
 from lit_grpo.policy.logprobs import CausalModel, TokenStatistics, completion_statistics
@@ -26,6 +25,7 @@ from lit_grpo.rollout import Sampling
 from lit_grpo.training.batching import UpdateConfig, micro_batches, minibatches
 from lit_grpo.training.metrics import Metrics, add_update_metrics
 from lit_grpo.training.stages import StageEvents
+from lit_grpo.training.token_selection import select_tokens
 from lit_grpo.types import StageProgress, TokenBatch, TrainBatch
 
 
@@ -54,22 +54,27 @@ class PolicyUpdate:
         self.config = config
         self._progress = StageProgress()
         self.entropy_control = EntropyControl(term=objective.entropy, coef=objective.entropy.coef)
+        self.kl_control = KLControl(term=objective.kl, coef=objective.kl.coef)
 
-    def prepare(self, batch: TrainBatch) -> TrainBatch | None:
-        """Add old logprobs, reference logprobs and the entropy mask if the objective needs them.
+    def prepare(self, batch: TrainBatch, seed: int) -> TrainBatch | None:
+        """Add old logprobs, reference logprobs and masks of tokens if the objective needs them.
 
         With one optimizer step per rollout step the old logprobs equal the current ones, so no
         forward pass is made for them. Return None if no rank has a token to train on.
+
+        Args:
+            seed: Seed of what is drawn at random.
         """
         if not self._count_tokens(batch).tokens:
             return None
-        masks_entropy = self.objective.top_entropy_fraction < 1
-        if masks_entropy or (self.config.optimizer_steps > 1 and batch.old_logprobs is None):
-            rows = _rows(batch.loss_mask) if masks_entropy else self._rows_with_gradient(batch)
+        objective = self.objective
+        selects_tokens = objective.top_entropy_fraction < 1 or objective.covariance is not None
+        is_compared = self.config.optimizer_steps > 1 and objective.old_logprobs == "policy"
+        if selects_tokens or (is_compared and batch.old_logprobs is None):
+            rows = _rows(batch.loss_mask) if selects_tokens else self._rows_with_gradient(batch)
             old = self._statistics(self.policy.causal_model, batch, rows)
             batch = replace(batch, old_logprobs=old.logprobs)
-            if masks_entropy:
-                batch = replace(batch, entropy_mask=self._entropy_mask(batch, old.entropy))
+            batch = select_tokens(batch, old.entropy, objective, seed)
         if self.objective.kl.is_in_loss:
             rows = self._rows_with_gradient(batch)
             with self.policy.reference() as reference:
@@ -113,16 +118,14 @@ class PolicyUpdate:
     def _count(self, rows: int) -> None:
         self._progress = replace(self._progress, num_done=self._progress.num_done + rows)
 
-    def _entropy_mask(self, batch: TrainBatch, entropy: Tensor) -> Tensor:
-        """Return [N, C] True on the tokens with the highest entropy, compared over all ranks."""
-        entropies = torch.cat(gather_objects(entropy[batch.loss_mask]))
-        threshold = entropy_threshold(entropies, self.objective.top_entropy_fraction)
-        return top_entropy_tokens(entropy, batch.loss_mask, threshold)
-
     def _count_tokens(self, batch: TrainBatch) -> TokenCounts:
         """Count the tokens of the batch over all ranks."""
-        local = [batch.loss_mask.sum(), batch.loss_mask.any(1).sum(), batch.surrogate_mask.sum()]
-        tokens, sequences, entropy_tokens = map(int, sum_over_ranks(self.module, local))
+        mask = batch.loss_mask
+        is_good = torch.tensor(False) if batch.is_good is None else batch.is_good[:, None]
+        local = [mask.sum(), mask.any(1).sum(), batch.surrogate_mask.sum(), (mask & is_good).sum()]
+        tokens, sequences, entropy_tokens, good_tokens = map(
+            int, sum_over_ranks(self.module, local)
+        )
         return TokenCounts(
             tokens=tokens,
             sequences=sequences,
@@ -130,6 +133,7 @@ class PolicyUpdate:
             local_tokens=int(local[0]),
             num_ranks=self.module.trainer.world_size,
             entropy_tokens=entropy_tokens,
+            good_tokens=good_tokens,
         )
 
     def _optimizer_step(self, batch: TrainBatch, counts: TokenCounts, metrics: Metrics) -> None:
@@ -192,7 +196,8 @@ class PolicyUpdate:
         """
         trained = batch.loss_mask.any(1)
         if not self.objective.has_gradient_at_zero_advantage:
-            trained &= batch.advantages != 0
+            has_gradient = batch.advantages.reshape(batch.num_rows, -1).any(1)
+            trained &= has_gradient if batch.is_good is None else has_gradient | batch.is_good
         return trained.nonzero()[:, 0]
 
     def _micro_batches(self, batch: TokenBatch, rows: Tensor) -> list[Tensor]:
@@ -213,11 +218,16 @@ class PolicyUpdate:
                 self.policy.causal_model,
                 batch,
                 temperature=self.sampling.temperature,
-                entropy_gradient=entropy_coef != 0,
+                entropy_gradient=entropy_coef != 0 or self.objective.function is not None,
             )
             moved = batch.to(self.module.device)
             losses = token_losses(
-                *statistics, moved, counts, self.objective, entropy_coef=entropy_coef
+                *statistics,
+                moved,
+                counts,
+                self.objective,
+                entropy_coef=entropy_coef,
+                kl_coef=self.kl_control.coef,
             )
             # DDP averages gradients over ranks, but this loss is one rank's share of their sum.
             self.module.manual_backward(losses.loss * counts.num_ranks)

@@ -14,12 +14,13 @@ from lit_grpo.types.rollouts import (
     Message,
     Outcome,
     Prompt,
+    RewardTable,
     RolloutBatch,
     Score,
-    Tokenizer,
     counted_rows,
 )
 from lit_grpo.types.settings import UserError, check_range, check_type, setting_error
+from lit_grpo.types.tokenizer import Tokenizer, starts_with_bos
 from lit_grpo.types.train_batch import TokenBatch, TrainBatch
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Message",
     "Outcome",
     "Prompt",
+    "RewardTable",
     "RolloutBatch",
     "RunningStage",
     "Score",
@@ -44,4 +46,5 @@ __all__ = [
     "check_type",
     "counted_rows",
     "setting_error",
+    "starts_with_bos",
 ]

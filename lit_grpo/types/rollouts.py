@@ -5,28 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 Message = Mapping[str, str]
 """One chat message, ``{"role": ..., "content": ...}``."""
-
-
-class Tokenizer(Protocol):
-    """The part of a ``transformers`` tokenizer that this package uses."""
-
-    @property
-    def eos_token_id(self) -> Any: ...
-    @property
-    def pad_token_id(self) -> Any: ...
-    @property
-    def chat_template(self) -> Any: ...
-    def __call__(self, text: str, **kwargs: Any) -> Any: ...
-    def decode(self, token_ids: list[int], **kwargs: Any) -> Any: ...
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
-    def save_pretrained(self, save_directory: str) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +107,9 @@ class Score:
     seconds: float = 0.0
     cost: float = 0.0
     """US dollars."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """(index of a token, the part of the value that comes at it), for ``advantage.discount``. What
+    they do not add up to comes at the last token."""
     bug: str = ""
     """The traceback, or the wrong value, if a mistake in the reward's code caused the failure."""
 
@@ -137,6 +125,16 @@ class Score:
                 f"a score with outcome {self.outcome} must have no value, got {self.value} "
                 "(a failure is never a number)"
             )
+
+    @classmethod
+    def by_token(cls, values: Sequence[float | None]) -> Score:
+        """Return the score of a completion whose tokens have values of their own.
+
+        Args:
+            values: [C] the value that comes at each token; None where none does.
+        """
+        steps = tuple((index, float(v)) for index, v in enumerate(values) if v is not None)
+        return cls(value=sum(value for _, value in steps), steps=steps)
 
     @property
     def is_ok(self) -> bool:
@@ -191,6 +189,22 @@ def counted_rows(valid: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewardTable:
+    """What advantages are computed from; with several ranks the rows of all, in their order."""
+
+    rewards: Tensor
+    """[B, G] float64 weighted sum of the parts; NaN where not valid."""
+    parts: Mapping[str, Tensor]
+    """Reward name to [B, G] float64 unweighted values; NaN where the reward gave none."""
+    weights: Mapping[str, float]
+    """Reward name to its weight."""
+    valid: Tensor
+    """[B, G] True on the rows with a reward, except those of excluded groups."""
+    lengths: Tensor
+    """[B, G] float64 number of tokens of each completion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
     """The scored groups of one rollout step: ragged, on the CPU, one object per completion."""
 
@@ -215,6 +229,17 @@ class RolloutBatch:
     def completions(self) -> list[Completion]:
         """The N completions in row order."""
         return [completion for group in self.groups for completion in group.completions]
+
+    def reward_table(self, weights: Mapping[str, float]) -> RewardTable:
+        """Return the rewards as a table, given the weight of each by name."""
+        lengths = [len(completion.token_ids) for completion in self.completions]
+        return RewardTable(
+            rewards=self.rewards,
+            parts=self.parts,
+            weights=weights,
+            valid=self.valid,
+            lengths=torch.tensor(lengths).double().view_as(self.rewards),
+        )
 
     @property
     def sampled(self) -> list[Completion]:

@@ -70,8 +70,11 @@ def check_type(key: str, value: object, kind: type | tuple[type, ...]) -> None:
     """
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        names = " or ".join(one.__name__ for one in kinds)
-        raise setting_error(key, f"of type {names}", repr(value))
+        rule = f"of type {' or '.join(one.__name__ for one in kinds)}"
+        if isinstance(value, type) and issubclass(value, kind):
+            name = value.__name__
+            raise setting_error(key, rule, f"the class {name}", f"write {name}(...)")
+        raise setting_error(key, rule, repr(value))
 
 
 def _range_in_words(at_least: float | None, above: float | None, at_most: float | None) -> str:

@@ -84,7 +84,7 @@ class TrainBatch(TokenBatch):
     loss_mask: Tensor
     """[N, C] True on the tokens in the loss; False throughout on excluded rows."""
     advantages: Tensor
-    """[N] 0 on excluded rows."""
+    """[N], or [N, C] with one for each token; 0 on excluded rows."""
     sampler_logprobs: Tensor
     """[N, C] as the sampler reported them; 0 on padding."""
     old_logprobs: Tensor | None = None
@@ -92,6 +92,10 @@ class TrainBatch(TokenBatch):
     the current ones because no update has happened yet."""
     ref_logprobs: Tensor | None = None
     """[N, C] under the reference; None without a KL term in the loss."""
+    is_good: Tensor | None = None
+    """[N] True on the completions whose likelihood is raised; None without such a term."""
+    covariance_mask: Tensor | None = None
+    """[N, C] True on the tokens of high covariance; None without a `CovarianceTerm`."""
     entropy_mask: Tensor | None = None
     """[N, C] True on the tokens in the loss whose entropy is high enough to train on; None if all
     are."""

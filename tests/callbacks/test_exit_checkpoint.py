@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from paths import SUPPORT
 from processes import running
 from toy_rollouts import fit, outputs, rollouts
+from worker_processes import wait_until
 
 from lit_grpo.callbacks import ExitCheckpoint, ZeroRewardBreaker
 from lit_grpo.runs.files import MetricsFile
@@ -36,7 +37,8 @@ run_dir = Path(sys.argv[1])
 def step(number):
     if number:
         (run_dir / "started").touch()
-        time.sleep(1.5)
+        while not (run_dir / "go").exists():
+            time.sleep(0.02)
     return outputs(rollouts([[0.0, 1.0]]))
 
 trainer = fit(step, [ExitCheckpoint(run_dir / "checkpoints")], steps=4, **OPTIONS)
@@ -52,11 +54,14 @@ def in_second_step(run_dir: Path, options: str = "{}") -> Iterator[Popen[str]]:
     script = run_dir / "run.py"
     script.write_text(RUN.replace("OPTIONS", options))
     words = [sys.executable, str(script), str(run_dir)]
-    with running(words, PYTHONPATH=str(SUPPORT)) as process:
-        while not (run_dir / "started").exists():
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.02)
+    with running(words, said=run_dir / "said.txt", PYTHONPATH=str(SUPPORT)) as process:
+        wait_until(lambda: process.poll() is not None or (run_dir / "started").exists(), 200)
+        assert process.poll() is None, said(run_dir)
         yield process
+
+
+def said(run_dir: Path) -> str:
+    return (run_dir / "said.txt").read_text()
 
 
 def saved(run_dir: Path) -> dict:
@@ -100,10 +105,11 @@ def test_a_second_signal_ends_a_real_process_at_once_without_a_checkpoint(tmp_pa
     with in_second_step(tmp_path) as process:
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
-        time.sleep(1.2)
+        wait_until(lambda: "ending after this rollout step" in said(tmp_path))
+        time.sleep(1.2)  # what comes within half a second is the same request
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.wait(200)
     assert process.returncode == -signal.SIGTERM
     assert not (tmp_path / "checkpoints").exists()
 
@@ -113,9 +119,10 @@ def test_a_signal_to_one_rank_ends_all_ranks(tmp_path):
     with in_second_step(tmp_path, "{'strategy': 'ddp', 'devices': 2}") as process:
         (rank_1,) = children_of(process.pid)
         os.kill(rank_1, signal.SIGTERM)
-        stdout, _ = process.communicate(timeout=120)
+        (tmp_path / "go").touch()
+        process.wait(200)
     assert process.returncode == 128 + signal.SIGTERM
-    assert stdout.count("steps 2 Ended by SIGTERM after 2 rollout steps.") == 2
+    assert said(tmp_path).count("steps 2 Ended by SIGTERM after 2 rollout steps.") == 2
     assert saved(tmp_path)["global_step"] == 2
 
 

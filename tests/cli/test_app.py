@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -147,6 +148,77 @@ def test_an_interval_that_the_data_cannot_have_is_one_line_and_leaves_no_directo
     assert "`val_check_interval` (100)" in error
     assert "Traceback" not in error
     assert not Path("runs").exists()
+
+
+ACROSS = "--trainer.check_val_every_n_epoch=null"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["0.5", ACROSS], "got 0.5 (with check_val_every_n_epoch: null it counts steps, across"),
+        (["0", ACROSS], "must be a whole number >= 1, or a time as 'DD:HH:MM:SS', got 0 ("),
+        (["0"], "got 0 (a whole number counts the steps in an epoch, and 0.5 is half an epoch)"),
+        (["0.0"], "a fraction above 0 and up to 1.0, or a time as 'DD:HH:MM:SS', got 0.0 ("),
+        (["-1"], ", got -1 ("),
+        (["1.5"], ", got 1.5 ("),
+        ([".nan"], ", got nan ("),
+        (["1", "--trainer.check_val_every_n_epoch=0"], "check_val_every_n_epoch must be >= 1"),
+    ],
+)
+def test_an_interval_that_cannot_be_is_told_what_it_counts(words, message, capsys):
+    interval = f"--trainer.val_check_interval={words[0]}"
+    assert main(["fit", "--config=base.yaml", interval, *words[1:]]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: trainer.")
+    assert message in error
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("interval", ["0.5", "1.0", "2", "00:00:00:01"])
+def test_an_interval_that_can_be_is_taken(interval):
+    assert main(["fit", "--config=base.yaml", f"--trainer.val_check_interval={interval}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (["max_steps=2"], r"after step 2 \(trainer.max_steps: 2\), and .* come after step 4 \("),
+        (["max_steps=4"], None),
+        (["max_steps=5", "check_val_every_n_epoch=2"], r"step 8 \(trainer.check_.*_epoch: 2, "),
+        (["max_steps=2", "val_check_interval=2"], None),
+        (["max_steps=6", "val_check_interval=7", ACROSS], r"null, trainer.val_check_interval: 7\)"),
+        (["max_steps=6", "val_check_interval=6", ACROSS], None),
+        (["max_steps=2", "limit_val_batches=0"], None),
+    ],
+)
+def test_a_run_that_will_never_validate_warns_once_at_its_start(words, warned, here):
+    arguments = [one if one.startswith("-") else f"--trainer.{one}" for one in words]
+    assert main(["fit", "--config=base.yaml", "--run_dir=run", *arguments]) == 0
+    said = warnings_of(here / "run")
+    assert len(said) == (warned is not None)
+    assert all(re.search(str(warned), one) for one in said), said
+    has_accuracy = "val/accuracy" in (here / "run" / "metrics.csv").read_text()
+    assert has_accuracy == (not said and "limit_val_batches=0" not in words)
+
+
+def warnings_of(run_dir: Path) -> list[str]:
+    lines = (run_dir / "run.log").read_text().splitlines()
+    return [one for one in lines if "no validation will run" in one]
+
+
+def test_the_accuracy_before_training_does_not_wait_for_an_epoch_with_a_validation(here):
+    words = ["--trainer.check_val_every_n_epoch=2", "--model.evaluation.before_training=true"]
+    assert main(["fit", "--config=base.yaml", "--run_dir=run", *words]) == 0
+    assert "before training: val/accuracy" in (here / "run" / "run.log").read_text()
+
+
+def test_several_updates_per_rollout_step_make_a_run_of_fewer_steps(here):
+    words = ["--trainer.max_steps=6", "--model.update.minibatches=2", ACROSS]
+    for interval, is_warned in ((3, False), (4, True)):
+        every = [f"--trainer.val_check_interval={interval}", f"--run_dir=run{interval}"]
+        assert main(["fit", "--config=base.yaml", *words, *every]) == 0
+        assert bool(warnings_of(here / f"run{interval}")) is is_warned
 
 
 def test_a_callback_that_stops_a_run_gives_its_reason_and_its_exit_code(here):

@@ -132,12 +132,26 @@ def test_a_new_learning_rate_is_used(run, schedule):
     assert metrics_of(run)["policy/lr"].tolist() == [0.25, 0.25, *expected]
 
 
-def test_fewer_steps_than_were_taken_are_refused(run, capsys):
-    assert main(["fit", RUN, "--trainer.max_steps=1"]) == 2
-    error = capsys.readouterr().err
-    assert "max_steps must be >= 2, got 1 (the checkpoint has taken 2 optimizer steps)" in error
-    assert metrics_of(run)["step"].tolist() == [0, 1]
-    assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_steps"] == 2
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "max_steps=1",
+            "max_steps must be >= 2, got 1 (the checkpoint has taken 2 optimizer steps)",
+        ),
+        ("max_steps=0", "max_steps must be >= 2, got 0"),
+        ("max_epochs=1", "max_epochs must be >= 2, got 1 (the checkpoint has taken 2 epochs)"),
+    ],
+)
+def test_less_than_was_done_is_refused_before_the_model_is_loaded(run, setting, message, capsys):
+    if "epochs" in setting:
+        assert main(["fit", RUN, "--trainer.max_steps=9"]) == 0  # an epoch has 4 steps
+    capsys.readouterr()
+    before = contents(run)
+    assert main(["fit", RUN, f"--trainer.{setting}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert contents(run) == before
     assert main(["fit", RUN]) == 0
 
 

@@ -1,5 +1,8 @@
+import re
+
 import pytest
 
+from lit_grpo.__main__ import main
 from lit_grpo.cli.commands import BUNDLED, bundled_configs
 from lit_grpo.cli.configs import find_config, read_invocation
 
@@ -104,3 +107,49 @@ def test_an_interpolated_secret_is_refused_wherever_it_stands(variable, tmp_path
 def test_other_environment_variables_may_be_interpolated(tmp_path):
     write(tmp_path, my="a: ${oc.env:USER}\nb: ${oc.env:TOKENIZERS_PARALLELISM,false}")
     read_invocation(["--config=my.yaml"])
+
+
+TWICE = """\
+trainer:
+  max_steps: 100
+model: {group_size: 2}
+trainer:
+  max_epochs: 3
+"""
+NESTED = """\
+model:
+  rewards:
+    - class_path: MathReward
+      init_args: {weight: 1.0, weight: 0.5}
+"""
+MERGED = """\
+basis: &basis {max_steps: 3, devices: 1}
+more: &more {devices: 2}
+trainer: {<<: *basis, <<: *more, max_steps: 100}
+model: {policy: &policy {path: tiny}, evaluation: {accuracy: *policy}}
+data: {init_args: {prompts_per_step: 2}}
+data.init_args.train: rows.jsonl
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TWICE, r"my\.yaml, lines 1 and 4: the key trainer must stand once in a file"),
+        (NESTED, r"my\.yaml, line 4: the key model\.rewards\.0\.init_args\.weight must stand"),
+        ("trainer: {max_steps: 5}\ntrainer.max_steps: 7\n", r"lines 1 and 2: the key trainer\.max"),
+        ("'seed': 1\nseed: 2\n", r"lines 1 and 2: the key seed must stand once in a file, got it"),
+    ],
+)
+def test_a_key_twice_in_a_file_is_refused_with_its_lines(text, message, tmp_path, capsys):
+    write(tmp_path, my=text)
+    assert main(["fit", "--config=my.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+
+
+def test_anchors_and_merged_mappings_are_no_repetition(tmp_path):
+    write(tmp_path, my=MERGED)
+    (config,) = read_invocation(["--config=my.yaml"]).configs
+    assert config["trainer"]["max_steps"] == 100
+    assert config["model"]["evaluation"]["accuracy"] == {"path": "tiny"}

@@ -25,17 +25,19 @@ def test_a_plain_prompt_is_tokenized_as_it_is_and_keeps_every_column():
     assert prompt.columns == {"prompt": "2+2=", "answer": "4", "level": 3, "tags": ["a"]}
 
 
-def test_special_tokens_of_the_tokenizer_are_added_once():
+@pytest.mark.parametrize(
+    "choices",
+    [{}, {"chat": True}, {"template": "<bos>{{ prompt }}"}, {"template": "{{ prompt }}"}],
+    ids=str,
+)
+def test_special_tokens_of_the_tokenizer_are_added_once(choices):
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"bos_token": "<bos>"})
     tokenizer.chat_template = "<bos>{{ messages[0]['content'] }}"
     tokenizer.add_bos_token = True
     tokenizer.update_post_processor()
-    text = build(row(prompt="2", answer="2"), tokenizer=tokenizer)[0]
-    chat = build(row(prompt="2", answer="2"), tokenizer=tokenizer, chat=True)[0]
-    assert (
-        text.token_ids == chat.token_ids == (tokenizer.bos_token_id, *TOKENIZER("2")["input_ids"])
-    )
+    (prompt,) = build(row(prompt="2", answer="2"), tokenizer=tokenizer, **choices)
+    assert prompt.token_ids == (tokenizer.bos_token_id, *TOKENIZER("2")["input_ids"])
 
 
 def test_a_template_writes_the_prompt_from_any_column_and_keeps_its_last_newline():
@@ -81,13 +83,6 @@ def test_messages_are_always_a_conversation_unless_a_template_makes_them_text():
     assert build(data, template="{{ prompt[-1].content }} A:")[0].text == "2+2? A:"
     (both,) = build(data, template="{{ prompt[-1].content }} A:", chat=True)
     assert both.text == "user: 2+2? A:\nassistant: "
-
-
-def test_a_conversation_needs_a_tokenizer_with_a_chat_template():
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = None
-    with pytest.raises(ValueError, match=r"row 1 is a conversation, but .* no chat template"):
-        build(row(prompt="2", answer="2"), tokenizer=tokenizer, chat=True)
 
 
 def test_a_conversation_that_the_chat_template_refuses_is_named_with_its_row():

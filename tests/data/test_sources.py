@@ -14,6 +14,7 @@ import pytest
 from processes import run_program
 
 from lit_grpo.data import read_rows
+from lit_grpo.types import UserError
 
 NESTED = {"text": 'é, "q"\nline', "tags": ["a", "b"], "meta": {"scores": [0.5, None], "n": 3}}
 
@@ -97,6 +98,34 @@ def test_a_csv_quote_that_is_never_closed_is_an_error(tmp_path):
 def test_a_csv_in_another_encoding_is_refused_with_the_line(tmp_path):
     with pytest.raises(ValueError, match=r"t\.csv, line 3 is not UTF-8"):
         read_rows(write(tmp_path / "t.csv", b"q,a\nx,1\ncaf\xe9,2\n"))
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("prompt;answer\n1+1=;2\n", "semicolons"),
+        ("prompt\tanswer\n1, or 2?\t2\n", "tabs"),
+        ('"prompt";"answer, if any"\r\n"a; b";2\r\n', "semicolons"),
+    ],
+)
+def test_a_csv_with_another_separator_is_named_and_the_command_given_converts_it(
+    content, named, tmp_path
+):
+    path = write(tmp_path / "t.csv", content)
+    with pytest.raises(UserError, match=rf"t\.csv: columns .*, has {named} and no comma") as raised:
+        read_rows(path)
+    command = str(raised.value).partition("convert it: ")[2]
+    run_program(["sh", "-c", command.replace("python", sys.executable, 1)])
+    (row,) = read_rows(str(tmp_path / "t_commas.csv"))
+    assert list(row.columns.values())[1] == "2"
+    assert len(row.columns) == 2
+
+
+def test_a_csv_with_one_column_may_have_any_text(tmp_path):
+    (row,) = read_rows(write(tmp_path / "t.csv", 'prompt\n"a; b\tc"\n'))
+    assert dict(row.columns) == {"prompt": "a; b\tc"}
+    (row,) = read_rows(write(tmp_path / "t.csv", '"prompt; in full"\na\n'))
+    assert dict(row.columns) == {"prompt; in full": "a"}
 
 
 def test_a_duplicate_csv_column_is_refused(tmp_path):

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.resources import files
 
 import pytest
 from paths import SUPPORT
 from processes import run_program
 
+PRESETS = sorted(path.name for path in (files("lit_grpo.configs") / "presets").iterdir())
 RUNS = ("plain", "lora", "reference", "reference adapter", "KL in the reward", "updates", "entropy")
 PADDED = "padded"
 
@@ -34,6 +36,11 @@ def test_a_training_ends_with_the_policy_that_the_cpu_learns(results, name):
 
 def test_every_run_is_compared(results):
     assert set(results["runs"]) == {*RUNS, PADDED}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_loss_of_a_preset_is_that_of_the_cpu(results, name):
+    assert results["presets"][name] < 1e-6
 
 
 def test_a_resumed_training_is_the_undisturbed_one(results):

@@ -92,8 +92,7 @@ def kill_server_for_good(process, directory: Path, broken: Path) -> int:
     wait_until(lambda: process.poll() is not None or num_steps(directory) >= MIN_STEPS, 240)
     assert process.poll() is None, said(directory)
     (server,) = launched_servers(process.pid)
-    server.faults(hang_generate=10**6)
-    wait_until(lambda: server.log()["generating"] > 0)
+    wait_until(lambda: server.log()["held"] > 0)
     broken.touch()
     server.kill()
     return server.pid
@@ -106,8 +105,11 @@ def directories(tmp_path_factory):
     tiny_policy().save_pretrained(root / "model")
     for name in ("undisturbed", "broken"):
         (root / name).mkdir()
-        text = json.dumps(config(root / "model", root / f"{name}.txt"))
-        (root / name / "small.yaml").write_text(text)
+        changes = config(root / "model", root / f"{name}.txt")
+        if name == "broken":
+            hold = {"class_path": "holds.HoldServer", "init_args": {"step": MIN_STEPS}}
+            changes["trainer"]["callbacks+"] = [hold]
+        (root / name / "small.yaml").write_text(json.dumps(changes))
     return SimpleNamespace(
         undisturbed=root / "undisturbed", broken=root / "broken", mark=root / "broken.txt"
     )
@@ -120,7 +122,7 @@ def ended(directories):
     with training(directory) as process:
         server = kill_server_for_good(process, directory, directories.mark)
         num_finished = num_steps(directory)
-        exit_code = process.wait(120)
+        exit_code = process.wait(240)
     checkpoint = directory / "run" / "checkpoints" / "last.ckpt"
     return SimpleNamespace(
         exit_code=exit_code,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 import pytest
+from paths import SUPPORT
 from processes import LIT_GRPO, run_program, running
 from transformers import AutoModelForCausalLM
 
@@ -64,18 +65,20 @@ def test_the_debug_config_runs_every_part_without_a_network(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_says_why_it_ended_and_how_to_go_on_and_that_command_does(tmp_path):
     words = ["fit", "--config", "debug", "--trainer.max_steps", "8"]
-    with running([*LIT_GRPO, *words], tmp_path) as process:
+    words += ["--trainer.callbacks+=holds.HoldRun", "--trainer.callbacks.step=2"]
+    with running([*LIT_GRPO, *words], tmp_path, PYTHONPATH=str(SUPPORT)) as process:
         while process.poll() is None and not (tmp_path / RUN / "metrics.csv").exists():
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        _, shown = process.communicate(timeout=120)
+        (tmp_path / "go").touch()
+        _, shown = process.communicate(timeout=240)
     assert process.returncode == 130, shown
     resume = shown.splitlines()[-1].partition("Resume with: ")[2]
     assert resume == f"lit-grpo fit {RUN}"
     log = (tmp_path / RUN / "run.log").read_text()
     assert "Ended by SIGINT after" in log
     assert f"Resume with: {resume}" in log
-    result = run_program([*LIT_GRPO, *resume.split()[1:]], tmp_path)
+    result = run_program([*LIT_GRPO, *resume.split()[1:]], tmp_path, PYTHONPATH=str(SUPPORT))
     assert "max_steps is reached" in result.stderr
     assert pd.read_csv(tmp_path / RUN / "metrics.csv")["step"].tolist() == [0, 1, 2, 3]
 

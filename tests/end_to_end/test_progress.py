@@ -11,27 +11,43 @@ from cli_base import BASE
 from processes import LIT_GRPO, run_program
 from terminal import shown_in_terminal
 
-# Slow enough that a bar which draws four times a second shows every count.
+# Every count lasts until the terminal has shown it, and so long that the clock moves on.
 SLOW = """
+import re
 import time
+from pathlib import Path
 from lightning.pytorch import Callback
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import HFEngine
 
+def wait(seconds, pattern):
+    time.sleep(seconds)
+    end = time.monotonic() + 60
+    while Path("screen").exists() and time.monotonic() < end:
+        shown = re.sub(rb"\\x1b\\[[0-9;?]*[A-Za-z]", b"", Path("screen").read_bytes())
+        if re.search(pattern.encode(), shown):
+            return
+        time.sleep(0.02)
+
 class SlowEngine(HFEngine):
-    def generate(self, *args, **settings):
-        for item in super().generate(*args, **settings):
-            time.sleep(0.6)
+    def generate(self, prompts, group_size, *args, **settings):
+        total = len(prompts) * group_size
+        items = super().generate(prompts, group_size, *args, **settings)
+        for number, item in enumerate(items):
+            wait(0.6, f"(generate|validate) {number}/{total}")
             yield item
 
 class SlowReward(Reward):
+    num_scored = 0
+
     def score(self, prompt, completion):
-        time.sleep(1.2)
+        wait(1.2, f"score {self.num_scored}/4" if self.num_scored < 4 else "")
+        self.num_scored += 1
         return float(sum(completion.token_ids))
 
 class SlowUpdate(Callback):
     def on_before_optimizer_step(self, *_):
-        time.sleep(0.8)
+        wait(0.8, "update")
 """
 
 BASIS = ("--config=base.yaml", "--trainer.max_steps=1", "--model.engine=slow.SlowEngine")

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from engine_runs import command, num_steps, run_to_its_end, running
+from paths import SUPPORT
 from safetensors.torch import load_file
 from worker_processes import wait_until
 
@@ -27,6 +28,8 @@ trainer:
         save_last: true
     - class_path: ExitCheckpoint
       init_args: {{dirpath: "${{run_dir}}/checkpoints"}}
+    - class_path: holds.HoldRun  # so that a signal never comes too late
+      init_args: {{step: {held_step}}}
 model:
   policy:
     architecture:
@@ -56,6 +59,7 @@ data:
   init_args: {{num_digits: 1, validation_size: 8, train_size: 40, prompts_per_step: 8}}
 """
 NUM_ROLLOUTS = 12
+WITH_HOLDS = {"PYTHONPATH": str(SUPPORT)}
 TIMELESS = ("reward/", "policy/", "completions/", "val/", "advantage/")
 """Prefixes of the metrics that do not measure time."""
 
@@ -66,11 +70,14 @@ def words(*more: str) -> list[str]:
 
 def end_after(directory: Path, num_rows: int, signum: int, *more: str) -> int:
     """Start a run and send a signal once it has logged so many steps; return its exit code."""
-    with running(words(*more), directory) as process:
+    with running(words(*more), directory, **WITH_HOLDS) as process:
         wait_until(lambda: process.poll() is not None or num_steps(directory) >= num_rows, 240)
         assert process.poll() is None, said(directory)
         os.killpg(process.pid, signum)
-        return process.wait(120)
+        (directory / "go").touch()
+        exit_code = process.wait(240)
+    (directory / "go").unlink()
+    return exit_code
 
 
 def said(directory: Path) -> str:
@@ -109,12 +116,14 @@ def test_a_run_that_is_killed_or_asked_to_end_resumes_bit_identically(
             every=2 * updates,
             epochs=epochs,
             minibatches=minibatches,
+            held_step=NUM_ROLLOUTS - 2,
         )
     )
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     for directory in (whole, broken):
         directory.mkdir()
-    run_to_its_end(words(), whole)
+    (whole / "go").touch()
+    run_to_its_end(words(), whole, **WITH_HOLDS)
     resume: tuple[str, ...] = ()
     for num_rows, signum in signals:
         exit_code = end_after(broken, num_rows, signum, *resume)
@@ -123,7 +132,8 @@ def test_a_run_that_is_killed_or_asked_to_end_resumes_bit_identically(
         assert (broken / "run" / "checkpoints" / "last.ckpt").exists()
         assert not (broken / "run" / "final").exists()
         resume = ("--ckpt_path", "last")
-    run_to_its_end(words(*resume), broken)
+    (broken / "go").touch()
+    run_to_its_end(words(*resume), broken, **WITH_HOLDS)
 
     torch.testing.assert_close(final_weights(broken), final_weights(whole), rtol=0, atol=0)
     # The metrics are the same as well, with one row per step.

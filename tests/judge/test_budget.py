@@ -1,6 +1,7 @@
 import asyncio
 import re
 import threading
+from functools import partial
 
 import pytest
 from judge_server import (
@@ -8,7 +9,7 @@ from judge_server import (
     QUESTION,
     REPLY_COST,
     ask,
-    ask_with_totals,
+    once_together,
     refuses,
     says,
 )
@@ -81,11 +82,34 @@ def test_the_setting_that_delays_a_call_is_named(limits, cause):
 
 def test_tokens_above_the_limit_are_never_sent(server):
     # A question is estimated at about 259 tokens and turns out to use 110.
-    limits = {"tokens_per_minute": 400, "deadline_seconds": 1.0, "max_concurrency": 1}
-    answers = ask(server.judge(limits=limits), *[QUESTION] * 5)
+    limits = {"tokens_per_minute": 400, "max_concurrency": 1}
+    answers, late, _ = ask_then_in_a_hurry(server, 2, 3, limits=limits)
+    assert not any(isinstance(one, BaseException) for one in answers)
     assert len(server.requests) == 2
-    causes = sorted(blamed(one) for one in answers[2:])
-    assert causes == ["max_concurrency"] * 2 + ["tokens_per_minute"]
+    assert sorted(map(blamed, late)) == ["max_concurrency"] * 2 + ["tokens_per_minute"]
+
+
+def ask_then_in_a_hurry(server, num_first, num_late, *, limits, **settings):
+    """Ask some questions, and then others that have only a second to start.
+
+    Return the answers of both and the totals of all calls.
+    """
+
+    async def run():
+        patient, hasty = (
+            JudgeClient(server.judge(limits=limits | {"deadline_seconds": seconds}, **settings))
+            for seconds in (60, 1.0)
+        )
+        found = []
+        for client, number in ((patient, num_first), (hasty, num_late)):
+            asked = (client.ask(QUESTION) for _ in range(number))
+            found.append(await asyncio.gather(*asked, return_exceptions=True))
+        ledgers = [client.ledger.read().totals for client in (patient, hasty)]
+        for client in (patient, hasty):
+            await client.close()
+        return *found, {name: sum(one[name] for one in ledgers) for name in ledgers[0]}
+
+    return asyncio.run(run())
 
 
 # Deadlines that pass before the call may start
@@ -139,8 +163,7 @@ def blamed(failure):
 
 @pytest.mark.parametrize("limits", [{"requests_per_minute": 1}, {"tokens_per_minute": 150}])
 def test_a_question_beyond_the_rate_is_rate_limited_and_never_sent(server, limits):
-    judge = server.judge(limits=limits | {"deadline_seconds": 1.0}, price=PRICE)
-    (answer, failure), totals = ask_with_totals(judge, QUESTION, QUESTION)
+    (answer,), (failure,), totals = ask_then_in_a_hurry(server, 1, 1, limits=limits, price=PRICE)
     assert answer.verdicts["X"]["score"] == 10
     assert failure.outcome is Outcome.RATE_LIMITED
     assert [blamed(failure)] == list(limits)
@@ -183,8 +206,8 @@ def test_a_question_that_never_gets_a_slot_times_out(server):
 
 def test_a_question_that_was_held_back_by_retry_after_says_so(server):
     server.behaviour = lambda request: refuses(429, retry_after="3000")
-    limits = {"max_concurrency": 1, "deadline_seconds": 1.0}
-    (refused, held), totals = ask_with_totals(server.judge(limits=limits), QUESTION, QUESTION)
+    limits = {"max_concurrency": 1}
+    (refused,), (held,), totals = ask_then_in_a_hurry(server, 1, 1, limits=limits)
     assert refused.outcome is held.outcome is Outcome.RATE_LIMITED
     assert refused.status == 429
     assert blamed(held) == "retry_after"
@@ -203,7 +226,7 @@ def test_the_timeout_of_a_call_that_started_does_not_blame_a_wait(server):
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_the_server_never_sees_more_calls_at_once_than_allowed(server, most):
-    server.behaviour = lambda request: says(score=10, seconds=0.05)
+    server.behaviour = once_together(server, most, server.behaviour)
     answers = ask(server.judge(limits={"max_concurrency": most}), *[QUESTION] * 10)
     assert not any(isinstance(one, BaseException) for one in answers)
     assert server.most_at_once == most
@@ -211,24 +234,39 @@ def test_the_server_never_sees_more_calls_at_once_than_allowed(server, most):
 
 
 def test_a_slot_is_given_back_however_a_call_ends(server):
-    limits = {"max_concurrency": 1, "call_timeout_seconds": 0.3, "num_retries": 0}
-    server.script(refuses(500), refuses(400), says(score=1, seconds=5), says(score="bad"))
+    limits = {"max_concurrency": 1, "num_retries": 0}
 
     async def run():
-        client = JudgeClient(server.judge(limits=limits))
-        asked = [client.ask(QUESTION) for _ in range(4)]
-        ended = await asyncio.gather(*asked, return_exceptions=True)
-        cancelled = asyncio.create_task(client.ask(QUESTION))
+        patient, hasty = (
+            JudgeClient(server.judge(limits=limits | {"call_timeout_seconds": seconds}))
+            for seconds in (20, 0.3)
+        )
+        ended = []
+        for client, reply in (
+            (patient, refuses(500)),
+            (patient, refuses(400)),
+            (hasty, says(score=1, seconds=60)),
+            (patient, says(score="bad")),
+        ):
+            server.behaviour = partial(replying, reply)
+            ended += await asyncio.gather(client.ask(QUESTION), return_exceptions=True)
+        server.behaviour = partial(replying, says(score=10))
+        cancelled = asyncio.create_task(patient.ask(QUESTION))
         await asyncio.sleep(0.01)
         cancelled.cancel()
         await asyncio.wait([cancelled])
-        last = await client.ask(QUESTION)
-        await client.close()
+        last = await patient.ask(QUESTION)
+        for client in (patient, hasty):
+            await client.close()
         return ended, last
 
     ended, last = asyncio.run(run())
     assert all(isinstance(one, JudgeFailure) for one in ended)
     assert last.verdicts["X"]["score"] == 10
+
+
+def replying(reply, request):
+    return reply
 
 
 def test_retry_after_holds_back_all_calls(server):
@@ -291,7 +329,7 @@ def test_a_resumed_job_counts_its_earlier_cost_once():
 
 
 def test_two_clients_of_one_deployment_share_its_limits(server):
-    server.behaviour = lambda request: says(score=10, seconds=0.05)
+    server.behaviour = once_together(server, 2, server.behaviour)
     judge = server.judge(limits={"max_concurrency": 2, "max_cost_usd": 1}, price=PRICE)
 
     async def run():
@@ -348,14 +386,22 @@ def test_two_rewards_must_give_one_deployment_the_same_limits(budgets, limits):
 
 
 def test_each_client_of_a_deployment_has_timeouts_of_its_own(server):
-    server.behaviour = lambda request: says(score=10, seconds=0.5)
+    is_hasty_done = threading.Event()
+
+    def held(request):
+        is_hasty_done.wait(30)
+        return says(score=10)
+
+    server.behaviour = held
 
     async def run():
         hasty, patient = (
             JudgeClient(server.judge(limits={"call_timeout_seconds": seconds, "num_retries": 0}))
             for seconds in (0.1, 20)
         )
-        asked = (one.ask(QUESTION) for one in (hasty, patient))
+        asked = [asyncio.create_task(one.ask(QUESTION)) for one in (hasty, patient)]
+        await asyncio.wait(asked[:1])
+        is_hasty_done.set()
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for one in (hasty, patient):
             await one.close()

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -23,14 +24,15 @@ from lit_grpo.objective.advantages import (
 
 def advantages(rewards, *, weights=None, parts=None, **config):
     batch = rollouts(rewards, parts=parts)
-    return compute_advantages(batch, weights or {"task": 1.0}, AdvantageConfig(**config)).tolist()
+    table = batch.reward_table(weights or {"task": 1.0})
+    return compute_advantages(table, AdvantageConfig(**config)).tolist()
 
 
 def test_group_deviation_divides_the_centred_rewards_of_each_group():
     # Group 1: mean 2, deviation 1. Group 2: mean 0.5, deviation 0.5.
     result = advantages([[1, 2, 3], [0, 0.5, 1]])
-    assert result[0] == pytest.approx([-1 / 1.0001, 0, 1 / 1.0001])
-    assert result[1] == pytest.approx([-0.5 / 0.5001, 0, 0.5 / 0.5001])
+    assert result[0] == pytest.approx([-1, 0, 1])
+    assert result[1] == pytest.approx([-0.5 / 0.5, 0, 0.5 / 0.5])
 
 
 def test_no_deviation_leaves_the_centred_rewards():
@@ -39,7 +41,7 @@ def test_no_deviation_leaves_the_centred_rewards():
 
 def test_batch_deviation_is_that_of_all_rewards():
     # Rewards 0 2 0 6: mean 2, squares 4 0 4 16 over 4 - 1. Their groups' means do not matter.
-    deviation = math.sqrt(24 / 3) + 1e-4
+    deviation = math.sqrt(24 / 3)
     result = advantages([[0, 2], [0, 6]], deviation="batch")
     assert result[0] == pytest.approx([-1 / deviation, 1 / deviation])
     assert result[1] == pytest.approx([-3 / deviation, 3 / deviation])
@@ -68,9 +70,9 @@ def test_batch_baseline_gives_a_group_of_equal_rewards_an_advantage():
     rewards = [[1, 1, 4, None], [None, None, None, 9]]
     plain = advantages(rewards, baseline="batch", deviation="none")
     assert plain == [[-1, -1, 2, 0], [0, 0, 0, 0]]
-    scale = math.sqrt(3) + 1e-4
+    scale = math.sqrt(3)
     whitened = advantages([[1, 1], [4, None], [4, 2]], baseline="batch", deviation="batch")
-    assert whitened[0] == pytest.approx([-1 / (math.sqrt(2) + 1e-4)] * 2)
+    assert whitened[0] == pytest.approx([-1 / math.sqrt(2)] * 2)
     assert advantages(rewards, baseline="batch", deviation="batch")[0] == pytest.approx(
         [-1 / scale, -1 / scale, 2 / scale, 0]
     )
@@ -97,7 +99,7 @@ def test_batch_baseline_refuses_a_deviation_of_the_group(deviation):
 
 def test_rescale_divides_by_the_deviation_of_the_advantages():
     # Centred -1 1 -3 3: squares 20 over 4 - 1.
-    deviation = math.sqrt(20 / 3) + 1e-4
+    deviation = math.sqrt(20 / 3)
     result = advantages([[0, 2], [0, 6]], deviation="none", rescale=True)
     assert result[0] == pytest.approx([-1 / deviation, 1 / deviation])
     assert result[1] == pytest.approx([-3 / deviation, 3 / deviation])
@@ -109,12 +111,12 @@ def test_normalise_then_sum_keeps_the_influence_of_a_reward_on_a_small_scale():
     weights = {"large": 1.0, "small": 2.0}
     assert advantages(summed, parts=parts, weights=weights)[0][0] < -0.7
     # Each part alone gives +-1 / sqrt(2), apart from the floor added to its deviation.
-    large = 50 / (math.sqrt(5000) + 1e-4)
-    small = 0.005 / (math.sqrt(0.00005) + 1e-4)
+    large = 50 / math.sqrt(5000)
+    small = 0.005 / math.sqrt(0.00005)
     both = -large + 2 * small
     gdpo = {"combine": "normalise_then_sum", "parts": parts, "weights": weights}
     assert advantages(summed, **gdpo)[0] == pytest.approx([both, -both])
-    scale = math.sqrt(2) * both + 1e-4
+    scale = math.sqrt(2) * both
     rescaled = advantages(summed, rescale=True, **gdpo)
     assert rescaled[0] == pytest.approx([both / scale, -both / scale])
 
@@ -185,6 +187,9 @@ EQUAL = {
     "huge": [1e300 / 3] * 6,
     "large and tiny": [1e8, 1e8 + 1e-8, 1e8, 1e8 + 2e-8, 1e8, 1e8 - 1e-8],
     "float32": [float(np.float32(0.1) + np.float32(0.2)), *[float(np.float32(0.3))] * 5],
+    "numpy and Python": [float(np.float32(0.3)), *[0.3] * 5],
+    "torch and Python": [torch.tensor(0.7).item(), *[0.7] * 5],
+    "halves in float32": [*[float(np.float32(1000.1))] * 3, *[1000.1] * 3],
     "tiny": [1e-300 / 3] * 6,
     "zeros": [0.0, -0.0, 0.0, 0.0, -0.0, 0.0],
 }
@@ -209,12 +214,23 @@ def test_a_batch_of_equal_rewards_gives_exactly_zero_under_the_batch_baseline(de
     assert {name: first + second for name, (first, second) in halves.items()} == NOTHING
 
 
-def test_a_difference_of_a_millionth_is_not_a_rounding_error():
-    assert advantages([[1.0, 1.000001]], deviation="none")[0][1] == pytest.approx(5e-7)
+@pytest.mark.parametrize("scale", [1.0, 1000.0, 1e-6])
+def test_a_difference_of_a_millionth_is_not_a_rounding_error(scale):
+    rewards = [[scale, 1.000001 * scale]]
+    assert advantages(rewards, deviation="none")[0][1] == pytest.approx(5e-7 * scale)
+    assert advantages(rewards, baseline="leave_one_out")[0] != [0, 0]
+
+
+def test_two_rewards_of_different_precision_that_cancel_each_other_leave_no_advantage():
+    single = np.float32([0.1, 0.2, 0.7])
+    parts = {"a": [single.tolist()], "b": [[-0.1, -0.2, -0.7]]}
+    config = {"combine": "normalise_then_sum", "rescale": True}
+    found = advantages([[0.0, 0.0, 0.0]], parts=parts, weights={"a": 1.0, "b": 1.0}, **config)
+    assert found == [[0.0, 0.0, 0.0]]
 
 
 integers = st.integers(-(2**20), 2**20)
-offsets = st.sampled_from([0, 10**8, -(10**8), 10**8 + 1])
+offsets = st.sampled_from([0, 10**6, -(10**6), 10**6 + 1])
 groups = st.lists(integers, min_size=2, max_size=8)
 
 deterministic = settings(derandomize=True, deadline=None, database=None, max_examples=100)
@@ -236,7 +252,7 @@ def test_mean_and_deviation_are_exact_far_from_zero(values, offset):
 
 
 @pytest.mark.parametrize("config", SHIFTED)
-@pytest.mark.parametrize("offset", [1.0, -3.0, 1e8])
+@pytest.mark.parametrize("offset", [1.0, -3.0, 1e5])
 def test_a_constant_on_every_reward_changes_nothing(config, offset):
     rewards = [[0.0, 1.0, None, 1.0], [2.0, 0.25, 0.5, 0.0]]
     shifted = [[None if r is None else r + offset for r in row] for row in rewards]
@@ -270,9 +286,78 @@ def test_two_rewards_that_cancel_each_other_leave_no_advantage():
     parts = {"a": [[0.1, 0.2, 0.7]], "b": [[0.9, 0.8, 0.3]]}
     batch = rollouts([[1.0, 1.0, 1.0]], parts=parts)
     config = AdvantageConfig(combine="normalise_then_sum", rescale=True)
-    assert compute_advantages(batch, {"a": 1.0, "b": 1.0}, config).tolist() == [[0.0, 0.0, 0.0]]
+    table = batch.reward_table({"a": 1.0, "b": 1.0})
+    assert compute_advantages(table, config).tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_a_group_has_a_signal_if_its_counted_rewards_differ_by_more_than_rounding():
     rewards = as_tensor([[0, 1, None], [1, 1, None], [0, None, None], [0.3, 0.1 + 0.2, 0.3]])
     assert has_signal(rewards, ~rewards.isnan()).tolist() == [True, False, False, False]
+
+
+def with_lengths(rewards, lengths, **config):
+    """Return the advantages of completions with these numbers of tokens."""
+    table = rollouts(rewards).reward_table({"task": 1.0})
+    table = replace(table, lengths=torch.tensor(lengths, dtype=torch.float64))
+    return compute_advantages(table, AdvantageConfig(**config))
+
+
+def test_opo_weighs_the_rewards_of_a_group_by_the_lengths_of_its_completions():
+    # Baseline (1 * 10 + 0 * 20 + 1 * 30) / 60 = 2/3.
+    found = with_lengths([[1, 0, 1]], [[10, 20, 30]], baseline="length_weighted", deviation="none")
+    assert found[0].tolist() == pytest.approx([1 / 3, -2 / 3, 1 / 3])
+
+
+REINFORCE_PLUS_PLUS = {"baseline": "batch", "deviation": "batch"}
+
+
+def test_by_tokens_every_token_of_the_batch_counts_once():
+    """As if every completion stood in the batch as often as it has tokens."""
+    rewards, lengths = [[1.0, 0.0], [0.5, 2.0]], [[3, 5], [2, 7]]
+    tokens = [
+        reward
+        for group, of_group in zip(rewards, lengths, strict=True)
+        for reward, length in zip(group, of_group, strict=True)
+        for _ in range(length)
+    ]
+    mean, deviation = statistics.mean(tokens), statistics.stdev(tokens)
+    found = with_lengths(rewards, lengths, batch_statistics="tokens", **REINFORCE_PLUS_PLUS)
+    expected = [(reward - mean) / deviation for group in rewards for reward in group]
+    assert found.flatten().tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_by_tokens_rescaled_advantages_have_mean_0_and_deviation_1_over_the_tokens():
+    """REINFORCE++ with baseline, arXiv 2501.03262 equations 6 and 7."""
+    rewards, lengths = [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]], [[2, 6, 9], [1, 4, 3]]
+    settings = {"deviation": "none", "rescale": True, "batch_statistics": "tokens"}
+    found = with_lengths(rewards, lengths, **settings).flatten()
+    tokens = found.repeat_interleave(torch.tensor(lengths).flatten())
+    assert tokens.mean().item() == pytest.approx(0, abs=1e-12)
+    assert tokens.std().item() == pytest.approx(1)
+    differences = [reward - statistics.mean(group) for group in rewards for reward in group]
+    spread = (found - found[0]).tolist()
+    scale = spread[1] / (differences[1] - differences[0])
+    assert spread == pytest.approx([(d - differences[0]) * scale for d in differences])
+
+
+def test_longer_wrong_answers_move_the_baseline_by_tokens_and_not_by_rows():
+    """Half of 256 answers are right, with 100 tokens; the wrong ones have 270."""
+    rewards = [[1.0, 0.0] * 4] * 32
+    lengths = [[100.0, 270.0] * 4] * 32
+    by_tokens, by_rows = (
+        with_lengths(rewards, lengths, batch_statistics=count, **REINFORCE_PLUS_PLUS)[0, :2]
+        for count in ("tokens", "rows")
+    )
+    # Share of right tokens p = 100 / 370: (1 - p) and -p over the deviation sqrt(p (1 - p)).
+    assert by_tokens.tolist() == pytest.approx([math.sqrt(2.7), -math.sqrt(1 / 2.7)], rel=1e-4)
+    assert by_rows.tolist() == pytest.approx([1, -1], rel=1e-2)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e6])
+@pytest.mark.parametrize("deviation", ["group", "batch"])
+def test_the_scale_of_a_reward_does_not_change_a_normalised_advantage(deviation, scale):
+    rewards = [[1.0, 2.0, 4.0], [0.0, 3.0, 3.0]]
+    scaled = [[scale * reward for reward in group] for group in rewards]
+    expected = advantages(rewards, deviation=deviation)
+    for found, same in zip(advantages(scaled, deviation=deviation), expected, strict=True):
+        assert found == pytest.approx(same, rel=1e-9)

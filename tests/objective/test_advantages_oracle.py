@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lit_grpo.objective import AdvantageConfig
 from lit_grpo.objective.advantages import compute_advantages
-from lit_grpo.types import RolloutBatch
+from lit_grpo.types import RewardTable
 
 GROUP_SIZE = 4
 WEIGHTS = {"a": 1.0, "b": 0.3, "c": -2.0}
@@ -51,32 +51,38 @@ def weighted_sum(parts: Tensor) -> Tensor:
     return total.where(~parts.isnan().all(-1), torch.nan)
 
 
+def without_floor(deviation: Tensor) -> Tensor:
+    """TRL adds 1e-4 to a deviation, which shrinks rewards on a small scale; we add nothing."""
+    return torch.where(deviation > 1e-12, deviation, 1.0)
+
+
 def trl_sum_then_normalize(parts: Tensor, scale_rewards: str) -> Tensor:
     rewards = weighted_sum(parts)
     deviation = nanstd(rewards) if scale_rewards == "batch" else nanstd(rewards, 1)
     advantages = rewards - rewards.nanmean(1, keepdim=True)
     if scale_rewards != "none":
-        advantages = advantages / (deviation + 1e-4)
+        advantages = advantages / without_floor(deviation)
     return advantages.nan_to_num(0.0)
 
 
 def trl_normalize_then_sum(parts: Tensor) -> Tensor:
-    normalised = (parts - parts.nanmean(1, keepdim=True)) / (nanstd(parts, 1) + 1e-4)
+    normalised = (parts - parts.nanmean(1, keepdim=True)) / without_floor(nanstd(parts, 1))
     unscored = parts.isnan().all(-1)
     weights = torch.tensor(list(WEIGHTS.values()), dtype=torch.float64)
     total = (normalised * weights).nansum(-1).masked_fill(unscored, torch.nan)
-    return ((total - total.nanmean()) / (nanstd(total) + 1e-4)).nan_to_num(0.0)
+    return ((total - total.nanmean()) / without_floor(nanstd(total))).nan_to_num(0.0)
 
 
 def ours(parts: Tensor, **config: object) -> Tensor:
     rewards = weighted_sum(parts)
-    batch = RolloutBatch(
-        groups=(),
+    table = RewardTable(
         rewards=rewards,
         parts={name: parts[:, :, i] for i, name in enumerate(WEIGHTS)},
+        weights=WEIGHTS,
         valid=~rewards.isnan(),
+        lengths=torch.ones_like(rewards),
     )
-    return compute_advantages(batch, WEIGHTS, AdvantageConfig(**config))
+    return compute_advantages(table, AdvantageConfig(**config))
 
 
 # In TRL, a row alone in its group counts in the deviation of the batch; here it does not.

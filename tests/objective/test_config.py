@@ -2,16 +2,24 @@
 
 import math
 import re
-from typing import get_args, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from lit_grpo.objective import EntropyTerm, KLTerm, Objective, SamplerCorrection
+from lit_grpo.objective import (
+    CovarianceTerm,
+    EntropyTerm,
+    KLTerm,
+    Objective,
+    SamplerCorrection,
+    SamplerMask,
+    SFTTerm,
+)
 from lit_grpo.objective.aggregations import AGGREGATIONS
-from lit_grpo.objective.corrections import LEVELS, OUTSIDE
+from lit_grpo.objective.corrections import LEVELS, OUTSIDE, OVER, STATISTICS
 from lit_grpo.objective.kl import KL_ESTIMATORS
 from lit_grpo.objective.ratios import RATIOS
-from lit_grpo.objective.surrogates import SURROGATES
+from lit_grpo.objective.surrogates import DIVERGENCES, SURROGATES
 
 REFUSED = [
     (KLTerm, {"coef": -0.1}, "kl.coef"),
@@ -20,6 +28,19 @@ REFUSED = [
     (KLTerm, {"place": "reward", "coef": 0.1, "importance": True}, "kl.place"),
     (KLTerm, {"estimator": "k2", "importance": True}, "kl.estimator"),
     (KLTerm, {"coef": 0.1, "refresh_every": 0}, "kl.refresh_every"),
+    (KLTerm, {"coef": 0.1, "target": 0.0}, "kl.target"),
+    (KLTerm, {"coef": 0.1, "target": 0.1, "horizon": 0}, "kl.horizon"),
+    (KLTerm, {"target": 0.1}, "kl.coef"),
+    (SamplerMask, {}, "sampler_masks.max"),
+    (SamplerMask, {"min": -0.1}, "sampler_masks.min"),
+    (SamplerMask, {"min": 2.0, "max": 1.0}, "sampler_masks.max"),
+    (SamplerMask, {"statistic": "k2", "min": 0.1, "max": 1.0}, "sampler_masks.min"),
+    (CovarianceTerm, {"fraction": 0.0}, "covariance.fraction"),
+    (CovarianceTerm, {"low": 5.0, "high": 5.0}, "covariance.high"),
+    (CovarianceTerm, {"coef": 0.0}, "covariance.coef"),
+    (SFTTerm, {"coef": -0.1}, "sft.coef"),
+    (SFTTerm, {"coef": 0.1, "min_reward": math.nan}, "sft.min_reward"),
+    (Objective, {"ratio": "sequence", "surrogate": "dppo"}, "ratio"),
     (KLTerm, {"refresh_every": 5}, "kl.coef"),
     (KLTerm, {"refresh_mix": 0.5}, "kl.refresh_every"),
     (KLTerm, {"coef": 0.1, "refresh_every": 1, "refresh_mix": 0.0}, "kl.refresh_mix"),
@@ -99,7 +120,17 @@ def test_a_row_of_zero_advantage_has_a_gradient_only_from_kl_and_entropy_in_the_
         (KLTerm, "estimator", KL_ESTIMATORS),
         (SamplerCorrection, "level", LEVELS),
         (SamplerCorrection, "outside", OUTSIDE),
+        (SamplerMask, "statistic", STATISTICS),
+        (SamplerMask, "over", OVER),
+        (Objective, "dppo_divergence", DIVERGENCES),
     ],
 )
 def test_a_table_and_the_choices_of_its_key_agree(config, key, table):
-    assert set(get_args(get_type_hints(config)[key])) == table.keys()
+    assert set(names_in(get_type_hints(config)[key])) == table.keys()
+
+
+def names_in(kind: object) -> list[str]:
+    """Return the names of a Literal, also of one that is a choice besides your own function."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return [name for one in get_args(kind) for name in names_in(one)]

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from lit_grpo.objective import KLTerm
-from lit_grpo.objective.kl import KL_ESTIMATORS, kl_in_loss, kl_in_reward, straight_through_k2
+from lit_grpo.objective.kl import (
+    KL_ESTIMATORS,
+    KLControl,
+    kl_in_loss,
+    kl_in_reward,
+    straight_through_k2,
+)
 
 LOGITS = torch.tensor([0.3, -1.2, 2.0, 0.0, 0.7], dtype=torch.float64)
 REFERENCE = torch.tensor([1.0, 0.2, -0.4, 0.0, -1.5], dtype=torch.float64).log_softmax(0)
@@ -24,7 +30,7 @@ def expected_gradient(term: KLTerm, sampled_from: torch.Tensor | None = None) ->
 
     def expectation(logprobs: torch.Tensor) -> torch.Tensor:
         drawn_from = logprobs.detach() if sampled_from is None else sampled_from
-        values = kl_in_loss(logprobs, REFERENCE, (logprobs - drawn_from).exp(), term)
+        values = kl_in_loss(logprobs, REFERENCE, drawn_from, term)
         return (drawn_from.exp() * values).sum()
 
     return gradient_of(expectation)
@@ -84,18 +90,29 @@ def test_with_importance_the_gradient_is_that_of_the_divergence_for_tokens_of_an
     torch.testing.assert_close(expected_gradient(term, sampled_from), REVERSE)
 
 
-def test_importance_multiplies_the_value_by_the_ratio():
-    logprobs, ref = torch.tensor([[math.log(0.5)]]), torch.tensor([[math.log(0.25)]])
-    ratio = torch.tensor([[3.0]])
+def test_importance_multiplies_the_value_by_the_ratio_of_the_policy_over_the_sampler():
+    logprobs, ref = torch.tensor([[math.log(0.6)]]), torch.tensor([[math.log(0.3)]])
+    sampler = torch.tensor([[math.log(0.2)]])
     for gradient in ("estimator", "k2"):
         term = KLTerm(estimator="k1", importance=True, gradient=gradient)
-        value = kl_in_loss(logprobs, ref, ratio, term).item()
+        value = kl_in_loss(logprobs, ref, sampler, term).item()
         assert value == pytest.approx(3 * math.log(2))
 
 
-def test_kl_in_reward_is_the_coefficient_times_the_sum_over_the_tokens_of_a_completion():
+def test_kl_in_reward_is_that_of_the_tokens_in_the_mask():
     logprobs = torch.tensor([[-1.0, -2.0, -9.0], [-1.0, -1.0, -1.0]])
     ref = torch.tensor([[-2.0, -4.0, -1.0], [-0.5, -1.0, -1.0]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]]).bool()
     term = KLTerm(estimator="k1", coef=0.1, place="reward")
-    assert kl_in_reward(logprobs, ref, mask, term).tolist() == pytest.approx([0.3, -0.05])
+    assert kl_in_reward(logprobs, ref, mask, term).tolist() == [[1.0, 2.0, 0.0], [-0.5, 0.0, 0.0]]
+
+
+def test_the_coefficient_follows_the_divergence_to_its_target():
+    """arXiv 1909.08593 section 2.2: by at most a fifth of the share of the horizon."""
+    control = KLControl(term=KLTerm(coef=0.1, target=0.05, horizon=1000), coef=0.1)
+    assert control.after_step(0.055, 100).coef == pytest.approx(0.1 * (1 + 0.1 * 0.1))
+    assert control.after_step(0.0475, 100).coef == pytest.approx(0.1 * (1 - 0.05 * 0.1))
+    assert control.after_step(7.0, 100).coef == pytest.approx(0.1 * (1 + 0.2 * 0.1))
+    assert control.after_step(0.0, 100).coef == pytest.approx(0.1 * (1 - 0.2 * 0.1))
+    fixed = KLControl(term=KLTerm(coef=0.1), coef=0.1)
+    assert fixed.after_step(7.0, 100) == fixed

@@ -9,13 +9,20 @@ import pytest
 import torch
 from loss_batches import counts_of
 
-from lit_grpo.objective import KLTerm, Objective, SamplerCorrection
+from lit_grpo.objective import (
+    CovarianceTerm,
+    KLTerm,
+    Objective,
+    SamplerCorrection,
+    SamplerMask,
+    SFTTerm,
+)
 from lit_grpo.objective.aggregations import AGGREGATIONS
-from lit_grpo.objective.corrections import LEVELS, OUTSIDE
+from lit_grpo.objective.corrections import LEVELS, OUTSIDE, OVER, STATISTICS
 from lit_grpo.objective.kl import KL_ESTIMATORS, kl_in_reward
 from lit_grpo.objective.loss import token_losses
 from lit_grpo.objective.ratios import MAX_LOG_RATIO, RATIOS, bounded, token_ratio
-from lit_grpo.objective.surrogates import SURROGATES
+from lit_grpo.objective.surrogates import DIVERGENCES, SURROGATES
 from lit_grpo.types import TrainBatch, UserError
 
 NATS = (20.0, 90.0, 300.0)
@@ -46,6 +53,10 @@ KL_TERMS = valid(
         "importance": (False, True),
     },
 )
+SAMPLER_MASKS = valid(
+    SamplerMask, {"statistic": STATISTICS, "over": OVER, "min": (None, 0.5), "max": (None, 2.0)}
+)
+COVARIANCES = valid(CovarianceTerm, {"action": get_args(get_type_hints(CovarianceTerm)["action"])})
 OBJECTIVES = [
     *valid(
         Objective,
@@ -58,6 +69,10 @@ OBJECTIVES = [
     ),
     *valid(Objective, {"surrogate": SURROGATES, "kl": KL_TERMS, "aggregation": AGGREGATIONS}),
     *valid(Objective, {"off_policy_threshold": (0.1,), "ratio": RATIOS}),
+    *valid(Objective, {"surrogate": ["dppo"], "dppo_divergence": DIVERGENCES}),
+    *valid(Objective, {"surrogate": SURROGATES, "old_logprobs": ("policy", "sampler")}),
+    *valid(Objective, {"sampler_masks": [(mask,) for mask in SAMPLER_MASKS], "ratio": RATIOS}),
+    *valid(Objective, {"covariance": COVARIANCES, "sft": [SFTTerm(), SFTTerm(coef=0.1)]}),
 ]
 
 
@@ -91,6 +106,8 @@ def batch_with(nats: float, dtype: torch.dtype) -> tuple[torch.Tensor, TrainBatc
         sampler_logprobs=of(sampler),
         old_logprobs=of(old),
         ref_logprobs=of(ref),
+        is_good=torch.tensor(advantages) > 0,
+        covariance_mask=torch.arange(rows * NUM_TOKENS).view(rows, -1) % 2 == 0,
     )
     return of(logprobs).requires_grad_(), batch
 

@@ -19,8 +19,7 @@ from loss_batches import (
 )
 from trl_oracle import trl_gradient, trl_trainer
 
-from lit_grpo.objective import EntropyTerm, KLTerm, Objective, SamplerCorrection
-from lit_grpo.objective.aggregations import TokenCounts
+from lit_grpo.objective import EntropyTerm, KLTerm, Objective, SamplerCorrection, TokenCounts
 from lit_grpo.objective.entropy import EntropyControl
 
 LOSS_TYPES = {  # TRL's name -> our surrogate and aggregation
@@ -72,7 +71,11 @@ def objectives(loss_type: str, ratio: str) -> st.SearchStrategy[Objective]:
         sapo_temperatures=pairs,
         vespo_positive=pairs,
         vespo_negative=pairs,
-        kl=st.builds(KLTerm, coef=st.sampled_from([0.0, 0.3]), importance=st.booleans()),
+        kl=st.builds(
+            KLTerm,
+            coef=st.sampled_from([0.0, 0.3]),
+            importance=st.booleans() if ratio == "token" else st.just(False),
+        ),
         entropy=st.builds(EntropyTerm, coef=st.sampled_from([0.0, 0.1])),
         sampler_correction=st.none() | corrections,
         off_policy_threshold=st.none() | st.floats(0.01, 0.5),
@@ -91,9 +94,17 @@ def cases(draw) -> Case:
 
 
 def prepared(case: Case, objective: Objective) -> Case:
-    """Set the masks and logprobs that an update with this objective would set."""
+    """Set the masks and logprobs that an update with this objective would set.
+
+    TRL weights the KL by the ratio of the policy over the old one, whatever the sampler was.
+    """
     if objective.kl.coef == 0:
         case = replace(case, batch=replace(case.batch, ref_logprobs=None))
+    elif objective.kl.importance:
+        old = case.batch.old_logprobs
+        case = replace(
+            case, batch=replace(case.batch, sampler_logprobs=case.logprobs if old is None else old)
+        )
     return case.with_entropy_mask(objective.top_entropy_fraction)
 
 

@@ -28,7 +28,7 @@ from lit_grpo.objective.surrogates import SURROGATES
 
 NUM_ROWS = 5
 RATIO_OF = [
-    (s, r) for s in SURROGATES for r in RATIOS if r == "token" or s not in ("gmpo", "vespo")
+    (s, r) for s in SURROGATES for r in RATIOS if r == "token" or s not in ("gmpo", "vespo", "dppo")
 ]
 
 KL_TERMS = [

@@ -6,26 +6,38 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loss_batches import counts_of, train_batch
 
-from lit_grpo.objective import Objective, SamplerCorrection
+from lit_grpo.objective import LossInputs, Objective, SamplerCorrection
 from lit_grpo.objective.corrections import sampler_weights
 from lit_grpo.objective.ratios import RATIOS, bounded
-from lit_grpo.objective.surrogates import SURROGATES, SurrogateInputs
+from lit_grpo.objective.surrogates import SURROGATES
 
 
-def surrogate(objective, log_ratios, advantage, *, logprobs=None, correction=1.0, mask=None):
-    """Return the losses of one sequence: [C], or [1] for a loss per sequence."""
-    log_ratio = bounded(torch.tensor([log_ratios], dtype=torch.float64))
+def loss_inputs(objective, log_ratio, logprobs, advantage, mask, correction) -> LossInputs:
+    """Return the inputs for one sequence."""
     mask = torch.ones_like(log_ratio).bool() if mask is None else torch.tensor([mask]).bool()
-    terms = SurrogateInputs(
-        logprobs=log_ratio if logprobs is None else logprobs,
+    batch = train_batch([advantage], mask)
+    return LossInputs(
+        logprobs=logprobs,
+        old_logprobs=(logprobs - log_ratio).detach(),
         log_ratio=log_ratio,
         ratio=RATIOS[objective.ratio](log_ratio, mask),
         advantages=torch.tensor([[advantage]], dtype=torch.float64),
         mask=mask,
         correction=torch.atleast_2d(torch.tensor(correction, dtype=torch.float64)),
+        entropy=torch.zeros_like(logprobs),
+        batch=batch,
+        counts=counts_of(batch),
     )
-    return SURROGATES[objective.surrogate](terms, objective)[0].tolist()
+
+
+def surrogate(objective, log_ratios, advantage, *, logprobs=None, correction=1.0, mask=None):
+    """Return the losses of one sequence: [C], or [1] for a loss per sequence."""
+    log_ratio = bounded(torch.tensor([log_ratios], dtype=torch.float64))
+    logprobs = log_ratio if logprobs is None else logprobs
+    inputs = loss_inputs(objective, log_ratio, logprobs, advantage, mask, correction)
+    return SURROGATES[objective.surrogate](inputs, objective)[0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -84,15 +96,9 @@ def test_gspo_of_one_token_uses_the_ratio_of_that_token():
 def test_cispo_bounds_the_weight_and_keeps_the_gradient_of_every_token():
     logprobs = torch.tensor([[-2.0, -3.0]], dtype=torch.float64, requires_grad=True)
     objective = Objective(surrogate="cispo", clip_high=1.0)
-    terms = SurrogateInputs(
-        logprobs=logprobs,
-        log_ratio=logprobs,
-        ratio=torch.tensor([[5.0, 0.1]]),
-        advantages=torch.tensor([[3.0]]),
-        mask=torch.ones(1, 2).bool(),
-        correction=torch.tensor([[0.5, 1.0]]),
-    )
-    losses = SURROGATES["cispo"](terms, objective)
+    log_ratio = torch.tensor([[5.0, 0.1]], dtype=torch.float64).log()
+    inputs = loss_inputs(objective, log_ratio, logprobs, 3.0, None, [0.5, 1.0])
+    losses = SURROGATES["cispo"](inputs, objective)
     assert losses.tolist()[0] == pytest.approx([2 * 3 * 2 * 0.5, 0.1 * 3 * 3])
     losses.sum().backward()
     assert logprobs.grad.tolist()[0] == pytest.approx([-2 * 3 * 0.5, -0.1 * 3])

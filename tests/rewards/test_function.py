@@ -1,12 +1,13 @@
 import asyncio
 import functools
 import pickle
+import re
 
 import jsonargparse
 import pytest
 from tiny import completion, prompt
 
-from lit_grpo.rewards import FunctionReward, MathReward, Reward
+from lit_grpo.rewards import FormatReward, FunctionReward, MathReward, Reward
 from lit_grpo.rewards.function import as_reward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.types import Prompt, UserError
@@ -232,6 +233,50 @@ def test_kwargs_that_a_function_in_verls_form_does_not_take_are_refused(kwargs, 
         FunctionReward(with_details, reward_kwargs=kwargs)
 
 
+# Mistakes
+
+
+def scores_one(completions, **kwargs):
+    return [1.0]
+
+
+def score_of_a_list(solution_str):
+    return [1.0]
+
+
+class Grader:
+    async def __call__(self, completions, **kwargs):
+        return 0.5
+
+
+@pytest.mark.parametrize(
+    ("function", "shown"),
+    [
+        (scores_one, r"scores_one \({file}, line {line}\) returned 1 value for 2 completions\. It"),
+        (functools.partial(scores_one, limit=3), r"scores_one \({file}, line {line}\) returned 1"),
+        (Grader(), r"Grader\.__call__ \(.*\) returned 0\.5 \(float\) for 2 completions"),
+        (score_of_a_list, r"score_of_a_list \(.*\): returned \[1\.0\] \(list .*\), not a number"),
+    ],
+    ids=["list", "partial", "object", "verl"],
+)
+def test_a_wrong_result_names_the_function_its_line_and_what_to_return(function, shown):
+    line = scores_one.__code__.co_firstlineno
+    batch = run(FunctionReward(function, name="mine"), prompt(answer="2"), "2", "3")
+    (score, _) = batch.groups[0].scores["mine"]
+    assert re.match(shown.format(file=r"\S*test_function\.py", line=line), score.detail)
+    assert score.detail == score.bug
+    if function is not score_of_a_list:
+        assert "one completion at a time, let a function take solution_str" in score.detail
+
+
+def test_a_parameter_for_one_completion_is_told_its_name():
+    def short(completion, answer):
+        return float(len(completion) < 3)
+
+    with pytest.raises(UserError, match=r"short takes no completion to score: name .*solution_str"):
+        FunctionReward(short).check([prompt(answer="2", completion="a column")])
+
+
 # The data
 
 
@@ -345,9 +390,11 @@ def test_what_can_be_a_reward_in_python():
     reward = MathReward()
     assert as_reward(reward) is reward
     assert as_reward(compute_score).name == "compute_score"
-    with pytest.raises(UserError, match=r"got the class .*MathReward.*Give MathReward\(\)"):
+    with pytest.raises(UserError, match=r"got the class MathReward\. Give MathReward\(\)\."):
         as_reward(MathReward)
-    with pytest.raises(UserError, match="must have names, which a lambda has not"):
+    with pytest.raises(UserError, match=r"Give FormatReward\(\.\.\.\)\."):
+        as_reward(FormatReward)
+    with pytest.raises(UserError, match="must have a name, which a lambda has not"):
         as_reward(lambda completions: [1.0])
-    with pytest.raises(UserError, match="must be Reward objects or functions, got 'MathReward'"):
+    with pytest.raises(UserError, match="must be a Reward object or a function, got 'MathReward'"):
         as_reward("MathReward")

@@ -5,12 +5,19 @@ import re
 import sys
 from collections.abc import Callable
 
+import lightning as L
 import pytest
 import rich
+from small_runs import fit as train
+from small_runs import make_module, make_trainer, start_policy
+from tiny import prompt
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import RolloutProgressBar
+from lit_grpo.data import PromptLoader
+from lit_grpo.rollout import Sampling
 from lit_grpo.runs.progress import metrics_line
+from lit_grpo.training import SFTModule
 
 METRICS = {
     "reward/mean": 0.5,
@@ -37,7 +44,7 @@ def test_without_a_terminal_there_is_a_plain_line_first_last_and_every_n_steps(c
         "step 7/7",
     ]
     assert re.fullmatch(
-        r"step 3/7  \d+\.\d\d s/step  0:00:0\d left  reward 0\.500±0\.250  loss \d+\.\d{4}"
+        r"step 3/7  \d+\.\d\d s/step  \d:\d\d:\d\d left  reward 0\.500±0\.250  loss \d+\.\d{4}"
         r"  kl 0\.0010  len 12  tok/s 123[45]",
         lines[1],
     )
@@ -53,6 +60,42 @@ def test_each_validation_has_a_plain_line(capsys):
 def test_the_total_counts_rollout_steps_when_one_has_several_optimizer_steps(capsys):
     lines = plain_lines(capsys, steps=8, every_n_steps=2, num_updates=2)
     assert [line.split("  ")[0] for line in lines] == ["step 1/4", "step 2/4", "step 4/4"]
+
+
+class Totals(L.Callback):
+    """What the bar shows as the number of steps of the run, at its start and after each step."""
+
+    def __init__(self, bar):
+        self.bar = bar
+        self.seen = []
+
+    def on_train_start(self, *_):
+        self.seen.append(self.bar.total_train_batches)
+
+    def on_train_batch_end(self, *_):
+        self.seen.append(self.bar.total_train_batches)
+
+
+def grpo_run(callbacks):
+    module = make_module(update={"epochs": 2, "minibatches": 2})
+    train(module, callbacks=callbacks, max_steps=10, enable_progress_bar=True)
+
+
+def sft_run(callbacks):
+    trainer = make_trainer(
+        *callbacks, max_steps=4, accumulate_grad_batches=3, enable_progress_bar=True
+    )
+    prompts = [prompt(f"{number}+1=", answer="2") for number in range(6)]
+    module = SFTModule(start_policy(), sampling=Sampling(max_tokens=8))
+    trainer.fit(module, PromptLoader(prompts, 1))
+
+
+@pytest.mark.parametrize(("run", "num_steps"), [(grpo_run, 3), (sft_run, 12)])
+def test_the_total_is_right_from_the_start_to_the_end(run, num_steps):
+    bar = RolloutProgressBar()
+    totals = Totals(bar)
+    run([bar, totals])
+    assert totals.seen == [num_steps] * (num_steps + 1)
 
 
 def test_a_warm_up_shows_loss_and_accuracy():

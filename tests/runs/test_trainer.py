@@ -125,9 +125,15 @@ def test_a_run_of_no_steps_says_why_it_ended(tmp_path):
     [
         ({"callbacks": [ExitCheckpoint]}, "callbacks must be of type Callback"),
         ({"max_steps": "2"}, "max_steps must be a number, got '2'"),
+        ({"val_check_interval": 0}, "val_check_interval must be a whole number >= 1, a fraction"),
+        (
+            {"val_check_interval": 0.5, "check_val_every_n_epoch": None},
+            "it counts steps, across epochs",
+        ),
+        ({"check_val_every_n_epoch": 0}, "check_val_every_n_epoch must be >= 1, got 0"),
     ],
 )
-def test_a_setting_of_another_type_is_named(tmp_path, settings, message):
+def test_a_wrong_setting_of_the_trainer_is_named(tmp_path, settings, message):
     with pytest.raises(UserError, match=message):
         Trainer(tmp_path, **settings)
 

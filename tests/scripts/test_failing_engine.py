@@ -221,17 +221,19 @@ def test_small_runs_with_and_without_a_kill_pass_all_checks(tmp_path, monkeypatc
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))  # the reward is there
     model = tmp_path / "model"
     tiny_policy().save_pretrained(model)
-    config = tmp_path / "small.yaml"
-    config.write_text(json.dumps(SMALL))
+    small, held = tmp_path / "small.yaml", tmp_path / "held.yaml"
+    small.write_text(json.dumps(SMALL))
+    held.write_text(json.dumps(HELD))
     run, other = (
-        script.train(
-            tmp_path / str(len(kills)), model, NUM_SMALL_STEPS, kills, ["--config", str(config)]
+        script.train(tmp_path / str(len(kills)), model, NUM_SMALL_STEPS, kills, options)
+        for kills, options in (
+            ({}, ["--config", str(small)]),
+            ({2: "main process"}, ["--config", str(small), "--config", str(held)]),
         )
-        for kills in ({}, {2: "main process"})
     )
     assert checks.failed_checks(script.compare_runs(run, other, NUM_SMALL_STEPS)) == set()
     assert other.killed == ("main process",)
-    assert processes_of(tmp_path) == []
+    wait_until(lambda: processes_of(tmp_path) == [])
 
 
 def processes_of(run_dir):
@@ -275,6 +277,8 @@ SMALL = {
     },
 }  # fmt: skip
 """Overrides of the quickstart: a few sums, and the tests' own server."""
+HELD = {"trainer": {"callbacks+": [{"class_path": "holds.HoldServer", "init_args": {"step": 2}}]}}
+"""Further ones, with which the kill at row 2 never comes too late."""
 
 
 def test_help_describes_the_script(monkeypatch, capsys):

@@ -7,16 +7,23 @@ backward pass of a process.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import yaml
+from jsonargparse import ArgumentParser
+from loss_batches import counts_of, random_case
 from pretend_device import pretend_device, pretend_strategy
 from small_runs import PROMPTS, Keep, make_module, make_trainer, weights
 
 from lit_grpo.callbacks import ExitCheckpoint
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import EntropyTerm, KLTerm, Objective
+from lit_grpo.objective.loss import token_losses
 from lit_grpo.policy import LoRA
 from lit_grpo.training import Evaluation, GRPOModule
 
@@ -32,6 +39,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "padded": {"policy": {"packing": False}},
 }
 MAX_STEPS = 4
+PRESETS = files("lit_grpo.configs") / "presets"
 
 
 class CountMicroBatches(Keep):
@@ -78,6 +86,37 @@ def difference_after_a_resume() -> float:
         return difference(train({}, ckpt_path=Path(directory) / "last.ckpt"), expected)
 
 
+def objective_of(preset: Traversable) -> Objective:
+    parser = ArgumentParser()
+    parser.add_argument("--objective", type=Objective, default=Objective())
+    model = yaml.safe_load(preset.read_text())["model"]
+    made = parser.instantiate(parser.parse_object({"objective": model["objective"]}))
+    assert isinstance(made.objective, Objective)
+    return made.objective
+
+
+def loss_of(objective: Objective, device: str) -> list[float]:
+    """Return loss and gradient of a random micro-batch on a device."""
+    case = random_case(1)
+    chosen = {"covariance_mask": case.batch.loss_mask, "is_good": case.batch.advantages > 0}
+    batch, counts = replace(case.batch, **chosen), counts_of(case.batch)
+    logprobs = case.logprobs.to(device).requires_grad_()
+    entropy = case.entropy.to(device, logprobs.dtype)
+    losses = token_losses(logprobs, entropy, batch.to(device), counts, objective, entropy_coef=0.1)
+    losses.loss.backward()
+    gradient = logprobs.grad
+    assert gradient is not None
+    return [losses.loss.item(), *gradient.cpu().flatten().tolist()]
+
+
+def loss_difference(preset: Traversable) -> float:
+    """Return how much the loss of a preset and its gradient differ between the devices."""
+    objective = objective_of(preset)
+    with pretend_device():
+        on_device = loss_of(objective, "pretend")
+    return max(abs(a - b) for a, b in zip(on_device, loss_of(objective, "cpu"), strict=True))
+
+
 def evaluate(*, on_device: bool) -> dict[str, float]:
     module = make_module()
     module.evaluation = Evaluation(num_samples=2)
@@ -101,6 +140,7 @@ if __name__ == "__main__":
         json.dumps(
             {
                 "runs": {name: compare(name) for name in RUNS},
+                "presets": {preset.name: loss_difference(preset) for preset in PRESETS.iterdir()},
                 "difference_after_a_resume": difference_after_a_resume(),
                 "metrics": [evaluate(on_device=on_device) for on_device in (False, True)],
                 "few_micro_batches": waits_with(10_000),

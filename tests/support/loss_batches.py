@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_grpo.objective import Objective
-from lit_grpo.objective.aggregations import TokenCounts
+from lit_grpo.objective import Objective, TokenCounts
 from lit_grpo.objective.corrections import entropy_threshold, top_entropy_tokens
 from lit_grpo.objective.loss import TokenLosses, token_losses
 from lit_grpo.types import TrainBatch
@@ -52,7 +51,12 @@ def counts_of(*ranks: TrainBatch) -> TokenCounts:
         local_tokens=int(ranks[0].loss_mask.sum()),
         num_ranks=len(ranks),
         entropy_tokens=sum(int(batch.surrogate_mask.sum()) for batch in ranks),
+        good_tokens=sum(map(_good_tokens, ranks)),
     )
+
+
+def _good_tokens(batch: TrainBatch) -> int:
+    return 0 if batch.is_good is None else int((batch.loss_mask & batch.is_good[:, None]).sum())
 
 
 def losses_of(

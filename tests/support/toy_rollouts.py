@@ -78,6 +78,9 @@ class ToyModule(L.LightningModule):
         self.automatic_optimization = False
         self.make_outputs = make_outputs
 
+    def num_batches(self, optimizer_steps: int) -> int:
+        return -(-optimizer_steps // self.num_updates)
+
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         optimizer: Any = self.optimizers()
         for _ in range(self.num_updates):

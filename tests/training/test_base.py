@@ -11,7 +11,7 @@ from lit_grpo.callbacks import ExitCheckpoint
 from lit_grpo.data import PromptLoader
 from lit_grpo.policy import LoRA
 from lit_grpo.rewards import MathReward, Reward
-from lit_grpo.rollout import EngineFailed, HFEngine
+from lit_grpo.rollout import EngineFailed, HFEngine, SGLangEngine
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.training import Evaluation, GRPOModule
 from lit_grpo.types import UserError
@@ -112,6 +112,13 @@ def test_an_engine_failure_before_training_or_without_training_is_an_error():
         fit_and_evaluate(module)
     with pytest.raises(EngineFailed, match="no server is left"):
         make_trainer().validate(module, PromptLoader(PROMPTS, 4, training=False))
+
+
+def test_servers_that_other_machines_do_not_reach_are_refused_before_the_model_is_loaded():
+    module = make_module(engine=SGLangEngine(urls=["http://127.0.0.1:30000"]))
+    module.trainer = make_trainer(num_nodes=2, devices=1)
+    with pytest.raises(UserError, match=r"urls must be .* with trainer.num_nodes: 2"):
+        module.setup("fit")
 
 
 def test_a_policy_may_be_given_by_its_path(tmp_path):

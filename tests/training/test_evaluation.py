@@ -4,7 +4,7 @@ from itertools import combinations
 import pytest
 from tiny import completion, prompt
 
-from lit_grpo.rewards import Reward
+from lit_grpo.rewards import MathReward, Reward
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.training import Evaluation
 from lit_grpo.training.evaluation import pass_at_k
@@ -88,6 +88,12 @@ def test_the_names_of_the_accuracies_are_known_before_an_evaluation():
             r"pass_at must be from 1 to num_samples = 2, got \[1, 4\] .*Set model.evaluation",
         ),
         ({"num_samples": 2, "pass_at": (0,)}, r"got \[0\]"),
+        (
+            {"accuracy": MathReward},
+            r"^model\.evaluation\.accuracy must be a Reward object .*Give MathReward\(\)\.",
+        ),
+        ({"accuracy": "math"}, r"^model\.evaluation\.accuracy must be .*, got 'math'"),
+        ({"accuracy": lambda completions: [1.0]}, r"^model\.evaluation\.accuracy must have a name"),
     ],
 )
 def test_impossible_settings_are_refused(settings, message):

@@ -129,7 +129,9 @@ def test_a_step_without_any_completion_has_no_lengths():
 
 
 @pytest.mark.parametrize(
-    ("difference", "is_signal"), [(1e-12, False), (1e-7, True)], ids=["rounding", "tiny"]
+    ("difference", "is_signal"),
+    [(1e-12, False), (6e-8, False), (1e-6, True)],
+    ids=["rounding", "rounding to float32", "tiny"],
 )
 def test_metrics_warnings_and_dynamic_sampling_agree_on_which_groups_have_a_signal(
     difference, is_signal, caplog
@@ -179,11 +181,13 @@ def test_update_metrics_are_means_over_the_tokens_of_the_loss():
         has_surrogate=plain != 3,
         sampler_log_ratio=plain,
         weights=plain,
+        own_metrics={"own": plain * 10},
     )
     metrics = Metrics()
     add_update_metrics(metrics, batch, losses, plain)
     values = metrics.merged()
     assert values["policy/kl"] == values["policy/entropy"] == values["policy/ratio_mean"] == 2.0
+    assert values["policy/own"] == 20.0
     assert values["policy/clip_low_fraction"] == 0
     assert values["policy/masked_fraction"] == pytest.approx(1 / 3)
     assert values["policy/clip_high_fraction"] == pytest.approx(2 / 3)

@@ -186,7 +186,7 @@ def test_a_score_that_misses_the_deadline_is_a_timeout(monkeypatch):
             return super().score(prompt, completion)
 
     keep = Keep()
-    module = make_module(rewards=[Stuck()], outage=OutagePolicy(score_deadline_seconds=0.3))
+    module = make_module(rewards=[Stuck()], outage=OutagePolicy(score_deadline_seconds=3))
     make_trainer(keep).fit(module, PromptLoader(PROMPTS, 4, shuffle=False))
     (output,) = keep.outputs
     for group in output["rollouts"].groups:

@@ -46,6 +46,10 @@ class TooFew(Reward):
         return [1.0]
 
 
+def one_value(completions, **kwargs):
+    return float("4" in completions[0])
+
+
 class Occasional(Reward):
     calls = 0
 
@@ -80,6 +84,7 @@ def fit(reward: str, *arguments: str) -> tuple[int, str]:
     return exit_code, Path("run/run.log").read_text()
 
 
+ONE_VALUE = "{class_path: FunctionReward, init_args: {function: 'buggy_rewards:one_value'}}"
 PROCESS = "{class_path: ProcessReward, init_args: {reward: buggy_rewards.MissingColumn}}"
 
 
@@ -91,7 +96,8 @@ PROCESS = "{class_path: ProcessReward, init_args: {reward: buggy_rewards.Missing
         ("buggy_rewards.WrongSignature", "TypeError: WrongSignature.score() takes 2 positional"),
         ("buggy_rewards.Text", "returned '0.5' (str of length 3), not a number"),
         ("buggy_rewards.NotANumber", "needs a finite value, got nan"),
-        ("buggy_rewards.TooFew", "score_group returned 1 scores for 2 completions"),
+        ("buggy_rewards.TooFew", "TooFew.score_group (buggy_rewards.py, line 29) returned 1 value"),
+        (ONE_VALUE, "one_value (buggy_rewards.py, line 33) returned 0.0 (float) for 2 completions"),
     ],
     ids=lambda text: text[:40],
 )
@@ -130,7 +136,7 @@ def test_an_occasional_bug_is_an_outcome_with_one_traceback():
     exit_code, log = fit("buggy_rewards.Occasional")
     assert exit_code == 0
     assert log.count("Traceback (most recent call last)") == 1
-    assert log.count("KeyError: 0") == 2  # in the message and in the traceback
+    assert log.count("KeyError: 0") == 3  # in the message, the traceback and at the end
     rows = pd.read_parquet("run/completions")
     assert sorted(rows["outcome/occasional"]) == ["error"] * 2 + ["ok"] * 6
     assert rows.loc[rows["outcome/occasional"] == "error", "reward"].isna().all()

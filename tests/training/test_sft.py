@@ -1,6 +1,7 @@
 import lightning as L
 import pytest
 import torch
+from chat_models import ALWAYS_THINKS, IM_END, chat_prompts, qwen_policy
 from small_runs import make_trainer
 from tiny import LLAMA, prompt
 
@@ -87,3 +88,38 @@ def test_a_row_without_a_target_is_refused_with_its_id(column):
     module = make_module(target_column=column)
     with pytest.raises(ValueError, match="prompt bare has no .* Set model.target_column"):
         module.target(prompt(id="bare", answer=None))
+
+
+def test_a_conversation_ends_with_the_end_of_its_turn_and_the_policy_learns_it(tmp_path):
+    module = SFTModule(
+        qwen_policy(tmp_path),
+        optimizer=lambda params: torch.optim.AdamW(params, lr=2e-2),
+        evaluation=Evaluation(before_training=False),
+        sampling=Sampling(max_tokens=5),
+    )
+    rows = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(4)]
+    prompts = chat_prompts(module.tokenizer, *rows)
+    end = module.tokenizer.convert_tokens_to_ids(IM_END)
+    assert module.target_ids(prompts[1]) == [*module.tokenizer("2")["input_ids"], end]
+    make_trainer(max_epochs=-1, max_steps=40).fit(module, PromptLoader(prompts, 4))
+    engine = HFEngine()
+    engine.load_weights(module.policy, 0)
+    greedy = Sampling(temperature=0.0, max_tokens=5)
+    completions = dict(engine.generate(prompts, 1, greedy, seed=0))
+    assert [completions[n].text for n in range(4)] == ["0", "2", "4", "6"]
+    assert {one.token_ids[-1] for one in completions.values()} == {end}
+
+
+def test_plain_text_ends_with_the_end_of_the_text_whatever_the_template(tmp_path):
+    module = SFTModule(qwen_policy(tmp_path))
+    assert module.target_ids(PROMPTS[0])[-1] == module.tokenizer.eos_token_id
+
+
+def test_a_target_does_not_open_the_thought_that_the_template_has_opened(tmp_path):
+    module = SFTModule(qwen_policy(tmp_path, ALWAYS_THINKS))
+    rows = [{"prompt": "1+1=", "answer": text} for text in ("<think>\na</think>2", "a</think>2")]
+    prompts = chat_prompts(module.tokenizer, *rows)
+    assert prompts[0].text.endswith("<|im_start|>assistant\n<think>\n")
+    first, second = map(module.target_ids, prompts)
+    assert first == second
+    assert module.tokenizer.decode(first) == f"a</think>2{IM_END}"

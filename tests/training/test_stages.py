@@ -5,6 +5,7 @@ import pytest
 import torch
 from small_runs import fit, make_module
 
+from lit_grpo.training import stages
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.types import StageProgress
 
@@ -73,6 +74,66 @@ def test_a_step_reports_its_stages_in_order_and_every_row_once():
     assert sum(stage.details["rows"] for stage in parts) == 16
     assert listener.ended[-1].name == "update"
     assert listener.ended[-1].seconds >= sum(stage.seconds for stage in parts)
+
+
+class AsynchronousClock:
+    """A device that finishes its work only when it is waited for; a moment is a number of calls."""
+
+    is_asynchronous = True
+
+    def __init__(self):
+        self.marks, self.waits, self.passed = 0, 0, 0
+
+    def mark(self):
+        self.marks += 1
+        return self.marks
+
+    def seconds(self, start, end):
+        assert end <= self.passed
+        return end - start
+
+    def wait(self):
+        self.waits += 1
+        self.passed = self.marks
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = AsynchronousClock()
+    monkeypatch.setattr(stages, "clock_of", lambda device: clock)
+    return clock
+
+
+def test_micro_batches_do_not_wait_for_a_gpu_and_are_reported_when_the_update_ends(clock):
+    listener = Listener()
+    events = events_for(listener)
+    with events.stage("update"):
+        for number in range(3):
+            with events.stage("micro_batch", number) as details:
+                details["rows"] = number
+        assert clock.waits == 0
+        assert listener.ended == []
+    assert clock.waits == 1
+    assert [stage.micro_batch for stage in listener.ended] == [0, 1, 2, None]
+    assert [stage.details.get("rows") for stage in listener.ended] == [0, 1, 2, None]
+    assert [stage.seconds for stage in listener.ended] == [1, 1, 1, 7]
+
+
+def test_micro_batches_of_an_update_that_fails_are_not_reported_later(clock):
+    listener = Listener()
+    events = events_for(listener)
+
+    def update():
+        with events.stage("update"):
+            with events.stage("micro_batch", 0):
+                pass
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        update()
+    with events.stage("reward"):
+        pass
+    assert [stage.name for stage in listener.ended] == ["reward"]
 
 
 def test_the_running_stage_is_known_until_it_ends_or_fails():

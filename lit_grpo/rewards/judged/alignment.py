@@ -60,6 +60,9 @@ class RubricAlignmentReward(JudgedReward):
         + lambda_info    * 4 p (1 - p)
         - lambda_defense * max(0, 1 - d / 0.2)
 
+    The policy's reasoning before the rubric is not part of it: the judge does not see it, and its
+    tokens are not counted, unless ``reasoning`` is ``keep``.
+
     A rubric has no value if one of the answers got no grade, or if all gold scores are equal. For
     a blank rubric every grade is 0, and the judge is not asked.
 

@@ -19,6 +19,8 @@ NUM_SHOWN = 5
 class JudgedReward(Reward):
     """Ask a language model for verdicts. A subclass defines the items and their values.
 
+    Unless ``reasoning`` is ``keep``, the judge sees the answer without the policy's reasoning.
+
     The judge client retries within ``judge.limits``. A row without a verdict after that has an
     outcome but no value, and ``on_error`` (mask, drop_group or raise) applies to it.
 
@@ -32,6 +34,7 @@ class JudgedReward(Reward):
     """Variables that the template may use."""
     template_needs: ClassVar[tuple[str, ...]]
     """Variables that the template must use."""
+    reasoning = "strip"
     votes_differ: ClassVar[bool] = False
     """Whether each vote has a different prompt, so that votes differ even at a temperature of 0."""
     items_per_call: int = 1

@@ -18,7 +18,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lit_grpo.rewards.scoring.boundary import failed_scores
-from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, check_range
+from lit_grpo.types import (
+    Completion,
+    Outcome,
+    Prompt,
+    Score,
+    UserError,
+    check_range,
+    starts_with_bos,
+)
 
 Activation = Literal["none", "sigmoid", "softmax"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -117,7 +125,9 @@ class ScorerModel:
             question = "\n\n".join(message["content"] for message in messages)
         if self.tokenizer.sep_token is not None:
             return self._tokenize(question, text)
-        return self._tokenize(question + ("" if messages is None else "\n\n") + text)
+        whole = question + ("" if messages is None else "\n\n") + text
+        is_complete = starts_with_bos(whole, self.tokenizer)
+        return self._tokenize(whole, add_special_tokens=not is_complete)
 
     def _tokenize(self, *texts: str, **settings: bool) -> Mapping[str, list[int]]:
         return cast(Mapping[str, list[int]], self.tokenizer(*texts, **settings))

@@ -37,7 +37,8 @@ class ScorerReward(Reward):
     concatenated otherwise; the turns of a conversation are then joined by empty lines, without
     the policy's chat markup.
 
-    A text of more than ``max_tokens`` is not scored and has the outcome ``truncated``.
+    Unless ``reasoning`` is ``keep``, the completion is given without its reasoning. A text of more
+    than ``max_tokens`` is not scored and has the outcome ``truncated``.
 
     Args:
         path: Directory or hub id of a reward model. It must have a trained classification head.
@@ -50,6 +51,8 @@ class ScorerReward(Reward):
         max_tokens: Maximum length of prompt and completion together; null for the model's limit.
         trust_remote_code: Whether to run the model code of a hub repository.
     """
+
+    reasoning = "strip"
 
     def __init__(
         self,

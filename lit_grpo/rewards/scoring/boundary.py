@@ -6,11 +6,13 @@ A failure that looks like a mistake in the reward's code is marked as a bug: no 
 
 from __future__ import annotations
 
+import inspect
 import os
 import reprlib
 import traceback
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from pathlib import Path
 
@@ -26,19 +28,23 @@ PROGRAMMING_ERRORS = (
 """Exceptions that usually mean a mistake in the code, such as a missing column."""
 
 
-def as_scores(result: object, count: int, seconds: float) -> tuple[Score, ...]:
-    """Convert what ``score_group`` returned to ``count`` scores, which share its ``seconds``."""
+def as_scores(
+    result: object, count: int, seconds: float, scorer: Callable[..., object]
+) -> tuple[Score, ...]:
+    """Convert what ``score_group`` returned to ``count`` scores, which share its ``seconds``.
+
+    Args:
+        scorer: The user's function or method that returned it.
+    """
     if not isinstance(result, Iterable) or isinstance(result, str | bytes | dict):
-        detail = f"score_group returned {_show(result)}, not a sequence"
-        return _no_scores(detail, count, seconds, bug=detail)
+        return _wrong_shape(_show(result), count, seconds, scorer)
     values = list(result)
     if len(values) != count:
-        detail = f"score_group returned {len(values)} scores for {count} completions"
-        return _no_scores(detail, count, seconds, bug=detail)
-    return tuple(as_score(value, seconds / count) for value in values)
+        return _wrong_shape(_plural(len(values), "value"), count, seconds, scorer)
+    return tuple(as_score(value, seconds / count, scorer) for value in values)
 
 
-def as_score(value: object, seconds: float) -> Score:
+def as_score(value: object, seconds: float, scorer: Callable[..., object]) -> Score:
     """Convert what ``score`` returned to a score, and set its ``seconds`` if the reward did not."""
     if value is None:
         return Score(value=None, outcome=Outcome.ABSTAIN, seconds=seconds)
@@ -47,8 +53,41 @@ def as_score(value: object, seconds: float) -> Score:
     try:
         return Score(value=_as_float(value), seconds=seconds)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        (score,) = _no_scores(str(error), 1, seconds, bug=str(error))
+        detail = f"{_describe(scorer)}: {error}"
+        (score,) = _no_scores(detail, 1, seconds, bug=detail)
         return score
+
+
+def _wrong_shape(
+    returned: str, count: int, seconds: float, scorer: Callable[..., object]
+) -> tuple[Score, ...]:
+    detail = (
+        f"{_describe(scorer)} returned {returned} for {_plural(count, 'completion')}. It must "
+        "return a list with one value for each of them. To score one completion at a time, let a "
+        "function take solution_str instead of completions, and let a class define score instead "
+        "of score_group."
+    )
+    return _no_scores(detail, count, seconds, bug=detail)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _describe(function: Callable[..., object]) -> str:
+    """Return the name of a function and where it stands: ``short (my_rewards.py, line 3)``."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    kind = type(function)
+    named = function if hasattr(function, "__qualname__") else kind.__call__
+    code = getattr(named, "__code__", None)
+    name = getattr(named, "__qualname__", kind.__name__).rpartition("<locals>.")[2]
+    if code is None:
+        return name
+    path = Path(code.co_filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{name} ({shown}, line {code.co_firstlineno})"
 
 
 def failed_scores(error: BaseException, count: int, seconds: float) -> tuple[Score, ...]:

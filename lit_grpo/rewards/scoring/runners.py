@@ -59,8 +59,8 @@ class Call:
 
     def as_scores(self, result: object, seconds: float) -> tuple[Score, ...]:
         if self.reward.is_grouped:
-            return as_scores(result, len(self.rows), seconds)
-        return (as_score(result, seconds),)
+            return as_scores(result, len(self.rows), seconds, self.reward.scorer)
+        return (as_score(result, seconds, self.reward.scorer),)
 
     def failed(self, error: BaseException, seconds: float) -> tuple[Score, ...]:
         return failed_scores(error, len(self.rows), seconds)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from lit_grpo.rewards.reward import Reward
+from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rewards.scoring.runners import Call, Runners
 from lit_grpo.rewards.scoring.valid_rows import combine
 from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score, StageProgress
@@ -38,6 +39,7 @@ class Scoring:
         rewards: The rewards, which have been started.
         runners: Execute the calls.
         warn: Called with each failed call and one of its scores.
+        reasoning: Finds the answers of completions; None gives every reward the whole completion.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Scoring:
         rewards: Sequence[Reward],
         runners: Runners,
         warn: Callable[[Call, Score], None],
+        reasoning: Reasoning | None,
         prompts: Sequence[Prompt],
         group_size: int,
     ) -> None:
         self._rewards = rewards
         self._runners = runners
         self._warn = warn
+        self._reasoning = reasoning
         self._prompts = tuple(prompts)
         self._group_size = group_size
         num_rows = len(self._prompts) * group_size
@@ -181,12 +185,29 @@ class Scoring:
 
     def deliver(self, call: Call, scores: tuple[Score, ...]) -> None:
         """Store the scores of a call; runs on the thread that made it."""
+        scores = tuple(map(self._with_known_tokens, call.rows, call.completions, scores))
         failed = next((score for score in scores if score.is_failure), None)
         if failed is not None:
             self._warn(call, failed)
             if call.reward.on_error == "raise" and self._failure is None:
                 self._failure = RewardFailed(call.reward.name, call.prompt.id, failed)
         self._fill(call.reward.name, dict(zip(call.rows, scores, strict=True)))
+
+    def _with_known_tokens(self, row: int, scored: Completion, score: Score) -> Score:
+        """Return the score, or a failure if its steps are not at tokens of the completion."""
+        num_tokens = len(self._added(row).token_ids)
+        if all(0 <= index < num_tokens for index, _ in score.steps) and (
+            not score.steps or scored.token_ids == self._added(row).token_ids
+        ):
+            return score
+        detail = (
+            f"steps at tokens {[index for index, _ in score.steps][:8]} of a completion with "
+            f"{num_tokens} tokens, of which the reward saw {len(scored.token_ids)} (set its "
+            "reasoning to keep, so that it sees all of them)"
+        )
+        return replace(
+            score, value=None, outcome=Outcome.ERROR, detail=detail, steps=(), bug=detail
+        )
 
     def _fill(self, name: str, scores: Mapping[int, Score]) -> None:
         """Store scores where there are none yet; late ones are dropped."""
@@ -203,13 +224,11 @@ class Scoring:
         return range(group * self._group_size, (group + 1) * self._group_size)
 
     def _submit(self, reward: Reward, rows: tuple[int, ...]) -> None:
-        call = Call(
-            reward=reward,
-            receiver=self,
-            prompt=self._prompts[rows[0] // self._group_size],
-            rows=rows,
-            completions=tuple(self._added(row) for row in rows),
-        )
+        prompt = self._prompts[rows[0] // self._group_size]
+        completions = tuple(self._added(row) for row in rows)
+        if self._reasoning is not None and reward.reasoning == "strip":
+            completions = tuple(self._reasoning.answer(prompt, one) for one in completions)
+        call = Call(reward=reward, receiver=self, prompt=prompt, rows=rows, completions=completions)
         self._runners.submit(call)
 
     def _added(self, row: int) -> Completion:

@@ -11,6 +11,7 @@ from typing import Any
 
 from lit_grpo.rewards.function import as_reward
 from lit_grpo.rewards.reward import Reward, check_settings
+from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rewards.scoring.runners import Call, Runners
 from lit_grpo.rewards.scoring.scoring import Scoring
 from lit_grpo.types import Completion, Measurements, Outcome, Prompt, RolloutBatch, Score, UserError
@@ -42,6 +43,7 @@ class RewardSuite:
                 "(otherwise nothing is learned). Add a reward or set a weight."
             )
         self._runners: Runners | None = None
+        self._reasoning: Reasoning | None = None
         self._started: list[Reward] = []
         self._warned: set[tuple[str, Outcome, bool]] = set()
 
@@ -50,10 +52,21 @@ class RewardSuite:
         """name -> weight in the sum."""
         return {reward.name: reward.weight for reward in self.rewards}
 
-    def start(self) -> None:
-        """Start the threads and the rewards; do nothing if they are started already."""
+    def start(self, reasoning: Reasoning | None = None) -> None:
+        """Start the threads and the rewards; do nothing if they are started already.
+
+        Args:
+            reasoning: Finds the answers of completions, for rewards with ``reasoning: strip``;
+                None gives every reward the whole completion.
+
+        Raises:
+            UserError: a reward cannot start, or the tokenizer hides the tags of the reasoning.
+        """
         if self._runners is not None:
             return
+        if reasoning is not None and any(one.reasoning == "strip" for one in self.rewards):
+            reasoning.check()
+        self._reasoning = reasoning
         self._runners = Runners(self.rewards)
         try:
             for reward in self.rewards:
@@ -74,7 +87,9 @@ class RewardSuite:
 
     def open(self, prompts: Sequence[Prompt], group_size: int) -> Scoring:
         """Open the scoring of a rollout step with ``group_size`` completions for each prompt."""
-        return Scoring(self.rewards, self._running(), self._warn, prompts, group_size)
+        return Scoring(
+            *(self.rewards, self._running(), self._warn, self._reasoning), prompts, group_size
+        )
 
     def score(
         self, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_grpo.rewards.function import as_reward
 from lit_grpo.rewards.reward import Reward, check_settings, setting_key
 from lit_grpo.rewards.workers.pool import WorkerPool, WorkerStartError
 from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, check_range
@@ -30,8 +31,8 @@ class ProcessReward(Reward):
     code in them has the trainer's permissions and environment variables.
 
     Args:
-        reward: The reward to run. Its name is used by default; its weight and its error handling
-            are set on ``ProcessReward``.
+        reward: The reward to run. Its name and its ``reasoning`` are used by default; its weight
+            and its error handling are set on ``ProcessReward``.
         num_workers: Number of processes, and so of parallel calls. The first starts with the run,
             the others when they are needed.
         deadline_seconds: Timeout of one call of ``score`` or ``score_group`` in a worker, without
@@ -50,6 +51,8 @@ class ProcessReward(Reward):
         name: str | None = None,
         **settings: Any,
     ) -> None:
+        reward = as_reward(reward, setting_key(self, "reward"))
+        self.reasoning = reward.reasoning
         super().__init__(name=name or reward.name, **settings)
         self.reward = reward
         self.num_workers = num_workers
@@ -158,4 +161,5 @@ def _pickle(reward: Reward) -> bytes:
 
 
 def _score(fields: Mapping[str, Any]) -> Score:
-    return Score(**{**fields, "outcome": Outcome(fields["outcome"])})
+    steps = tuple((index, value) for index, value in fields["steps"])
+    return Score(**{**fields, "outcome": Outcome(fields["outcome"]), "steps": steps})

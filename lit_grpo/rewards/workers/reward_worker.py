@@ -54,9 +54,10 @@ def _score(
 ) -> tuple[Score, ...]:
     if _reward.is_grouped:
         result: object = _reward.score_group(prompt, completions)
-        return as_scores(result, len(completions), time.perf_counter() - start_time)
+        seconds = time.perf_counter() - start_time
+        return as_scores(result, len(completions), seconds, _reward.scorer)
     result = _reward.score(prompt, completions[0])
-    return (as_score(result, time.perf_counter() - start_time),)
+    return (as_score(result, time.perf_counter() - start_time, _reward.scorer),)
 
 
 def _finish(result: object) -> None:

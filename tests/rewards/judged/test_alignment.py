@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 from judge_server import PRICE, REPLY_COST, JudgeServer, judges, refuses, writes
 from tiny import completion, prompt
 
+from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import RubricAlignmentReward
 from lit_grpo.rewards.judged.alignment import average_ranks, measure, rank_correlation
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.rewards.scoring import Reasoning, RewardSuite
 from lit_grpo.types import Outcome
 
 QUESTION = "What makes the sky blue?"
 ANSWERS = ["Scattering of light.", "The sea is mirrored.", "I do not know."]
 GOLD = [0.9175, 0.3125, 0.0625]
 """Numbers that can be recognised in a request."""
+THOUGHT = "<think>Which one is right?</think>\n\nIt names the cause."
 GRADES = dict(zip(ANSWERS, [8, 6, 4], strict=True))
 
 
@@ -36,14 +38,20 @@ def by_table(grades=GRADES):
     return judges("answer", lambda request, one: {"score": grades[one.text]})
 
 
-def score_all(server: JudgeServer, rubrics: Sequence, prompts: Sequence = (), **settings):
+def score_all(
+    server: JudgeServer, rubrics: Sequence, prompts: Sequence = (), *, strips=False, **settings
+):
     """Score rubrics, one prompt each; return the scores and the measurements."""
     judge = server.judge(**settings.pop("judge", {}))
     reward = RubricAlignmentReward(judge, **settings)
     prompts = list(prompts) or [row()] * len(rubrics)
-    with RewardSuite([reward]) as suite:
+    suite = RewardSuite([reward])
+    suite.start(Reasoning("<think>", "</think>", byte_tokenizer()) if strips else None)
+    try:
         rollouts = suite.score(prompts, [[one] for one in rubrics])
         (observed,) = suite.observe()
+    finally:
+        suite.close()
     return [group.scores[reward.name][0] for group in rollouts.groups], observed
 
 
@@ -134,6 +142,25 @@ def test_the_judge_sees_question_rubric_and_answers_but_no_gold_score_and_no_pro
     for text in texts:
         assert not any(str(gold) in text for gold in GOLD)
         assert "A good answer begins" not in text
+
+
+@pytest.mark.parametrize(
+    ("choice", "seen", "length"),
+    [({}, "It names the cause.", 19), ({"reasoning": "keep"}, THOUGHT, 64)],
+    ids=["by default", "keep"],
+)
+def test_the_judge_sees_and_the_penalty_counts_the_rubric_without_the_thought(choice, seen, length):
+    with JudgeServer(by_table()) as server:
+        (score,), _ = score_all(server, [rubric(THOUGHT)], strips=True, lambda_len=1.0, **choice)
+        assert {one.text for request in server.questions for one in request.of("rubric")} == {seen}
+    assert f"- length {length / 512:.3f} " in score.detail  # one token a byte, or the 64 sampled
+
+
+def test_an_unfinished_thought_is_a_blank_rubric():
+    with JudgeServer(by_table()) as server:
+        (score,), _ = score_all(server, [rubric("<think>It names the cause.")], strips=True)
+        assert server.questions == []
+    assert "grades 0, 0, 0 of 10" in score.detail
 
 
 def test_answers_in_one_call_keep_their_grades_and_are_shuffled_by_the_rubric():

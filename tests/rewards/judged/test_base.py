@@ -1,6 +1,5 @@
 import asyncio
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,7 @@ from judge_server import (
     JudgeServer,
     first_line_is,
     judges,
+    once_together,
     refuses,
     says,
     shorten_backoff,
@@ -282,11 +282,12 @@ def test_two_rewards_of_one_deployment_do_not_share_verdicts(server, started, ga
 
 
 def test_the_timeout_of_a_score_leaves_an_equal_one_its_verdict(server, started, gate):
-    suite = started(JudgeReward(server.judge(), name="judged", timeout_seconds=2.0))
+    reward = JudgeReward(server.judge(), name="judged", timeout_seconds=3.0)
+    suite = started(reward)
     late, patient = (suite.open([prompt()], 1) for _ in range(2))
     add_all(late, ["2"])
     wait_until(lambda: server.questions)
-    time.sleep(1.0)
+    reward.timeout_seconds = None
     add_all(patient, ["2"])
     (one,) = late.result().groups[0].scores["judged"]
     gate.set()
@@ -297,8 +298,7 @@ def test_the_timeout_of_a_score_leaves_an_equal_one_its_verdict(server, started,
 
 
 def test_processes_keep_the_limits_together_and_add_up_what_they_spent(server, tmp_path):
-    honest = server.behaviour
-    server.behaviour = lambda request: replace(honest(request), seconds=0.05)
+    server.behaviour = once_together(server, 3, server.behaviour)
     limits = {"max_concurrency": 3, "max_cost_usd": 1.0}
     reward = JudgeReward(server.judge(price=PRICE, limits=limits))
 

@@ -111,6 +111,18 @@ def test_plain_prompt_is_concatenated_with_the_completion(tmp_path):
     assert got == pytest.approx([logits.sigmoid().item() for logits in expected], abs=1e-5)
 
 
+def test_a_prompt_that_begins_with_the_scorers_bos_does_not_get_two(tmp_path):
+    path = save_llama(tmp_path, vocab_size=259)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    tokenizer.add_bos_token = True
+    tokenizer.update_post_processor()
+    tokenizer.save_pretrained(path)
+    reward = ScorerReward(path, device="cpu")
+    expected = values(reward, prompt("1+1="))
+    assert values(reward, prompt("<bos>1+1=")) == pytest.approx(expected, abs=1e-5)
+
+
 def test_conversation_without_a_template_is_read_without_the_policys_markup(tmp_path):
     path = save_llama(tmp_path, template=False)
     (expected,) = plain_logits(path, "1+1=\n\n2")

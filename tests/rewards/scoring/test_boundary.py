@@ -8,6 +8,10 @@ from lit_grpo.rewards.scoring.boundary import PACKAGE, as_score, as_scores, fail
 from lit_grpo.types import Outcome, Score
 
 
+def scorer(completions):
+    """The function whose results are converted."""
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -17,7 +21,7 @@ from lit_grpo.types import Outcome, Score
     ],
 )
 def test_any_number_becomes_a_value(value):
-    assert as_score(value, 0.5) == Score(value=1.0, seconds=0.5)
+    assert as_score(value, 0.5, scorer) == Score(value=1.0, seconds=0.5)
 
 
 @pytest.mark.parametrize(
@@ -34,28 +38,28 @@ def test_any_number_becomes_a_value(value):
     ],
 )
 def test_anything_else_is_an_error_that_shows_it(value, detail):
-    score = as_score(value, 0.5)
+    score = as_score(value, 0.5, scorer)
     assert (score.value, score.outcome, score.seconds) == (None, Outcome.ERROR, 0.5)
     assert detail in score.detail
 
 
 def test_none_is_an_abstention():
-    assert as_score(None, 0.5) == Score(value=None, outcome=Outcome.ABSTAIN, seconds=0.5)
+    assert as_score(None, 0.5, scorer) == Score(value=None, outcome=Outcome.ABSTAIN, seconds=0.5)
 
 
 def test_score_is_kept_with_its_own_seconds():
     limited = Score(value=None, outcome=Outcome.RATE_LIMITED, detail="429", cost=0.1)
-    assert as_score(limited, 0.5) == Score(
+    assert as_score(limited, 0.5, scorer) == Score(
         value=None, outcome=Outcome.RATE_LIMITED, detail="429", cost=0.1, seconds=0.5
     )
-    assert as_score(Score(value=1.0, seconds=2.0), 0.5).seconds == 2.0
+    assert as_score(Score(value=1.0, seconds=2.0), 0.5, scorer).seconds == 2.0
 
 
 @pytest.mark.parametrize(
     "result", [[1.0, None], (1.0, None), np.array([1.0, None]), iter([1.0, None])]
 )
 def test_scores_of_a_group_share_its_seconds(result):
-    assert as_scores(result, 2, 1.0) == (
+    assert as_scores(result, 2, 1.0, scorer) == (
         Score(value=1.0, seconds=0.5),
         Score(value=None, outcome=Outcome.ABSTAIN, seconds=0.5),
     )
@@ -64,16 +68,16 @@ def test_scores_of_a_group_share_its_seconds(result):
 @pytest.mark.parametrize(
     ("result", "detail"),
     [
-        ([1.0], "returned 1 scores for 2 completions"),
-        ([1.0, 2.0, 3.0], "returned 3 scores for 2 completions"),
-        (1.0, "returned 1.0 (float), not a sequence"),
-        (None, "returned None (NoneType), not a sequence"),
-        ("ab", "returned 'ab' (str of length 2), not a sequence"),
-        ({0: 1.0, 1: 2.0}, "(dict of length 2), not a sequence"),
+        ([1.0], "returned 1 value for 2 completions"),
+        ([1.0, 2.0, 3.0], "returned 3 values for 2 completions"),
+        (1.0, "returned 1.0 (float) for 2 completions"),
+        (None, "returned None (NoneType) for 2 completions"),
+        ("ab", "returned 'ab' (str of length 2) for 2 completions"),
+        ({0: 1.0, 1: 2.0}, "(dict of length 2) for 2 completions"),
     ],
 )
 def test_wrong_number_of_scores_is_an_error_on_every_row(result, detail):
-    scores = as_scores(result, 2, 1.0)
+    scores = as_scores(result, 2, 1.0, scorer)
     assert [score.outcome for score in scores] == [Outcome.ERROR] * 2
     assert all(detail in score.detail for score in scores)
 

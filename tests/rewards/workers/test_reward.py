@@ -16,7 +16,7 @@ from code_rewards import (
 from paths import SUPPORT
 from processes import LIT_GRPO, run_program
 from tiny import LLAMA, completion, prompt
-from worker_processes import guards_of
+from worker_processes import guards_of, wait_until
 
 from lit_grpo.rewards import ProcessReward, Reward
 from lit_grpo.rewards.scoring import RewardSuite
@@ -101,7 +101,7 @@ def test_reward_can_be_started_again_after_close():
     for _ in range(2):
         with suite:
             assert values(score_all(suite, FINE)) == [1.5]
-        assert guards_of(os.getpid()) == others
+        wait_until(lambda: guards_of(os.getpid()) == others)
 
 
 TRAINER = r"""
@@ -145,6 +145,7 @@ def test_reward_keeps_its_name_and_its_way_of_grouping():
         (lambda: ProcessReward(ProcessReward(RunCode())), "run_code is async"),
         (lambda: ProcessReward(HasState()), "has_state has state_dict .* without ProcessReward"),
         (lambda: ProcessReward(Reward()), "must override score or score_group"),
+        (lambda: ProcessReward(RunCode), r"ProcessReward.init_args.reward .* Give RunCode\(\)"),
         (lambda: ProcessReward(RunCode(weight=2)), "weight must be set on ProcessReward, got 2"),
         (lambda: ProcessReward(RunCode(on_error="raise")), "Move on_error to the init_args"),
         (lambda: ProcessReward(RunCode(), num_workers=0), "num_workers must be >= 1, got 0"),
@@ -168,7 +169,7 @@ def test_reward_that_cannot_start_in_a_worker_stops_the_run_with_the_cause(rewar
     others = guards_of(os.getpid())
     with pytest.raises(error, match=message):
         RewardSuite([ProcessReward(reward)]).start()
-    assert guards_of(os.getpid()) == others
+    wait_until(lambda: guards_of(os.getpid()) == others)
 
 
 # Configs

@@ -1,0 +1,74 @@
+"""Your own functions in the objective, named in the config by their path.
+
+What a function returns is checked: its shape at every call, its values at the first one. A function
+that is wrong ends the run with what was expected of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+from torch import Tensor
+
+from lit_grpo.types import RewardTable, UserError
+
+Function = Callable[..., Any]
+"""A function, or an object that can be called; in a config its path, or that of its class."""
+
+_known_to_be_finite: WeakSet[Function] = WeakSet()
+"""Values are looked at once only, since that waits for a GPU."""
+
+
+def checked_advantages(function: Function, table: RewardTable) -> Tensor:
+    """Return the [B, G] float64 advantages of a user's function.
+
+    Raises:
+        UserError: they do not have the shape of the rewards, or are not finite.
+    """
+    shape = tuple(table.rewards.shape)
+    found = checked(function, function(table), [shape], "one advantage per completion")
+    return found.double()
+
+
+def checked(
+    function: Function, result: object, shapes: Sequence[tuple[int, ...]], what: str
+) -> Tensor:
+    """Return what a user's function has returned, if it is as expected.
+
+    Args:
+        shapes: The shapes that are allowed.
+        what: What the values are, for the message.
+
+    Raises:
+        UserError: it is no tensor of such a shape, or a value is not finite.
+    """
+    allowed = " or ".join(map(str, shapes))
+    rule = f"{_name(function)} must return {what}, a tensor of shape {allowed}"
+    if not isinstance(result, Tensor):
+        raise UserError(f"{rule}, got {type(result).__name__} {str(result)[:100]}.")
+    if tuple(result.shape) not in shapes:
+        raise UserError(f"{rule}, got shape {tuple(result.shape)}.")
+    if not result.is_floating_point():
+        raise UserError(f"{rule}, of floating point numbers, got {result.dtype}.")
+    if function not in _known_to_be_finite:
+        if not bool(result.isfinite().all()):
+            wrong = int((~result.isfinite()).sum())
+            raise UserError(
+                f"{rule}, all finite, got {wrong} of {result.numel()} values that are NaN or "
+                "infinite. Bound logarithms and exponents, and do not divide by 0."
+            )
+        _known_to_be_finite.add(function)
+    return result
+
+
+def _name(function: Function) -> str:
+    """Return the name of a function with its file and line."""
+    code = inspect.unwrap(function) if inspect.isfunction(function) else type(function)
+    name = f"{code.__module__}.{code.__qualname__}"
+    try:
+        return f"{name} ({inspect.getsourcefile(code)}:{inspect.getsourcelines(code)[1]})"
+    except (OSError, TypeError):
+        return name

@@ -1,0 +1,60 @@
+"""Say which rewards failed on rows of a run, how often and why: at its end and in its report."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow.dataset import dataset
+
+from lit_grpo.runs.history import Run
+from lit_grpo.runs.tables import one_line
+from lit_grpo.types import Outcome
+
+SHOWN_FRACTION = 0.01
+"""A reward that failed on no more than this share of the rows is not mentioned."""
+SHOWN_CHARACTERS = 200
+
+FAILURES = [
+    outcome
+    for outcome in Outcome
+    if outcome not in (Outcome.OK, Outcome.ABSTAIN, Outcome.NOT_SAMPLED)
+]
+"""What a reward itself is to be asked about; the engine's failures are in other metrics."""
+
+
+def describe_failures(run: Run) -> list[str]:
+    """Return a line for each reward that failed on more than a few rows of the whole run."""
+    pattern = re.compile(rf"reward/(.+)/({'|'.join(FAILURES)})_fraction")
+    found = [match for column in run.metrics if (match := pattern.fullmatch(str(column)))]
+    fractions: defaultdict[str, float] = defaultdict(float)
+    for match in found:
+        fractions[match[1]] += run.metrics[match[0]].mean()
+    return [
+        _describe(name, run.path / "completions")
+        for name, fraction in fractions.items()
+        if fraction > SHOWN_FRACTION
+    ]
+
+
+def _describe(name: str, completions: Path) -> str:
+    """Count the outcomes of a reward in the completions of all ranks, and show the commonest."""
+    schema = pa.schema([(f"outcome/{name}", pa.string()), (f"detail/{name}", pa.string())])
+    paths = [str(path) for path in sorted(completions.glob("step_*.parquet"))]
+    outcomes, details = (one.to_pylist() for one in dataset(paths, schema).to_table().columns)
+    reasons = [
+        (outcome, one_line(detail or ""))
+        for outcome, detail in zip(outcomes, details, strict=True)
+        if outcome in FAILURES
+    ]
+    outcome, num_rows = Counter(outcome for outcome, _ in reasons).most_common(1)[0]
+    ((detail, _),) = Counter(text for kind, text in reasons if kind == outcome).most_common(1)
+    shown = detail if len(detail) <= SHOWN_CHARACTERS else f"{detail[:SHOWN_CHARACTERS]}…"
+    return (
+        f"Reward {name!r} failed on {len(reasons):,} of {len(outcomes):,} rows "
+        f"({len(reasons) / len(outcomes):.1%}), most often ({num_rows:,}) with {outcome}: "
+        f"{shown.rstrip('.') or 'no detail'}. Read more: the columns outcome/{name} and "
+        f"detail/{name} of {completions}."
+    )

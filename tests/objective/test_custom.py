@@ -1,0 +1,160 @@
+"""A user's own functions: they get what ours get, and what they return is checked."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from loss_batches import (  # noqa: F401 - the fixture applies by its import
+    assert_same,
+    counts_of,
+    differentiate,
+    double_precision,
+    gradient_of,
+    losses_of,
+    random_case,
+)
+from tiny import rollouts
+
+from lit_grpo.objective import AdvantageConfig, Objective, SamplerCorrection
+from lit_grpo.objective.advantages import compute_advantages
+from lit_grpo.objective.aggregations import by_token
+from lit_grpo.objective.corrections import LEVELS
+from lit_grpo.objective.surrogates import clip, gmpo
+from lit_grpo.types import UserError
+
+
+@pytest.fixture
+def case():
+    return random_case(7)
+
+
+def gradient(case, **settings):
+    return gradient_of(case, Objective(**settings), counts_of(case.batch))
+
+
+def own_clip(inputs, objective):
+    return clip(inputs, objective)
+
+
+def own_gmpo(inputs, objective):
+    return gmpo(inputs, objective)
+
+
+@pytest.mark.parametrize(("own", "name"), [(own_clip, "clip"), (own_gmpo, "gmpo")])
+def test_an_own_surrogate_that_is_ours_has_our_gradient(case, own, name):
+    """One loss per token, and one per sequence."""
+    ours = gradient(case, surrogate=name)
+    assert_same(gradient(case, surrogate=own), ours)
+
+
+def test_an_own_level_makes_the_logarithms_of_the_weights(case):
+    def geometric(log_ratio, mask):
+        return (log_ratio * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+
+    own, ours = (
+        Objective(sampler_correction=SamplerCorrection(level=level))
+        for level in (geometric, "geometric")
+    )
+    assert "geometric" in LEVELS
+    assert_same(
+        gradient_of(case, own, counts_of(case.batch)),
+        gradient_of(case, ours, counts_of(case.batch)),
+    )
+
+
+def test_an_own_loss_replaces_all_terms_and_logs_its_metrics(case):
+    """Here the likelihood of the sampler's tokens, a mean over the mini-batch."""
+
+    def likelihood(inputs, objective):
+        inputs.metrics["likelihood"] = inputs.logprobs.detach().exp()
+        return -(inputs.logprobs * by_token(inputs.mask, inputs.counts)).sum()
+
+    objective = Objective(function=likelihood)
+    mask = case.batch.loss_mask
+    expected = differentiate(case, lambda logprobs, _: -logprobs[mask].mean())
+    assert_same(gradient_of(case, objective, counts_of(case.batch)), expected)
+    losses = losses_of(case.logprobs, case.batch, objective)
+    assert losses.own_metrics["likelihood"].equal(case.logprobs.exp())
+
+
+def test_own_advantages_replace_baseline_and_deviation():
+    def squared(table):
+        assert table.weights == {"task": 1.0}
+        assert table.lengths.shape == table.rewards.shape
+        return (table.rewards**2).float()
+
+    table = rollouts([[1.0, 2.0, 3.0]]).reward_table({"task": 1.0})
+    found = compute_advantages(table, AdvantageConfig(function=squared))
+    assert found.tolist() == [[1.0, 4.0, 9.0]]
+    assert found.dtype == torch.float64
+
+
+def returns(value):
+    """Return a function that ignores what it gets."""
+
+    def own(*args):
+        return value
+
+    return own
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (None, "got NoneType None."),
+        (torch.zeros(5), "got shape (5,)."),
+        (torch.zeros(5, 6, dtype=torch.long), "of floating point numbers, got torch.int64."),
+        (torch.full((5, 6), NAN), "all finite, got 30 of 30 values that are NaN or infinite."),
+    ],
+)
+@pytest.mark.parametrize("part", ["surrogate", "level"])
+def test_a_wrong_result_is_named_with_the_function_its_file_and_what_was_expected(
+    case, part, value, problem
+):
+    own = returns(value)
+    if part == "surrogate":
+        objective, what = Objective(surrogate=own), "a loss per token or per sequence"
+    else:
+        correction = SamplerCorrection(level=own)
+        objective = Objective(sampler_correction=correction)
+        what = "a logarithm per token or sequence"
+    with pytest.raises(UserError) as error:
+        gradient_of(case, objective, counts_of(case.batch))
+    message = str(error.value)
+    name = r"test_custom\.returns\.<locals>\.own \(.*test_custom\.py:\d+\)"
+    rule = rf"\S*{name} must return {what}, "
+    assert re.match(rule + r"a tensor of shape \(5, 6\) or \(5, 1\), ", message), message
+    assert problem in message
+
+
+def test_a_loss_that_is_no_scalar_and_advantages_of_another_shape_are_refused(case):
+    with pytest.raises(UserError, match=r"must return the loss of the micro-batch.*\(5, 6\)"):
+        gradient(case, function=returns(torch.zeros(5, 6)))
+    table = rollouts([[1.0, 2.0, 3.0]]).reward_table({"task": 1.0})
+    config = AdvantageConfig(function=returns(torch.zeros(3)))
+    with pytest.raises(UserError, match=r"one advantage per completion.*\(1, 3\), got shape \(3,"):
+        compute_advantages(table, config)
+
+
+def test_values_are_looked_at_in_the_first_call_only_since_that_waits_for_a_gpu(case):
+    """A later NaN ends the run at the norm of the gradient."""
+    values = [torch.ones(5, 6), torch.full((5, 6), NAN)]
+
+    def own(inputs, objective):
+        return values.pop(0) * inputs.logprobs
+
+    objective = Objective(surrogate=own)
+    first, second = (losses_of(case.logprobs, case.batch, objective).loss for _ in range(2))
+    assert first.isfinite()
+    assert second.isnan()
+
+
+def test_rows_without_an_advantage_go_through_an_own_surrogate():
+    """It may have a gradient there."""
+    assert Objective(surrogate=own_clip).has_gradient_at_zero_advantage
+    assert Objective(function=own_clip).has_gradient_at_zero_advantage
+    assert not replace(Objective(), surrogate="sapo").has_gradient_at_zero_advantage

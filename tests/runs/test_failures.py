@@ -1,0 +1,82 @@
+"""What a user learns at the end of a run whose rewards failed on some rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from cli_base import BASE
+from run_logs import workplace
+
+from lit_grpo.__main__ import main
+
+REWARDS = """
+from lit_grpo.rewards import Reward
+
+class Flaky(Reward):
+    num_calls = 0
+
+    def score(self, prompt, completion):
+        self.num_calls += 1
+        if self.num_calls % 5 == 0:
+            raise ConnectionError("the sandbox is full")
+        return float(self.num_calls % 3)
+
+class Abstains(Reward):
+    def score(self, prompt, completion):
+        return None if len(completion.token_ids) % 2 else 1.0
+
+def rarely(completions, **kwargs):
+    return [1.0 for _ in completions]
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path):
+    with workplace(tmp_path):
+        Path("flaky_rewards.py").write_text(REWARDS)
+        Path("base.yaml").write_text(yaml.safe_dump(BASE))
+        yield tmp_path
+
+
+def ended(rewards: str, *words: str) -> str:
+    words = (f"--model.rewards={rewards}", "--run_dir=run", "--trainer.max_steps=8", *words)
+    assert main(["fit", "--config=base.yaml", *words]) == 0
+    _, _, end = Path("run/run.log").read_text().partition("max_steps is reached")
+    return end
+
+
+def expected_line() -> str:
+    outcomes = pd.read_parquet("run/completions")["outcome/flaky"]
+    num_failed, num_rows = int((outcomes == "error").sum()), len(outcomes)
+    assert 0 < num_failed < num_rows
+    return (
+        f"Reward 'flaky' failed on {num_failed} of {num_rows} rows ({num_failed / num_rows:.1%}), "
+        f"most often ({num_failed}) with error: ConnectionError: the sandbox is full. Read more: "
+        "the columns outcome/flaky and detail/flaky of run/completions."
+    )
+
+
+def test_the_end_and_the_report_say_which_reward_failed_how_often_and_why(capsys):
+    abstains = "{class_path: flaky_rewards.Abstains, init_args: {weight: 0}}"
+    end = ended(f"[flaky_rewards.Flaky, {abstains}]")
+    assert expected_line() in end
+    assert "Reward 'abstains'" not in end
+    capsys.readouterr()
+    assert main(["report", "run"]) == 0
+    assert expected_line() in capsys.readouterr().out
+
+
+def test_a_resumed_run_counts_all_of_its_rows():
+    ended("[flaky_rewards.Flaky]")
+    earlier = expected_line()
+    assert main(["fit", "run", "--trainer.max_steps=12"]) == 0
+    assert expected_line() != earlier
+    assert expected_line() in Path("run/run.log").read_text()
+
+
+def test_rewards_that_did_not_fail_are_not_mentioned():
+    function = "{class_path: FunctionReward, init_args: {function: 'flaky_rewards:rarely'}}"
+    assert "failed on" not in ended(f"[{function}]")
