@@ -17,6 +17,7 @@ from lit_grpo.diagnostics import (
     nothing_to_compare,
     truncated_fraction,
 )
+from lit_grpo.objective.advantages import has_signal
 from lit_grpo.types import RolloutBatch, TrainBatch
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,20 @@ def no_advantage(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None
         return None
     if batch.advantages[trained].any():
         return None
-    return equal_rewards(rollouts)
+    if not has_signal(rollouts.rewards, rollouts.valid).any():
+        return equal_rewards(rollouts)
+    num_filtered = int(rollouts.counted.sum()) - int(trained.sum())
+    if not num_filtered:
+        return (
+            "All advantages are 0 although rewards differ inside groups. Check "
+            "model.advantage.function."
+        )
+    return (
+        f"All advantages are 0 on the {int(trained.sum())} rows that are left to train on; "
+        f"{num_filtered} others are filtered, {truncated_fraction(rollouts):.0%} of the "
+        "completions were cut off. Raise model.sampling.max_tokens, or set "
+        "model.objective.overlong_filtering to false."
+    )
 
 
 def certain_policy(rollouts: RolloutBatch, batch: TrainBatch | None) -> str | None:

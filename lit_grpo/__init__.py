@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lit_grpo.data import AdditionData, PromptData, RubricData
-    from lit_grpo.objective import AdvantageConfig, KLTerm, Objective
-    from lit_grpo.policy import LoRA, Policy
+    from lit_grpo.objective import AdvantageConfig, DistillationTerm, KLTerm, Objective
+    from lit_grpo.policy import LoRA, Policy, Teacher
     from lit_grpo.rewards import FunctionReward, MathReward, Reward
     from lit_grpo.rollout import HFEngine, Sampling, VLLMEngine, VLLMServerEngine
     from lit_grpo.runs.trainer import Trainer
@@ -22,8 +22,8 @@ __version__ = version("lit-grpo")
 
 _HOMES = {
     "lit_grpo.data": ("AdditionData", "PromptData", "RubricData"),
-    "lit_grpo.objective": ("AdvantageConfig", "KLTerm", "Objective"),
-    "lit_grpo.policy": ("LoRA", "Policy"),
+    "lit_grpo.objective": ("AdvantageConfig", "DistillationTerm", "KLTerm", "Objective"),
+    "lit_grpo.policy": ("LoRA", "Policy", "Teacher"),
     "lit_grpo.rewards": ("FunctionReward", "MathReward", "Reward"),
     "lit_grpo.rollout": ("HFEngine", "Sampling", "VLLMEngine", "VLLMServerEngine"),
     "lit_grpo.runs.trainer": ("Trainer",),
@@ -34,6 +34,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "AdditionData",
     "AdvantageConfig",
+    "DistillationTerm",
     "Evaluation",
     "FunctionReward",
     "GRPOModule",
@@ -48,6 +49,7 @@ __all__ = [
     "RubricData",
     "SFTModule",
     "Sampling",
+    "Teacher",
     "Trainer",
     "UpdateConfig",
     "VLLMEngine",

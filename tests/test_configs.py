@@ -18,6 +18,7 @@ from lit_grpo.cli.configs import read_invocation
 from lit_grpo.objective import (
     AdvantageConfig,
     CovarianceTerm,
+    DistillationTerm,
     EntropyTerm,
     KLTerm,
     Objective,
@@ -116,6 +117,8 @@ class Method:
     objective: Objective
     advantage: AdvantageConfig = AdvantageConfig()
     dynamic_sampling_rounds: int = 0
+    arguments: tuple[str, ...] = ()
+    """What the preset leaves to the user."""
 
 
 PER_SEQUENCE = SamplerCorrection(level="geometric")
@@ -203,6 +206,10 @@ METHODS = {
         ),
         AdvantageConfig(deviation="none"),
     ),
+    "on_policy_distillation": Method(
+        Objective(surrogate="none", distillation=DistillationTerm(coef=1.0)),
+        arguments=("--model.teacher.path=teacher",),
+    ),
     "dppo": Method(Objective(surrogate="dppo", old_logprobs="sampler")),
     "opo": Method(Objective(), AdvantageConfig(baseline="length_weighted", deviation="none")),
     "clip_cov": Method(Objective(covariance=CovarianceTerm(fraction=2e-4, low=1.0, high=5.0))),
@@ -222,7 +229,8 @@ def test_every_preset_is_in_the_table():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_preset_has_the_settings_of_its_paper(name):
-    command = instantiate("quickstart.yaml", f"presets/{name}.yaml")
+    arguments = METHODS[name].arguments
+    command = instantiate("quickstart.yaml", f"presets/{name}.yaml", arguments=arguments)
     assert command.model.objective == METHODS[name].objective
     assert command.model.advantage == METHODS[name].advantage
     config = command.config.as_dict()["model"]

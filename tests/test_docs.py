@@ -21,15 +21,22 @@ import yaml
 from judge_server import JudgeServer
 from paths import ROOT
 from sglang_server import OFFLINE
-from tiny import LLAMA, completion, prompt
+from tiny import LLAMA, completion, prompt, tiny_policy
 
 from lit_grpo import callbacks, data, rewards
 from lit_grpo.__main__ import main
 from lit_grpo.judge import Judge, Limits, Price
 from lit_grpo.judge.reply import Form, Grade, Text, read_reply
-from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective, SamplerCorrection
+from lit_grpo.objective import (
+    AdvantageConfig,
+    DistillationTerm,
+    EntropyTerm,
+    KLTerm,
+    Objective,
+    SamplerCorrection,
+)
 from lit_grpo.objective.aggregations import AGGREGATIONS
-from lit_grpo.policy import LoRA, Policy
+from lit_grpo.policy import LoRA, Policy, Teacher
 from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.rewards.judged.alignment import Alignment
 from lit_grpo.rewards.scoring import RewardSuite
@@ -72,7 +79,12 @@ MIXED = {"class_path": "FormatReward", "init_args": {"pattern": "[a-z]", "mode":
 # Turns on what some metrics are logged for only.
 EVERY_METRIC = {
     "model": {
-        "objective": {"kl": {"coef": 0.01}, "entropy": {"target": 9.0}},
+        "objective": {
+            "kl": {"coef": 0.01, "target": 0.1},
+            "entropy": {"target": 9.0},
+            "distillation": {"coef": 0.1},
+        },
+        "teacher": {"path": "teacher"},
         "dynamic_sampling_rounds": 1,
     }
 }
@@ -127,6 +139,7 @@ def workplace(tmp_path_factory):
     (directory / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     (directory / "timed.yaml").write_text(yaml.safe_dump(TIMED))
     (directory / "every_metric.yaml").write_text(yaml.safe_dump(EVERY_METRIC))
+    tiny_policy(seed=1).save_pretrained(directory / "teacher")
     (directory / "mixed.yaml").write_text(yaml.safe_dump({"model": {"rewards+": [MIXED]}}))
     with run_logs.workplace(directory) as patch:
         sys.path.insert(0, str(directory))
@@ -336,10 +349,10 @@ def test_the_readme_is_short():
 
 
 SHIPPED = [
-    GRPOModule, SFTModule, Policy, LoRA, Sampling, HFEngine, Objective, KLTerm, EntropyTerm,
-    SamplerCorrection, AdvantageConfig, UpdateConfig, Evaluation, OutagePolicy, Reward, Judge,
-    ServedEngine, VLLMServerEngine, VLLMEngine, Launch, Proof, Supervision,
-    Limits, Price, data.PromptData, data.RubricData, data.AdditionData,
+    GRPOModule, SFTModule, Policy, LoRA, Teacher, Sampling, HFEngine, Objective, KLTerm,
+    DistillationTerm, EntropyTerm, SamplerCorrection, AdvantageConfig, UpdateConfig, Evaluation,
+    OutagePolicy, Reward, Judge, ServedEngine, VLLMServerEngine, VLLMEngine, Launch, Proof,
+    Supervision, Limits, Price, data.PromptData, data.RubricData, data.AdditionData,
     *(kind for kind in vars(rewards).values()
       if inspect.isclass(kind) and issubclass(kind, Reward) and kind not in (Reward, JudgedReward)),
     *(getattr(callbacks, name) for name in callbacks.__all__),
@@ -369,6 +382,12 @@ def expected_keys(kind: type) -> dict[str, inspect.Parameter]:
 def test_the_documented_keys_and_defaults_are_those_of_the_signature(kind):
     documented, expected = documented_keys(kind.__name__), expected_keys(kind)
     assert list(documented) == list(expected)
+    own = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    factories = {
+        one.name: one.default_factory
+        for one in own
+        if one.default_factory is not dataclasses.MISSING
+    }
     for name, parameter in expected.items():
         cell, default = documented[name], parameter.default
         if default is parameter.empty:
@@ -380,6 +399,8 @@ def test_the_documented_keys_and_defaults_are_those_of_the_signature(kind):
         elif dataclasses.is_dataclass(default):
             assert code(cell) == [type(default).__name__], name
         else:
+            if name in factories:
+                default = factories[name]()
             plain = list(default) if isinstance(default, tuple) else default
             assert yaml.safe_load(code(cell)[0]) == plain, name
 

@@ -13,6 +13,7 @@ import pkgutil
 import re
 import sys
 import traceback
+from collections import abc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -132,6 +133,8 @@ def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
 
 def unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
     name, expected = match["value"], type_of(parser, key)
+    if takes_function(expected):
+        return no_function(parser, key, match)
     known = sorted(set(class_names(expected)))
     hint = did_you_mean(name, known)
     if not hint and any(plain in get_args(expected) for plain in (bool, int, float, str)):
@@ -155,6 +158,22 @@ def wrong_class(parser: Any, key: str, match: re.Match[str]) -> str:
 def bad_callable(parser: Any, key: str, match: re.Match[str]) -> str:
     reason = re.sub(r"<class '([^']+)'>", r"\1", match["reason"])
     return f"{key}: {reason.rstrip('.')}."
+
+
+def no_keys(parser: Any, key: str, match: re.Match[str]) -> str:
+    return f"{key}: expected the keys of {match['base']}, got {match['value'].strip()}."
+
+
+def no_function(parser: Any, key: str, match: re.Match[str]) -> str:
+    """Reword what is neither a choice nor the path of a function."""
+    path, choices = match["value"], list(literals(type_of(parser, key)))
+    module, _, name = path.rpartition(".")
+    hint = did_you_mean(path, choices)
+    if "reason" in match.groupdict():
+        known = vars(sys.modules[module]) if module in sys.modules else {}
+        hint = f": {match['reason'].rstrip('.')}.{did_you_mean(name, known)}"
+    rule = ", ".join(choices) + " or the path of a function, such as my_file.my_function"
+    return f"{key}: expected {rule}, got {path}{hint if hint[:1] == ':' else '.' + hint}"
 
 
 def unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -192,7 +211,12 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (rf"class_path '(?P<path>[^']+)':\s*{BEGIN}(?P<inner>[^{END}]*){END}", nested),
     (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", nested),
     (r"class_path '(?P<path>[^']+)':\s*(?P<reason>[^\n]+)", bad_import),
+    (r"Not a valid subclass of (?P<base>\w+)\. Got value: (?P<value>\{[^\n]*)\n", no_keys),
     (r"Expected a dot import path string: (?P<value>\w+)", unknown_class),
+    (
+        r"subtypes.*a callable class: (?P<reason>[^\n]+).*value: (?P<value>\S+)$",
+        no_function,
+    ),
     (r"a callable class: (?P<reason>.+)\. Got value", bad_callable),
     (r"Import path (?P<path>\S+) does not correspond to a subclass of (?P<base>\w+)", wrong_class),
     (r"(Group '(?P<group>.+)' does not accept o|O)ption '(?P<key>[^']+)'", unknown_key),
@@ -238,6 +262,23 @@ def type_name(hint: Any) -> str:
         return "null"
     text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
     return re.sub(r"(\w+\.)+(?=\w)", "", text)
+
+
+def takes_function(hint: Any) -> bool:
+    """Return whether a type hint is, or includes, that of any function."""
+    is_own = get_origin(hint) is abc.Callable and get_args(hint)[-1] is Any
+    return is_own or any(map(takes_function, get_args(hint)))
+
+
+def literals(hint: Any) -> Iterator[str]:
+    """Yield the choices of a type hint, ``null`` among them."""
+    if hint is type(None):
+        yield "null"
+    for argument in get_args(hint):
+        if get_origin(hint) is Literal:
+            yield str(argument)
+        else:
+            yield from literals(argument)
 
 
 def class_names(hint: Any) -> Iterator[str]:

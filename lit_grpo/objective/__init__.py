@@ -8,6 +8,7 @@ from lit_grpo.objective.config import Objective
 from lit_grpo.objective.inputs import LossInputs, TokenCounts
 from lit_grpo.objective.terms import (
     CovarianceTerm,
+    DistillationTerm,
     EntropyTerm,
     KLTerm,
     SamplerCorrection,
@@ -18,6 +19,7 @@ from lit_grpo.objective.terms import (
 __all__ = [
     "AdvantageConfig",
     "CovarianceTerm",
+    "DistillationTerm",
     "EntropyTerm",
     "KLTerm",
     "LossInputs",

@@ -6,13 +6,14 @@ that cannot work are refused when the config is read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Literal
 
 from lit_grpo.objective.custom import Function
 from lit_grpo.objective.terms import (
     CovarianceTerm,
+    DistillationTerm,
     EntropyTerm,
     KLTerm,
     SamplerCorrection,
@@ -30,8 +31,9 @@ class Objective:
 
     Args:
         surrogate: How ratio and advantage become a loss: PPO's ``clip``, ``cispo`` (MiniMax-M1),
-            ``sapo``, ``gmpo``, ``vespo`` or ``dppo``. Or your own function, by its path: of
-            `LossInputs` and this objective it makes [N, C] or [N, 1] losses.
+            ``sapo``, ``gmpo``, ``vespo`` or ``dppo``. ``none`` leaves the loss to the other terms,
+            and rewards are only monitored. Or your own function, by its path: of `LossInputs` and
+            this objective it makes [N, C] or [N, 1] losses.
         ratio: Ratio of the current over the old policy: one per ``token``, or one per
             ``sequence``, the geometric mean of its tokens' ratios (GSPO; TRL:
             importance_sampling_level).
@@ -57,6 +59,7 @@ class Objective:
             (``local_token``); equal per ``sequence`` (GRPO); ``1 / sequences``
             (``sequence_sum``, LUSPO); ``1 / (sequences * max_tokens)`` (``constant``, Dr. GRPO).
         kl: KL divergence from the reference.
+        distillation: KL divergence from a teacher.
         entropy: Entropy bonus.
         sampler_correction: Importance weights against the sampler; null for none.
         sampler_masks: What to mask where policy and sampler differ; a token keeps its surrogate if
@@ -79,7 +82,7 @@ class Objective:
         UserError: a value is out of range, or choices cannot be combined.
     """
 
-    surrogate: Literal["clip", "cispo", "sapo", "gmpo", "vespo", "dppo"] | Function = "clip"
+    surrogate: Literal["clip", "cispo", "sapo", "gmpo", "vespo", "dppo", "none"] | Function = "clip"
     ratio: Literal["token", "sequence"] = "token"
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -91,9 +94,10 @@ class Objective:
     old_logprobs: Literal["policy", "sampler"] = "policy"
     aggregation: Literal["token", "local_token", "sequence", "sequence_sum", "constant"] = "token"
     kl: KLTerm = KLTerm()
+    distillation: DistillationTerm = DistillationTerm()
     entropy: EntropyTerm = EntropyTerm()
     sampler_correction: SamplerCorrection | None = SamplerCorrection()
-    sampler_masks: tuple[SamplerMask, ...] = ()
+    sampler_masks: list[SamplerMask] = field(default_factory=list)
     covariance: CovarianceTerm | None = None
     sft: SFTTerm = SFTTerm()
     off_policy_threshold: float | None = None
@@ -105,8 +109,8 @@ class Objective:
         self._check_ranges()
         if self.ratio_cap is not None and self.surrogate != "clip":
             raise UserError(
-                f"ratio_cap needs surrogate: clip, got {self.surrogate} (which bounds its ratio "
-                f"in its own way). Set {_KEY}surrogate to clip, or leave ratio_cap out."
+                f"ratio_cap needs surrogate: clip, got {_name(self.surrogate)} (which bounds its "
+                f"ratio in its own way). Set {_KEY}surrogate to clip, or leave ratio_cap out."
             )
         if self.ratio == "sequence" and self.surrogate in ("gmpo", "vespo", "dppo"):
             raise UserError(
@@ -119,6 +123,12 @@ class Objective:
                 "surrogate: vespo cannot be combined with sampler_correction.level: geometric "
                 "(it needs the product of the tokens' ratios, not their mean). "
                 f"Set {_KEY}sampler_correction.level to token or sequence."
+            )
+
+        if self.surrogate == "none" and self.function is None and not self._has_other_term:
+            raise UserError(
+                "surrogate: none leaves nothing to minimise (no other term has a gradient). Set "
+                f"{_KEY}distillation.coef, or another {_KEY}surrogate."
             )
 
     def _check_ranges(self) -> None:
@@ -177,4 +187,14 @@ class Objective:
         """Whether a row with advantage 0 can have a gradient."""
         is_own = callable(self.surrogate) or self.function is not None
         is_pulled = self.covariance is not None and self.covariance.action == "kl"
-        return self.has_entropy_bonus or self.kl.is_in_loss or is_own or is_pulled
+        is_in_loss = self.kl.is_in_loss or self.distillation.coef > 0
+        return self.has_entropy_bonus or is_in_loss or is_own or is_pulled
+
+    @property
+    def _has_other_term(self) -> bool:
+        """Whether a term besides the surrogate has a gradient."""
+        return self.has_gradient_at_zero_advantage or self.sft.coef > 0
+
+
+def _name(surrogate: object) -> str:
+    return getattr(surrogate, "__qualname__", str(surrogate))

@@ -34,16 +34,22 @@ def checked_advantages(function: Function, table: RewardTable) -> Tensor:
 
 
 def checked(
-    function: Function, result: object, shapes: Sequence[tuple[int, ...]], what: str
+    function: Function,
+    result: object,
+    shapes: Sequence[tuple[int, ...]],
+    what: str,
+    *,
+    needs_gradient: bool = False,
 ) -> Tensor:
     """Return what a user's function has returned, if it is as expected.
 
     Args:
         shapes: The shapes that are allowed.
         what: What the values are, for the message.
+        needs_gradient: Whether a result without a gradient would train nothing.
 
     Raises:
-        UserError: it is no tensor of such a shape, or a value is not finite.
+        UserError: it is no tensor of such a shape, has no gradient, or a value is not finite.
     """
     allowed = " or ".join(map(str, shapes))
     rule = f"{_name(function)} must return {what}, a tensor of shape {allowed}"
@@ -53,6 +59,11 @@ def checked(
         raise UserError(f"{rule}, got shape {tuple(result.shape)}.")
     if not result.is_floating_point():
         raise UserError(f"{rule}, of floating point numbers, got {result.dtype}.")
+    if needs_gradient and not result.requires_grad:
+        raise UserError(
+            f"{rule}, with a gradient, got one without (it would train nothing). Compute it from "
+            "inputs.logprobs, inputs.log_ratio or inputs.ratio, without detach or no_grad."
+        )
     if function not in _known_to_be_finite:
         if not bool(result.isfinite().all()):
             wrong = int((~result.isfinite()).sum())

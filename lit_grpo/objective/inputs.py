@@ -56,5 +56,5 @@ class LossInputs:
     counts: TokenCounts
     """Counts of the whole mini-batch, by which a share in its mean is divided."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    """[N, *] values to log: ``metrics["x"]`` becomes ``policy/x``, the mean over the tokens in the
+    """[N, *] values to log: ``metrics["x"]`` becomes ``own/x``, the mean over the tokens in the
     loss."""

@@ -11,6 +11,7 @@ from lit_grpo.objective.aggregations import AGGREGATIONS, by_entropy_token, by_g
 from lit_grpo.objective.config import Objective
 from lit_grpo.objective.corrections import keeps_surrogate, passes_sampler_mask, sampler_weights
 from lit_grpo.objective.custom import checked
+from lit_grpo.objective.distillation import sampled_divergence, top_divergence
 from lit_grpo.objective.inputs import LossInputs, TokenCounts
 from lit_grpo.objective.kl import kl_in_loss
 from lit_grpo.objective.ratios import RATIOS, bounded
@@ -30,6 +31,8 @@ class TokenLosses:
     surrogate: Tensor
     kl: Tensor | None
     """None without a KL term in the loss."""
+    distillation_kl: Tensor | None
+    """Divergence from the teacher; None without one."""
     ratio: Tensor
     """Current over old policy, per token or per sequence (``Objective.ratio``)."""
     clipped_low: Tensor
@@ -55,11 +58,12 @@ def token_losses(
     *,
     entropy_coef: float = 0.0,
     kl_coef: float | None = None,
+    candidate_logprobs: Tensor | None = None,
 ) -> TokenLosses:
     """Return the loss of a micro-batch and its terms.
 
-    ``loss = sum_t weight_t (surrogate_t + kl_coef KL_t) - entropy_coef mean_t entropy_t
-    - sft.coef mean over good completions of logprob_t``
+    ``loss = sum_t weight_t (surrogate_t + kl_coef KL_t + distillation.coef D_t)
+    - entropy_coef mean_t entropy_t - sft.coef mean over good completions of logprob_t``
 
     Args:
         logprobs: [N, C] under the current policy, with gradient.
@@ -67,6 +71,8 @@ def token_losses(
         counts: Counts of the whole mini-batch.
         entropy_coef: Coefficient of the entropy bonus in this optimizer step.
         kl_coef: Coefficient of the KL term; None for that of the objective.
+        candidate_logprobs: [N, C, K] of ``batch.teacher_ids`` under the current policy, with
+            gradient.
     """
     inputs = _inputs(logprobs, entropy, batch, counts, objective)
     mask, advantages = inputs.mask, inputs.advantages
@@ -76,22 +82,21 @@ def token_losses(
     if batch.ref_logprobs is not None:
         kl = kl_in_loss(logprobs, batch.ref_logprobs, batch.sampler_logprobs, objective.kl)
         total = total + (objective.kl.coef if kl_coef is None else kl_coef) * kl
+    divergence = _distillation_kl(logprobs, candidate_logprobs, batch)
+    if divergence is not None:
+        total = total + objective.distillation.coef * divergence
     weights = AGGREGATIONS[objective.aggregation](mask, counts)
-    loss = (total * weights).sum()
-    if entropy_coef != 0:
-        bonus = (entropy * by_entropy_token(batch.surrogate_mask, counts)).sum()
-        loss = loss - entropy_coef * bonus
-    if batch.is_good is not None:
-        good = by_good_token(mask & batch.is_good[:, None], counts)
-        loss = loss - objective.sft.coef * (logprobs * good).sum()
+    loss = (total * weights).sum() - _bonuses(inputs, objective, entropy_coef)
     if objective.function is not None:
         made = objective.function(inputs, objective)
-        loss = checked(objective.function, made, [()], "the loss of the micro-batch")
+        what, needed = "the loss of the micro-batch", logprobs.requires_grad
+        loss = checked(objective.function, made, [()], what, needs_gradient=needed)
     too_low, too_high = outside_bounds(inputs, objective)
     return TokenLosses(
         loss=loss,
         surrogate=surrogate.detach(),
         kl=None if kl is None else kl.detach(),
+        distillation_kl=None if divergence is None else divergence.detach(),
         ratio=inputs.ratio.detach().expand_as(mask),
         clipped_low=too_low & (advantages < 0),
         clipped_high=too_high & (advantages > 0),
@@ -100,6 +105,30 @@ def token_losses(
         weights=weights,
         own_metrics=inputs.metrics,
     )
+
+
+def _bonuses(inputs: LossInputs, objective: Objective, entropy_coef: float) -> Tensor | float:
+    """Return the entropy bonus and the likelihood of good completions, times their coefficients."""
+    batch, counts = inputs.batch, inputs.counts
+    bonuses: Tensor | float = 0.0
+    if entropy_coef != 0:
+        mean = (inputs.entropy * by_entropy_token(batch.surrogate_mask, counts)).sum()
+        bonuses = bonuses + entropy_coef * mean
+    if batch.is_good is not None:
+        good = by_good_token(inputs.mask & batch.is_good[:, None], counts)
+        bonuses = bonuses + objective.sft.coef * (inputs.logprobs * good).sum()
+    return bonuses
+
+
+def _distillation_kl(
+    logprobs: Tensor, candidate_logprobs: Tensor | None, batch: TrainBatch
+) -> Tensor | None:
+    """Return [N, C] divergences from the teacher, None without one."""
+    if batch.teacher_logprobs is None:
+        return None
+    if candidate_logprobs is None:
+        return sampled_divergence(logprobs, batch.teacher_logprobs, batch.sampler_logprobs)
+    return top_divergence(candidate_logprobs, batch.teacher_logprobs)
 
 
 def _before_update(logprobs: Tensor, batch: TrainBatch) -> Tensor:
@@ -142,7 +171,8 @@ def _surrogate(inputs: LossInputs, objective: Objective) -> Tensor:
         return SURROGATES[objective.surrogate](inputs, objective)
     shapes = [tuple(inputs.mask.shape), (len(inputs.mask), 1)]
     made = objective.surrogate(inputs, objective)
-    return checked(objective.surrogate, made, shapes, "a loss per token or per sequence")
+    what, needed = "a loss per token or per sequence", inputs.logprobs.requires_grad
+    return checked(objective.surrogate, made, shapes, what, needs_gradient=needed)
 
 
 def _covariance_penalty(inputs: LossInputs, objective: Objective) -> Tensor | float:

@@ -160,6 +160,11 @@ def dppo(inputs: LossInputs, objective: Objective) -> Tensor:
     return -inputs.ratio * inputs.advantages * inputs.correction * is_kept
 
 
+def none(inputs: LossInputs, objective: Objective) -> Tensor:
+    """Return [N, C] zeros: the other terms are the whole loss."""
+    return 0.0 * inputs.logprobs  # with a gradient, should no other term have one
+
+
 SURROGATES: dict[str, Callable[[LossInputs, Objective], Tensor]] = {
     "clip": clip,
     "cispo": cispo,
@@ -167,4 +172,5 @@ SURROGATES: dict[str, Callable[[LossInputs, Objective], Tensor]] = {
     "gmpo": gmpo,
     "vespo": vespo,
     "dppo": dppo,
+    "none": none,
 }

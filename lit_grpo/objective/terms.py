@@ -1,4 +1,4 @@
-"""The terms of the objective: KL, entropy, corrections and masks, each with its own settings."""
+"""The terms of the objective: KL, distillation, entropy, corrections and masks, with settings."""
 
 from __future__ import annotations
 
@@ -112,6 +112,33 @@ class KLTerm:
     @property
     def is_in_reward(self) -> bool:
         return self.coef > 0 and self.place == "reward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationTerm:
+    """The reverse KL divergence of the policy from a teacher, on the policy's own completions.
+
+    Args:
+        coef: Weight of the divergence; above 0 it needs ``model.teacher``.
+        top_k: Compute the divergence of each token over the teacher's ``top_k`` most likely tokens
+            and one class of all others, rather than estimate it from the sampled token alone.
+
+    Raises:
+        UserError: a value is out of range.
+    """
+
+    coef: float = 0.0
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        key = f"{_KEY}distillation."
+        check_range(
+            f"{key}coef",
+            self.coef,
+            at_least=0,
+            why="a negative coefficient drives the policy away from the teacher",
+        )
+        check_range(f"{key}top_k", self.top_k, at_least=1, why="null uses the sampled token alone")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
-"""The policy: a causal language model, its LoRA adapter, its reference, and its logprobs."""
+"""The policy: a causal language model, its adapter, reference and teacher, and logprobs."""
 
 from lit_grpo.policy.lora import LoRA
 from lit_grpo.policy.policy import Policy
+from lit_grpo.policy.teacher import Teacher
 
-__all__ = ["LoRA", "Policy"]
+__all__ = ["LoRA", "Policy", "Teacher"]

@@ -26,9 +26,15 @@ from lit_grpo.types import UserError
 log = logging.getLogger(__name__)
 
 
-def load_tokenizer(source: str, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """Load a tokenizer from a directory or the Hub, and make sure that it has a padding token."""
-    with _explained_errors("tokenizer", source):
+def load_tokenizer(
+    source: str, *, trust_remote_code: bool, key: str = "model.policy.path"
+) -> PreTrainedTokenizerBase:
+    """Load a tokenizer from a directory or the Hub, and make sure that it has a padding token.
+
+    Args:
+        key: The setting that names the source, for errors.
+    """
+    with _explained_errors("tokenizer", source, key):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust_remote_code
         )
@@ -38,16 +44,24 @@ def load_tokenizer(source: str, *, trust_remote_code: bool) -> PreTrainedTokeniz
 
 
 def load_model(
-    path: str, *, dtype: str, attn_implementation: str | None, trust_remote_code: bool
+    path: str,
+    *,
+    dtype: str,
+    attn_implementation: str | None,
+    trust_remote_code: bool,
+    key: str = "model.policy.path",
 ) -> PreTrainedModel:
     """Load a causal model, without dropout, from a directory or the Hub.
 
     An adapter is merged into its base model, so that the reference is what training starts from.
+
+    Args:
+        key: The setting that names the path, for errors.
     """
     options = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if is_adapter(path):
-        return _load_merged(path, dtype=dtype, **options)
-    with _explained_errors("model", path):
+        return _load_merged(path, dtype=dtype, key=key, **options)
+    with _explained_errors("model", path, key):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path, config=_without_dropout(config), dtype=getattr(torch, dtype), **options
@@ -105,7 +119,7 @@ def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 @contextmanager
-def _explained_errors(what: str, source: str) -> Iterator[None]:
+def _explained_errors(what: str, source: str, key: str) -> Iterator[None]:
     """Replace the errors of `transformers` with one that names the source and the setting.
 
     A source that can only be a path is checked first, because requesting it from the Hub takes a
@@ -114,8 +128,8 @@ def _explained_errors(what: str, source: str) -> Iterator[None]:
     if not Path(source).exists() and (source.count("/") > 1 or source.startswith((".", "~", "/"))):
         raise UserError(
             f"no {what} could be loaded from {source!r}: there is no such directory. "
-            "Set model.policy.path to a directory that save_pretrained wrote (lit-grpo sft and "
-            "fit write RUN/final) or to a hub id."
+            f"Set {key} to a directory that save_pretrained wrote (lit-grpo sft and fit write "
+            "RUN/final) or to a hub id."
         )
     if not Path(source).exists():
         rank_zero_only(log.info)("%s is no directory: asking the Hub for the %s", source, what)
@@ -124,6 +138,6 @@ def _explained_errors(what: str, source: str) -> Iterator[None]:
     except (OSError, ValueError) as error:
         tried = "" if Path(source).exists() else " (not a local directory, so tried on the Hub)"
         raise UserError(
-            f"no {what} could be loaded from {source!r}{tried}: {error}. "
-            "Set model.policy.path to a directory that save_pretrained wrote or to a hub id."
+            f"no {what} could be loaded from {source!r}{tried}: {str(error).rstrip('. ')}. "
+            f"Set {key} to a directory that save_pretrained wrote or to a hub id."
         ) from error

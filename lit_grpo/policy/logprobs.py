@@ -6,7 +6,7 @@ backward pass, so that no [N, C, V] tensor ever exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -54,6 +54,15 @@ class TokenStatistics(NamedTuple):
     """[N, C] nats, of the distribution that the token was sampled from."""
 
 
+class TopTokens(NamedTuple):
+    """The most likely tokens at the position of each completion token, 0 on padding."""
+
+    ids: Tensor
+    """[N, C, K] int32, the most likely one first."""
+    logprobs: Tensor
+    """[N, C, K] natural logarithms under the sampling temperature, over the whole vocabulary."""
+
+
 def completion_statistics(
     model: CausalModel,
     batch: TokenBatch,
@@ -70,23 +79,96 @@ def completion_statistics(
         entropy_gradient: Whether the entropy carries a gradient.
         chunk_logits: Maximum number of logits that exist at the same time.
     """
+    statistics, _ = candidate_statistics(
+        model,
+        batch,
+        None,
+        temperature=temperature,
+        entropy_gradient=entropy_gradient,
+        chunk_logits=chunk_logits,
+    )
+    return statistics
+
+
+def candidate_statistics(
+    model: CausalModel,
+    batch: TokenBatch,
+    candidates: Tensor | None,
+    *,
+    temperature: float = 1.0,
+    entropy_gradient: bool = False,
+    chunk_logits: int = CHUNK_LOGITS,
+) -> tuple[TokenStatistics, Tensor | None]:
+    """Return the same, and the [N, C, K] logprobs of other tokens in the place of each.
+
+    Args:
+        candidates: [N, C, K] ids of those tokens, on the CPU; None for none.
+    """
+    function = partial(
+        _chunk_statistics, model, temperature=temperature, entropy_gradient=entropy_gradient
+    )
+    ids = [batch.completion_ids] if candidates is None else [batch.completion_ids, candidates]
+    logprobs, entropy, *others = _in_chunks(function, model, batch, ids, chunk_logits)
+    return TokenStatistics(logprobs, entropy), others[0] if others else None
+
+
+@torch.no_grad()
+def top_tokens(
+    model: CausalModel,
+    batch: TokenBatch,
+    k: int,
+    *,
+    vocab_size: int,
+    temperature: float = 1.0,
+    chunk_logits: int = CHUNK_LOGITS,
+) -> TopTokens:
+    """Return the k most likely tokens at each position among the first of the vocabulary.
+
+    Args:
+        k: If the vocabulary is smaller, all of it is returned.
+        vocab_size: Number of tokens to choose from.
+    """
+    function = partial(
+        _chunk_top, model, k=min(k, vocab_size), vocab_size=vocab_size, temperature=temperature
+    )
+    return TopTokens(*_in_chunks(function, model, batch, [], chunk_logits))
+
+
+def _in_chunks(
+    function: Callable[..., tuple[Tensor, ...]],
+    model: CausalModel,
+    batch: TokenBatch,
+    ids: Sequence[Tensor],
+    chunk_logits: int,
+) -> list[Tensor]:
+    """Run a function over the completion tokens of a batch, in chunks of few logits.
+
+    Args:
+        function: Makes tensors [M, *] of hidden states, the [M] indices of those that predict M
+            tokens, and their ids.
+        ids: [N, C, *] token ids, from which the function gets those of its tokens.
+
+    Returns:
+        [N, C, *] what the function makes, 0 on padding.
+    """
     get_states = packed_states if model.uses_packing else padded_states
     hidden_states, predictors = get_states(model, batch)
     device = hidden_states.device
-    mask = batch.completion_mask.to(device, non_blocking=True)
-    targets = batch.completion_ids[batch.completion_mask].to(device, non_blocking=True)
-    statistics: Callable[..., tuple[Tensor, Tensor]] = partial(
-        _chunk_statistics, model, temperature=temperature, entropy_gradient=entropy_gradient
-    )
     size = max(1, chunk_logits // model.vocab_size)
-    if len(targets) > size:  # with a single chunk, recomputing its logits would save no memory
-        statistics = partial(checkpoint, statistics, use_reentrant=False, preserve_rng_state=False)
-    parts = zip(torch.split(predictors, size), torch.split(targets, size), strict=True)
-    chunks = [statistics(hidden_states, *part) for part in parts]
-    empty = torch.zeros(mask.shape, dtype=torch.float32, device=device)
-    return TokenStatistics(
-        *(empty.masked_scatter(mask, torch.cat(parts)) for parts in zip(*chunks, strict=True))
-    )
+    if len(predictors) > size:  # with a single chunk, recomputing its logits would save no memory
+        function = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
+    flat = [one[batch.completion_mask].to(device, non_blocking=True) for one in ids]
+    parts = zip(*(torch.split(one, size) for one in [predictors, *flat]), strict=True)
+    chunks = [function(hidden_states, *part) for part in parts]
+    mask = batch.completion_mask.to(device, non_blocking=True)
+    return [_unflatten(torch.cat(parts), mask) for parts in zip(*chunks, strict=True)]
+
+
+def _unflatten(values: Tensor, mask: Tensor) -> Tensor:
+    """Return [N, C, *] the values [M, *] at the M places in the mask, 0 elsewhere."""
+    shape = mask.shape + values.shape[1:]
+    places = mask.view(*mask.shape, *(1 for _ in values.shape[1:])).expand(shape)
+    return values.new_zeros(shape).masked_scatter(places, values)
 
 
 def packed_states(model: CausalModel, batch: TokenBatch) -> tuple[Tensor, Tensor]:
@@ -115,25 +197,48 @@ def _chunk_statistics(
     hidden_states: Tensor,
     predictors: Tensor,
     targets: Tensor,
-    *,
+    *candidates: Tensor,
     temperature: float,
     entropy_gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return logprobs [M] and entropies [M] of [M] targets, in float32 for any dtype of the model.
+) -> tuple[Tensor, ...]:
+    """Return logprobs [M] and entropies [M] of [M] targets, and [M, K] logprobs of candidates."""
+    log_probabilities, which = _log_probabilities(model, hidden_states, predictors, temperature)
+    grad = entropy_gradient and torch.is_grad_enabled()
+    device_type = hidden_states.device.type
+    with torch.set_grad_enabled(grad), torch.autocast(device_type, enabled=False):
+        entropy = torch.cat([_entropy(rows) for rows in _split_for_cache(log_probabilities)])
+    others = (log_probabilities[which[:, None], ids.long()] for ids in candidates)
+    return log_probabilities[which, targets], entropy[which], *others
 
-    A hidden state that predicts several targets runs through the head once.
+
+def _chunk_top(
+    model: CausalModel,
+    hidden_states: Tensor,
+    predictors: Tensor,
+    *,
+    k: int,
+    vocab_size: int,
+    temperature: float,
+) -> tuple[Tensor, Tensor]:
+    """Return ids and logprobs [M, k] of the most likely tokens."""
+    log_probabilities, which = _log_probabilities(model, hidden_states, predictors, temperature)
+    logprobs, ids = log_probabilities[:, :vocab_size].topk(k)
+    return ids.int()[which], logprobs[which]
+
+
+def _log_probabilities(
+    model: CausalModel, hidden_states: Tensor, predictors: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Return [T, V] in float32 for any dtype of the model, and [M] the row of each predictor.
+
+    A hidden state that predicts several tokens runs through the head once.
     """
-    device = hidden_states.device
     indices = torch.unique(predictors, return_inverse=True)
-    distinct, which = (index.to(device, non_blocking=True) for index in indices)
+    distinct, which = (index.to(hidden_states.device, non_blocking=True) for index in indices)
     logits = model.logits(hidden_states.index_select(0, distinct)).float()
     if temperature != 1:
         logits = logits / temperature
-    log_probabilities = logits.log_softmax(-1)
-    grad = entropy_gradient and torch.is_grad_enabled()
-    with torch.set_grad_enabled(grad), torch.autocast(device.type, enabled=False):
-        entropy = torch.cat([_entropy(rows) for rows in _split_for_cache(log_probabilities)])
-    return log_probabilities[which, targets], entropy[which]
+    return logits.log_softmax(-1), which
 
 
 def _split_for_cache(logits: Tensor) -> tuple[Tensor, ...]:

@@ -109,7 +109,8 @@ class Policy(nn.Module):
         source = self.tokenizer_path or self.path
         if source is None:
             return byte_tokenizer()
-        return load_tokenizer(source, trust_remote_code=self.trust_remote_code)
+        key = f"model.policy.{'tokenizer' if self.tokenizer_path else 'path'}"
+        return load_tokenizer(source, trust_remote_code=self.trust_remote_code, key=key)
 
     def load(self, *, with_reference: bool, refreshes_reference: bool = False) -> None:
         """Load or build the model; later calls do nothing.

@@ -5,8 +5,10 @@ Source: SGLang's native API, checked against release 0.5.23.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import Any
 
 from lit_grpo.rollout.engine import Sampling
@@ -18,6 +20,7 @@ from lit_grpo.rollout.server.api import (
     ServerAPI,
     token_versions,
 )
+from lit_grpo.rollout.server.api_key import Guard, write_private
 from lit_grpo.rollout.server.endpoint import (
     Endpoint,
     RequestRefused,
@@ -89,6 +92,15 @@ class SGLangAPI(ServerAPI):
             **adapters,
         }
         return launch.command("sglang.launch_server", options)
+
+    def guard(self, api_key: str, directory: Path) -> Guard:
+        """Name the key in a file of options: SGLang reads it from there or from the command line.
+
+        With it, SGLang answers nothing else than health checks and counters without the key.
+        """
+        options = directory / "options.yaml"
+        write_private(options, json.dumps({"api-key": api_key}))
+        return Guard(api_key=api_key, flags={"config": str(options)}, env={})
 
     def check_sampling(self, sampling: Sampling) -> None:
         if sampling.stop and sampling.min_tokens:

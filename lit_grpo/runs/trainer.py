@@ -50,6 +50,7 @@ EXPECTED_WARNINGS = [
     "`(is_)?gradient_checkpointing(_enable)?` is deprecated",
     "Total length of `.*` across ranks is zero",
     "Using ModelCheckpoint with manual optimization and every_n_train_steps",
+    "Found .* in eval mode at the start of training",
 ]
 """Warnings of libraries about what this project does on purpose."""
 

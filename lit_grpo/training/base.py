@@ -89,11 +89,15 @@ class PolicyModule(L.LightningModule):
     def configure_model(self) -> None:
         rank_zero_only(log.info)("loading the model %s", self.policy.path or "with random weights")
         seed_everything(self.seed)  # random initial weights must be the same on all ranks
+        self.load_models()
+        check_completions_fit(self.policy.model.config, self.sampling)
+        self.engine.start(self.policy)
+
+    def load_models(self) -> None:
+        """Load what this training needs, before an engine takes its share of the memory."""
         self.policy.load(
             with_reference=self.needs_reference, refreshes_reference=self.refreshes_reference
         )
-        check_completions_fit(self.policy.model.config, self.sampling)
-        self.engine.start(self.policy)
 
     def setup(self, stage: str) -> None:
         refuse_unsupported(self.trainer)

@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.objective import AdvantageConfig, Objective
-from lit_grpo.policy import Policy
+from lit_grpo.policy import Policy, Teacher
 from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.types import Prompt, UserError, check_range, setting_error
 
@@ -108,8 +108,33 @@ def refuse_contradictions(policy: Policy, objective: Objective, advantage: Advan
         )
 
 
-def check_prompts_fit(model_config: Any, sampling: Sampling, prompts: Sequence[Prompt]) -> None:
+def check_teacher(teacher: Teacher | None, objective: Objective) -> None:
+    """Check that there is a teacher if the objective has a distillation term, and only then.
+
+    Raises:
+        UserError: there is one without the other.
+    """
+    coef = objective.distillation.coef
+    if teacher is None and coef > 0:
+        raise UserError(
+            f"objective.distillation.coef {coef} needs a teacher, got none (the divergence is that "
+            "from its distribution). Set model.teacher.path, or "
+            "model.objective.distillation.coef to 0."
+        )
+    if teacher is not None and coef == 0:
+        raise UserError(
+            f"a teacher needs objective.distillation.coef above 0, got {coef} (it would be loaded "
+            "and never used). Set model.objective.distillation.coef, or leave model.teacher out."
+        )
+
+
+def check_prompts_fit(
+    model_config: Any, sampling: Sampling, prompts: Sequence[Prompt], model: str = "model"
+) -> None:
     """Check that the model has positions for each prompt and the longest completion.
+
+    Args:
+        model: What it is called in the error.
 
     Raises:
         UserError: it has not.
@@ -119,8 +144,8 @@ def check_prompts_fit(model_config: Any, sampling: Sampling, prompts: Sequence[P
     if positions is not None and longest + sampling.max_tokens > positions:
         raise UserError(
             f"the longest prompt has {longest} tokens and a completion {sampling.max_tokens}, but "
-            f"the model has only {positions} positions for both. Set data.max_prompt_tokens to at "
-            f"most {positions - sampling.max_tokens}, or lower model.sampling.max_tokens."
+            f"the {model} has only {positions} positions for both. Set data.max_prompt_tokens to "
+            f"at most {positions - sampling.max_tokens}, or lower model.sampling.max_tokens."
         )
 
 

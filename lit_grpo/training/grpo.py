@@ -24,7 +24,7 @@ from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.objective.kl import kl_in_reward
 from lit_grpo.objective.token_advantages import token_advantages
-from lit_grpo.policy import Policy
+from lit_grpo.policy import Policy, Teacher
 from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.scoring import RewardSuite
@@ -43,6 +43,7 @@ from lit_grpo.training.compatibility import (
     check_overlap,
     check_prompts_fit,
     check_sampling,
+    check_teacher,
     refuse_contradictions,
 )
 from lit_grpo.training.evaluation import Evaluation
@@ -75,6 +76,8 @@ class GRPOModule(PolicyModule):
         sampling: Temperature, token limit and other settings of sampling.
         engine: The rollout engine that samples completions; null samples with the policy itself.
         objective: The loss of an optimizer step.
+        teacher: The model that ``objective.distillation`` draws the policy to; in Python a
+            directory or Hub id will do.
         advantage: How rewards become advantages.
         update: How the completions of a rollout step are split into optimizer steps.
         dynamic_sampling_rounds: Maximum number of times that a rollout step replaces groups whose
@@ -103,6 +106,7 @@ class GRPOModule(PolicyModule):
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
         engine: RolloutEngine | None = None,
         objective: Objective = Objective(),  # noqa: B008 - frozen
+        teacher: Teacher | None = None,
         advantage: AdvantageConfig = AdvantageConfig(),  # noqa: B008 - frozen
         update: UpdateConfig = UpdateConfig(),  # noqa: B008 - frozen
         dynamic_sampling_rounds: int = 0,
@@ -125,6 +129,8 @@ class GRPOModule(PolicyModule):
         check_type("model.outage", outage, OutagePolicy)
         check_sampling(group_size, dynamic_sampling_rounds, sampling)
         refuse_contradictions(policy, objective, advantage)
+        self.teacher = Teacher(teacher) if isinstance(teacher, str) else teacher
+        check_teacher(self.teacher, objective)
         check_overlap(
             max_head_offpolicyness, update.optimizer_steps, dynamic_sampling_rounds, self.engine
         )
@@ -147,7 +153,9 @@ class GRPOModule(PolicyModule):
             optimizer_steps=update.optimizer_steps,
             max_refill_rounds=dynamic_sampling_rounds,
         )
-        self.policy_update = PolicyUpdate(self, self.events, policy, sampling, objective, update)
+        self.policy_update = PolicyUpdate(
+            self, self.events, policy, sampling, objective, update, self.teacher
+        )
         self.rollout_step = 0
         self._step_log = StepLog()
 
@@ -158,6 +166,11 @@ class GRPOModule(PolicyModule):
     @property
     def refreshes_reference(self) -> bool:  # type: ignore[override]
         return self.objective.kl.refresh_every is not None
+
+    def load_models(self) -> None:
+        super().load_models()
+        if self.teacher is not None and self.trainer.state.fn == "fit":
+            self.teacher.load(self.policy)
 
     def optimizer_steps_per_epoch(self, num_batches: int) -> int:
         return num_batches * self.update.optimizer_steps
@@ -171,6 +184,10 @@ class GRPOModule(PolicyModule):
 
     def on_train_start(self) -> None:
         check_prompts_fit(self.policy.model.config, self.sampling, self.loader.prompts)
+        if self.teacher is not None:
+            self.teacher.model.to(self.device)
+            config = self.teacher.model.config
+            check_prompts_fit(config, self.sampling, self.loader.prompts, "teacher")
         self.rewards.check(self.loader.prompts)
         super().on_train_start()
 

@@ -203,7 +203,9 @@ def add_update_metrics(
     }
     if losses.kl is not None:
         means["policy/kl"] = losses.kl
-    means |= {f"policy/{name}": value.detach() for name, value in losses.own_metrics.items()}
+    if losses.distillation_kl is not None:
+        means["policy/distillation_kl"] = losses.distillation_kl
+    means |= {f"own/{name}": value.detach() for name, value in losses.own_metrics.items()}
     for name, values in means.items():
         metrics.add(name, (values * mask).sum(), num_tokens)
     metrics.maximum("sampler/logprob_difference_max", (difference * mask).max())

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.training.batching import UpdateConfig
 
-_NO_LOWER_BOUND = ("cispo", "sapo", "vespo")
-_NO_UPPER_BOUND = ("sapo", "vespo")
+_NO_LOWER_BOUND = ("cispo", "sapo", "vespo", "none")
+_NO_UPPER_BOUND = ("sapo", "vespo", "none")
+_ONLY_IN_SURROGATE = ("ratio", "sampler_correction", "sampler_masks", "off_policy_threshold")
+
+_READ_BY_A_FUNCTION = (
+    "function", "ratio", "clip_low", "clip_high", "old_logprobs", "kl", "overlong_filtering"
+)  # fmt: skip
+"""Settings that decide what a function in place of the loss gets, or that it can read."""
 
 
 def settings_without_effect(
@@ -32,12 +38,12 @@ def _of_objective(objective: Objective, update: UpdateConfig) -> Iterator[tuple[
             "vespo_positive": surrogate != "vespo",
             "vespo_negative": surrogate != "vespo",
             "dppo_divergence": surrogate != "dppo",
+            **dict.fromkeys(_ONLY_IN_SURROGATE, surrogate == "none"),
         }
         changed = [key for key in _changed(objective) if unused.get(key)]
         yield from ((f"objective.{key}", others) for key in changed)
     if objective.function is not None:
-        replaced = {"surrogate", "aggregation", "sampler_correction", "sampler_masks"}
-        changed = [key for key in _changed(objective) if key in replaced]
+        changed = [key for key in _changed(objective) if key not in _READ_BY_A_FUNCTION]
         yield from ((f"objective.{key}", "a function in place of the loss") for key in changed)
     if objective.old_logprobs == "sampler" and "sampler_correction" in _changed(objective):
         yield "objective.sampler_correction", "old_logprobs: sampler (the weights are 1)"
@@ -52,6 +58,8 @@ def _of_terms(objective: Objective, update: UpdateConfig) -> Iterator[tuple[str,
         yield "objective.kl.horizon", "kl.target: null"
     if kl.is_in_loss and kl.estimator == "k1" and kl.gradient == "estimator" and not kl.importance:
         yield "objective.kl.estimator k1", "kl.place: loss alone (its expected gradient is 0)"
+    if objective.distillation.coef == 0 and objective.distillation.top_k is not None:
+        yield "objective.distillation.top_k", "distillation.coef: 0"
     if entropy.target is None:
         changed = [key for key in _changed(entropy) if key != "coef"]
         yield from ((f"objective.entropy.{key}", "entropy.target: null") for key in changed)
@@ -83,5 +91,5 @@ def _changed(config: Any) -> list[str]:
     return [
         field.name
         for field in fields(config)
-        if field.default is not MISSING and getattr(config, field.name) != field.default
+        if getattr(config, field.name) not in (field.default, [])
     ]

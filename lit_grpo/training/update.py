@@ -6,7 +6,7 @@ The gradient is the same for any split into micro-batches and over ranks. The fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,15 @@ from lit_grpo.objective import Objective, TokenCounts
 from lit_grpo.objective.entropy import EntropyControl
 from lit_grpo.objective.kl import KLControl
 from lit_grpo.objective.loss import token_losses
-from lit_grpo.policy import Policy
-from lit_grpo.policy.logprobs import CausalModel, TokenStatistics, completion_statistics
+from lit_grpo.policy import Policy, Teacher
+from lit_grpo.policy.logprobs import (
+    CausalModel,
+    TokenStatistics,
+    TopTokens,
+    candidate_statistics,
+    completion_statistics,
+    top_tokens,
+)
 from lit_grpo.rollout import Sampling
 from lit_grpo.training.batching import UpdateConfig, micro_batches, minibatches
 from lit_grpo.training.metrics import Metrics, add_update_metrics
@@ -35,6 +42,7 @@ class PolicyUpdate:
     Args:
         module: Owns the optimizer; must use manual optimization.
         events: Reports the micro-batches to callbacks.
+        teacher: The teacher, if the objective has a distillation term.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class PolicyUpdate:
         sampling: Sampling,
         objective: Objective,
         config: UpdateConfig,
+        teacher: Teacher | None = None,
     ) -> None:
         self.module = module
         self.events = events
@@ -52,12 +61,13 @@ class PolicyUpdate:
         self.sampling = sampling
         self.objective = objective
         self.config = config
+        self.teacher = teacher
         self._progress = StageProgress()
         self.entropy_control = EntropyControl(term=objective.entropy, coef=objective.entropy.coef)
         self.kl_control = KLControl(term=objective.kl, coef=objective.kl.coef)
 
     def prepare(self, batch: TrainBatch, seed: int) -> TrainBatch | None:
-        """Add old logprobs, reference logprobs and masks of tokens if the objective needs them.
+        """Add what the objective needs of old policy, reference and teacher, and masks of tokens.
 
         With one optimizer step per rollout step the old logprobs equal the current ones, so no
         forward pass is made for them. Return None if no rank has a token to train on.
@@ -80,7 +90,16 @@ class PolicyUpdate:
             with self.policy.reference() as reference:
                 statistics = self._statistics(reference, batch, rows)
             batch = replace(batch, ref_logprobs=statistics.logprobs)
-        return batch
+        return batch if self.teacher is None else self._with_teacher(batch, self.teacher)
+
+    def _with_teacher(self, batch: TrainBatch, teacher: Teacher) -> TrainBatch:
+        """Add the logprobs of the teacher, of the sampled tokens or of its most likely ones."""
+        rows, top_k = self._rows_with_gradient(batch), self.objective.distillation.top_k
+        if top_k is None:
+            statistics = self._statistics(teacher.causal_model, batch, rows)
+            return replace(batch, teacher_logprobs=statistics.logprobs)
+        top = self._top_tokens(teacher.causal_model, batch, rows, top_k)
+        return replace(batch, teacher_ids=top.ids, teacher_logprobs=top.logprobs)
 
     def progress(self) -> StageProgress:
         """Return how many rows have been through the forward pass or update that is running."""
@@ -102,18 +121,51 @@ class PolicyUpdate:
         with self.policy.reference() as reference:
             return old.logprobs, self._statistics(reference, batch, rows).logprobs
 
-    @torch.no_grad()
     def _statistics(self, model: CausalModel, batch: TokenBatch, rows: Tensor) -> TokenStatistics:
         """Return [N, C] logprobs and entropies of these rows, 0 on other rows, on the CPU."""
+        temperature = self.sampling.temperature
+
+        def statistics(part: TokenBatch) -> list[Tensor]:
+            return [torch.stack(completion_statistics(model, part, temperature=temperature), -1)]
+
+        values = [torch.zeros(*batch.completion_ids.shape, 2)]
+        self._fill(values, statistics, model, batch, rows)
+        return TokenStatistics(*values[0].unbind(-1))
+
+    def _top_tokens(
+        self, model: CausalModel, batch: TokenBatch, rows: Tensor, top_k: int
+    ) -> TopTokens:
+        """Return the [N, C, K] most likely tokens of these rows, 0 on other rows, on the CPU."""
+        temperature, vocab_size = self.sampling.temperature, self.policy.causal_model.vocab_size
+        top_k = min(top_k, vocab_size)
+
+        def top(part: TokenBatch) -> list[Tensor]:
+            found = top_tokens(model, part, top_k, vocab_size=vocab_size, temperature=temperature)
+            return [one.cpu() for one in found]  # all of them might not fit on a GPU
+
+        shape = (*batch.completion_ids.shape, top_k)
+        values = [torch.zeros(shape, dtype=torch.int32), torch.zeros(shape)]
+        self._fill(values, top, model, batch, rows)
+        return TopTokens(*values)
+
+    @torch.no_grad()
+    def _fill(
+        self,
+        values: Sequence[Tensor],
+        function: Callable[[TokenBatch], Sequence[Tensor]],
+        model: CausalModel,
+        batch: TokenBatch,
+        rows: Tensor,
+    ) -> None:
+        """Fill these rows of [N, C, *] with what a function makes of each micro-batch."""
         self._progress = StageProgress(total=len(rows))
-        parts = self._micro_batches(batch, rows)
-        found = []
+        parts, found = self._micro_batches(batch, rows, model), []
         for part_rows in parts:
-            part, temperature = batch.select(part_rows), self.sampling.temperature
-            statistics = completion_statistics(model, part, temperature=temperature)
-            found.append(torch.stack(statistics))
+            found.append(function(batch.select(part_rows)))
             self._count(len(part_rows))
-        return _to_cpu(batch.completion_ids.shape, parts, found)
+        if found:
+            for number, value in enumerate(values):
+                _copy_to(value, parts, [one[number] for one in found])
 
     def _count(self, rows: int) -> None:
         self._progress = replace(self._progress, num_done=self._progress.num_done + rows)
@@ -141,7 +193,8 @@ class PolicyUpdate:
         optimizer: Any = self.module.optimizers()
         schedule: Any = self.module.lr_schedulers()
         optimizer.zero_grad()
-        parts = self._micro_batches(batch, self._rows_with_gradient(batch))
+        rows = self._rows_with_gradient(batch)
+        parts = self._micro_batches(batch, rows, self.policy.causal_model)
         entropies = [torch.zeros((), device=self.module.device)]
         for number, rows in enumerate(parts):
             with optimizer.toggle_model(sync_grad=number == len(parts) - 1):
@@ -200,13 +253,9 @@ class PolicyUpdate:
             trained &= has_gradient if batch.is_good is None else has_gradient | batch.is_good
         return trained.nonzero()[:, 0]
 
-    def _micro_batches(self, batch: TokenBatch, rows: Tensor) -> list[Tensor]:
-        return micro_batches(
-            batch,
-            rows,
-            self.config.max_tokens_per_micro_batch,
-            packed=self.policy.causal_model.uses_packing,
-        )
+    def _micro_batches(self, batch: TokenBatch, rows: Tensor, model: CausalModel) -> list[Tensor]:
+        max_tokens = self.config.max_tokens_per_micro_batch
+        return micro_batches(batch, rows, max_tokens, packed=model.uses_packing)
 
     def _backward(
         self, batch: TrainBatch, counts: TokenCounts, number: int, metrics: Metrics
@@ -214,9 +263,10 @@ class PolicyUpdate:
         """Accumulate the gradient of a micro-batch; return the sum of its token entropies."""
         entropy_coef = self.entropy_control.applied_coef
         with self.events.stage("micro_batch", number) as details:
-            statistics = completion_statistics(
+            statistics, candidate_logprobs = candidate_statistics(
                 self.policy.causal_model,
                 batch,
+                batch.teacher_ids,
                 temperature=self.sampling.temperature,
                 entropy_gradient=entropy_coef != 0 or self.objective.function is not None,
             )
@@ -228,6 +278,7 @@ class PolicyUpdate:
                 self.objective,
                 entropy_coef=entropy_coef,
                 kl_coef=self.kl_control.coef,
+                candidate_logprobs=candidate_logprobs,
             )
             # DDP averages gradients over ranks, but this loss is one rank's share of their sum.
             self.module.manual_backward(losses.loss * counts.num_ranks)
@@ -245,15 +296,12 @@ class PolicyUpdate:
         return (statistics.entropy.detach() * moved.surrogate_mask).sum()
 
 
-def _to_cpu(shape: torch.Size, parts: Sequence[Tensor], found: Sequence[Tensor]) -> TokenStatistics:
-    """Return the [2, n, c] statistics of parts of the rows as [N, C], copied to the CPU at once."""
-    both = torch.zeros(2, *shape)
-    if found:
-        copied = torch.cat([one.flatten(1) for one in found], 1).cpu()
-        sizes = [one[0].numel() for one in found]
-        for rows, one, values in zip(parts, found, torch.split(copied, sizes, 1), strict=True):
-            both[:, rows, : one.shape[2]] = values.view(one.shape)
-    return TokenStatistics(*both)
+def _copy_to(values: Tensor, parts: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+    """Copy [n, c, *] values of parts of the rows into [N, C, *], all of them at once."""
+    copied = torch.cat([one.flatten(0, 1) for one in found]).to(values.device)
+    sizes = [one.shape[:2].numel() for one in found]
+    for rows, one, part in zip(parts, found, torch.split(copied, sizes), strict=True):
+        values[rows, : one.shape[1]] = part.view(one.shape)
 
 
 def _rows(mask: Tensor) -> Tensor:

@@ -110,6 +110,8 @@ class Score:
     steps: tuple[tuple[int, float], ...] = ()
     """(index of a token, the part of the value that comes at it), for ``advantage.discount``. What
     they do not add up to comes at the last token."""
+    num_values: int | None = None
+    """Tokens that `by_token` was given values for; None for any other score."""
     bug: str = ""
     """The traceback, or the wrong value, if a mistake in the reward's code caused the failure."""
 
@@ -134,7 +136,8 @@ class Score:
             values: [C] the value that comes at each token; None where none does.
         """
         steps = tuple((index, float(v)) for index, v in enumerate(values) if v is not None)
-        return cls(value=sum(value for _, value in steps), steps=steps)
+        total = sum(value for _, value in steps)
+        return cls(value=total, steps=steps, num_values=len(values))
 
     @property
     def is_ok(self) -> bool:

@@ -92,6 +92,11 @@ class TrainBatch(TokenBatch):
     the current ones because no update has happened yet."""
     ref_logprobs: Tensor | None = None
     """[N, C] under the reference; None without a KL term in the loss."""
+    teacher_logprobs: Tensor | None = None
+    """[N, C] under the teacher, or [N, C, K] of the tokens in ``teacher_ids``; None without a
+    `DistillationTerm`."""
+    teacher_ids: Tensor | None = None
+    """[N, C, K] the most likely tokens under the teacher; None if only the sampled one counts."""
     is_good: Tensor | None = None
     """[N] True on the completions whose likelihood is raised; None without such a term."""
     covariance_mask: Tensor | None = None

@@ -127,16 +127,16 @@ def bare_client_seconds(
     from lit_grpo.rollout.vllm.server import _body
 
     requests = group_requests(engine._policy, prompts, group_size, sampling, seed)
-    url = f"{engine._supervisor.servers[0].url}/inference/v1/generate"
+    endpoint = engine._supervisor.servers[0].endpoint
     at_a_time = engine.limits.max_concurrency // group_size
     start = time.perf_counter()
-    num_tokens = asyncio.run(_send_all(url, [_body(one) for one in requests], at_a_time))
+    num_tokens = asyncio.run(_send_all(endpoint, [_body(one) for one in requests], at_a_time))
     seconds = time.perf_counter() - start
     assert num_tokens == len(prompts) * group_size * sampling.max_tokens
     return seconds
 
 
-async def _send_all(url: str, bodies: Sequence[Any], at_a_time: int) -> int:
+async def _send_all(endpoint: Any, bodies: Sequence[Any], at_a_time: int) -> int:
     import json
 
     import aiohttp
@@ -145,12 +145,14 @@ async def _send_all(url: str, bodies: Sequence[Any], at_a_time: int) -> int:
 
     async def send(session: aiohttp.ClientSession, body: Any) -> int:
         num_tokens = 0
-        async with slots, session.post(url, json=body) as response:
+        async with slots, session.post("/inference/v1/generate", json=body) as response:
             async for line in response.content:
                 if line.startswith(b"data: {"):
                     choices = json.loads(line[6:])["choices"]
                     num_tokens += sum(len(choice["token_ids"]) for choice in choices)
         return num_tokens
 
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(
+        endpoint.url, headers=endpoint.headers, connector=aiohttp.TCPConnector(limit=0)
+    ) as session:
         return sum(await asyncio.gather(*(send(session, body) for body in bodies)))

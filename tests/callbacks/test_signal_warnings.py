@@ -42,6 +42,21 @@ def test_advantages_of_untrained_rows_are_ignored(warnings_of):
     assert "All advantages are 0" in message
 
 
+def test_an_advantage_of_0_on_what_filtering_leaves_says_so(warnings_of):
+    """The filtered row is the better one, and the others are equal."""
+    completions = [completion("a"), completion("b"), completion("c", "length")]
+    batch = rollouts([[0.0, 0.0, 1.0]], completions)
+    trained = train_batch([0.0, 0.0, 1.0], trained=[True, True, False])
+    (message,) = warnings_of(outputs(batch, trained))
+    assert "on the 2 rows that are left to train on; 1 others are filtered, 33%" in message
+    assert "cancel out" not in message
+
+
+def test_advantages_of_0_from_differing_rewards_point_at_the_function_that_made_them(warnings_of):
+    (message,) = warnings_of(outputs(rollouts([[0.0, 1.0]]), train_batch([0.0, 0.0])))
+    assert message.endswith("Check model.advantage.function.")
+
+
 def test_rewards_that_cancel_out_are_named(warnings_of):
     batch = rollouts([[0.5, 0.5]])
     parts = {"math": torch.tensor([[1.0, 0.0]]), "length": torch.tensor([[-1.0, 0.0]])}

@@ -260,7 +260,7 @@ def test_ctrl_c_ends_the_process_of_a_training_with_130_and_no_traceback():
     with running([*FIT, "--model.class_path=mine.Slow", "--run_dir=run"]) as process:
         assert any("training" in line for line in process.stdout)
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=200)
     assert process.returncode == 130
     assert stderr.endswith("error: interrupted.\n")
     assert "Traceback" not in stderr

@@ -56,6 +56,22 @@ ARGUMENTS = {
         "model.sampling.temprature: no such key. Did you mean temperature?"
     ),
     "--model.engine=HFEngin": "model.engine: no class is called HFEngin. Did you mean HFEngine?",
+    "--model.objective.surrogate=clp": (
+        "model.objective.surrogate: expected clip, cispo, sapo, gmpo, vespo, dppo, none or the "
+        "path of a function, such as my_file.my_function, got clp. Did you mean clip?"
+    ),
+    "--model.advantage.function=mine.hal": (
+        "model.advantage.function: expected null or the path of a function, such as "
+        "my_file.my_function, got mine.hal: module 'mine' has no attribute 'hal'. Did you mean "
+        "half?"
+    ),
+    "--model.advantage.function=nowhere.half": (
+        "model.advantage.function: expected null or the path of a function, such as "
+        "my_file.my_function, got nowhere.half: No module named 'nowhere'."
+    ),
+    "--model.objective.sampler_masks=[{}]": (
+        "model.objective.sampler_masks: expected the keys of SamplerMask, got {}."
+    ),
     "--model.engine=Unlike": (
         "model.engine: no class is called Unlike. Known: HFEngine, SGLangEngine, ServedEngine, "
         "VLLMEngine, VLLMServerEngine."

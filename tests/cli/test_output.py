@@ -32,7 +32,7 @@ def test_a_program_goes_on_when_nobody_reads_its_output(open_pair):
     )
     os.close(writer)
     os.close(reader)
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     assert process.returncode == 7
 
 
@@ -40,13 +40,13 @@ def test_a_command_whose_output_is_cut_short_says_nothing_about_it():
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", '"$@" | read -r', "bash", *HELP],
         capture_output=True,
-        timeout=60,
+        timeout=200,
     )
     assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_another_error_of_the_output_is_raised():
     with open("/dev/full", "w") as full:
-        done = subprocess.run(HELP, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run(HELP, stdout=full, stderr=subprocess.PIPE, text=True, timeout=200)
     assert done.returncode != 0
     assert "No space left on device" in done.stderr

@@ -14,7 +14,10 @@ from paths import SUPPORT
 from processes import run_program
 
 PRESETS = sorted(path.name for path in (files("lit_grpo.configs") / "presets").iterdir())
-RUNS = ("plain", "lora", "reference", "reference adapter", "KL in the reward", "updates", "entropy")
+RUNS = (
+    *("plain", "lora", "reference", "reference adapter", "KL in the reward", "updates", "entropy"),
+    *("teacher", "top tokens of a teacher"),
+)
 PADDED = "padded"
 
 pytestmark = pytest.mark.slow

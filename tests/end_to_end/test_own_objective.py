@@ -26,8 +26,8 @@ def test_the_guides_surrogate_and_advantage_train_and_are_logged_and_checked(tmp
     program = [*LIT_GRPO, *command.split()[1:], *short]
     run_program(program, tmp_path)
     metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")
-    assert metrics["policy/bounded_ratio"].dropna().between(0.9, 1.1).all()
-    assert len(metrics["policy/bounded_ratio"].dropna()) == 2
+    assert metrics["own/bounded_ratio"].dropna().between(0.9, 1.1).all()
+    assert len(metrics["own/bounded_ratio"].dropna()) == 2
     assert (metrics["advantage/max"].dropna() == 1).all()
 
     wrong = python.replace("return -bounded", "return -bounded[0, 0]")

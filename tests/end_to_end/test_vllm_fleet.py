@@ -134,6 +134,8 @@ class RecordUpdates(L.Callback):
 
     def on_stage_end(self, trainer, pl_module, stage):
         if stage.name == "update":
+            num_begun = min(self.events.count("update begins") + 1, NUM_STEPS)
+            wait_until(lambda: self.events.count("generation begins") >= num_begun)
             self.events.append("update ends")
 
 

@@ -17,6 +17,7 @@ from judge_server import (
     says,
     writes,
 )
+from worker_processes import wait_until
 
 from lit_grpo.judge import Judge, JudgeFailure, Limits, client
 from lit_grpo.judge.client import MAX_BACKOFF_SECONDS, JudgeClient, Question, _seconds_before_retry
@@ -446,7 +447,8 @@ def test_a_delay_beyond_the_timeout_is_retried(llmock):
     llmock.delay(3.0)
     (answer,) = ask(llmock_judge(call_timeout_seconds=1.0))
     assert score(answer) in range(11)
-    assert len(llmock.requests) >= 2  # more if the machine is busy
+    # The late one counts once its delay is over; on a busy machine there are more.
+    wait_until(lambda: len(llmock.requests) >= 2)
 
 
 def test_prose_is_a_parse_error(llmock):

@@ -8,6 +8,7 @@ import pytest
 
 from lit_grpo.objective import (
     CovarianceTerm,
+    DistillationTerm,
     EntropyTerm,
     KLTerm,
     Objective,
@@ -71,6 +72,11 @@ REFUSED = [
         {"surrogate": "vespo", "sampler_correction": SamplerCorrection(level="geometric")},
         "sampler_correction.level",
     ),
+    (Objective, {"surrogate": "none"}, "distillation.coef"),
+    (Objective, {"surrogate": "none", "kl": KLTerm(coef=0.1, place="reward")}, "distillation.coef"),
+    (DistillationTerm, {"coef": -0.1}, "distillation.coef"),
+    (DistillationTerm, {"coef": math.nan}, "distillation.coef"),
+    (DistillationTerm, {"coef": 1.0, "top_k": 0}, "distillation.top_k"),
     (Objective, {"off_policy_threshold": 0.0}, "off_policy_threshold"),
     (Objective, {"top_entropy_fraction": 0.0}, "top_entropy_fraction"),
     (Objective, {"top_entropy_fraction": 1.1}, "top_entropy_fraction"),
@@ -102,6 +108,8 @@ def test_values_at_their_bounds_are_accepted():
         (Objective(kl=KLTerm(coef=0.1)), True),
         (Objective(kl=KLTerm(coef=0.1, place="reward")), False),
         (Objective(entropy=EntropyTerm(coef=0.1)), True),
+        (Objective(distillation=DistillationTerm(coef=0.1)), True),
+        (Objective(surrogate="none", sft=SFTTerm(coef=0.1)), False),
         (Objective(entropy=EntropyTerm(target=1.0)), True),
     ],
 )

@@ -108,7 +108,10 @@ NAN = float("nan")
         (None, "got NoneType None."),
         (torch.zeros(5), "got shape (5,)."),
         (torch.zeros(5, 6, dtype=torch.long), "of floating point numbers, got torch.int64."),
-        (torch.full((5, 6), NAN), "all finite, got 30 of 30 values that are NaN or infinite."),
+        (
+            torch.full((5, 6), NAN, requires_grad=True),
+            "all finite, got 30 of 30 values that are NaN or infinite.",
+        ),
     ],
 )
 @pytest.mark.parametrize("part", ["surrogate", "level"])
@@ -138,6 +141,19 @@ def test_a_loss_that_is_no_scalar_and_advantages_of_another_shape_are_refused(ca
     config = AdvantageConfig(function=returns(torch.zeros(3)))
     with pytest.raises(UserError, match=r"one advantage per completion.*\(1, 3\), got shape \(3,"):
         compute_advantages(table, config)
+
+
+def test_a_result_without_a_gradient_is_refused(case):
+    def detached(inputs, objective):
+        return -(inputs.ratio * inputs.advantages).detach()
+
+    def constant(inputs, objective):
+        return inputs.logprobs.detach().sum()
+
+    with pytest.raises(UserError, match=r"detached .*with a gradient, got one without"):
+        gradient(case, surrogate=detached)
+    with pytest.raises(UserError, match=r"constant .*with a gradient, got one without"):
+        gradient(case, function=constant)
 
 
 def test_values_are_looked_at_in_the_first_call_only_since_that_waits_for_a_gpu(case):

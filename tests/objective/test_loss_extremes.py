@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any, get_args, get_type_hints
 
@@ -11,6 +12,7 @@ from loss_batches import counts_of
 
 from lit_grpo.objective import (
     CovarianceTerm,
+    DistillationTerm,
     KLTerm,
     Objective,
     SamplerCorrection,
@@ -71,7 +73,7 @@ OBJECTIVES = [
     *valid(Objective, {"off_policy_threshold": (0.1,), "ratio": RATIOS}),
     *valid(Objective, {"surrogate": ["dppo"], "dppo_divergence": DIVERGENCES}),
     *valid(Objective, {"surrogate": SURROGATES, "old_logprobs": ("policy", "sampler")}),
-    *valid(Objective, {"sampler_masks": [(mask,) for mask in SAMPLER_MASKS], "ratio": RATIOS}),
+    *valid(Objective, {"sampler_masks": [[mask] for mask in SAMPLER_MASKS], "ratio": RATIOS}),
     *valid(Objective, {"covariance": COVARIANCES, "sft": [SFTTerm(), SFTTerm(coef=0.1)]}),
 ]
 
@@ -123,6 +125,44 @@ def test_loss_and_gradient_are_finite(nats, dtype):
         assert losses.loss.isfinite(), objective
         losses.loss.backward()
         assert logprobs.grad.isfinite().all(), objective
+
+
+TEACHERS = [
+    Objective(surrogate=surrogate, distillation=DistillationTerm(coef=1.0, top_k=top_k))
+    for surrogate in SURROGATES
+    for top_k in (None, 2, 4)
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("nats", NATS)
+def test_loss_and_gradient_are_finite_with_a_teacher(nats, dtype):
+    """With top_k, policy and teacher are each sure of one of the tokens, of another or of none."""
+    for objective in TEACHERS:
+        logprobs, batch = batch_with(nats, dtype)
+        k = objective.distillation.top_k
+        candidates = None if k is None else certain(k, nats, logprobs).requires_grad_()
+        teacher = batch.ref_logprobs if k is None else certain(k, nats, logprobs).flip(0)
+        batch = replace(batch, ref_logprobs=None, teacher_logprobs=teacher)
+        losses = token_losses(
+            logprobs,
+            torch.zeros_like(logprobs),
+            batch,
+            counts_of(batch),
+            objective,
+            candidate_logprobs=candidates,
+        )
+        assert losses.loss.isfinite(), objective
+        losses.loss.backward()
+        assert logprobs.grad.isfinite().all(), objective
+        assert candidates is None or candidates.grad.isfinite().all(), objective
+
+
+def certain(k: int, nats: float, like: torch.Tensor) -> torch.Tensor:
+    """Return [N, C, k] logprobs, 0 for one of k + 1 tokens and so many nats below for others."""
+    sure = torch.arange(len(like))[:, None] % (k + 1) == torch.arange(k)
+    values = torch.where(sure, 0.0, -nats).to(like.dtype)
+    return values[:, None].repeat(1, like.shape[1], 1)
 
 
 @pytest.mark.parametrize("nats", NATS)

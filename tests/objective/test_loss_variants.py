@@ -139,7 +139,7 @@ def test_sampler_masks_drop_what_lies_outside_their_bounds(statistic, low, high,
         return of_token
 
     mask = SamplerMask(statistic=statistic, over=over, min=low, max=high)
-    assert_is(case, Objective(sampler_masks=(mask,)), loss_of)
+    assert_is(case, Objective(sampler_masks=[mask]), loss_of)
 
 
 def test_several_sampler_masks_keep_what_each_of_them_keeps():
@@ -149,8 +149,8 @@ def test_several_sampler_masks_keep_what_each_of_them_keeps():
         SamplerMask(statistic="k2", over="maximum", max=0.4),
     ]
     counts = counts_of(case.batch)
-    both = gradient_of(case, Objective(sampler_masks=tuple(masks)), counts).logprobs != 0
-    each = [gradient_of(case, Objective(sampler_masks=(m,)), counts).logprobs != 0 for m in masks]
+    both = gradient_of(case, Objective(sampler_masks=masks), counts).logprobs != 0
+    each = [gradient_of(case, Objective(sampler_masks=[m]), counts).logprobs != 0 for m in masks]
     assert both.equal(each[0] & each[1])
     assert not both.equal(each[0])
     assert not both.equal(each[1])

@@ -6,7 +6,7 @@ from packed_batches import batch_of
 from tiny import tiny_policy, unbatched_logprobs
 
 from lit_grpo.policy.body_and_head import BodyAndHead
-from lit_grpo.policy.logprobs import completion_statistics
+from lit_grpo.policy.logprobs import candidate_statistics, completion_statistics, top_tokens
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,67 @@ def test_packed_padded_and_chunked_logprobs_are_those_of_each_row_alone(
         torch.testing.assert_close(got[n, :size], expected, rtol=0, atol=1e-5)
         torch.testing.assert_close(entropy[n, :size], expected_entropy, rtol=0, atol=1e-4)
         assert not got[n, size:].any()
+
+
+def unbatched_distributions(model, batch, row):
+    """Return the [C, V] logprobs of one row, which is alone in its batch."""
+    index = batch.prompt_index[row]
+    prompt = batch.prompt_ids[index][batch.prompt_mask[index]]
+    ids = torch.cat([prompt, batch.completion_ids[row][batch.completion_mask[row]]])
+    return (model(ids[None]).logits[0, len(prompt) - 1 : -1] / 0.7).log_softmax(-1)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 1000])
+@pytest.mark.parametrize("use_packing", [True, False])
+def test_the_top_tokens_are_those_of_each_row_alone_and_have_its_logprobs(
+    policy, batch, chunk_tokens, use_packing
+):
+    model = BodyAndHead(policy.model, use_packing=use_packing)
+    chunk_logits = chunk_tokens * model.vocab_size
+    top = top_tokens(model, batch, 5, vocab_size=200, temperature=0.7, chunk_logits=chunk_logits)
+    statistics, logprobs = candidate_statistics(
+        model, batch, top.ids, temperature=0.7, chunk_logits=chunk_logits
+    )
+    for one, other in zip(
+        statistics, completion_statistics(model, batch, temperature=0.7), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    for n, size in enumerate(batch.completion_mask.sum(1).tolist()):
+        expected = unbatched_distributions(policy.model, batch, n)[:, :200].topk(5)
+        assert top.ids[n, :size].equal(expected.indices.int())
+        torch.testing.assert_close(top.logprobs[n, :size], expected.values, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logprobs[n, :size], expected.values, rtol=0, atol=1e-5)
+        assert not top.logprobs[n, size:].any()
+        assert not logprobs[n, size:].any()
+
+
+def test_of_a_small_vocabulary_all_tokens_are_the_top(policy, batch):
+    top = top_tokens(policy.causal_model, batch, 1000, vocab_size=policy.causal_model.vocab_size)
+    total = top.logprobs.exp().sum(-1)[batch.completion_mask]
+    torch.testing.assert_close(total, torch.ones_like(total))
+
+
+def test_the_gradient_of_other_tokens_is_that_of_the_whole_model_in_chunks_without_logits(
+    policy, batch
+):
+    model, saved = policy.causal_model, []
+    candidates = torch.arange(3).expand(*batch.completion_ids.shape, 3)
+    weights = torch.tensor([1.0, -2.0, 0.5])
+    policy.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: saved.append(t.shape) or t, lambda t: t
+    ):
+        _, logprobs = candidate_statistics(
+            model, batch, candidates, temperature=0.7, chunk_logits=3 * model.vocab_size
+        )
+    assert not [shape for shape in saved if len(shape) > 1 and shape[-1] == model.vocab_size]
+    (logprobs * weights).sum().backward()
+    ours = [p.grad.clone() for p in policy.trainable_parameters()]
+    policy.zero_grad()
+    rows = [unbatched_distributions(policy.model, batch, n)[:, :3] for n in range(4)]
+    (torch.cat(rows) * weights).sum().backward()
+    for one, parameter in zip(ours, policy.trainable_parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_chunks_do_not_change_the_gradient(policy, batch):

@@ -116,11 +116,23 @@ class Beyond(Reward):
         return Score(value=1.0, steps=((len(completion.token_ids), 1.0),))
 
 
-def test_steps_beyond_the_completion_are_a_mistake_of_the_reward():
-    with RewardSuite([Beyond()]) as suite:
+class TooFew(Reward):
+    def score(self, prompt, completion):
+        return Score.by_token([1.0])
+
+
+@pytest.mark.parametrize(
+    ("reward", "problem"),
+    [
+        (Beyond(), "steps at tokens [2] of a completion with 2 tokens"),
+        (TooFew(), "1 values by token of a completion with 2 tokens"),
+    ],
+)
+def test_steps_of_other_tokens_than_those_of_the_completion_are_a_mistake(reward, problem):
+    with RewardSuite([reward]) as suite:
         scoring = suite.open([prompt()], 1)
         scoring.add(0, completion((5, 6)))
-        (score,) = scoring.result().groups[0].scores["beyond"]
+        (score,) = scoring.result().groups[0].scores[reward.name]
     assert (score.value, score.outcome) == (None, Outcome.ERROR)
     assert score.bug == score.detail
-    assert score.detail.startswith("steps at tokens [2] of a completion with 2 tokens")
+    assert score.detail.startswith(problem)

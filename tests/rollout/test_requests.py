@@ -1,4 +1,5 @@
 import pytest
+from chat_models import IM_END, qwen_policy
 from tiny import prompt, tiny_policy
 
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
@@ -10,6 +11,7 @@ from lit_grpo.rollout.requests import (
     stop_token_ids,
     to_completion,
 )
+from lit_grpo.rollout.vllm.sampling import sampling_params
 
 
 def test_seeds_are_consecutive_within_a_group_and_differ_between_groups():
@@ -65,6 +67,17 @@ def test_stop_tokens_are_the_models_and_the_users():
     policy = tiny_policy()
     eos = policy.tokenizer.eos_token_id
     assert stop_token_ids(policy, Sampling(stop_token_ids=(7, eos))) == [7, eos]
+
+
+def test_a_base_model_stops_at_the_end_of_text_and_at_the_end_of_a_turn(tmp_path):
+    policy = qwen_policy(tmp_path)
+    policy.load(with_reference=False)
+    eos, end_of_turn = policy.tokenizer.convert_tokens_to_ids(["<eos>", IM_END])
+    assert stop_token_ids(policy, Sampling()) == [eos, end_of_turn]
+    (request,) = group_requests(policy, [prompt()], 2, Sampling(), seed=1)
+    asked = sampling_params(request, num_samples=2, seed=1)
+    assert asked["stop_token_ids"] == [eos, end_of_turn]
+    assert not asked.get("ignore_eos")
 
 
 def test_the_text_ends_before_the_first_stop_string_after_min_tokens():

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from chat_models import IM_END, turn_ending_policy
 from served_engines import (
     LORA,
     PLAIN,
@@ -116,6 +117,18 @@ def test_a_stop_token_ends_a_completion_and_stays_in_it(engine, policy):
     assert stopped.finish_reason == "stop"
 
 
+def test_a_base_model_ends_at_the_end_of_a_turn_of_its_chat_template(tmp_path):
+    policy = turn_ending_policy(tmp_path / "tokenizer", PROMPTS[0])
+    policy.save_pretrained(tmp_path / "model")
+    with (
+        running_server(tmp_path / "model", **SEEDED) as server,
+        serving(policy, version=3, urls=[server.url]) as engine,
+    ):
+        first = same_as_hf(engine, policy, GREEDY)[0]
+    assert (len(first.token_ids), first.finish_reason) == (4, "stop")
+    assert first.token_ids[-1] == policy.tokenizer.convert_tokens_to_ids(IM_END)
+
+
 def test_no_completion_is_shorter_than_min_tokens(engine, policy):
     stops = tuple(range(200))
     sampling = replace(GREEDY, stop_token_ids=stops, min_tokens=5)
@@ -168,14 +181,15 @@ def test_a_completion_depends_neither_on_the_load_nor_on_how_it_is_streamed(
 
 def test_closing_the_iterator_leaves_no_request_on_the_server(policy, server):
     with serving(policy, urls=[server.url]) as engine:
-        server.faults(token_delay_seconds=0.05)
+        dropped = server.log()["dropped"]
+        server.faults(hold_after_tokens=3)  # some end before with one of their many stop tokens
         sampling = Sampling(max_tokens=100, stop_token_ids=tuple(range(60)))
         completions = engine.generate(PROMPTS, 4, sampling, seed=0)
         next(completions)
-        assert server.log()["generating"] > 0
+        wait_until(lambda: server.log()["held"] > 0)
         completions.close()
-        wait_until(lambda: server.log()["generating"] == 0, 20)
-        assert server.log()["dropped"] > 0
+        wait_until(lambda: server.log()["generating"] == 0)
+        assert server.log()["dropped"] > dropped
 
 
 def test_a_completion_that_the_servers_context_cuts_is_failed(engine):

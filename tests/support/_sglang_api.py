@@ -22,6 +22,9 @@ from _sglang_replies import Body
 from _sglang_request import Request, SamplingParams
 from aiohttp import web
 
+OPEN_PATHS = ("/health", "/ready", "/metrics", "/test/")
+"""Beginnings of the paths that need no API key: SGLang's, and those of the tests."""
+
 
 class Server:
     """The routes of the server; ``flags`` are the parsed command line."""
@@ -64,7 +67,9 @@ class Server:
             "/test/log": self.read_log,
             "/test/reset_count": self.reset_count,
         }
-        app = web.Application(middlewares=[self._count], client_max_size=1 << 30)
+        app = web.Application(
+            middlewares=[self._count, self._authenticate], client_max_size=1 << 30
+        )
         for path, handler in routes.items():
             app.router.add_route("*", path, handler)
         return app
@@ -75,6 +80,14 @@ class Server:
             self.log.requests[http.path] += 1
             self.log.connections += http.transport not in self._transports
             self._transports.add(http.transport)
+        return await handler(http)
+
+    @web.middleware
+    async def _authenticate(self, http: web.Request, handler: Any) -> web.StreamResponse:
+        key = self.flags.api_key
+        is_open = not key or http.path.startswith(OPEN_PATHS) or http.method == "OPTIONS"
+        if not is_open and http.headers.get("Authorization") != f"Bearer {key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         return await handler(http)
 
     async def ready(self, http: web.Request) -> web.Response:

@@ -19,13 +19,23 @@ from jsonargparse import ArgumentParser
 from loss_batches import counts_of, random_case
 from pretend_device import pretend_device, pretend_strategy
 from small_runs import PROMPTS, Keep, make_module, make_trainer, weights
+from tiny import perturbed, tiny_policy
 
 from lit_grpo.callbacks import ExitCheckpoint
 from lit_grpo.data import PromptLoader
-from lit_grpo.objective import EntropyTerm, KLTerm, Objective
+from lit_grpo.objective import DistillationTerm, EntropyTerm, KLTerm, Objective
 from lit_grpo.objective.loss import token_losses
 from lit_grpo.policy import LoRA
 from lit_grpo.training import Evaluation, GRPOModule
+
+TEACHER = TemporaryDirectory()
+perturbed(tiny_policy(seed=1)).save_pretrained(TEACHER.name)
+
+
+def distil(**term: Any) -> dict[str, Any]:
+    objective = Objective(surrogate="none", distillation=DistillationTerm(coef=1.0, **term))
+    return {"objective": objective, "teacher": TEACHER.name}
+
 
 KL = Objective(kl=KLTerm(coef=0.1, refresh_every=1))
 RUNS: dict[str, dict[str, Any]] = {
@@ -36,6 +46,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "KL in the reward": {"objective": Objective(kl=KLTerm(coef=0.1, place="reward"))},
     "updates": {"update": {"epochs": 2, "minibatches": 2}},
     "entropy": {"objective": Objective(top_entropy_fraction=0.5, entropy=EntropyTerm(coef=0.1))},
+    "teacher": distil(),
+    "top tokens of a teacher": distil(top_k=8),
     "padded": {"policy": {"packing": False}},
 }
 MAX_STEPS = 4
@@ -70,7 +82,7 @@ def compare(name: str) -> dict[str, Any]:
     expected = train(RUNS[name], on_device=False)
     with pretend_device():
         module = train(RUNS[name])
-    start = make_module(**RUNS[name])
+    start = make_module(policy=RUNS[name].get("policy"))
     start.configure_model()
     return {
         "difference": difference(module, expected),
@@ -98,7 +110,11 @@ def objective_of(preset: Traversable) -> Objective:
 def loss_of(objective: Objective, device: str) -> list[float]:
     """Return loss and gradient of a random micro-batch on a device."""
     case = random_case(1)
-    chosen = {"covariance_mask": case.batch.loss_mask, "is_good": case.batch.advantages > 0}
+    chosen = {
+        "covariance_mask": case.batch.loss_mask,
+        "is_good": case.batch.advantages > 0,
+        "teacher_logprobs": case.logprobs - 0.3,
+    }
     batch, counts = replace(case.batch, **chosen), counts_of(case.batch)
     logprobs = case.logprobs.to(device).requires_grad_()
     entropy = case.entropy.to(device, logprobs.dtype)

@@ -66,8 +66,8 @@ def running(words: list[str], cwd: Path, **variables: str) -> AbstractContextMan
     return processes.running(words, cwd, said=cwd / "said.txt", **ENV | variables)
 
 
-def run_to_its_end(words: list[str], cwd: Path, *, seconds: float = 600) -> None:
-    with running(words, cwd) as process:
+def run_to_its_end(words: list[str], cwd: Path, *, seconds: float = 600, **variables: str) -> None:
+    with running(words, cwd, **variables) as process:
         exit_code = process.wait(seconds)
     assert exit_code == 0, (cwd / "said.txt").read_text()[-5000:]
 

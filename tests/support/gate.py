@@ -6,13 +6,15 @@ import socket
 import threading
 from contextlib import suppress
 
+from sglang_server import free_port
+
 
 class Gate:
     """Forwards connections to a server's port. While shut, it accepts no new ones."""
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
-        self.port = 0
+        self.port = free_port()
         self.open()
 
     @property
@@ -21,7 +23,6 @@ class Gate:
 
     def open(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", self.port))
-        self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, args=[self._listener], daemon=True).start()
 
     def shut(self) -> None:

@@ -8,11 +8,12 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import openai.types.chat  # noqa: F401 - loaded before the first deadline of a test
+from worker_processes import wait_until
 
 from lit_grpo.judge import Form, Grade, Judge, Limits, Price, Text
 from lit_grpo.judge import client as judge_client
@@ -231,6 +232,16 @@ def refuses(status: int, message: str = "no", code: str | None = None, **headers
 
 
 DROPS = Reply(is_dropped=True)
+
+
+def once_together(server: JudgeServer, number: int, behaviour: Behaviour) -> Behaviour:
+    """Hold back every reply until so many requests have been at the server at once."""
+
+    def behave(request: Request) -> Reply:
+        wait_until(lambda: server.most_at_once >= number, 15)
+        return replace(behaviour(request), seconds=0.05)
+
+    return behave
 
 
 def judges(kind: str, rule: Callable[[Request, Section], Mapping[str, Any]]) -> Behaviour:

@@ -54,7 +54,7 @@ def run_program(
     cwd: Path | None = None,
     *,
     exit_code: int = 0,
-    seconds: float = 240,
+    seconds: float = 500,
     **variables: str,
 ) -> CompletedProcess[str]:
     """Run a command to its end; if it ends otherwise than expected, show its output."""

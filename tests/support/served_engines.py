@@ -13,7 +13,7 @@ import psutil
 import pytest
 import sglang_server
 import torch
-from sglang_server import OFFLINE, RunningServer
+from sglang_server import OFFLINE, RunningServer, with_config
 from tiny import prompt
 from worker_processes import wait_until
 
@@ -83,6 +83,13 @@ def generating(engine, servers, sampling=LONG) -> Iterator[Future[list[Completio
         yield running
 
 
+def hurry(engine, **timeouts: float) -> None:
+    """Shorten timeouts of the supervision, once a test has brought about what they are to end."""
+    for name, seconds in timeouts.items():
+        assert hasattr(engine.supervision, name)
+        object.__setattr__(engine.supervision, name, seconds)
+
+
 def wait_until_ready(engine, number: int = 2) -> None:
     """Wait until so many servers of an engine are ready."""
     wait_until(lambda: engine.observe().means["rollout/ready_fraction"] == [1.0] * number)
@@ -125,7 +132,9 @@ def launched_servers(trainer: int | None = None) -> list[RunningServer]:
         command, parents = _command(process), _command(process.parent())
         if command[:2] == PROGRAM and server_guard.__file__ in parents:
             port = int(command[command.index("--port") + 1])
-            found.append(RunningServer(_as_popen(process), port))
+            words = with_config(command[2:])
+            key = words[words.index("--api-key") + 1]
+            found.append(RunningServer(_as_popen(process), port, key))
     return sorted(found, key=lambda server: server.port)
 
 

@@ -19,8 +19,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
+from random import SystemRandom
 from typing import IO, Any
+
+import yaml
 
 START_SECONDS = 120
 ANSWER_SECONDS = 60
@@ -30,18 +34,21 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS"
 class RunningServer:
     """The server as a process, the leader of its own process group."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], port: int, api_key: str | None = None
+    ) -> None:
         self.process = process
+        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.pid = process.pid
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
 
     def get(self, path: str) -> tuple[int, Any]:
         """Return the status and the reply, parsed if it is JSON."""
-        return self._send(urllib.request.Request(self.url + path))
+        return self._send(urllib.request.Request(self.url + path, headers=self.headers))
 
     def post(self, path: str, **body: Any) -> tuple[int, Any]:
-        headers = {"content-type": "application/json"}
+        headers = self.headers | {"content-type": "application/json"}
         data = json.dumps(body).encode()
         return self._send(urllib.request.Request(self.url + path, data=data, headers=headers))
 
@@ -92,7 +99,7 @@ def running_server(model_dir: str | Path, **flags: Any) -> Iterator[RunningServe
             stderr=log,
             start_new_session=True,
         )
-        server = RunningServer(process, flags["port"])
+        server = RunningServer(process, flags["port"], flags.get("api_key"))
         try:
             _wait_until_it_answers(server, log)
             yield server
@@ -101,8 +108,24 @@ def running_server(model_dir: str | Path, **flags: Any) -> Iterator[RunningServe
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+    """Return a port that no other process takes before a server listens there.
+
+    The kernel gives its free ports to every process. These are below them, a range per test worker.
+    """
+    while True:
+        port = next(_PORTS)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+def _own_ports() -> Iterator[int]:
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 10_000 + 1000 * (worker % 20)
+    start = SystemRandom().randrange(1000)  # a child process has the range of its parent
+    return (first + (start + number) % 1000 for number in count())
+
+
+_PORTS = _own_ports()
 
 
 def _command_line(flags: dict[str, Any]) -> list[str]:
@@ -138,6 +161,8 @@ SERVED_FLAGS: dict[str, dict[str, Any]] = {
     "--host": {"default": "127.0.0.1"},
     "--port": {"type": int, "default": 30000},
     "--served-model-name": {},
+    "--api-key": {},
+    "--config": {"help": "a YAML file with further flags"},
     "--random-seed": {"type": int, "default": 0},
     "--context-length": {"type": int},
     "--max-running-requests": {"type": int, "default": 1024},
@@ -181,8 +206,19 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def with_config(words: list[str]) -> list[str]:
+    """Put the flags of the file that ``--config`` names before the others, as SGLang does."""
+    if "--config" not in words:
+        return words
+    place = words.index("--config")
+    flags = yaml.safe_load(Path(words[place + 1]).read_text())
+    read = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return read + words[:place] + words[place + 2 :]
+
+
 def main() -> None:
-    flags = parser().parse_args()
+    flags = parser().parse_args(with_config(sys.argv[1:]))
+    print(f"server_args={vars(flags)}", file=sys.stderr, flush=True)  # as SGLang does
     from _sglang_api import Server
     from aiohttp import web
 

@@ -16,7 +16,10 @@ ENVIRONMENT = ENV | {"TERM": "xterm", "PYTHONPATH": str(SUPPORT)}
 
 
 def shown_in_terminal(*arguments: str, cwd: Path, columns: int = 100) -> list[str]:
-    """Return all lines that ``lit-grpo`` writes on a terminal, without control sequences."""
+    """Return all lines that ``lit-grpo`` writes on a terminal, without control sequences.
+
+    What it has written so far is in the file ``screen`` in its working directory.
+    """
     screen, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (50, columns))
     inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
@@ -32,9 +35,11 @@ def shown_in_terminal(*arguments: str, cwd: Path, columns: int = 100) -> list[st
     os.close(terminal)
     written = bytearray()
     try:
-        while part := _read(screen):
-            written += part
-        assert process.wait(timeout=60) == 0, written.decode()
+        with (cwd / "screen").open("wb", buffering=0) as seen:
+            while part := _read(screen):
+                written += part
+                seen.write(part)
+        assert process.wait(timeout=200) == 0, written.decode()
     finally:
         kill_group(process)
         os.close(screen)

@@ -10,7 +10,7 @@ from worker_processes import is_alive, wait_until
 def test_a_timeout_ends_the_children_of_a_program_too(tmp_path):
     script = "sleep 600 & echo $! > child.txt; wait"
     with pytest.raises(TimeoutExpired):
-        run_program(["sh", "-c", script], tmp_path, seconds=2)
+        run_program(["sh", "-c", script], tmp_path, seconds=5)
     child = int((tmp_path / "child.txt").read_text())
     wait_until(lambda: not is_alive(child))
 

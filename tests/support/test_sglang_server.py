@@ -4,6 +4,7 @@ import json
 import socket
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -309,14 +310,21 @@ def test_weights_wait_for_running_requests_unless_the_server_is_paused(server, d
     assert spans == [{"version": "default", "start": 0, "end": 30}]
 
 
+@contextmanager
+def connected(server, request):
+    """Send a request, and yield its connection."""
+    data = json.dumps(request).encode()
+    head = f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(head.encode() + data)
+        yield client
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_client_that_disconnects_aborts_its_request(server, is_stream):
     dropped = server.log()["dropped"]
     server.faults(hold_after_tokens=3)
-    data = json.dumps(body(max_new_tokens=100) | {"stream": is_stream}).encode()
-    head = f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(head.encode() + data)
+    with connected(server, body(max_new_tokens=100) | {"stream": is_stream}):
         wait_until(lambda: server.log()["held"] == 1)
     wait_until(lambda: server.log()["generating"] == 0)
     assert server.log()["dropped"] == dropped + 1
@@ -366,9 +374,11 @@ def test_statuses_are_answered_in_order_and_then_cleared(server):
 
 def test_a_hanging_call_is_never_answered_and_a_cut_one_is_disconnected(server):
     server.faults(hang_generate=1, cut_generate=2)
-    data = json.dumps(body()).encode()
-    with pytest.raises(TimeoutError):
-        urllib.request.urlopen(f"{server.url}/generate", data=data, timeout=0.5)
+    with connected(server, body()) as client:
+        wait_until(lambda: server.log()["generating"] == 1)
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
     with pytest.raises(OSError):  # noqa: PT011 - the kernel words it in several ways
         server.post("/generate", **body())
     events = stream(server)
@@ -398,6 +408,19 @@ def test_a_server_that_is_never_healthy_reports_it_and_is_gone_afterwards(direct
     with running_server(directories["default"], never_healthy=True) as server:
         assert server.get("/health")[0] == 503
     assert not is_alive(server.pid)
+
+
+def test_an_api_key_in_a_file_of_options_is_required_on_all_paths_but_health_checks(
+    directories, tmp_path
+):
+    options = tmp_path / "options.yaml"
+    options.write_text('{"api-key": "k"}')
+    with running_server(directories["default"], config=options) as server:
+        assert server.get("/model_info") == (401, {"error": "Unauthorized"})
+        assert server.post("/update_weights_from_disk")[0] == 401
+        assert server.get("/health")[0] == 200
+        server.headers = {"Authorization": "Bearer k"}
+        assert server.get("/model_info")[0] == 200
 
 
 def test_a_server_that_cannot_start_reports_why(tmp_path):

@@ -19,7 +19,7 @@ def run(*arguments, cwd):
         env=os.environ | ENV,
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=1100,
     )
     assert process.returncode == 0, process.stdout + process.stderr
 

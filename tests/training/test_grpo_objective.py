@@ -70,7 +70,8 @@ def test_a_reference_that_is_mixed_is_the_moving_average_of_the_policy():
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["full", "lora"])
 def test_a_resumed_run_restores_the_reference_and_the_entropy_coefficient(tmp_path, lora):
     objective = Objective(
-        kl=KLTerm(coef=0.1, refresh_every=2), entropy=EntropyTerm(coef=0.01, target=100.0)
+        kl=KLTerm(coef=0.1, refresh_every=2, target=1e-4, horizon=64),
+        entropy=EntropyTerm(coef=0.01, target=100.0),
     )
 
     def run(max_steps, ckpt_path=None):
@@ -86,6 +87,18 @@ def test_a_resumed_run_restores_the_reference_and_the_entropy_coefficient(tmp_pa
     for name, weight in weights(whole).items():
         assert torch.equal(weight, weights(resumed)[name]), name
     assert resumed.policy_update.entropy_control == whole.policy_update.entropy_control
+    assert resumed.policy_update.kl_control == whole.policy_update.kl_control
+    assert whole.policy_update.kl_control.coef != 0.1
+
+
+@pytest.mark.parametrize("place", ["loss", "reward"])
+def test_the_coefficient_of_the_divergence_follows_it_from_step_to_step(place):
+    """The first divergence is 0, below the target: the coefficient falls; then it rises."""
+    kl = KLTerm(coef=0.3, place=place, target=1e-6, horizon=64)
+    outputs = fit(make_module(objective=Objective(kl=kl)), max_steps=3)
+    applied = [output["metrics"]["policy/kl_coef"] for output in outputs]
+    assert applied[:2] == pytest.approx([0.3, 0.3 * (1 - 0.2 * 16 / 64)])
+    assert applied[2] == pytest.approx(applied[1] * (1 + 0.2 * 16 / 64))
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_update_metrics_are_means_over_the_tokens_of_the_loss():
     add_update_metrics(metrics, batch, losses, plain)
     values = metrics.merged()
     assert values["policy/kl"] == values["policy/entropy"] == values["policy/ratio_mean"] == 2.0
-    assert values["policy/own"] == 20.0
+    assert values["own/own"] == 20.0
     assert values["policy/clip_low_fraction"] == 0
     assert values["policy/masked_fraction"] == pytest.approx(1 / 3)
     assert values["policy/clip_high_fraction"] == pytest.approx(2 / 3)

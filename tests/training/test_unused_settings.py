@@ -8,6 +8,7 @@ from small_runs import fit, make_module
 from lit_grpo.objective import (
     AdvantageConfig,
     CovarianceTerm,
+    DistillationTerm,
     EntropyTerm,
     KLTerm,
     Objective,
@@ -48,6 +49,9 @@ def named(objective=Objective(), advantage=AdvantageConfig(), **update) -> list[
             "sampler_correction has no effect with old_logprobs: sampler",
         ),
         (Objective(function=own, surrogate="sapo"), "surrogate has no effect with a function"),
+        (Objective(function=own, sft=SFTTerm(coef=0.1)), "sft has no effect with a function"),
+        (Objective(function=own, entropy=EntropyTerm(coef=0.1)), "entropy has no effect with a fu"),
+        (Objective(function=own, off_policy_threshold=0.1), "off_policy_threshold has no effect"),
         (Objective(kl=KLTerm(importance=True)), "kl.importance has no effect with kl.coef: 0"),
         (
             Objective(kl=KLTerm(coef=0.1, horizon=5)),
@@ -56,6 +60,14 @@ def named(objective=Objective(), advantage=AdvantageConfig(), **update) -> list[
         (Objective(kl=KLTerm(coef=0.1, estimator="k1")), "kl.estimator k1 has no effect with"),
         (Objective(entropy=EntropyTerm(coef_max=0.5)), "entropy.coef_max has no effect with"),
         (Objective(sft=SFTTerm(min_reward=0.5)), "sft.min_reward has no effect with sft.coef: 0"),
+        (
+            Objective(distillation=DistillationTerm(top_k=8)),
+            "distillation.top_k has no effect with distillation.coef: 0",
+        ),
+        (
+            Objective(surrogate="none", ratio="sequence", kl=KLTerm(coef=0.1)),
+            "ratio has no effect with surrogate: none",
+        ),
         (Objective(covariance=CovarianceTerm(coef=2.0)), "covariance.coef has no effect with"),
         (
             Objective(covariance=CovarianceTerm(action="kl", low=2.0), old_logprobs="sampler"),

@@ -195,15 +195,22 @@ class Scoring:
 
     def _with_known_tokens(self, row: int, scored: Completion, score: Score) -> Score:
         """Return the score, or a failure if its steps are not at tokens of the completion."""
-        num_tokens = len(self._added(row).token_ids)
-        if all(0 <= index < num_tokens for index, _ in score.steps) and (
-            not score.steps or scored.token_ids == self._added(row).token_ids
-        ):
+        token_ids = self._added(row).token_ids
+        places = [index for index, _ in score.steps]
+        is_known = all(0 <= index < len(token_ids) for index in places)
+        is_complete = score.num_values in (None, len(token_ids))
+        if not places and is_complete:
             return score
+        if is_known and is_complete and scored.token_ids == token_ids:
+            return score
+        what = (
+            f"steps at tokens {places[:8]}"
+            if is_complete
+            else f"{score.num_values} values by token"
+        )
         detail = (
-            f"steps at tokens {[index for index, _ in score.steps][:8]} of a completion with "
-            f"{num_tokens} tokens, of which the reward saw {len(scored.token_ids)} (set its "
-            "reasoning to keep, so that it sees all of them)"
+            f"{what} of a completion with {len(token_ids)} tokens, of which the reward saw "
+            f"{len(scored.token_ids)} (with reasoning: keep it sees all of them)"
         )
         return replace(
             score, value=None, outcome=Outcome.ERROR, detail=detail, steps=(), bug=detail

@@ -7,14 +7,16 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from lit_grpo.rollout.engine import Sampling
 from lit_grpo.rollout.requests import Request, Sample
+from lit_grpo.rollout.server.api_key import Guard
 from lit_grpo.rollout.server.endpoint import Endpoint
 from lit_grpo.rollout.weight_check import CHECK_TEMPERATURE
 from lit_grpo.rollout.weights.store import WeightUpdate
-from lit_grpo.types import check_range, setting_error
+from lit_grpo.types import UserError, check_range, setting_error
 
 STREAM_INTERVAL = 64
 """Tokens between two events of a streamed completion, which show that the server is alive."""
@@ -29,14 +31,15 @@ class Launch:
         python: Interpreter of the environment that has the server; null for the trainer's.
         program: Command that takes the server's options, in place of ``python -m`` and its module:
             a container, or a launcher such as ``["srun", "python", "-m", "sglang.launch_server"]``.
-        host: Address to listen on. Anyone who can reach it can make the server execute code.
+        host: Address to listen on, in a private network if processes on other machines need it.
         port: Port of the first server; the others use the following ones. Null for free ports.
         devices: ``CUDA_VISIBLE_DEVICES`` of each server, such as ``["0", "1"]`` or ``["0,1"]``.
         memory_fraction: Share of each GPU's memory for weights and key-value cache; null for the
             server's default.
         tensor_parallel_size: GPUs that share one copy of the weights.
         data_parallel_size: Copies of the weights behind one address.
-        dtype: Data type of the server's weights; null for the policy's.
+        dtype: Data type of the server's weights; null for bfloat16 if trainer.precision is
+            bf16-mixed, otherwise the policy's.
         max_model_len: Longest prompt and completion together, in tokens; null for the model's.
         flags: Further options of the server by name, such as ``{max-num-seqs: 64}``; true for a
             flag without a value.
@@ -71,6 +74,14 @@ class Launch:
                 f"{self.num_servers} strings, one for each server",
                 self.devices,
                 "each names the GPUs of a server, such as '0,1'",
+            )
+
+        if any(name.replace("_", "-").endswith("api-key") for name in self.flags or {}):
+            # The value is not shown, since it is a key.
+            raise UserError(
+                "launch.flags must not contain an API key (every user of the machine can read a "
+                "command line, and it would be saved with the config). Remove it: the run makes a "
+                "key of its own. To choose the key, set model.engine.init_args.api_key_variable."
             )
 
     def command(self, module: str, options: Mapping[str, Any]) -> list[str]:
@@ -118,6 +129,14 @@ class ServerAPI(ABC):
     @abstractmethod
     def command(self, launch: Launch, model: ServedModel, port: int) -> list[str]:
         """Return the command line that starts a server."""
+
+    @abstractmethod
+    def guard(self, api_key: str, directory: Path) -> Guard:
+        """Return what makes a server that is launched require the key.
+
+        Args:
+            directory: Where files for the server may be written, as private ones.
+        """
 
     @abstractmethod
     def check_sampling(self, sampling: Sampling) -> None:

@@ -44,11 +44,15 @@ class EngineDirectory:
     def model(self) -> Path:
         return self.path / "model"
 
+    @property
+    def api_key(self) -> Path:
+        return self.path / "api_key"
+
     def close(self, *, has_failed: bool) -> None:
-        """Remove weights and models; a temporary directory is kept if the engine failed."""
+        """Remove weights, model and key; a temporary directory is kept if the engine failed."""
         if not self._is_rank_zero:
             return
-        for path in (self.weights, self.model):
+        for path in (self.weights, self.model, self.api_key):
             shutil.rmtree(path, ignore_errors=True)
         if self._scratch is not None and has_failed:
             self._scratch.keep()

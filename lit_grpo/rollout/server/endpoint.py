@@ -19,6 +19,10 @@ CONNECT_SECONDS = 10.0
 KEEPALIVE_SECONDS = 2.0
 MAX_SHOWN_CHARACTERS = 500
 STOPPED = "the server was stopped"
+KEY_NEEDED = (
+    "it requires an API key: export the key, and set model.engine.init_args.api_key_variable to "
+    "the name of its environment variable"
+)
 
 
 class RequestRefused(Exception):
@@ -39,10 +43,13 @@ class Endpoint:
     Args:
         url: An address such as ``http://127.0.0.1:8000``.
         stream_timeout: Seconds without data after which a streamed reply fails.
+        api_key: Key to send with every request; None for none.
     """
 
-    def __init__(self, url: str, stream_timeout: float) -> None:
+    def __init__(self, url: str, stream_timeout: float, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
+        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        """Headers of every request."""
         self.on_close: list[Callable[[], None]] = []
         """Functions that ``close`` calls."""
         timeout = aiohttp.ClientTimeout(
@@ -53,6 +60,7 @@ class Endpoint:
         self._streams = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
             timeout=timeout,
+            headers=self.headers,
         )
         self._calls: set[asyncio.Task[str]] = set()
         self._replies: WeakSet[aiohttp.ClientResponse] = WeakSet()
@@ -89,7 +97,9 @@ class Endpoint:
         timeout = aiohttp.ClientTimeout(total=seconds)
         async with _as_server_errors(f"{method} {path}", seconds):
             connector = aiohttp.TCPConnector(force_close=True)
-            async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            async with aiohttp.ClientSession(
+                connector=connector, timeout=timeout, headers=self.headers
+            ) as session:
                 url = self.url + path
                 async with session.request(method, url, json=body, params=query) as response:
                     return await _read_text(response)
@@ -184,6 +194,8 @@ def _parse(data: bytes) -> Any:
 def _raise_for_status(status: Any, text: str, what: str = "") -> None:
     """Raise for a failed request, whether its status was in the header or in the stream."""
     message = f"{what}{status or 'error in the stream'}: {text[:MAX_SHOWN_CHARACTERS]}"
+    if status == 401:
+        message += f" ({KEY_NEEDED})"
     if isinstance(status, int) and 400 <= status < 500 and status not in (408, 429):
         raise RequestRefused(message)
     raise ServerError(message)

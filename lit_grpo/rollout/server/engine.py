@@ -17,14 +17,14 @@ from lit_grpo.concurrency import EventLoopThread, gather_or_cancel
 from lit_grpo.distributed import any_failure, gather_objects, get_rank
 from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.rollout.requests import Sample, group_requests, to_completion
+from lit_grpo.rollout.server.addresses import check_servers, check_shared_servers
 from lit_grpo.rollout.server.api import Launch, ServerAPI
+from lit_grpo.rollout.server.api_key import check_variable, choose_key
 from lit_grpo.rollout.server.config import Supervision
 from lit_grpo.rollout.server.directory import EngineDirectory
 from lit_grpo.rollout.server.dispatch import Dispatcher, RequestLimits
 from lit_grpo.rollout.server.launching import (
-    check_url,
     choose_ports,
-    is_on_this_machine,
     launched_url,
     process_starters,
     served_model,
@@ -36,7 +36,7 @@ from lit_grpo.rollout.server.weights import TargetWeights
 from lit_grpo.rollout.weight_check import ExpectedLogprobs, Proof, expected_logprobs
 from lit_grpo.rollout.weights.files import WeightSync, sends_adapter
 from lit_grpo.rollout.weights.store import WeightStore
-from lit_grpo.types import Completion, Measurements, Prompt, UserError, check_range
+from lit_grpo.types import Completion, Measurements, Prompt, check_range
 
 T = TypeVar("T")
 
@@ -51,6 +51,9 @@ class ServedEngine(RolloutEngine):
         launch: Servers to start; one with default settings if neither this nor ``urls`` is set.
         urls: Servers that are already running, such as ``["http://10.0.0.2:8000"]``. They are not
             stopped at the end.
+        api_key_variable: Name, in capitals, of the environment variable with the API key of the
+            servers; null if those in ``urls`` require none. Servers that are launched get the key,
+            or a random one if this is null.
         directory: Where weights for the servers and the servers' logs are written, commonly
             ``${run_dir}/engine``. Servers on other machines must see it under the same path. Null
             for a temporary directory, which is removed at the end unless the engine failed.
@@ -75,6 +78,7 @@ class ServedEngine(RolloutEngine):
         *,
         launch: Launch | None = None,
         urls: list[str] | None = None,
+        api_key_variable: str | None = None,
         directory: str | None = None,
         weight_sync: WeightSync = "auto",
         request_timeout: float = 600.0,
@@ -83,7 +87,8 @@ class ServedEngine(RolloutEngine):
         proof: Proof = Proof(),  # noqa: B008 - frozen
         supervision: Supervision = Supervision(),  # noqa: B008 - frozen
     ) -> None:
-        _check_servers(launch, urls or [], directory)
+        check_servers(launch, urls or [], directory)
+        check_variable(api_key_variable)
         key = "model.engine.init_args"
         check_range(f"{key}.request_timeout", request_timeout, above=0)
         check_range(f"{key}.request_retries", request_retries, at_least=0)
@@ -91,6 +96,7 @@ class ServedEngine(RolloutEngine):
         self.api = api
         self.launch = None if urls else launch or Launch()
         self.urls = urls or []
+        self.api_key_variable = api_key_variable
         self.weight_sync = weight_sync
         self.proof = proof
         self.supervision = supervision
@@ -101,6 +107,15 @@ class ServedEngine(RolloutEngine):
         self._num_updates = 0
         self._running: set[Future[Any]] = set()
 
+    def check_num_nodes(self, num_nodes: int) -> None:
+        """Check that all machines of the run can reach the servers and their files.
+
+        Raises:
+            UserError: they cannot.
+        """
+        if num_nodes > 1:
+            check_shared_servers(num_nodes, self.launch, self.urls, self._configured_directory)
+
     def start(self, policy: SampledPolicy) -> None:
         """Start or connect to the servers; they load while the run prepares the rest."""
         if self._loop is not None:
@@ -108,8 +123,8 @@ class ServedEngine(RolloutEngine):
         self._is_rank_zero = get_rank() == 0
         self._is_adapter_sent = sends_adapter(policy.model, self.weight_sync)
         dtype = self.launch.dtype if self.launch else None
-        self._dtype = dtype or str(policy.model.dtype).removeprefix("torch.")
-        ports = self._choose_ports()
+        self._dtype = dtype or self.default_dtype(policy)
+        ports, api_key = self._choose_ports_and_key()
         self._directory = EngineDirectory(
             self._configured_directory, is_rank_zero=self._is_rank_zero
         )
@@ -120,16 +135,21 @@ class ServedEngine(RolloutEngine):
             in_files=self.api.reads_files,
             is_writer=self._is_rank_zero,
         )
-        servers = self._make_servers(policy, ports)
+        servers = self._make_servers(policy, ports, api_key)
         self._loop = EventLoopThread("rollouts")
         self._supervisor = self._run(self._start_supervisor(servers))
 
-    def _choose_ports(self) -> list[int]:
-        """Return the ports that rank 0 chose for the servers to launch."""
-        ports = choose_ports(self.launch) if self.launch and self._is_rank_zero else []
-        return gather_objects(ports)[0]
+    def _choose_ports_and_key(self) -> tuple[list[int], str | None]:
+        """Return what rank 0 chose: ports for the servers to launch, and the API key."""
+        chosen: tuple[list[int], str | None] = ([], None)
+        if self._is_rank_zero:
+            ports = choose_ports(self.launch) if self.launch else []
+            chosen = ports, choose_key(self.api_key_variable, is_launched=self.launch is not None)
+        return gather_objects(chosen)[0]
 
-    def _make_servers(self, policy: SampledPolicy, ports: Sequence[int]) -> list[Server]:
+    def _make_servers(
+        self, policy: SampledPolicy, ports: Sequence[int], api_key: str | None
+    ) -> list[Server]:
         """Return the servers to use.
 
         Those that this rank launches get a function that starts their process.
@@ -138,10 +158,11 @@ class ServedEngine(RolloutEngine):
         if self.launch is not None:
             urls = [launched_url(self.launch.host, port) for port in ports]
             if self._is_rank_zero:
+                assert api_key is not None, "a launched server has a key"
                 path, with_adapters = self._directory.model, self._is_adapter_sent
                 model = served_model(policy, path, dtype=self._dtype, with_adapters=with_adapters)
-                logs = self._directory.path
-                starters = process_starters(self.api, self.launch, model, ports, logs)
+                logs, guard = self._directory.path, self.api.guard(api_key, self._directory.api_key)
+                starters = process_starters(self.api, self.launch, model, ports, logs, guard)
         for url in urls:
             warn_of_public_address(url)
         return [
@@ -151,6 +172,7 @@ class ServedEngine(RolloutEngine):
                 self.supervision,
                 self.request_timeout,
                 starters[number] if starters else None,
+                api_key=api_key,
                 is_rank_zero=self._is_rank_zero,
             )
             for number, url in enumerate(urls)
@@ -267,22 +289,6 @@ class ServedEngine(RolloutEngine):
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._submit(coroutine).result()
-
-
-def _check_servers(launch: Launch | None, urls: Sequence[str], directory: str | None) -> None:
-    if launch is not None and urls:
-        raise UserError(
-            f"launch and urls must not both be set, got {launch} and {urls} (a run launches its "
-            "servers or uses running ones). Set only one of them in model.engine.init_args."
-        )
-    for url in urls:
-        check_url(url)
-    if directory is None and not all(map(is_on_this_machine, urls)):
-        raise UserError(
-            f"directory must be set for servers on other machines, got null and {urls} (they read "
-            "the weights from there). Set model.engine.init_args.directory to one that all "
-            "machines see under the same path."
-        )
 
 
 def _put(results: SimpleQueue[Any], first_row: int, index: int, sample: Sample | str) -> None:

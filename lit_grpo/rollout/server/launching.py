@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from lit_grpo.rollout.engine import SampledPolicy
 from lit_grpo.rollout.server.api import Launch, ServedModel, ServerAPI
+from lit_grpo.rollout.server.api_key import Guard
 from lit_grpo.rollout.server.process import ServerProcess
 from lit_grpo.rollout.weights.base_model import (
     adapted_layers,
@@ -98,25 +101,36 @@ def process_starters(
     model: ServedModel,
     ports: Sequence[int],
     logs: Path,
+    guard: Guard,
 ) -> list[Callable[[], ServerProcess]]:
     """Return, for each server, a function that starts its process.
 
     Their logs are ``server_0.log`` and so on.
     """
+    launch = replace(launch, flags={**guard.flags, **(launch.flags or {})})
     starters: list[Callable[[], ServerProcess]] = []
     for number, port in enumerate(ports):
         env = dict(api.env)
         if launch.devices is not None:
             env["CUDA_VISIBLE_DEVICES"] = launch.devices[number]
         env |= launch.env or {}
+        env |= guard.env
+        if guard.modules is not None:
+            path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(guard.modules), path]))
         command = api.command(launch, model, port)
         log_path = logs / f"server_{number}.log"
-        starters.append(partial(_start_process, command, env, log_path, (launch.host, port)))
+        address = (launch.host, port)
+        starters.append(partial(_start_process, command, env, log_path, address, guard.api_key))
     return starters
 
 
 def _start_process(
-    command: Sequence[str], env: Mapping[str, str], log_path: Path, address: tuple[str, int]
+    command: Sequence[str],
+    env: Mapping[str, str],
+    log_path: Path,
+    address: tuple[str, int],
+    api_key: str,
 ) -> ServerProcess:
     """Start a server.
 
@@ -124,7 +138,7 @@ def _start_process(
         OSError: a different program listens at its address, and would get requests and weights.
     """
     _bind(*address).close()
-    return ServerProcess(command, env, log_path)
+    return ServerProcess(command, env, log_path, secret=api_key)
 
 
 def check_url(url: str) -> None:
@@ -147,12 +161,16 @@ def check_url(url: str) -> None:
 
 
 def is_on_this_machine(url: str) -> bool:
-    """Return whether the host is a loopback address or ``localhost``; names are not resolved."""
+    """Return whether each machine reaches a server of its own at this address.
+
+    These are loopback addresses, ``0.0.0.0`` and ``localhost``; other names are not resolved.
+    """
     host = urlsplit(url).hostname or ""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return host == "localhost"
+    return address.is_loopback or address.is_unspecified
 
 
 def warn_of_public_address(url: str) -> None:

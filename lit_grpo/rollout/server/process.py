@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from lit_grpo.rollout.server import guard as server_guard
+from lit_grpo.rollout.server.api_key import HIDDEN
 
 GRACE_SECONDS = 5.0
 """Time a server has to exit after SIGTERM before it is killed."""
@@ -30,17 +31,24 @@ class ServerProcess:
     Args:
         command: The program and its arguments.
         env: Environment variables in addition to this process's.
-        log_path: File to which its output is appended.
+        log_path: File to which its output is appended. Only this user can read it: SGLang's has
+            its arguments.
+        secret: Text to hide in what ``log_tail`` returns.
 
     Raises:
         FileNotFoundError: the program could not be started.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], log_path: Path, secret: str = ""
+    ) -> None:
         self.log_path = log_path
+        self._secret = secret
         self._scratch = tempfile.mkdtemp(prefix="lit-grpo-")
         log_path.parent.mkdir(parents=True, exist_ok=True)
         guard = [sys.executable, server_guard.__file__, str(GRACE_SECONDS), self._scratch, *command]
+        log_path.touch(mode=0o600)
+        log_path.chmod(0o600)
         with log_path.open("ab") as log:
             log.write(f"$ {shlex.join(command)}\n".encode())
             log.flush()
@@ -76,7 +84,8 @@ class ServerProcess:
         """
         with self.log_path.open("rb") as log:
             log.seek(self._log_start)
-            lines = log.read().decode(errors="replace").splitlines()
+            text = log.read().decode(errors="replace")
+        lines = (text.replace(self._secret, HIDDEN) if self._secret else text).splitlines()
         errors = _error_lines(lines[:-num_lines])
         return "\n".join(errors + ["..."] * bool(errors) + lines[-num_lines:])
 

@@ -6,16 +6,19 @@ The supervisor decides when it is started, updated and stopped.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from lit_grpo.rollout.requests import Sample
 from lit_grpo.rollout.server.api import ServerAPI
 from lit_grpo.rollout.server.config import Supervision
-from lit_grpo.rollout.server.endpoint import Endpoint, ServerError
+from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError
 from lit_grpo.rollout.server.health import HealthMonitor
 from lit_grpo.rollout.server.load import ServerLoad
 from lit_grpo.rollout.server.process import ServerProcess
 from lit_grpo.rollout.server.weights import ServerWeights, TargetWeights
+
+log = logging.getLogger(__name__)
 
 STARTUP_POLL_SECONDS = 0.3
 
@@ -25,6 +28,7 @@ class Server:
 
     Args:
         start_process: Starts its process; None if the process is started elsewhere.
+        api_key: Key to send with every request; None for none.
         is_rank_zero: Whether this rank updates its weights.
     """
 
@@ -39,6 +43,7 @@ class Server:
         request_timeout: float,
         start_process: Callable[[], ServerProcess] | None,
         *,
+        api_key: str | None,
         is_rank_zero: bool,
     ) -> None:
         self.url = url
@@ -57,6 +62,7 @@ class Server:
         self._supervision = supervision
         self._request_timeout = request_timeout
         self._start_process = start_process
+        self._api_key = api_key
         self._is_rank_zero = is_rank_zero
         self._process: ServerProcess | None = None
         self._monitor: HealthMonitor | None = None
@@ -70,7 +76,7 @@ class Server:
             RequestRefused: it was started without a required option.
             OSError: its process could not be started.
         """
-        self.endpoint = Endpoint(self.url, self._request_timeout)
+        self.endpoint = Endpoint(self.url, self._request_timeout, self._api_key)
         self.weights = ServerWeights(
             self.endpoint,
             self._api,
@@ -89,6 +95,23 @@ class Server:
         if self._start_process is not None:
             await self._launch(self._start_process)
         await self._wait_until_healthy(self._monitor)
+        if self._api_key is not None and self._is_rank_zero:
+            await self._warn_if_open()
+
+    async def _warn_if_open(self) -> None:
+        """Warn if the endpoints that update weights answer without the key."""
+        without_key = Endpoint(self.url, self._request_timeout)
+        try:
+            await self._api.read_version(without_key, self._supervision.health_timeout)
+        except (RequestRefused, ServerError):
+            return
+        finally:
+            await without_key.close()
+        log.warning(
+            "%s has an API key, but answers requests about its weights without it: whoever can "
+            "reach it can make it execute code. See 'Who may reach a server' in docs/engines.md.",
+            self.url,
+        )
 
     async def _launch(self, start_process: Callable[[], ServerProcess]) -> None:
         def launch() -> None:

@@ -33,7 +33,8 @@ class VLLMEngine(RolloutEngine):
 
     Args:
         memory_fraction: Share of the GPU's memory for vLLM's weights and key-value cache.
-        dtype: Data type of vLLM's weights; null for the policy's.
+        dtype: Data type of vLLM's weights; null for bfloat16 if trainer.precision is bf16-mixed,
+            otherwise the policy's.
         max_model_len: Longest prompt and completion together, in tokens; null for the model's.
         flags: Further arguments of ``vllm.LLM`` by name, such as ``{max-num-seqs: 64}``.
         env: Further environment variables, which only vLLM sees.
@@ -87,7 +88,7 @@ class VLLMEngine(RolloutEngine):
             return
         _check_no_process_group()
         self._is_adapter_sent = sends_adapter(policy.model, self.weight_sync)
-        self._dtype = self.dtype or str(policy.model.dtype).removeprefix("torch.")
+        self._dtype = self.dtype or self.default_dtype(policy)
         self._scratch = ScratchDirectory("lit-grpo-engine-")
         arguments = {
             "model": base_model(policy, self._scratch.path / "model"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import Any, Literal
 
 from lit_grpo.rollout.engine import SampledPolicy, Sampling
@@ -18,6 +19,7 @@ from lit_grpo.rollout.server.api import (
     ServerAPI,
     token_versions,
 )
+from lit_grpo.rollout.server.api_key import Guard, write_private
 from lit_grpo.rollout.server.endpoint import (
     Endpoint,
     RequestRefused,
@@ -26,6 +28,7 @@ from lit_grpo.rollout.server.endpoint import (
     require_field,
 )
 from lit_grpo.rollout.server.engine import ServedEngine
+from lit_grpo.rollout.vllm import key_guard
 from lit_grpo.rollout.vllm.nccl_transfer import NCCLTransfer, check_transfer
 from lit_grpo.rollout.vllm.sampling import (
     LogprobsMode,
@@ -35,6 +38,9 @@ from lit_grpo.rollout.vllm.sampling import (
 )
 from lit_grpo.rollout.weights.files import sends_adapter
 from lit_grpo.rollout.weights.store import WeightUpdate
+
+GUARD_MODULE = "lit_grpo_key_guard"
+"""Name of the copy of `key_guard` that servers import."""
 
 
 class VLLMServerEngine(ServedEngine):
@@ -124,6 +130,16 @@ class VLLMAPI(ServerAPI):
         }
         # Not the program `vllm`, which is broken in the builds for CPUs.
         return launch.command("vllm.entrypoints.openai.api_server", options)
+
+    def guard(self, api_key: str, directory: Path) -> Guard:
+        """Add a middleware that guards every endpoint; vLLM's own check omits weight updates."""
+        write_private(directory / f"{GUARD_MODULE}.py", Path(key_guard.__file__).read_text())
+        return Guard(
+            api_key=api_key,
+            flags={"middleware": f"{GUARD_MODULE}.{key_guard.KeyGuard.__name__}"},
+            env={"VLLM_API_KEY": api_key},
+            modules=directory,
+        )
 
     def check_sampling(self, sampling: Sampling) -> None:
         check_sampling(sampling, self.logprobs_mode)

@@ -192,14 +192,14 @@ def test_workers_start_when_they_are_needed_and_end_with_the_pool():
         return counts
 
     assert with_pool(count_workers, num_workers=2) == [0, 1, 2]
-    wait_until(lambda: guards_of(os.getpid()) == others)
+    wait_until(lambda: guards_of(os.getpid()) <= others)
 
 
 def test_a_worker_that_cannot_start_is_an_error_and_leaves_nothing():
     others = guards_of(os.getpid())
     with pytest.raises(WorkerStartError, match="a worker could not start: ValueError: no sandbox"):
         with_pool(lambda pool: pool.start(), first="raise ValueError('no sandbox')")
-    wait_until(lambda: guards_of(os.getpid()) == others)
+    wait_until(lambda: guards_of(os.getpid()) <= others)
 
 
 def test_closing_kills_a_call_that_runs():
@@ -216,7 +216,7 @@ def test_closing_kills_a_call_that_runs():
             await call
 
     with_pool(close_while_busy)
-    wait_until(lambda: guards_of(os.getpid()) == others)
+    wait_until(lambda: guards_of(os.getpid()) <= others)
 
 
 def train(how, ready):

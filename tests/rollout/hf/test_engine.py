@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from chat_models import IM_END, turn_ending_policy
 from tiny import LLAMA, prompt, tiny_policy, train_batch
 
 from lit_grpo.policy import LoRA
@@ -253,3 +254,15 @@ def test_tokens_of_unfinished_completions_are_counted_while_it_samples(policy):
     counts = [engine.num_unfinished_tokens for _ in rows]
     assert max(counts) > 0
     assert engine.num_unfinished_tokens == 0
+
+
+def test_a_base_model_ends_at_the_end_of_a_turn_of_its_chat_template(tmp_path):
+    policy = turn_ending_policy(tmp_path, PROMPTS[0])
+    greedy = Sampling(temperature=0.0, max_tokens=12)
+    (completion,) = generate(policy, greedy, prompts=PROMPTS[:1], group_size=1)
+    assert (len(completion.token_ids), completion.finish_reason) == (4, "stop")
+    assert completion.token_ids[-1] == policy.tokenizer.convert_tokens_to_ids(IM_END)
+    assert completion.text == policy.tokenizer.decode(completion.token_ids[:-1])
+    longer = replace(greedy, min_tokens=6)
+    (forced,) = generate(policy, longer, prompts=PROMPTS[:1], group_size=1)
+    assert len(forced.token_ids) >= 6

@@ -14,9 +14,9 @@ def test_a_temporary_directory_stays_only_if_the_engine_failed(has_failed):
     assert not directory.weights.exists()
 
 
-def test_a_configured_directory_keeps_all_but_weights_and_models(tmp_path):
+def test_a_configured_directory_keeps_all_but_weights_models_and_the_key(tmp_path):
     directory = EngineDirectory(str(tmp_path), is_rank_zero=True)
-    for path in (directory.weights, directory.model):
+    for path in (directory.weights, directory.model, directory.api_key):
         path.mkdir()
     Path(tmp_path, "server_0.log").touch()
     directory.close(has_failed=False)

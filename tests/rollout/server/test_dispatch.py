@@ -1,5 +1,7 @@
 """Requests are shared among servers; those that fail are retried, refused ones are not."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 from served_engines import (
     PLAIN,
     PROMPTS,
@@ -11,6 +13,7 @@ from served_engines import (
 )
 from sglang_server import running_server
 from tiny import prompt
+from worker_processes import wait_until
 
 
 def test_a_refused_request_is_failed_and_not_retried(policy, server):
@@ -48,7 +51,10 @@ def test_a_request_that_fails_too_often_is_failed(policy, server):
 
 
 def test_a_request_without_an_answer_is_retried(policy, server, undisturbed):
-    with serving(policy, urls=[server.url], request_timeout=1.0) as engine:
+    # Other requests, and the check of the weights, may time out as well on a busy machine.
+    patient = {"request_retries": 20, "supervision": {"max_restarts": 20}}
+    with serving(policy, urls=[server.url], request_timeout=2.0, **patient) as engine:
+        engine.observe()
         server.faults(hang_generate=3)
         assert_same(generate(engine, PROMPTS, PLAIN), undisturbed[PLAIN])
         assert engine.observe().totals["rollout/restarts"] == 0
@@ -71,8 +77,12 @@ def test_no_more_completions_than_max_concurrency_run_at_once(policy, directory)
     ):
         before = fresh.log()["requests"]["/generate"]
         fresh.reset_count()  # the limit does not apply to weight checks
-        fresh.faults(token_delay_seconds=0.002)
-        generate(engine, PROMPTS, PLAIN, group_size=8)
+        fresh.faults(hold_after_tokens=1)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(generate, engine, PROMPTS, PLAIN, group_size=8)
+            wait_until(lambda: fresh.log()["held"] == 3)
+            fresh.faults()
+            running.result(60)
         after = fresh.log()
         assert after["requests"]["/generate"] == before + 24
         assert after["most_unfinished"] == 3

@@ -13,6 +13,7 @@ from served_engines import (
     assert_written_by,
     generate,
     generating,
+    hurry,
     launch,
     launched_servers,
     serving,
@@ -26,21 +27,22 @@ from lit_grpo.rollout.server import process as server_process
 
 def test_a_suspended_server_is_killed_and_restarted(policy, undisturbed, monkeypatch):
     monkeypatch.setattr(server_process, "GRACE_SECONDS", 0.3)
-    quick = {"health_timeout": 1.0, "unhealthy_after": 1, "max_restarts": 20}
-    with serving(policy, launch=launch(), supervision=quick) as engine:
+    strict = {"unhealthy_after": 1, "max_restarts": 20}
+    with serving(policy, launch=launch(), supervision=strict) as engine:
         (server,) = launched_servers()
         with generating(engine, [server]) as running:
             os.kill(server.pid, signal.SIGSTOP)
+            hurry(engine, health_timeout=1.0)
             completions = running.result(120)
         assert_same(completions, undisturbed[LONG])
         assert not is_alive(server.pid)
 
 
 def test_a_server_that_reports_to_be_healthy_and_hangs_is_restarted(policy, undisturbed):
-    quick = {"health_timeout": 1.0, "silence_timeout": 0.5, "max_restarts": 20}
-    with serving(policy, launch=launch(), supervision=quick) as engine:
+    with serving(policy, launch=launch(), supervision={"max_restarts": 20}) as engine:
         (server,) = launched_servers()
         server.faults(hang_generate=1000)
+        hurry(engine, health_timeout=1.0, silence_timeout=0.5)
         assert_same(generate(engine, PROMPTS, PLAIN), undisturbed[PLAIN])
         assert engine.observe().totals["rollout/restarts"] >= 1
         assert not is_alive(server.pid)

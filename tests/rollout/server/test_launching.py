@@ -11,6 +11,7 @@ from worker_processes import wait_until
 
 from lit_grpo.rollout import Launch, VLLMServerEngine
 from lit_grpo.rollout.server.api import ServedModel
+from lit_grpo.rollout.server.api_key import Guard
 from lit_grpo.rollout.server.launching import (
     choose_ports,
     process_starters,
@@ -22,6 +23,7 @@ from lit_grpo.rollout.vllm.server import VLLMAPI
 MODEL = ServedModel(
     path="/models/small", tokenizer="/tokenizers/mine", dtype="bfloat16", adapter_rank=None
 )
+NO_GUARD = Guard(api_key="", flags={}, env={})
 PRIVATE = ["127.0.0.1", "127.8.8.8", "[::1]", "localhost", "10.0.0.2", "172.16.0.1"]
 PRIVATE += ["172.31.255.254", "192.168.1.1", "[fd00::1]", "[fe80::1]", "[::ffff:10.0.0.2]"]
 PUBLIC = ["0.0.0.0", "[::]", "8.8.8.8", "172.32.0.1", "[2a00:1450::1]", "[::ffff:8.8.8.8]"]
@@ -103,7 +105,7 @@ def test_a_server_is_not_started_if_another_program_took_its_port_meanwhile(tmp_
     api = VLLMAPI("processed_logprobs")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        (start,) = process_starters(api, Launch(port=port), MODEL, [port], tmp_path)
+        (start,) = process_starters(api, Launch(port=port), MODEL, [port], tmp_path, NO_GUARD)
         with pytest.raises(OSError, match="in use"):
             start()
     assert list(tmp_path.iterdir()) == []
@@ -132,6 +134,7 @@ def settings_of_servers(directory, **launch):
         MODEL,
         range(8000, 8000 + launch.get("num_servers", 1)),
         directory,
+        NO_GUARD,
     )
     for number, start in enumerate(starters):
         server = start()

@@ -1,6 +1,7 @@
 """Weight updates fail, hang or change nothing: no completion of wrong weights is delivered."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ from served_engines import (
     assert_same,
     assert_written_by,
     generate,
+    hurry,
     launch,
     serving,
     wait_until_ready,
@@ -39,10 +41,12 @@ def test_an_update_that_fails_once_is_retried(server):
 @pytest.mark.parametrize("fault", [{"refuse_updates": 2}, {"hang_updates": 2}], ids=str)
 def test_a_server_that_fails_its_update_twice_is_restarted_and_updated(two, fault):
     policy = tiny_policy()
-    patient = {"weight_sync_timeout": 1.0, "max_restarts": 50}
+    patient = {"max_restarts": 50}
     with serving(policy, urls=[server.url for server in two], supervision=patient) as engine:
         wait_until_ready(engine)
         two[0].faults(**fault)
+        if "hang_updates" in fault:
+            hurry(engine, weight_sync_timeout=3.0)
         engine.load_weights(perturbed(policy), 1)
         assert_written_by({1: policy.model}, PROMPTS, generate(engine, PROMPTS, PLAIN))
         wait_until_ready(engine)
@@ -83,12 +87,27 @@ sglang_server.main()
 
 
 def test_a_weight_check_without_an_answer_is_repeated_after_a_restart(policy, server, undisturbed):
-    quick = {"weight_sync_timeout": 1.5}
-    with serving(policy, version=-1, urls=[server.url], supervision=quick) as engine:
-        server.faults(hang_generate=64)
-        engine.load_weights(policy, 0)
-        assert engine.observe().totals["rollout/restarts"] == 1
+    patient = {"max_restarts": 50}
+    with (
+        ThreadPoolExecutor(1) as pool,
+        serving(policy, version=-1, urls=[server.url], supervision=patient) as engine,
+    ):
+        server.faults(hang_generate=10**6)
+        hurry(engine, weight_sync_timeout=2.0)
+        loading = pool.submit(engine.load_weights, policy, 0)
+        wait_until(lambda: server.log()["generating"] > 0)
+        so_far = num_recoveries(server)
+        wait_until(lambda: num_recoveries(server) > so_far)
+        hurry(engine, weight_sync_timeout=30.0)
+        server.faults()
+        loading.result(60)
+        assert engine.observe().totals["rollout/restarts"] >= 1
         assert_same(generate(engine, PROMPTS, PLAIN), undisturbed[PLAIN])
+
+
+def num_recoveries(server) -> int:
+    """Return how often an engine has connected to a server, or continued it after an update."""
+    return server.log()["requests"]["/continue_generation"]
 
 
 def test_a_server_whose_weights_were_replaced_from_outside_is_updated_again(

@@ -6,7 +6,7 @@ from vllm_runs import assert_same_logprobs, in_process_checks
 
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 
-pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

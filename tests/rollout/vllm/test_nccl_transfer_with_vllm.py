@@ -11,7 +11,7 @@ from vllm_environment import ROOT, needs_vllm
 from vllm_runs import assert_same_logprobs, run
 
 # The server is started twice.
-pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,14 @@ import copy
 import json
 import re
 import threading
+import urllib.error
 import urllib.request
 from contextlib import closing, contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
-from served_engines import assert_written_by, generate
+from served_engines import assert_written_by, generate, hurry
 from sglang_server import free_port
 from tiny import perturbed, prompt, tiny_policy
 from vllm_environment import PYTHON, ROOT, launch_on_cpu, needs_vllm
@@ -25,10 +26,14 @@ from lit_grpo.rollout.server import guard as server_guard
 from lit_grpo.rollout.server.api import as_flags
 from lit_grpo.rollout.server.process import ServerProcess
 
-pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
+KEY = "key-of-a-documented-server"
+UPDATING = {"/collective_rpc", "/pause", "/resume", "/reset_prefix_cache", "/update_weights"}
+UPDATING |= {"/init_weight_transfer_engine", "/update_weight_version", "/weight_info"}
 SHORT = Sampling(max_tokens=12)
 LONG = Sampling(max_tokens=200)
+PATIENT = {"health_timeout": 60.0, "silence_timeout": 60.0}
 PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one: ", "x", "22+3=" * 20)]
 
 
@@ -54,13 +59,7 @@ def policy():
 def engine(policy, tmp_path_factory):
     """One server for all tests that leave it healthy; each sends the weights that it needs."""
     directory = tmp_path_factory.mktemp("engine")
-    supervision = Supervision(
-        health_interval=0.5,
-        health_timeout=5,
-        silence_timeout=5,
-        first_backoff=0.1,
-        max_restarts=9,
-    )
+    supervision = Supervision(health_interval=0.5, first_backoff=0.1, max_restarts=9, **PATIENT)
     with serving(policy, directory=str(directory), supervision=supervision) as engine:
         yield engine
 
@@ -86,8 +85,13 @@ def url(engine) -> str:
     return engine._supervisor.servers[0].url
 
 
+def headers(engine) -> dict[str, str]:
+    return engine._supervisor.servers[0].endpoint.headers
+
+
 def ask(engine, path: str):
-    with urllib.request.urlopen(url(engine) + path, timeout=10) as reply:
+    request = urllib.request.Request(url(engine) + path, headers=headers(engine))
+    with urllib.request.urlopen(request, timeout=10) as reply:
         return json.loads(reply.read() or b"null")
 
 
@@ -184,7 +188,7 @@ def test_closing_early_aborts_running_requests(fresh):
     rows = iter(fresh.generate(PROMPTS, 4, Sampling(max_tokens=250), seed=1))
     next(rows)
     rows.close()
-    wait_until(lambda: counter(url(fresh), "num_requests_running") == 0, 30)
+    wait_until(lambda: counter(url(fresh), "num_requests_running") == 0)
 
 
 def test_new_weights_are_sampled_with(policy, fresh):
@@ -200,7 +204,9 @@ def test_running_requests_continue_with_new_weights_and_label_each_token(policy,
     other, old, prompts = changed(policy), fresh.version, PROMPTS[:3]
 
     def update():
-        pause(url(fresh))  # or it might finish before the update, which ends the pause
+        pause(
+            url(fresh), headers(fresh)
+        )  # or it might finish before the update, which ends the pause
         fresh.load_weights(other, old + 1)
 
     with once_it_generates(fresh, update):
@@ -280,7 +286,14 @@ def test_a_killed_worker_is_restarted_with_the_policys_weights(policy, fresh):
 def test_a_server_whose_engine_hangs_is_restarted_although_it_reports_to_be_healthy(policy, fresh):
     processes = processes_of(url(fresh))
     core = next(one for one in processes if "EngineCore" in one.name() or "EngineCor" in one.name())
-    with once_it_generates(fresh, core.suspend):
+
+    def suspend():
+        core.suspend()
+        hurry(fresh, health_timeout=5.0, silence_timeout=5.0)
+        wait_until(lambda: not is_alive(core.pid), 200)
+        hurry(fresh, **PATIENT)
+
+    with once_it_generates(fresh, suspend):
         completions = generate(fresh, PROMPTS, LONG, group_size=8)
     assert_written_by({fresh.version: policy.model}, PROMPTS, completions)
     assert fresh.observe().totals["rollout/restarts"] == 1
@@ -308,7 +321,8 @@ def documented(tmp_path_factory):
     tiny_policy(architecture=ARCHITECTURE).save_pretrained(base)
     words = ["--model", str(base), "--port", str(port), "--dtype", "float32"]
     words += ["--max-model-len", str(MAX_MODEL_LEN)]
-    server = ServerProcess(documented_command() + words, ENV, directory / "server.log")
+    env = ENV | {"VLLM_API_KEY": KEY}
+    server = ServerProcess(documented_command() + words, env, directory / "server.log")
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until(lambda: not server.is_running or is_healthy(url), 300)
@@ -321,22 +335,73 @@ def documented(tmp_path_factory):
 @contextmanager
 def attached(url: str, policy, directory):
     """Attach an engine to a running server, which has the policy's weights as version 0."""
-    engine = VLLMServerEngine(urls=[url], directory=str(directory))
-    with closing(engine):
+    key = {"api_key_variable": "KEY_OF_THE_SERVER"}
+    engine = VLLMServerEngine(urls=[url], directory=str(directory), **key)
+    with closing(engine), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KEY_OF_THE_SERVER", KEY)
         engine.start(policy)
         engine.load_weights(policy, 0)
         yield engine
 
 
-def test_a_server_started_as_documented_and_left_paused_can_be_used(documented, tmp_path):
+def test_a_server_started_as_documented_and_left_paused_can_be_used(documented, tmp_path, caplog):
     lora = LoRA(rank=4, target_modules=["q_proj", "v_proj"])
     policy = perturbed(tiny_policy(architecture=None, path=documented.base, lora=lora))
-    pause(documented.url)
+    pause(documented.url, {})
     with attached(documented.url, policy, tmp_path) as engine:
         completions = generate(engine, PROMPTS, SHORT)
         assert engine.observe().totals["rollout/restarts"] == 0
     assert is_healthy(documented.url)  # it keeps running
     assert_written_by({0: policy.model}, PROMPTS, completions)
+    assert f"{documented.url} has an API key, but answers requests about its" in caplog.text
+
+
+def test_vllms_own_key_leaves_the_endpoints_that_update_weights_open(documented):
+    """If this fails, `key_guard` may be superfluous."""
+    found = statuses_without_key(documented.url, KEY)
+    guarded = {path for path, status in found.items() if status == 401}
+    assert all(path.startswith(("/v1/", "/inference/")) for path in guarded)
+    assert {"/inference/v1/generate", "/v1/load_lora_adapter"} <= guarded
+    assert found.keys() - guarded >= UPDATING
+
+
+def test_a_launched_server_answers_only_the_run_also_after_a_restart(policy, fresh, caplog):
+    key = headers(fresh)["Authorization"].split()[1]
+    for is_restarted in (False, True):
+        if is_restarted:
+            processes_of(url(fresh))[0].kill()
+            generate(fresh, PROMPTS, SHORT)
+        found = statuses_without_key(url(fresh), key)
+        assert found.keys() >= UPDATING | {"/v1/load_lora_adapter", "/server_info", "/openapi.json"}
+        assert {path for path, status in found.items() if status != 401} == {"/health", "/metrics"}
+    commands = [process.cmdline() for process in processes_of(url(fresh))]
+    assert url(fresh).rpartition(":")[2] in commands[0]
+    assert not any(key in word for command in commands for word in command)
+    log = fresh._directory.path / "server_0.log"
+    assert "Starting vLLM" in log.read_text()
+    assert key not in log.read_text() + caplog.text
+    assert "without it" not in caplog.text
+
+
+def statuses_without_key(url: str, key: str) -> dict[str, int]:
+    """Return the status with which the server answers each of its paths, without the key.
+
+    The requests have a method that the paths do not support, so that they have no effect.
+    """
+    with_key = {"Authorization": f"Bearer {key}"}
+    listing = urllib.request.Request(f"{url}/openapi.json", headers=with_key)
+    with urllib.request.urlopen(listing, timeout=20) as reply:
+        paths = [*json.load(reply)["paths"], "/openapi.json", "/docs", "/metrics"]
+    return {path: status_of(url + path) for path in paths}
+
+
+def status_of(address: str) -> int:
+    try:
+        request = urllib.request.Request(address, method="PATCH")
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 class WithoutReset:
@@ -360,9 +425,10 @@ def test_a_prefix_cache_that_outlives_an_update_is_detected(policy, documented, 
     assert re.search(r"\(mean -[\d.]+, trainer -[\d.]+\)", str(error.value))
 
 
-def pause(url: str) -> None:
+def pause(url: str, headers: dict[str, str]) -> None:
     """Pause the server, as the first half of an update does."""
-    urllib.request.urlopen(f"{url}/pause?mode=keep", data=b"", timeout=20).close()
+    request = urllib.request.Request(f"{url}/pause?mode=keep", data=b"", headers=headers)
+    urllib.request.urlopen(request, timeout=20).close()
 
 
 def is_healthy(url: str) -> bool:

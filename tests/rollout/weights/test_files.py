@@ -165,7 +165,7 @@ class Gathered:
         self.allowed, self.count, self.kept = allowed, 0, 0
 
     def full_tensor(self, tensor: DTensor) -> torch.Tensor:
-        end = time.monotonic() + 2  # gloo's thread frees its reference a little later
+        end = time.monotonic() + 60  # gloo's thread frees its reference a little later
         while self._alive() > max(self.allowed, self.kept) and time.monotonic() < end:
             time.sleep(0.001)
         self.kept = max(self.kept, self._alive())
