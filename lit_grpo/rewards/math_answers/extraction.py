@@ -1,7 +1,7 @@
 r"""Find the final answer in a completion or a gold answer.
 
-It is the last ``\boxed{}``, else ``#### x``, else "the answer is x" or ``A: x``, else the last
-number. Only the end of a completion is read, and nothing after the start of a next question.
+It is marked by ``<answer>``, else by ``\boxed{}``, else by ``####``, "the answer is" or ``A:``,
+whichever comes last. Without a mark it is the last formula or number.
 """
 
 from __future__ import annotations
@@ -10,50 +10,54 @@ import re
 from functools import cache
 from itertools import islice
 
-from lit_grpo.rewards.math_answers.answers import (
-    NUMBER,
-    RATIO,
-    Answer,
-    clean,
-    parse_answer,
-    with_plain_fractions,
+from lit_grpo.rewards.math_answers.answers import Answer, parse_answer
+from lit_grpo.rewards.math_answers.boxes import boxed_answer
+from lit_grpo.rewards.math_answers.sentences import (
+    answer_in_lines,
+    answer_in_sentence,
+    has_prose,
+    last_answer,
 )
 
 STOP_MARKERS = ("Human:", "User:", "Question:", "Problem:", "Q:")
 MAX_STOPS = 4
-"""Limits the work on a completion that consists of stop markers."""
+MAX_MARKS = 8
+"""Limits the work on a completion that consists of markers."""
+MAX_ANSWER_CHARACTERS = 2000
 NULL_GOLDS = frozenset({"None", "nan", "NaN", "null", "NULL", "N/A", "NA", "<NA>"})
 """Missing values that a data frame has turned into text."""
 
-_BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]")
-_HASHES = re.compile(r"####")
-_STATEMENT = re.compile(
-    r"\banswers?\b[*_]*(?:\s*(?:is|are|would be|will be|=)(?!\w)|\s*:)|^[ \t]*\**A\**:",
-    re.IGNORECASE | re.MULTILINE,
+_SPECIAL_TOKEN = re.compile(r"<\|[\w ]{1,40}\|>|</?s>|<(?:eos|bos|pad|start_of_turn|end_of_turn)>")
+_FONT_TAG = re.compile(r"</?(?:b|em|strong)>")
+_TAG = re.compile(r"[<\[](/?)(answer|final_answer|solution)[>\]]", re.IGNORECASE)
+_HEADING_MARK = re.compile(r"####(?!#)")
+_KEYWORDS = ("answer", "ans:", "ans.", "correct option", "correct choice", "a:", "a**:")
+_ANSWER = r"(?<![A-Za-z])(?:answers?|ans|correct (?:option|choice))\b"
+_LABEL = rf"{_ANSWER}[*_\"'`]{{0,3}}\s?(?::|=>?|->|→|[-–—](?=\s)|\.(?=\s?[$\d-]))"
+_HEADING = r"^[ \t#*_>-]{0,20}(?:the |my )?(?:final |correct )?answer[*_]{0,3}[ \t]*$"
+_SENTENCE = rf"{_ANSWER}[^\n.:?!=]{{0,60}}?\b(?:is|are|be|equals?)\b(?!\s+(?:not|the|our|my|an?)\b)"
+_LETTER = r"^[ \t>*-]{0,20}A\**:"
+_MARK = re.compile(f"{_LABEL}|{_HEADING}|{_SENTENCE}|{_LETTER}", re.IGNORECASE | re.MULTILINE)
+_VERDICT = re.compile(
+    r"(?:,?\s(?:which|this|that))?\s(?:is|as)\s+(?:the|our|my)\s+(?:final |correct )?answer\b"
+    r"|\s\((?:final )?answer\)",
+    re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"(?<=\S)[.;!?](?=\s|$)|,?\s(?:because|since|so|which|where)\s")
-_MATH = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]")
-_PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}\s+[A-Za-z]{2,}")
-_FORMULA = re.compile(r"[\\\[({^<>]")
-# A sign after a digit or a bracket is an operator.
-_ANY_NUMBER = re.compile(rf"(?<![\d.,)}}\w])(?:{RATIO}|{NUMBER})|\d+(?:\.\d+)?", re.IGNORECASE)
 
 
 def find_answer(text: str, stop_markers: tuple[str, ...], tail_characters: int) -> Answer | None:
     """Return the final answer of a completion, or None if it has none.
 
-    The text before each stop marker is tried in turn, then the whole text; the first answer wins.
+    A stop marker ends the completion if there is a marked answer before it. Without any mark only
+    the tail is read.
     """
-    ends = []
+    if "<" in text:
+        text = _FONT_TAG.sub("", _SPECIAL_TOKEN.sub("\n", text))
     if any(marker in text for marker in stop_markers):
-        stops = islice(_stop_pattern(stop_markers).finditer(text), MAX_STOPS)
-        ends = [match.end() for match in stops]
-    for end in (*ends, len(text)):
-        tail = text[max(0, end - tail_characters) : end]
-        answer = _marked_answer(tail) or _unmarked_answer(tail)
-        if answer is not None:
-            return answer
-    return None
+        for stop in islice(_stop_pattern(stop_markers).finditer(text), MAX_STOPS):
+            if answer := _marked_answer(text[: stop.end()]):
+                return answer
+    return _marked_answer(text) or last_answer(text[-tail_characters:])
 
 
 def read_gold(text: str) -> Answer | None:
@@ -71,57 +75,55 @@ def _stop_pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _marked_answer(text: str) -> Answer | None:
-    if "box" in text and (box := _last_box(text)) is not None:
-        return parse_answer(box)
-    for pattern in (_HASHES, _STATEMENT):
-        *_, marker = None, *pattern.finditer(text)
-        lines = text[marker.end() :].lstrip(" \t\n:*_").splitlines() if marker else []
-        if lines:
-            return _statement(lines[0])
+    if tagged := _tagged_text(text):
+        return _marked_answer(tagged) or _bare_answer(tagged[-MAX_ANSWER_CHARACTERS:])
+    if "box" in text and (box := boxed_answer(text)):
+        return box
+    for mark in sorted(_marks(text), key=re.Match.end, reverse=True)[:MAX_MARKS]:
+        content = text[mark.end() :][:MAX_ANSWER_CHARACTERS]
+        if mark.re is _VERDICT:
+            start = max(0, mark.start() - MAX_ANSWER_CHARACTERS)
+            answer = answer_in_sentence(text[start : mark.start()].rpartition("\n")[2])
+        elif mark.re is _HEADING_MARK:
+            answer = _under_heading_mark(content)
+        else:
+            content = content.lstrip(" \t\n:*_\"'`>")
+            answer = answer_in_lines(content) or answer_in_sentence(content.partition("\n")[0])
+        if answer is not None and not (answer.kind == "words" and "answer" in answer.text):
+            return answer
     return None
 
 
-def _last_box(text: str) -> str | None:
-    r"""Return the content of the last complete, non-empty ``\boxed{}``."""
-    content = None
-    opened: list[tuple[int, bool]] = []
-    for match in _BRACES.finditer(text):
-        if match["box"] or match[0] == "{":
-            opened.append((match.end(), match["box"] is not None))
-        elif match[0] == "}" and opened:
-            start, is_box = opened.pop()
-            if is_box and text[start : match.start()].strip():
-                content = text[start : match.start()]
-    return content
+def _bare_answer(text: str) -> Answer | None:
+    if "\n" not in text:
+        return answer_in_sentence(text)
+    return answer_in_lines(text) or last_answer(text)
 
 
-def _statement(line: str) -> Answer | None:
-    """Return the answer in the line after "the answer is", which may be a whole sentence."""
-    answer = parse_answer(line)
-    if answer is None or answer.number is not None:
-        return answer
-    for match in _MATH.finditer(line):
-        if not _PROSE.search(match[0]):
-            return parse_answer(match[0])
-    sentence = parse_answer(_SENTENCE_END.split(line, maxsplit=1)[0])
-    if sentence is None or sentence.number is not None or not _PROSE.search(sentence.text):
-        return sentence
-    first = _ANY_NUMBER.match(sentence.text)
-    return (parse_answer(first[0]) if first else _last_number(sentence.text)) or sentence
+def _marks(text: str) -> list[re.Match[str]]:
+    marks = list(_HEADING_MARK.finditer(text)) if "####" in text else []
+    lower = text.lower()
+    if any(keyword in lower for keyword in _KEYWORDS):
+        marks += [*_MARK.finditer(text), *_VERDICT.finditer(text)]
+    return marks
 
 
-def _unmarked_answer(text: str) -> Answer | None:
-    """Return the last formula (in dollar signs, or a whole last line), else the last number."""
-    *_, formula = None, *_MATH.finditer(text)
-    if formula and not _PROSE.search(formula[0]) and not _ANY_NUMBER.search(text, formula.end()):
-        return parse_answer(formula[0])
-    line = (text.strip().splitlines() or [""])[-1]
-    is_whole = line.count("{") == line.count("}")
-    if is_whole and _FORMULA.search(line) and not _PROSE.search(line):
-        return parse_answer(line)
-    return _last_number(text)
+def _tagged_text(text: str) -> str | None:
+    """Return what stands in the last ``<answer>…</answer>``."""
+    if "</" not in text and "[/" not in text:
+        return None
+    end = None
+    for match in reversed([*_TAG.finditer(text)][-MAX_MARKS:]):
+        if match[1]:
+            end = match
+        elif end and end[2].lower() == match[2].lower():
+            return text[match.end() : end.start()].strip()
+    return None
 
 
-def _last_number(text: str) -> Answer | None:
-    found = [match[0] for match in _ANY_NUMBER.finditer(with_plain_fractions(clean(text)))]
-    return parse_answer(found[-1]) if found else None
+def _under_heading_mark(text: str) -> Answer | None:
+    """Return the answer behind ``####``, unless that is a heading of Markdown."""
+    line, _, rest = text.lstrip(" \t:").partition("\n")
+    answer = answer_in_sentence(line)
+    is_heading = answer is None or answer.number is None or has_prose(line)
+    return None if is_heading and rest.strip() else answer

@@ -1,7 +1,7 @@
 """A reward for correct final answers to mathematics problems.
 
-Numbers are compared exactly and at once. LaTeX goes to math-verify in a worker process: a
-comparison that hangs or crashes is a failure, not a wrong answer.
+Numbers are compared exactly and at once. LaTeX goes to computer algebra in a worker process, which
+may hang or crash.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from lit_grpo.rewards.math_answers.answers import Answer, compare
+from lit_grpo.rewards.math_answers.answers import Answer
+from lit_grpo.rewards.math_answers.equality import are_equal, formulas_of
 from lit_grpo.rewards.math_answers.extraction import STOP_MARKERS, find_answer, read_gold
 from lit_grpo.rewards.reward import Reward, setting_key
 from lit_grpo.rewards.workers.pool import WorkerError, WorkerPool
@@ -29,10 +30,13 @@ _read_gold = lru_cache(maxsize=100_000)(read_gold)
 class MathReward(Reward):
     r"""Score a completion by whether its final answer equals ``prompt.answer``.
 
-    The final answer is the last ``\boxed{}``, else ``#### x``, else "the answer is x" or
-    ``A: x``, else the last number. A completion without an answer, or with one that cannot be
-    parsed, is wrong. A comparison that exceeds the deadline is a timeout, one that crashes is an
-    error, and neither has a value.
+    The final answer is in the last ``<answer>`` or ``\boxed{}``, else it follows the last
+    ``####``, "the answer is" or ``A:``, else it is the last formula or number. A completion without
+    an answer, or with one that cannot be read (in time), is wrong. A comparison of readable answers
+    that exceeds the deadline is a timeout, a lost worker is an error, and neither has a value.
+
+    Only the answer after the policy's reasoning is read, unless ``reasoning`` is ``keep``: a
+    completion that is cut off in its reasoning has none.
 
     Units and percent signs are dropped (25% is 25, not 0.25). Fractions are exact; a decimal equals
     a repeating fraction if it is right to six places.
@@ -40,11 +44,15 @@ class MathReward(Reward):
     Args:
         correct: Value of a correct answer.
         wrong: Value of any other completion.
-        deadline_seconds: Timeout of one comparison by math-verify.
-        num_workers: Number of processes for math-verify, started when they are needed.
-        tail_characters: Number of characters at the end of a completion that are read.
-        stop_markers: Texts that start a next question; what follows them is ignored.
+        deadline_seconds: Timeout of one comparison of formulas.
+        num_workers: Number of processes for formulas, started when they are needed.
+        tail_characters: Number of characters at the end of a completion in which a formula or
+            number is the answer without a mark.
+        stop_markers: Texts that start a next question; what follows them is ignored if there is a
+            marked answer before.
     """
+
+    reasoning = "strip"
 
     def __init__(
         self,
@@ -71,7 +79,7 @@ class MathReward(Reward):
     def start(self) -> None:
         self._pool = WorkerPool(
             FUNCTIONS,
-            ("is_answer", "1"),
+            ("is_readable", "1"),
             num_workers=self.num_workers,
             deadline_seconds=self.deadline_seconds,
             max_memory_gb=MAX_MEMORY_GB,
@@ -98,7 +106,9 @@ class MathReward(Reward):
             UserError: some gold answers are missing, sentences or not parsed by math-verify.
         """
         golds = {prompt.answer for prompt in prompts}
-        readable = await asyncio.gather(*(self._is_readable(gold) for gold in golds))
+        readable = await asyncio.gather(
+            *(self._is_readable(_read_gold(gold or "")) for gold in golds)
+        )
         unreadable = {gold for gold, ok in zip(golds, readable, strict=True) if not ok}
         bad = [prompt for prompt in prompts if prompt.answer in unreadable]
         if bad:
@@ -112,19 +122,31 @@ class MathReward(Reward):
             )
 
     async def _is_right(self, gold: Answer, answer: Answer) -> bool:
-        verdict = compare(gold, answer)
-        if verdict is not None:
-            return verdict
-        return cast(bool, await self._started_pool().call("is_equal", gold.text, answer.text))
+        try:
+            return await are_equal(gold, answer, self._call)
+        except TimeoutError:
+            # It is the completion's fault if the gold answer can be read in time and it cannot.
+            if await self._is_readable(gold) and not await self._is_readable(answer):
+                return False
+            raise
 
-    async def _is_readable(self, gold: str | None) -> bool:
-        answer = _read_gold(gold or "")
+    async def _is_readable(self, answer: Answer | None) -> bool:
+        """Return whether all formulas of an answer can be parsed and computed in time."""
         if answer is None or answer.kind != "expression":
             return answer is not None
-        try:
-            return cast(bool, await self._started_pool().call("is_answer", answer.text))
-        except (TimeoutError, WorkerError):
-            return False
+        for formula in formulas_of(answer):
+            if formula is None:
+                return False
+            if formula.kind == "expression":
+                try:
+                    if not await self._call("is_readable", formula.text):
+                        return False
+                except (TimeoutError, WorkerError):
+                    return False
+        return True
+
+    async def _call(self, name: str, *texts: str) -> bool:
+        return cast(bool, await self._started_pool().call(name, *texts))
 
     def _started_pool(self) -> WorkerPool:
         if self._pool is None:

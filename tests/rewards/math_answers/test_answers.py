@@ -50,8 +50,16 @@ from lit_grpo.rewards.math_answers.answers import compare, parse_answer
         ("18 dollars per day", 18),
         ("5 km/h", 5),
         ("5cm", 5),
-        ("5 m", 5),
         (r"5\text{ cm}^2", 5),
+        (r"5\text{ m}", 5),
+        (r"5\text{ dozen}", 60),
+        (r"5\text{00}", 500),
+        (r"0.\overline{3}", Fraction(1, 3)),
+        (r"0.1\overline{6}", Fraction(1, 6)),
+        (r"\frac12", Fraction(1, 2)),
+        (r"3\frac{1}{2}", Fraction(7, 2)),
+        ("350,000pages", 350_000),
+        ("18/day", 18),
         (r"120^\circ", 120),
         ("120°", 120),
         ("5 million", 5_000_000),
@@ -73,6 +81,7 @@ def test_number_is_read_exactly(text, value):
     [
         *("5x", r"3\pi", "3 pi", "5i", "x = 5", "x", "5!", "10^6", "2*3", "3+4", "1,5", "(1,2)"),
         *("[0,1)", "5 or 6", "5 and 6", "5 apples and 3 pears", "3.14.15", "5/0", "1/2/3", "3-4"),
+        *("6s", "6s^2", "5 m", "25 m^2", r"5\pm 1"),
         *("1e99999999", r"\sqrt{2}", r"\frac{x}{2}", "1,23", "12,3456"),
     ],
 )
@@ -89,6 +98,9 @@ def test_anything_but_one_number_is_left_to_computer_algebra(text):
         (r"\text{Tuesday}", "words", "tuesday"),
         ("on Tuesday.", "words", "on tuesday"),
         (r"\text{(C)}", "expression", "C"),
+        ("4 hours 30 minutes", "words", "4 hours 30 minutes"),
+        ("No", "words", "no"),
+        ("204_{5}", "base", "204_5"),
     ],
 )
 def test_ratios_and_words_are_not_numbers(text, kind, cleaned):
@@ -128,6 +140,12 @@ def test_empty_text_is_not_an_answer(text):
         (r"\sqrt{2}", r"\frac{2}{\sqrt2}", None),
         ("5", r"\sqrt{25}", None),
         ("x=5", "5", None),
+        ("25", "25 m", True),
+        ("25 m", "25", None),
+        ("204_5", "204", True),
+        ("204", "204_5", False),
+        ("x", "x+" + "(" * 30, False),
+        ("x", "x" * 1100, False),
     ],
 )
 def test_answers_are_compared_exactly_or_left_to_computer_algebra(gold, answer, verdict):

@@ -11,7 +11,10 @@ def found(text, stop_markers=STOP_MARKERS, tail_characters=1000):
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        (r"so \boxed{5} and \boxed{7}", "7"),
+        (r"so \boxed{5} and \boxed{7}", "5, 7"),
+        (r"\boxed{5}, no, \boxed{7}", "7"),
+        (r"$x=\boxed{5}$, $y=\boxed{7}$", "x=5, y=7"),
+        (r"\boxed{5}. We check: \boxed{5}.", "5"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{\left\{1,2\right\}}", r"\{1,2\}"),
         (r"\boxed{\boxed{5}}", "5"),
@@ -69,7 +72,8 @@ def test_completion_without_an_answer_has_none(text):
     ("text", "answer"),
     [
         ("The answer is 5.\n\nHuman: and 2 + 2?\nAssistant: The answer is 4", "5"),
-        ("She has 5.\nQuestion: how many? 4", "5"),
+        ("She has 5.\nQuestion: how many? 4", "4"),
+        ("3 share 24.\n\nQuestion: how many each?\n\\boxed{8}", "8"),
         ("#### 72 Question: next\n#### 4", "72"),
         ("A: 72\n\nQ: 2 + 2?\nA: 4", "72"),
         ("Question: what is 2 + 3?\nAnswer: 5", "5"),
@@ -82,13 +86,15 @@ def test_text_after_a_stop_marker_is_ignored_once_there_is_an_answer(text, answe
 
 
 def test_stop_markers_can_be_set():
-    text = "It is 5.\nNext exercise: 6"
+    text = "The answer is 5.\nNext exercise: the answer is 6"
     assert found(text, stop_markers=()) == "6"
     assert found(text, stop_markers=("Next exercise:",)) == "5"
 
 
-def test_only_the_tail_is_read():
-    assert found(r"\boxed{5}" + " and so on" * 200) is None
+def test_a_number_without_a_mark_is_read_in_the_tail_only():
+    assert found("It is 5" + " and so on" * 200) is None
+    assert found("The answer is 5." + " and so on" * 200) == "5"
+    assert found(r"\boxed{5}" + " and so on" * 200) == "5"
     assert found("7 " * 20_000 + "#### 5") == "5"
 
 
@@ -96,12 +102,19 @@ def test_only_the_tail_is_read():
 @pytest.mark.parametrize(
     ("part", "answer"),
     [
-        *(("Question: ", None), (r"\boxed{", None), ("$", None), ("the answer is ", None)),
-        *(("{", None), ("(", "(" * 1000), ("1,", "1"), ("1 ", "1")),
+        *(("Question: ", None), (r"\boxed{", None), ("the answer is ", None), ("answer ", None)),
+        *(("{", None), ("(", None), ("1,", "1"), ("1 ", "1"), ("\n", None), ("9", "9" * 1000)),
+        *((r"\boxed{1}", "1"), ("#### ", None), ("is the answer ", None)),
     ],
 )
 def test_degenerate_completion_is_read_quickly(part, answer):
-    assert found(part * (40_000 // len(part))) == answer
+    assert found(part * (100_000 // len(part))) == answer
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("part", ["_", '"', "= ", "{", r"\boxed{", "ab ", "$", "1,", r"\frac"])
+def test_box_full_of_one_text_is_read_quickly(part):
+    found(r"\boxed{" + part * (100_000 // len(part)) + "}")
 
 
 @pytest.mark.parametrize(
