@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from _benchmark.accuracy import compare_accuracy
+from _benchmark.answers import compare_answers
 from _benchmark.engines import compare_client
 from _benchmark.overlap import compare_overlap
 from _benchmark.parts import compare_engine, compare_head
@@ -40,6 +41,10 @@ def accuracy(options: argparse.Namespace) -> Iterator[Result]:
     return compare_accuracy(options.start)
 
 
+def answers(options: argparse.Namespace) -> Iterator[Result]:
+    return compare_answers(options.rounds)
+
+
 def rewards(options: argparse.Namespace) -> Iterator[Result]:
     yield from compare_calls(repetitions(options))
     yield from compare_exposed(SIZES[options.size], repetitions(options))
@@ -66,6 +71,7 @@ FIGURES: dict[str, Figures] = {
     "engine": engine,
     "head": head,
     "accuracy": accuracy,
+    "answers": answers,
     "rewards": rewards,
     "engines": engines,
     "gpu": gpu,
