@@ -57,16 +57,16 @@ class Teacher:
             key=_KEY,
         )
         check_body_and_head(model)
-        self.model = model.requires_grad_(False)
         use_packing = policy.packing and supports_packing(model)
-        self.causal_model = BodyAndHead(model, use_packing=use_packing)
+        causal_model = BodyAndHead(model, use_packing=use_packing)
         needed = policy.causal_model.vocab_size
-        if self.causal_model.vocab_size < needed:
+        if causal_model.vocab_size < needed:
             raise UserError(
                 f"the teacher must have logits for each of the policy's {needed} tokens, got "
-                f"{self.causal_model.vocab_size} (the policy may sample any of them). Set {_KEY} "
-                "to a model of the same family."
+                f"{causal_model.vocab_size} (the policy may sample any of them). Set {_KEY} to a "
+                "model of the same family."
             )
+        self.model, self.causal_model = model.requires_grad_(False), causal_model
 
 
 def _check_tokenizer(teacher: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> None:
@@ -78,10 +78,11 @@ def _check_tokenizer(teacher: PreTrainedTokenizerBase, policy: PreTrainedTokeniz
         UserError: they do not.
     """
     known = teacher.get_vocab()
+    ours, theirs = (one(_PROBE, add_special_tokens=False)["input_ids"] for one in (policy, teacher))
     differing = [token for token, id in policy.get_vocab().items() if known.get(token) != id]
     if differing:
         difference = f"in which {len(differing)} tokens differ, such as {differing[0]!r}"
-    elif teacher(_PROBE)["input_ids"] != policy(_PROBE)["input_ids"]:
+    elif ours != theirs:
         difference = f"that splits {_PROBE!r} differently"
     else:
         return

@@ -5,9 +5,11 @@ from importlib.resources import files
 
 import pandas as pd
 import pytest
+import torch
 from engine_runs import warmed_up
 from run_logs import workplace
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_grpo.__main__ import main
 
@@ -32,10 +34,24 @@ def policy(tmp_path_factory):
     return warmed_up(tmp_path_factory)
 
 
+@pytest.fixture(scope="module")
+def teacher(policy, tmp_path_factory):
+    """Another policy with the same vocabulary."""
+    directory = tmp_path_factory.mktemp("teacher")
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1.5)
+    model.save_pretrained(directory)
+    AutoTokenizer.from_pretrained(policy).save_pretrained(directory)
+    return directory
+
+
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_trains_the_built_in_task_for_20_steps(name, policy, tmp_path):
+def test_a_preset_trains_the_built_in_task_for_20_steps(name, policy, teacher, tmp_path):
     words = ["fit", "--config", "quickstart", "--config", f"presets/{name}", "--run_dir", "run"]
     settings = SETTINGS | {"model.policy.path": policy}
+    if name == "on_policy_distillation":
+        settings |= {"model.teacher.path": teacher}
     if name == "on_policy_distillation":
         settings["model.teacher.path"] = policy
     words += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
