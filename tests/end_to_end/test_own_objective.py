@@ -30,7 +30,8 @@ def test_the_guides_surrogate_and_advantage_train_and_are_logged_and_checked(tmp
     assert len(metrics["own/bounded_ratio"].dropna()) == 2
     assert (metrics["advantage/max"].dropna() == 1).all()
 
-    wrong = python.replace("return -bounded", "return -bounded[0, 0]")
+    wrong = re.sub(r"return -(bounded.*)", r"return -(\1).sum()", python)
+    assert wrong != python
     (tmp_path / "my_objective.py").write_text(wrong)
     result = run_program([*program[:-1], "other"], tmp_path, exit_code=2)
     shown = result.stdout + result.stderr

@@ -175,6 +175,7 @@ def test_update_metrics_are_means_over_the_tokens_of_the_loss():
         loss=plain.sum(),
         surrogate=plain,
         kl=plain,
+        distillation_kl=plain,
         ratio=plain,
         clipped_low=plain > 100,
         clipped_high=plain > 1,

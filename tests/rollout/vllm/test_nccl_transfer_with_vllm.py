@@ -33,7 +33,8 @@ def assert_sampled_with(check, version: int) -> None:
 
 def test_full_weights_arrive_without_files(checks):
     assert_sampled_with(checks["first"], 0)
-    assert checks["files"] == ["model", "server_0.log"]  # with the model that it was started with
+    # With the model that it was started with.
+    assert checks["files"] == ["api_key", "model", "server_0.log"]
 
 
 def test_further_weights_are_sent_over_the_same_group(checks):
