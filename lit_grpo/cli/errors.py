@@ -168,12 +168,12 @@ def no_function(parser: Any, key: str, match: re.Match[str]) -> str:
     """Reword what is neither a choice nor the path of a function."""
     path, choices = match["value"], list(literals(type_of(parser, key)))
     module, _, name = path.rpartition(".")
-    hint = did_you_mean(path, choices)
+    why = "." + did_you_mean(path, choices)
     if "reason" in match.groupdict():
         known = vars(sys.modules[module]) if module in sys.modules else {}
-        hint = f": {match['reason'].rstrip('.')}.{did_you_mean(name, known)}"
+        why = f": {match['reason'].rstrip('.')}.{did_you_mean(name, known)}"
     rule = ", ".join(choices) + " or the path of a function, such as my_file.my_function"
-    return f"{key}: expected {rule}, got {path}{hint if hint[:1] == ':' else '.' + hint}"
+    return f"{key}: expected {rule}, got {path}{why}"
 
 
 def unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Literal
 
-from lit_grpo.objective.custom import Function
+from lit_grpo.objective.custom import Function, describe
 from lit_grpo.objective.terms import (
     CovarianceTerm,
     DistillationTerm,
@@ -108,8 +108,9 @@ class Objective:
     def __post_init__(self) -> None:
         self._check_ranges()
         if self.ratio_cap is not None and self.surrogate != "clip":
+            name = describe(self.surrogate) if callable(self.surrogate) else self.surrogate
             raise UserError(
-                f"ratio_cap needs surrogate: clip, got {_name(self.surrogate)} (which bounds its "
+                f"ratio_cap needs surrogate: clip, got {name} (which bounds its "
                 f"ratio in its own way). Set {_KEY}surrogate to clip, or leave ratio_cap out."
             )
         if self.ratio == "sequence" and self.surrogate in ("gmpo", "vespo", "dppo"):
@@ -194,7 +195,3 @@ class Objective:
     def _has_other_term(self) -> bool:
         """Whether a term besides the surrogate has a gradient."""
         return self.has_gradient_at_zero_advantage or self.sft.coef > 0
-
-
-def _name(surrogate: object) -> str:
-    return getattr(surrogate, "__qualname__", str(surrogate))

@@ -6,20 +6,18 @@ that is wrong ends the run with what was expected of it.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakSet
 
 from torch import Tensor
 
-from lit_grpo.types import RewardTable, UserError
+from lit_grpo.types import RewardTable, UserError, defined_at
 
 Function = Callable[..., Any]
 """A function, or an object that can be called; in a config its path, or that of its class."""
 
-_known_to_be_finite: WeakSet[Function] = WeakSet()
-"""Values are looked at once only, since that waits for a GPU."""
+_known_to_be_finite: list[Function] = []
+"""Values are looked at once only, since that waits for a GPU. Objects need not be hashable."""
 
 
 def checked_advantages(function: Function, table: RewardTable) -> Tensor:
@@ -52,7 +50,7 @@ def checked(
         UserError: it is no tensor of such a shape, has no gradient, or a value is not finite.
     """
     allowed = " or ".join(map(str, shapes))
-    rule = f"{_name(function)} must return {what}, a tensor of shape {allowed}"
+    rule = f"{describe(function)} must return {what}, a tensor of shape {allowed}"
     if not isinstance(result, Tensor):
         raise UserError(f"{rule}, got {type(result).__name__} {str(result)[:100]}.")
     if tuple(result.shape) not in shapes:
@@ -64,22 +62,19 @@ def checked(
             f"{rule}, with a gradient, got one without (it would train nothing). Compute it from "
             "inputs.logprobs, inputs.log_ratio or inputs.ratio, without detach or no_grad."
         )
-    if function not in _known_to_be_finite:
+    if not any(known is function for known in _known_to_be_finite):
         if not bool(result.isfinite().all()):
             wrong = int((~result.isfinite()).sum())
             raise UserError(
                 f"{rule}, all finite, got {wrong} of {result.numel()} values that are NaN or "
                 "infinite. Bound logarithms and exponents, and do not divide by 0."
             )
-        _known_to_be_finite.add(function)
+        _known_to_be_finite.append(function)
     return result
 
 
-def _name(function: Function) -> str:
+def describe(function: Function) -> str:
     """Return the name of a function with its file and line."""
-    code = inspect.unwrap(function) if inspect.isfunction(function) else type(function)
-    name = f"{code.__module__}.{code.__qualname__}"
-    try:
-        return f"{name} ({inspect.getsourcefile(code)}:{inspect.getsourcelines(code)[1]})"
-    except (OSError, TypeError):
-        return name
+    named, code = defined_at(function)
+    name = f"{named.__module__}.{named.__qualname__}"
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"

@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_grpo.objective.aggregations import AGGREGATIONS, by_entropy_token, by_good_token
 from lit_grpo.objective.config import Objective
 from lit_grpo.objective.corrections import keeps_surrogate, passes_sampler_mask, sampler_weights
-from lit_grpo.objective.custom import checked
+from lit_grpo.objective.custom import Function, checked
 from lit_grpo.objective.distillation import sampled_divergence, top_divergence
 from lit_grpo.objective.inputs import LossInputs, TokenCounts
 from lit_grpo.objective.kl import kl_in_loss
@@ -88,9 +88,7 @@ def token_losses(
     weights = AGGREGATIONS[objective.aggregation](mask, counts)
     loss = (total * weights).sum() - _bonuses(inputs, objective, entropy_coef)
     if objective.function is not None:
-        made = objective.function(inputs, objective)
-        what, needed = "the loss of the micro-batch", logprobs.requires_grad
-        loss = checked(objective.function, made, [()], what, needs_gradient=needed)
+        loss = _called(objective.function, inputs, objective, [()], "the loss of the micro-batch")
     too_low, too_high = outside_bounds(inputs, objective)
     return TokenLosses(
         loss=loss,
@@ -140,7 +138,7 @@ def _inputs(
     logprobs: Tensor, entropy: Tensor, batch: TrainBatch, counts: TokenCounts, objective: Objective
 ) -> LossInputs:
     """Return what surrogates read, with the ratio and correction that the objective asks for."""
-    mask, advantages = batch.loss_mask, batch.advantages.to(logprobs.dtype)
+    mask = batch.loss_mask
     is_from_sampler = objective.old_logprobs == "sampler"
     old = batch.sampler_logprobs if is_from_sampler else _before_update(logprobs, batch)
     log_ratio = bounded(logprobs - old)
@@ -149,7 +147,7 @@ def _inputs(
         old_logprobs=old,
         log_ratio=log_ratio,
         ratio=RATIOS[objective.ratio](log_ratio, mask),
-        advantages=advantages if advantages.ndim == 2 else advantages[:, None],
+        advantages=batch.advantages_by_token.to(logprobs.dtype),
         mask=mask,
         correction=_correction(old - batch.sampler_logprobs, mask, objective),
         entropy=entropy,
@@ -170,9 +168,20 @@ def _surrogate(inputs: LossInputs, objective: Objective) -> Tensor:
     if isinstance(objective.surrogate, str):
         return SURROGATES[objective.surrogate](inputs, objective)
     shapes = [tuple(inputs.mask.shape), (len(inputs.mask), 1)]
-    made = objective.surrogate(inputs, objective)
-    what, needed = "a loss per token or per sequence", inputs.logprobs.requires_grad
-    return checked(objective.surrogate, made, shapes, what, needs_gradient=needed)
+    what = "a loss per token or per sequence"
+    return _called(objective.surrogate, inputs, objective, shapes, what)
+
+
+def _called(
+    function: Function,
+    inputs: LossInputs,
+    objective: Objective,
+    shapes: list[tuple[int, ...]],
+    what: str,
+) -> Tensor:
+    """Return what a user's function makes of the inputs, checked; it must have a gradient."""
+    made, needed = function(inputs, objective), inputs.logprobs.requires_grad
+    return checked(function, made, shapes, what, needs_gradient=needed)
 
 
 def _covariance_penalty(inputs: LossInputs, objective: Objective) -> Tensor | float:

@@ -42,11 +42,10 @@ def _covariance_mask(batch: TrainBatch, term: CovarianceTerm, seed: int) -> Tens
     """Return [N, C] True on the tokens of high covariance."""
     assert batch.old_logprobs is not None
     mask, generator = batch.loss_mask, torch.Generator().manual_seed(seed)
-    advantages = batch.advantages if batch.advantages.ndim == 2 else batch.advantages[:, None]
     logprobs = batch.old_logprobs[mask].double()
     own = (
         logprobs,
-        advantages.expand_as(mask)[mask].double(),
+        batch.advantages_by_token.expand_as(mask)[mask].double(),
         torch.rand(len(logprobs), generator=generator, dtype=torch.float64),
     )
     ranks = gather_objects(own)

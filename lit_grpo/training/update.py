@@ -249,7 +249,7 @@ class PolicyUpdate:
         """
         trained = batch.loss_mask.any(1)
         if not self.objective.has_gradient_at_zero_advantage:
-            has_gradient = batch.advantages.reshape(batch.num_rows, -1).any(1)
+            has_gradient = batch.advantages_by_token.any(1)
             trained &= has_gradient if batch.is_good is None else has_gradient | batch.is_good
         return trained.nonzero()[:, 0]
 

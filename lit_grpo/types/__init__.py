@@ -6,6 +6,7 @@ A mask is True where a token counts.
 """
 
 from lit_grpo.types.events import RunningStage, Stage, StageProgress, StopReason
+from lit_grpo.types.functions import defined_at
 from lit_grpo.types.rollouts import (
     Completion,
     FinishReason,
@@ -45,6 +46,7 @@ __all__ = [
     "check_range",
     "check_type",
     "counted_rows",
+    "defined_at",
     "setting_error",
     "starts_with_bos",
 ]

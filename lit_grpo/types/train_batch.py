@@ -106,6 +106,11 @@ class TrainBatch(TokenBatch):
     are."""
 
     @property
+    def advantages_by_token(self) -> Tensor:
+        """[N, C], or [N, 1] with one for all tokens of a completion."""
+        return self.advantages if self.advantages.ndim == 2 else self.advantages[:, None]
+
+    @property
     def surrogate_mask(self) -> Tensor:
         """[N, C] True on the tokens that may have a surrogate and an entropy bonus."""
         return self.loss_mask if self.entropy_mask is None else self.entropy_mask

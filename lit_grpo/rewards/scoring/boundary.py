@@ -6,17 +6,15 @@ A failure that looks like a mistake in the reward's code is marked as a bug: no 
 
 from __future__ import annotations
 
-import inspect
 import os
 import reprlib
 import traceback
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import replace
-from functools import partial
 from numbers import Real
 from pathlib import Path
 
-from lit_grpo.types import Outcome, Score
+from lit_grpo.types import Outcome, Score, defined_at
 
 MAX_DETAIL_CHARACTERS = 500
 MAX_BUG_CHARACTERS = 4000
@@ -76,13 +74,8 @@ def _plural(count: int, noun: str) -> str:
 
 def _describe(function: Callable[..., object]) -> str:
     """Return the name of a function and where it stands: ``short (my_rewards.py, line 3)``."""
-    while isinstance(function, partial):
-        function = function.func
-    function = inspect.unwrap(function)
-    kind = type(function)
-    named = function if hasattr(function, "__qualname__") else kind.__call__
-    code = getattr(named, "__code__", None)
-    name = getattr(named, "__qualname__", kind.__name__).rpartition("<locals>.")[2]
+    named, code = defined_at(function)
+    name: str = named.__qualname__.rpartition("<locals>.")[2]
     if code is None:
         return name
     path = Path(code.co_filename)
