@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lit_grpo.data import AdditionData, PromptData, RubricData
     from lit_grpo.objective import AdvantageConfig, DistillationTerm, KLTerm, Objective
-    from lit_grpo.policy import LoRA, Policy, Teacher
+    from lit_grpo.policy import LocalTeacher, LoRA, Policy
     from lit_grpo.rewards import FunctionReward, MathReward, Reward
-    from lit_grpo.rollout import HFEngine, Sampling, VLLMEngine, VLLMServerEngine
+    from lit_grpo.rollout import HFEngine, Sampling, VLLMEngine, VLLMServerEngine, VLLMTeacher
     from lit_grpo.runs.trainer import Trainer
     from lit_grpo.training import Evaluation, GRPOModule, SFTModule, UpdateConfig
 
@@ -23,9 +23,9 @@ __version__ = version("lit-grpo")
 _HOMES = {
     "lit_grpo.data": ("AdditionData", "PromptData", "RubricData"),
     "lit_grpo.objective": ("AdvantageConfig", "DistillationTerm", "KLTerm", "Objective"),
-    "lit_grpo.policy": ("LoRA", "Policy", "Teacher"),
+    "lit_grpo.policy": ("LoRA", "LocalTeacher", "Policy"),
     "lit_grpo.rewards": ("FunctionReward", "MathReward", "Reward"),
-    "lit_grpo.rollout": ("HFEngine", "Sampling", "VLLMEngine", "VLLMServerEngine"),
+    "lit_grpo.rollout": ("HFEngine", "Sampling", "VLLMEngine", "VLLMServerEngine", "VLLMTeacher"),
     "lit_grpo.runs.trainer": ("Trainer",),
     "lit_grpo.training": ("Evaluation", "GRPOModule", "SFTModule", "UpdateConfig"),
 }
@@ -41,6 +41,7 @@ __all__ = [
     "HFEngine",
     "KLTerm",
     "LoRA",
+    "LocalTeacher",
     "MathReward",
     "Objective",
     "Policy",
@@ -49,11 +50,11 @@ __all__ = [
     "RubricData",
     "SFTModule",
     "Sampling",
-    "Teacher",
     "Trainer",
     "UpdateConfig",
     "VLLMEngine",
     "VLLMServerEngine",
+    "VLLMTeacher",
 ]
 
 

@@ -33,7 +33,8 @@ class ExitCode(IntEnum):
     )
     ENGINE_FAILED = (
         5,
-        "stopped: the rollout engine gave up, or a server does not have the policy's weights",
+        "stopped: the rollout engine or the teacher's server gave up, or a server does not have "
+        "the policy's weights",
     )
     INTERRUPTED = 130, "interrupted by Ctrl-C"
 

@@ -36,7 +36,7 @@ from lit_grpo.objective import (
     SamplerCorrection,
 )
 from lit_grpo.objective.aggregations import AGGREGATIONS
-from lit_grpo.policy import LoRA, Policy, Teacher
+from lit_grpo.policy import LocalTeacher, LoRA, Policy
 from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.rewards.judged.alignment import Alignment
 from lit_grpo.rewards.scoring import RewardSuite
@@ -48,6 +48,7 @@ from lit_grpo.rollout import (
     Supervision,
     VLLMEngine,
     VLLMServerEngine,
+    VLLMTeacher,
 )
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.runs.trainer import TRAINER_DEFAULTS
@@ -349,10 +350,10 @@ def test_the_readme_is_short():
 
 
 SHIPPED = [
-    GRPOModule, SFTModule, Policy, LoRA, Teacher, Sampling, HFEngine, Objective, KLTerm,
-    DistillationTerm, EntropyTerm, SamplerCorrection, AdvantageConfig, UpdateConfig, Evaluation,
-    OutagePolicy, Reward, Judge, ServedEngine, VLLMServerEngine, VLLMEngine, Launch, Proof,
-    Supervision, Limits, Price, data.PromptData, data.RubricData, data.AdditionData,
+    GRPOModule, SFTModule, Policy, LoRA, LocalTeacher, VLLMTeacher, Sampling, HFEngine, Objective,
+    KLTerm, DistillationTerm, EntropyTerm, SamplerCorrection, AdvantageConfig, UpdateConfig,
+    Evaluation, OutagePolicy, Reward, Judge, ServedEngine, VLLMServerEngine, VLLMEngine, Launch,
+    Proof, Supervision, Limits, Price, data.PromptData, data.RubricData, data.AdditionData,
     *(kind for kind in vars(rewards).values()
       if inspect.isclass(kind) and issubclass(kind, Reward) and kind not in (Reward, JudgedReward)),
     *(getattr(callbacks, name) for name in callbacks.__all__),

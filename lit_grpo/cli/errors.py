@@ -119,8 +119,13 @@ def place(filename: str | None, line: int | None) -> str:
 
 
 def nested(parser: Any, key: str, match: re.Match[str]) -> str:
-    class_name = match["path"].rsplit(".", 1)[-1]
-    return f"{key}: {class_name}.{match['inner']}"
+    """Reword the error of a class; of several that may be meant, the one that is likeliest."""
+
+    def likelihood(one: re.Match[str]) -> tuple[bool, bool]:
+        return "no such key" not in one["inner"], "Did you mean" in one["inner"]
+
+    best = max(match.re.finditer(match.string), key=likelihood)
+    return f"{key}: {best['path'].rsplit('.', 1)[-1]}.{best['inner']}"
 
 
 def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:

@@ -2,6 +2,6 @@
 
 from lit_grpo.policy.lora import LoRA
 from lit_grpo.policy.policy import Policy
-from lit_grpo.policy.teacher import Teacher
+from lit_grpo.policy.teacher import LocalTeacher, Teacher
 
-__all__ = ["LoRA", "Policy", "Teacher"]
+__all__ = ["LoRA", "LocalTeacher", "Policy", "Teacher"]

@@ -79,6 +79,12 @@ def _load_merged(path: str, **options: Any) -> PreTrainedModel:
     return model
 
 
+def max_positions(config: PreTrainedConfig) -> int | None:
+    """Return how many tokens a model can read; None if its config has no limit."""
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    return positions
+
+
 def build_model(
     architecture: Mapping[str, Any],
     tokenizer: PreTrainedTokenizerBase,

@@ -2,24 +2,78 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lit_grpo.policy.body_and_head import BodyAndHead, check_body_and_head, supports_packing
-from lit_grpo.policy.loading import load_model, load_tokenizer
+from lit_grpo.policy.loading import load_model, load_tokenizer, max_positions
+from lit_grpo.policy.logprobs import completion_statistics, top_tokens
 from lit_grpo.policy.policy import Policy
-from lit_grpo.types import UserError
+from lit_grpo.types import TokenBatch, UserError
 
 _KEY = "model.teacher.path"
 _PROBE = "Wave 12 + 34: naïve façades,\n\tthen 5.6e-7 of them?"
+_PROBED_TOKENS = 500
 
 
-class Teacher:
+class TeacherFailed(Exception):
+    """The teacher cannot read completions, and waiting longer is pointless."""
+
+
+class Teacher(ABC):
     """A language model whose distribution the policy is drawn to.
 
-    It must have the policy's vocabulary. Checkpoints do not contain it: a resumed run reads it from
-    its path again.
+    It must have the policy's vocabulary. Checkpoints do not contain it.
+    """
+
+    uses_packing = False
+    """Whether batches for ``read`` may have as many tokens as a pack, which has no padding."""
+
+    @abstractmethod
+    def load(self, policy: Policy, *, temperature: float, top_k: int | None) -> None:
+        """Prepare for a policy that is loaded; later calls do nothing.
+
+        Args:
+            temperature: Divides the logits.
+            top_k: As in ``DistillationTerm``.
+
+        Raises:
+            UserError: the model is not there, or cannot teach this policy with these settings.
+        """
+
+    @abstractmethod
+    def to(self, device: torch.device) -> None:
+        """Move the weights, if they are in this process, to a device."""
+
+    @property
+    @abstractmethod
+    def max_positions(self) -> int | None:
+        """Most tokens of prompt and completion together; None for no limit."""
+
+    @abstractmethod
+    def read(self, batch: TokenBatch) -> list[Tensor]:
+        """Read the completions of a batch on the CPU.
+
+        Returns:
+            [N, C] logprobs of the completion tokens or, with ``top_k``, the fields of `TopTokens`:
+            those at the position of each completion token. 0 on padding.
+
+        Raises:
+            TeacherFailed: it cannot read them.
+        """
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Release what ``load`` opened."""
+
+
+class LocalTeacher(Teacher):
+    """A teacher in the trainer's process, on the policy's device.
+
+    A resumed run reads it from its path again.
 
     Args:
         path: Directory or hub id of the model.
@@ -38,8 +92,8 @@ class Teacher:
         self.trust_remote_code = trust_remote_code
         self.model: Any = None
 
-    def load(self, policy: Policy) -> None:
-        """Load the model for a policy that is loaded; later calls do nothing.
+    def load(self, policy: Policy, *, temperature: float, top_k: int | None) -> None:
+        """Load the model.
 
         Raises:
             UserError: the model cannot be loaded, its head is not supported, or it has a different
@@ -47,6 +101,8 @@ class Teacher:
         """
         if self.model is not None:
             return
+        self._temperature = temperature
+        self._top_k = top_k
         tokenizer = load_tokenizer(self.path, trust_remote_code=self.trust_remote_code, key=_KEY)
         _check_tokenizer(tokenizer, policy.tokenizer)
         model = load_model(
@@ -66,7 +122,31 @@ class Teacher:
                 f"{causal_model.vocab_size} (the policy may sample any of them). Set {_KEY} to a "
                 "model of the same family."
             )
+        self._vocab_size = needed
+        self.uses_packing = causal_model.uses_packing
         self.model, self.causal_model = model.requires_grad_(False), causal_model
+
+    def to(self, device: torch.device) -> None:
+        self.model.to(device)
+
+    @property
+    def max_positions(self) -> int | None:
+        return max_positions(self.model.config)
+
+    @torch.no_grad()
+    def read(self, batch: TokenBatch) -> list[Tensor]:
+        temperature = self._temperature
+        if self._top_k is None:
+            statistics = completion_statistics(self.causal_model, batch, temperature=temperature)
+            return [statistics.logprobs]
+        found = top_tokens(
+            self.causal_model,
+            batch,
+            self._top_k,
+            vocab_size=self._vocab_size,
+            temperature=temperature,
+        )
+        return [one.cpu() for one in found]  # all of them might not fit on a GPU
 
 
 def _check_tokenizer(teacher: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> None:
@@ -77,16 +157,31 @@ def _check_tokenizer(teacher: PreTrainedTokenizerBase, policy: PreTrainedTokeniz
     Raises:
         UserError: they do not.
     """
-    known = teacher.get_vocab()
-    ours, theirs = (one(_PROBE, add_special_tokens=False)["input_ids"] for one in (policy, teacher))
+    known, text = teacher.get_vocab(), probe_text(policy)
     differing = [token for token, id in policy.get_vocab().items() if known.get(token) != id]
     if differing:
-        difference = f"in which {len(differing)} tokens differ, such as {differing[0]!r}"
-    elif ours != theirs:
-        difference = f"that splits {_PROBE!r} differently"
-    else:
-        return
-    raise UserError(
+        example = f"in which {len(differing)} tokens differ, such as {differing[0]!r}"
+        raise wrong_tokenizer(example, _KEY)
+    ours, theirs = (one(text, add_special_tokens=False)["input_ids"] for one in (policy, teacher))
+    if ours != theirs:
+        raise wrong_tokenizer(f"that splits {text[:50]!r} differently", _KEY)
+
+
+def probe_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a text with tokens from all over a vocabulary, to compare tokenizers by."""
+    step = max(1, len(tokenizer) // _PROBED_TOKENS)
+    tokens = [str(tokenizer.decode([id])) for id in range(0, len(tokenizer), step)]
+    return _PROBE + " ".join(tokens)
+
+
+def wrong_tokenizer(difference: str, key: str) -> UserError:
+    """Return the error for a teacher with another tokenizer than the policy's.
+
+    Args:
+        difference: How it differs, such as "that splits 'a b' differently".
+        key: The setting that names the teacher.
+    """
+    return UserError(
         f"the teacher must have the policy's tokenizer, got one {difference} (it reads the ids of "
-        f"the policy's tokens). Set {_KEY} to a model of the same family as the policy."
+        f"the policy's tokens). Set {key} to a model of the same family as the policy."
     )

@@ -7,6 +7,7 @@ from lit_grpo.rollout.server.config import Supervision
 from lit_grpo.rollout.sglang import SGLangEngine
 from lit_grpo.rollout.vllm.in_process import VLLMEngine
 from lit_grpo.rollout.vllm.server import VLLMServerEngine
+from lit_grpo.rollout.vllm.teacher import VLLMTeacher
 from lit_grpo.rollout.weight_check import Proof
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "Supervision",
     "VLLMEngine",
     "VLLMServerEngine",
+    "VLLMTeacher",
 ]

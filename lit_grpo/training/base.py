@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 
 from lit_grpo.distributed import gather_objects
 from lit_grpo.policy import Policy
+from lit_grpo.policy.loading import max_positions
 from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
 from lit_grpo.stopping import ExitCode, stop_run
@@ -90,7 +91,7 @@ class PolicyModule(L.LightningModule):
         rank_zero_only(log.info)("loading the model %s", self.policy.path or "with random weights")
         seed_everything(self.seed)  # random initial weights must be the same on all ranks
         self.load_models()
-        check_completions_fit(self.policy.model.config, self.sampling)
+        check_completions_fit(max_positions(self.policy.model.config), self.sampling)
         self.engine.start(self.policy)
 
     def load_models(self) -> None:

@@ -29,7 +29,7 @@ from lit_grpo.training.score_gate import (
     OutagePolicy,
     ScoreGate,
     StepAbandoned,
-    abandon_if_engine_failed,
+    abandon_if_failed,
 )
 from lit_grpo.training.seeds import SeedPurpose, seed_everything
 from lit_grpo.training.stages import StageEvents
@@ -112,7 +112,7 @@ class Collector:
                 self._engine.load_weights(self._policy, version)
             except EngineFailed as error:
                 failure = str(error)
-            abandon_if_engine_failed(failure)
+            abandon_if_failed(failure)
 
     def _finish(self, pending: PendingRollout) -> RolloutBatch | None:
         """Wait for completions, then for scores; None without prompts.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import lightning as L
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
@@ -118,7 +117,7 @@ def check_teacher(teacher: Teacher | None, objective: Objective) -> None:
     if teacher is None and coef > 0:
         raise UserError(
             f"objective.distillation.coef {coef} needs a teacher, got none (the divergence is that "
-            "from its distribution). Set model.teacher.path, or "
+            "from its distribution). Set model.teacher.path or model.teacher.urls, or "
             "model.objective.distillation.coef to 0."
         )
     if teacher is not None and coef == 0:
@@ -129,17 +128,17 @@ def check_teacher(teacher: Teacher | None, objective: Objective) -> None:
 
 
 def check_prompts_fit(
-    model_config: Any, sampling: Sampling, prompts: Sequence[Prompt], model: str = "model"
+    positions: int | None, sampling: Sampling, prompts: Sequence[Prompt], model: str = "model"
 ) -> None:
     """Check that the model has positions for each prompt and the longest completion.
 
     Args:
+        positions: Most tokens of both together; None for no limit.
         model: What it is called in the error.
 
     Raises:
         UserError: it has not.
     """
-    positions = getattr(model_config, "max_position_embeddings", None)
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
     if positions is not None and longest + sampling.max_tokens > positions:
         raise UserError(
@@ -149,13 +148,15 @@ def check_prompts_fit(
         )
 
 
-def check_completions_fit(model_config: Any, sampling: Sampling) -> None:
+def check_completions_fit(positions: int | None, sampling: Sampling) -> None:
     """Check that the model has positions for a token of prompt and the longest completion.
+
+    Args:
+        positions: Most tokens of both together; None for no limit.
 
     Raises:
         UserError: it has not.
     """
-    positions = getattr(model_config, "max_position_embeddings", None)
     if positions is not None and sampling.max_tokens >= positions:
         raise setting_error(
             "model.sampling.max_tokens",

@@ -24,11 +24,12 @@ from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.objective.kl import kl_in_reward
 from lit_grpo.objective.token_advantages import token_advantages
-from lit_grpo.policy import Policy, Teacher
+from lit_grpo.policy import LocalTeacher, Policy
 from lit_grpo.policy.body_and_head import num_compilations
+from lit_grpo.policy.loading import max_positions
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.scoring import RewardSuite
-from lit_grpo.rollout import RolloutEngine, Sampling
+from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
 from lit_grpo.stopping import stop_run
 from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batching import (
@@ -76,8 +77,8 @@ class GRPOModule(PolicyModule):
         sampling: Temperature, token limit and other settings of sampling.
         engine: The rollout engine that samples completions; null samples with the policy itself.
         objective: The loss of an optimizer step.
-        teacher: The model that ``objective.distillation`` draws the policy to; in Python a
-            directory or Hub id will do.
+        teacher: The model that ``objective.distillation`` draws the policy to, in this process or
+            behind servers; in Python a directory or Hub id will do.
         advantage: How rewards become advantages.
         update: How the completions of a rollout step are split into optimizer steps.
         dynamic_sampling_rounds: Maximum number of times that a rollout step replaces groups whose
@@ -106,7 +107,7 @@ class GRPOModule(PolicyModule):
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
         engine: RolloutEngine | None = None,
         objective: Objective = Objective(),  # noqa: B008 - frozen
-        teacher: Teacher | None = None,
+        teacher: LocalTeacher | VLLMTeacher | None = None,
         advantage: AdvantageConfig = AdvantageConfig(),  # noqa: B008 - frozen
         update: UpdateConfig = UpdateConfig(),  # noqa: B008 - frozen
         dynamic_sampling_rounds: int = 0,
@@ -129,7 +130,7 @@ class GRPOModule(PolicyModule):
         check_type("model.outage", outage, OutagePolicy)
         check_sampling(group_size, dynamic_sampling_rounds, sampling)
         refuse_contradictions(policy, objective, advantage)
-        self.teacher = Teacher(teacher) if isinstance(teacher, str) else teacher
+        self.teacher = LocalTeacher(teacher) if isinstance(teacher, str) else teacher
         check_teacher(self.teacher, objective)
         check_overlap(
             max_head_offpolicyness, update.optimizer_steps, dynamic_sampling_rounds, self.engine
@@ -170,7 +171,8 @@ class GRPOModule(PolicyModule):
     def load_models(self) -> None:
         super().load_models()
         if self.teacher is not None and self.trainer.state.fn == "fit":
-            self.teacher.load(self.policy)
+            top_k, temperature = self.objective.distillation.top_k, self.sampling.temperature
+            self.teacher.load(self.policy, temperature=temperature, top_k=top_k)
 
     def optimizer_steps_per_epoch(self, num_batches: int) -> int:
         return num_batches * self.update.optimizer_steps
@@ -183,17 +185,19 @@ class GRPOModule(PolicyModule):
             self.rewards.start(self.reasoning)
 
     def on_train_start(self) -> None:
-        check_prompts_fit(self.policy.model.config, self.sampling, self.loader.prompts)
+        prompts = self.loader.prompts
+        check_prompts_fit(max_positions(self.policy.model.config), self.sampling, prompts)
         if self.teacher is not None:
-            self.teacher.model.to(self.device)
-            config = self.teacher.model.config
-            check_prompts_fit(config, self.sampling, self.loader.prompts, "teacher")
-        self.rewards.check(self.loader.prompts)
+            self.teacher.to(self.device)
+            check_prompts_fit(self.teacher.max_positions, self.sampling, prompts, "teacher")
+        self.rewards.check(prompts)
         super().on_train_start()
 
     def close(self) -> None:
         self.collector.close()
         self.rewards.close()
+        if self.teacher is not None:
+            self.teacher.close()
         super().close()
 
     @property
@@ -209,10 +213,10 @@ class GRPOModule(PolicyModule):
         metrics = Metrics()
         try:
             rollouts = self.collect(prompts, metrics)
+            batch = self.build_train_batch(rollouts, metrics)
         except StepAbandoned as abandoned:
             self._undo_step(abandoned.reason)
             return None
-        batch = self.build_train_batch(rollouts, metrics)
         if batch is not None:
             self.update_policy(batch, metrics)
         self.rollout_step += 1
@@ -238,6 +242,9 @@ class GRPOModule(PolicyModule):
         """Return the batch with advantages, old and reference logprobs.
 
         Return None if no rank has a token to train on.
+
+        Raises:
+            StepAbandoned: the teacher of any rank cannot read the completions.
         """
         pad_id = self.tokenizer.pad_token_id
         tokens = collate_rollouts(rollouts, pad_id=pad_id)

@@ -142,7 +142,7 @@ class ScoreGate:
             StepAbandoned: an engine gave up, too many scores stay missing, or a callback ended the
                 run during the wait.
         """
-        abandon_if_engine_failed(engine_failure)
+        abandon_if_failed(engine_failure)
         rollouts, status = self._attempt(scoring)
         pauses = self._policy.pauses()
         has_retried = False
@@ -230,14 +230,14 @@ class ScoreGate:
             )
 
 
-def abandon_if_engine_failed(failure: str) -> None:
-    """Abandon the step on every rank if the engine of any rank gave up.
+def abandon_if_failed(failure: str) -> None:
+    """Abandon the step on every rank if the engine or the teacher of any rank gave up.
 
     Args:
-        failure: Why this rank's engine gave up; empty if it did not. Every rank must call this.
+        failure: Why that of this rank gave up; empty if it did not. Every rank must call this.
 
     Raises:
-        StepAbandoned: the engine of any rank gave up.
+        StepAbandoned: that of any rank gave up.
     """
     if why := any_failure(failure):
         raise StepAbandoned(f"Stopped: {why}", ExitCode.ENGINE_FAILED)

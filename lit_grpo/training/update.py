@@ -19,18 +19,18 @@ from lit_grpo.objective import Objective, TokenCounts
 from lit_grpo.objective.entropy import EntropyControl
 from lit_grpo.objective.kl import KLControl
 from lit_grpo.objective.loss import token_losses
-from lit_grpo.policy import Policy, Teacher
+from lit_grpo.policy import Policy
 from lit_grpo.policy.logprobs import (
     CausalModel,
     TokenStatistics,
-    TopTokens,
     candidate_statistics,
     completion_statistics,
-    top_tokens,
 )
+from lit_grpo.policy.teacher import Teacher, TeacherFailed
 from lit_grpo.rollout import Sampling
 from lit_grpo.training.batching import UpdateConfig, micro_batches, minibatches
 from lit_grpo.training.metrics import Metrics, add_update_metrics
+from lit_grpo.training.score_gate import abandon_if_failed
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.token_selection import select_tokens
 from lit_grpo.types import StageProgress, TokenBatch, TrainBatch
@@ -74,6 +74,9 @@ class PolicyUpdate:
 
         Args:
             seed: Seed of what is drawn at random.
+
+        Raises:
+            StepAbandoned: the teacher of any rank cannot read the completions.
         """
         if not self._count_tokens(batch).tokens:
             return None
@@ -93,13 +96,24 @@ class PolicyUpdate:
         return batch if self.teacher is None else self._with_teacher(batch, self.teacher)
 
     def _with_teacher(self, batch: TrainBatch, teacher: Teacher) -> TrainBatch:
-        """Add the logprobs of the teacher, of the sampled tokens or of its most likely ones."""
-        rows, top_k = self._rows_with_gradient(batch), self.objective.distillation.top_k
-        if top_k is None:
-            statistics = self._statistics(teacher.causal_model, batch, rows)
-            return replace(batch, teacher_logprobs=statistics.logprobs)
-        top = self._top_tokens(teacher.causal_model, batch, rows, top_k)
-        return replace(batch, teacher_ids=top.ids, teacher_logprobs=top.logprobs)
+        """Add the logprobs of the teacher, of the sampled tokens or of its most likely ones.
+
+        Raises:
+            StepAbandoned: the teacher of any rank cannot read the completions.
+        """
+        shape, top_k = batch.completion_ids.shape, self.objective.distillation.top_k
+        values = [torch.zeros(shape)]
+        if top_k is not None:
+            top_k = min(top_k, self.policy.causal_model.vocab_size)
+            values = [torch.zeros(*shape, top_k, dtype=torch.int32), torch.zeros(*shape, top_k)]
+        failure, rows = "", self._rows_with_gradient(batch)
+        try:
+            self._fill(values, teacher.read, batch, rows, packed=teacher.uses_packing)
+        except TeacherFailed as error:
+            failure = str(error)
+        abandon_if_failed(failure)
+        ids = None if top_k is None else values[0]
+        return replace(batch, teacher_ids=ids, teacher_logprobs=values[-1])
 
     def progress(self) -> StageProgress:
         """Return how many rows have been through the forward pass or update that is running."""
@@ -129,37 +143,22 @@ class PolicyUpdate:
             return [torch.stack(completion_statistics(model, part, temperature=temperature), -1)]
 
         values = [torch.zeros(*batch.completion_ids.shape, 2)]
-        self._fill(values, statistics, model, batch, rows)
+        self._fill(values, statistics, batch, rows, packed=model.uses_packing)
         return TokenStatistics(*values[0].unbind(-1))
-
-    def _top_tokens(
-        self, model: CausalModel, batch: TokenBatch, rows: Tensor, top_k: int
-    ) -> TopTokens:
-        """Return the [N, C, K] most likely tokens of these rows, 0 on other rows, on the CPU."""
-        temperature, vocab_size = self.sampling.temperature, self.policy.causal_model.vocab_size
-        top_k = min(top_k, vocab_size)
-
-        def top(part: TokenBatch) -> list[Tensor]:
-            found = top_tokens(model, part, top_k, vocab_size=vocab_size, temperature=temperature)
-            return [one.cpu() for one in found]  # all of them might not fit on a GPU
-
-        shape = (*batch.completion_ids.shape, top_k)
-        values = [torch.zeros(shape, dtype=torch.int32), torch.zeros(shape)]
-        self._fill(values, top, model, batch, rows)
-        return TopTokens(*values)
 
     @torch.no_grad()
     def _fill(
         self,
         values: Sequence[Tensor],
         function: Callable[[TokenBatch], Sequence[Tensor]],
-        model: CausalModel,
         batch: TokenBatch,
         rows: Tensor,
+        *,
+        packed: bool,
     ) -> None:
         """Fill these rows of [N, C, *] with what a function makes of each micro-batch."""
         self._progress = StageProgress(total=len(rows))
-        parts, found = self._micro_batches(batch, rows, model), []
+        parts, found = self._micro_batches(batch, rows, packed=packed), []
         for part_rows in parts:
             found.append(function(batch.select(part_rows)))
             self._count(len(part_rows))
@@ -194,7 +193,7 @@ class PolicyUpdate:
         schedule: Any = self.module.lr_schedulers()
         optimizer.zero_grad()
         rows = self._rows_with_gradient(batch)
-        parts = self._micro_batches(batch, rows, self.policy.causal_model)
+        parts = self._micro_batches(batch, rows, packed=self.policy.causal_model.uses_packing)
         entropies = [torch.zeros((), device=self.module.device)]
         for number, rows in enumerate(parts):
             with optimizer.toggle_model(sync_grad=number == len(parts) - 1):
@@ -253,9 +252,8 @@ class PolicyUpdate:
             trained &= has_gradient if batch.is_good is None else has_gradient | batch.is_good
         return trained.nonzero()[:, 0]
 
-    def _micro_batches(self, batch: TokenBatch, rows: Tensor, model: CausalModel) -> list[Tensor]:
-        max_tokens = self.config.max_tokens_per_micro_batch
-        return micro_batches(batch, rows, max_tokens, packed=model.uses_packing)
+    def _micro_batches(self, batch: TokenBatch, rows: Tensor, *, packed: bool) -> list[Tensor]:
+        return micro_batches(batch, rows, self.config.max_tokens_per_micro_batch, packed=packed)
 
     def _backward(
         self, batch: TrainBatch, counts: TokenCounts, number: int, metrics: Metrics

@@ -56,6 +56,11 @@ ARGUMENTS = {
         "model.sampling.temprature: no such key. Did you mean temperature?"
     ),
     "--model.engine=HFEngin": "model.engine: no class is called HFEngin. Did you mean HFEngine?",
+    "--model.teacher.paht=x": ("model.teacher: LocalTeacher.paht: no such key. Did you mean path?"),
+    "--model.teacher.url=[http://a]": (
+        "model.teacher: VLLMTeacher.url: no such key. Did you mean urls?"
+    ),
+    "--model.teacher.urls=http://a": "model.teacher: VLLMTeacher.urls: expected list[str], got http://a",
     "--model.objective.surrogate=clp": (
         "model.objective.surrogate: expected clip, cispo, sapo, gmpo, vespo, dppo, none or the "
         "path of a function, such as my_file.my_function, got clp. Did you mean clip?"

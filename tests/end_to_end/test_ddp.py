@@ -80,6 +80,30 @@ def test_two_ranks_take_the_step_of_the_union_of_their_rollouts(results, name):
     assert ranks[0]["metrics"]["reward/mean"] == pytest.approx(rewards.nanmean().item())
 
 
+def test_two_ranks_take_the_step_towards_the_teacher_and_stop_together_when_one_has_lost_it(
+    results,
+):
+    ranks = results["distillation"]
+    assert_same_weights(*ranks)
+    for rank in ranks:
+        assert "out of memory" in rank["reason"]
+        assert rank["step"] == 1
+
+    policy, teacher, before = start_policy(), ddp_trainings.start_teacher(), start_weights()
+    total, num_tokens = 0.0, 0
+    for rank in ranks:
+        batch = TrainBatch(**rank["batch"])
+        num_tokens += int(batch.loss_mask.sum())
+        for n in range(batch.num_rows):
+            ours, _ = unbatched_logprobs(policy.model, batch, n)
+            theirs, _ = unbatched_logprobs(teacher.model, batch, n)
+            total = total + ((ours - theirs).detach() * ours).sum()
+    (total / num_tokens).backward()
+    for name, parameter in policy.model.named_parameters():
+        step = before[name] - ranks[0]["weights"][name]
+        torch.testing.assert_close(step, parameter.grad, rtol=1e-3, atol=2e-6)
+
+
 def test_ranks_wait_and_stop_together_when_one_has_no_scores(results):
     for rank in results["long-outage"]:
         assert "lost on one rank" in rank["reason"]

@@ -12,11 +12,16 @@ from typing import Any
 import lightning as L
 import torch
 from easy_prompts import EqualOnEasyPrompts, prompts
+from http_answers import answering
 from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module, make_trainer, weights
+from teacher_server import vllm_replies
+from tiny import perturbed, tiny_policy
 
 from lit_grpo.callbacks import ExitCheckpoint
 from lit_grpo.data import PromptLoader
-from lit_grpo.objective import AdvantageConfig, EntropyTerm, Objective
+from lit_grpo.objective import AdvantageConfig, DistillationTerm, EntropyTerm, Objective
+from lit_grpo.policy import Policy
+from lit_grpo.rollout import VLLMTeacher
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.training import GRPOModule, OutagePolicy
 from lit_grpo.types import Prompt
@@ -115,10 +120,41 @@ def outage(*, directory: str, num_attempts: float, ckpt_path: str | None = None)
     }
 
 
+def distillation() -> dict[str, Any]:
+    """Take a step with a teacher whose server then fails the second rank."""
+    replies = vllm_replies(start_teacher())
+    complete = replies["POST /v1/completions"]
+
+    def fail_rank_1_in_the_second_step(body):
+        is_failing = module.global_rank == 1 and module.rollout_step == 1
+        return (500, {"error": "out of memory"}) if is_failing else complete(body)
+
+    replies["POST /v1/completions"] = fail_rank_1_in_the_second_step
+    with answering(replies) as url:
+        module = make_module(
+            teacher=VLLMTeacher([url], give_up_after_seconds=0),
+            objective=Objective(surrogate="none", distillation=DistillationTerm(coef=1.0)),
+        )
+        keep = Keep()
+        trainer = fit_two_ranks(module, PROMPTS, 4, keep, max_steps=2, shuffle=False)
+    reason, batch = get_stop_reason(trainer), keep.outputs[0]["batch"]
+    return {
+        "batch": {name: getattr(batch, name) for name in type(batch).__dataclass_fields__},
+        "weights": weights(module),
+        "reason": reason and reason.message,
+        "step": module.rollout_step,
+    }
+
+
+def start_teacher() -> Policy:
+    return perturbed(tiny_policy(seed=1))
+
+
 TRAININGS: dict[str, Callable[[], dict[str, Any]]] = {
     "both-ranks": lambda: one_step(rewards_are_lost_on_rank_1=False),
     "one-rank-without-rewards": lambda: one_step(rewards_are_lost_on_rank_1=True),
     "refill": refill,
+    "distillation": distillation,
     "undisturbed": lambda: outage(directory="undisturbed", num_attempts=0),
     "short-outage": lambda: outage(directory="short-outage", num_attempts=2),
     "long-outage": lambda: outage(directory="long-outage", num_attempts=float("inf")),

@@ -30,16 +30,15 @@ def test_strategies_and_precisions_that_would_train_wrongly_are_refused(
 
 
 def test_completions_that_leave_no_position_for_a_prompt_are_refused():
-    config = SimpleNamespace(max_position_embeddings=64)
-    check_completions_fit(config, Sampling(max_tokens=63))
-    check_completions_fit(SimpleNamespace(), Sampling(max_tokens=10**6))
+    check_completions_fit(64, Sampling(max_tokens=63))
+    check_completions_fit(None, Sampling(max_tokens=10**6))
     with pytest.raises(UserError, match="max_tokens must be below the model's 64 positions"):
-        check_completions_fit(config, Sampling(max_tokens=64))
+        check_completions_fit(64, Sampling(max_tokens=64))
 
 
 def test_prompts_that_leave_no_room_for_a_completion_are_refused():
-    config, sampling = SimpleNamespace(max_position_embeddings=64), Sampling(max_tokens=32)
-    check_prompts_fit(config, sampling, [prompt("x" * 32)])
-    check_prompts_fit(SimpleNamespace(), sampling, [prompt("x" * 1000)])
+    sampling = Sampling(max_tokens=32)
+    check_prompts_fit(64, sampling, [prompt("x" * 32)])
+    check_prompts_fit(None, sampling, [prompt("x" * 1000)])
     with pytest.raises(UserError, match="33 tokens .*max_prompt_tokens to at most 32"):
-        check_prompts_fit(config, sampling, [prompt("x"), prompt("x" * 33)])
+        check_prompts_fit(64, sampling, [prompt("x"), prompt("x" * 33)])

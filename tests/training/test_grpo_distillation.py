@@ -1,7 +1,10 @@
 """On-policy distillation in whole rollout steps, from a teacher that was saved to a directory."""
 
+import itertools
+
 import pytest
 import torch
+from http_answers import answering
 from small_runs import (
     PROMPTS,
     assert_same_runs,
@@ -12,11 +15,14 @@ from small_runs import (
     start_weights,
     weights,
 )
+from teacher_server import vllm_replies
 from tiny import LLAMA, perturbed, tiny_policy
 
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import DistillationTerm, EntropyTerm, KLTerm, Objective
-from lit_grpo.policy import LoRA, Teacher
+from lit_grpo.policy import LocalTeacher, LoRA, Policy
+from lit_grpo.rollout import VLLMTeacher
+from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.types import UserError
 
 TERMS = {
@@ -24,6 +30,9 @@ TERMS = {
     "top 8": DistillationTerm(coef=1.0, top_k=8),
     "all": DistillationTerm(coef=1.0, top_k=1000),
 }
+for_every_served_term = pytest.mark.parametrize(
+    "term", [TERMS["sampled"], TERMS["top 8"]], ids=["sampled", "top 8"]
+)
 for_every_term = pytest.mark.parametrize("term", TERMS.values(), ids=TERMS)
 
 
@@ -38,7 +47,7 @@ def teacher_path(tmp_path_factory):
 
 def distil(path, term, *, teacher=None, surrogate="none", objective=None, **settings):
     objective = objective or Objective(surrogate=surrogate, distillation=term)
-    return make_module(teacher=teacher or Teacher(str(path)), objective=objective, **settings)
+    return make_module(teacher=teacher or LocalTeacher(str(path)), objective=objective, **settings)
 
 
 def full_logprobs(model, batch, row):
@@ -88,7 +97,7 @@ def test_the_update_is_the_gradient_of_the_divergence_from_the_teacher(teacher_p
         torch.testing.assert_close(step, parameter.grad, rtol=2e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("term", [TERMS["sampled"], TERMS["top 8"]], ids=["sampled", "top 8"])
+@for_every_served_term
 @pytest.mark.parametrize(
     ("lora", "lr", "share"), [(None, 3e-3, 0.8), (LoRA(rank=8), 0.01, 0.95)], ids=["full", "lora"]
 )
@@ -107,8 +116,8 @@ def test_the_policy_approaches_the_teacher_which_stays(teacher_path, lora, lr, s
         for model in (start_policy().model, module.policy.model)
     )
     assert after < share * before
-    again = Teacher(str(teacher_path))
-    again.load(module.policy)
+    again = LocalTeacher(str(teacher_path))
+    again.load(module.policy, temperature=1.0, top_k=None)
     pairs = zip(teacher.parameters(), again.model.parameters(), strict=True)
     assert all(one.equal(other) for one, other in pairs)
 
@@ -148,6 +157,51 @@ def test_with_grpo_the_gradient_is_the_same_for_any_split_into_micro_batches(tea
     assert_same_runs(runs, rtol=1e-3, atol=1e-5, metrics_atol=1e-4)
 
 
+@for_every_served_term
+def test_a_teacher_behind_a_server_trains_as_one_in_the_process(teacher_path, term):
+    update = {"max_tokens_per_micro_batch": 60}
+    here = distil(teacher_path, term, update=update)
+    (expected,) = fit(here)
+    with answering(vllm_replies(Policy(str(teacher_path)))) as url:
+        there = distil(teacher_path, term, teacher=VLLMTeacher([url]), update=update)
+        (output,) = fit(there)
+    runs = [(weights(one), out["metrics"]) for one, out in ((there, output), (here, expected))]
+    assert_same_runs(runs, rtol=1e-4, atol=1e-6, metrics_atol=1e-4)
+
+
+def test_a_server_that_dies_stops_the_run_which_a_resumed_one_continues_exactly(
+    teacher_path, tmp_path
+):
+    def run(answers, max_steps, ckpt_path=None, **settings):
+        with answering(answers) as url:
+            teacher = VLLMTeacher([url], **settings)
+            module = distil(teacher_path, TERMS["top 8"], teacher=teacher)
+            trainer = make_trainer(max_steps=max_steps)
+            loader = PromptLoader(PROMPTS, 2)
+            trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=True)
+        return module, trainer
+
+    replies = vllm_replies(Policy(str(teacher_path)))
+    complete, num_asked = replies["POST /v1/completions"], itertools.count()
+
+    def die_in_the_second_step(body):  # after a trial and 8 completions
+        return complete(body) if next(num_asked) < 12 else (500, {"error": "CUDA error"})
+
+    whole, _ = run(replies, 3)
+    dying = replies | {"POST /v1/completions": die_in_the_second_step}
+    stopped, trainer = run(dying, 3, give_up_after_seconds=0.1)
+    reason = get_stop_reason(trainer)
+    assert reason.exit_code == ExitCode.ENGINE_FAILED
+    assert reason.is_step_unfinished
+    assert "teacher's server" in reason.message
+    assert "CUDA error" in reason.message
+    assert stopped.global_step == 1
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    resumed, _ = run(replies, 3, tmp_path / "last.ckpt")
+    for name, value in weights(whole).items():
+        assert value.equal(weights(resumed)[name]), name
+
+
 def test_in_python_a_path_is_a_teacher(teacher_path):
     module = distil(teacher_path, TERMS["sampled"], teacher=str(teacher_path))
     (output,) = fit(module)
@@ -164,7 +218,7 @@ def test_a_coefficient_needs_a_teacher_and_a_teacher_a_coefficient(teacher_path)
     with pytest.raises(UserError, match=r"needs a teacher, got none .* Set model\.teacher\.path"):
         make_module(objective=Objective(distillation=DistillationTerm(coef=0.5)))
     with pytest.raises(UserError, match=r"coef above 0, got 0\.0 .* leave model\.teacher out"):
-        make_module(teacher=Teacher(str(teacher_path)))
+        make_module(teacher=LocalTeacher(str(teacher_path)))
 
 
 def test_a_teacher_with_too_few_positions_is_named(tmp_path):

@@ -18,6 +18,9 @@ from lit_grpo.types import UserError
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 HIDDEN = "[api key]"
 
+ENGINE = "model.engine.init_args"
+"""Where the settings of the servers that sample are in a config."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
@@ -30,8 +33,11 @@ class Guard:
     """Directory with modules that it imports."""
 
 
-def check_variable(name: str | None) -> None:
+def check_variable(name: str | None, key: str = ENGINE) -> None:
     """Check that the setting names an environment variable.
+
+    Args:
+        key: Where the setting is in a config, for the error.
 
     Raises:
         UserError: it does not.
@@ -41,26 +47,29 @@ def check_variable(name: str | None) -> None:
         raise UserError(
             "api_key_variable must be the name of an environment variable in capitals, such as "
             "VLLM_API_KEY, got something else (a key itself would be saved with the config). "
-            "Export the key and set model.engine.init_args.api_key_variable to its name."
+            f"Export the key and set {key}.api_key_variable to its name."
         )
 
 
-def choose_key(variable: str | None, *, is_launched: bool) -> str | None:
+def choose_key(variable: str | None, *, is_launched: bool, key: str = ENGINE) -> str | None:
     """Return the key in the environment variable, or a random one for servers to launch.
+
+    Args:
+        key: Where the setting is in a config, for the error.
 
     Raises:
         UserError: the variable is not set, or holds something that is no key.
     """
     if variable is None:
         return secrets.token_hex(32) if is_launched else None
-    key = os.environ.get(variable, "")
-    if not (key and key.isascii() and key.isprintable() and " " not in key):
+    value = os.environ.get(variable, "")
+    if not (value and value.isascii() and value.isprintable() and " " not in value):
         raise UserError(
             f"the environment variable {variable} must hold the API key of the servers, got "
-            f"{'nothing' if not key else 'a value with characters that a key cannot have'}. Export "
-            "it, or set model.engine.init_args.api_key_variable to another name or to null."
+            f"{'nothing' if not value else 'a value with characters that a key cannot have'}. "
+            f"Export it, or set {key}.api_key_variable to another name or to null."
         )
-    return key
+    return value
 
 
 def write_private(path: Path, text: str) -> None:

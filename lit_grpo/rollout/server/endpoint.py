@@ -20,8 +20,8 @@ KEEPALIVE_SECONDS = 2.0
 MAX_SHOWN_CHARACTERS = 500
 STOPPED = "the server was stopped"
 KEY_NEEDED = (
-    "it requires an API key: export the key, and set model.engine.init_args.api_key_variable to "
-    "the name of its environment variable"
+    "it requires an API key: export the key, and set model.engine.init_args.api_key_variable, or "
+    "that of model.teacher, to the name of its environment variable"
 )
 
 

@@ -15,6 +15,7 @@ import torch
 
 from lit_grpo.concurrency import EventLoopThread, gather_or_cancel
 from lit_grpo.distributed import any_failure, gather_objects, get_rank
+from lit_grpo.policy.loading import max_positions
 from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.rollout.requests import Sample, group_requests, to_completion
 from lit_grpo.rollout.server.addresses import check_servers, check_shared_servers
@@ -242,7 +243,7 @@ class ServedEngine(RolloutEngine):
     def _expected_logprobs(self, policy: SampledPolicy) -> ExpectedLogprobs:
         lengths = [
             self.launch.max_model_len if self.launch else None,
-            getattr(policy.model.config, "max_position_embeddings", None),
+            max_positions(policy.model.config),
         ]
         return expected_logprobs(
             policy,

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from lit_grpo.rollout.engine import SampledPolicy
 from lit_grpo.rollout.server.api import Launch, ServedModel, ServerAPI
-from lit_grpo.rollout.server.api_key import Guard
+from lit_grpo.rollout.server.api_key import ENGINE, Guard
 from lit_grpo.rollout.server.process import ServerProcess
 from lit_grpo.rollout.weights.base_model import (
     adapted_layers,
@@ -141,8 +141,11 @@ def _start_process(
     return ServerProcess(command, env, log_path, secret=api_key)
 
 
-def check_url(url: str) -> None:
+def check_url(url: str, key: str = ENGINE) -> None:
     """Check that a url is an http address.
+
+    Args:
+        key: Where the setting is in a config, for the error.
 
     Raises:
         UserError: it is not one.
@@ -154,7 +157,7 @@ def check_url(url: str) -> None:
         is_valid = False
     if not is_valid:
         raise setting_error(
-            "model.engine.init_args.urls",
+            f"{key}.urls",
             "http addresses such as 'http://10.0.0.2:8000'",
             repr(url),
         )

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from packed_batches import batch_of
 from served_engines import assert_written_by, generate, hurry
 from sglang_server import free_port
-from tiny import perturbed, prompt, tiny_policy
+from tiny import perturbed, prompt, tiny_policy, unbatched_logprobs
 from vllm_environment import PYTHON, ROOT, launch_on_cpu, needs_vllm
 from vllm_runs import in_process_checks
 from vllm_servers import counter, processes_of
@@ -25,6 +26,7 @@ from lit_grpo.rollout import EngineFailed, HFEngine, Proof, Sampling, Supervisio
 from lit_grpo.rollout.server import guard as server_guard
 from lit_grpo.rollout.server.api import as_flags
 from lit_grpo.rollout.server.process import ServerProcess
+from lit_grpo.rollout.vllm.teacher import VLLMTeacher
 
 pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -450,3 +452,29 @@ def test_nothing_is_left_after_closing(fresh):
     assert shared
     assert not any(path.exists() for path in shared)
     assert [path.name for path in directory.iterdir()] == ["server_0.log"]
+
+
+@pytest.mark.parametrize("top_k", [None, 5, 20])
+def test_a_teacher_reads_completions_as_the_model_does(policy, fresh, monkeypatch, top_k):
+    text = [49, 43, 49, 61]
+    batch = batch_of(text, [[7, 8, 9], [1]], text * 30, [[2, 3], [4] * 90])
+    monkeypatch.setenv("TEACHER_KEY", headers(fresh)["Authorization"].removeprefix("Bearer "))
+    teacher = VLLMTeacher([url(fresh)], api_key_variable="TEACHER_KEY")
+    with closing(teacher):
+        teacher.load(policy, temperature=1.0, top_k=top_k)
+        assert teacher.max_positions == MAX_MODEL_LEN - 1
+        *ids, logprobs = teacher.read(batch)
+    for row, length in enumerate(batch.completion_mask.sum(1).tolist()):
+        if top_k is None:
+            expected, _ = unbatched_logprobs(policy.model, batch, row, 1.0)
+        else:
+            prompt_ids = text * 30 if row > 1 else text
+            completion = batch.completion_ids[row, :length].tolist()
+            with torch.no_grad():
+                logits = policy.model(torch.tensor([prompt_ids + completion])).logits
+            every = logits[0, len(prompt_ids) - 1 : -1].log_softmax(-1)
+            expected = every.topk(top_k).values
+            own = every.gather(1, ids[0][row, :length].long())
+            torch.testing.assert_close(own, logprobs[row, :length], rtol=0, atol=1e-4)
+        torch.testing.assert_close(logprobs[row, :length], expected, rtol=0, atol=1e-4)
+        assert not logprobs[row, length:].any()
