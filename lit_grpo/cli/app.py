@@ -33,8 +33,7 @@ from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.trainer import logged_run, refuse_automatic, silence_chatter
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training.base import PolicyModule
-from lit_grpo.training.evaluation import AccuracyFailed
-from lit_grpo.types import UserError
+from lit_grpo.types import UserCodeFailed, UserError
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +129,7 @@ def report_error(error: Exception) -> int:
     error = constructor_error(error)
     if isinstance(error, EngineFailed):
         return print_error(str(error), ExitCode.ENGINE_FAILED)
-    if isinstance(error, AccuracyFailed):
+    if isinstance(error, UserCodeFailed):
         print(f"error: {error}", file=sys.stderr)  # its lines are the traceback of the user's code
         return ExitCode.CRASHED
     if line := full_disk(error):

@@ -192,6 +192,16 @@ class Objective:
         return self.has_entropy_bonus or is_in_loss or is_own or is_pulled
 
     @property
+    def advice_if_not_finite(self) -> str:
+        """What to look at first if a gradient is not finite: the user's functions."""
+        level = self.sampler_correction and self.sampler_correction.level
+        given = (self.surrogate, self.function, level)
+        own = " and ".join(describe(one) for one in given if callable(one))
+        return (
+            f"First check what {own} returned: only its first values are checked. " if own else ""
+        )
+
+    @property
     def _has_other_term(self) -> bool:
         """Whether a term besides the surrogate has a gradient."""
         return self.has_gradient_at_zero_advantage or self.sft.coef > 0

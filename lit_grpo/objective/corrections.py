@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_grpo.objective.custom import checked
+from lit_grpo.objective.custom import call
 from lit_grpo.objective.ratios import bounded, sequence_mean
 from lit_grpo.objective.terms import CovarianceTerm, SamplerCorrection, SamplerMask
 
@@ -65,8 +65,8 @@ def _log_weights(log_ratio: Tensor, mask: Tensor, correction: SamplerCorrection)
     if isinstance(correction.level, str):
         return LEVELS[correction.level](log_ratio, mask)
     shapes = [tuple(mask.shape), (len(mask), 1)]
-    made = correction.level(log_ratio, mask)
-    return checked(correction.level, made, shapes, "a logarithm per token or sequence")
+    what = "a logarithm per token or sequence"
+    return call(correction.level, [log_ratio, mask], shapes, what)
 
 
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_grpo.types import RewardTable, UserError, defined_at
+from lit_grpo.types import RewardTable, UserCodeFailed, UserError, defined_at, users_traceback
 
 Function = Callable[..., Any]
 """A function, or an object that can be called; in a config its path, or that of its class."""
@@ -27,19 +27,18 @@ def checked_advantages(function: Function, table: RewardTable) -> Tensor:
         UserError: they do not have the shape of the rewards, or are not finite.
     """
     shape = tuple(table.rewards.shape)
-    found = checked(function, function(table), [shape], "one advantage per completion")
-    return found.double()
+    return call(function, [table], [shape], "one advantage per completion").double()
 
 
-def checked(
+def call(
     function: Function,
-    result: object,
+    arguments: Sequence[object],
     shapes: Sequence[tuple[int, ...]],
     what: str,
     *,
     needs_gradient: bool = False,
 ) -> Tensor:
-    """Return what a user's function has returned, if it is as expected.
+    """Return what a user's function returns, if it is as expected.
 
     Args:
         shapes: The shapes that are allowed.
@@ -48,7 +47,12 @@ def checked(
 
     Raises:
         UserError: it is no tensor of such a shape, has no gradient, or a value is not finite.
+        UserCodeFailed: the function has raised an exception.
     """
+    try:
+        result = function(*arguments)
+    except Exception as error:
+        raise UserCodeFailed(f"{describe(function)} failed:\n{users_traceback(error)}") from error
     allowed = " or ".join(map(str, shapes))
     rule = f"{describe(function)} must return {what}, a tensor of shape {allowed}"
     if not isinstance(result, Tensor):

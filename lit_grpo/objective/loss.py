@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_grpo.objective.aggregations import AGGREGATIONS, by_entropy_token, by_good_token
 from lit_grpo.objective.config import Objective
 from lit_grpo.objective.corrections import keeps_surrogate, passes_sampler_mask, sampler_weights
-from lit_grpo.objective.custom import Function, checked
+from lit_grpo.objective.custom import Function, call
 from lit_grpo.objective.distillation import sampled_divergence, top_divergence
 from lit_grpo.objective.inputs import LossInputs, TokenCounts
 from lit_grpo.objective.kl import kl_in_loss
@@ -180,8 +180,8 @@ def _called(
     what: str,
 ) -> Tensor:
     """Return what a user's function makes of the inputs, checked; it must have a gradient."""
-    made, needed = function(inputs, objective), inputs.logprobs.requires_grad
-    return checked(function, made, shapes, what, needs_gradient=needed)
+    needed = inputs.logprobs.requires_grad
+    return call(function, [inputs, objective], shapes, what, needs_gradient=needed)
 
 
 def _covariance_penalty(inputs: LossInputs, objective: Objective) -> Tensor | float:

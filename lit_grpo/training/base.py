@@ -27,11 +27,11 @@ from lit_grpo.training.compatibility import (
     refuse_unsupported,
     warn_without_validation,
 )
-from lit_grpo.training.evaluation import AccuracyFailed, Evaluation
+from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import Prompt, StopReason, UserError, check_range, check_type
+from lit_grpo.types import Prompt, StopReason, UserCodeFailed, UserError, check_range, check_type
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class PolicyModule(L.LightningModule):
         failure: RuntimeError | None = None
         try:
             yield
-        except (EngineFailed, AccuracyFailed) as error:
+        except (EngineFailed, UserCodeFailed) as error:
             failure = error
         failure = next(filter(None, gather_objects(failure)), None)
         if failure is None:

@@ -23,14 +23,11 @@ from lit_grpo.types import (
     Prompt,
     RolloutBatch,
     StageProgress,
+    UserCodeFailed,
     UserError,
     check_range,
     setting_error,
 )
-
-
-class AccuracyFailed(RuntimeError):
-    """The reward that measures accuracy has a bug; the message has its traceback."""
 
 
 @dataclass(kw_only=True)
@@ -111,7 +108,7 @@ class Evaluation:
 
         Raises:
             EngineFailed: the engine cannot sample them.
-            AccuracyFailed: the accuracy has a bug.
+            UserCodeFailed: the accuracy has a bug.
         """
         greedy = self._sample_and_score(
             engine, prompts, 1, replace(sampling, temperature=0.0), seed
@@ -148,7 +145,7 @@ class Evaluation:
     def _refuse_bug(self, status: ScoreStatus) -> None:
         """Raise an error if the accuracy, which has never worked, fails by a bug on every row."""
         for name in status.only_bugs:
-            raise AccuracyFailed(
+            raise UserCodeFailed(
                 f"the accuracy {name!r} has a bug. {status.bugs[name]}\nSet "
                 "model.evaluation.accuracy, or mend it."
             )

@@ -218,8 +218,8 @@ class PolicyUpdate:
         if not norm.isfinite():
             raise FloatingPointError(
                 f"the gradient of optimizer step {self.module.global_step + 1} is not finite (norm "
-                f"{norm}); the step was not applied. Resume from the last checkpoint with a lower "
-                "learning rate or in a higher precision."
+                f"{norm}); the step was not applied. {self.objective.advice_if_not_finite}Resume "
+                "from the last checkpoint with a lower learning rate or in a higher precision."
             )
         return norm
 

@@ -6,7 +6,7 @@ A mask is True where a token counts.
 """
 
 from lit_grpo.types.events import RunningStage, Stage, StageProgress, StopReason
-from lit_grpo.types.functions import defined_at
+from lit_grpo.types.functions import UserCodeFailed, defined_at, users_traceback
 from lit_grpo.types.rollouts import (
     Completion,
     FinishReason,
@@ -42,6 +42,7 @@ __all__ = [
     "TokenBatch",
     "Tokenizer",
     "TrainBatch",
+    "UserCodeFailed",
     "UserError",
     "check_range",
     "check_type",
@@ -49,4 +50,5 @@ __all__ = [
     "defined_at",
     "setting_error",
     "starts_with_bos",
+    "users_traceback",
 ]

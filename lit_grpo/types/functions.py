@@ -1,12 +1,21 @@
-"""Find where a user's function stands, for messages that name it."""
+"""Describe functions of the user's, and the errors that they raise."""
 
 from __future__ import annotations
 
 import inspect
+import os
+import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import CodeType
 from typing import Any
+
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
+
+
+class UserCodeFailed(RuntimeError):
+    """A function of the user's has failed by a bug; the message has its traceback."""
 
 
 def defined_at(function: Callable[..., Any]) -> tuple[Any, CodeType | None]:
@@ -16,3 +25,12 @@ def defined_at(function: Callable[..., Any]) -> tuple[Any, CodeType | None]:
     function = inspect.unwrap(function)
     named = function if hasattr(function, "__qualname__") else type(function).__call__
     return named, getattr(named, "__code__", None)
+
+
+def users_traceback(error: BaseException) -> str:
+    """Return the traceback as text, from the user's first line on if it has one."""
+    report = traceback.TracebackException.from_exception(error)
+    is_users = [not frame.filename.startswith(PACKAGE) for frame in report.stack]
+    first = is_users.index(True) if any(is_users) else 0
+    report.stack = traceback.StackSummary.from_list(report.stack[first:])
+    return "".join(report.format()).strip()

@@ -37,3 +37,12 @@ def test_the_guides_surrogate_and_advantage_train_and_are_logged_and_checked(tmp
     shown = result.stdout + result.stderr
     assert "Traceback" not in shown
     assert re.search(r"my_objective\.soft_clip .*my_objective\.py:5\)", shown), shown
+
+    broken = re.sub(r"return -(bounded.*)", r"return -inputs.typo", python)
+    (tmp_path / "my_objective.py").write_text(broken)
+    result = run_program([*program[:-1], "third"], tmp_path, exit_code=1)
+    assert "error: my_objective.soft_clip " in result.stderr
+    shown = result.stderr[result.stderr.index("error: ") :]
+    assert re.search(r"recent call last\):\n  File .*my_objective\.py", shown), shown
+    assert shown.endswith("AttributeError: 'LossInputs' object has no attribute 'typo'\n")
+    assert "lightning" not in shown

@@ -21,7 +21,7 @@ from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.objective.aggregations import by_token
 from lit_grpo.objective.corrections import LEVELS
 from lit_grpo.objective.surrogates import clip, gmpo
-from lit_grpo.types import UserError
+from lit_grpo.types import UserCodeFailed, UserError
 
 
 @pytest.fixture
@@ -132,6 +132,21 @@ def test_a_wrong_result_is_named_with_the_function_its_file_and_what_was_expecte
     rule = rf"\S*{name} must return {what}, "
     assert re.match(rule + r"a tensor of shape \(5, 6\) or \(5, 1\), ", message), message
     assert problem in message
+
+
+def test_an_exception_is_reported_from_the_users_line_on(case):
+    def own(inputs, objective):
+        return inputs.no_such_field
+
+    with pytest.raises(UserCodeFailed) as failure:
+        gradient(case, surrogate=own)
+    first, second, *lines = str(failure.value).splitlines()
+    assert first.startswith(f"{__name__}.test_an_exception")
+    assert first.endswith(" failed:")
+    assert f"({__file__}:{own.__code__.co_firstlineno})" in first
+    assert second == "Traceback (most recent call last):"
+    assert lines[0].startswith(f'  File "{__file__}", line {own.__code__.co_firstlineno + 1}')
+    assert lines[-1] == "AttributeError: 'LossInputs' object has no attribute 'no_such_field'"
 
 
 def test_a_loss_that_is_no_scalar_and_advantages_of_another_shape_are_refused(case):

@@ -150,6 +150,18 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_policy():
     torch.testing.assert_close(weights(module), start_weights(), rtol=0, atol=0)
 
 
+def test_a_gradient_that_is_not_finite_names_the_functions_of_the_user():
+    calls = []
+
+    def fails_later(inputs, objective):
+        calls.append(0)
+        return inputs.log_ratio * (float("nan") if len(calls) > 1 else 1.0)
+
+    module = make_module(objective=Objective(surrogate=fails_later))
+    with pytest.raises(FloatingPointError, match="First check what .*fails_later .* returned"):
+        fit(module, max_steps=2)
+
+
 def test_only_the_tokens_of_highest_entropy_have_a_gradient():
     module = make_module(objective=Objective(top_entropy_fraction=0.25))
     (output,) = fit(module)

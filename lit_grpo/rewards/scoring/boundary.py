@@ -6,19 +6,16 @@ A failure that looks like a mistake in the reward's code is marked as a bug: no 
 
 from __future__ import annotations
 
-import os
 import reprlib
-import traceback
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 
-from lit_grpo.types import Outcome, Score, defined_at
+from lit_grpo.types import Outcome, Score, defined_at, users_traceback
 
 MAX_DETAIL_CHARACTERS = 500
 MAX_BUG_CHARACTERS = 4000
-PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 PROGRAMMING_ERRORS = (
     LookupError, TypeError, AttributeError, NameError, ArithmeticError, ImportError, SyntaxError
@@ -87,7 +84,7 @@ def failed_scores(error: BaseException, count: int, seconds: float) -> tuple[Sco
     """Convert what the reward raised to ``count`` scores without a value."""
     outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    bug = _traceback(error) if isinstance(error, PROGRAMMING_ERRORS) else ""
+    bug = users_traceback(error) if isinstance(error, PROGRAMMING_ERRORS) else ""
     return _no_scores(text, count, seconds, outcome, bug=bug)
 
 
@@ -102,15 +99,6 @@ def _no_scores(
         bug=bug[-MAX_BUG_CHARACTERS:],
     )
     return (score,) * count
-
-
-def _traceback(error: BaseException) -> str:
-    """Return the traceback as text, from the user's first line on if it has one."""
-    report = traceback.TracebackException.from_exception(error)
-    is_users = [not frame.filename.startswith(PACKAGE) for frame in report.stack]
-    first = is_users.index(True) if any(is_users) else 0
-    report.stack = traceback.StackSummary.from_list(report.stack[first:])
-    return "".join(report.format()).strip()
 
 
 def _as_float(value: object) -> float:

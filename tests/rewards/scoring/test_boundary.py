@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_grpo.rewards.scoring.boundary import PACKAGE, as_score, as_scores, failed_scores
+from lit_grpo.rewards.scoring.boundary import as_score, as_scores, failed_scores
 from lit_grpo.types import Outcome, Score
+from lit_grpo.types.functions import PACKAGE
 
 
 def scorer(completions):
