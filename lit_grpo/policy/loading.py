@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from lit_grpo.types import UserError
 
 log = logging.getLogger(__name__)
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
+"""Files of which a directory with a tokenizer has at least one."""
+
 
 def load_tokenizer(
     source: str, *, trust_remote_code: bool, key: str = "model.policy.path"
@@ -34,6 +37,7 @@ def load_tokenizer(
     Args:
         key: The setting that names the source, for errors.
     """
+    _check_files("tokenizer", source, TOKENIZER_FILES, key)
     with _explained_errors("tokenizer", source, key):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust_remote_code
@@ -61,6 +65,7 @@ def load_model(
     options = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if is_adapter(path):
         return _load_merged(path, dtype=dtype, key=key, **options)
+    _check_files("model", path, ("config.json",), key)
     with _explained_errors("model", path, key):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -122,6 +127,25 @@ def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
         if name.endswith(("dropout", "pdrop", "dropout_prob")) and isinstance(value, float):
             setattr(config, name, 0.0)
     return config
+
+
+def _check_files(what: str, source: str, patterns: Sequence[str], key: str) -> None:
+    """Check that a local directory has one of the files.
+
+    Raises:
+        UserError: it has none of them.
+    """
+    directory = Path(source)
+    if not directory.is_dir() or any(any(directory.glob(pattern)) for pattern in patterns):
+        return
+    found = ", ".join(sorted(path.name for path in directory.iterdir())[:10]) or "nothing"
+    final = directory / "final"
+    meant = f" to {final}," if final.is_dir() else ""
+    raise UserError(
+        f"no {what} could be loaded from {source!r}: the directory must have a {what}'s files, "
+        f"such as {patterns[0]}, got one with {found}. Set {key}{meant} to a directory that "
+        "save_pretrained wrote or to a hub id."
+    )
 
 
 @contextmanager

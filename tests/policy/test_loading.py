@@ -31,7 +31,19 @@ def test_dtype_and_attention_implementation_are_those_of_the_model():
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="Set model.policy.path"):
+    policy = Policy(path=str(tmp_path))
+    expected = r"a tokenizer's files, such as tokenizer\.json, got one with nothing"
+    with pytest.raises(ValueError, match=expected):
+        policy.tokenizer  # noqa: B018 - the property loads
+    tiny_policy().tokenizer.save_pretrained(tmp_path)
+    expected = r"a model's files.* got one with .*tokenizer\.json.*Set model\.policy\.path"
+    with pytest.raises(ValueError, match=expected):
+        policy.load(with_reference=False)
+
+
+def test_of_the_directory_of_a_run_its_model_is_suggested(tmp_path):
+    (tmp_path / "final").mkdir()
+    with pytest.raises(ValueError, match=f"Set model.policy.path to {tmp_path}/final"):
         Policy(path=str(tmp_path)).load(with_reference=False)
 
 

@@ -134,9 +134,10 @@ class AsyncRunner:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS / 3)
         closing = [asyncio.wait_for(hook(), CLOSE_SECONDS / 2) for hook in hooks]
-        for error in await asyncio.gather(*closing, return_exceptions=True):
+        errors = await asyncio.gather(*closing, return_exceptions=True)
+        for hook, error in zip(hooks, errors, strict=True):
             if isinstance(error, BaseException):
-                _log.warning("a reward did not close cleanly: %r", error)
+                _log.warning("%s failed: %r", hook.__qualname__, error)
 
 
 async def _score_async(call: Call) -> None:
@@ -284,5 +285,5 @@ class Runners:
                 try:
                     hook()
                 except Exception:
-                    _log.warning("a reward did not close cleanly", exc_info=True)
+                    _log.warning("%s failed", hook.__qualname__, exc_info=True)
         self._loop.close([hook for hook in hooks if inspect.iscoroutinefunction(hook)])

@@ -437,6 +437,29 @@ def test_rewards_are_started_checked_and_closed_once_per_start(kind):
     assert log == ["start", "check 2", "close"] * 2
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_reward_that_fails_to_close_is_named(is_async, caplog):
+    class Leaky(Reward):
+        def score(self, prompt, completion):
+            return 1.0
+
+        def close(self):
+            raise OSError("already gone")
+
+    class LeakyAsync(Reward):
+        async def score(self, prompt, completion):
+            return 1.0
+
+        async def close(self):
+            raise OSError("already gone")
+
+    kind = LeakyAsync if is_async else Leaky
+    with RewardSuite([kind()]) as suite:
+        suite.score([prompt()], texts("x"))
+    assert f"{kind.__name__}.close failed" in caplog.text
+    assert "already gone" in caplog.text
+
+
 def test_if_a_reward_cannot_start_the_others_are_closed():
     log = []
 
