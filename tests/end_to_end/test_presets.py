@@ -52,8 +52,6 @@ def test_a_preset_trains_the_built_in_task_for_20_steps(name, policy, teacher, t
     settings = SETTINGS | {"model.policy.path": policy}
     if name == "on_policy_distillation":
         settings |= {"model.teacher.path": teacher}
-    if name == "on_policy_distillation":
-        settings["model.teacher.path"] = policy
     words += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     with workplace(tmp_path):
         assert main(words) == 0
