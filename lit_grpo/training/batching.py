@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
+import lightning as L
 import torch
 from torch import Tensor
 
+from lit_grpo.distributed import sum_over_ranks
+from lit_grpo.objective import Objective, TokenCounts
 from lit_grpo.objective.token_advantages import TokenRewards
 from lit_grpo.policy.padding import pad
 from lit_grpo.types import RolloutBatch, TokenBatch, TrainBatch, check_range
@@ -147,6 +150,39 @@ def to_train_batch(
         old_logprobs=old_logprobs,
         is_good=is_good,
     )
+
+
+def count_tokens(module: L.LightningModule, batch: TrainBatch, max_tokens: int) -> TokenCounts:
+    """Count the tokens of the batch over all ranks; every rank must call this.
+
+    Args:
+        max_tokens: Longest completion that sampling allows.
+    """
+    mask = batch.loss_mask
+    is_good = torch.tensor(False) if batch.is_good is None else batch.is_good[:, None]
+    local = [mask.sum(), mask.any(1).sum(), batch.surrogate_mask.sum(), (mask & is_good).sum()]
+    tokens, sequences, entropy_tokens, good_tokens = map(int, sum_over_ranks(module, local))
+    return TokenCounts(
+        tokens=tokens,
+        sequences=sequences,
+        max_tokens=max_tokens,
+        local_tokens=int(local[0]),
+        num_ranks=module.trainer.world_size,
+        entropy_tokens=entropy_tokens,
+        good_tokens=good_tokens,
+    )
+
+
+def rows_with_gradient(batch: TrainBatch, objective: Objective) -> Tensor:
+    """Return the rows that can have a gradient.
+
+    Without a KL or entropy term, a row with advantage 0 has no gradient, so it is skipped.
+    """
+    trained = batch.loss_mask.any(1)
+    if not objective.has_gradient_at_zero_advantage:
+        has_gradient = batch.advantages_by_token.any(1)
+        trained &= has_gradient if batch.is_good is None else has_gradient | batch.is_good
+    return trained.nonzero()[:, 0]
 
 
 def minibatches(batch: TrainBatch, num_minibatches: int) -> Iterator[TrainBatch]:

@@ -11,19 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import torch
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor
 from torch.optim import AdamW
 
 from lit_grpo.data import PromptLoader
 from lit_grpo.diagnostics import StepLog
-from lit_grpo.distributed import gather_objects, gather_rewards
 from lit_grpo.objective import AdvantageConfig, Objective
-from lit_grpo.objective.advantages import compute_advantages
-from lit_grpo.objective.kl import kl_in_reward
-from lit_grpo.objective.token_advantages import token_advantages
 from lit_grpo.policy import LocalTeacher, Policy
 from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.policy.loading import max_positions
@@ -32,13 +26,7 @@ from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
 from lit_grpo.stopping import stop_run
 from lit_grpo.training.base import PolicyModule, Schedule
-from lit_grpo.training.batching import (
-    UpdateConfig,
-    collate_rollouts,
-    collate_token_rewards,
-    to_train_batch,
-    trained_rows,
-)
+from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.collector import Collector
 from lit_grpo.training.compatibility import (
     check_overlap,
@@ -48,8 +36,9 @@ from lit_grpo.training.compatibility import (
     refuse_contradictions,
 )
 from lit_grpo.training.evaluation import Evaluation
-from lit_grpo.training.metrics import Metrics, add_advantage_metrics
+from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.prefetch import StepContext
+from lit_grpo.training.preparation import BatchBuilder
 from lit_grpo.training.score_gate import OutagePolicy, StepAbandoned
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.training.unused_settings import settings_without_effect
@@ -58,7 +47,6 @@ from lit_grpo.types import (
     Prompt,
     RolloutBatch,
     StopReason,
-    TokenBatch,
     TrainBatch,
     check_type,
 )
@@ -154,9 +142,18 @@ class GRPOModule(PolicyModule):
             optimizer_steps=update.optimizer_steps,
             max_refill_rounds=dynamic_sampling_rounds,
         )
-        self.policy_update = PolicyUpdate(
-            self, self.events, policy, sampling, objective, update, self.teacher
+        self.batch_builder = BatchBuilder(
+            self,
+            self.events,
+            policy,
+            sampling=sampling,
+            objective=objective,
+            advantage=advantage,
+            reward_weights=self.rewards.weights,
+            config=update,
+            teacher=self.teacher,
         )
+        self.policy_update = PolicyUpdate(self, self.events, policy, sampling, objective, update)
         self.rollout_step = 0
         self._step_log = StepLog()
 
@@ -246,37 +243,20 @@ class GRPOModule(PolicyModule):
         Raises:
             StepAbandoned: the teacher of any rank cannot read the completions.
         """
-        pad_id = self.tokenizer.pad_token_id
-        tokens = collate_rollouts(rollouts, pad_id=pad_id)
-        trained = trained_rows(rollouts, overlong_filtering=self.objective.overlong_filtering)
-        old_logprobs = is_good = None
-        if self.objective.sft.coef > 0:  # NaN, the reward of an invalid row, is never enough
-            is_good = trained & (rollouts.rewards.flatten() >= self.objective.sft.min_reward)
-        penalty = None
-        if self.objective.kl.is_in_reward:
-            penalty, old_logprobs = self._kl_penalty(rollouts, tokens, metrics)
-        advantages = self._advantages(rollouts, tokens, penalty)
-        by_token = tokens.completion_mask & trained[:, None]
-        add_advantage_metrics(metrics, advantages, trained if advantages.ndim == 1 else by_token)
-        batch = to_train_batch(
-            tokens,
+        batch = self.batch_builder.build(
             rollouts,
-            trained=trained,
-            advantages=advantages,
-            old_logprobs=old_logprobs,
-            is_good=is_good,
+            kl_coef=self.policy_update.kl_control.coef,
+            seed=self.seeds.derive(SeedPurpose.COVARIANCE, self.rollout_step),
+            metrics=metrics,
         )
-        with self.events.stage("logprob", progress=self.policy_update.progress):
-            seed = self.seeds.derive(SeedPurpose.COVARIANCE, self.rollout_step)
-            prepared = self.policy_update.prepare(batch, seed)
-        if prepared is None:
+        if batch is None:
             rank_zero_only(log.warning)(
                 "rollout step %d has no token to train on, so no optimizer step is taken: every "
                 "row is invalid, filtered or the only valid one of its group. See "
                 "reward/valid_fraction and the outcomes in completions/.",
                 self.rollout_step,
             )
-        return prepared
+        return batch
 
     def update_policy(self, batch: TrainBatch, metrics: Metrics) -> None:
         """Take the optimizer steps; nothing else changes parameters."""
@@ -305,41 +285,6 @@ class GRPOModule(PolicyModule):
         stop_run(self.trainer, reason)
         self._step_log.log(self, {})
         self.loader.rewind()
-
-    def _advantages(
-        self, rollouts: RolloutBatch, tokens: TokenBatch, penalty: Tensor | None
-    ) -> Tensor:
-        """Return [N] or [N, C] advantages of this rank's rows; batch statistics are over all ranks.
-
-        Args:
-            penalty: [N, C] what the KL divergence takes from the reward at each token.
-        """
-        weights = self.rewards.weights
-        if self.advantage.discount is not None:
-            rewards = collate_token_rewards(rollouts, weights, tokens)
-            if penalty is not None:
-                rewards = replace(rewards, values=rewards.values - penalty)
-            return token_advantages(
-                rewards, self.advantage, lambda own: torch.cat(gather_objects(own))
-            )
-        if penalty is not None:
-            penalised = rollouts.rewards - penalty.sum(1).view_as(rollouts.rewards)
-            rollouts = replace(rollouts, rewards=penalised)
-        table = gather_rewards(self, rollouts.reward_table(weights))
-        advantages = compute_advantages(table, self.advantage)
-        return advantages.tensor_split(self.trainer.world_size)[self.global_rank].flatten()
-
-    def _kl_penalty(
-        self, rollouts: RolloutBatch, tokens: TokenBatch, metrics: Metrics
-    ) -> tuple[Tensor, Tensor]:
-        """Return [N, C] what the KL divergence takes from the reward, and the old logprobs."""
-        mask = tokens.completion_mask & rollouts.valid.flatten()[:, None]
-        rows = mask.any(1).nonzero()[:, 0]  # overlong rows as well: they count in the group mean
-        with self.events.stage("logprob", progress=self.policy_update.progress):
-            old, reference = self.policy_update.old_and_ref_logprobs(tokens, rows)
-        divergence = kl_in_reward(old, reference, mask, self.objective.kl)
-        metrics.add("policy/kl", divergence.sum(), mask.sum())
-        return self.policy_update.kl_control.coef * divergence.double(), old
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
