@@ -169,13 +169,16 @@ def _to_messages(
 
 
 def _check_message(turn: Any, row: Row) -> Message:
+    """Return a message; one that only calls tools, whose content is null, gets an empty content."""
+    if isinstance(turn, Mapping) and turn.get("content") is None and turn.get("tool_calls"):
+        turn = {**turn, "content": ""}
     is_message = isinstance(turn, Mapping) and all(
         isinstance(turn.get(key), str) for key in ("role", "content")
     )
     if not is_message:
         raise UserError(
-            f"{row.origin}: a message must have a role and a content that are text, got {turn!r}. "
-            "Repair or remove the row."
+            f"{row.origin}: a message must have a role and a content that are text, got {turn!r} "
+            "(the content may be null beside tool_calls). Repair or remove the row."
         )
     message: Message = turn
     return message

@@ -1,12 +1,26 @@
-"""Find the token with which a tokenizer's chat template ends the assistant's turn."""
+"""Find the tokens that end what a model writes: its own, and that of the assistant's turn."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jinja2
 
 from lit_grpo.types import Tokenizer
 
 PROBE = "lit-grpo-probe"
+
+
+def end_tokens(model: Any, tokenizer: Tokenizer) -> list[int]:
+    """Return the model's end-of-sequence tokens and the chat template's end-of-turn token, sorted.
+
+    Args:
+        model: Has the ``generation_config`` of `transformers`, or None there.
+    """
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids = {tokenizer.eos_token_id, end_of_turn(tokenizer)}
+    ids.update(configured if isinstance(configured, list) else [configured])
+    return sorted(token for token in ids if token is not None)
 
 
 def end_of_turn(tokenizer: Tokenizer) -> int | None:

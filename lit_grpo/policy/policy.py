@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from lit_grpo.policy.body_and_head import BodyAndHead, check_body_and_head, supports_packing
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
+from lit_grpo.policy.chat_template import end_tokens
 from lit_grpo.policy.loading import build_model, load_model, load_tokenizer
 from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
 from lit_grpo.policy.packed_attention import same_attention
@@ -191,12 +193,20 @@ class Policy(nn.Module):
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write a directory that ``AutoModelForCausalLM`` loads; the policy itself is unchanged."""
+        """Write a directory that ``AutoModelForCausalLM`` loads; the policy itself is unchanged.
+
+        A server that loads it ends completions at the tokens at which training ended them.
+        """
         model = self.model
         if self.lora is not None and self.merge_lora:
             model = copy.deepcopy(model).merge_and_unload()
         model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
+        ends = end_tokens(model, self.tokenizer)
+        if len(ends) > 1 and (Path(directory) / GENERATION_CONFIG_NAME).exists():
+            saved = GenerationConfig.from_pretrained(directory)
+            saved.eos_token_id = ends
+            saved.save_pretrained(directory)
 
 
 def _frozen_copy(parameters: list[nn.Parameter]) -> nn.Module:

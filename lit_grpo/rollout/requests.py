@@ -11,7 +11,7 @@ from math import isfinite
 
 import numpy as np
 
-from lit_grpo.policy.chat_template import end_of_turn
+from lit_grpo.policy.chat_template import end_tokens
 from lit_grpo.rollout.engine import SampledPolicy, Sampling
 from lit_grpo.rollout.weights.store import WeightUpdate
 from lit_grpo.types import Completion, FinishReason, Prompt, Tokenizer
@@ -103,16 +103,8 @@ def single_token_request(
 
 
 def stop_token_ids(policy: SampledPolicy, sampling: Sampling) -> list[int]:
-    """Return the tokens that end a completion, sorted.
-
-    They are the model's end-of-sequence tokens, the end-of-turn token of the chat template and the
-    user's stop tokens.
-    """
-    tokenizer = policy.tokenizer
-    configured = getattr(policy.model.generation_config, "eos_token_id", None)
-    ids = {tokenizer.eos_token_id, end_of_turn(tokenizer), *sampling.stop_token_ids}
-    ids.update(configured if isinstance(configured, list) else [configured])
-    return sorted(token for token in ids if token is not None)
+    """Return the tokens that end a completion, sorted: the model's own and the user's."""
+    return sorted({*end_tokens(policy.model, policy.tokenizer), *sampling.stop_token_ids})
 
 
 def completion_text(tokenizer: Tokenizer, token_ids: Sequence[int], sampling: Sampling) -> str:

@@ -100,6 +100,18 @@ def test_a_system_prompt_without_a_conversation_or_beside_another_is_refused():
         build(row(prompt=messages, answer="2"), system_prompt="Be brief.")
 
 
+def test_a_message_that_only_calls_tools_may_have_no_content():
+    calls = [{"function": {"name": "add", "arguments": "{}"}}]
+    messages = [
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "4"},
+    ]
+    (prompt,) = build(row(prompt=messages, answer="4"))
+    assert prompt.messages[1] == {"role": "assistant", "content": "", "tool_calls": calls}
+    assert "None" not in prompt.text
+
+
 @pytest.mark.parametrize("turn", ["2+2?", {"role": "user"}, {"role": "user", "content": [1]}])
 def test_a_message_without_role_or_text_is_refused(turn):
     with pytest.raises(ValueError, match=r"row 4: a message must have a role and a content"):

@@ -1,7 +1,9 @@
 import pytest
 from chat_models import IM_END, qwen_policy
 from tiny import prompt, tiny_policy
+from transformers import AutoModelForCausalLM
 
+from lit_grpo.policy import Policy
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rollout import Sampling
 from lit_grpo.rollout.requests import (
@@ -61,6 +63,18 @@ def test_a_sample_that_the_engine_cut_before_max_tokens_is_failed():
 def test_a_sample_that_lacks_something_is_not_complete(settings):
     assert sample().is_complete
     assert not sample(**settings).is_complete
+
+
+def test_a_saved_base_model_ends_a_turn_in_other_programs_too(tmp_path):
+    policy = qwen_policy(tmp_path)
+    policy.load(with_reference=False)
+    policy.save_pretrained(tmp_path / "final")
+    expected = policy.tokenizer.convert_tokens_to_ids(["<eos>", IM_END])
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    assert loaded.generation_config.eos_token_id == expected
+    again = Policy(str(tmp_path / "final"))
+    again.load(with_reference=False)
+    assert stop_token_ids(again, Sampling()) == expected
 
 
 def test_stop_tokens_are_the_models_and_the_users():
