@@ -217,7 +217,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", nested),
     (r"class_path '(?P<path>[^']+)':\s*(?P<reason>[^\n]+)", bad_import),
     (r"Not a valid subclass of (?P<base>\w+)\. Got value: (?P<value>\{[^\n]*)\n", no_keys),
-    (r"Expected a dot import path string: (?P<value>\w+)", unknown_class),
+    (r"Expected a dot import path string: (?P<value>[^\n]+?)\s*(\n|$)", unknown_class),
     (
         r"subtypes.*a callable class: (?P<reason>[^\n]+).*value: (?P<value>\S+)$",
         no_function,

@@ -5,6 +5,7 @@ Shows the signal of the rewards and projects the time and cost of a rollout step
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.prefetch import score_while_sampling
+from lit_grpo.training.score_gate import find_bug
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import Measurements, Prompt, RolloutBatch, Score
 
@@ -83,6 +85,9 @@ def try_rewards(
     write_table(completions_table(0, trial.rollouts), path)
     console.print(f"Completions: {path}", soft_wrap=True)
     if failures := failed_everywhere(trial.rollouts):
+        for failure in failures:
+            if bug := find_bug(trial.rollouts, failure.reward):
+                print(bug, file=sys.stderr)
         reasons = " ".join(map(str, failures))
         return print_error(f"a reward failed on every completion: {reasons}", REWARD_FAILED)
     return ExitCode.DONE

@@ -74,7 +74,8 @@ class Policy(nn.Module):
             raise UserError(
                 "a policy needs either a path (weights to start from) or an architecture (random "
                 f"weights), got path={path!r} and architecture={architecture!r}. "
-                "Set model.policy.path or model.policy.architecture."
+                "Set one of model.policy.path and model.policy.architecture, and the other, if a "
+                "config sets it, to null."
             )
         if not merge_lora and (lora is None or path is None or is_adapter(path)):
             raise UserError(

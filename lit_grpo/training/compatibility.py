@@ -180,15 +180,17 @@ def warn_without_validation(trainer: L.Trainer, num_steps: int) -> None:
     if every_n_epochs is not None:
         first = (every_n_epochs - 1) * per_epoch + min(interval, per_epoch)
     if num_steps < first:
+        counts_steps = (
+            "" if every_n_epochs is None else ("trainer.check_val_every_n_epoch to null and ")
+        )
         log.warning(
             "no validation will run during training: it ends after step %d (trainer.max_steps: "
             "%d), and the first validation would come after step %.0f "
             "(trainer.check_val_every_n_epoch: %s, trainer.val_check_interval: %s). Set "
-            "trainer.check_val_every_n_epoch to null and trainer.val_check_interval, which then "
-            "counts steps, to at most %d.",
+            "%strainer.val_check_interval, which then counts steps, to at most %d.",
             *(num_steps, trainer.max_steps, first),
             "null" if every_n_epochs is None else every_n_epochs,
-            *(trainer.val_check_interval, num_steps),
+            *(trainer.val_check_interval, counts_steps, num_steps),
         )
 
 

@@ -257,12 +257,12 @@ def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
         num_not_sampled=len(rows) - len(rollouts.sampled),
         failure=find_failure(rollouts, rewards, _is_missing),
         fatal=f"the judge's budget is spent: {over_budget[0].detail}." if over_budget else "",
-        bugs={name: bug for name in rewards if (bug := _find_bug(rollouts, name))},
+        bugs={name: bug for name in rewards if (bug := find_bug(rollouts, name))},
         not_bugs=frozenset(name for name in rewards if _has_other_result(rollouts, name)),
     )
 
 
-def _find_bug(rollouts: RolloutBatch, reward: str) -> str:
+def find_bug(rollouts: RolloutBatch, reward: str) -> str:
     """Describe a bug of a reward with a row that shows it; empty if there is none."""
     for group in rollouts.groups:
         for score in group.scores[reward]:

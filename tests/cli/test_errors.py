@@ -61,6 +61,8 @@ ARGUMENTS = {
         "model.teacher: VLLMTeacher.url: no such key. Did you mean urls?"
     ),
     "--model.teacher.urls=http://a": "model.teacher: VLLMTeacher.urls: expected list[str], got http://a",
+    "--model.optimizer.lr=1e-3x": "AdamW.lr: expected float or Tensor, got 1e-3x.",
+    "--model.policy.path=x": "Set one of model.policy.path and model.policy.architecture",
     "--model.objective.surrogate=clp": (
         "model.objective.surrogate: expected clip, cispo, sapo, gmpo, vespo, dppo, none or the "
         "path of a function, such as my_file.my_function, got clp. Did you mean clip?"

@@ -37,6 +37,10 @@ class Broken(Reward):
     def score(self, prompt, completion):
         raise RuntimeError("the sandbox is gone")
 
+class Buggy(Reward):
+    def score(self, prompt, completion):
+        return prompt.columns["keywords"] in completion.text
+
 class Abstaining(Reward):
     def score(self, prompt, completion):
         return None
@@ -155,6 +159,16 @@ def test_a_reward_that_fails_on_every_completion_is_one_line_and_exit_code_1(cap
     assert shown.out.splitlines()[-1] == "Completions: runs/base/rewards.parquet"
     assert cells(shown.out, "broken")[3:5] == ["error", "100%"]
     assert "sandbox" not in shown.out
+
+
+def test_a_bug_on_every_completion_is_shown_with_its_row_and_the_users_line(capsys):
+    assert trial("--n=2", reward="trial_rewards.Buggy") == 1
+    *lines, last = capsys.readouterr().err.splitlines()
+    shown = "\n".join(lines)
+    assert "with the columns prompt, answer, left, right" in shown
+    assert "trial_rewards.py" in shown
+    assert "KeyError: 'keywords'" in shown
+    assert last.startswith("error: a reward failed on every completion")
 
 
 @pytest.mark.parametrize(
