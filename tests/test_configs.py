@@ -85,6 +85,7 @@ def test_rewards_can_be_merged_into_every_experiment(name):
         assert [reward.name for reward in command.model.rewards.rewards] == [name.split(".")[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_engines_can_be_merged_into_every_experiment_and_change_nothing_else(name):
     for experiment in GRPO_EXPERIMENTS:

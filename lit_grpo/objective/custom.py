@@ -6,9 +6,11 @@ that is wrong ends the run with what was expected of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lit_grpo.types import RewardTable, UserCodeFailed, UserError, defined_at, users_traceback
@@ -75,6 +77,31 @@ def call(
             )
         _known_to_be_finite.append(function)
     return result
+
+
+def checked_metrics(metrics: Mapping[str, Tensor | float], mask: Tensor) -> dict[str, Tensor]:
+    """Return the metrics of the user's functions, each a [N, C], [N, 1] or [] tensor.
+
+    Args:
+        mask: [N, C] True on the tokens in the loss.
+
+    Raises:
+        UserError: a metric has another type or shape.
+    """
+    found = {}
+    for name, value in metrics.items():
+        is_number = isinstance(value, Real)
+        made = torch.tensor(float(value)) if is_number else value
+        shapes = [tuple(mask.shape), (len(mask), 1), ()]
+        if not isinstance(made, Tensor) or tuple(made.shape) not in shapes:
+            got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+            raise UserError(
+                f"inputs.metrics[{name!r}] must be a number or a tensor of shape "
+                f"{shapes[0]} or {shapes[1]}, got {got} (its mean over the tokens is logged). Set "
+                "it to one value per token, one per sequence, or a number."
+            )
+        found[name] = made.detach().to(mask.device)
+    return found
 
 
 def describe(function: Function) -> str:

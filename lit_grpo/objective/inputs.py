@@ -55,6 +55,6 @@ class LossInputs:
     """The rest: token ids, and logprobs of sampler and reference."""
     counts: TokenCounts
     """Counts of the whole mini-batch, by which a share in its mean is divided."""
-    metrics: dict[str, Tensor] = field(default_factory=dict)
-    """[N, *] values to log: ``metrics["x"]`` becomes ``own/x``, the mean over the tokens in the
-    loss."""
+    metrics: dict[str, Tensor | float] = field(default_factory=dict)
+    """[N, *] values to log, or one number: ``metrics["x"]`` becomes ``own/x``, the mean over the
+    tokens in the loss."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_grpo.objective.aggregations import AGGREGATIONS, by_entropy_token, by_good_token
 from lit_grpo.objective.config import Objective
 from lit_grpo.objective.corrections import keeps_surrogate, passes_sampler_mask, sampler_weights
-from lit_grpo.objective.custom import Function, call
+from lit_grpo.objective.custom import Function, call, checked_metrics
 from lit_grpo.objective.distillation import sampled_divergence, top_divergence
 from lit_grpo.objective.inputs import LossInputs, TokenCounts
 from lit_grpo.objective.kl import kl_in_loss
@@ -101,7 +101,7 @@ def token_losses(
         has_surrogate=has_surrogate & mask,
         sampler_log_ratio=_before_update(logprobs, batch) - batch.sampler_logprobs,
         weights=weights,
-        own_metrics=inputs.metrics,
+        own_metrics=checked_metrics(inputs.metrics, mask),
     )
 
 

@@ -205,7 +205,7 @@ def add_update_metrics(
         means["policy/kl"] = losses.kl
     if losses.distillation_kl is not None:
         means["policy/distillation_kl"] = losses.distillation_kl
-    means |= {f"own/{name}": value.detach() for name, value in losses.own_metrics.items()}
+    means |= {f"own/{name}": value for name, value in losses.own_metrics.items()}
     for name, values in means.items():
         metrics.add(name, (values * mask).sum(), num_tokens)
     metrics.maximum("sampler/logprob_difference_max", (difference * mask).max())

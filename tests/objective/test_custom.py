@@ -78,6 +78,46 @@ def test_an_own_loss_replaces_all_terms_and_logs_its_metrics(case):
     assert losses.own_metrics["likelihood"].equal(case.logprobs.exp())
 
 
+def logs(value):
+    def own(inputs, objective):
+        inputs.metrics["mine"] = value(inputs)
+        return -inputs.ratio * inputs.advantages
+
+    return own
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda inputs: inputs.ratio,
+        lambda inputs: inputs.ratio[:, :1],
+        lambda inputs: inputs.ratio.mean(),
+        lambda inputs: inputs.ratio.mean().item(),
+        lambda inputs: 2,
+    ],
+)
+def test_an_own_metric_has_a_value_per_token_one_per_sequence_or_one(case, value):
+    losses = losses_of(case.logprobs, case.batch, Objective(surrogate=logs(value)))
+    mine = losses.own_metrics["mine"]
+    assert not mine.requires_grad
+    assert (mine * case.batch.loss_mask).shape == case.batch.loss_mask.shape
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        (lambda inputs: inputs.ratio[:, 0], r"\(\d+,\)"),
+        (lambda inputs: inputs.ratio[0], r"\(\d+,\)"),
+        (lambda inputs: "0.5", "str"),
+        (lambda inputs: None, "NoneType"),
+    ],
+)
+def test_an_own_metric_of_another_shape_is_named(case, value, got):
+    expected = rf"inputs\.metrics\['mine'\] must be a number or a tensor of shape .* got {got}"
+    with pytest.raises(UserError, match=expected):
+        losses_of(case.logprobs, case.batch, Objective(surrogate=logs(value)))
+
+
 def test_own_advantages_replace_baseline_and_deviation():
     def squared(table):
         assert table.weights == {"task": 1.0}

@@ -97,6 +97,7 @@ def test_the_update_is_the_gradient_of_the_divergence_from_the_teacher(teacher_p
         torch.testing.assert_close(step, parameter.grad, rtol=2e-3, atol=2e-5)
 
 
+@pytest.mark.slow
 @for_every_served_term
 @pytest.mark.parametrize(
     ("lora", "lr", "share"), [(None, 3e-3, 0.8), (LoRA(rank=8), 0.01, 0.95)], ids=["full", "lora"]
