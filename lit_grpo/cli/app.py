@@ -33,7 +33,7 @@ from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.trainer import logged_run, refuse_automatic, silence_chatter
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training.base import PolicyModule
-from lit_grpo.types import UserCodeFailed, UserError
+from lit_grpo.types import Diverged, UserCodeFailed, UserError
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ def import_plugins() -> None:
 def report_error(error: Exception) -> int:
     """Print an error and return its exit code.
 
-    User errors and engine failures are printed as one line, anything else with a traceback.
+    Errors whose cause is known are printed as one line, others with a traceback.
     """
     error = constructor_error(error)
     if isinstance(error, EngineFailed):
@@ -134,6 +134,8 @@ def report_error(error: Exception) -> int:
         return ExitCode.CRASHED
     if line := full_disk(error):
         return print_error(line, ExitCode.CRASHED)
+    if isinstance(error, Diverged):
+        return print_error(str(error), ExitCode.CRASHED)
     if isinstance(error, UserError):
         return print_error(str(error))
     traceback.print_exception(error)

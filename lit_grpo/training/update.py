@@ -30,7 +30,7 @@ from lit_grpo.training.batching import (
 )
 from lit_grpo.training.metrics import Metrics, add_update_metrics
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import StageProgress, TrainBatch
+from lit_grpo.types import Diverged, StageProgress, TrainBatch
 
 
 class PolicyUpdate:
@@ -104,7 +104,7 @@ class PolicyUpdate:
             self.policy.trainable_parameters(), self.config.max_grad_norm
         )
         if not norm.isfinite():
-            raise FloatingPointError(
+            raise Diverged(
                 f"the gradient of optimizer step {self.module.global_step + 1} is not finite (norm "
                 f"{norm}); the step was not applied. {self.objective.advice_if_not_finite}Resume "
                 "from the last checkpoint with a lower learning rate or in a higher precision."

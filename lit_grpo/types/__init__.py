@@ -5,8 +5,9 @@ C completion tokens, V vocabulary, H hidden size. Row n is completion n % G of p
 A mask is True where a token counts.
 """
 
+from lit_grpo.types.errors import Diverged, UserCodeFailed, UserError
 from lit_grpo.types.events import RunningStage, Stage, StageProgress, StopReason
-from lit_grpo.types.functions import UserCodeFailed, defined_at, users_traceback
+from lit_grpo.types.functions import defined_at, users_traceback
 from lit_grpo.types.rollouts import (
     Completion,
     FinishReason,
@@ -20,12 +21,13 @@ from lit_grpo.types.rollouts import (
     Score,
     counted_rows,
 )
-from lit_grpo.types.settings import UserError, check_range, check_type, setting_error
+from lit_grpo.types.settings import check_range, check_type, setting_error
 from lit_grpo.types.tokenizer import Tokenizer, starts_with_bos
 from lit_grpo.types.train_batch import TokenBatch, TrainBatch
 
 __all__ = [
     "Completion",
+    "Diverged",
     "FinishReason",
     "Group",
     "Measurements",

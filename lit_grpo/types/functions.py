@@ -14,10 +14,6 @@ from typing import Any
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
-class UserCodeFailed(RuntimeError):
-    """A function of the user's has failed by a bug; the message has its traceback."""
-
-
 def defined_at(function: Callable[..., Any]) -> tuple[Any, CodeType | None]:
     """Return what a callable runs, without decorators, and its code; None for that of a builtin."""
     while isinstance(function, partial):

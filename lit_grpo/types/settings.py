@@ -1,16 +1,10 @@
-"""The exception that users see, and one wording for every setting that is out of range."""
+"""One wording for every setting that is out of range."""
 
 from __future__ import annotations
 
 from numbers import Real
 
-
-class UserError(ValueError):
-    """The config, the data or the environment is wrong, and the message says what to change.
-
-    The command line prints the message as one line and exits with code 2, at startup and during
-    training. Any other exception is a crash with a traceback.
-    """
+from lit_grpo.types.errors import UserError
 
 
 def setting_error(key: str, rule: str, value: object, why: str = "") -> UserError:

@@ -46,3 +46,12 @@ def test_the_guides_surrogate_and_advantage_train_and_are_logged_and_checked(tmp
     assert re.search(r"recent call last\):\n  File .*my_objective\.py", shown), shown
     assert shown.endswith("AttributeError: 'LossInputs' object has no attribute 'typo'\n")
     assert "lightning" not in shown
+
+    infinite = re.sub(
+        r"return -(bounded.*)", r"return -(\1) / (1 if inputs.ratio.eq(1).all() else 0)", python
+    )
+    (tmp_path / "my_objective.py").write_text(infinite)
+    result = run_program([*program[:-1], "fourth"], tmp_path, exit_code=1)
+    assert "Traceback" not in result.stderr
+    (line,) = [one for one in result.stderr.splitlines() if one.startswith("error: ")]
+    assert "First check what my_objective.soft_clip" in line

@@ -16,7 +16,7 @@ from lit_grpo.policy.padding import pad, positions
 from lit_grpo.rollout.engine import RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.rollout.hf.row_cache import RowCache
 from lit_grpo.rollout.requests import completion_text, stop_token_ids
-from lit_grpo.types import Completion, FinishReason, Prompt, check_range
+from lit_grpo.types import Completion, Diverged, FinishReason, Prompt, check_range
 
 
 class HFEngine(RolloutEngine):
@@ -177,7 +177,7 @@ def _draw(probabilities: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
         noise: [R] uniform numbers in [0, 1).
 
     Raises:
-        FloatingPointError: a probability is NaN.
+        Diverged: a probability is NaN.
     """
     if sampling.is_greedy:
         largest, tokens = probabilities.max(-1)
@@ -211,7 +211,7 @@ def _logprobs(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> Tensor:
 
 def _check_finite(values: Tensor) -> None:
     if not values.isfinite().all():
-        raise FloatingPointError(
+        raise Diverged(
             "the policy's logits are not finite while sampling: its weights have diverged. "
             "Resume from an earlier checkpoint with a lower learning rate or max_grad_norm."
         )
