@@ -53,12 +53,20 @@ def token_advantages(
         return to_go(normalised, config.discount) * rewards.mask
     returns = to_go(rewards.values, config.discount) * rewards.mask
     everywhere = gather(returns[rewards.mask])
-    difference = returns - everywhere.mean()
-    if difference[rewards.mask].abs().sum() <= NOISE * everywhere.abs().sum():
+    mean = everywhere.mean()
+    if not _has_spread(everywhere - mean, everywhere):
         return torch.zeros_like(returns)
+    difference = returns - mean
     if config.deviation == "batch":
         difference = difference / or_one(everywhere.std())
     return difference * rewards.mask
+
+
+def _has_spread(difference: Tensor, values: Tensor) -> bool:
+    """Return whether some value differs from the mean by more than its rounding."""
+    if not len(values):
+        return False
+    return bool(difference.abs().max() > NOISE * values.abs().max())
 
 
 def _normalise_in_groups(rewards: TokenRewards, config: AdvantageConfig) -> Tensor:

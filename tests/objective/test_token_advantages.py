@@ -115,6 +115,15 @@ def test_equal_rewards_give_no_advantage(settings):
     assert not token_advantages(token_rewards(rows, [3, 1]), config, own).any()
 
 
+def test_one_token_that_differs_among_millions_has_an_advantage():
+    config = AdvantageConfig(discount=0.0, **BATCH)
+    rewards = token_rewards([{0: 1.0 + 1e-6}, {0: 1.0}], [1, 1])
+    others = torch.ones(10**7, dtype=torch.float64)
+    found = token_advantages(rewards, config, lambda values: torch.cat([values, others]))
+    assert found[0, 0] > 1000
+    assert abs(found[1, 0]) < 0.001
+
+
 def test_the_statistics_are_over_all_ranks():
     config = AdvantageConfig(discount=1.0, **BATCH)
     rows, lengths = random_rewards(3)

@@ -142,28 +142,39 @@ class VLLMTeacher(Teacher):
         self, url: str, api_key: str | None, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         """Add a server that answers and has the policy's tokenizer."""
-        endpoint, seconds = Endpoint(url, self.request_timeout, api_key), self.request_timeout
-        slots, text = asyncio.Semaphore(self.max_concurrency), probe_text(tokenizer)
+        endpoint = Endpoint(url, self.request_timeout, api_key)
         try:
-            models = await endpoint.call("GET", "/v1/models", seconds=seconds)
-            with reading(models):
-                name, length = models["data"][0]["id"], models["data"][0]["max_model_len"]
-            # A request samples a token, too.
-            server = _Server(endpoint=endpoint, model=name, max_positions=length - 1, slots=slots)
-            self._servers.append(server)
-            prompt = {"model": name, "prompt": text, "add_special_tokens": False}
-            reply = await endpoint.call("POST", "/tokenize", prompt, seconds=seconds)
-            with reading(reply):
-                theirs = reply["tokens"]
-            ours = tokenizer(text, add_special_tokens=False)["input_ids"]
-            if theirs != ours:
-                raise wrong_tokenizer(f"that splits {text[:50]!r} differently", f"{_KEY}.urls")
-            await self._ask(server, ours[:4], ours[4:8], self._top_k)
-        except (RequestRefused, ServerError) as error:
+            self._servers.append(await self._check(endpoint, tokenizer))
+        except BaseException as error:
+            await endpoint.close()
+            if not isinstance(error, RequestRefused | ServerError):
+                raise
             raise UserError(
                 f"the teacher's server at {url} must answer before training, got: {error}. Start "
                 f"it with `vllm serve`{self._needed_option()}, or set {_KEY}.urls to its address."
             ) from None
+
+    async def _check(self, endpoint: Endpoint, tokenizer: PreTrainedTokenizerBase) -> _Server:
+        """Return a server that has the policy's tokenizer and reads a few tokens."""
+        seconds, text = self.request_timeout, probe_text(tokenizer)
+        models = await endpoint.call("GET", "/v1/models", seconds=seconds)
+        with reading(models):
+            name, length = models["data"][0]["id"], models["data"][0]["max_model_len"]
+        server = _Server(
+            endpoint=endpoint,
+            model=name,
+            max_positions=length - 1,  # a request samples a token, too
+            slots=asyncio.Semaphore(self.max_concurrency),
+        )
+        prompt = {"model": name, "prompt": text, "add_special_tokens": False}
+        reply = await endpoint.call("POST", "/tokenize", prompt, seconds=seconds)
+        with reading(reply):
+            theirs = reply["tokens"]
+        ours = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if theirs != ours:
+            raise wrong_tokenizer(f"that splits {text[:50]!r} differently", f"{_KEY}.urls")
+        await self._ask(server, ours[:4], ours[4:8], self._top_k)
+        return server
 
     def _needed_option(self) -> str:
         return "" if self._top_k is None else f" and --max-logprobs {self._top_k}"

@@ -4,6 +4,7 @@ The server is a real one over HTTP that answers in vLLM's format, from a model i
 `test_server_with_vllm` asks vLLM itself.
 """
 
+import gc
 import threading
 import time
 
@@ -154,12 +155,14 @@ def test_more_tokens_than_the_server_reports_are_refused_before_training(address
         loaded(address, top_k=32)
 
 
-def test_no_server_and_a_server_without_a_model_are_refused_before_training():
+def test_no_server_and_a_server_without_a_model_are_refused_before_training(recwarn):
     unknown = pytest.raises(UserError, match=r"must answer before training.*unknown format")
     with answering({"GET /v1/models": {"object": "list"}}) as url, unknown:
         loaded(url)
     with pytest.raises(UserError, match=r"must answer before training.*model\.teacher.*urls"):
         loaded(url)
+    gc.collect()
+    assert not [one for one in recwarn if issubclass(one.category, ResourceWarning)]
     assert not [one for one in threading.enumerate() if one.name == "teacher"]
 
 
