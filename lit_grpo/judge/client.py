@@ -88,7 +88,9 @@ class JudgeClient:
         except JudgeFailure as failure:
             if failure.is_access_error:
                 raise UserError(self._explain_access_error(failure)) from None
-            log.warning("judge %s does not answer yet: %s", self.judge.model, failure)
+            answers = failure.outcome is Outcome.PARSE_ERROR
+            problem = "cannot be read" if answers else "does not answer yet"
+            log.warning("judge %s %s (a test question): %s", self.judge.model, problem, failure)
 
     def _explain_access_error(self, failure: JudgeFailure) -> str:
         judge = self.judge

@@ -193,7 +193,8 @@ def read_reply(text: str, form: Form, ids: Sequence[str]) -> dict[str, Verdict]:
 def _list_verdicts(text: str, form: Form) -> list[Mapping[str, Any]]:
     found = [one for value in _json_values(text) if (one := _as_list(value, form)) is not None]
     if not found:
-        raise _unreadable("the reply has no JSON of the requested form", text)
+        fields = ", ".join(map(repr, form.fields))
+        raise _unreadable(f"the reply has no JSON object with {fields}", text)
     if any(one != found[0] for one in found[1:]):
         raise _unreadable("the reply holds several different verdicts", text)
     return found[0]

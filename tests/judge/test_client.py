@@ -377,6 +377,14 @@ def test_an_outage_at_the_start_is_logged(server, caplog):
     assert "back at noon" in caplog.text
 
 
+def test_an_unreadable_answer_at_the_start_says_what_was_asked_for(server, caplog):
+    server.script(writes('{"score": 3}'))
+    with caplog.at_level(logging.WARNING):
+        check_access(server.judge(limits={"num_retries": 0}))
+    assert "cannot be read (a test question): parse_error" in caplog.text
+    assert """no JSON object with 'answer': '{"score": 3}'""" in caplog.text
+
+
 def test_the_check_of_a_working_judge_asks_one_question(server):
     check_access(server.judge())
     assert len(server.requests) == 1
