@@ -56,7 +56,7 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
     paths = [find_config(name) for name in named.config]
     configs = [read_config(path) for path in paths]
     return Invocation(
-        arguments=(*(f"--config={path}" for path in paths), *others),
+        arguments=_replacing_lists(list(zip(paths, configs, strict=True)), others),
         configs=tuple(configs),
         name="-".join(path.stem for path in paths),
         run_dir=_last_value("run_dir", configs, others),
@@ -66,6 +66,54 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
         has_rewards=any(_has_key(config.get("model"), "rewards") for config in configs),
         is_sft=any(_has_key(config.get("model"), "target_column") for config in configs),
     )
+
+
+def _replacing_lists(
+    configs: Sequence[tuple[Path, dict[str, Any]]], others: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the arguments, with each list emptied before another list replaces it.
+
+    Otherwise the parser would merge the objects of two lists of the same length one by one.
+    """
+    arguments: list[str] = []
+    with_objects: set[str] = set()
+
+    def add(value: Any, argument: str) -> None:
+        for key, items in _lists(value):
+            if key in with_objects:
+                arguments.append(f"--{key}=[]")
+            if any(map(_is_object, items)):
+                with_objects.add(key.removesuffix("+"))
+        arguments.append(argument)
+
+    for path, config in configs:
+        add(config, f"--config={path}")
+    for argument, following in zip(others, [*others, ""][1:], strict=True):
+        key, has_value, value = argument.removeprefix("--").partition("=")
+        add({key: _value(value if has_value else following)}, argument)
+    return tuple(arguments)
+
+
+def _lists(value: Any, key: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yield each list that is a value, with its full key."""
+    if isinstance(value, list):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            yield from _lists(one, f"{key}.{name}" if key else str(name))
+
+
+def _is_object(item: Any) -> bool:
+    """Return whether an item of a list may be an object, given by its keys or the bare class."""
+    return isinstance(item, dict) or bool(re.fullmatch(r"(\w+\.)*[A-Z]\w*", str(item)))
+
+
+def _value(text: str) -> Any:
+    """Return the value of an argument; the parser reports one that is no YAML."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return None
 
 
 def _last_value(key: str, configs: list[dict[str, Any]], arguments: list[str]) -> str | None:

@@ -52,6 +52,63 @@ def test_later_files_override_earlier_ones_and_arguments_override_files(here, pr
     assert config["model"]["sampling"]["max_tokens"] == 3
 
 
+FORMAT = "{class_path: FormatReward, init_args: {pattern: x, weight: 3, name: mine}}"
+JUDGE = "{class_path: JudgeReward, init_args: {judge: {model: a, auth: none, price: {prompt: 1}}}}"
+BEST = "{class_path: ModelCheckpoint, init_args: {monitor: val/accuracy, dirpath: a}}"
+LISTS = {
+    "the same class": (
+        "model.rewards",
+        FORMAT,
+        "{class_path: FormatReward, init_args: {pattern: y}}",
+    ),
+    "a bare name": ("model.rewards", FORMAT, "MathReward"),
+    "another class after a bare name": (
+        "model.rewards",
+        "MathReward",
+        "{class_path: FormatReward, init_args: {pattern: y}}",
+    ),
+    "a nested object": (
+        "model.rewards",
+        JUDGE,
+        "{class_path: JudgeReward, init_args: {judge: {model: b}}}",
+    ),
+    "callbacks": (
+        "trainer.callbacks",
+        BEST,
+        "{class_path: ModelCheckpoint, init_args: {dirpath: b}}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("key", "first", "second"), LISTS.values(), ids=LISTS)
+@pytest.mark.parametrize("source", ["file", "argument", "argument with ="])
+def test_a_list_replaces_the_earlier_one_and_keeps_nothing_of_it(
+    here, printed_config, key, first, second, source
+):
+    part, name = key.split(".")
+    model = {name: value for name, value in BASE["model"].items() if name != "rewards"}
+    (here / "plain.yaml").write_text(yaml.safe_dump(BASE | {"model": model}))
+    (here / "first.yaml").write_text(f"{part}: {{{name}: [{first}]}}")
+    (here / "second.yaml").write_text(f"{part}: {{{name}: [{second}]}}")
+    arguments = {
+        "file": ["--config=second.yaml"],
+        "argument": [f"--{key}", f"[{second}]"],
+        "argument with =": [f"--{key}=[{second}]"],
+    }
+    files = ["--config=plain.yaml", "--config=first.yaml"]
+    replaced = printed_config(*files, *arguments[source])[part][name]
+    alone = printed_config("--config=plain.yaml", "--config=second.yaml")[part][name]
+    assert replaced == alone
+
+
+def test_a_list_can_be_appended_to_and_its_last_object_set_by_arguments(here, printed_config):
+    (here / "first.yaml").write_text(f"model: {{rewards: [{FORMAT}]}}")
+    more = ["--model.rewards+=[MathReward]", "--model.rewards.weight=0.5"]
+    config = printed_config("--config=base.yaml", "--config=first.yaml", *more)
+    weights = [reward["init_args"]["weight"] for reward in config["model"]["rewards"]]
+    assert weights == [3.0, 0.5]
+
+
 def test_interpolation_sees_later_files_and_arguments_at_any_depth(here, printed_config):
     (here / "first.yaml").write_text(
         "trainer:\n"
