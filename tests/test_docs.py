@@ -217,8 +217,9 @@ def test_the_callback_ends_a_run_with_its_reason_and_exit_code(workplace):
     guard = "--trainer.callbacks=my_callbacks.LengthGuard"
     files = ["--config=my.yaml", "--config=tiny.yaml", "--run_dir=runs/guarded"]
     assert main(["fit", *files, guard, "--trainer.callbacks.max_mean_length=1"]) == 20
-    last = (workplace / "runs/guarded/run.log").read_text().splitlines()[-1]
-    assert re.search(r"Completions are \d tokens long", last)
+    *_, reason, advice = (workplace / "runs/guarded/run.log").read_text().splitlines()
+    assert re.search(r"Completions are \d tokens long", reason)
+    assert advice.endswith("Resume with: lit-grpo fit runs/guarded")
     assert not (workplace / "runs/guarded/final").exists()
 
 

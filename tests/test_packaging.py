@@ -125,11 +125,11 @@ def check_installed(programs: Path, elsewhere: Path) -> None:
     code = (
         "import lit_grpo.callbacks, lit_grpo.runs.model_card as card, lit_grpo.judge.template as t"
         "\nassert card.TEMPLATE.is_file() and len(list(t.SHIPPED.glob('*.jinja'))) > 2"
-        "\nprint(lit_grpo.__file__, lit_grpo.callbacks.ExitCheckpoint.__module__)"
+        "\nprint(lit_grpo.__file__, lit_grpo.callbacks.TimingLog.__module__)"
     )
     place, module = run(programs / "python", "-c", code, cwd=elsewhere).split()
     assert Path(place).is_relative_to(programs.parent)
-    assert module == "lit_grpo.callbacks.exit_checkpoint"
+    assert module == "lit_grpo.callbacks.timing"
 
 
 def test_a_wheel_that_pip_installed_works_away_from_the_checkout(archives, tmp_path):

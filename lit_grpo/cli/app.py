@@ -23,7 +23,13 @@ from lit_grpo.cli.command_line import CommandLine, process_rank
 from lit_grpo.cli.commands import REWARD_COMMANDS, TRAINING
 from lit_grpo.cli.configs import read_invocation
 from lit_grpo.cli.environment import log_overridden
-from lit_grpo.cli.errors import broken_import, constructor_error, full_disk, print_error
+from lit_grpo.cli.errors import (
+    broken_import,
+    constructor_error,
+    full_disk,
+    print_error,
+    reworded,
+)
 from lit_grpo.cli.help import print_all_keys
 from lit_grpo.cli.reward_commands import run_reward_command
 from lit_grpo.cli.run_dir import choose_run_dir, with_run
@@ -155,5 +161,5 @@ def as_user_errors() -> Iterator[None]:
         frames = {frame.name for frame in traceback.extract_tb(cause.__traceback__)}
         has_begun = "_run_stage" in frames and "setup_data" not in frames
         if isinstance(cause, USER_ERRORS) and not has_begun:
-            raise UserError(str(cause)) from cause
+            raise UserError(reworded(str(cause))) from cause
         raise

@@ -179,7 +179,10 @@ class CommandLine(LightningCLI):
             logger=run_loggers(run_dir, given.logger),
             callbacks=[
                 *run_callbacks(
-                    run_dir, given.callbacks, enable_progress_bar=given.enable_progress_bar
+                    run_dir,
+                    given.callbacks,
+                    enable_progress_bar=given.enable_progress_bar,
+                    enable_checkpointing=given.enable_checkpointing,
                 ),
                 ConfigFile(run_dir, self.saved_config),
             ],

@@ -54,6 +54,7 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
     named, others = parser.parse_known_args(arguments)
     refuse_secrets(others, "the command line")
     paths = [find_config(name) for name in named.config]
+    _check_presets([path.stem for path in paths if path.parent == BUNDLED / "presets"])
     configs = [read_config(path) for path in paths]
     return Invocation(
         arguments=_replacing_lists(list(zip(paths, configs, strict=True)), others),
@@ -66,6 +67,15 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
         has_rewards=any(_has_key(config.get("model"), "rewards") for config in configs),
         is_sft=any(_has_key(config.get("model"), "target_column") for config in configs),
     )
+
+
+def _check_presets(names: Sequence[str]) -> None:
+    if len(names) > 1:
+        raise UserError(
+            f"--config must name at most one preset, got {' and '.join(names)} (settings of one "
+            "that another does not have would stay, which is the method of neither). Remove all "
+            "but one, or set the keys that you want to change."
+        )
 
 
 def _replacing_lists(

@@ -111,6 +111,17 @@ def full_disk(error: BaseException | None) -> str | None:
     return None
 
 
+def reworded(message: str) -> str:
+    """Return a library's message with the setting to change, where it lacks one."""
+    if message.startswith("No supported gpu backend found"):
+        return (
+            "trainer.accelerator must be one that this machine has, got gpu, of which torch finds "
+            "none (see nvidia-smi, and whether torch is a build for GPUs). Set "
+            "trainer.accelerator to auto or cpu."
+        )
+    return message
+
+
 def place(filename: str | None, line: int | None) -> str:
     path = Path(filename or "?")
     if path.is_relative_to(Path.cwd()):

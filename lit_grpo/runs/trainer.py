@@ -20,6 +20,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
+from lit_grpo.runs.exit_checkpoint import ExitCheckpoint
 from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile, last_checkpoint
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.progress import RolloutProgressBar
@@ -61,11 +62,21 @@ def run_loggers(run_dir: str | Path, given: Any) -> list[Logger]:
 
 
 def run_callbacks(
-    run_dir: str | Path, given: Any, *, enable_progress_bar: bool | None = None
+    run_dir: str | Path,
+    given: Any,
+    *,
+    enable_progress_bar: bool | None = None,
+    enable_checkpointing: bool | None = None,
 ) -> list[Callback]:
-    """Return the callbacks of a training run: the user's, then those of every run."""
-    shown = with_progress_bar(given, enable_progress_bar)
-    return [*shown, CompletionsFile(run_dir), FinalModel(run_dir)]
+    """Return the callbacks of a training run: the user's, then those of every run.
+
+    An ``ExitCheckpoint`` is among them unless there is one or no checkpoints are wanted.
+    """
+    callbacks = with_progress_bar(given, enable_progress_bar)
+    has_exit = any(isinstance(one, ExitCheckpoint) for one in callbacks)
+    if enable_checkpointing is not False and not has_exit:
+        callbacks.append(ExitCheckpoint(str(Path(run_dir) / "checkpoints")))
+    return [*callbacks, CompletionsFile(run_dir), FinalModel(run_dir)]
 
 
 def with_progress_bar(given: Any, enable_progress_bar: bool | None) -> list[Callback]:
@@ -79,15 +90,15 @@ def with_progress_bar(given: Any, enable_progress_bar: bool | None) -> list[Call
 class Trainer(L.Trainer):
     """Train a ``GRPOModule`` or ``SFTModule`` from Python as ``lit-grpo fit`` and ``sft`` do.
 
-    ``fit`` writes ``metrics.csv``, ``completions/``, ``run.log`` and ``final/`` into ``run_dir``.
+    ``fit`` writes ``metrics.csv``, ``completions/``, ``run.log``, ``final/`` and, to resume from,
+    ``checkpoints/last.ckpt`` into ``run_dir``.
     Errors are raised. If a callback stopped the run, ``stop_reason`` says why. ``config.yaml`` is
     the one file that only the command line writes.
 
     Args:
         run_dir: Directory of all files. One that holds a run is refused unless ``fit`` resumes it.
         logger: Further loggers.
-        callbacks: Further callbacks, such as ``ExitCheckpoint``, without which there is nothing to
-            resume from.
+        callbacks: Further callbacks.
         enable_progress_bar: False shows none; otherwise there is a ``RolloutProgressBar`` unless
             ``callbacks`` has another.
         settings: As for ``lightning.Trainer``.
@@ -113,7 +124,12 @@ class Trainer(L.Trainer):
         self.run_dir = Path(run_dir)
         super().__init__(
             logger=run_loggers(run_dir, logger),
-            callbacks=run_callbacks(run_dir, callbacks, enable_progress_bar=enable_progress_bar),
+            callbacks=run_callbacks(
+                run_dir,
+                callbacks,
+                enable_progress_bar=enable_progress_bar,
+                enable_checkpointing=settings.get("enable_checkpointing"),
+            ),
             enable_progress_bar=enable_progress_bar,
             **{"default_root_dir": str(run_dir), **TRAINER_DEFAULTS, **settings},
         )

@@ -82,7 +82,8 @@ def steps_in(run_dir: Path) -> list[str]:
 def test_a_run_writes_its_files_whatever_the_config_lists(trained):
     assert steps_in(trained) == ["0", "1"]
     assert len(list(trained.glob("completions/*.parquet"))) == 2
-    assert len(list(trained.glob("checkpoints/*.ckpt"))) == 1
+    checkpoints = [path.name for path in trained.glob("checkpoints/*.ckpt")]
+    assert sorted(checkpoints) == ["epoch=0-step=2.ckpt", "last.ckpt"]
     assert (trained / "final" / "model.safetensors").is_file()
     assert "run directory: runs/base/0" in (trained / "run.log").read_text()
 
@@ -247,17 +248,22 @@ def test_an_error_in_the_data_is_one_line_on_the_terminal_and_a_traceback_in_the
     assert "Traceback" in (here / "run" / "run.log").read_text()
 
 
+WITHOUT_CHECKPOINTS = "--trainer.enable_checkpointing=false"
+
+
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_ends_a_training_with_130(here, capsys):
+def test_ctrl_c_ends_a_training_without_checkpoints_with_130(here, capsys):
     module = "--model.class_path=mine.Interrupted"
-    assert main(["fit", "--config=base.yaml", "--run_dir=run", module]) == 130
+    words = ["fit", "--config=base.yaml", "--run_dir=run", module, WITHOUT_CHECKPOINTS]
+    assert main(words) == 130
     assert capsys.readouterr().err.endswith("error: interrupted.\n")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")  # a child inherits signals that its parent ignores
 def test_ctrl_c_ends_the_process_of_a_training_with_130_and_no_traceback():
-    with running([*FIT, "--model.class_path=mine.Slow", "--run_dir=run"]) as process:
+    words = ["--model.class_path=mine.Slow", "--run_dir=run", WITHOUT_CHECKPOINTS]
+    with running([*FIT, *words]) as process:
         assert any("training" in line for line in process.stdout)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=200)

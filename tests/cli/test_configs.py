@@ -70,6 +70,11 @@ def test_a_file_in_the_working_directory_takes_precedence_over_a_bundled_one(tmp
     assert find_config("quickstart.yaml").resolve() == tmp_path / "quickstart.yaml"
 
 
+def test_two_presets_are_refused():
+    with pytest.raises(ValueError, match="at most one preset, got dapo and gspo"):
+        read_invocation(["--config=presets/dapo", "--config", "presets/gspo"])
+
+
 def test_an_unknown_config_names_the_nearest_and_lists_all():
     with pytest.raises(ValueError, match=r"quickstrat: no such config\. Did you mean quickstart\?"):
         find_config("quickstrat")

@@ -178,7 +178,7 @@ FILES = {
         "model.rewards: MathReward.weigt: no such key. Did you mean weight?"
     ),
     "{model: {rewards: [{class_path: MathReward, weight: 2}]}}": (
-        "model.rewards: MathReward.class_path: put the arguments of a class under init_args, next "
+        "model.rewards: Reward.class_path: put the arguments of a class under init_args, next "
         "to class_path."
     ),
     "{model: {rewards: [{class_path: MathReward, init_args: {weight: heavy}}]}}": (
@@ -219,6 +219,7 @@ FILES = {
     "{trainer: {logger: CSVLoger}}": (
         "trainer.logger: no class is called CSVLoger. Did you mean CSVLogger?"
     ),
+    "{trainer: {accelerator: gpu}}": "Set trainer.accelerator to auto or cpu.",
     "{trainer: {accelerator: gpuu}}": "You selected an invalid accelerator name",
     "{data: null}": "data: required, but not set.",
     "- a list": "case.yaml: a config must be a mapping of keys to values, got a list.",

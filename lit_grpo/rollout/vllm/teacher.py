@@ -27,7 +27,7 @@ from lit_grpo.types import TokenBatch, UserError, check_range, setting_error
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF, MAX_BACKOFF = 0.5, 30.0
-_KEY = "model.teacher.init_args"
+_KEY = "model.teacher"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,7 +168,7 @@ def test_no_server_and_a_server_without_a_model_are_refused_before_training(recw
 
 def test_another_tokenizer_is_refused(source):
     replies = vllm_replies(source) | {"POST /tokenize": {"tokens": [1, 2, 3]}}
-    refused = pytest.raises(UserError, match=r"splits .* differently.*init_args\.urls")
+    refused = pytest.raises(UserError, match=r"splits .* differently.*model\.teacher\.urls")
     with answering(replies) as url, refused:
         loaded(url)
 
@@ -181,9 +181,9 @@ def test_another_temperature_than_1_is_refused(address):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"urls": []}, r"urls must be one address or more, .* Set model\.teacher\.init_args\.urls"),
-        ({"urls": ["10.0.0.2:8000"]}, r"must be http addresses .* Set model\.teacher\.init_args"),
-        ({"api_key_variable": "sk-1"}, r"Export the key and set model\.teacher\.init_args"),
+        ({"urls": []}, r"urls must be one address or more, .* Set model\.teacher\.urls"),
+        ({"urls": ["10.0.0.2:8000"]}, r"must be http addresses .* Set model\.teacher\.urls"),
+        ({"api_key_variable": "sk-1"}, r"Export the key and set model\.teacher\.api_key"),
         ({"request_timeout": 0}, r"request_timeout must be positive"),
         ({"max_concurrency": 0}, r"max_concurrency must be >= 1"),
     ],
@@ -196,7 +196,7 @@ def test_settings_out_of_range_are_refused(settings, message):
 def test_the_key_in_the_variable_is_sent(source, monkeypatch):
     monkeypatch.delenv("TEACHER_KEY", raising=False)
     with answering(vllm_replies(source)) as url:
-        with pytest.raises(UserError, match=r"TEACHER_KEY .*set model\.teacher\.init_args"):
+        with pytest.raises(UserError, match=r"TEACHER_KEY .*set model\.teacher\.api_key"):
             loaded(url, api_key_variable="TEACHER_KEY")
         monkeypatch.setenv("TEACHER_KEY", "abc")
         teacher = loaded(url, api_key_variable="TEACHER_KEY")
