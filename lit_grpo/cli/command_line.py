@@ -24,7 +24,8 @@ from lit_grpo.cli.commands import OPTIONS, REWARD_COMMANDS, TRAINING, describe, 
 from lit_grpo.cli.config_changes import Change, find_changes, refuse_changes
 from lit_grpo.cli.configs import Invocation
 from lit_grpo.cli.environment import override
-from lit_grpo.cli.errors import broken_import, explain, explain_interpolation, quote
+from lit_grpo.cli.errors import broken_import
+from lit_grpo.cli.parser_errors import explain, explain_interpolation, quote
 from lit_grpo.runs.config_file import ConfigFile
 from lit_grpo.runs.resume import find_checkpoint, refuse_past_the_end, refuse_used, run_of
 from lit_grpo.runs.trainer import (

@@ -1,30 +1,19 @@
-"""Reword errors of the argument parser, OmegaConf and broken plugins as one readable line.
+"""Print errors as one readable line, and find the cause of those that libraries wrap.
 
-Whether an error is the user's is decided in ``app``.
+Whether an error is the user's is decided in ``app``; ``parser_errors`` rewords those of the parser.
 """
 
 from __future__ import annotations
 
 import difflib
 import errno
-import inspect
 import os
-import pkgutil
-import re
 import sys
 import traceback
-from collections import abc
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
 
-from lit_grpo.cli.keys import KEYS
 from lit_grpo.stopping import ExitCode
-
-BEGIN, END = "\x02", "\x03"
-"""Marks around an error message that the parser of a nested class has already reworded."""
 
 
 def print_error(line: str, exit_code: int = ExitCode.WRONG_INPUT) -> int:
@@ -46,35 +35,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
         return ""
     best = max(close, key=lambda one: one[:1] == word[:1])  # the closest one that begins so
     return f" Did you mean {best}?"
-
-
-def quote(line: str) -> str:
-    """Mark a line as reworded, so that ``explain`` of the outer parser keeps it."""
-    return f"{BEGIN}{line}{END}"
-
-
-def explain(parser: Any, message: str, cause: BaseException | None) -> str:
-    """Reword a jsonargparse error: the key, then what is wrong, then a suggestion."""
-    broken = broken_import(cause)
-    if broken:
-        return broken
-    found = re.search(r'Parser key "([^"]+)"', message)
-    key = found.group(1) if found else ""
-    for pattern, word in RULES:
-        match = re.search(pattern, message, re.DOTALL)
-        if match:
-            return one_line(word(parser, key, match))
-    return one_line(message.removeprefix("argument --"))
-
-
-def explain_interpolation(parser: Any, error: Any) -> str:
-    """Reword an OmegaConf error."""
-    reason = str(error.msg).splitlines()[0]
-    missing = re.match(r"Interpolation key '(.+)' not found", reason)
-    if not missing:
-        reason = reason.split("interpolation: ")[-1].strip('"')
-        return f"{error.full_key}: cannot interpolate: {reason}"
-    return f"{error.full_key}: ${{{missing[1]}}} names no key.{suggest(missing[1], keys(parser))}"
 
 
 def constructor_error(error: Exception) -> Exception:
@@ -127,183 +87,3 @@ def place(filename: str | None, line: int | None) -> str:
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return f"{path}, line {line}"
-
-
-def nested(parser: Any, key: str, match: re.Match[str]) -> str:
-    """Reword the error of a class; of several that may be meant, the one that is likeliest."""
-
-    def likelihood(one: re.Match[str]) -> tuple[bool, bool]:
-        return "no such key" not in one["inner"], "Did you mean" in one["inner"]
-
-    best = max(match.re.finditer(match.string), key=likelihood)
-    return f"{key}: {best['path'].rsplit('.', 1)[-1]}.{best['inner']}"
-
-
-def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
-    hint = ""
-    missing = re.match(r"module '(.+)' has no attribute '(.+)'", match["reason"])
-    if missing and missing[1] in sys.modules:
-        hint = did_you_mean(missing[2], vars(sys.modules[missing[1]]))
-    return f"{key}: {match['path']} cannot be imported: {match['reason'].rstrip('.')}.{hint}"
-
-
-def unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
-    name, expected = match["value"], type_of(parser, key)
-    if takes_function(expected):
-        return no_function(parser, key, match)
-    known = sorted(set(class_names(expected)))
-    hint = did_you_mean(name, known)
-    if not hint and any(plain in get_args(expected) for plain in (bool, int, float, str)):
-        return wrong_type(parser, key, match)
-    path = f" Give its full path, my_module.{name}."
-    few = f" Known: {', '.join(known)}." if len(known) <= 20 else path
-    return f"{key}: no class is called {name}.{hint or few}"
-
-
-def wrong_class(parser: Any, key: str, match: re.Match[str]) -> str:
-    hint = ""
-    with suppress(ImportError, AttributeError, ValueError):
-        if match["base"] == "Reward" and inspect.isfunction(pkgutil.resolve_name(match["path"])):
-            hint = (
-                " A function is given as {class_path: FunctionReward, init_args: {function: "
-                f"{match['path']}}}}}."
-            )
-    return f"{key}: {match['path']} is not a {match['base']}.{hint}"
-
-
-def bad_callable(parser: Any, key: str, match: re.Match[str]) -> str:
-    reason = re.sub(r"<class '([^']+)'>", r"\1", match["reason"])
-    return f"{key}: {reason.rstrip('.')}."
-
-
-def no_keys(parser: Any, key: str, match: re.Match[str]) -> str:
-    return f"{key}: expected the keys of {match['base']}, got {match['value'].strip()}."
-
-
-def no_function(parser: Any, key: str, match: re.Match[str]) -> str:
-    """Reword what is neither a choice nor the path of a function."""
-    path, choices = match["value"], list(literals(type_of(parser, key)))
-    module, _, name = path.rpartition(".")
-    why = "." + did_you_mean(path, choices)
-    if "reason" in match.groupdict():
-        known = vars(sys.modules[module]) if module in sys.modules else {}
-        why = f": {match['reason'].rstrip('.')}.{did_you_mean(name, known)}"
-    rule = ", ".join(choices) + " or the path of a function, such as my_file.my_function"
-    return f"{key}: expected {rule}, got {path}{why}"
-
-
-def unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
-    if match["key"] == "class_path":
-        return "class_path: put the arguments of a class under init_args, next to class_path."
-    full_key = ".".join(filter(None, [match["group"], match["key"]]))
-    return f"{full_key}: no such key.{suggest(full_key, keys(parser))}"
-
-
-def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
-    argument = match["argument"].split("=")[0]
-    if not argument.startswith("--"):
-        return f"{argument}: unexpected argument. Use --config FILE and --KEY VALUE."
-    argument = argument.removeprefix("--")
-    return f"{argument}: no such key.{suggest(argument, [*keys(parser), *KEYS])}"
-
-
-def missing_keys(parser: Any, key: str, match: re.Match[str]) -> str:
-    return f"{match['keys']}: required, but not set."
-
-
-def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
-    expected, value = type_of(parser, key), one_line(match["value"])
-    shown = value if len(value) <= 60 else f"{value[:57]}..."
-    choices = [str(choice) for choice in get_args(expected)]
-    hint = did_you_mean(value, choices) if get_origin(expected) is Literal else ""
-    if get_origin(expected) is list and re.fullmatch(r"[\w.]+", value):
-        hint = f" A list of one is '[{value}]'."
-    return f"{key}: expected {type_name(expected)}, got {shown}.{hint}"
-
-
-Rule = Callable[[Any, str, "re.Match[str]"], str]
-"""Reword an error, given the parser, the key that it names (may be empty) and the match."""
-RULES: tuple[tuple[str, Rule], ...] = (
-    (rf"class_path '(?P<path>[^']+)':\s*{BEGIN}(?P<inner>[^{END}]*){END}", nested),
-    (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", nested),
-    (r"class_path '(?P<path>[^']+)':\s*(?P<reason>[^\n]+)", bad_import),
-    (r"Not a valid subclass of (?P<base>\w+)\. Got value: (?P<value>\{[^\n]*)\n", no_keys),
-    (r"Expected a dot import path string: (?P<value>[^\n]+?)\s*(\n|$)", unknown_class),
-    (
-        r"subtypes.*a callable class: (?P<reason>[^\n]+).*value: (?P<value>\S+)$",
-        no_function,
-    ),
-    (r"a callable class: (?P<reason>.+)\. Got value", bad_callable),
-    (r"Import path (?P<path>\S+) does not correspond to a subclass of (?P<base>\w+)", wrong_class),
-    (r"(Group '(?P<group>.+)' does not accept o|O)ption '(?P<key>[^']+)'", unknown_key),
-    (r"unrecognized arguments: (?P<argument>\S+)", unknown_argument),
-    (r"the following arguments are required: (?P<keys>.+)", missing_keys),
-    (r"(Got|Given) value: (?P<value>.*?)$", wrong_type),
-)
-
-
-def keys(parser: Any) -> list[str]:
-    """Return every option of a parser without its dashes: ``trainer.max_steps``."""
-    return [option.lstrip("-") for action in parser._actions for option in action.option_strings]
-
-
-def suggest(key: str, known: Iterable[str]) -> str:
-    """Suggest the closest word at the first unknown part of the key, or the same key elsewhere."""
-    paths = [path.split(".") for path in known]
-    parts = key.split(".")
-    for level, part in enumerate(parts):
-        siblings = {
-            path[level] for path in paths if len(path) > level and path[:level] == parts[:level]
-        }
-        if part not in siblings:
-            elsewhere = [".".join(path) for path in paths if path[-1] == parts[-1]]
-            near = did_you_mean(part, siblings)
-            return near or (f" Did you mean {elsewhere[0]}?" if elsewhere else "")
-    return ""
-
-
-def type_of(parser: Any, key: str) -> Any:
-    """Return the type hint of a key, or None if the parser has none."""
-    action = next((action for action in parser._actions if action.dest == key), None)
-    return getattr(action, "_typehint", None) or getattr(action, "type", None)
-
-
-def type_name(hint: Any) -> str:
-    """Return a type hint in readable form: ``list[Reward]``, ``one of clip, cispo``."""
-    if get_origin(hint) is Literal:
-        return f"one of {', '.join(map(str, get_args(hint)))}"
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(map(type_name, get_args(hint)))
-    if hint is type(None):
-        return "null"
-    text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
-    return re.sub(r"(\w+\.)+(?=\w)", "", text)
-
-
-def takes_function(hint: Any) -> bool:
-    """Return whether a type hint is, or includes, that of any function."""
-    is_own = get_origin(hint) is abc.Callable and get_args(hint)[-1] is Any
-    return is_own or any(map(takes_function, get_args(hint)))
-
-
-def literals(hint: Any) -> Iterator[str]:
-    """Yield the choices of a type hint, ``null`` among them."""
-    if hint is type(None):
-        yield "null"
-    for argument in get_args(hint):
-        if get_origin(hint) is Literal:
-            yield str(argument)
-        else:
-            yield from literals(argument)
-
-
-def class_names(hint: Any) -> Iterator[str]:
-    """Yield the names of all concrete classes that a type hint accepts."""
-    for argument in get_args(hint):
-        yield from class_names(argument)
-    if isinstance(hint, type) and not get_args(hint) and hint.__module__ != "builtins":
-        if not inspect.isabstract(hint) and not hint.__name__.startswith("_"):
-            yield hint.__name__
-        subclasses: list[type] = hint.__subclasses__()
-        for subclass in subclasses:
-            yield from class_names(subclass)

@@ -1,0 +1,57 @@
+"""Read the type hints of keys: their names for messages, their choices and classes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import abc
+from collections.abc import Iterator
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+
+def type_of(parser: Any, key: str) -> Any:
+    """Return the type hint of a key, or None if the parser has none."""
+    action = next((action for action in parser._actions if action.dest == key), None)
+    return getattr(action, "_typehint", None) or getattr(action, "type", None)
+
+
+def type_name(hint: Any) -> str:
+    """Return a type hint in readable form: ``list[Reward]``, ``one of clip, cispo``."""
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, get_args(hint)))}"
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(type_name, get_args(hint)))
+    if hint is type(None):
+        return "null"
+    text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+    return re.sub(r"(\w+\.)+(?=\w)", "", text)
+
+
+def takes_function(hint: Any) -> bool:
+    """Return whether a type hint is, or includes, that of any function."""
+    is_own = get_origin(hint) is abc.Callable and get_args(hint)[-1] is Any
+    return is_own or any(map(takes_function, get_args(hint)))
+
+
+def literals(hint: Any) -> Iterator[str]:
+    """Yield the choices of a type hint, ``null`` among them."""
+    if hint is type(None):
+        yield "null"
+    for argument in get_args(hint):
+        if get_origin(hint) is Literal:
+            yield str(argument)
+        else:
+            yield from literals(argument)
+
+
+def class_names(hint: Any) -> Iterator[str]:
+    """Yield the names of all concrete classes that a type hint accepts."""
+    for argument in get_args(hint):
+        yield from class_names(argument)
+    if isinstance(hint, type) and not get_args(hint) and hint.__module__ != "builtins":
+        if not inspect.isabstract(hint) and not hint.__name__.startswith("_"):
+            yield hint.__name__
+        subclasses: list[type] = hint.__subclasses__()
+        for subclass in subclasses:
+            yield from class_names(subclass)
