@@ -158,8 +158,10 @@ def find_config(name: str) -> Path:
     candidates = [Path(name), BUNDLED / name, BUNDLED / f"{name}.yaml"]
     path = next((path for path in candidates if path.is_file()), None)
     if path is None:
-        known = bundled_configs()
+        known, own = bundled_configs(), Path(f"{name}.yaml")
         hint = did_you_mean(name.removesuffix(".yaml"), known)
+        if own.is_file():
+            hint = f" Did you mean {own}?"
         raise UserError(f"{name}: no such config.{hint} Bundled configs: {', '.join(known)}.")
     return path
 

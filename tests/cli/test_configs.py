@@ -70,6 +70,12 @@ def test_a_file_in_the_working_directory_takes_precedence_over_a_bundled_one(tmp
     assert find_config("quickstart.yaml").resolve() == tmp_path / "quickstart.yaml"
 
 
+def test_a_file_of_ones_own_without_its_suffix_is_suggested(tmp_path):
+    write(tmp_path, mine="a: 1")
+    with pytest.raises(ValueError, match=r"mine: no such config\. Did you mean mine\.yaml\?"):
+        find_config("mine")
+
+
 def test_two_presets_are_refused():
     with pytest.raises(ValueError, match="at most one preset, got dapo and gspo"):
         read_invocation(["--config=presets/dapo", "--config", "presets/gspo"])
