@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -201,7 +202,7 @@ class VLLMTeacher(Teacher):
         Raises:
             TeacherFailed: the server refuses the tokens, or fails for too long.
         """
-        num_failures, start = 0, time.monotonic()
+        num_failures, first_failure = 0, 0.0
         while True:
             server = self._servers[(number + num_failures) % len(self._servers)]
             try:
@@ -215,7 +216,8 @@ class VLLMTeacher(Teacher):
                 ) from None
             except ServerError as error:
                 num_failures += 1
-                seconds = time.monotonic() - start
+                first_failure = first_failure or time.monotonic()
+                seconds = time.monotonic() - first_failure
                 if seconds >= self.give_up_after_seconds:
                     raise TeacherFailed(
                         f"{self._failed(server)} did not read a completion for {seconds:.0f} s: "
@@ -261,7 +263,7 @@ class VLLMTeacher(Teacher):
                 raise ValueError(f"{len(entries)} logprobs for {len(completion)} tokens")
             if self._top_k is None:
                 pairs = zip(entries, completion, strict=True)
-                return [[entry[str(token)]["logprob"] for entry, token in pairs]]
+                return [[_logprob(entry[str(token)]) for entry, token in pairs]]
             found = [_most_likely(entry, self._top_k, self._vocab_size) for entry in entries]
         if all(len(ids) == self._top_k for ids, _ in found):
             return [[ids for ids, _ in found], [logprobs for _, logprobs in found]]
@@ -276,6 +278,18 @@ def _most_likely(
 
     Besides the most likely tokens the server reports that of the text.
     """
-    known = [(int(id), value["logprob"]) for id, value in entry.items() if int(id) < vocab_size]
+    known = [(int(id), _logprob(value)) for id, value in entry.items() if int(id) < vocab_size]
     known.sort(key=lambda pair: -pair[1])
     return [id for id, _ in known[:k]], [logprob for _, logprob in known[:k]]
+
+
+def _logprob(value: Mapping[str, float]) -> float:
+    """Return a logprob.
+
+    Raises:
+        ValueError: it is NaN.
+    """
+    logprob = float(value["logprob"])
+    if math.isnan(logprob):
+        raise ValueError("a logprob is NaN")
+    return logprob

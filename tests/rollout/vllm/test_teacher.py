@@ -5,6 +5,7 @@ The server is a real one over HTTP that answers in vLLM's format, from a model i
 """
 
 import gc
+import math
 import threading
 import time
 
@@ -133,19 +134,29 @@ def test_a_request_that_is_refused_is_not_repeated(source):
     assert len(refused) <= 1 + len(BATCH.completion_ids)
 
 
-def test_a_reply_that_misses_tokens_is_no_value(source):
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda entries: entries.pop(), "2 logprobs for 3 tokens"),
+        (lambda entries: entries[-1].popitem(), "KeyError"),
+        (lambda entries: next(iter(entries[-1].values())).update(logprob=None), "TypeError"),
+        (lambda entries: next(iter(entries[-1].values())).update(logprob=math.nan), "NaN"),
+    ],
+    ids=["a token is missing", "a logprob is missing", "null", "NaN"],
+)
+def test_a_reply_that_is_damaged_is_no_value(source, damage, why):
     replies = vllm_replies(source)
     complete = replies["POST /v1/completions"]
 
-    def shorten(body):
+    def damaged(body):
         status, reply = complete(body)
-        if len(body["prompt"]) < 8:
-            reply["choices"][0]["prompt_logprobs"].pop()
+        if len(body["prompt"]) == 7:
+            damage(reply["choices"][0]["prompt_logprobs"])
         return status, reply
 
-    with answering(replies | {"POST /v1/completions": shorten}) as url:
+    with answering(replies | {"POST /v1/completions": damaged}) as url:
         teacher = loaded(url, give_up_after_seconds=0)
-        with pytest.raises(TeacherFailed, match="2 logprobs for 3 tokens"):
+        with pytest.raises(TeacherFailed, match=why):
             teacher.read(BATCH)
         teacher.close()
 
