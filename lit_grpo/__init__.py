@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lit_grpo.rewards import FunctionReward, MathReward, Reward
     from lit_grpo.rollout import HFEngine, Sampling, VLLMEngine, VLLMServerEngine, VLLMTeacher
     from lit_grpo.runs.trainer import Trainer
-    from lit_grpo.training import Evaluation, GRPOModule, SFTModule, UpdateConfig
+    from lit_grpo.training import Evaluation, GRPOModule, OutagePolicy, SFTModule, UpdateConfig
 
 __version__ = version("lit-grpo")
 
@@ -27,7 +27,7 @@ _HOMES = {
     "lit_grpo.rewards": ("FunctionReward", "MathReward", "Reward"),
     "lit_grpo.rollout": ("HFEngine", "Sampling", "VLLMEngine", "VLLMServerEngine", "VLLMTeacher"),
     "lit_grpo.runs.trainer": ("Trainer",),
-    "lit_grpo.training": ("Evaluation", "GRPOModule", "SFTModule", "UpdateConfig"),
+    "lit_grpo.training": ("Evaluation", "GRPOModule", "OutagePolicy", "SFTModule", "UpdateConfig"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -44,6 +44,7 @@ __all__ = [
     "LocalTeacher",
     "MathReward",
     "Objective",
+    "OutagePolicy",
     "Policy",
     "PromptData",
     "Reward",

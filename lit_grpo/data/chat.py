@@ -86,6 +86,14 @@ def render_chat(
             "the model (they would be lost). Use a model whose template does, or set "
             "data.tools_column: null."
         )
+    if any(message.get("tool_calls") for message in messages) and not _uses(
+        tokenizer, "tool_calls"
+    ):
+        raise UserError(
+            f"{row.origin} has a message with tool_calls, but the tokenizer's chat template does "
+            "not write them (they would be lost). Use a model whose template does, or put the "
+            "calls into the content of the message."
+        )
     try:
         text: str = tokenizer.apply_chat_template(
             list(messages),

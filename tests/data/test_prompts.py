@@ -107,9 +107,16 @@ def test_a_message_that_only_calls_tools_may_have_no_content():
         {"role": "assistant", "content": None, "tool_calls": calls},
         {"role": "tool", "content": "4"},
     ]
-    (prompt,) = build(row(prompt=messages, answer="4"))
+    tokenizer = byte_tokenizer()
+    with pytest.raises(ValueError, match=r"row 1 has a message with tool_calls.*would be lost"):
+        build(row(prompt=messages, answer="4"), tokenizer=tokenizer)
+    tokenizer.chat_template = (
+        "{% for one in messages %}{{ one.role }}: {{ one.content }}"
+        "{{ one.tool_calls[0].function.name if one.tool_calls }}\n{% endfor %}"
+    )
+    (prompt,) = build(row(prompt=messages, answer="4"), tokenizer=tokenizer)
     assert prompt.messages[1] == {"role": "assistant", "content": "", "tool_calls": calls}
-    assert "None" not in prompt.text
+    assert prompt.text == "user: 2+2?\nassistant: add\ntool: 4\n"
 
 
 @pytest.mark.parametrize("turn", ["2+2?", {"role": "user"}, {"role": "user", "content": [1]}])
