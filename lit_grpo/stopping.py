@@ -25,7 +25,10 @@ class ExitCode(IntEnum):
     DONE = 0, "done"
     CRASHED = 1, "crashed, or a reward has a bug; the traceback is in run.log"
     WRONG_INPUT = 2, "wrong command, config or data; one line says what"
-    NO_REWARD = 3, "stopped by ZeroRewardBreaker: no reward for many steps in a row"
+    NO_REWARD = (
+        3,
+        "stopped: no reward (by ZeroRewardBreaker) or nothing to train on for many steps in a row",
+    )
     SCORES_ABSENT = (
         4,
         "stopped: too many scores or completions were missing, a judge's budget is spent, or a "

@@ -130,12 +130,18 @@ def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _check_files(what: str, source: str, patterns: Sequence[str], key: str) -> None:
-    """Check that a local directory has one of the files.
+    """Check that a local source is a directory with one of the files.
 
     Raises:
-        UserError: it has none of them.
+        UserError: it is a file, or has none of them.
     """
     directory = Path(source)
+    if directory.is_file():
+        raise UserError(
+            f"no {what} could be loaded from {source!r}: it must be a directory or a hub id, got a "
+            f"file. Set {key} to the directory of the file, or to a directory that save_pretrained "
+            "wrote."
+        )
     if not directory.is_dir() or any(any(directory.glob(pattern)) for pattern in patterns):
         return
     found = ", ".join(sorted(path.name for path in directory.iterdir())[:10]) or "nothing"

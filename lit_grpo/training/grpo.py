@@ -24,7 +24,7 @@ from lit_grpo.policy.loading import max_positions
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
-from lit_grpo.stopping import stop_run
+from lit_grpo.stopping import ExitCode, stop_run
 from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.collector import Collector
@@ -52,6 +52,9 @@ from lit_grpo.types import (
 )
 
 log = logging.getLogger(__name__)
+
+MAX_EMPTY_STEPS = 50
+"""Rollout steps in a row without an optimizer step after which a run ends."""
 
 
 class GRPOModule(PolicyModule):
@@ -155,6 +158,7 @@ class GRPOModule(PolicyModule):
         )
         self.policy_update = PolicyUpdate(self, self.events, policy, sampling, objective, update)
         self.rollout_step = 0
+        self._num_empty_steps = 0
         self._step_log = StepLog()
 
     @property
@@ -214,7 +218,10 @@ class GRPOModule(PolicyModule):
         except StepAbandoned as abandoned:
             self._undo_step(abandoned.reason)
             return None
-        if batch is not None:
+        if batch is None:
+            self._count_empty_step()
+        else:
+            self._num_empty_steps = 0
             self.update_policy(batch, metrics)
         self.rollout_step += 1
         self.refresh_reference()
@@ -243,20 +250,35 @@ class GRPOModule(PolicyModule):
         Raises:
             StepAbandoned: the teacher of any rank cannot read the completions.
         """
-        batch = self.batch_builder.build(
+        return self.batch_builder.build(
             rollouts,
             kl_coef=self.policy_update.kl_control.coef,
             seed=self.seeds.derive(SeedPurpose.COVARIANCE, self.rollout_step),
             metrics=metrics,
         )
-        if batch is None:
+
+    def _count_empty_step(self) -> None:
+        """Log a rollout step without an optimizer step, and end a run that has too many in a row.
+
+        It would never reach ``max_steps``, which counts optimizer steps.
+        """
+        self._num_empty_steps += 1
+        why = (
+            "every row is invalid, filtered or the only valid one of its group. See "
+            "reward/valid_fraction and the outcomes in completions/."
+        )
+        if self._num_empty_steps.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, …
             rank_zero_only(log.warning)(
-                "rollout step %d has no token to train on, so no optimizer step is taken: every "
-                "row is invalid, filtered or the only valid one of its group. See "
-                "reward/valid_fraction and the outcomes in completions/.",
-                self.rollout_step,
+                "rollout step %d has no token to train on, so no optimizer step is taken (%d in a "
+                "row): %s",
+                *(self.rollout_step, self._num_empty_steps, why),
             )
-        return batch
+        if self._num_empty_steps == MAX_EMPTY_STEPS:
+            message = (
+                f"Stopped because {MAX_EMPTY_STEPS} rollout steps in a row had no token to train "
+                f"on: {why}"
+            )
+            stop_run(self.trainer, StopReason(exit_code=ExitCode.NO_REWARD, message=message))
 
     def update_policy(self, batch: TrainBatch, metrics: Metrics) -> None:
         """Take the optimizer steps; nothing else changes parameters."""

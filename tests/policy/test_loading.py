@@ -41,6 +41,13 @@ def test_a_directory_without_a_model_is_refused(tmp_path):
         policy.load(with_reference=False)
 
 
+def test_a_file_is_not_requested_from_the_hub(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.touch()
+    with pytest.raises(ValueError, match=r"must be a directory or a hub id, got a file"):
+        Policy(path=str(path)).load(with_reference=False)
+
+
 def test_of_the_directory_of_a_run_its_model_is_suggested(tmp_path):
     (tmp_path / "final").mkdir()
     with pytest.raises(ValueError, match=f"Set model.policy.path to {tmp_path}/final"):

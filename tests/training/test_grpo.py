@@ -16,7 +16,9 @@ from lit_grpo.objective import AdvantageConfig, KLTerm, Objective
 from lit_grpo.policy import LoRA
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import HFEngine, Sampling
+from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training import OutagePolicy
+from lit_grpo.training.grpo import MAX_EMPTY_STEPS
 
 
 class Outage(Reward):
@@ -101,6 +103,22 @@ def test_no_optimizer_step_is_taken_where_no_row_is_valid(caplog):
     assert "reward/mean" not in outputs[0]["metrics"]
     assert "no token to train on" in caplog.text
     torch.testing.assert_close(weights(module), start_weights(), rtol=0, atol=0)
+
+
+def test_a_run_without_anything_to_train_on_ends_although_max_steps_is_far(caplog):
+    class Abstains(Reward):
+        def score(self, prompt, completion):
+            return None
+
+    module = make_module(rewards=[Abstains()])
+    outputs = fit(module, max_steps=1, max_epochs=-1)
+    assert len(outputs) == MAX_EMPTY_STEPS
+    assert module.global_step == 0
+    lines = [one for one in caplog.messages if "no token to train on" in one]
+    assert len(lines) == MAX_EMPTY_STEPS.bit_length()
+    reason = get_stop_reason(module.trainer)
+    assert reason.exit_code == ExitCode.NO_REWARD
+    assert f"{MAX_EMPTY_STEPS} rollout steps in a row" in reason.message
 
 
 def test_only_valid_rows_count_in_the_group_mean_and_are_trained_on():
