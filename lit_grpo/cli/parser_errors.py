@@ -73,9 +73,9 @@ def unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
     hint = did_you_mean(name, known)
     if not hint and any(plain in get_args(expected) for plain in (bool, int, float, str)):
         return wrong_type(parser, key, match)
-    path = f" Give its full path, my_module.{name}."
-    few = f" Known: {', '.join(known)}." if len(known) <= 20 else path
-    return f"{key}: no class is called {name}.{hint or few}"
+    few = f" Known: {', '.join(known)}." if len(known) <= 20 else ""
+    path = f"{few} A class of yours needs its path, such as my_module.{name}."
+    return f"{key}: no class is called {name}.{hint or path}"
 
 
 def wrong_class(parser: Any, key: str, match: re.Match[str]) -> str:
