@@ -1,11 +1,15 @@
 """The guide's own objective, played as a user would."""
 
 import re
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from processes import LIT_GRPO, run_program
+from run_logs import workplace
+
+from lit_grpo.__main__ import main
 
 pytestmark = pytest.mark.slow
 
@@ -16,42 +20,58 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", GUIDE.read_text(), flags=re.S)
 
 
-def test_the_guides_surrogate_and_advantage_train_and_are_logged_and_checked(tmp_path):
+def test_the_guides_surrogate_and_advantage_train_and_are_logged(tmp_path):
     (python,), (config,), (command,) = blocks("python"), blocks("yaml"), blocks("bash")
     for text in (python, config):
         (tmp_path / text.split()[1]).write_text(text)
     for function in re.split(r"\n\n\n", python)[1:]:
         assert function.count("\n") < 20
     short = ["--trainer.max_steps", "4", "--run_dir", "run"]
-    program = [*LIT_GRPO, *command.split()[1:], *short]
-    run_program(program, tmp_path)
+    run_program([*LIT_GRPO, *command.split()[1:], *short], tmp_path)
     metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")
     assert metrics["own/bounded_ratio"].dropna().between(0.9, 1.1).all()
     assert len(metrics["own/bounded_ratio"].dropna()) == 2
     assert (metrics["advantage/max"].dropna() == 1).all()
 
-    wrong = re.sub(r"return -(bounded.*)", r"return -(\1).sum()", python)
-    assert wrong != python
-    (tmp_path / "my_objective.py").write_text(wrong)
-    result = run_program([*program[:-1], "other"], tmp_path, exit_code=2)
-    shown = result.stdout + result.stderr
-    assert "Traceback" not in shown
+
+@pytest.fixture
+def failing(tmp_path, monkeypatch, capsys):
+    """Run the guide's surrogate with another last line; return the exit code and the message."""
+
+    def run(last_line: str) -> tuple[int, str]:
+        (python,), (config,), _ = blocks("python"), blocks("yaml"), blocks("bash")
+        changed = re.sub(r"return -(bounded.*)", last_line, python)
+        assert changed != python
+        (tmp_path / "my_objective.py").write_text(changed)
+        (tmp_path / "own.yaml").write_text(config)
+        monkeypatch.delitem(sys.modules, "my_objective", raising=False)
+        words = ["--config", "debug", "--config", "own.yaml", "--trainer.max_steps", "4"]
+        with workplace(tmp_path):
+            exit_code = main(["fit", *words])
+        shown = capsys.readouterr().err
+        return exit_code, shown[shown.index("error: ") :]
+
+    return run
+
+
+def test_a_wrong_shape_is_named_with_the_function_and_its_line(failing):
+    exit_code, shown = failing(r"return -(\1).sum()")
+    assert exit_code == 2
+    assert shown.count("\n") == 1
     assert re.search(r"my_objective\.soft_clip .*my_objective\.py:5\)", shown), shown
 
-    broken = re.sub(r"return -(bounded.*)", r"return -inputs.typo", python)
-    (tmp_path / "my_objective.py").write_text(broken)
-    result = run_program([*program[:-1], "third"], tmp_path, exit_code=1)
-    assert "error: my_objective.soft_clip " in result.stderr
-    shown = result.stderr[result.stderr.index("error: ") :]
+
+def test_an_exception_is_shown_from_the_users_line_on(failing):
+    exit_code, shown = failing("return -inputs.typo")
+    assert exit_code == 1
+    assert shown.startswith("error: my_objective.soft_clip ")
     assert re.search(r"recent call last\):\n  File .*my_objective\.py", shown), shown
     assert shown.endswith("AttributeError: 'LossInputs' object has no attribute 'typo'\n")
     assert "lightning" not in shown
 
-    infinite = re.sub(
-        r"return -(bounded.*)", r"return -(\1) / (1 if inputs.ratio.eq(1).all() else 0)", python
-    )
-    (tmp_path / "my_objective.py").write_text(infinite)
-    result = run_program([*program[:-1], "fourth"], tmp_path, exit_code=1)
-    assert "Traceback" not in result.stderr
-    (line,) = [one for one in result.stderr.splitlines() if one.startswith("error: ")]
-    assert "First check what my_objective.soft_clip" in line
+
+def test_values_that_become_infinite_later_name_the_function(failing):
+    exit_code, shown = failing(r"return -(\1) / (1 if inputs.ratio.eq(1).all() else 0)")
+    assert exit_code == 1
+    assert shown.count("\n") == 1
+    assert "First check what my_objective.soft_clip" in shown

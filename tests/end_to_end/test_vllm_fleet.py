@@ -80,12 +80,11 @@ def engine(policy, started):
 
 def test_the_other_server_takes_over_and_the_killed_one_is_restarted_and_checked(policy, engine):
     urls = [server.url for server in engine.servers]
-    processes, before = processes_of(urls[0]), num_generated(urls)
+    processes, (before, _) = processes_of(urls[0]), num_generated(urls)
     with ThreadPoolExecutor(1) as pool:
         sampling = pool.submit(generate, engine, PROMPTS, LONG, group_size=32)
-        wait_until(
-            lambda: all(now > then for now, then in zip(num_generated(urls), before, strict=True))
-        )
+        # Not until the other one samples as well: by then, this one might be done.
+        wait_until(lambda: num_generated(urls)[0] > before)
         processes[0].kill()
         completions = sampling.result(STARTING_SECONDS)
     assert_written_by({engine.version: policy.model}, PROMPTS, completions)

@@ -217,6 +217,32 @@ def test_running_requests_continue_with_new_weights_and_label_each_token(policy,
     assert_written_by({old: policy.model, old + 1: other.model}, prompts, found)
 
 
+@pytest.mark.parametrize("top_k", [None, 5, 20])
+def test_a_teacher_reads_completions_as_the_model_does(policy, fresh, monkeypatch, top_k):
+    text = [49, 43, 49, 61]
+    batch = batch_of(text, [[7, 8, 9], [1]], text * 30, [[2, 3], [4] * 90])
+    monkeypatch.setenv("TEACHER_KEY", headers(fresh)["Authorization"].removeprefix("Bearer "))
+    teacher = VLLMTeacher([url(fresh)], api_key_variable="TEACHER_KEY")
+    with closing(teacher):
+        teacher.load(policy, temperature=1.0, top_k=top_k)
+        assert teacher.max_positions == MAX_MODEL_LEN - 1
+        *ids, logprobs = teacher.read(batch)
+    for row, length in enumerate(batch.completion_mask.sum(1).tolist()):
+        if top_k is None:
+            expected, _ = unbatched_logprobs(policy.model, batch, row, 1.0)
+        else:
+            prompt_ids = text * 30 if row > 1 else text
+            completion = batch.completion_ids[row, :length].tolist()
+            with torch.no_grad():
+                logits = policy.model(torch.tensor([prompt_ids + completion])).logits
+            every = logits[0, len(prompt_ids) - 1 : -1].log_softmax(-1)
+            expected = every.topk(top_k).values
+            own = every.gather(1, ids[0][row, :length].long())
+            torch.testing.assert_close(own, logprobs[row, :length], rtol=0, atol=1e-4)
+        torch.testing.assert_close(logprobs[row, :length], expected, rtol=0, atol=1e-4)
+        assert not logprobs[row, length:].any()
+
+
 def test_tied_embeddings_that_a_reload_leaves_stale_are_detected(tmp_path):
     tied = tiny_policy(architecture=ARCHITECTURE | {"tie_word_embeddings": True})
     with serving(tied, directory=str(tmp_path)) as engine:
@@ -452,29 +478,3 @@ def test_nothing_is_left_after_closing(fresh):
     assert shared
     assert not any(path.exists() for path in shared)
     assert [path.name for path in directory.iterdir()] == ["server_0.log"]
-
-
-@pytest.mark.parametrize("top_k", [None, 5, 20])
-def test_a_teacher_reads_completions_as_the_model_does(policy, fresh, monkeypatch, top_k):
-    text = [49, 43, 49, 61]
-    batch = batch_of(text, [[7, 8, 9], [1]], text * 30, [[2, 3], [4] * 90])
-    monkeypatch.setenv("TEACHER_KEY", headers(fresh)["Authorization"].removeprefix("Bearer "))
-    teacher = VLLMTeacher([url(fresh)], api_key_variable="TEACHER_KEY")
-    with closing(teacher):
-        teacher.load(policy, temperature=1.0, top_k=top_k)
-        assert teacher.max_positions == MAX_MODEL_LEN - 1
-        *ids, logprobs = teacher.read(batch)
-    for row, length in enumerate(batch.completion_mask.sum(1).tolist()):
-        if top_k is None:
-            expected, _ = unbatched_logprobs(policy.model, batch, row, 1.0)
-        else:
-            prompt_ids = text * 30 if row > 1 else text
-            completion = batch.completion_ids[row, :length].tolist()
-            with torch.no_grad():
-                logits = policy.model(torch.tensor([prompt_ids + completion])).logits
-            every = logits[0, len(prompt_ids) - 1 : -1].log_softmax(-1)
-            expected = every.topk(top_k).values
-            own = every.gather(1, ids[0][row, :length].long())
-            torch.testing.assert_close(own, logprobs[row, :length], rtol=0, atol=1e-4)
-        torch.testing.assert_close(logprobs[row, :length], expected, rtol=0, atol=1e-4)
-        assert not logprobs[row, length:].any()
