@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from lit_grpo.cli.reward_changes import Comparison, Row, print_changes
+from lit_grpo.cli.reward_trial import report_failures
 from lit_grpo.diagnostics import find_failure
 from lit_grpo.runs.files import completions_table, free_path, write_table
 from lit_grpo.runs.tables import open_console
@@ -41,8 +42,10 @@ def rescore(
     *,
     last: int | None,
     name: str,
-) -> None:
+) -> int:
     """Score the logged completions of a run, print what changed, and write the new scores.
+
+    Return the exit code: 0, or 1 if a reward failed on every completion.
 
     Args:
         module: The module with the rewards to score with, and the group size of the run.
@@ -82,6 +85,7 @@ def rescore(
     )
     for line in [*_missing_rows(num_lost, rollouts), f"Completions: {path}"]:
         console.print(line, soft_wrap=True)
+    return report_failures(rollouts)
 
 
 def _missing_rows(num_lost: int, rollouts: Sequence[RolloutBatch]) -> list[str]:

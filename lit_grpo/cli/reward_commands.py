@@ -15,7 +15,6 @@ from lit_grpo.cli.judge_check import check_judges
 from lit_grpo.cli.rescore import rescore
 from lit_grpo.cli.reward_trial import try_rewards
 from lit_grpo.rewards.scoring import RewardFailed
-from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.compatibility import refuse_unsupported
 from lit_grpo.training.seeds import seed_everything
@@ -51,14 +50,13 @@ def _run_rescore(cli: CommandLine) -> int:
     """Score the logged completions of a run again."""
     module, last = _grpo_module(cli), cli.config.last
     check_range("last", last, at_least=1)
-    rescore(
+    return rescore(
         module,
         Path(cli.config.run_dir),
         lambda: _read_prompts(cli).prompts,
         last=last,
         name=cli.config_name.removeprefix("config").lstrip("-") or "rescored",
     )
-    return ExitCode.DONE
 
 
 RUNNERS: dict[str, Callable[[CommandLine], int]] = {

@@ -31,7 +31,7 @@ from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import Measurements, Prompt, RolloutBatch, Score
 
 REWARD_FAILED = 1
-"""Exit code of this command if a reward failed on every completion."""
+"""Exit code of ``rewards`` and ``rescore`` if a reward failed on every completion."""
 SECONDS_PER_MINUTE = 60
 LATENCY = "timing/judge_api_latency_s"
 TOKENS = ("judge/prompt_tokens", "judge/completion_tokens")
@@ -84,13 +84,20 @@ def try_rewards(
     path = free_path(path)
     write_table(completions_table(0, trial.rollouts), path)
     console.print(f"Completions: {path}", soft_wrap=True)
-    if failures := failed_everywhere(trial.rollouts):
-        for failure in failures:
-            if bug := find_bug(trial.rollouts, failure.reward):
-                print(bug, file=sys.stderr)
-        reasons = " ".join(map(str, failures))
-        return print_error(f"a reward failed on every completion: {reasons}", REWARD_FAILED)
-    return ExitCode.DONE
+    return report_failures([trial.rollouts])
+
+
+def report_failures(rollouts: Sequence[RolloutBatch]) -> int:
+    """Print which rewards failed on every completion, with their bugs, and return the exit code."""
+    first, *others = ({one.reward: one for one in failed_everywhere(each)} for each in rollouts)
+    failures = [one for name, one in first.items() if all(name in other for other in others)]
+    if not failures:
+        return ExitCode.DONE
+    for failure in failures:
+        if bug := find_bug(rollouts[0], failure.reward):
+            print(bug, file=sys.stderr)
+    reasons = " ".join(map(str, failures))
+    return print_error(f"a reward failed on every completion: {reasons}", REWARD_FAILED)
 
 
 def run_trial(module: GRPOModule, prompts: Sequence[Prompt]) -> Trial:

@@ -137,8 +137,8 @@ def _describe_data(trainer: Any) -> str:
     return "" if data is None else type(data).__name__ + (f": {names}" if names else "")
 
 
-def _results(run_dir: Path) -> dict[str, tuple[float, float]]:
-    """Return the first and the last value of each result that was logged.
+def _results(run_dir: Path) -> dict[str, tuple[float, float | None]]:
+    """Return the first and the last value of each result that was logged; None if it was one.
 
     The name of a result says at which step its last value was measured, if not at the end.
     """
@@ -147,7 +147,12 @@ def _results(run_dir: Path) -> dict[str, tuple[float, float]]:
     except UserError:  # a trainer without loggers
         return {}
     logged = [(name, metric) for name, metric in RESULTS.items() if run.has(metric)]
-    return {f"{name} {run.when(metric)}".strip(): run.ends(metric) for name, metric in logged}
+    results: dict[str, tuple[float, float | None]] = {}
+    for name, metric in logged:
+        first, last = run.ends(metric)
+        is_one = len(run.values(metric)) == 1
+        results[f"{name} {run.when(metric)}".strip()] = (first, None if is_one else last)
+    return results
 
 
 def _settings(run_dir: Path, trainer: Any, module: Any) -> str:

@@ -77,7 +77,7 @@ def _change(run: Run, metric: str) -> str:
     if not run.has(metric):
         return "–"
     first, last = run.ends(metric)
-    return f"{first:.3f} → {last:.3f}"
+    return f"{first:.3f}" if len(run.values(metric)) == 1 else f"{first:.3f} → {last:.3f}"
 
 
 def _num_tokens(run: Run) -> str:

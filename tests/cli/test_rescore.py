@@ -135,8 +135,9 @@ def test_rewards_see_the_columns_of_the_prompts(here):
 
 
 def test_a_reward_that_fails_now_has_no_value_and_is_counted(capsys):
-    assert rescore(rewards(BROKEN | {"init_args": {"name": "low"}})) == 0
-    shown = capsys.readouterr().out
+    assert rescore(rewards(BROKEN | {"init_args": {"name": "low"}})) == 1
+    shown, error = capsys.readouterr()
+    assert error.splitlines()[-1].startswith("error: a reward failed on every completion")
     assert cells(shown, "low")[2:] == ["–", "100.0%"]
     assert "24 of 24 completions changed. No group has two rows with a reward both before" in shown
     assert "100% of the scores of reward 'low' ended as error" in shown

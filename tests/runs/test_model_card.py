@@ -59,8 +59,8 @@ def settings(card):
 
 
 def results(card):
-    rows = re.findall(r"^\| ([\w -]+) \| ([\d.]+) \| ([\d.]+) \|$", card.text, re.MULTILINE)
-    return {name: (float(first), float(last)) for name, first, last in rows}
+    rows = re.findall(r"^\| ([\w -]+) \| ([\d.]+) \| ([\d.]+|–) \|$", card.text, re.MULTILINE)
+    return {name: (float(first), float(last.replace("–", "nan"))) for name, first, last in rows}
 
 
 def test_the_card_of_a_command_has_its_method_rewards_data_and_whole_config(commanded):

@@ -105,7 +105,7 @@ def test_the_summary_of_a_warm_up_and_grpo_shows_accuracy_before_and_after(tmp_p
     report([str(first), str(last)])
     assert shown(capsys) == [
         "run steps time tokens accuracy reward",
-        "sft/0 2 2 s – 0.250 → 0.250 –",
+        "sft/0 2 2 s – 0.250 –",
         "grpo/0 3 2 min 3 s 4.0 k 0.250 → 0.875 0.500 → 0.750",
         "Held-out accuracy 0.250 after sft/0 → 0.875 after grpo/0 (2 min 6 s)",
         f"Run {last}",

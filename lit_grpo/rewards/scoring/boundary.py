@@ -18,7 +18,8 @@ MAX_DETAIL_CHARACTERS = 500
 MAX_BUG_CHARACTERS = 4000
 
 PROGRAMMING_ERRORS = (
-    LookupError, TypeError, AttributeError, NameError, ArithmeticError, ImportError, SyntaxError
+    LookupError, TypeError, AttributeError, NameError, ArithmeticError, ImportError, SyntaxError,
+    SystemExit,
 )  # fmt: skip
 """Exceptions that usually mean a mistake in the code, such as a missing column."""
 

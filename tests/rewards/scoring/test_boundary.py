@@ -93,6 +93,12 @@ def test_exception_becomes_an_outcome_with_its_type_and_message():
     assert len(failed_scores(ValueError("x" * 9999), 1, 0.5)[0].detail) == 500
 
 
+@pytest.mark.parametrize("error", [KeyError("gold"), SystemExit(2)])
+def test_a_mistake_in_the_code_is_a_bug_and_a_lost_service_is_none(error):
+    assert failed_scores(error, 1, 0.5)[0].bug
+    assert not failed_scores(ConnectionError("lost"), 1, 0.5)[0].bug
+
+
 def raised_in(filename: str) -> str:
     """Return the bug of a missing key in code that stands in this file."""
     code = compile("def score():\n    return {}['gold']", filename, "exec")
