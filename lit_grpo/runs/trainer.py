@@ -9,7 +9,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from lit_grpo.runs.exit_checkpoint import ExitCheckpoint
 from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile, last_checkpoint
+from lit_grpo.runs.lock import locked
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.progress import RolloutProgressBar
 from lit_grpo.runs.resume import find_checkpoint, refuse_past_the_end, refuse_used
@@ -231,7 +232,17 @@ def logged_run(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[
 
     Args:
         resume_with: The command or call that resumes the run.
+
+    Raises:
+        UserError: another process trains in the directory.
     """
+    lock = locked(run_dir) if trainer.global_rank == 0 else nullcontext()
+    with lock, _run_log(trainer, run_dir, resume_with):
+        yield
+
+
+@contextmanager
+def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[None]:
     run_log = open_run_log(run_dir, trainer.global_rank)
     is_done = False
     try:
