@@ -25,6 +25,7 @@ from lit_grpo.stopping import ExitCode, stop_run
 from lit_grpo.training.compatibility import (
     check_completions_fit,
     refuse_unsupported,
+    warn_of_monitors,
     warn_without_validation,
 )
 from lit_grpo.training.evaluation import Evaluation
@@ -182,6 +183,7 @@ class PolicyModule(L.LightningModule):
         loader = self._val_loader()
         if not loader:
             return
+        warn_of_monitors(self.trainer, self.evaluation.metric_names)
         self.evaluation.check(loader.prompts)
         if self.trainer.max_steps > 0:
             warn_without_validation(self.trainer, self.num_batches(self.trainer.max_steps))
@@ -266,7 +268,7 @@ class PolicyModule(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         # Without a scored completion log NaN: Lightning would select checkpoints by the last value.
-        absent = dict.fromkeys(self.evaluation.metric_names, math.nan)
+        absent = dict.fromkeys(self.evaluation.accuracy_names, math.nan)
         self.log_dict(absent | self._val_metrics.merged())
 
     on_test_epoch_start = on_validation_epoch_start

@@ -74,6 +74,11 @@ class Evaluation:
 
     @property
     def metric_names(self) -> list[str]:
+        """Names of all metrics that an evaluation logs."""
+        return [*self.accuracy_names, "val/unscored_fraction", "val/mean_length"]
+
+    @property
+    def accuracy_names(self) -> list[str]:
         """Names of the accuracies that an evaluation logs."""
         n = self.num_samples
         samples = [f"val/avg@{n}", *(f"val/pass@{k}" for k in self.pass_at or (n,))] if n else []

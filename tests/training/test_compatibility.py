@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from tiny import prompt
 
@@ -11,6 +12,7 @@ from lit_grpo.training.compatibility import (
     check_completions_fit,
     check_prompts_fit,
     refuse_unsupported,
+    warn_of_monitors,
 )
 from lit_grpo.types import UserError
 
@@ -42,3 +44,15 @@ def test_prompts_that_leave_no_room_for_a_completion_are_refused():
     check_prompts_fit(None, sampling, [prompt("x" * 1000)])
     with pytest.raises(UserError, match="33 tokens .*max_prompt_tokens to at most 32"):
         check_prompts_fit(64, sampling, [prompt("x"), prompt("x" * 33)])
+
+
+def test_a_callback_that_watches_a_metric_that_is_never_logged_is_named(caplog):
+    callbacks = [
+        EarlyStopping("val/accurcy"),
+        EarlyStopping("val/accuracy"),
+        EarlyStopping("reward/mean"),
+    ]
+    warn_of_monitors(SimpleNamespace(callbacks=callbacks), ["val/accuracy", "val/mean_length"])
+    (line,) = caplog.messages
+    assert line.startswith("EarlyStopping watches val/accurcy, which the evaluation does not log")
+    assert "val/accuracy, val/mean_length" in line
