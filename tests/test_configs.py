@@ -77,6 +77,7 @@ def test_the_learning_rate_can_be_set_alone(name):
     assert group["lr"] == 0.125
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REWARDS)
 def test_rewards_can_be_merged_into_every_experiment(name):
     for experiment in GRPO_EXPERIMENTS:
@@ -228,6 +229,7 @@ def test_every_preset_is_in_the_table():
     assert METHODS.keys() == {name.removesuffix(".yaml") for name in PRESETS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_a_preset_has_the_settings_of_its_paper(name):
     arguments = METHODS[name].arguments

@@ -284,6 +284,7 @@ def commands() -> list[str]:
     return sorted({line for line in lines if re.match(r"lit-grpo (fit|sft|validate|test) ", line)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", commands())
 def test_a_command_of_the_documentation_is_valid(line, grpo_run, capsys):
     with pytest.raises(SystemExit) as leave:

@@ -181,6 +181,7 @@ def test_an_interval_that_can_be_is_taken(interval):
     assert main(["fit", "--config=base.yaml", f"--trainer.val_check_interval={interval}"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "warned"),
     [

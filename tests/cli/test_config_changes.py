@@ -88,6 +88,7 @@ def test_a_reward_that_is_added_is_refused(run, capsys):
     assert "model.rewards.1: (not set) -> {'class_path'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["sft", "fit"])
 def test_the_command_that_goes_on_is_the_one_that_was_used(here, command, capsys):
     settings = {"target_column": "answer"} if command == "sft" else {"rewards": ["MathReward"]}
@@ -132,6 +133,7 @@ def test_a_new_learning_rate_is_used(run, schedule):
     assert metrics_of(run)["policy/lr"].tolist() == [0.25, 0.25, *expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

@@ -61,6 +61,7 @@ def test_a_port_that_is_taken_is_refused_and_nothing_is_left(policy, traces):
         assert traces() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "dtype", "served", "tolerance"),
     [
