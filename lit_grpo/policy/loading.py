@@ -37,8 +37,7 @@ def load_tokenizer(
     Args:
         key: The setting that names the source, for errors.
     """
-    _check_files("tokenizer", source, TOKENIZER_FILES, key)
-    with _explained_errors("tokenizer", source, key):
+    with _explained_errors("tokenizer", source, TOKENIZER_FILES, key):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust_remote_code
         )
@@ -65,8 +64,7 @@ def load_model(
     options = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if is_adapter(path):
         return _load_merged(path, dtype=dtype, key=key, **options)
-    _check_files("model", path, ("config.json",), key)
-    with _explained_errors("model", path, key):
+    with _explained_errors("model", path, ("config.json",), key):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path, config=_without_dropout(config), dtype=getattr(torch, dtype), **options
@@ -129,13 +127,22 @@ def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
-def _check_files(what: str, source: str, patterns: Sequence[str], key: str) -> None:
-    """Check that a local source is a directory with one of the files.
+def _check_source(what: str, source: str, patterns: Sequence[str], key: str) -> None:
+    """Check that a source which can only be a path is a directory with one of the files.
+
+    Otherwise it would be requested from the Hub, which takes a minute without a network.
 
     Raises:
-        UserError: it is a file, or has none of them.
+        UserError: it does not exist, is a file, or has none of them.
     """
     directory = Path(source)
+    is_path = source.count("/") > 1 or source.startswith((".", "~", "/"))
+    if is_path and not directory.exists():
+        raise UserError(
+            f"no {what} could be loaded from {source!r}: there is no such directory. "
+            f"Set {key} to a directory that save_pretrained wrote (lit-grpo sft and fit write "
+            "RUN/final) or to a hub id."
+        )
     if directory.is_file():
         raise UserError(
             f"no {what} could be loaded from {source!r}: it must be a directory or a hub id, got a "
@@ -155,18 +162,13 @@ def _check_files(what: str, source: str, patterns: Sequence[str], key: str) -> N
 
 
 @contextmanager
-def _explained_errors(what: str, source: str, key: str) -> Iterator[None]:
+def _explained_errors(what: str, source: str, patterns: Sequence[str], key: str) -> Iterator[None]:
     """Replace the errors of `transformers` with one that names the source and the setting.
 
-    A source that can only be a path is checked first, because requesting it from the Hub takes a
-    minute without a network.
+    Args:
+        patterns: Files of which a local source has at least one.
     """
-    if not Path(source).exists() and (source.count("/") > 1 or source.startswith((".", "~", "/"))):
-        raise UserError(
-            f"no {what} could be loaded from {source!r}: there is no such directory. "
-            f"Set {key} to a directory that save_pretrained wrote (lit-grpo sft and fit write "
-            "RUN/final) or to a hub id."
-        )
+    _check_source(what, source, patterns, key)
     if not Path(source).exists():
         rank_zero_only(log.info)("%s is no directory: asking the Hub for the %s", source, what)
     try:

@@ -54,6 +54,11 @@ class Run:
         values = self.values(metric)
         return values.iloc[0], values.iloc[-1]
 
+    def change(self, metric: str) -> tuple[float, float | None]:
+        """Return the first and the last value of a metric; None if it was measured once."""
+        first, last = self.ends(metric)
+        return first, None if len(self.values(metric)) == 1 else last
+
     def when(self, metric: str) -> str:
         """Return at which step a metric was last logged; empty if that was the last step.
 

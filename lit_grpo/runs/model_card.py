@@ -147,12 +147,7 @@ def _results(run_dir: Path) -> dict[str, tuple[float, float | None]]:
     except UserError:  # a trainer without loggers
         return {}
     logged = [(name, metric) for name, metric in RESULTS.items() if run.has(metric)]
-    results: dict[str, tuple[float, float | None]] = {}
-    for name, metric in logged:
-        first, last = run.ends(metric)
-        is_one = len(run.values(metric)) == 1
-        results[f"{name} {run.when(metric)}".strip()] = (first, None if is_one else last)
-    return results
+    return {f"{name} {run.when(metric)}".strip(): run.change(metric) for name, metric in logged}
 
 
 def _settings(run_dir: Path, trainer: Any, module: Any) -> str:

@@ -76,8 +76,8 @@ def _table(runs: Sequence[Run]) -> Table:
 def _change(run: Run, metric: str) -> str:
     if not run.has(metric):
         return "–"
-    first, last = run.ends(metric)
-    return f"{first:.3f}" if len(run.values(metric)) == 1 else f"{first:.3f} → {last:.3f}"
+    first, last = run.change(metric)
+    return f"{first:.3f}" if last is None else f"{first:.3f} → {last:.3f}"
 
 
 def _num_tokens(run: Run) -> str:

@@ -228,8 +228,7 @@ class BatchBuilder:
         parts = micro_batches(batch, rows, max_tokens, packed=packed)
         for part in parts:
             found.append(function(batch.select(part)))
-            num_done = self._progress.num_done + len(part)
-            self._progress = replace(self._progress, num_done=num_done)
+            self._progress = self._progress.advanced(len(part))
         if found:
             for number, value in enumerate(values):
                 _copy_to(value, parts, [one[number] for one in found])

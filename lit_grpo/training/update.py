@@ -6,7 +6,6 @@ The gradient is the same for any split into micro-batches and over ranks. The fo
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -164,6 +163,5 @@ class PolicyUpdate:
                 details["kl"] = (losses.kl * losses.weights).sum()
             add_update_metrics(metrics, moved, losses, statistics.entropy)
             metrics.add("policy/loss", details["loss"], 0.0)
-        num_done = self._progress.num_done + batch.num_rows
-        self._progress = replace(self._progress, num_done=num_done)
+        self._progress = self._progress.advanced(batch.num_rows)
         return (statistics.entropy.detach() * moved.surrogate_mask).sum()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,10 @@ class StageProgress:
     """Completions that the stage has to handle; 0 if they are not counted."""
     num_tokens: int = 0
     """Tokens so far, for a rate; 0 if they are not counted."""
+
+    def advanced(self, count: int) -> StageProgress:
+        """Return the progress after so many further completions."""
+        return replace(self, num_done=self.num_done + count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

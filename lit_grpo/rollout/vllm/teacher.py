@@ -174,7 +174,7 @@ class VLLMTeacher(Teacher):
         ours = tokenizer(text, add_special_tokens=False)["input_ids"]
         if theirs != ours:
             raise wrong_tokenizer(f"that splits {text[:50]!r} differently", f"{_KEY}.urls")
-        await self._ask(server, ours[:4], ours[4:8], self._top_k)
+        await self._ask(server, ours[:4], ours[4:8], self._top_k or 0)
         return server
 
     def _needed_option(self) -> str:
@@ -207,7 +207,7 @@ class VLLMTeacher(Teacher):
             server = self._servers[(number + num_failures) % len(self._servers)]
             try:
                 async with server.slots:
-                    found = await self._ask(server, prompt, completion, self._top_k)
+                    found = await self._ask(server, prompt, completion, self._top_k or 0)
                 self._is_failing = False
                 return found
             except RequestRefused as error:
@@ -240,17 +240,20 @@ class VLLMTeacher(Teacher):
         self._is_failing = True
 
     async def _ask(
-        self, server: _Server, prompt: Sequence[int], completion: Sequence[int], top_k: int | None
+        self, server: _Server, prompt: Sequence[int], completion: Sequence[int], num_likely: int
     ) -> list[Any]:
         """Send one request; return the values of each completion token.
 
-        A teacher may have more tokens than the policy. Where one of them is among the ``top_k``,
-        more are asked for.
+        A teacher may have more tokens than the policy. Where one of them is among the likeliest,
+        twice as many are asked for.
+
+        Args:
+            num_likely: Number of most likely tokens to ask for at each place.
         """
         body = {
             "model": server.model,
             "prompt": [*prompt, *completion],
-            "prompt_logprobs": top_k or 0,
+            "prompt_logprobs": num_likely,
             "max_tokens": 1,
             "temperature": 0.0,
         }
@@ -267,8 +270,7 @@ class VLLMTeacher(Teacher):
             found = [_most_likely(entry, self._top_k, self._vocab_size) for entry in entries]
         if all(len(ids) == self._top_k for ids, _ in found):
             return [[ids for ids, _ in found], [logprobs for _, logprobs in found]]
-        assert top_k is not None
-        return await self._ask(server, prompt, completion, 2 * top_k)
+        return await self._ask(server, prompt, completion, 2 * num_likely)
 
 
 def _most_likely(
