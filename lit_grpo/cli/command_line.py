@@ -53,6 +53,13 @@ class Parser(LightningArgumentParser):
             raise UserError(line) from ex
         raise argparse.ArgumentError(None, quote(line)) from ex
 
+    def validate(self, namespace: Any, skip_unset: bool = True, **kwargs: Any) -> None:
+        """Check every value, also what jsonargparse lets pass: null, and a value for a section."""
+        for section in self.groups or ():
+            if section in namespace and not isinstance(namespace[section], Namespace):
+                raise TypeError(f'Parser key "{section}":\nNo section: {namespace[section]}')
+        super().validate(namespace, skip_unset=False, **kwargs)
+
     def dump(self, cfg: Any, **kwargs: Any) -> str:
         """Return the config as it would run, environment variables included.
 

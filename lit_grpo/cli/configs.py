@@ -170,7 +170,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read one config file.
 
     Raises:
-        UserError: the file is not a YAML mapping, has a key twice, or interpolates a secret.
+        UserError: the file is not a YAML mapping, has a key twice or without what belongs under
+            it, or interpolates a secret.
     """
     try:
         text = path.read_text()
@@ -184,8 +185,22 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         got = "nothing" if config is None else f"a {type(config).__name__}"
         raise UserError(f"{path}: a config must be a mapping of keys to values, got {got}.")
+    refuse_empty(config, "", path)
     refuse_secrets(config, str(path))
     return config
+
+
+def refuse_empty(config: Any, prefix: str, path: Path) -> None:
+    """Raise UserError if a section has no keys: the parser would fail without its name."""
+    items = config.items() if isinstance(config, dict) else enumerate(config)
+    for key, value in items:
+        is_section = key == "init_args" or (not prefix and key in ("trainer", "model", "data"))
+        if is_section and value is None:
+            raise UserError(
+                f"{path}: {prefix}{key} must have keys under it, got nothing. Remove the line."
+            )
+        if isinstance(value, dict | list):
+            refuse_empty(value, f"{prefix}{key}.", path)
 
 
 def refuse_repeated_keys(root: yaml.Node | None, path: Path) -> None:

@@ -12,10 +12,20 @@ from typing import Any, Literal, get_args, get_origin
 
 from lit_grpo.cli.errors import broken_import, did_you_mean, one_line
 from lit_grpo.cli.keys import KEYS
-from lit_grpo.cli.type_hints import class_names, literals, takes_function, type_name, type_of
+from lit_grpo.cli.type_hints import (
+    class_names,
+    has_default,
+    literals,
+    takes_function,
+    type_name,
+    type_of,
+)
 
 BEGIN, END = "\x02", "\x03"
 """Marks around an error message that the parser of a nested class has already reworded."""
+
+MAPPING = re.compile(r"Unable to load config .*?\n\s*- (?=Parser key)", re.DOTALL)
+"""What the parser says of a mapping that it was given as one value, before the key inside it."""
 
 
 def quote(line: str) -> str:
@@ -28,6 +38,7 @@ def explain(parser: Any, message: str, cause: BaseException | None) -> str:
     broken = broken_import(cause)
     if broken:
         return broken
+    message = MAPPING.split(message)[-1]
     found = re.search(r'Parser key "([^"]+)"', message)
     key = found.group(1) if found else ""
     for pattern, word in RULES:
@@ -129,8 +140,21 @@ def missing_keys(parser: Any, key: str, match: re.Match[str]) -> str:
     return f"{match['keys']}: required, but not set."
 
 
+def no_section(parser: Any, key: str, match: re.Match[str]) -> str:
+    parts = [name.removeprefix(f"{key}.") for name in keys(parser) if name.startswith(f"{key}.")]
+    known = list(dict.fromkeys(part.split(".")[0].rstrip("+") for part in parts))
+    few = ", ".join(known[:4]) + (", …" if len(known) > 4 else "")
+    if match["value"] == "None":
+        return f"{key}: expected keys under it ({few}), got nothing. Remove it for the defaults."
+    return f"{key}: expected keys under it ({few}), got {match['value']}."
+
+
 def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     expected, value = type_of(parser, key), one_line(match["value"])
+    if value == "None" and not has_default(parser, key):
+        return f"{key}: required, but not set."
+    if value == "None":
+        return f"{key}: expected {type_name(expected)}, got null. Remove it for the default."
     shown = value if len(value) <= 60 else f"{value[:57]}..."
     choices = [str(choice) for choice in get_args(expected)]
     hint = did_you_mean(value, choices) if get_origin(expected) is Literal else ""
@@ -144,8 +168,11 @@ Rule = Callable[[Any, str, "re.Match[str]"], str]
 RULES: tuple[tuple[str, Rule], ...] = (
     (rf"class_path '(?P<path>[^']+)':\s*{BEGIN}(?P<inner>[^{END}]*){END}", nested),
     (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", nested),
+    (r"Got value: (?P<value>None)$", wrong_type),
     (r"class_path '(?P<path>[^']+)':\s*(?P<reason>[^\n]+)", bad_import),
     (r"Not a valid subclass of (?P<base>\w+)\. Got value: (?P<value>\{[^\n]*)\n", no_keys),
+    (r"No section: (?P<value>.*)", no_section),
+    (r"Unable to load config ['\"](?P<value>[^\n]*)['\"]", no_section),
     (r"Expected a dot import path string: (?P<value>[^\n]+?)\s*(\n|$)", unknown_class),
     (
         r"subtypes.*a callable class: (?P<reason>[^\n]+).*value: (?P<value>\S+)$",
@@ -156,7 +183,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (r"(Group '(?P<group>.+)' does not accept o|O)ption '(?P<key>[^']+)'", unknown_key),
     (r"unrecognized arguments: (?P<argument>\S+)", unknown_argument),
     (r"the following arguments are required: (?P<keys>.+)", missing_keys),
-    (r"(Got|Given) value: (?P<value>.*?)$", wrong_type),
+    (r"(Got|Given) value: (?P<value>.*?)(\n\s*Subclass types expect.*)?$", wrong_type),
 )
 
 

@@ -12,8 +12,17 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 def type_of(parser: Any, key: str) -> Any:
     """Return the type hint of a key, or None if the parser has none."""
-    action = next((action for action in parser._actions if action.dest == key), None)
+    action = _action(parser, key)
     return getattr(action, "_typehint", None) or getattr(action, "type", None)
+
+
+def has_default(parser: Any, key: str) -> bool:
+    """Return whether a key has a default other than null."""
+    return getattr(_action(parser, key), "default", None) is not None
+
+
+def _action(parser: Any, key: str) -> Any:
+    return next((action for action in parser._actions if action.dest == key), None)
 
 
 def type_name(hint: Any) -> str:

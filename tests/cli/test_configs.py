@@ -52,7 +52,6 @@ def test_run_dir_and_ckpt_path_come_from_the_last_source_that_sets_them(tmp_path
         ("model: {group_size: 8}", ["--model", "my.Module"], True),
         ("model: {class_path: my.Module}", [], True),
         ("model: my.Module", [], True),
-        ("model:", [], False),
     ],
 )
 def test_a_model_class_is_noticed_in_files_and_arguments(config, arguments, expected, tmp_path):

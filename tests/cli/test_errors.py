@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -54,6 +55,24 @@ ARGUMENTS = {
     "--model.group_sise=3": "model.group_sise: no such key. Did you mean group_size?",
     "--model.sampling.temprature=1": (
         "model.sampling.temprature: no such key. Did you mean temperature?"
+    ),
+    "--model.sampling='{max_tokens: six}'": "model.sampling.max_tokens: expected int, got six.",
+    "--model.sampling='{max_token: 6}'": (
+        "model.sampling.max_token: no such key. Did you mean max_tokens?"
+    ),
+    "--model.objective='{kl: {refresh_every: 1.5}}'": (
+        "model.objective.kl.refresh_every: expected int or null, got 1.5."
+    ),
+    "--model.objective='{kl: {coef: null}}'": (
+        "model.objective.kl.coef: expected float, got null. Remove it for the default."
+    ),
+    "--model.sampling=no_file.yaml": (
+        "model.sampling: expected keys under it (temperature, top_p, top_k, max_tokens, …), got "
+        "no_file.yaml."
+    ),
+    "--model.sampling='{a: [}'": (
+        "model.sampling: expected keys under it (temperature, top_p, top_k, max_tokens, …), got "
+        "{a: [}."
     ),
     "--model.engine=HFEngin": "model.engine: no class is called HFEngin. Did you mean HFEngine?",
     "--model.teacher.paht=x": ("model.teacher: LocalTeacher.paht: no such key. Did you mean path?"),
@@ -221,7 +240,32 @@ FILES = {
     ),
     "{trainer: {accelerator: gpu}}": "Set trainer.accelerator to auto or cpu.",
     "{trainer: {accelerator: gpuu}}": "You selected an invalid accelerator name",
-    "{data: null}": "data: required, but not set.",
+    "{data: null}": "case.yaml: data must have keys under it, got nothing. Remove the line.",
+    "{trainer: }": "case.yaml: trainer must have keys under it, got nothing. Remove the line.",
+    "{data: {class_path: AdditionData, init_args: }}": (
+        "case.yaml: data.init_args must have keys under it, got nothing. Remove the line."
+    ),
+    "{model: {rewards: [{class_path: MathReward, init_args: }]}}": (
+        "case.yaml: model.rewards.0.init_args must have keys under it, got nothing."
+    ),
+    "{model: {group_size: }}": (
+        "model.group_size: expected int, got null. Remove it for the default."
+    ),
+    "{model: {optimizer: }}": "got null. Remove it for the default.",
+    "{model: {policy: }}": "model.policy: required, but not set.",
+    "{model: {sampling: }}": (
+        "model.sampling: expected keys under it (temperature, top_p, top_k, max_tokens, …), got "
+        "nothing. Remove it for the defaults."
+    ),
+    "{model: {sampling: 5}}": (
+        "model.sampling: expected keys under it (temperature, top_p, top_k, max_tokens, …), got 5."
+    ),
+    "{model: {objective: {kl: [1]}}}": (
+        "model.objective.kl: expected keys under it (estimator, coef, place, gradient, …), got [1]."
+    ),
+    "{model: {rewards: [{class_path: MathReward, init_args: {weight: }}]}}": (
+        "model.rewards: MathReward.weight: expected float, got null. Remove it for the default."
+    ),
     "- a list": "case.yaml: a config must be a mapping of keys to values, got a list.",
     "a: 'x": "case.yaml, line 1: found unexpected end of stream (not valid YAML).",
 }
@@ -233,7 +277,7 @@ def answers(tmp_path_factory) -> dict[str, tuple[int, str]]:
     (directory / "base.yaml").write_text(yaml.safe_dump(BASE))
     for name, source in MODULES.items():
         (directory / f"{name}.py").write_text(source)
-    cases = [["--config", "base.yaml", *arguments.split()] for arguments in ARGUMENTS]
+    cases = [["--config", "base.yaml", *shlex.split(arguments)] for arguments in ARGUMENTS]
     for number, text in enumerate(FILES):
         (directory / str(number)).mkdir()
         (directory / str(number) / "case.yaml").write_text(text)

@@ -120,6 +120,7 @@ class VLLMTeacher(Teacher):
 
     def read(self, batch: TokenBatch) -> list[Tensor]:
         assert self._loop is not None, "load() comes first"
+        self._is_failing = False
         found = self._loop.run(self._read_rows(batch))
         shape = batch.completion_ids.shape
         if self._top_k is None:
@@ -207,9 +208,7 @@ class VLLMTeacher(Teacher):
             server = self._servers[(number + num_failures) % len(self._servers)]
             try:
                 async with server.slots:
-                    found = await self._ask(server, prompt, completion, self._top_k or 0)
-                self._is_failing = False
-                return found
+                    return await self._ask(server, prompt, completion, self._top_k or 0)
             except RequestRefused as error:
                 raise TeacherFailed(
                     f"{self._failed(server)} refused a completion: {error}"
@@ -231,7 +230,7 @@ class VLLMTeacher(Teacher):
         return f"the teacher's server at {server.endpoint.url}"
 
     def _warn_once(self, server: _Server, error: ServerError) -> None:
-        """Log the first failure of an outage."""
+        """Log the first failure of a read."""
         if not self._is_failing:
             log.warning(
                 "%s failed: %s. Asking again for up to %.0f s.",
