@@ -202,6 +202,7 @@ def test_the_reward_of_the_readme_has_fewer_than_15_lines_and_works(workplace):
     assert outcomes == {Outcome.ABSTAIN}
 
 
+@pytest.mark.slow
 def test_the_engine_reports_the_logprobs_of_the_policy_that_it_was_given(grpo_run):
     metrics = pd.read_csv(grpo_run / "metrics.csv")
     assert len(metrics) == 2
@@ -213,6 +214,7 @@ def test_the_engine_reports_the_logprobs_of_the_policy_that_it_was_given(grpo_ru
     assert "my_engines.PlainEngine" in (grpo_run / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_the_callback_ends_a_run_with_its_reason_and_exit_code(workplace):
     guard = "--trainer.callbacks=my_callbacks.LengthGuard"
     files = ["--config=my.yaml", "--config=tiny.yaml", "--run_dir=runs/guarded"]
@@ -246,6 +248,7 @@ def test_ten_lines_of_yaml_train_a_model(workplace):
     assert (workplace / "runs/math/final/model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_ten_lines_of_python_train_a_model(workplace):
     text = named_blocks()["train.py"]
     assert len([line for line in text.splitlines()[1:] if line.strip()]) <= 10

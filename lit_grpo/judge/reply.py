@@ -182,8 +182,9 @@ def read_reply(text: str, form: Form, ids: Sequence[str]) -> dict[str, Verdict]:
         raise _unreadable(f"expected exactly one verdict with the id {ids[0]}", text)
     verdicts = {}
     for one in once:
+        fields = {name: value for name, value in one.items() if name != "id"}
         try:
-            verdicts[str(one["id"])] = form.read(one)
+            verdicts[str(one["id"])] = form.read(fields)
         except JudgeFailure:
             if len(ids) == 1:
                 raise

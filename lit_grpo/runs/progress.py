@@ -35,6 +35,8 @@ SHOWN = {
     "val/accuracy": ("acc", ".3f"),
 }
 """Metric -> short name and format, in display order."""
+MAX_PLAIN = 1e7
+"""Numbers above it are shown with an exponent."""
 
 POLL_SECONDS = 1.0
 COLOUR = "#6206E0"  # Lightning's
@@ -218,7 +220,8 @@ def metrics_line(metrics: Mapping[str, Any]) -> str:
     shown: dict[str, str] = {}
     for metric, (name, spec) in SHOWN.items():
         if metric in metrics:
-            shown[name] = format(float(metrics[metric]), spec)
+            value = float(metrics[metric])
+            shown[name] = format(value, spec if abs(value) < MAX_PLAIN else ".3e")
     return "  ".join(f"{name} {value}" for name, value in shown.items()).replace("  ± ", "±")
 
 

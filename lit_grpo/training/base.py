@@ -26,6 +26,7 @@ from lit_grpo.training.compatibility import (
     check_completions_fit,
     refuse_unsupported,
     warn_of_monitors,
+    warn_of_warm_up,
     warn_without_validation,
 )
 from lit_grpo.training.evaluation import Evaluation
@@ -180,12 +181,13 @@ class PolicyModule(L.LightningModule):
                 *(self.trainer.ckpt_path, self.trainer.fit_loop.total_batch_idx + 1),
                 self.global_step,
             )
+        warn_of_warm_up(self.trainer, self.warmup_steps)
         loader = self._val_loader()
         if not loader:
             return
         warn_of_monitors(self.trainer, self.evaluation.metric_names)
         self.evaluation.check(loader.prompts)
-        if self.trainer.max_steps > 0:
+        if self.trainer.max_steps > 0 and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             warn_without_validation(self.trainer, self.num_batches(self.trainer.max_steps))
         if self.evaluation.before_training and self.global_step == 0:
             self._evaluate_before_training(loader)

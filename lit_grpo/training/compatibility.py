@@ -187,6 +187,17 @@ def warn_of_monitors(trainer: L.Trainer, known: Sequence[str]) -> None:
 
 
 @rank_zero_only
+def warn_of_warm_up(trainer: L.Trainer, warmup_steps: int) -> None:
+    """Warn if a run ends before its learning rate is reached."""
+    if 0 < trainer.max_steps <= warmup_steps and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        log.warning(
+            "the learning rate is never reached: model.warmup_steps is %d, and the run ends after "
+            "%d optimizer steps (trainer.max_steps). Lower model.warmup_steps.",
+            *(warmup_steps, trainer.max_steps),
+        )
+
+
+@rank_zero_only
 def warn_without_validation(trainer: L.Trainer, num_steps: int) -> None:
     """Warn if a run with validation data ends before its first validation.
 

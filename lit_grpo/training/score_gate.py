@@ -103,10 +103,24 @@ class ScoreStatus:
         """Names of the rewards that failed by a bug on every row."""
         return frozenset(self.bugs) - self.not_bugs
 
+    @property
+    def num_absent(self) -> int:
+        """Rows without a score."""
+        return self.num_missing + self.num_not_sampled
+
+    @property
+    def advice(self) -> str:
+        """What to do when the run has stopped."""
+        if self.num_absent == self.num_rows:
+            return "Fix the cause and resume."
+        return "Fix the cause and resume, or raise model.outage.max_absent_fraction."
+
     def __str__(self) -> str:
-        missing = self.num_missing + self.num_not_sampled
-        share = missing / self.num_rows
-        return f"{missing} of the {self.num_rows} rows ({share:.0%}) have no score: {self.failure}"
+        share = self.num_absent / self.num_rows
+        return (
+            f"{self.num_absent} of the {self.num_rows} rows ({share:.0%}) have no score: "
+            f"{self.failure}"
+        )
 
 
 class ScoreGate:
@@ -151,8 +165,7 @@ class ScoreGate:
             if pause is None:
                 raise StepAbandoned(
                     f"Stopped because too many scores are missing: {status} The step was not "
-                    "trained on. Fix the cause and resume, or raise "
-                    "model.outage.max_absent_fraction."
+                    f"trained on. {status.advice}"
                 )
             when = f"in {pause:.0f} s" if pause else "now"
             rank_zero_only(log.warning)(
@@ -205,7 +218,7 @@ class ScoreGate:
         limit = self._policy.max_absent_fraction * status.num_rows
         if status.num_not_sampled > limit:
             raise StepAbandoned(f"Stopped because completions could not be sampled: {status}")
-        return status.num_missing + status.num_not_sampled <= limit
+        return status.num_absent <= limit
 
     def _wait(self, scoring: Scoring | None) -> None:
         """Wait until every rank has its scores; past the deadline, missing ones become timeouts."""

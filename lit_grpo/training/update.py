@@ -6,10 +6,12 @@ The gradient is the same for any split into micro-batches and over ranks. The fo
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from lit_grpo.distributed import sum_over_ranks
@@ -30,6 +32,8 @@ from lit_grpo.training.batching import (
 from lit_grpo.training.metrics import Metrics, add_update_metrics
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.types import Diverged, StageProgress, TrainBatch
+
+log = logging.getLogger(__name__)
 
 
 class PolicyUpdate:
@@ -55,7 +59,7 @@ class PolicyUpdate:
         self.sampling = sampling
         self.objective = objective
         self.config = config
-        self._progress = StageProgress()
+        self._progress, self._has_warned = StageProgress(), False
         self.entropy_control = EntropyControl(term=objective.entropy, coef=objective.entropy.coef)
         self.kl_control = KLControl(term=objective.kl, coef=objective.kl.coef)
 
@@ -67,11 +71,22 @@ class PolicyUpdate:
         """Take all optimizer steps of one rollout step."""
         num_rows = self.config.epochs * len(rows_with_gradient(batch, self.objective))
         self._progress = StageProgress(total=num_rows)
+        self._warn_of_few_groups(batch.prompt_ids.shape[0])
         for _ in range(self.config.epochs):
             for minibatch in minibatches(batch, self.config.minibatches):
                 counts = count_tokens(self.module, minibatch, self.sampling.max_tokens)
                 if counts.tokens:
                     self._optimizer_step(minibatch, counts, metrics)
+
+    def _warn_of_few_groups(self, num_groups: int) -> None:
+        """Log once that a rollout step takes fewer optimizer steps than configured."""
+        if num_groups < self.config.minibatches and not self._has_warned:
+            self._has_warned = True
+            rank_zero_only(log.warning)(
+                "a rollout step of %d groups is split into so many minibatches, not into %d. Set "
+                "model.update.minibatches to at most the number of groups in a step.",
+                *(num_groups, self.config.minibatches),
+            )
 
     def _optimizer_step(self, batch: TrainBatch, counts: TokenCounts, metrics: Metrics) -> None:
         """Take one optimizer step on the gradient of the whole batch over all ranks."""

@@ -215,6 +215,7 @@ def test_the_accuracy_before_training_does_not_wait_for_an_epoch_with_a_validati
     assert "before training: val/accuracy" in (here / "run" / "run.log").read_text()
 
 
+@pytest.mark.slow
 def test_several_updates_per_rollout_step_make_a_run_of_fewer_steps(here):
     words = ["--trainer.max_steps=6", "--model.update.minibatches=2", ACROSS]
     for interval, is_warned in ((3, False), (4, True)):

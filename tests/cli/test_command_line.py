@@ -81,7 +81,13 @@ LISTS = {
 
 
 @pytest.mark.parametrize(("key", "first", "second"), LISTS.values(), ids=LISTS)
-@pytest.mark.parametrize("source", ["file", "argument", "argument with ="])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "file",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("argument", "argument with =")),
+    ],
+)
 def test_a_list_replaces_the_earlier_one_and_keeps_nothing_of_it(
     here, printed_config, key, first, second, source
 ):

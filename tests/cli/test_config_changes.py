@@ -61,6 +61,7 @@ def test_a_run_goes_on_with_its_own_settings(run):
     assert "sampling" not in log
 
 
+@pytest.mark.slow
 def test_the_config_of_the_earlier_part_is_kept(run):
     for steps in (3, 4):
         assert main(["fit", RUN, f"--trainer.max_steps={steps}"]) == 0
@@ -125,7 +126,7 @@ def test_allowed_changes_are_applied_logged_and_not_remembered(run):
     assert yaml.safe_load((run / "config.yaml").read_text())["allow_changes"] is False
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear"])
+@pytest.mark.parametrize("schedule", [pytest.param("constant", marks=pytest.mark.slow), "linear"])
 def test_a_new_learning_rate_is_used(run, schedule):
     words = ["--model.optimizer.lr=0.5", f"--model.lr_schedule={schedule}"]
     assert main(["fit", RUN, "--trainer.max_steps=4", *words]) == 0

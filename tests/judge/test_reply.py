@@ -186,3 +186,7 @@ def test_the_instructions_name_every_field():
         '"score": a whole number from 0 to 10}'
     )
     assert '"verdicts": [{"id": "the id", "explanation"' in FORM.instructions(2)
+
+
+def test_an_unreadable_verdict_is_quoted_without_an_id_that_the_judge_did_not_write():
+    assert "'id'" not in refused(json.dumps(SEVEN | {"score": "high"}))

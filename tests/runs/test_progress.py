@@ -103,6 +103,10 @@ def test_a_warm_up_shows_loss_and_accuracy():
     assert shown == "loss 0.1235  acc 0.750"
 
 
+def test_an_enormous_metric_is_shown_with_an_exponent():
+    assert metrics_line({"reward/mean": -1.5e30}) == "reward -1.500e+30"
+
+
 def test_zero_steps_between_lines_are_refused():
     with pytest.raises(ValueError, match="every_n_steps must be >= 1, got 0"):
         RolloutProgressBar(every_n_steps=0)

@@ -137,6 +137,7 @@ def test_warm_up_steps_are_left_out_and_a_generation_takes_its_configured_time()
     assert min(seconds) >= 0.1
 
 
+@pytest.mark.slow
 def test_overlap_is_timed_beside_the_same_run_without_it(monkeypatch):
     monkeypatch.setitem(overlap.WORKLOADS, "short_equal", SHORT)
     (figure,) = overlap.compare_overlap(TINY, REPETITIONS)

@@ -13,6 +13,7 @@ from lit_grpo.training.compatibility import (
     check_prompts_fit,
     refuse_unsupported,
     warn_of_monitors,
+    warn_of_warm_up,
 )
 from lit_grpo.types import UserError
 
@@ -56,3 +57,15 @@ def test_a_callback_that_watches_a_metric_that_is_never_logged_is_named(caplog):
     (line,) = caplog.messages
     assert line.startswith("EarlyStopping watches val/accurcy, which the evaluation does not log")
     assert "val/accuracy, val/mean_length" in line
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "warmup_steps", "is_dry", "warns"),
+    [(2, 2, False, True), (3, 2, False, False), (-1, 50, False, False), (1, 50, True, False)],
+)
+def test_a_warm_up_that_lasts_to_the_end_is_named(max_steps, warmup_steps, is_dry, warns, caplog):
+    trainer = SimpleNamespace(max_steps=max_steps, fast_dev_run=is_dry)
+    warn_of_warm_up(trainer, warmup_steps)
+    assert [line.split(":")[0] for line in caplog.messages] == warns * [
+        "the learning rate is never reached"
+    ]

@@ -170,6 +170,7 @@ def test_a_teacher_behind_a_server_trains_as_one_in_the_process(teacher_path, te
     assert_same_runs(runs, rtol=1e-4, atol=1e-6, metrics_atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_stops_the_run_which_a_resumed_one_continues_exactly(
     teacher_path, tmp_path
 ):

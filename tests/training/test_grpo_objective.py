@@ -67,7 +67,10 @@ def test_a_reference_that_is_mixed_is_the_moving_average_of_the_policy():
         torch.testing.assert_close(parameter, expected[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "lora",
+    [pytest.param(None, marks=pytest.mark.slow, id="full"), pytest.param(LoRA(rank=4), id="lora")],
+)
 def test_a_resumed_run_restores_the_reference_and_the_entropy_coefficient(tmp_path, lora):
     objective = Objective(
         kl=KLTerm(coef=0.1, refresh_every=2, target=1e-4, horizon=64),

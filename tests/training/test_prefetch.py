@@ -142,6 +142,7 @@ def test_the_next_step_is_sampled_while_the_policy_is_updated():
     assert len(fit(module, max_steps=2)) == 2
 
 
+@pytest.mark.slow
 def test_the_prompts_are_those_of_the_synchronous_run_over_epochs():
     prompts = [prompt(f"{n}+1=", id=str(n)) for n in range(10)]  # an epoch has 2 batches of 4
     ids = []

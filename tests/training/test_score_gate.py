@@ -129,7 +129,9 @@ def test_scores_that_are_missing_because_of_the_completion_do_not_stop_a_run(out
     assert get_stop_reason(trainer) is None
 
 
-@pytest.mark.parametrize("down_at", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "down_at", [0, 1, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 3))]
+)
 def test_a_stop_on_an_outage_says_why_and_the_resumed_run_is_the_undisturbed_one(
     tmp_path, down_at, undisturbed
 ):

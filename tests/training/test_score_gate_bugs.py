@@ -150,6 +150,8 @@ def test_an_exception_of_a_reward_that_has_worked_before_is_an_outage(capsys):
     assert "step 2/2" not in shown  # it was left undone
     assert exit_code == ExitCode.SCORES_ABSENT
     assert "too many scores are missing" in log
+    assert "(100%)" in log
+    assert "max_absent_fraction" not in log
     assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 1
 
 

@@ -199,3 +199,13 @@ def test_a_completion_far_off_the_policy_is_masked_where_its_advantage_is_negati
     module = make_module(update={"epochs": 4}, objective=objective)
     outputs = fit(module, max_steps=8)
     assert 0 < outputs[-1]["metrics"]["policy/masked_fraction"] < 1
+
+
+def test_minibatches_beyond_the_groups_of_a_step_are_named_once(caplog):
+    module = make_module(update={"minibatches": 1000})
+    outputs = fit(module, max_steps=6)
+    (line,) = [one for one in caplog.messages if "minibatches" in one]
+    num_groups = int(line.split("a rollout step of ")[1].split()[0])
+    assert 1 < num_groups < 6
+    assert len(outputs) == -(-6 // num_groups)
+    assert "not into 1000. Set model.update.minibatches" in line

@@ -205,6 +205,7 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_reward_of_the_working_directory_can_be_configured(project, monkeypatch):
     monkeypatch.syspath_prepend(project)
     parser = jsonargparse.ArgumentParser(exit_on_error=False)

@@ -116,6 +116,7 @@ def test_a_server_that_ignores_its_key_gets_a_warning(policy, server, exported, 
     assert KEY not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_launched_server_answers_only_the_run_also_after_a_restart(
     policy, undisturbed, tmp_path, caplog
 ):
@@ -151,6 +152,7 @@ def lineage(pid: int) -> list[psutil.Process]:
     return [process, process.parent(), *process.children(recursive=True)]
 
 
+@pytest.mark.slow
 def test_two_launched_servers_have_the_key_in_the_variable(policy, exported):
     settings = {"launch": launch(num_servers=2), "api_key_variable": "MY_SERVERS_KEY"}
     with serving(policy, **settings) as engine:

@@ -100,7 +100,10 @@ def is_listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["running", "killed"])
+@pytest.mark.parametrize(
+    "is_killed",
+    [pytest.param(False, marks=pytest.mark.slow, id="running"), pytest.param(True, id="killed")],
+)
 def test_nothing_is_left_of_launched_servers(policy, traces, is_killed):
     with serving(policy, launch=launch(program=WITH_WORKER)):
         (server,) = launched_servers()

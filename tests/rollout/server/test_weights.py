@@ -38,7 +38,11 @@ def test_an_update_that_fails_once_is_retried(server):
         assert engine.observe().totals["rollout/restarts"] == 0
 
 
-@pytest.mark.parametrize("fault", [{"refuse_updates": 2}, {"hang_updates": 2}], ids=str)
+@pytest.mark.parametrize(
+    "fault",
+    [{"refuse_updates": 2}, pytest.param({"hang_updates": 2}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_a_server_that_fails_its_update_twice_is_restarted_and_updated(two, fault):
     policy = tiny_policy()
     patient = {"max_restarts": 50}
