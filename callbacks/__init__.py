@@ -5,11 +5,11 @@ from lit_grpo.callbacks.signal_warnings import SignalWarnings
 from lit_grpo.callbacks.timing import TimingLog
 from lit_grpo.callbacks.wandb_teardown import WandbTeardown
 from lit_grpo.callbacks.zero_reward import ZeroRewardBreaker
-from lit_grpo.runs.exit_checkpoint import ExitCheckpoint
+from lit_grpo.runs.checkpoints import Checkpoints
 from lit_grpo.runs.progress import RolloutProgressBar
 
 __all__ = [
-    "ExitCheckpoint",
+    "Checkpoints",
     "PushToHub",
     "RolloutProgressBar",
     "SignalWarnings",

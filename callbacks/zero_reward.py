@@ -54,6 +54,11 @@ class ZeroRewardBreaker(Callback):
         self._unscored_steps = 0
         self._since = ""
 
+    @property
+    def trouble(self) -> str:
+        """What has gone wrong lately, which `Checkpoints` asks for; empty if nothing has."""
+        return f"no reward for {self.streak} rollout steps in a row" if self.streak else ""
+
     def on_train_batch_end(
         self,
         trainer: L.Trainer,

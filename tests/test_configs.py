@@ -65,7 +65,7 @@ def test_a_bundled_experiment_is_instantiated(name):
     assert command.datamodule.seed == command.model.seed == 0
     assert command.trainer.max_steps > 0
     names = {type(callback).__name__ for callback in command.trainer.callbacks}
-    assert {"ExitCheckpoint", "RolloutProgressBar", "CompletionsFile", "FinalModel"} <= names
+    assert {"Checkpoints", "RolloutProgressBar", "CompletionsFile", "FinalModel"} <= names
     if name != "quickstart_sft.yaml":
         assert {"TimingLog", "ZeroRewardBreaker", "SignalWarnings"} <= names
 

@@ -30,6 +30,7 @@ from lit_grpo.runs.config_file import ConfigFile
 from lit_grpo.runs.resume import find_checkpoint, refuse_past_the_end, refuse_used, run_of
 from lit_grpo.runs.trainer import (
     TRAINER_DEFAULTS,
+    has_lightnings_checkpoints,
     refuse_float16,
     refuse_intervals,
     run_callbacks,
@@ -183,6 +184,7 @@ class CommandLine(LightningCLI):
         if self.command not in TRAINING:
             shown = with_progress_bar(given.callbacks, given.enable_progress_bar)
             return super().instantiate_trainer(logger=False, callbacks=shown, **kwargs)
+        kwargs["enable_checkpointing"] = has_lightnings_checkpoints(given.callbacks)
         return super().instantiate_trainer(
             logger=run_loggers(run_dir, given.logger),
             callbacks=[

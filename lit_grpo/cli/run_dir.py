@@ -10,7 +10,8 @@ from pathlib import Path
 
 from lit_grpo.cli.commands import RESUMING, TRAINING
 from lit_grpo.cli.configs import Invocation
-from lit_grpo.runs.files import last_checkpoint, next_run_dir
+from lit_grpo.runs.checkpoint_files import last_checkpoint
+from lit_grpo.runs.files import next_run_dir
 from lit_grpo.types import UserError
 
 RUN_DIR_VARIABLE = "LIT_GRPO_RUN_DIR"

@@ -10,7 +10,6 @@ import logging
 import os
 import shutil
 import time
-import zipfile
 from collections.abc import Mapping
 from itertools import chain, count
 from pathlib import Path
@@ -45,22 +44,6 @@ def next_run_dir(root: str | Path, name: str) -> Path:
             version += 1
         else:
             return parent / str(version)
-
-
-def last_checkpoint(run_dir: str | Path) -> Path | None:
-    """Return the most recently written checkpoint of a run that is intact, or None."""
-    return next(filter(is_intact, newest_checkpoints(run_dir)), None)
-
-
-def newest_checkpoints(run_dir: str | Path) -> list[Path]:
-    """Return the checkpoints of a run, the most recently written one first."""
-    found = Path(run_dir, "checkpoints").glob("*.ckpt")
-    return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
-
-
-def is_intact(checkpoint: Path) -> bool:
-    """Return whether a checkpoint was written to its end; sharded ones are directories."""
-    return checkpoint.is_dir() or zipfile.is_zipfile(checkpoint)
 
 
 class MetricsFile(Logger):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from lit_grpo.runs.files import is_intact, newest_checkpoints
+from lit_grpo.runs.checkpoint_files import damage, newest_checkpoints
 from lit_grpo.types import UserError, setting_error
 
 log = logging.getLogger(__name__)
@@ -23,19 +23,20 @@ def find_checkpoint(name: str, run_dir: Path) -> str:
         return str(_newest_intact(run_dir))
     if "://" not in name and not Path(name).exists():
         raise UserError(f"{name}: no such checkpoint. Set ckpt_path to a file or to last.")
-    if Path(name).exists() and not is_intact(Path(name)):
+    if Path(name).exists() and (why := damage(Path(name), reads_all=True)):
         raise UserError(
-            f"{name} is damaged: it was not written to its end. Set ckpt_path to last, the newest "
-            "intact checkpoint of a run."
+            f"{name} is damaged: {why}. Set ckpt_path to last, the newest intact checkpoint of a "
+            "run."
         )
     return name
 
 
 def _newest_intact(run_dir: Path) -> Path:
     for checkpoint in newest_checkpoints(run_dir):
-        if is_intact(checkpoint):
+        why = damage(checkpoint, reads_all=True)
+        if not why:
             return checkpoint
-        log.warning("%s is damaged: it was not written to its end", checkpoint)
+        log.warning("%s is damaged: %s", checkpoint, why)
     raise UserError(
         f"{run_dir} has no intact checkpoint to go on from. Start a new run, or name a checkpoint "
         "of a different one in ckpt_path."
@@ -56,7 +57,7 @@ def refuse_past_the_end(checkpoint: str, max_steps: int, max_epochs: int | None)
     if "loops" not in saved:  # weights only, which the trainer refuses
         return
     limits = {"max_steps": max_steps, "max_epochs": -1 if max_epochs is None else max_epochs}
-    # `ExitCheckpoint` corrects the epochs of the loop, not those at the top.
+    # `Checkpoints` corrects the epochs of the loop, not those at the top.
     epochs = saved["loops"]["fit_loop"]["epoch_progress"]["current"]["completed"]
     taken = {"max_steps": saved["global_step"], "max_epochs": epochs}
     units = {"max_steps": "optimizer steps", "max_epochs": "epochs"}

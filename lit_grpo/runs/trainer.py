@@ -16,16 +16,19 @@ from typing import Any
 import lightning as L
 from huggingface_hub.utils.logging import set_verbosity_error
 from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint as LightningCheckpoint
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
-from lit_grpo.runs.exit_checkpoint import ExitCheckpoint
-from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile, last_checkpoint
+from lit_grpo.runs.checkpoint_files import last_checkpoint
+from lit_grpo.runs.checkpoints import Checkpoints
+from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile
 from lit_grpo.runs.lock import locked
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.progress import RolloutProgressBar
 from lit_grpo.runs.resume import find_checkpoint, refuse_past_the_end, refuse_used
+from lit_grpo.runs.signals import StopOnSignal
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import StopReason, UserError, check_range, check_type, setting_error
 
@@ -71,13 +74,28 @@ def run_callbacks(
 ) -> list[Callback]:
     """Return the callbacks of a training run: the user's, then those of every run.
 
-    An ``ExitCheckpoint`` is among them unless there is one or no checkpoints are wanted.
+    Checkpoints come after all that they save the state of, and before the final model. Without
+    them a signal ends the process at once.
+
+    Raises:
+        UserError: several are to write the checkpoints.
     """
     callbacks = with_progress_bar(given, enable_progress_bar)
-    has_exit = any(isinstance(one, ExitCheckpoint) for one in callbacks)
-    if enable_checkpointing is not False and not has_exit:
-        callbacks.append(ExitCheckpoint(str(Path(run_dir) / "checkpoints")))
-    return [*callbacks, CompletionsFile(run_dir), FinalModel(run_dir)]
+    checkpoints = [one for one in callbacks if isinstance(one, Checkpoints)]
+    if len(checkpoints) > 1:
+        raise setting_error("trainer.callbacks", "a list with one Checkpoints", len(checkpoints))
+    others = [one for one in callbacks if not isinstance(one, Checkpoints)]
+    saving: list[Callback] = []
+    if enable_checkpointing is not False:
+        (checkpoint,) = checkpoints or [Checkpoints()]
+        checkpoint.dirpath = checkpoint.dirpath or str(Path(run_dir) / "checkpoints")
+        saving = [StopOnSignal(), checkpoint]
+    return [*others, CompletionsFile(run_dir), *saving, FinalModel(run_dir)]
+
+
+def has_lightnings_checkpoints(given: Any) -> bool:
+    """Return whether the user's callbacks need ``enable_checkpointing``, which adds one without."""
+    return any(isinstance(one, LightningCheckpoint) for one in _as_list(given))
 
 
 def with_progress_bar(given: Any, enable_progress_bar: bool | None) -> list[Callback]:
@@ -92,7 +110,7 @@ class Trainer(L.Trainer):
     """Train a ``GRPOModule`` or ``SFTModule`` from Python as ``lit-grpo fit`` and ``sft`` do.
 
     ``fit`` writes ``metrics.csv``, ``completions/``, ``run.log``, ``final/`` and, to resume from,
-    ``checkpoints/last.ckpt`` into ``run_dir``.
+    ``checkpoints/`` into ``run_dir``.
     Errors are raised. If a callback stopped the run, ``stop_reason`` says why. ``config.yaml`` is
     the one file that only the command line writes.
 
@@ -129,9 +147,10 @@ class Trainer(L.Trainer):
                 run_dir,
                 callbacks,
                 enable_progress_bar=enable_progress_bar,
-                enable_checkpointing=settings.get("enable_checkpointing"),
+                enable_checkpointing=settings.pop("enable_checkpointing", None),
             ),
             enable_progress_bar=enable_progress_bar,
+            enable_checkpointing=has_lightnings_checkpoints(callbacks),
             **{"default_root_dir": str(run_dir), **TRAINER_DEFAULTS, **settings},
         )
 

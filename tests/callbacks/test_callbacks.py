@@ -8,7 +8,7 @@ from toy_rollouts import completion, fit, outputs, rollouts, train_batch
 
 import lit_grpo.callbacks
 from lit_grpo.callbacks import (
-    ExitCheckpoint,
+    Checkpoints,
     RolloutProgressBar,
     SignalWarnings,
     TimingLog,
@@ -33,7 +33,7 @@ def test_no_callback_changes_the_parameters_or_draws_a_random_number(tmp_path):
 
     watched = state_after_training(
         [
-            ExitCheckpoint(tmp_path),
+            Checkpoints(dirpath=str(tmp_path)),
             RolloutProgressBar(every_n_steps=1),
             SignalWarnings(),
             TimingLog(stages=True),
@@ -48,7 +48,7 @@ def test_no_callback_changes_the_parameters_or_draws_a_random_number(tmp_path):
 
 def test_every_callback_that_ships_is_exported():
     assert set(lit_grpo.callbacks.__all__) == {
-        "ExitCheckpoint",
+        "Checkpoints",
         "PushToHub",
         "RolloutProgressBar",
         "SignalWarnings",

@@ -106,7 +106,7 @@ import psutil
 import wandb
 from lightning.pytorch.loggers import WandbLogger
 from toy_rollouts import fit, outputs, rollouts
-from lit_grpo.callbacks import ExitCheckpoint, WandbTeardown
+from lit_grpo.callbacks import Checkpoints, WandbTeardown
 
 directory, signum = sys.argv[1], int(sys.argv[2])
 services = []
@@ -128,7 +128,7 @@ def step(number):
 
 logger = WandbLogger(project="test", save_dir=directory, offline=True)
 teardown = WandbTeardown(timeout_seconds=5 if signum == signal.SIGSTOP else 120)
-trainer = fit(step, [teardown, ExitCheckpoint(directory)], steps=4, logger=logger)
+trainer = fit(step, [teardown, Checkpoints(dirpath=str(directory))], steps=4, logger=logger)
 is_open = wandb.run is not None
 print("steps", trainer.global_step, "hung", teardown.hung, "open", is_open, flush=True)
 if teardown.hung:

@@ -21,9 +21,7 @@ RUN = "runs/base/0"
 @pytest.fixture(scope="module")
 def started(tmp_path_factory) -> Path:
     """The working directory of a run of two steps, with settings from the command line."""
-    callbacks = [
-        {"class_path": "ExitCheckpoint", "init_args": {"dirpath": "${run_dir}/checkpoints"}}
-    ]
+    callbacks = [{"class_path": "Checkpoints", "init_args": {"dirpath": "${run_dir}/checkpoints"}}]
     config = BASE | {"trainer": BASE["trainer"] | {"callbacks": callbacks}}
     directory = tmp_path_factory.mktemp("started")
     (directory / "base.yaml").write_text(yaml.safe_dump(config))

@@ -32,7 +32,7 @@ def fit(server, *arguments, **judge) -> int:
         "price": {"prompt": 1.0, "completion": 10.0},
     } | judge
     reward = {"class_path": "JudgeReward", "init_args": {"judge": judge}}
-    checkpoint = {"class_path": "ExitCheckpoint", "init_args": {"dirpath": "run/checkpoints"}}
+    checkpoint = {"class_path": "Checkpoints", "init_args": {"dirpath": "run/checkpoints"}}
     config = {
         "trainer": {"accelerator": "cpu", "max_steps": 4, "callbacks": [checkpoint]},
         "model": {

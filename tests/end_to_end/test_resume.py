@@ -26,7 +26,7 @@ trainer:
         dirpath: ${{run_dir}}/checkpoints
         every_n_train_steps: {every}
         save_last: true
-    - class_path: ExitCheckpoint
+    - class_path: Checkpoints
       init_args: {{dirpath: "${{run_dir}}/checkpoints"}}
     - class_path: holds.HoldRun  # so that a signal never comes too late
       init_args: {{step: {held_step}}}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import logging
-import os
 import warnings
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from lit_grpo.runs.files import (
     FinalModel,
     MetricsFile,
     free_path,
-    last_checkpoint,
     next_run_dir,
 )
 from lit_grpo.runs.log import LOGGED, open_run_log
@@ -42,16 +40,6 @@ def test_runs_are_numbered_upwards_and_gaps_are_not_filled(tmp_path):
     (tmp_path / "sft" / "notes").mkdir()
     assert next_run_dir(tmp_path, "sft") == tmp_path / "sft" / "8"
     assert next_run_dir(tmp_path, "sft").is_dir()
-
-
-def test_the_last_checkpoint_is_the_most_recently_written(tmp_path):
-    assert last_checkpoint(tmp_path) is None
-    directory = tmp_path / "checkpoints"
-    directory.mkdir()
-    for age, name in enumerate(["best.ckpt", "last.ckpt", "step_9.ckpt", "last.ckpt.partial"]):
-        torch.save({}, directory / name)
-        os.utime(directory / name, (1000 - age, 1000 - age))
-    assert last_checkpoint(tmp_path) == directory / "best.ckpt"
 
 
 def test_metrics_of_one_step_share_a_row_and_are_readable_at_once(tmp_path):

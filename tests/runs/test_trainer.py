@@ -8,7 +8,7 @@ from run_logs import close_logs
 from small_runs import make_module, weights
 
 from lit_grpo import AdditionData, Trainer
-from lit_grpo.callbacks import ExitCheckpoint, RolloutProgressBar
+from lit_grpo.callbacks import Checkpoints, RolloutProgressBar
 from lit_grpo.stopping import stop_run
 from lit_grpo.types import StopReason, UserError
 
@@ -25,7 +25,7 @@ class StopAfter(Callback):
 def train(run_dir, *callbacks, ckpt_path=None, max_steps=3):
     module = make_module(group_size=2)
     data = AdditionData(1, train_size=8, validation_size=0, prompts_per_step=2)
-    callbacks = [ExitCheckpoint(str(run_dir / "checkpoints")), *callbacks]
+    callbacks = [Checkpoints(dirpath=str(run_dir / "checkpoints")), *callbacks]
     settings = {"accelerator": "cpu", "enable_progress_bar": False}
     trainer = Trainer(run_dir, max_steps=max_steps, callbacks=callbacks, **settings)
     try:
@@ -123,7 +123,7 @@ def test_a_run_of_no_steps_says_why_it_ended(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"callbacks": [ExitCheckpoint]}, "callbacks must be of type Callback"),
+        ({"callbacks": [Checkpoints]}, "callbacks must be of type Callback"),
         ({"max_steps": "2"}, "max_steps must be a number, got '2'"),
         ({"val_check_interval": 0}, "val_check_interval must be a whole number >= 1, a fraction"),
         (

@@ -17,7 +17,7 @@ from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module, make_trainer
 from teacher_server import vllm_replies
 from tiny import perturbed, tiny_policy
 
-from lit_grpo.callbacks import ExitCheckpoint
+from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import AdvantageConfig, DistillationTerm, EntropyTerm, Objective
 from lit_grpo.policy import Policy
@@ -110,7 +110,7 @@ def outage(*, directory: str, num_attempts: float, ckpt_path: str | None = None)
         max_absent_fraction=0.4, first_pause_seconds=0.1, give_up_after_seconds=0.3
     )
     module = make_module(rewards=[DownOnRank1()], outage=policy)
-    saving = ExitCheckpoint(directory)
+    saving = Checkpoints(dirpath=str(directory))
     trainer = fit_two_ranks(module, PROMPTS, 2, saving, ckpt_path=ckpt_path, max_steps=3, seed=3)
     reason = get_stop_reason(trainer)
     return {

@@ -21,7 +21,7 @@ from pretend_device import pretend_device, pretend_strategy
 from small_runs import PROMPTS, Keep, make_module, make_trainer, weights
 from tiny import perturbed, tiny_policy
 
-from lit_grpo.callbacks import ExitCheckpoint
+from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import DistillationTerm, EntropyTerm, KLTerm, Objective
 from lit_grpo.objective.loss import token_losses
@@ -94,7 +94,7 @@ def compare(name: str) -> dict[str, Any]:
 def difference_after_a_resume() -> float:
     with pretend_device(), TemporaryDirectory() as directory:
         expected = train({})
-        train({}, ExitCheckpoint(directory), max_steps=2)
+        train({}, Checkpoints(dirpath=str(directory)), max_steps=2)
         return difference(train({}, ckpt_path=Path(directory) / "last.ckpt"), expected)
 
 

@@ -7,7 +7,7 @@ import torch
 from small_runs import PROMPTS, Keep, fit, make_module, make_trainer, weights
 from tiny import tiny_policy
 
-from lit_grpo.callbacks import ExitCheckpoint
+from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
 from lit_grpo.policy import LoRA
 from lit_grpo.rewards import MathReward, Reward
@@ -97,7 +97,7 @@ class FailsAtEvaluation(HFEngine):
 
 def test_an_engine_failure_at_an_evaluation_ends_the_run_with_a_checkpoint(tmp_path):
     module = make_module(engine=FailsAtEvaluation())
-    trainer, outputs = fit_and_evaluate(module, ExitCheckpoint(str(tmp_path)))
+    trainer, outputs = fit_and_evaluate(module, Checkpoints(dirpath=str(tmp_path)))
     reason = get_stop_reason(trainer)
     assert reason.exit_code == 5
     assert reason.message == "Stopped at an evaluation: no server is left"
@@ -169,7 +169,7 @@ class CountsItsSteps(torch.optim.SGD):
 def test_a_resumed_optimizer_keeps_its_own_state_and_takes_new_settings(tmp_path):
     def settings(momentum, max_steps, **resume):
         module = make_module(optimizer=lambda params: CountsItsSteps(params, momentum=momentum))
-        trainer = make_trainer(ExitCheckpoint(str(tmp_path)), max_steps=max_steps)
+        trainer = make_trainer(Checkpoints(dirpath=str(tmp_path)), max_steps=max_steps)
         trainer.fit(module, PromptLoader(PROMPTS, 4), weights_only=True, **resume)
         (group,) = trainer.optimizers[0].param_groups
         return group["num_steps"], group["momentum"]

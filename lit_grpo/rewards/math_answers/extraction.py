@@ -1,7 +1,8 @@
 r"""Find the final answer in a completion or a gold answer.
 
 It is marked by ``<answer>``, else by ``\boxed{}``, else by ``####``, "the answer is" or ``A:``,
-whichever comes last. Without a mark it is the last formula or number.
+whichever comes last. Without a mark it is the last formula or number, or a completion of up to
+three words as a whole.
 """
 
 from __future__ import annotations
@@ -57,7 +58,13 @@ def find_answer(text: str, stop_markers: tuple[str, ...], tail_characters: int) 
         for stop in islice(_stop_pattern(stop_markers).finditer(text), MAX_STOPS):
             if answer := _marked_answer(text[: stop.end()]):
                 return answer
-    return _marked_answer(text) or last_answer(text[-tail_characters:])
+    return _marked_answer(text) or last_answer(text[-tail_characters:]) or _whole_answer(text)
+
+
+def _whole_answer(text: str) -> Answer | None:
+    """Return a text that is nothing but a few words or a letter."""
+    answer = parse_answer(text.strip())
+    return None if answer is None or answer.is_sentence else answer
 
 
 def read_gold(text: str) -> Answer | None:

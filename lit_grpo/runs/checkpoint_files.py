@@ -1,0 +1,189 @@
+"""The files of checkpoints: written at once or not at all, and checked before they are used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+
+LAST = "last.ckpt"
+"""A link to the checkpoint that was written last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What is known of a checkpoint without reading it, ``step_000120.ckpt.json``."""
+
+    size: int
+    """In bytes."""
+    sha256: str
+    is_finite: bool
+    """Whether all weights are finite numbers."""
+    rollout_step: int | None = None
+    """Rollout steps that were finished, in SFT batches."""
+    optimizer_step: int | None = None
+    time: str = ""
+    """When it was written, as ISO 8601."""
+    trouble: str = ""
+    """What a callback had noticed that may make the run useless; empty for a healthy run."""
+    metrics: Mapping[str, float] | None = None
+    """Main metrics of the last steps."""
+
+
+def manifest_path(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f"{checkpoint.name}.json")
+
+
+def read_manifest(checkpoint: Path) -> Manifest | None:
+    """Return the manifest of a checkpoint, or None if it has none that can be read."""
+    try:
+        values = json.loads(manifest_path(checkpoint.resolve()).read_text())
+        known = {field.name for field in fields(Manifest)}
+        return Manifest(**{name: value for name, value in values.items() if name in known})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+class CheckpointWriter(TorchCheckpointIO):
+    """Write checkpoints beside their targets, tensor by tensor, and move them into place.
+
+    A kill or a full disk leaves the earlier checkpoint of that name. Lightning would copy the
+    whole checkpoint in memory first. Each one gets a ``Manifest``.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{target.name}.partial")
+        try:
+            with partial.open("wb") as file:
+                hashed = _HashedFile(file)
+                torch.save(checkpoint, hashed)  # type: ignore[arg-type]  # it is only written to
+                _flush(file)
+            manifest = Manifest(
+                size=partial.stat().st_size,
+                sha256=hashed.hash.hexdigest(),
+                is_finite=_is_finite(checkpoint["state_dict"]),
+                **checkpoint.get("summary", {}),
+            )
+            # Without one until the new one is there: the old one would call the new file damaged.
+            manifest_path(target).unlink(missing_ok=True)
+            os.replace(partial, target)
+            _write_manifest(manifest, target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+class _HashedFile:
+    """A file that is written from start to end and hashed meanwhile."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.hash = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.hash.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _write_manifest(manifest: Manifest, checkpoint: Path) -> None:
+    path = manifest_path(checkpoint)
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(json.dumps(asdict(manifest), indent=2).encode())
+        _flush(file)
+    os.replace(partial, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)  # the moves
+    finally:
+        os.close(directory)
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _is_finite(weights: Mapping[str, Any]) -> bool:
+    tensors = (one for one in weights.values() if torch.is_tensor(one) and one.is_floating_point())
+    return all(bool(one.isfinite().all()) for one in tensors)
+
+
+def link_last(checkpoint: Path) -> None:
+    """Let ``last.ckpt`` name a checkpoint of the same directory, where links are possible."""
+    partial = checkpoint.with_name(f"{LAST}.partial")
+    partial.unlink(missing_ok=True)
+    with suppress(OSError):
+        partial.symlink_to(checkpoint.name)
+        os.replace(partial, checkpoint.with_name(LAST))
+
+
+def remove(checkpoint: Path) -> None:
+    """Remove a checkpoint and its manifest."""
+    checkpoint.unlink(missing_ok=True)
+    manifest_path(checkpoint).unlink(missing_ok=True)
+
+
+def newest_checkpoints(run_dir: str | Path) -> list[Path]:
+    """Return the checkpoints of a run, the most recently written one first.
+
+    ``last.ckpt`` comes before what it names.
+    """
+    return newest_first(Path(run_dir, "checkpoints"), "*.ckpt")
+
+
+def newest_first(directory: Path, pattern: str) -> list[Path]:
+    """Return the checkpoints of a directory, the most recently written one first."""
+    found = [path for path in directory.glob(pattern) if path.exists()]
+    return sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name != LAST))
+
+
+def last_checkpoint(run_dir: str | Path) -> Path | None:
+    """Return the most recently written checkpoint of a run that looks usable, or None."""
+    return next((one for one in newest_checkpoints(run_dir) if not damage(one)), None)
+
+
+def damage(checkpoint: Path, *, reads_all: bool = False) -> str:
+    """Return why a checkpoint cannot be used; empty if it can. Sharded ones are directories.
+
+    Args:
+        reads_all: Whether to compare the content, too, which takes as long as loading it.
+    """
+    if checkpoint.is_dir():
+        return ""
+    if not zipfile.is_zipfile(checkpoint):
+        return "it was not written to its end"
+    manifest = read_manifest(checkpoint)
+    if manifest is None:
+        return ""
+    size = checkpoint.stat().st_size
+    if size != manifest.size:
+        return f"it has {size:,} bytes where {manifest.size:,} were written"
+    if not manifest.is_finite:
+        return "its weights are not finite"
+    if reads_all and _sha256(checkpoint) != manifest.sha256:
+        return "its content is not what was written"
+    return ""
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

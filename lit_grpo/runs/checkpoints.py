@@ -1,0 +1,270 @@
+"""Write the checkpoints of a run: at its end, at intervals, and of the best policy."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from datetime import datetime
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+from lit_grpo.runs.checkpoint_files import (
+    LAST,
+    CheckpointWriter,
+    link_last,
+    newest_first,
+    read_manifest,
+    remove,
+)
+from lit_grpo.runs.signals import is_between_steps
+from lit_grpo.stopping import get_stop_reason
+from lit_grpo.types import check_range
+
+SUMMARY = ("reward/mean", "val/accuracy", "sft/loss")
+"""Metrics that the manifest of a checkpoint has, besides the monitored one."""
+MAX_SHARE = 0.05
+"""Share of a run's time that checkpoints at an interval of time may take."""
+
+
+class Checkpoints(Callback):
+    """Write checkpoints that a run resumes from exactly: at its end, at intervals, and its best.
+
+    They are called ``step_000120.ckpt`` after the finished rollout steps, in SFT batches, and
+    ``last.ckpt`` is a link to the newest. The end is any: done, a stop by a callback, a signal. A
+    checkpoint is written under another name and moved, so that a kill during the save leaves the
+    earlier ones; ``lit-grpo checkpoints RUN`` lists them.
+
+    Args:
+        every_n_steps: Rollout steps between two checkpoints; null writes none by their number.
+        every_n_seconds: Time between two checkpoints, written after a rollout step; null writes
+            none by time. It is longer where they would take more than 5% of the time.
+        keep_last: Number of these checkpoints to keep. The newest one of a healthy run is kept,
+            too, while a callback such as ``ZeroRewardBreaker`` sees trouble.
+        monitor: Metric by which ``best.ckpt`` is chosen after each validation, such as
+            ``val/accuracy``; null writes none.
+        mode: Whether the highest or the lowest value is the best.
+        dirpath: Directory of the checkpoints; null is ``checkpoints`` in the run directory.
+
+    Raises:
+        UserError: a number is out of range.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int | None = None,
+        every_n_seconds: float | None = 600.0,
+        keep_last: int = 2,
+        monitor: str | None = None,
+        mode: Literal["max", "min"] = "max",
+        dirpath: str | None = None,
+    ) -> None:
+        key = "Checkpoints.init_args."
+        if every_n_steps is not None:
+            check_range(f"{key}every_n_steps", every_n_steps, at_least=1)
+        if every_n_seconds is not None:
+            check_range(f"{key}every_n_seconds", every_n_seconds, above=0)
+        check_range(f"{key}keep_last", keep_last, at_least=1)
+        self.every_n_steps = every_n_steps
+        self.every_n_seconds = every_n_seconds
+        self.keep_last = keep_last
+        self.monitor = monitor
+        self.mode = mode
+        self.dirpath = dirpath
+        self.best: float | None = None
+        """The best value of the monitored metric so far."""
+        self._saved_at = 0.0
+        self._save_seconds = 0.0
+        self._moment: Literal["step", "validation", "end"] = "step"
+        """What has just ended."""
+        self._is_waiting = False
+        """Whether a checkpoint is due once the validation of this step is done."""
+
+    @property
+    def directory(self) -> Path:
+        assert self.dirpath is not None, "setup() comes first"
+        return Path(self.dirpath).absolute()
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if self.dirpath is None:
+            self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = CheckpointWriter()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._saved_at = time.monotonic()
+        for other in self._sharing_callbacks(trainer):
+            # Otherwise it would avoid a ``last.ckpt`` that it did not write itself.
+            other.last_model_path = other.last_model_path or os.path.join(str(other.dirpath), LAST)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self._moment, self._is_waiting = "step", False
+        is_ending = trainer.should_stop or get_stop_reason(trainer) is not None
+        if is_ending or not is_between_steps(trainer) or not self._is_due(trainer):
+            return
+        if _validates_next(trainer):  # a resumed run does not repeat the validation
+            self._is_waiting = True
+        else:
+            self._save(trainer)
+
+    def _is_due(self, trainer: L.Trainer) -> bool:
+        """Return whether an interval has passed, on all ranks by the clock of the first."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return False
+        if self.every_n_steps is not None and num_finished_steps(trainer) % self.every_n_steps == 0:
+            return True
+        if self.every_n_seconds is None:
+            return False
+        seconds = max(self.every_n_seconds, self._save_seconds / MAX_SHARE)
+        is_due: bool = trainer.strategy.broadcast(time.monotonic() - self._saved_at >= seconds)
+        return is_due
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.global_step == 0:
+            return
+        self._moment = "validation"
+        if not trainer.fast_dev_run and self._is_best(trainer):  # type: ignore[attr-defined]
+            trainer.save_checkpoint(self.directory / "best.ckpt")
+        if self._is_waiting and get_stop_reason(trainer) is None:
+            self._save(trainer)
+        self._is_waiting = False
+
+    def _is_best(self, trainer: L.Trainer) -> bool:
+        """Return whether the monitored metric is better than ever, and remember it."""
+        if self.monitor is None:
+            return False
+        value = float(trainer.callback_metrics.get(self.monitor, math.nan))
+        sign = 1 if self.mode == "max" else -1
+        if math.isnan(value) or (self.best is not None and sign * value <= sign * self.best):
+            return False
+        self.best = value
+        return True
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        self._moment = "end"
+        self._save(trainer)
+        for other in self._sharing_callbacks(trainer):
+            # Otherwise it would write the file again if training ends before its own first save.
+            other._last_checkpoint_saved = str(self.directory / LAST)
+
+    def _save(self, trainer: L.Trainer) -> None:
+        start = time.monotonic()
+        path = self.directory / f"step_{num_finished_steps(trainer):06d}.ckpt"
+        trainer.save_checkpoint(path)
+        if trainer.is_global_zero:
+            link_last(path)
+            self._remove_old()
+        self._saved_at = time.monotonic()
+        self._save_seconds = self._saved_at - start
+        trainer.strategy.barrier("Checkpoints")
+
+    def _remove_old(self) -> None:
+        """Keep the newest checkpoints, and the newest one of a healthy run."""
+        found = newest_first(self.directory, "step_*.ckpt")
+        healthy = next(filter(_is_healthy, found), None)
+        for path in found[self.keep_last :]:
+            if path != healthy:
+                remove(path)
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        metrics = {
+            name: float(trainer.callback_metrics[name])
+            for name in dict.fromkeys((*SUMMARY, self.monitor or SUMMARY[0]))
+            if name in trainer.callback_metrics
+        }
+        checkpoint["summary"] = {
+            "rollout_step": num_finished_steps(trainer),
+            "optimizer_step": trainer.global_step,
+            "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "trouble": trouble_of(trainer),
+            "metrics": metrics,
+        }
+        loops = checkpoint["loops"]["fit_loop"]
+        if self._moment == "validation":
+            _undo_completed_batch(loops)
+        elif self._moment == "end":
+            _undo_end(loops, trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best = state_dict["best"]
+
+    def _sharing_callbacks(self, trainer: L.Trainer) -> list[ModelCheckpoint]:
+        """Return the callbacks that write ``last.ckpt``, too."""
+        return [
+            other
+            for other in trainer.checkpoint_callbacks
+            if isinstance(other, ModelCheckpoint)
+            and other.save_last
+            and Path(other.dirpath or "").resolve() == self.directory.resolve()
+        ]
+
+
+def num_finished_steps(trainer: L.Trainer) -> int:
+    """Return the rollout steps, in SFT batches, that a resumed run does not repeat."""
+    reason = get_stop_reason(trainer)
+    is_unfinished = reason is not None and reason.is_step_unfinished
+    return trainer.fit_loop.total_batch_idx + 1 - is_unfinished
+
+
+def trouble_of(trainer: L.Trainer) -> str:
+    """Return what the callbacks with a property ``trouble`` say; empty if the run is healthy."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return "; ".join(filter(None, (getattr(one, "trouble", "") for one in callbacks)))
+
+
+def _is_healthy(checkpoint: Path) -> bool:
+    manifest = read_manifest(checkpoint)
+    return manifest is not None and manifest.is_finite and not manifest.trouble
+
+
+def _validates_next(trainer: L.Trainer) -> bool:
+    """Return whether Lightning validates after this step, by its own rule."""
+    loop = trainer.fit_loop
+    is_due: bool = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
+    return is_due and trainer.enable_validation
+
+
+def _undo_completed_batch(loops: dict[str, Any]) -> None:
+    """Set the counters to ``on_train_batch_end``, from where Lightning resumes exactly."""
+    for span in ("total", "current"):
+        loops["epoch_loop.batch_progress"][span]["completed"] -= 1
+
+
+def _undo_end(loops: dict[str, Any], trainer: L.Trainer) -> None:
+    """Set the loop counters to the end of the last batch.
+
+    From the end of training a resume is not exact: Lightning counts the epoch as finished even when
+    it was cut short, drops the position of the data loader, and may count a step twice. A step that
+    was left undone is not counted, so that a resumed run repeats it.
+    """
+    _undo_completed_batch(loops)
+    for span in ("total", "current"):
+        loops["epoch_progress"][span]["processed"] -= 1
+        loops["epoch_progress"][span]["completed"] -= 1
+    loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
+    reason = get_stop_reason(trainer)
+    if reason is not None and reason.is_step_unfinished:
+        progress = loops["epoch_loop.batch_progress"]
+        progress["is_last_batch"] = False
+        for span, counter in product(("total", "current"), progress["total"]):
+            progress[span][counter] -= 1
+        loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1

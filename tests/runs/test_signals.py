@@ -1,0 +1,174 @@
+"""Runs that a signal ends, in this process and in real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from paths import SUPPORT
+from processes import running
+from toy_rollouts import fit, outputs, rollouts
+from worker_processes import wait_until
+
+from lit_grpo.callbacks import Checkpoints
+from lit_grpo.runs.signals import StopOnSignal
+from lit_grpo.stopping import get_stop_reason, stop_run
+from lit_grpo.types import StopReason
+
+STEP = outputs(rollouts([[0.0, 1.0]]))
+
+RUN = """
+import sys, time
+from pathlib import Path
+from toy_rollouts import fit, outputs, rollouts
+from lit_grpo.callbacks import Checkpoints
+from lit_grpo.runs.signals import StopOnSignal
+from lit_grpo.stopping import get_stop_reason
+
+run_dir = Path(sys.argv[1])
+
+def step(number):
+    if number:
+        (run_dir / "started").touch()
+        while not (run_dir / "go").exists():
+            time.sleep(0.02)
+    return outputs(rollouts([[0.0, 1.0]]))
+
+callbacks = [StopOnSignal(), Checkpoints(dirpath=str(run_dir / "checkpoints"))]
+trainer = fit(step, callbacks, steps=4, **OPTIONS)
+reason = get_stop_reason(trainer)
+sys.stdout.write(f"steps {trainer.global_step} {reason.message if reason else 'done'}\\n")
+sys.exit(reason.exit_code if reason else 0)
+"""
+
+
+@contextmanager
+def in_second_step(run_dir: Path, options: str = "{}") -> Iterator[Popen[str]]:
+    """Start a run in a process and wait until it is in its second step."""
+    script = run_dir / "run.py"
+    script.write_text(RUN.replace("OPTIONS", options))
+    words = [sys.executable, str(script), str(run_dir)]
+    with running(words, said=run_dir / "said.txt", PYTHONPATH=str(SUPPORT)) as process:
+        wait_until(lambda: process.poll() is not None or (run_dir / "started").exists(), 200)
+        assert process.poll() is None, said(run_dir)
+        yield process
+
+
+def said(run_dir: Path) -> str:
+    return (run_dir / "said.txt").read_text()
+
+
+def saved(run_dir: Path) -> dict:
+    return torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum, capfd):
+    def step(number):
+        if number == 1:
+            os.kill(os.getpid(), signum)
+        return STEP
+
+    trainer = fit(
+        step, [StopOnSignal(), Checkpoints(dirpath=str(tmp_path / "checkpoints"))], steps=4
+    )
+    reason = get_stop_reason(trainer)
+    assert reason.exit_code == 128 + signum
+    assert f"Ended by {signum.name} after 2 rollout steps." in reason.message
+    assert f"{signum.name}: ending after this rollout step" in capfd.readouterr().err
+    assert saved(tmp_path)["global_step"] == trainer.global_step == 2
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == [
+        "last.ckpt",
+        "step_000002.ckpt",
+        "step_000002.ckpt.json",
+    ]
+
+
+def test_a_second_signal_soon_is_the_same_request_and_a_later_one_ends_the_process(
+    tmp_path, monkeypatch
+):
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda pid, signum: sent.append((pid, signum)))
+    monkeypatch.setattr(signal, "signal", lambda signum, handler: sent.append((signum, handler)))
+    now = iter([10.0, 10.4, 10.6])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    callback = StopOnSignal()
+    callback._receive(signal.SIGTERM, None)
+    callback._receive(signal.SIGINT, None)
+    assert (callback.received, sent) == (signal.SIGTERM, [])
+    callback._receive(signal.SIGTERM, None)
+    assert sent == [(signal.SIGTERM, signal.SIG_DFL), (os.getpid(), signal.SIGTERM)]
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_real_process_at_once_without_a_checkpoint(tmp_path):
+    with in_second_step(tmp_path) as process:
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: "ending after this rollout step" in said(tmp_path))
+        time.sleep(1.2)  # what comes within half a second is the same request
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        process.wait(200)
+    assert process.returncode == -signal.SIGTERM
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_ends_all_ranks(tmp_path):
+    with in_second_step(tmp_path, "{'strategy': 'ddp', 'devices': 2}") as process:
+        (rank_1,) = children_of(process.pid)
+        os.kill(rank_1, signal.SIGTERM)
+        (tmp_path / "go").touch()
+        process.wait(200)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert said(tmp_path).count("steps 2 Ended by SIGTERM after 2 rollout steps.") == 2
+    assert saved(tmp_path)["global_step"] == 2
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_signal_does_not_replace_an_earlier_reason_to_stop(tmp_path):
+    reason = StopReason(exit_code=7, message="first")
+
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            stop_run(trainer, reason)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = fit(lambda step: STEP, [Stop(), StopOnSignal()], steps=3)
+    assert trainer.global_step == 1
+    assert get_stop_reason(trainer) is reason
+
+
+def test_the_handlers_are_there_until_the_end_and_then_those_of_before(tmp_path):
+    before = [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)]
+    during = []
+
+    class Look(Callback):
+        def on_save_checkpoint(self, *args):
+            during.append(signal.getsignal(signal.SIGINT))
+
+    callbacks = [StopOnSignal(), Checkpoints(dirpath=str(tmp_path)), Look()]
+    fit(lambda step: STEP, callbacks, steps=2)
+    assert during
+    assert not set(during) & set(before)
+    assert [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_crash_restores_the_handlers():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ZeroDivisionError):
+        fit(lambda step: 1 // 0, [StopOnSignal()], steps=2)
+    assert signal.getsignal(signal.SIGINT) is before
