@@ -52,7 +52,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     Raises:
         KeyboardInterrupt: Ctrl-C, at any time.
     """
-    sys.path.insert(0, os.getcwd())  # for plugins next to the config
+    sys.path.insert(0, os.getcwd())  # for the user's code
     silence_chatter()
     import_plugins()
     try:
@@ -61,6 +61,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
             print_all_keys(command, read_invocation(others))
             return ExitCode.DONE
         invocation = read_invocation(with_run(command, arguments))
+        sys.path[1:1] = invocation.directories
         with choose_run_dir(command, invocation) as run_dir, as_user_errors():
             return execute(CommandLine(command, invocation, run_dir))
     except SystemExit as leave:
@@ -160,6 +161,7 @@ def as_user_errors() -> Iterator[None]:
         cause = constructor_error(error)
         frames = {frame.name for frame in traceback.extract_tb(cause.__traceback__)}
         has_begun = "_run_stage" in frames and "setup_data" not in frames
-        if isinstance(cause, USER_ERRORS) and not has_begun:
+        is_wandbs = type(cause).__module__.startswith("wandb.errors")
+        if (isinstance(cause, USER_ERRORS) or is_wandbs) and not has_begun:
             raise UserError(reworded(str(cause))) from cause
         raise

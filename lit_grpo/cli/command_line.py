@@ -27,7 +27,13 @@ from lit_grpo.cli.environment import override
 from lit_grpo.cli.errors import broken_import
 from lit_grpo.cli.parser_errors import explain, explain_interpolation, quote
 from lit_grpo.runs.config_file import ConfigFile
-from lit_grpo.runs.resume import find_checkpoint, refuse_past_the_end, refuse_used, run_of
+from lit_grpo.runs.resume import (
+    find_checkpoint,
+    refuse_other_training,
+    refuse_past_the_end,
+    refuse_used,
+    run_of,
+)
 from lit_grpo.runs.trainer import (
     TRAINER_DEFAULTS,
     has_lightnings_checkpoints,
@@ -78,10 +84,11 @@ class CommandLine(LightningCLI):
         self.command = command
         self.config_name = invocation.name
         self.default_run_dir = run_dir
+        self._model_class = choose_model(command, invocation)
         self.changes: list[Change] = []
         """How the config differs from that of the run that is resumed."""
         super().__init__(
-            model_class=choose_model(command, invocation),
+            model_class=self._model_class,
             datamodule_class=LightningDataModule,
             subclass_mode_model=invocation.has_model_class,
             subclass_mode_data=True,
@@ -113,7 +120,8 @@ class CommandLine(LightningCLI):
         parser.add_argument(
             "--ckpt_path",
             type=str | None,
-            help="Checkpoint to resume from, or `last` for the newest one in run_dir.",
+            help="Checkpoint to resume from, `last` for the newest one in run_dir, or `auto` for "
+            "that one if there is any.",
         )
         parser.add_argument(
             "--allow_changes",
@@ -138,14 +146,20 @@ class CommandLine(LightningCLI):
     def before_instantiate_classes(self) -> None:
         self.overridden = override(self.config)
         run_dir = Path(self.config.run_dir)
-        if self.config.ckpt_path is not None:
-            self.config.ckpt_path = find_checkpoint(self.config.ckpt_path, run_dir)
-            if self.command in TRAINING:
-                limits = self.config.trainer.max_steps, self.config.trainer.max_epochs
-                refuse_past_the_end(self.config.ckpt_path, *limits)
-                self._compare_with(run_of(self.config.ckpt_path))
-        elif self.command in TRAINING and process_rank() == 0:
+        given = self.config.ckpt_path
+        if given is None and self.command in TRAINING and process_rank() == 0:
             refuse_used(run_dir, self.resume_command)
+        elif given is not None:
+            self.config.ckpt_path = find_checkpoint(given, run_dir)
+        if self.config.ckpt_path is not None:
+            self._check_checkpoint(self.config.ckpt_path)
+
+    def _check_checkpoint(self, path: str) -> None:
+        """Check that this training can go on from, or be evaluated at, a checkpoint."""
+        refuse_other_training(path, is_grpo=self._model_class is GRPOModule)
+        if self.command in TRAINING:
+            refuse_past_the_end(path, self.config.trainer.max_steps, self.config.trainer.max_epochs)
+            self._compare_with(run_of(path))
 
     def _compare_with(self, resumed: Path) -> None:
         """Find what differs from the config of the resumed run, and refuse what may not."""
@@ -214,6 +228,12 @@ def choose_model(command: str, invocation: Invocation) -> type[LightningModule]:
 
     The config of an SFT run can be validated, so the command alone does not tell.
     """
+    if command not in TRAINING and invocation.is_sft and invocation.has_rewards:
+        raise UserError(
+            "the configs must belong to one training, and one has model.target_column, which only "
+            "SFT has, another model.rewards, which only GRPO has. Use the config, or the run, of "
+            "one of them."
+        )
     if command == "fit" and invocation.is_sft:
         raise UserError(
             "fit needs the config of a GRPO training, and this one has model.target_column, which "
@@ -224,7 +244,10 @@ def choose_model(command: str, invocation: Invocation) -> type[LightningModule]:
             "sft needs the config of an SFT run, and this one has model.rewards, which only GRPO "
             "has. Use lit-grpo fit, or give a config without rewards."
         )
-    return SFTModule if command == "sft" or invocation.is_sft else GRPOModule
+    is_evaluation = command in ("validate", "test")
+    is_plain_sft = is_evaluation and not (invocation.has_rewards or invocation.has_model_class)
+    is_sft = command == "sft" or invocation.is_sft or is_plain_sft
+    return SFTModule if is_sft else GRPOModule
 
 
 def process_rank() -> int:

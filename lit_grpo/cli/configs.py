@@ -29,6 +29,8 @@ class Invocation:
 
     arguments: tuple[str, ...]
     """Config files as paths first, so that all other arguments override them."""
+    directories: tuple[str, ...]
+    """Directories of the user's config files, in which their code is looked for, too."""
     configs: tuple[dict[str, Any], ...]
     """What the config files say, in their order."""
     name: str
@@ -58,6 +60,9 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
     configs = [read_config(path) for path in paths]
     return Invocation(
         arguments=_replacing_lists(list(zip(paths, configs, strict=True)), others),
+        directories=tuple(
+            str(path.parent.absolute()) for path in paths if not path.is_relative_to(BUNDLED)
+        ),
         configs=tuple(configs),
         name="-".join(path.stem for path in paths),
         run_dir=_last_value("run_dir", configs, others),

@@ -79,6 +79,11 @@ def reworded(message: str) -> str:
             "none (see nvidia-smi, and whether torch is a build for GPUs). Set "
             "trainer.accelerator to auto or cpu."
         )
+    if message.startswith("No API key configured"):
+        return (
+            "wandb needs a login, and there is none. Run `wandb login`, set WANDB_API_KEY, or set "
+            "WANDB_MODE=offline to upload later."
+        )
     return message
 
 

@@ -38,7 +38,10 @@ KEYS = {
     "trainer.callbacks": ("null", "checkpoints, timing, warnings, breaker, wandb"),
     "seed_everything": ("0", "seed of the run"),
     "run_dir": ("runs/NAME/N", "directory of all files"),
-    "ckpt_path": ("null", "checkpoint to load, or last for the newest one in run_dir"),
+    "ckpt_path": (
+        "null",
+        "checkpoint to load; last is the newest one in run_dir, auto that one if any",
+    ),
     "allow_changes": ("false", "resume with settings that make it a different run"),
 }
 """Key -> its default and meaning."""

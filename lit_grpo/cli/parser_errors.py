@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from lit_grpo.cli.errors import broken_import, did_you_mean, one_line
@@ -73,6 +74,8 @@ def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
     missing = re.match(r"module '(.+)' has no attribute '(.+)'", match["reason"])
     if missing and missing[1] in sys.modules:
         hint = did_you_mean(missing[2], vars(sys.modules[missing[1]]))
+    elif match["reason"].startswith("No module named"):
+        hint = f" Looked for it in {Path.cwd()} and beside the config files."
     return f"{key}: {match['path']} cannot be imported: {match['reason'].rstrip('.')}.{hint}"
 
 
@@ -137,7 +140,12 @@ def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
 
 
 def missing_keys(parser: Any, key: str, match: re.Match[str]) -> str:
-    return f"{match['keys']}: required, but not set."
+    return not_set(match["keys"])
+
+
+def not_set(names: str) -> str:
+    hint = " Training without rewards is lit-grpo sft." if "model.rewards" in names else ""
+    return f"{names}: required, but not set.{hint}"
 
 
 def no_section(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -152,7 +160,7 @@ def no_section(parser: Any, key: str, match: re.Match[str]) -> str:
 def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     expected, value = type_of(parser, key), one_line(match["value"])
     if value == "None" and not has_default(parser, key):
-        return f"{key}: required, but not set."
+        return not_set(key)
     if value == "None":
         return f"{key}: expected {type_name(expected)}, got null. Remove it for the default."
     shown = value if len(value) <= 60 else f"{value[:57]}..."

@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.runs.checkpoint_files import damage, newest_checkpoints
 from lit_grpo.types import UserError, setting_error
 
 log = logging.getLogger(__name__)
 
+AUTO = "auto"
+"""The checkpoint path that resumes a run where there is something to resume from."""
+SHARDED = ("meta.pt", ".metadata", "checkpoint")
+"""What the directory of a sharded checkpoint has one of."""
 
-def find_checkpoint(name: str, run_dir: Path) -> str:
+
+def find_checkpoint(name: str, run_dir: Path) -> str | None:
     """Return the path of a checkpoint; ``last`` is the newest intact one of the run.
 
+    ``auto`` is the same, and None if the run has no checkpoint yet.
+
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it cannot be used.
     """
-    if name == "last":
+    if name == AUTO and not newest_checkpoints(run_dir):
+        rank_zero_only(log.info)("%s has no checkpoint yet: starting at its first step", run_dir)
+        return None
+    if name in ("last", AUTO):
         return str(_newest_intact(run_dir))
     if "://" not in name and not Path(name).exists():
         raise UserError(f"{name}: no such checkpoint. Set ckpt_path to a file or to last.")
+    if Path(name).is_dir() and not any((Path(name) / part).exists() for part in SHARDED):
+        raise UserError(
+            f"{name} is a directory: ckpt_path must be a checkpoint, such as "
+            "RUN/checkpoints/last.ckpt. To go on with a run use lit-grpo fit RUN; to start from a "
+            "model set model.policy.path."
+        )
     if Path(name).exists() and (why := damage(Path(name), reads_all=True)):
         raise UserError(
             f"{name} is damaged: {why}. Set ckpt_path to last, the newest intact checkpoint of a "
@@ -51,10 +69,8 @@ def refuse_past_the_end(checkpoint: str, max_steps: int, max_epochs: int | None)
     Raises:
         UserError: it has taken more optimizer steps or epochs.
     """
-    if not Path(checkpoint).is_file():
-        return
-    saved = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=False)
-    if "loops" not in saved:  # weights only, which the trainer refuses
+    saved = _read(checkpoint)
+    if saved is None:
         return
     limits = {"max_steps": max_steps, "max_epochs": -1 if max_epochs is None else max_epochs}
     # `Checkpoints` corrects the epochs of the loop, not those at the top.
@@ -65,6 +81,33 @@ def refuse_past_the_end(checkpoint: str, max_steps: int, max_epochs: int | None)
         if 0 <= limit < taken[name]:
             why = f"the checkpoint has taken {taken[name]} {units[name]}"
             raise setting_error(f"trainer.{name}", f">= {taken[name]}", limit, why)
+
+
+def refuse_other_training(checkpoint: str, *, is_grpo: bool) -> None:
+    """Check that a checkpoint is one of GRPO, or of SFT, before a model is loaded.
+
+    Raises:
+        UserError: it is one of the other.
+    """
+    saved = _read(checkpoint)
+    if saved is None or ("rollout_step" in saved) == is_grpo:
+        return
+    command, other = ("fit", "sft") if is_grpo else ("sft", "fit")
+    raise UserError(
+        f"{checkpoint} was written by lit-grpo {other}, and cannot be used with the config of "
+        f"lit-grpo {command}. To start from its policy set model.policy.path to "
+        f"{run_of(checkpoint) / 'final'}."
+    )
+
+
+def _read(checkpoint: str) -> dict[str, Any] | None:
+    """Return a checkpoint of a training, without reading its tensors; None for any other file."""
+    if not Path(checkpoint).is_file():
+        return None
+    saved: dict[str, Any] = torch.load(
+        checkpoint, map_location="cpu", mmap=True, weights_only=False
+    )
+    return saved if "loops" in saved else None  # weights only, which the trainer refuses
 
 
 def run_of(checkpoint: str) -> Path:

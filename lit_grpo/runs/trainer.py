@@ -27,7 +27,12 @@ from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile
 from lit_grpo.runs.lock import locked
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.progress import RolloutProgressBar
-from lit_grpo.runs.resume import find_checkpoint, refuse_past_the_end, refuse_used
+from lit_grpo.runs.resume import (
+    find_checkpoint,
+    refuse_other_training,
+    refuse_past_the_end,
+    refuse_used,
+)
 from lit_grpo.runs.signals import StopOnSignal
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import StopReason, UserError, check_range, check_type, setting_error
@@ -167,18 +172,21 @@ class Trainer(L.Trainer):
         """Train, and close the engine and the rewards at the end.
 
         Args:
-            ckpt_path: Checkpoint to resume from, or ``last`` for the newest one in ``run_dir``.
+            ckpt_path: Checkpoint to resume from, ``last`` for the newest one in ``run_dir``, or
+                ``auto`` for that one if there is any.
 
         Raises:
             UserError: ``run_dir`` already holds a run, or there is no such checkpoint, or it has
                 gone further than the run may.
         """
         check_type("datamodule", datamodule, L.LightningDataModule)
-        if ckpt_path is not None:
-            ckpt_path = find_checkpoint(str(ckpt_path), self.run_dir)
-            refuse_past_the_end(ckpt_path, self.max_steps, self.max_epochs)
-        elif self.global_rank == 0:
+        if ckpt_path is None and self.global_rank == 0:
             refuse_used(self.run_dir, RESUME_CALL)
+        elif ckpt_path is not None:
+            ckpt_path = find_checkpoint(str(ckpt_path), self.run_dir)
+        if ckpt_path is not None:
+            refuse_other_training(ckpt_path, is_grpo=not model.automatic_optimization)
+            refuse_past_the_end(ckpt_path, self.max_steps, self.max_epochs)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.stop_reason, limit_val_batches = None, self.limit_val_batches
         try:

@@ -332,6 +332,69 @@ def test_an_sft_run_logs_why_it_ended_and_can_be_evaluated(here, capfd):
     assert "val/accuracy" in capfd.readouterr().out
 
 
+def test_the_config_of_an_sft_run_without_a_target_column_can_be_evaluated(here, capfd):
+    (here / "warm.yaml").write_text(yaml.safe_dump(WARM_UP))
+    assert main(["validate", "--config=warm.yaml"]) == 0
+    assert "val/accuracy" in capfd.readouterr().out
+    assert main(["fit", "--config=warm.yaml"]) == 2
+    assert "Training without rewards is lit-grpo sft." in capfd.readouterr().err
+
+
+def test_the_checkpoint_of_a_warm_up_is_refused_by_name(here, trained, capfd):
+    words = ["--config=warm.yaml", "--run_dir=warm", "--trainer.max_steps=1"]
+    (trained.parents[2] / "warm.yaml").write_text(yaml.safe_dump(WARM_UP))
+    assert main(["sft", *words]) == 0
+    checkpoint = "--ckpt_path=warm/checkpoints/last.ckpt"
+    for words in (["fit", "--config=base.yaml"], ["validate", "runs/base/0"]):
+        assert main([*words, checkpoint]) == 2
+        assert "was written by lit-grpo sft" in capfd.readouterr().err
+
+
+def test_settings_of_grpo_for_an_sft_run_are_refused_by_name(here, capsys):
+    (here / "warm.yaml").write_text(
+        yaml.safe_dump(WARM_UP | {"model": WARM_UP["model"] | {"target_column": "answer"}})
+    )
+    assert main(["rewards", "--config=warm.yaml", "--config=base.yaml"]) == 2
+    assert "the configs must belong to one training" in capsys.readouterr().err
+
+
+def test_auto_starts_a_run_and_then_resumes_it(here):
+    words = ["fit", "--config=base.yaml", "--run_dir=run", "--ckpt_path=auto"]
+    (here / "run").mkdir()
+    (here / "run" / "metrics.csv").write_text("step,seconds,resumes\n0,1.0,0\n1,2.0,0\n2,3.0,0\n")
+    assert main(words) == 0  # a run that was killed before its first checkpoint
+    assert steps_in(here / "run") == ["0", "1"]
+    assert main([*words, "--trainer.max_steps=3"]) == 0
+    assert steps_in(here / "run") == ["0", "1", "2"]
+    log = (here / "run" / "run.log").read_text()
+    assert log.count("resuming from") == 1
+
+
+def test_code_beside_a_config_is_found_from_another_directory(here, capsys):
+    (here / "project").mkdir()
+    (here / "project" / "near_rewards.py").write_text(
+        "from lit_grpo.rewards import Reward\n"
+        "class One(Reward):\n"
+        "    def score(self, prompt, completion):\n"
+        "        return float(len(completion.text) % 2)\n"
+    )
+    config = BASE | {"model": BASE["model"] | {"rewards": ["near_rewards.One"]}}
+    (here / "project" / "near.yaml").write_text(yaml.safe_dump(config))
+    assert main(["fit", "--config=project/near.yaml", "--run_dir=run"]) == 0
+    assert main(["fit", "--config=base.yaml", "--model.rewards=[nowhere.One]"]) == 2
+    assert f"Looked for it in {here} and beside the config files." in capsys.readouterr().err
+
+
+def test_a_missing_login_of_wandb_is_one_line(here):
+    logger = ["--trainer.logger=WandbLogger", "--trainer.logger.project=x"]
+    alone = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "NETRC": "nowhere", "HOME": str(here)}
+    with running([*FIT, *logger], **alone) as process:
+        _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 2
+    assert "error: wandb needs a login, and there is none. Run `wandb login`" in stderr
+    assert "Traceback" not in stderr
+
+
 def test_the_engine_is_closed_after_an_error(here, capfd):
     (here / "mine_engine.py").write_text(
         "from lit_grpo.rollout import HFEngine\n"

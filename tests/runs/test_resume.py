@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_grpo.runs.resume import find_checkpoint, refuse_used
+from lit_grpo.runs.resume import find_checkpoint, refuse_other_training, refuse_used
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +41,39 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_intact_one_is_the_last(h
     intact.unlink()
     with pytest.raises(ValueError, match="has no intact checkpoint to go on from"):
         find_checkpoint("last", here / "run")
+
+
+def test_auto_is_the_last_one_or_none_where_there_is_none(here):
+    assert find_checkpoint("auto", here / "run") is None
+    last = here / "run/checkpoints/last.ckpt"
+    touch(last)
+    assert find_checkpoint("auto", here / "run") == str(last)
+    last.write_bytes(b"torn")
+    with pytest.raises(ValueError, match="has no intact checkpoint to go on from"):
+        find_checkpoint("auto", here / "run")  # starting again would throw a run away
+
+
+def test_a_directory_of_a_run_or_a_model_is_no_checkpoint(here):
+    (here / "run/final").mkdir(parents=True)
+    with pytest.raises(ValueError, match="is a directory: ckpt_path must be .* lit-grpo fit RUN"):
+        find_checkpoint("run/final", here / "run")
+    (here / "run/final/meta.pt").touch()  # a sharded one
+    assert find_checkpoint("run/final", here / "run") == "run/final"
+
+
+def test_a_checkpoint_of_another_kind_of_training_is_refused(here):
+    grpo, sft, other = (str(here / "run/checkpoints" / name) for name in ("a.ckpt", "b.ckpt", "c"))
+    touch(Path(grpo))
+    torch.save({"loops": {}, "rollout_step": 3}, grpo)
+    torch.save({"loops": {}}, sft)
+    torch.save({"state_dict": {}}, other)
+    for path in (grpo, other, str(here / "nowhere")):
+        refuse_other_training(path, is_grpo=True)
+    refuse_other_training(sft, is_grpo=False)
+    with pytest.raises(ValueError, match=r"written by lit-grpo sft.*policy.path to .*/final"):
+        refuse_other_training(sft, is_grpo=True)
+    with pytest.raises(ValueError, match="written by lit-grpo fit"):
+        refuse_other_training(grpo, is_grpo=False)
 
 
 @pytest.mark.parametrize("left", ["metrics.csv", "checkpoints/last.ckpt"])

@@ -62,9 +62,11 @@ def find_answer(text: str, stop_markers: tuple[str, ...], tail_characters: int) 
 
 
 def _whole_answer(text: str) -> Answer | None:
-    """Return a text that is nothing but a few words or a letter."""
+    """Return a text that is nothing but up to three words or a letter."""
     answer = parse_answer(text.strip())
-    return None if answer is None or answer.is_sentence else answer
+    if answer is None or answer.is_sentence:
+        return None
+    return answer if answer.kind == "words" or len(answer.text) == 1 else None
 
 
 def read_gold(text: str) -> Answer | None:

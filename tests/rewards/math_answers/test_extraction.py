@@ -62,10 +62,22 @@ def test_final_answer_is_found(text, answer):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "no idea", "The answer is", "####", "Question: what?", r"\boxed{"]
+    "text", ["", "nobody has any idea", "####", "Question: how many are there?", r"\boxed{"]
 )
 def test_completion_without_an_answer_has_none(text):
     assert found(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        *(("fbab", "fbab"), (" Paris\n", "paris"), ("Yes.", "yes"), ("B", "B"), ("(B)", "B")),
+        *(("**B**", "B"), ("New York City.", "new york city"), ("no idea", "no idea")),
+        *(("I think it is Paris", None), ("Paris\n\nor London then", None)),
+    ],
+)
+def test_a_completion_of_a_few_words_or_a_letter_is_an_answer_as_a_whole(text, answer):
+    assert found(text) == answer
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,11 @@ def suite():
 
 
 RIGHT = [
+    # Nothing but the gold, a word or a letter.
+    ("fbab", "fbab"),
+    ("Paris", "paris."),
+    ("B", "B"),
+    ("yes", "Yes"),
     # Right answers that math-verify alone finds wrong.
     ("7/4", r"\boxed{1 3/4}"),
     (r"\frac{8}{3}", "The answer is 2 2/3."),
@@ -98,6 +103,9 @@ WRONG = [
     # Several answers at once.
     ("5", r"\boxed{5 \text{ or } 6}"),
     ("6", r"\boxed{5, 6}"),
+    # Words that are not the gold.
+    ("Paris", "London"),
+    ("B", "C"),
     # No answer, or one that cannot be parsed.
     ("5", ""),
     ("5", "I do not know."),
