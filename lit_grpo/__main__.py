@@ -12,7 +12,14 @@ import time
 from collections.abc import Sequence
 
 from lit_grpo import __version__
-from lit_grpo.cli.commands import COMMANDS, bundled_configs, describe, examples, usage
+from lit_grpo.cli.commands import (
+    COMMANDS,
+    FILE_COMMANDS,
+    bundled_configs,
+    describe,
+    examples,
+    usage,
+)
 from lit_grpo.cli.errors import did_you_mean, print_error
 from lit_grpo.cli.output import outlive_readers
 from lit_grpo.stopping import SIGNAL_CODE, SIGNAL_MEANING, ExitCode
@@ -65,8 +72,8 @@ def dispatch(command: str, arguments: list[str]) -> int:
         from lit_grpo.cli.completion import print_completion
 
         return print_completion(arguments)
-    elif command == "report":
-        return report(arguments)
+    elif command in FILE_COMMANDS:
+        return run_on_files(command, arguments)
     elif command in COMMANDS and {"-h", "--help"}.intersection(arguments):
         from lit_grpo.cli.help import print_help
 
@@ -91,23 +98,32 @@ def help_text() -> str:
     )
 
 
-def report(run_dirs: list[str]) -> int:
-    """Draw the curves of the runs in these directories and print a summary."""
-    if {*ASKS_FOR_HELP}.intersection(run_dirs):
-        print(f"usage: {usage('report')}\n\n{describe('report')}")
+def run_on_files(command: str, arguments: list[str]) -> int:
+    """Run a command that only reads the files of runs."""
+    if {*ASKS_FOR_HELP}.intersection(arguments):
+        print(f"usage: {usage(command)}\n\n{describe(command)}")
         return ExitCode.DONE
+    try:
+        if command == "checkpoints":
+            from lit_grpo.cli.checkpoints import manage_checkpoints
+
+            return manage_checkpoints(arguments)
+        report(arguments)
+    except (ValueError, OSError) as error:
+        return print_error(str(error))
+    return ExitCode.DONE
+
+
+def report(run_dirs: list[str]) -> None:
+    """Draw the curves of the runs in these directories and print a summary."""
     if not run_dirs or any(path.startswith("-") for path in run_dirs):
-        return print_error(
+        raise ValueError(
             "report needs the directories of one or more runs and takes no options: "
             "lit-grpo report runs/my/0"
         )
     from lit_grpo.runs.report import report
 
-    try:
-        report(run_dirs)
-    except (ValueError, OSError) as error:
-        return print_error(str(error))
-    return ExitCode.DONE
+    report(run_dirs)
 
 
 def end_within(seconds: float, exit_code: int) -> None:

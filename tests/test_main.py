@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.commands import COMMANDS
+from lit_grpo.cli.commands import COMMANDS, FILE_COMMANDS
 from lit_grpo.stopping import SIGNAL_CODE, ExitCode
 
 
@@ -38,7 +38,7 @@ def test_version_is_that_of_the_distribution(capsys):
         (
             "--config",
             "error: --config: no such command. Choose from sft, fit, validate, test, rewards, "
-            "judge-check, rescore, report.\n",
+            "judge-check, rescore, report, checkpoints.\n",
         ),
     ],
 )
@@ -61,7 +61,7 @@ def test_help_of_report_says_what_it_does_and_gives_examples(arguments, capsys):
         assert words in shown
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "report"])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in FILE_COMMANDS])
 def test_help_of_a_command_says_what_it_does_and_gives_examples(command, capsys):
     assert main([command, "--help"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()

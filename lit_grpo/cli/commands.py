@@ -17,6 +17,7 @@ COMMANDS = {
     "judge-check": "check that the judges of a config answer and tell good answers from bad",
     "rescore": "score the logged completions of a run again with changed rewards and compare",
     "report": "draw the curves of runs, as stages of one training or compared, and print a summary",
+    "checkpoints": "list the checkpoints of a run, verify them, or go back to one",
 }
 RUN_ARGUMENTS = {
     "sft": ("[RUN]", "resume this run with its own config"),
@@ -27,6 +28,7 @@ RUN_ARGUMENTS = {
     "judge-check": ("[RUN]", "use the config of this run"),
     "rescore": ("RUN", "the run whose completions are scored again"),
     "report": ("RUN ...", "one run, the stages of one training, or runs to compare"),
+    "checkpoints": ("RUN", "the run whose checkpoints are meant"),
 }
 """Command -> its first argument, the directory of a run, and what it is for."""
 EXAMPLES = {
@@ -43,6 +45,7 @@ EXAMPLES = {
     "judge-check": ("--config my.yaml",),
     "rescore": ("runs/my/0 --config other_rewards.yaml --last 10",),
     "report": ("runs/my/0", "runs/my_sft/0 runs/my/0", "runs/my/0 runs/my/1 runs/my/2"),
+    "checkpoints": ("runs/my/0", "runs/my/0 --verify", "runs/my/0 --before_step 120 --recover"),
 }
 """Command -> arguments of examples."""
 TRAINING = ("sft", "fit")
@@ -51,6 +54,8 @@ RESUMING = (*TRAINING, "validate", "test")
 """The commands that load the last checkpoint of the run that they are given."""
 REWARD_COMMANDS = ("rewards", "judge-check", "rescore")
 """The commands that try the rewards of a config, on one device."""
+FILE_COMMANDS = ("report", "checkpoints")
+"""The commands that only read the files of runs, and take no config."""
 
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "rewards": {
@@ -62,8 +67,25 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "help": "Rescore only this many of the last rollout steps; null rescores all.",
         }
     },
+    "checkpoints": {
+        "--before_step": {
+            "type": int,
+            "metavar": "N",
+            "help": "only checkpoints with fewer than N finished rollout steps",
+        },
+        "--verify": {
+            "action": "store_true",
+            "help": "read them all, compare them with what was written; exit code 1 if damaged",
+        },
+        "--latest": {"action": "store_true", "help": "print the path of the newest intact one"},
+        "--recover": {
+            "action": "store_true",
+            "help": "let a resumed run go on from the newest intact one of these; the others stay",
+        },
+        "--dry_run": {"action": "store_true", "help": "only say what --recover would do"},
+    },
 }
-"""Command -> its arguments in addition to the keys of a config."""
+"""Command -> its arguments in addition to the keys of a config, if it takes one."""
 
 REPORT_OUTPUT = """
 One run is drawn into its curves.png. So are stages of one training: runs each of which started from
@@ -85,7 +107,9 @@ def examples(command: str) -> str:
 
 
 def usage(command: str) -> str:
-    keys = "" if command == "report" else " [--config FILE ...] [--KEY VALUE ...]"
+    keys = " [--config FILE ...] [--KEY VALUE ...]"
+    if command in FILE_COMMANDS:
+        keys = " [OPTIONS]" if command in OPTIONS else ""
     return f"lit-grpo {command} {RUN_ARGUMENTS[command][0]}{keys}"
 
 
@@ -95,5 +119,17 @@ def describe(command: str) -> str:
     purpose = COMMANDS[command]
     return (
         f"{purpose[0].upper()}{purpose[1:]}.\n\n  {run:<9}{meaning}\n\n"
-        f"examples:\n{examples(command)}\n{REPORT_OUTPUT if command == 'report' else ''}"
+        f"{_options(command)}examples:\n{examples(command)}\n"
+        f"{REPORT_OUTPUT if command == 'report' else ''}"
     )
+
+
+def _options(command: str) -> str:
+    """Return the options of a command without keys, a line each."""
+    if command not in FILE_COMMANDS or command not in OPTIONS:
+        return ""
+    named = {
+        f"{name} {one.get('metavar', '')}": one["help"] for name, one in OPTIONS[command].items()
+    }
+    lines = [f"  {name:<17}{meaning}" for name, meaning in named.items()]
+    return "\n".join(["options:", *lines]) + "\n\n"

@@ -16,7 +16,7 @@ from jsonargparse import capture_parser
 
 from lit_grpo.cli.app import import_plugins
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.commands import COMMANDS, RUN_ARGUMENTS
+from lit_grpo.cli.commands import COMMANDS, FILE_COMMANDS, OPTIONS, RUN_ARGUMENTS
 from lit_grpo.cli.configs import read_invocation
 from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.type_hints import class_names
@@ -53,8 +53,11 @@ def _dispatcher() -> argparse.ArgumentParser:
         nargs = {"[RUN]": "?", "RUN": None, "RUN ...": "+"}[RUN_ARGUMENTS[name][0]]
         run_dir: Any = parser.add_argument("run_dir", nargs=nargs)
         run_dir.complete = shtab.DIRECTORY
-        if name != "report":
+        if name not in FILE_COMMANDS:
             _add_keys(parser, name)
+        else:
+            for option, settings in OPTIONS.get(name, {}).items():
+                parser.add_argument(option, **settings)
     return dispatcher
 
 

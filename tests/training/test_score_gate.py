@@ -16,6 +16,7 @@ from tiny import rollouts
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
 from lit_grpo.rollout import HFEngine
+from lit_grpo.runs.signals import StopOnSignal
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training import OutagePolicy, score_gate
 from lit_grpo.types import Completion, Outcome, Score
@@ -44,7 +45,7 @@ def train(reward, directory=None, *callbacks, ckpt=None, steps=4, outage=NO_RETR
     """Train with two prompts per step and four completions each: eight calls per step."""
     module = make_module(rewards=[reward], outage=outage)
     keep = Keep()
-    saving = [] if directory is None else [Checkpoints(dirpath=str(directory))]
+    saving = [] if directory is None else [StopOnSignal(), Checkpoints(dirpath=str(directory))]
     trainer = make_trainer(keep, *saving, *callbacks, max_steps=steps)
     trainer.fit(module, PromptLoader(PROMPTS, 2, seed=1), ckpt_path=ckpt, weights_only=True)
     return trainer, module, keep.outputs

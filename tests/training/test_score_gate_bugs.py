@@ -178,10 +178,7 @@ def test_a_bug_in_the_accuracy_ends_the_run_before_it_trains(capsys):
 
 
 def test_a_bug_in_the_accuracy_that_shows_later_ends_the_run_with_a_checkpoint():
-    Path("exit.yaml").write_text(
-        "trainer: {callbacks: [{class_path: Checkpoints, init_args: {dirpath: run}}]}"
-    )
-    checked = ["--config=exit.yaml", "--trainer.val_check_interval=1", f"{ACCURACY}MissingColumn"]
+    checked = ["--trainer.val_check_interval=1", f"{ACCURACY}MissingColumn"]
     exit_code, log = fit("MathReward", *checked)
     assert exit_code == ExitCode.CRASHED
     assert "Stopped at an evaluation: the accuracy 'missing_column' has a bug" in log

@@ -1,0 +1,135 @@
+"""The command that lists, verifies and goes back to checkpoints, on files as a run writes them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import yaml
+from cli_base import BASE
+
+from lit_grpo.__main__ import main
+from lit_grpo.runs.checkpoint_files import CheckpointWriter, link_last
+from lit_grpo.runs.resume import find_checkpoint
+
+
+def write(directory, step, *, trouble="", reward=0.5, weight=1.0):
+    summary = {
+        "rollout_step": step,
+        "optimizer_step": 2 * step,
+        "time": f"2026-11-23T10:{step:02}:00+00:00",
+        "trouble": trouble,
+        "metrics": {"reward/mean": reward},
+    }
+    path = directory / "checkpoints" / f"step_{step:06d}.ckpt"
+    state = {"state_dict": {"w": torch.full((1000,), weight)}, "summary": summary}
+    CheckpointWriter().save_checkpoint(state, path)
+    os.utime(path, (step, step))
+    link_last(path)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with three checkpoints, the last one in trouble."""
+    write(tmp_path, 10)
+    write(tmp_path, 20, reward=0.75)
+    write(tmp_path, 30, reward=0.0, trouble="no reward for 7 rollout steps in a row")
+    return tmp_path
+
+
+def shown(capsys, *arguments):
+    code = main(["checkpoints", *map(str, arguments)])
+    return code, capsys.readouterr()
+
+
+def test_the_table_has_a_row_for_each_with_its_state(run, capsys):
+    code, said = shown(capsys, run)
+    header, *rows = [line.split() for line in said.out.splitlines()]
+    assert code == 0
+    assert header == ["checkpoint", "step", "written", "size", "reward", "state"]
+    assert [row[:2] for row in rows] == [
+        ["step_000030.ckpt", "30"],
+        ["step_000020.ckpt", "20"],
+        ["step_000010.ckpt", "10"],
+    ]
+    assert rows[0][2:4] == ["2026-11-23", "10:30:00"]
+    assert rows[1][6] == "0.750"
+    assert "complete, but no reward for 7 rollout steps in a row" in said.out
+    assert said.out.count("complete, healthy") == 2
+
+
+def test_verify_reads_all_and_the_exit_code_says_whether_one_is_damaged(run, capsys):
+    code, said = shown(capsys, run, "--verify")
+    assert (code, said.out.count("verified")) == (0, 3)
+    path = run / "checkpoints" / "step_000020.ckpt"
+    content = bytearray(path.read_bytes())
+    content[content.find(torch.ones(4).numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+    assert shown(capsys, run)[0] == 0
+    code, said = shown(capsys, run, "--verify")
+    assert code == 1
+    (row,) = [line for line in said.out.splitlines() if "step_000020" in line]
+    assert row.rstrip().endswith("its content is not what was written")
+
+
+def test_the_latest_is_the_newest_that_is_intact(run, capsys):
+    assert shown(capsys, run, "--latest")[1].out == f"{run}/checkpoints/step_000030.ckpt\n"
+    (run / "checkpoints/step_000030.ckpt").write_bytes(b"torn")
+    assert shown(capsys, run, "--latest")[1].out == f"{run}/checkpoints/step_000020.ckpt\n"
+    assert shown(capsys, run, "--latest", "--before_step", 20)[1].out.endswith("step_000010.ckpt\n")
+    assert shown(capsys, run)[0] == 1
+
+
+def test_recover_makes_an_earlier_one_the_one_to_go_on_from(run, capsys):
+    wanted = run / "checkpoints/step_000020.ckpt"
+    code, said = shown(capsys, run, "--before_step", 30, "--recover", "--dry_run")
+    assert f"would go on from {wanted} at rollout step 20" in said.out
+    assert os.readlink(run / "checkpoints/last.ckpt") == "step_000030.ckpt"
+    code, said = shown(capsys, run, "--before_step", 30, "--recover")
+    assert code == 0
+    assert f"{run} goes on from {wanted} at rollout step 20" in said.out
+    assert os.path.realpath(find_checkpoint("last", run)) == str(wanted)
+    assert (run / "checkpoints/step_000030.ckpt").exists()
+
+
+def test_a_real_run_goes_on_from_the_recovered_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    saving = {"class_path": "Checkpoints", "init_args": {"every_n_steps": 1, "keep_last": 9}}
+    config = BASE | {"trainer": BASE["trainer"] | {"max_steps": 3, "callbacks": [saving]}}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(config))
+    assert main(["fit", "--config=base.yaml", "--run_dir=run"]) == 0
+    assert shown(capsys, "run", "--before_step", 2, "--recover")[0] == 0
+    assert main(["fit", "run"]) == 0
+    log = (tmp_path / "run/run.log").read_text()
+    assert "resuming from run/checkpoints/last.ckpt at rollout step 1" in log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "required: run_dir. See lit-grpo checkpoints --help."),
+        (["nowhere"], "nowhere: no such run."),
+        (["."], ". has no checkpoint."),
+        (["run", "--before_step", "10"], "run has no checkpoint from before step 10."),
+        (["run", "--before_step", "x"], "--before_step: invalid int value: 'x'. See lit-grpo"),
+        (["run", "--bfore"], "unrecognized arguments: --bfore. See lit-grpo checkpoints --help."),
+    ],
+)
+def test_mistakes_are_one_line(arguments, line, tmp_path, monkeypatch, capsys):
+    write(tmp_path / "run", 10)
+    monkeypatch.chdir(tmp_path)
+    code, said = shown(capsys, *arguments)
+    assert code == 2
+    assert said.err.startswith("error: ")
+    assert line in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_one_without_a_manifest_is_listed_too(tmp_path, capsys):
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({}, tmp_path / "checkpoints/epoch=0-step=3.ckpt")
+    code, said = shown(capsys, tmp_path)
+    assert code == 0
+    assert "no manifest: looks complete" in said.out
