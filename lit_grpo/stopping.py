@@ -39,6 +39,10 @@ class ExitCode(IntEnum):
         "stopped: the rollout engine or the teacher's server gave up, or a server does not have "
         "the policy's weights",
     )
+    DIVERGED = (
+        6,
+        "stopped: gradients were not finite many times in a row, or the policy's logits are not",
+    )
     INTERRUPTED = 130, "interrupted by Ctrl-C"
 
     def __new__(cls, code: int, meaning: str) -> ExitCode:

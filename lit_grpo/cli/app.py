@@ -142,7 +142,7 @@ def report_error(error: Exception) -> int:
     if line := full_disk(error):
         return print_error(line, ExitCode.CRASHED)
     if isinstance(error, Diverged):
-        return print_error(str(error), ExitCode.CRASHED)
+        return print_error(str(error), ExitCode.DIVERGED)
     if isinstance(error, UserError):
         return print_error(str(error))
     traceback.print_exception(error)

@@ -226,9 +226,9 @@ def num_finished_steps(trainer: L.Trainer) -> int:
 
 
 def trouble_of(trainer: L.Trainer) -> str:
-    """Return what the callbacks with a property ``trouble`` say; empty if the run is healthy."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    return "; ".join(filter(None, (getattr(one, "trouble", "") for one in callbacks)))
+    """Return what the module and callbacks with a ``trouble`` say; empty if the run is healthy."""
+    asked = [trainer.lightning_module, *trainer.callbacks]  # type: ignore[attr-defined]
+    return "; ".join(filter(None, (getattr(one, "trouble", "") for one in asked)))
 
 
 def _is_healthy(checkpoint: Path) -> bool:

@@ -32,6 +32,8 @@ class UpdateConfig:
             completion, without padding; for a model that the log says runs padded, every row with
             its prompt and padding. It affects memory, not the gradient.
         max_grad_norm: The gradient is scaled down to at most this norm.
+        max_skipped_steps: Stop the run when so many optimizer steps in a row were skipped because
+            their gradients were not finite.
 
     Raises:
         UserError: a setting is out of range.
@@ -41,6 +43,7 @@ class UpdateConfig:
     minibatches: int = 1
     max_tokens_per_micro_batch: int = 16384
     max_grad_norm: float = 1.0
+    max_skipped_steps: int = 5
 
     def __post_init__(self) -> None:
         key = "model.update."
@@ -54,6 +57,7 @@ class UpdateConfig:
             why="a row that exceeds the budget gets its own micro-batch",
         )
         check_range(f"{key}max_grad_norm", self.max_grad_norm, above=0)
+        check_range(f"{key}max_skipped_steps", self.max_skipped_steps, at_least=1)
 
     @property
     def optimizer_steps(self) -> int:

@@ -284,8 +284,26 @@ class GRPOModule(PolicyModule):
         """Take the optimizer steps; nothing else changes parameters."""
         with self.events.stage("update", progress=self.policy_update.progress):
             self.policy_update.optimize(batch, metrics)
+            if self.policy_update.has_diverged:
+                self._stop_diverged()
             if self.policy.compile_forward:
                 metrics.maximum("perf/num_compilations", num_compilations())
+
+    def _stop_diverged(self) -> None:
+        """Stop with a checkpoint of the weights before the steps that were skipped."""
+        message = (
+            f"Stopped because the gradients of {self.policy_update.num_skipped} optimizer steps in "
+            "a row were not finite. They were not applied. "
+            f"{self.objective.advice_if_not_finite}Resume with a lower learning rate, or from an "
+            "earlier checkpoint (lit-grpo checkpoints RUN lists them)."
+        )
+        stop_run(self.trainer, StopReason(exit_code=ExitCode.DIVERGED, message=message))
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong at the moment, which `Checkpoints` asks for; empty if nothing is."""
+        num_skipped = self.policy_update.num_skipped
+        return f"{num_skipped} optimizer steps in a row were skipped" if num_skipped else ""
 
     def refresh_reference(self) -> None:
         """Move the reference towards the policy every ``kl.refresh_every`` rollout steps."""
@@ -313,6 +331,7 @@ class GRPOModule(PolicyModule):
         checkpoint["rollout_step"] = self.rollout_step
         checkpoint["rewards"] = self.rewards.state_dict()
         control = self.policy_update.entropy_control
+        checkpoint["num_skipped"] = self.policy_update.num_skipped
         checkpoint["kl_coef"] = self.policy_update.kl_control.coef
         checkpoint["entropy_control"] = {"coef": control.coef, "last_entropy": control.last_entropy}
 
@@ -321,6 +340,8 @@ class GRPOModule(PolicyModule):
         self.rollout_step = checkpoint["rollout_step"]
         self.rewards.load_state_dict(checkpoint["rewards"])
         update = self.policy_update
+        # A run that was stopped for them gets as many again.
+        update.num_skipped = checkpoint["num_skipped"] % self.update.max_skipped_steps
         if self.objective.kl.target is not None:  # else a new coefficient in the config applies
             coef = checkpoint.get("kl_coef", update.kl_control.coef)
             update.kl_control = replace(update.kl_control, coef=coef)

@@ -31,7 +31,7 @@ from lit_grpo.training.batching import (
 )
 from lit_grpo.training.metrics import Metrics, add_update_metrics
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import Diverged, StageProgress, TrainBatch
+from lit_grpo.types import StageProgress, TrainBatch
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ class PolicyUpdate:
         self.objective = objective
         self.config = config
         self._progress, self._has_warned = StageProgress(), False
+        self.num_skipped = 0
+        """Optimizer steps in a row that were skipped until now."""
         self.entropy_control = EntropyControl(term=objective.entropy, coef=objective.entropy.coef)
         self.kl_control = KLControl(term=objective.kl, coef=objective.kl.coef)
 
@@ -68,15 +70,20 @@ class PolicyUpdate:
         return self._progress
 
     def optimize(self, batch: TrainBatch, metrics: Metrics) -> None:
-        """Take all optimizer steps of one rollout step."""
+        """Take all optimizer steps of one rollout step; skip those without a finite gradient."""
         num_rows = self.config.epochs * len(rows_with_gradient(batch, self.objective))
         self._progress = StageProgress(total=num_rows)
         self._warn_of_few_groups(batch.prompt_ids.shape[0])
         for _ in range(self.config.epochs):
             for minibatch in minibatches(batch, self.config.minibatches):
                 counts = count_tokens(self.module, minibatch, self.sampling.max_tokens)
-                if counts.tokens:
+                if counts.tokens and not self.has_diverged:
                     self._optimizer_step(minibatch, counts, metrics)
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether so many steps in a row were skipped that the run must stop."""
+        return self.num_skipped >= self.config.max_skipped_steps
 
     def _warn_of_few_groups(self, num_groups: int) -> None:
         """Log once that a rollout step takes fewer optimizer steps than configured."""
@@ -103,27 +110,36 @@ class PolicyUpdate:
         if not parts:
             with optimizer.toggle_model(sync_grad=True):
                 self._backward_nothing(batch)
-        norm = self._clipped_gradient_norm()
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.policy.trainable_parameters(), self.config.max_grad_norm
+        )
         # _backward adds the loss of each micro-batch with count 0. With the count added here, the
         # metric is the sum over micro-batches and ranks, averaged over optimizer steps.
         metrics.add("policy/loss", 0.0, 1 / counts.num_ranks)
-        metrics.add("policy/grad_norm", norm.detach())
         metrics.add("policy/lr", optimizer.param_groups[0]["lr"])
+        is_skipped = not norm.isfinite()
+        metrics.add("policy/skipped_fraction", float(is_skipped))
+        if is_skipped:
+            self._count_skipped_step(norm)
+            return
+        self.num_skipped = 0
+        metrics.add("policy/grad_norm", norm.detach())
         optimizer.step()
         schedule.step()
         self._update_entropy_coef(torch.stack(entropies).sum(), counts, metrics)
 
-    def _clipped_gradient_norm(self) -> Tensor:
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.policy.trainable_parameters(), self.config.max_grad_norm
+    def _count_skipped_step(self, norm: Tensor) -> None:
+        """Log an optimizer step that is not taken; the weights and the optimizer stay as they are.
+
+        The norm is that of the gradient over all ranks, so that all of them skip it.
+        """
+        self.num_skipped += 1
+        rank_zero_only(log.warning)(
+            "the gradient of optimizer step %d is not finite (norm %s), so the step is skipped: %d "
+            "in a row, of at most %d (model.update.max_skipped_steps). %s",
+            *(self.module.global_step + 1, float(norm), self.num_skipped),
+            *(self.config.max_skipped_steps, self.objective.advice_if_not_finite),
         )
-        if not norm.isfinite():
-            raise Diverged(
-                f"the gradient of optimizer step {self.module.global_step + 1} is not finite (norm "
-                f"{norm}); the step was not applied. {self.objective.advice_if_not_finite}Resume "
-                "from the last checkpoint with a lower learning rate or in a higher precision."
-            )
-        return norm
 
     def _update_entropy_coef(
         self, entropy_sum: Tensor, counts: TokenCounts, metrics: Metrics

@@ -16,4 +16,4 @@ class UserCodeFailed(RuntimeError):
 
 
 class Diverged(FloatingPointError):
-    """The policy's gradient or logits are no longer finite."""
+    """The policy's logits are no longer finite."""
