@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+WAKE_SECONDS = 0.5
+"""Longest time for which a waiting thread does not look for signals."""
 
 jitter = random.Random()
 """Separate from the global generator, whose numbers must depend on the run's seed only."""
@@ -54,6 +61,28 @@ def run_in_daemon_thread(function: Callable[[], T], name: str) -> Future[T]:
     return future
 
 
+def wait_for(future: Future[T], timeout: float | None = None) -> T:
+    """Return the result of a future, as ``future.result`` does, and stay open to signals.
+
+    The kernel may hand a signal to another thread, and then the main thread sees it only when it
+    wakes: a Ctrl-C would wait for the result.
+
+    Raises:
+        TimeoutError: there is no result after ``timeout`` seconds.
+    """
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    while not future.done() and (left := end - time.monotonic()) > 0:
+        wait([future], min(left, WAKE_SECONDS))
+    return future.result(0)
+
+
+def take_from(queue: SimpleQueue[T]) -> T:
+    """Return the next item of a queue, and stay open to signals as ``wait_for`` does."""
+    while True:
+        with suppress(Empty):
+            return queue.get(timeout=WAKE_SECONDS)
+
+
 def call_with_timeout(function: Callable[[], T], seconds: float, name: str) -> T:
     """Call a function in a daemon thread and return its result; abandon the thread on a timeout.
 
@@ -63,7 +92,7 @@ def call_with_timeout(function: Callable[[], T], seconds: float, name: str) -> T
     """
     future = run_in_daemon_thread(function, name)
     try:
-        return future.result(seconds)
+        return wait_for(future, seconds)
     except TimeoutError:
         if future.done():
             raise
@@ -84,7 +113,7 @@ class EventLoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine on the loop and wait for its result."""
-        return self.submit(coroutine).result(timeout)
+        return wait_for(self.submit(coroutine), timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Cancel the tasks that still run and end the thread; abandon it after ``timeout``."""

@@ -1,4 +1,6 @@
+import signal
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,3 +12,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files with many slow tests first, so that no worker is left with one at the end."""
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: num_slow[item.path], reverse=True)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, whatever handler the test runner or Lightning has set."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
+import time
+from concurrent.futures import Future
+from queue import SimpleQueue
 
 import pytest
 
@@ -12,6 +16,8 @@ from lit_grpo.concurrency import (
     call_with_timeout,
     gather_or_cancel,
     run_in_daemon_thread,
+    take_from,
+    wait_for,
 )
 
 
@@ -134,3 +140,30 @@ def test_a_thread_that_is_stuck_is_abandoned():
     assert thread._thread.is_alive()
     released.set()
     thread._thread.join(60)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize(
+    "waiting",
+    [lambda: wait_for(Future()), lambda: take_from(SimpleQueue())],
+    ids=["future", "queue"],
+)
+def test_ctrl_c_that_another_thread_receives_ends_a_wait_soon(waiting):
+    def interrupt():
+        time.sleep(0.2)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # as the kernel may do
+        time.sleep(30)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        waiting()
+    assert time.monotonic() - start < 15
+
+
+def test_waiting_for_a_result_ends_with_it_or_after_the_timeout():
+    assert wait_for(run_in_daemon_thread(lambda: 3, "test")) == 3
+    with pytest.raises(TimeoutError):
+        wait_for(Future(), timeout=0.1)
+    with pytest.raises(ZeroDivisionError):
+        wait_for(run_in_daemon_thread(lambda: 1 // 0, "test"))

@@ -385,6 +385,7 @@ def test_code_beside_a_config_is_found_from_another_directory(here, capsys):
     assert f"Looked for it in {here} and beside the config files." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_missing_login_of_wandb_is_one_line(here):
     logger = ["--trainer.logger=WandbLogger", "--trainer.logger.project=x"]
     alone = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "NETRC": "nowhere", "HOME": str(here)}

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from lit_grpo.concurrency import WAKE_SECONDS
 from lit_grpo.rewards.reward import Reward
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rewards.scoring.runners import Call, Runners
@@ -110,7 +111,7 @@ class Scoring:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
-                self._changed.wait(min(left, self._runners.expire() or left))
+                self._changed.wait(min(left, self._runners.expire() or left, WAKE_SECONDS))
         return True
 
     def result(self) -> RolloutBatch:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lit_grpo.concurrency import EventLoopThread, gather_or_cancel
+from lit_grpo.concurrency import EventLoopThread, gather_or_cancel, take_from, wait_for
 from lit_grpo.distributed import any_failure, gather_objects, get_rank
 from lit_grpo.policy.loading import max_positions
 from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
@@ -276,7 +276,7 @@ class ServedEngine(RolloutEngine):
         running.add_done_callback(results.put)
         self._running.add(running)
         try:
-            while (result := results.get()) is not running:
+            while (result := take_from(results)) is not running:
                 row, sample = result
                 yield row, to_completion(sample, self._policy.tokenizer, sampling)
             running.result()
@@ -289,7 +289,7 @@ class ServedEngine(RolloutEngine):
         return self._loop.submit(coroutine)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._submit(coroutine).result()
+        return wait_for(self._submit(coroutine))
 
 
 def _put(results: SimpleQueue[Any], first_row: int, index: int, sample: Sample | str) -> None:
