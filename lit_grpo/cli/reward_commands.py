@@ -107,7 +107,8 @@ def _load_policy(cli: CommandLine, module: GRPOModule) -> None:
     if cli.config.ckpt_path is not None:
         checkpoint = strategy.load_checkpoint(cli.config.ckpt_path, weights_only=True)
         module.on_load_checkpoint(checkpoint)
-        module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
+        # Not strict: a moving reference, which is not loaded here, may be in it.
+        module.load_state_dict(checkpoint["state_dict"], strict=False)
     strategy.model_to_device()
     module.engine.start(module.policy)
     module.engine.load_weights(module.policy, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,7 @@ from lit_grpo.runs.checkpoint_files import (
     read_manifest,
     remove,
 )
+from lit_grpo.runs.files import MetricsFile
 from lit_grpo.runs.signals import is_between_steps
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import check_range
@@ -117,6 +119,7 @@ class Checkpoints(Callback):
         if _validates_next(trainer):  # a resumed run does not repeat the validation
             self._is_waiting = True
         else:
+            _log_step(trainer, outputs)
             self._save(trainer)
 
     def _is_due(self, trainer: L.Trainer) -> bool:
@@ -216,6 +219,17 @@ class Checkpoints(Callback):
             and other.save_last
             and Path(other.dirpath or "").resolve() == self.directory.resolve()
         ]
+
+
+def _log_step(trainer: L.Trainer, outputs: Any) -> None:
+    """Write the step's row of ``metrics.csv``: Lightning logs it after the checkpoint.
+
+    A kill in between would leave a run without it.
+    """
+    metrics = outputs.get("metrics") if isinstance(outputs, Mapping) else None
+    for logger in trainer.loggers:
+        if metrics and isinstance(logger, MetricsFile):
+            logger.log_metrics(metrics, step=trainer.fit_loop.total_batch_idx)
 
 
 def num_finished_steps(trainer: L.Trainer) -> int:

@@ -282,12 +282,8 @@ class PolicyModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["optimizer_settings"] = self._optimizer_settings
-        if self._reloads_frozen_base:
-            # The state dict contains tied weights under each of their names.
-            named = self.named_parameters(remove_duplicate=False)
-            frozen = {name for name, parameter in named if not parameter.requires_grad}
-            weights = checkpoint["state_dict"]
-            checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in frozen}
+        weights, reloaded = checkpoint["state_dict"], self._reloaded_names()
+        checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in reloaded}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         trained = {n for n, p in self.named_parameters() if p.requires_grad}
@@ -297,10 +293,16 @@ class PolicyModule(L.LightningModule):
                 "so it belongs to a different policy. Set model.policy as in that run's "
                 "config.yaml."
             )
-        self.strict_loading = not self._reloads_frozen_base
+        self.strict_loading = not self._reloaded_names()
         self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
 
-    @property
-    def _reloads_frozen_base(self) -> bool:
-        """Whether the frozen base of an adapter is loaded from ``policy.path`` when resuming."""
-        return self.policy.lora is not None and self.policy.path is not None
+    def _reloaded_names(self) -> set[str]:
+        """Return the parameters that a resumed run reads from ``policy.path`` again.
+
+        They are the frozen base of an adapter, or a reference that never moves.
+        """
+        if self.policy.path is None or (self.policy.lora is None and self.refreshes_reference):
+            return set()
+        # The state dict contains tied weights under each of their names.
+        named = self.named_parameters(remove_duplicate=False)
+        return {name for name, parameter in named if not parameter.requires_grad}

@@ -9,6 +9,7 @@ from tiny import tiny_policy
 
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
+from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import LoRA
 from lit_grpo.rewards import MathReward, Reward
 from lit_grpo.rollout import EngineFailed, HFEngine, SGLangEngine
@@ -86,6 +87,38 @@ def test_a_checkpoint_of_an_adapter_omits_its_base_and_can_be_resumed(tmp_path):
     other = make_module(policy=policy | {"lora": LoRA(rank=4, target_modules=["lm_head"])})
     with pytest.raises(ValueError, match="it belongs to a different policy"):
         fit(other, max_steps=2, ckpt_path=path)
+
+
+def test_a_checkpoint_omits_a_reference_that_never_moves_and_the_resumed_run_has_it(tmp_path):
+    start = tmp_path / "start"
+    tiny_policy().save_pretrained(start)
+    policy = {"architecture": None, "path": str(start)}
+    objective = Objective(kl=KLTerm(coef=0.5))
+    whole = make_module(policy=policy, objective=objective)
+    fit(whole, max_steps=4)
+    module = make_module(policy=policy, objective=objective)
+    saving = Checkpoints(dirpath=str(tmp_path))
+    fit(module, callbacks=[saving], max_steps=2)
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert saved.keys() == {f"policy.model.{name}" for name in module.policy.model.state_dict()}
+    resumed = make_module(policy=policy, objective=objective)
+    fit(resumed, max_steps=4, ckpt_path=tmp_path / "last.ckpt")
+    torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
+    ours, theirs = (one.policy.reference_model.state_dict() for one in (resumed, whole))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("refresh_every", [None, 1], ids=["random weights", "moving"])
+def test_a_reference_that_cannot_be_read_again_is_in_the_checkpoint(tmp_path, refresh_every):
+    start = tmp_path / "start"
+    tiny_policy().save_pretrained(start)
+    policy = {"architecture": None, "path": str(start)} if refresh_every else {}
+    objective = Objective(kl=KLTerm(coef=0.5, refresh_every=refresh_every))
+    module = make_module(policy=policy, objective=objective)
+    fit(module, callbacks=[Checkpoints(dirpath=str(tmp_path))], max_steps=2)
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert any("reference_model" in name for name in saved)
+    assert saved.keys() == module.state_dict().keys()
 
 
 class FailsAtEvaluation(HFEngine):

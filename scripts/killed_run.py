@@ -1,0 +1,238 @@
+"""Kill a training at many random moments, resume it each time, and compare the end with that of an
+undisturbed one: `python scripts/killed_run.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import lightning as L
+import pandas as pd
+import yaml
+from _checks import Checks, print_checks, read_run
+from rich.console import Console
+from rich.progress import track
+
+STAGE_FILE = "stage"
+TIMELESS = ("reward/", "policy/", "completions/", "val/", "advantage/")
+"""Prefixes of the metrics that do not measure time."""
+ROWS = ["step", "prompt_id", "token_ids", "reward", "advantage"]
+MAX_SECONDS = 300
+CONFIG = {
+    "trainer": {
+        "accelerator": "cpu",
+        "check_val_every_n_epoch": None,
+        "val_check_interval": 3,
+        "callbacks": [
+            {"class_path": "Checkpoints", "init_args": {"every_n_steps": 1, "keep_last": 3}},
+            {"class_path": "killed_run.StageFile"},
+        ],
+    },
+    "model": {
+        "policy": {
+            "architecture": {
+                "model_type": "llama",
+                "hidden_size": 128,
+                "intermediate_size": 256,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "initializer_range": 0.1,
+            }
+        },
+        "group_size": 4,
+        "sampling": {"max_tokens": 8},
+        "rewards": [
+            {"class_path": "FormatReward", "init_args": {"pattern": "[0-9 -~]*", "mode": "full"}},
+            {"class_path": "LengthReward", "init_args": {"start_tokens": 1, "end_tokens": 8}},
+        ],
+        "objective": {"kl": {"coef": 0.01}},
+        "update": {"epochs": 2, "minibatches": 2},
+        "optimizer": {"class_path": "AdamW", "init_args": {"lr": 0.003}},
+        "lr_schedule": "cosine",
+    },
+    "data": {
+        "class_path": "AdditionData",
+        "init_args": {
+            "num_digits": 1,
+            "train_size": 80,
+            "validation_size": 8,
+            "prompts_per_step": 8,
+        },
+    },
+}
+
+
+class StageFile(L.Callback):
+    """Keep what the run is doing in a file, for the one who kills it."""
+
+    def setup(self, trainer: L.Trainer, module: Any, stage: str) -> None:
+        self._file = os.open(STAGE_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+    def _write(self, stage: str) -> None:
+        os.pwrite(self._file, f"{stage:<20}".encode(), 0)
+
+    def on_train_start(self, *args: Any) -> None:
+        self._write("between stages")
+
+    def on_stage_start(self, trainer: L.Trainer, module: Any, name: str) -> None:
+        self._write(name)
+
+    def on_stage_end(self, trainer: L.Trainer, module: Any, stage: Any) -> None:
+        self._write("update" if stage.name == "micro_batch" else "between stages")
+
+    def on_save_checkpoint(self, *args: Any) -> None:
+        self._write("checkpoint")
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self._write("between stages")
+
+    def on_validation_start(self, *args: Any) -> None:
+        self._write("validation")
+
+    def on_validation_end(self, *args: Any) -> None:
+        self._write("between stages")
+
+
+def start(directory: Path) -> subprocess.Popen[bytes]:
+    """Start the run in this directory, or resume it: the same command does both."""
+    words = ["fit", "--config", "../run.yaml", "--run_dir", "run", "--ckpt_path", "auto"]
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    (directory / STAGE_FILE).unlink(missing_ok=True)
+    with (directory / "said.txt").open("ab") as said:
+        return subprocess.Popen(
+            [sys.executable, "-m", "lit_grpo", *words],
+            cwd=directory,
+            stdout=said,
+            stderr=said,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+
+
+def stage_of(directory: Path) -> str:
+    """Return what the run is doing, empty before it trains."""
+    with suppress(FileNotFoundError):
+        return (directory / STAGE_FILE).read_text().strip()
+    return ""
+
+
+def run_to_its_end(directory: Path) -> int:
+    process = start(directory)
+    try:
+        return process.wait(MAX_SECONDS)
+    finally:
+        kill(process)
+
+
+def kill_once(directory: Path, seconds: float) -> str:
+    """Start or resume the run, kill it some seconds after it has begun to train.
+
+    Return what it was doing; empty if it had ended.
+    """
+    process = start(directory)
+    try:
+        deadline = time.monotonic() + MAX_SECONDS
+        while process.poll() is None and not stage_of(directory):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the run has not begun to train; see said.txt")
+            time.sleep(0.005)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        has_ended = process.poll() is not None
+    finally:
+        kill(process)
+    return "" if has_ended else stage_of(directory)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def digest(directory: Path) -> str:
+    """Return the hash of the final model."""
+    path = directory / "run" / "final" / "model.safetensors"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "none"
+
+
+def compare(whole: Path, killed: Path, kills: Counter[str], num_kills: int) -> Checks:
+    """Return all statements about the two runs, each with whether it holds."""
+    ours, theirs = (read_run(directory / "run") for directory in (whole, killed))
+    names = ["step", *(name for name in ours["metrics"] if name.startswith(TIMELESS))]
+    hashes = [digest(directory)[:12] for directory in (whole, killed)]
+    num_rows = [len(one["metrics"]) for one in (ours, theirs)]
+    rows = [one["completions"][ROWS].astype(str) for one in (ours, theirs)]
+    resumes = int(theirs["metrics"]["resumes"].max())
+    return {
+        "the run was killed as often as asked": (
+            kills.total() == num_kills,
+            ", ".join(f"{stage} {count}" for stage, count in kills.most_common()),
+        ),
+        "it was resumed": (resumes > 0, f"{resumes} of its starts found a run to resume"),
+        "its final model is the undisturbed one, bit for bit": (
+            hashes[0] == hashes[1] != "none",
+            f"SHA-256 {hashes[0]}… and {hashes[1]}…",
+        ),
+        "its metrics are the same, with one row per step": (
+            _is_equal(*(one["metrics"].reindex(columns=names) for one in (ours, theirs))),
+            f"{num_rows[0]} and {num_rows[1]} rows, {len(names)} columns that do not measure time",
+        ),
+        "its completions are the same": (
+            _is_equal(*rows),
+            f"{len(rows[0])} and {len(rows[1])} completions",
+        ),
+    }
+
+
+def _is_equal(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
+    return ours.reset_index(drop=True).equals(theirs.reset_index(drop=True))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=30, help="number of kills (default: 30)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default: 0)")
+    parser.add_argument("--dir", type=Path, help="keep the runs there (default: delete them)")
+    arguments = parser.parse_args()
+    moments = random.Random(arguments.seed)
+    with TemporaryDirectory() as temporary:
+        directory = (arguments.dir or Path(temporary)).absolute()
+        whole, killed = directory / "whole", directory / "killed"
+        for one in (whole, killed):
+            one.mkdir(parents=True)
+        num_steps = 4 + 2 * arguments.kills
+        trainer = CONFIG["trainer"] | {"max_steps": 4 * num_steps}  # four updates each
+        (directory / "run.yaml").write_text(yaml.safe_dump(CONFIG | {"trainer": trainer}))
+        begin = time.monotonic()
+        if run_to_its_end(whole):
+            print((whole / "said.txt").read_text(), file=sys.stderr)
+            return 1
+        training = pd.read_csv(whole / "run" / "metrics.csv")["seconds"]
+        mean_step = (training.iloc[-1] - training.iloc[0]) / (len(training) - 1)
+        seconds = time.monotonic() - begin
+        print(f"undisturbed: {num_steps} steps of {mean_step:.2f} s ({seconds:.0f} s)")
+        kills: Counter[str] = Counter()
+        console = Console(stderr=True)
+        for _ in track(range(arguments.kills), "killing", console=console):
+            if stage := kill_once(killed, moments.uniform(0, 3 * mean_step)):
+                kills[stage] += 1
+        run_to_its_end(killed)
+        return print_checks(compare(whole, killed, kills, arguments.kills))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
