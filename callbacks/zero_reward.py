@@ -6,6 +6,7 @@ Such a run learns nothing and may be wasting hours on failed rollouts.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -14,18 +15,23 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.diagnostics import likely_causes
+from lit_grpo.diagnostics import how_it_began, likely_causes, sample_completions
 from lit_grpo.stopping import ExitCode, stop_run
 from lit_grpo.types import RolloutBatch, StopReason, check_range
 
 log = logging.getLogger(__name__)
 
+NUM_REMEMBERED = 20
+NUM_SHOWN = 3
+"""Completions in the message."""
+
 
 class ZeroRewardBreaker(Callback):
     """Stop a run after a streak of rollout steps without any reward, over all ranks.
 
-    A step counts if every valid reward is exactly 0 or if no row is valid; the message names how
-    many of each. The streak is saved in the checkpoint.
+    A step counts if every valid reward is exactly 0 or if no row is valid. The message names how
+    many of each, whether rewards stopped at once or faded away, the likely cause, and some
+    completions. The streak is saved in the checkpoint, and `Checkpoints` keeps one from before it.
 
     Args:
         alert_after: Length of a streak at which to warn.
@@ -47,6 +53,8 @@ class ZeroRewardBreaker(Callback):
         )
         self.alert_after = alert_after
         self.stop_after = stop_after
+        self._shares: deque[float] = deque(maxlen=NUM_REMEMBERED)
+        """Share of completions with a reward in the last steps that had any."""
         self._reset()
 
     def _reset(self) -> None:
@@ -72,6 +80,7 @@ class ZeroRewardBreaker(Callback):
         rollouts: RolloutBatch = outputs["rollouts"]
         num_valid, num_rewarded = _count_rows(trainer, rollouts)
         if num_rewarded:
+            self._shares.append(num_rewarded / num_valid)
             self._reset()
             return
         self._count(trainer.fit_loop.total_batch_idx, unscored=num_valid == 0)
@@ -102,24 +111,29 @@ class ZeroRewardBreaker(Callback):
             for kind, number in kinds.items()
             if number
         )
-        causes = "\n".join(f"- {cause}" for cause in likely_causes(rollouts))
-        return (
+        lines = [
             f"No reward for {self.streak} rollout steps in a row, since {self._since}: {what}. "
-            f"Likely cause:\n{causes}\n"
-            "If such streaks are normal for this task, raise stop_after of ZeroRewardBreaker."
-        )
+            f"{how_it_began(self._shares)} Likely cause:",
+            *(f"- {cause}" for cause in likely_causes(rollouts)),
+            "Completions of this step:",
+            *(f"- {line}" for line in sample_completions(rollouts, NUM_SHOWN)),
+            "If such streaks are normal for this task, raise stop_after of ZeroRewardBreaker.",
+        ]
+        return "\n".join(lines)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "streak": self.streak,
             "unscored_steps": self._unscored_steps,
             "since": self._since,
+            "shares": list(self._shares),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.streak = state_dict["streak"]
         self._unscored_steps = state_dict["unscored_steps"]
         self._since = state_dict["since"]
+        self._shares.extend(state_dict["shares"])
 
 
 def _count_rows(trainer: L.Trainer, rollouts: RolloutBatch) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import lightning as L
@@ -34,6 +34,9 @@ ADVICE = {
     Outcome.NOT_SAMPLED: "Check the rollout engine's log",
     Outcome.TRUNCATED: "Raise its max_tokens, or lower model.sampling.max_tokens",
 }
+
+SUDDEN_SHARE = 0.1
+"""A share of completions with a reward from which none at all is a fall."""
 
 SLOW_FRACTION = 0.5
 """A wait for rewards of at least this share of the step is reported."""
@@ -158,8 +161,9 @@ def likely_causes(rollouts: RolloutBatch) -> list[str]:
         causes.append(str(failure))
     if (fraction := empty_fraction(rollouts)) >= LIKELY_FRACTION:
         causes.append(
-            f"{fraction:.0%} of the completions are empty. Check the rollout engine's log: it may "
-            "have lost its weights or its server."
+            f"{fraction:.0%} of the completions are empty: the policy ends them at once, as it may "
+            "on prompts unlike those it has learned, or a server has lost its weights. Look at "
+            "the log of the engine's server if there is one, else run lit-grpo sft first."
         )
     if (fraction := truncated_fraction(rollouts)) >= LIKELY_FRACTION:
         causes.append(
@@ -185,6 +189,44 @@ def _never_matched(rollouts: RolloutBatch) -> str:
         f"{shorten(group.completions[0].text)!r}. Read some rows of completions/; then run "
         "lit-grpo sft first, or make the reward and the prompt ask for the same format."
     )
+
+
+def how_it_began(shares: Sequence[float]) -> str:
+    """Return whether rewards stopped within a step or faded away, from the steps before.
+
+    Args:
+        shares: Share of completions with a reward in the last steps with any, the oldest first.
+    """
+    if not shares:
+        return "No step before it had a reward."
+    last, best = shares[-1], max(shares)
+    if last >= SUDDEN_SHARE and last >= best / 2:
+        return (
+            f"In the step before, {last:.0%} of the completions had a reward: a fall to nothing "
+            "within one step is rather an outage, of a reward or an engine, than the policy."
+        )
+    if best >= SUDDEN_SHARE:
+        num_steps = len(shares) - shares.index(best)
+        return (
+            f"The share of completions with a reward fell from {best:.0%} to {last:.0%} over "
+            f"{num_steps} steps before: the policy has collapsed. Go back to an earlier checkpoint "
+            "(lit-grpo checkpoints RUN), with a lower learning rate or a KL term."
+        )
+    return f"In the step before, {last:.1%} of the completions had a reward: hardly any."
+
+
+def sample_completions(rollouts: RolloutBatch, number: int) -> list[str]:
+    """Return a line for the first completion of some prompts: the prompt's id, text, scores."""
+    step = max(1, len(rollouts.groups) // number)
+    lines = []
+    for group in rollouts.groups[::step][:number]:
+        scores = ", ".join(
+            f"{name} {score.outcome if score.value is None else f'{score.value:g}'}"
+            for name, (score, *_) in group.scores.items()
+        )
+        text = shorten(group.completions[0].text)
+        lines.append(f"prompt {group.prompt.id!r}: {text!r} ({scores})")
+    return lines
 
 
 def no_signal(rollouts: RolloutBatch) -> list[str]:

@@ -96,6 +96,48 @@ def test_otherwise_the_format_never_matched_and_a_sample_is_shown():
     assert "'2'" in message  # the gold answer
 
 
+def rewarded(share: float):
+    """A step of ten completions of which this share has a reward."""
+    count = round(10 * share)
+    return rollouts([[1.0] * count + [0.0] * (10 - count)])
+
+
+@pytest.mark.parametrize(
+    ("before", "what"),
+    [
+        ([], "No step before it had a reward."),
+        ([0.7, 0.6, 0.7], "In the step before, 70% of the completions had a reward: a fall to"),
+        (
+            [0.8, 0.6, 0.3, 0.1],
+            "fell from 80% to 10% over 4 steps before: the policy has collapsed",
+        ),
+        ([0.2, 0.9, 0.4], "fell from 90% to 40% over 2 steps before: the policy has collapsed"),
+    ],
+)
+def test_an_outage_is_told_from_a_collapse(before, what):
+    breaker = ZeroRewardBreaker(alert_after=1, stop_after=2)
+    trainer = run(breaker, [*map(rewarded, before), ZERO, ZERO])
+    assert what in get_stop_reason(trainer).message
+
+
+def test_three_completions_are_shown_with_their_scores():
+    groups = rollouts([[0.0, 0.0]] * 6)
+    reason = get_stop_reason(run(ZeroRewardBreaker(alert_after=1, stop_after=1), [groups]))
+    lines = reason.message.splitlines()
+    shown = lines[lines.index("Completions of this step:") + 1 :][:4]
+    assert [line.startswith("- prompt ") for line in shown] == [True, True, True, False]
+    assert all("'answer " in line and line.endswith("(math 0)") for line in shown[:3])
+    assert len(set(shown)) == 4
+
+
+def test_what_was_before_survives_a_checkpoint():
+    breaker, resumed = ZeroRewardBreaker(), ZeroRewardBreaker(alert_after=1, stop_after=1)
+    run(breaker, [GOOD])
+    resumed.load_state_dict(breaker.state_dict())
+    message = get_stop_reason(run(resumed, [ZERO])).message
+    assert "In the step before, 50% of the completions had a reward" in message
+
+
 def test_the_streak_survives_a_checkpoint():
     breaker = ZeroRewardBreaker(alert_after=2, stop_after=3)
     run(breaker, [ZERO, ZERO])
