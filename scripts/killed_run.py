@@ -214,7 +214,7 @@ def main() -> int:
         whole, killed = directory / "whole", directory / "killed"
         for one in (whole, killed):
             one.mkdir(parents=True)
-        num_steps = 4 + 2 * arguments.kills
+        num_steps = 6 + 3 * arguments.kills
         trainer = CONFIG["trainer"] | {"max_steps": 4 * num_steps}  # four updates each
         (directory / "run.yaml").write_text(yaml.safe_dump(CONFIG | {"trainer": trainer}))
         begin = time.monotonic()
@@ -228,7 +228,7 @@ def main() -> int:
         kills: Counter[str] = Counter()
         console = Console(stderr=True)
         for _ in track(range(arguments.kills), "killing", console=console):
-            if stage := kill_once(killed, moments.uniform(0, 3 * mean_step)):
+            if stage := kill_once(killed, moments.uniform(0, 2 * mean_step)):
                 kills[stage] += 1
         run_to_its_end(killed)
         return print_checks(compare(whole, killed, kills, arguments.kills))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
@@ -224,12 +225,13 @@ class Checkpoints(Callback):
 def _log_step(trainer: L.Trainer, outputs: Any) -> None:
     """Write the step's row of ``metrics.csv``: Lightning logs it after the checkpoint.
 
-    A kill in between would leave a run without it.
+    A kill in between would leave a run without it. The values are of Lightning's precision.
     """
     metrics = outputs.get("metrics") if isinstance(outputs, Mapping) else None
     for logger in trainer.loggers:
         if metrics and isinstance(logger, MetricsFile):
-            logger.log_metrics(metrics, step=trainer.fit_loop.total_batch_idx)
+            values = {name: float(torch.tensor(value)) for name, value in metrics.items()}
+            logger.log_metrics(values, step=trainer.fit_loop.total_batch_idx)
 
 
 def num_finished_steps(trainer: L.Trainer) -> int:
