@@ -62,6 +62,7 @@ class PolicyUpdate:
         self._progress, self._has_warned = StageProgress(), False
         self.num_skipped = 0
         """Optimizer steps in a row that were skipped until now."""
+        self._total_skipped = 0
         self.entropy_control = EntropyControl(term=objective.entropy, coef=objective.entropy.coef)
         self.kl_control = KLControl(term=objective.kl, coef=objective.kl.coef)
 
@@ -131,9 +132,13 @@ class PolicyUpdate:
     def _count_skipped_step(self, norm: Tensor) -> None:
         """Log an optimizer step that is not taken; the weights and the optimizer stay as they are.
 
-        The norm is that of the gradient over all ranks, so that all of them skip it.
+        The norm is that of the gradient over all ranks, so that all of them skip it. The first of a
+        row is logged only at the 1st, 2nd, 4th, 8th, … of all.
         """
         self.num_skipped += 1
+        self._total_skipped += 1
+        if self.num_skipped == 1 and self._total_skipped.bit_count() > 1:
+            return
         rank_zero_only(log.warning)(
             "the gradient of optimizer step %d is not finite (norm %s), so the step is skipped: %d "
             "in a row, of at most %d (model.update.max_skipped_steps). %s",
