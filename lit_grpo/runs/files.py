@@ -67,6 +67,8 @@ class MetricsFile(Logger):
         self._rows: dict[int, Row] | None = None
         self._earlier_steps: set[int] = set()
         """Steps that an earlier process wrote; empty once this one has trained a step."""
+        self._evaluated: dict[int, Row] = {}
+        """What was measured before the first step of this process, whose row keeps it."""
         self._last_row_at: int | None = None
         """Offset of the last row in the file; None if the whole file must be rewritten."""
 
@@ -93,6 +95,8 @@ class MetricsFile(Logger):
         step = max(rows, default=0) if step is None else step
         if not _is_evaluation(values):
             self._forget_from(step)
+        elif self._earlier_steps:
+            self._evaluated.setdefault(step, {}).update(values)
         if step not in rows:
             self._begin_row(step)
         rows[step] |= values
@@ -128,7 +132,10 @@ class MetricsFile(Logger):
                 del rows[one]
             self._last_row_at = None
             self._seconds_before = self._seconds_of_last_row()
-        self._earlier_steps = set()
+            if step in self._evaluated:
+                self._begin_row(step)
+                rows[step] |= self._evaluated[step]
+        self._earlier_steps, self._evaluated = set(), {}
 
     def _seconds_of_last_row(self) -> float:
         rows = self._open()

@@ -259,3 +259,26 @@ def test_run_log_holds_messages_and_warnings_of_all_sources(run_log):
     assert "INFO lit_grpo.callbacks.timing: a stage line" in text
     assert "from lightning" in text
     assert "from python" in text
+
+
+def test_a_run_that_starts_again_keeps_the_accuracy_before_training(tmp_path):
+    killed = MetricsFile(tmp_path)  # before its first checkpoint
+    killed.log_metrics({"val/accuracy": 0.25}, step=0)
+    killed.log_metrics({"reward/mean": 0.5}, step=0)
+    killed.log_metrics({"reward/mean": 0.6}, step=1)
+    again = MetricsFile(tmp_path)
+    again.log_metrics({"val/accuracy": 0.75}, step=0)
+    again.log_metrics({"reward/mean": 0.9}, step=0)
+    (row,) = rows_of(again.path)
+    assert (row["val/accuracy"], row["reward/mean"], row["resumes"]) == ("0.75", "0.9", "1")
+
+
+def test_a_resumed_run_keeps_no_accuracy_of_a_step_that_it_repeats(tmp_path):
+    killed = MetricsFile(tmp_path)
+    killed.log_metrics({"reward/mean": 0.5}, step=0)
+    killed.log_metrics({"reward/mean": 0.6, "val/accuracy": 0.1}, step=1)
+    resumed = MetricsFile(tmp_path)
+    resumed.log_metrics({"reward/mean": 0.7}, step=1)
+    first, second = rows_of(resumed.path)
+    assert first["reward/mean"] == "0.5"
+    assert (second["reward/mean"], second["val/accuracy"]) == ("0.7", "")
