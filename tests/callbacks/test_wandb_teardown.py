@@ -140,7 +140,6 @@ if teardown.hung:
 
 def run_with_service(tmp_path, signum: int) -> CompletedProcess:
     """Train with a real wandb service that gets a signal in the second step, if any."""
-    pytest.importorskip("wandb")
     words = [sys.executable, "-c", REAL_RUN, str(tmp_path), str(signum)]
     quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
     result = run_program(words, PYTHONPATH=str(SUPPORT), **quiet)
