@@ -87,6 +87,8 @@ class StageFile(L.Callback):
     def on_train_start(self, *args: Any) -> None:
         self._write("between stages")
 
+    on_train_batch_start = on_validation_end = on_train_start
+
     def on_stage_start(self, trainer: L.Trainer, module: Any, name: str) -> None:
         self._write(name)
 
@@ -96,14 +98,8 @@ class StageFile(L.Callback):
     def on_save_checkpoint(self, *args: Any) -> None:
         self._write("checkpoint")
 
-    def on_train_batch_start(self, *args: Any) -> None:
-        self._write("between stages")
-
     def on_validation_start(self, *args: Any) -> None:
         self._write("validation")
-
-    def on_validation_end(self, *args: Any) -> None:
-        self._write("between stages")
 
 
 def start(directory: Path) -> subprocess.Popen[bytes]:

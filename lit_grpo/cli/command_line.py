@@ -29,8 +29,7 @@ from lit_grpo.cli.parser_errors import explain, explain_interpolation, quote
 from lit_grpo.runs.config_file import ConfigFile
 from lit_grpo.runs.resume import (
     find_checkpoint,
-    refuse_other_training,
-    refuse_past_the_end,
+    refuse_unfit,
     refuse_used,
     run_of,
 )
@@ -156,10 +155,14 @@ class CommandLine(LightningCLI):
 
     def _check_checkpoint(self, path: str) -> None:
         """Check that this training can go on from, or be evaluated at, a checkpoint."""
-        refuse_other_training(path, is_grpo=self._model_class is GRPOModule)
-        if self.command in TRAINING:
-            refuse_past_the_end(path, self.config.trainer.max_steps, self.config.trainer.max_epochs)
-            self._compare_with(run_of(path))
+        is_grpo, trainer = self._model_class is GRPOModule, self.config.trainer
+        if self.command not in TRAINING:
+            refuse_unfit(path, is_grpo=is_grpo)
+            return
+        refuse_unfit(
+            path, is_grpo=is_grpo, max_steps=trainer.max_steps, max_epochs=trainer.max_epochs
+        )
+        self._compare_with(run_of(path))
 
     def _compare_with(self, resumed: Path) -> None:
         """Find what differs from the config of the resumed run, and refuse what may not."""

@@ -8,7 +8,7 @@ import os
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +17,8 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 LAST = "last.ckpt"
 """A link to the checkpoint that was written last."""
+SUMMARY = {"reward/mean": "reward", "val/accuracy": "accuracy", "sft/loss": "loss"}
+"""Metric that every manifest has, where it was logged -> its short name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +37,12 @@ class Manifest:
     """When it was written, as ISO 8601."""
     trouble: str = ""
     """What a callback had noticed that may make the run useless; empty for a healthy run."""
-    metrics: Mapping[str, float] | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """Main metrics of the last steps."""
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.is_finite and not self.trouble
 
 
 def manifest_path(checkpoint: Path) -> Path:
@@ -47,7 +53,7 @@ def read_manifest(checkpoint: Path) -> Manifest | None:
     """Return the manifest of a checkpoint, or None if it has none that can be read."""
     try:
         values = json.loads(manifest_path(checkpoint.resolve()).read_text())
-        known = {field.name for field in fields(Manifest)}
+        known = {one.name for one in fields(Manifest)}
         return Manifest(**{name: value for name, value in values.items() if name in known})
     except (OSError, ValueError, TypeError, AttributeError):
         return None

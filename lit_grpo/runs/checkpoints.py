@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from lit_grpo.runs.checkpoint_files import (
     LAST,
+    SUMMARY,
     CheckpointWriter,
     link_last,
     newest_first,
@@ -29,8 +30,6 @@ from lit_grpo.runs.signals import is_between_steps
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import check_range
 
-SUMMARY = ("reward/mean", "val/accuracy", "sft/loss")
-"""Metrics that the manifest of a checkpoint has, besides the monitored one."""
 MAX_SHARE = 0.05
 """Share of a run's time that checkpoints at an interval of time may take."""
 
@@ -189,7 +188,7 @@ class Checkpoints(Callback):
     ) -> None:
         metrics = {
             name: float(trainer.callback_metrics[name])
-            for name in dict.fromkeys((*SUMMARY, self.monitor or SUMMARY[0]))
+            for name in (*SUMMARY, self.monitor)
             if name in trainer.callback_metrics
         }
         checkpoint["summary"] = {
@@ -249,7 +248,7 @@ def trouble_of(trainer: L.Trainer) -> str:
 
 def _is_healthy(checkpoint: Path) -> bool:
     manifest = read_manifest(checkpoint)
-    return manifest is not None and manifest.is_finite and not manifest.trouble
+    return manifest is not None and manifest.is_healthy
 
 
 def _validates_next(trainer: L.Trainer) -> bool:

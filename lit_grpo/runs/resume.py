@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -61,18 +60,37 @@ def _newest_intact(run_dir: Path) -> Path:
     )
 
 
-def refuse_past_the_end(checkpoint: str, max_steps: int, max_epochs: int | None) -> None:
-    """Check that a checkpoint has not gone further than the run may, before a model is loaded.
+def refuse_unfit(
+    checkpoint: str, *, is_grpo: bool, max_steps: int = -1, max_epochs: int | None = None
+) -> None:
+    """Check that a run can go on from a checkpoint, before a model is loaded.
 
     A checkpoint that is not a file, such as a sharded one, passes.
 
+    Args:
+        is_grpo: Whether the run is one of GRPO, else of SFT.
+        max_steps: Optimizer steps that the run may take; -1 for no limit.
+        max_epochs: Epochs that it may take; None or -1 for no limit.
+
     Raises:
-        UserError: it has taken more optimizer steps or epochs.
+        UserError: the checkpoint is one of the other training, or has taken more optimizer steps
+            or epochs.
     """
-    saved = _read(checkpoint)
-    if saved is None:
+    if not Path(checkpoint).is_file():
         return
+    saved = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=False)
+    if "loops" not in saved:  # weights only, which the trainer refuses
+        return
+    if ("rollout_step" in saved) != is_grpo:
+        command, other = ("fit", "sft") if is_grpo else ("sft", "fit")
+        raise UserError(
+            f"{checkpoint} was written by lit-grpo {other}, and cannot be used with the config of "
+            f"lit-grpo {command}. To start from its policy set model.policy.path to "
+            f"{run_of(checkpoint) / 'final'}."
+        )
     limits = {"max_steps": max_steps, "max_epochs": -1 if max_epochs is None else max_epochs}
+    if all(limit < 0 for limit in limits.values()):
+        return
     # `Checkpoints` corrects the epochs of the loop, not those at the top.
     epochs = saved["loops"]["fit_loop"]["epoch_progress"]["current"]["completed"]
     taken = {"max_steps": saved["global_step"], "max_epochs": epochs}
@@ -81,33 +99,6 @@ def refuse_past_the_end(checkpoint: str, max_steps: int, max_epochs: int | None)
         if 0 <= limit < taken[name]:
             why = f"the checkpoint has taken {taken[name]} {units[name]}"
             raise setting_error(f"trainer.{name}", f">= {taken[name]}", limit, why)
-
-
-def refuse_other_training(checkpoint: str, *, is_grpo: bool) -> None:
-    """Check that a checkpoint is one of GRPO, or of SFT, before a model is loaded.
-
-    Raises:
-        UserError: it is one of the other.
-    """
-    saved = _read(checkpoint)
-    if saved is None or ("rollout_step" in saved) == is_grpo:
-        return
-    command, other = ("fit", "sft") if is_grpo else ("sft", "fit")
-    raise UserError(
-        f"{checkpoint} was written by lit-grpo {other}, and cannot be used with the config of "
-        f"lit-grpo {command}. To start from its policy set model.policy.path to "
-        f"{run_of(checkpoint) / 'final'}."
-    )
-
-
-def _read(checkpoint: str) -> dict[str, Any] | None:
-    """Return a checkpoint of a training, without reading its tensors; None for any other file."""
-    if not Path(checkpoint).is_file():
-        return None
-    saved: dict[str, Any] = torch.load(
-        checkpoint, map_location="cpu", mmap=True, weights_only=False
-    )
-    return saved if "loops" in saved else None  # weights only, which the trainer refuses
 
 
 def run_of(checkpoint: str) -> Path:

@@ -27,12 +27,7 @@ from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile
 from lit_grpo.runs.lock import locked
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.progress import RolloutProgressBar
-from lit_grpo.runs.resume import (
-    find_checkpoint,
-    refuse_other_training,
-    refuse_past_the_end,
-    refuse_used,
-)
+from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
 from lit_grpo.runs.signals import StopOnSignal
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import StopReason, UserError, check_range, check_type, setting_error
@@ -185,8 +180,12 @@ class Trainer(L.Trainer):
         elif ckpt_path is not None:
             ckpt_path = find_checkpoint(str(ckpt_path), self.run_dir)
         if ckpt_path is not None:
-            refuse_other_training(ckpt_path, is_grpo=not model.automatic_optimization)
-            refuse_past_the_end(ckpt_path, self.max_steps, self.max_epochs)
+            refuse_unfit(
+                ckpt_path,
+                is_grpo=not model.automatic_optimization,
+                max_steps=self.max_steps,
+                max_epochs=self.max_epochs,
+            )
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.stop_reason, limit_val_batches = None, self.limit_val_batches
         try:

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from engine_runs import command, num_steps, run_to_its_end, running
+from killed_run import TIMELESS
 from paths import SUPPORT
 from safetensors.torch import load_file
 from worker_processes import wait_until
@@ -55,8 +56,6 @@ data:
 """
 NUM_ROLLOUTS = 12
 WITH_HOLDS = {"PYTHONPATH": str(SUPPORT)}
-TIMELESS = ("reward/", "policy/", "completions/", "val/", "advantage/")
-"""Prefixes of the metrics that do not measure time."""
 
 
 def words(*more: str) -> list[str]:

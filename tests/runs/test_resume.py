@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_grpo.runs.resume import find_checkpoint, refuse_other_training, refuse_used
+from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
 
 
 @pytest.fixture(autouse=True)
@@ -68,12 +68,12 @@ def test_a_checkpoint_of_another_kind_of_training_is_refused(here):
     torch.save({"loops": {}}, sft)
     torch.save({"state_dict": {}}, other)
     for path in (grpo, other, str(here / "nowhere")):
-        refuse_other_training(path, is_grpo=True)
-    refuse_other_training(sft, is_grpo=False)
+        refuse_unfit(path, is_grpo=True)
+    refuse_unfit(sft, is_grpo=False)
     with pytest.raises(ValueError, match=r"written by lit-grpo sft.*policy.path to .*/final"):
-        refuse_other_training(sft, is_grpo=True)
+        refuse_unfit(sft, is_grpo=True)
     with pytest.raises(ValueError, match="written by lit-grpo fit"):
-        refuse_other_training(grpo, is_grpo=False)
+        refuse_unfit(grpo, is_grpo=False)
 
 
 @pytest.mark.parametrize("left", ["metrics.csv", "checkpoints/last.ckpt"])
