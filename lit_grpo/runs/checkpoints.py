@@ -25,6 +25,7 @@ from lit_grpo.runs.checkpoint_files import (
     read_manifest,
     remove,
 )
+from lit_grpo.runs.events import num_finished_steps
 from lit_grpo.runs.files import MetricsFile
 from lit_grpo.runs.signals import is_between_steps
 from lit_grpo.stopping import get_stop_reason
@@ -231,13 +232,6 @@ def _log_step(trainer: L.Trainer, outputs: Any) -> None:
         if metrics and isinstance(logger, MetricsFile):
             values = {name: float(torch.tensor(value)) for name, value in metrics.items()}
             logger.log_metrics(values, step=trainer.fit_loop.total_batch_idx)
-
-
-def num_finished_steps(trainer: L.Trainer) -> int:
-    """Return the rollout steps, in SFT batches, that a resumed run does not repeat."""
-    reason = get_stop_reason(trainer)
-    is_unfinished = reason is not None and reason.is_step_unfinished
-    return trainer.fit_loop.total_batch_idx + 1 - is_unfinished
 
 
 def trouble_of(trainer: L.Trainer) -> str:

@@ -23,6 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from lit_grpo.runs.checkpoint_files import last_checkpoint
 from lit_grpo.runs.checkpoints import Checkpoints
+from lit_grpo.runs.events import EventsFile
 from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile
 from lit_grpo.runs.lock import locked
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
@@ -90,7 +91,7 @@ def run_callbacks(
         (checkpoint,) = checkpoints or [Checkpoints()]
         checkpoint.dirpath = checkpoint.dirpath or str(Path(run_dir) / "checkpoints")
         saving = [StopOnSignal(), checkpoint]
-    return [*others, CompletionsFile(run_dir), *saving, FinalModel(run_dir)]
+    return [*others, CompletionsFile(run_dir), EventsFile(run_dir), *saving, FinalModel(run_dir)]
 
 
 def has_lightnings_checkpoints(given: Any) -> bool:

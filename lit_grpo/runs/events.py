@@ -1,0 +1,113 @@
+"""The file ``events.jsonl`` of a run: when it started, resumed, warned, rolled back and ended.
+
+Metrics say how a run went, step by step; events say what happened to it, in words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from lit_grpo.stopping import get_stop_reason
+
+NAME = "events.jsonl"
+
+EventKind = Literal["start", "resume", "alert", "rollback", "stall", "stop", "crash", "done"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a run."""
+
+    time: str
+    """ISO 8601, with the time zone."""
+    step: int
+    """Rollout steps, in SFT batches, that were finished."""
+    kind: EventKind
+    message: str = ""
+    cause: str = ""
+    """Name of the cause in ``diagnostics.causes``, if one was found."""
+
+
+def read_events(run_dir: str | Path) -> list[Event]:
+    """Return the events of a run in their order; lines that a kill has cut short are left out."""
+    try:
+        text = (Path(run_dir) / NAME).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return []
+    return list(_parse(text))
+
+
+def _parse(text: str) -> Iterator[Event]:
+    known = {one.name for one in fields(Event)}
+    for line in text.splitlines():
+        try:
+            values = json.loads(line)
+            yield Event(**{name: value for name, value in values.items() if name in known})
+        except (ValueError, TypeError, AttributeError):
+            continue
+
+
+def num_finished_steps(trainer: L.Trainer) -> int:
+    """Return the rollout steps, in SFT batches, that a resumed run does not repeat."""
+    reason = get_stop_reason(trainer)
+    is_unfinished = reason is not None and reason.is_step_unfinished
+    return trainer.fit_loop.total_batch_idx + 1 - is_unfinished
+
+
+class EventsFile(Callback):
+    """Write the start and the end of a run to ``events.jsonl``; other callbacks add theirs."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.path = Path(run_dir) / NAME
+
+    def record(
+        self, trainer: L.Trainer, kind: EventKind, message: str = "", cause: str = ""
+    ) -> None:
+        """Append an event; only rank 0 writes.
+
+        A file that cannot be written does not end a training: the checkpoints report a full disk.
+        """
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        event = Event(
+            time=datetime.now().astimezone().isoformat(timespec="seconds"),
+            step=num_finished_steps(trainer),
+            kind=kind,
+            message=message,
+            cause=cause,
+        )
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(event), ensure_ascii=False) + "\n")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.record(trainer, "resume" if num_finished_steps(trainer) else "start")
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        reason = get_stop_reason(trainer)
+        if reason is None:
+            self.record(trainer, "done")
+        else:
+            self.record(trainer, "stop", reason.message)
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self.record(trainer, "crash", f"{type(exception).__name__}: {exception}")
+
+
+def record_event(trainer: L.Trainer, kind: EventKind, message: str = "", cause: str = "") -> None:
+    """Append an event to the run's file; without an ``EventsFile`` do nothing."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, EventsFile):
+            callback.record(trainer, kind, message, cause)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+from lightning.pytorch.callbacks import Callback
+from toy_rollouts import fit, outputs, rollouts
+
+from lit_grpo.callbacks import ZeroRewardBreaker
+from lit_grpo.runs.events import EventsFile, read_events, record_event
+
+STEP = outputs(rollouts([[0.0, 1.0]]))
+ZERO = outputs(rollouts([[0.0, 0.0]]))
+
+
+def kinds(directory):
+    return [(event.kind, event.step) for event in read_events(directory)]
+
+
+def test_a_run_that_is_done_has_a_start_and_an_end(tmp_path):
+    fit(lambda step: STEP, [EventsFile(tmp_path)], steps=3)
+    assert kinds(tmp_path) == [("start", 0), ("done", 3)]
+
+
+def test_a_stop_is_recorded_with_its_reason(tmp_path):
+    fit(lambda step: ZERO, [ZeroRewardBreaker(1, 2), EventsFile(tmp_path)], steps=9)
+    *_, last = read_events(tmp_path)
+    assert (last.kind, last.step) == ("stop", 2)
+    assert last.message.startswith("No reward for 2 rollout steps in a row")
+
+
+def test_a_crash_is_recorded_with_its_error(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        fit(lambda step: 1 // 0, [EventsFile(tmp_path)], steps=1)
+    *_, last = read_events(tmp_path)
+    assert (last.kind, last.message) == (
+        "crash",
+        "ZeroDivisionError: integer division or modulo by zero",
+    )
+
+
+def test_callbacks_add_events_with_a_cause(tmp_path):
+    class Alerting(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            record_event(trainer, "alert", "Kürzer", "truncated")
+
+    fit(lambda step: STEP, [Alerting(), EventsFile(tmp_path)], steps=1)
+    alert = read_events(tmp_path)[1]
+    assert (alert.kind, alert.step, alert.message, alert.cause) == (
+        "alert",
+        1,
+        "Kürzer",
+        "truncated",
+    )
+
+
+def test_a_line_that_was_cut_short_is_left_out(tmp_path):
+    fit(lambda step: STEP, [EventsFile(tmp_path)], steps=1)
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert kinds(tmp_path) == [("start", 0)]
+
+
+def test_a_run_without_events_has_none(tmp_path):
+    assert read_events(tmp_path) == []
