@@ -1,7 +1,11 @@
-"""Callbacks for ``trainer.callbacks``: they observe a run and may stop it, but change no result."""
+"""Callbacks for ``trainer.callbacks``: they observe a run and may stop it, but change no result.
 
+The exception is `HealthMonitor`, which may leave out an update or roll back the policy.
+"""
+
+from lit_grpo.callbacks.alerts import Alerts
+from lit_grpo.callbacks.health import HealthMonitor, Rule
 from lit_grpo.callbacks.push_to_hub import PushToHub
-from lit_grpo.callbacks.signal_warnings import SignalWarnings
 from lit_grpo.callbacks.timing import TimingLog
 from lit_grpo.callbacks.wandb_teardown import WandbTeardown
 from lit_grpo.callbacks.zero_reward import ZeroRewardBreaker
@@ -9,10 +13,12 @@ from lit_grpo.runs.checkpoints import Checkpoints
 from lit_grpo.runs.progress import RolloutProgressBar
 
 __all__ = [
+    "Alerts",
     "Checkpoints",
+    "HealthMonitor",
     "PushToHub",
     "RolloutProgressBar",
-    "SignalWarnings",
+    "Rule",
     "TimingLog",
     "WandbTeardown",
     "ZeroRewardBreaker",

@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics import how_it_began, likely_causes, sample_completions
+from lit_grpo.runs.events import record_event
 from lit_grpo.stopping import ExitCode, stop_run
 from lit_grpo.types import RolloutBatch, StopReason, check_range
 
@@ -88,11 +89,10 @@ class ZeroRewardBreaker(Callback):
             reason = StopReason(exit_code=ExitCode.NO_REWARD, message=self._describe(rollouts))
             stop_run(trainer, reason)
         elif self.streak == self.alert_after and trainer.is_global_zero:
-            log.warning(
-                "%s\nThe run will be stopped after %d such steps.",
-                self._describe(rollouts),
-                self.stop_after,
-            )
+            then = f"The run will be stopped after {self.stop_after} such steps."
+            message = f"{self._describe(rollouts)}\n{then}"
+            log.warning("%s", message)
+            record_event(trainer, "alert", message, "no_reward")
 
     def _count(self, step: int, *, unscored: bool) -> None:
         if self.streak == 0:

@@ -33,11 +33,13 @@ class Behaviour:
         latency: Seconds per call.
         failure_rate: Share of the calls that fail.
         is_down: Fail every call.
+        is_denied: Refuse the credentials of every call.
     """
 
     latency: float = 0.0
     failure_rate: float = 0.0
     is_down: bool = False
+    is_denied: bool = False
 
 
 def grade(answer: str) -> int:
@@ -118,10 +120,14 @@ class Server:
         return ANSWERS[kind](json.loads(body))
 
     def _kind_of_answer(self) -> str:
+        if self.behaviour.is_denied:
+            return "denied"
         if self.behaviour.is_down:
             return "unavailable"
         if self._random.random() < self.behaviour.failure_rate:
-            return self._random.choice([kind for kind in ANSWERS if kind != "verdict"])
+            return self._random.choice(
+                [kind for kind in ANSWERS if kind not in ("verdict", "denied")]
+            )
         return "verdict"
 
 
@@ -163,6 +169,7 @@ def error(status: int, headers: str = "") -> bytes:
 
 ANSWERS: dict[str, Any] = {
     "verdict": verdict,
+    "denied": lambda _: error(401),
     "rate_limited": lambda _: error(429, f"retry-after: {RETRY_AFTER_SECONDS}\r\n"),
     "unavailable": lambda _: error(503),
     "crashed": lambda _: error(500),

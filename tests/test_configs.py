@@ -67,7 +67,7 @@ def test_a_bundled_experiment_is_instantiated(name):
     names = {type(callback).__name__ for callback in command.trainer.callbacks}
     assert {"Checkpoints", "RolloutProgressBar", "CompletionsFile", "FinalModel"} <= names
     if name != "quickstart_sft.yaml":
-        assert {"TimingLog", "ZeroRewardBreaker", "SignalWarnings"} <= names
+        assert {"TimingLog", "ZeroRewardBreaker", "HealthMonitor"} <= names
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

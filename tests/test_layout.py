@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "policy": {"types"},
     "distributed": {"types"},
     "judge": {"types", "concurrency", "distributed"},
-    "diagnostics": {"types", "objective"},
+    "diagnostics": {"types", "stopping", "objective"},
     "rewards": {"types", "concurrency", "distributed", "data", "judge"},
     "rollout": {"types", "concurrency", "distributed", "policy"},
     "training": {

@@ -39,7 +39,7 @@ from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.trainer import logged_run, refuse_automatic, silence_chatter
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training.base import PolicyModule
-from lit_grpo.types import Diverged, UserCodeFailed, UserError
+from lit_grpo.types import Diverged, OutOfMemory, UserCodeFailed, UserError
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +141,8 @@ def report_error(error: Exception) -> int:
         return ExitCode.CRASHED
     if line := full_disk(error):
         return print_error(line, ExitCode.CRASHED)
+    if isinstance(error, OutOfMemory):
+        return print_error(str(error), ExitCode.CRASHED)
     if isinstance(error, Diverged):
         return print_error(str(error), ExitCode.DIVERGED)
     if isinstance(error, UserError):

@@ -63,51 +63,52 @@ def num_finished_steps(trainer: L.Trainer) -> int:
     return trainer.fit_loop.total_batch_idx + 1 - is_unfinished
 
 
+def record_event(trainer: L.Trainer, kind: EventKind, message: str = "", cause: str = "") -> None:
+    """Tell the callbacks with an ``on_event(trainer, event)`` what has happened, on rank 0."""
+    if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return
+    event = Event(
+        time=datetime.now().astimezone().isoformat(timespec="seconds"),
+        step=num_finished_steps(trainer),
+        kind=kind,
+        message=message,
+        cause=cause,
+    )
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if listener := getattr(callback, "on_event", None):
+            listener(trainer, event)
+
+
 class EventsFile(Callback):
-    """Write the start and the end of a run to ``events.jsonl``; other callbacks add theirs."""
+    """Write the events of a run to ``events.jsonl``, its start and its end among them."""
 
     def __init__(self, run_dir: str | Path) -> None:
         self.path = Path(run_dir) / NAME
+        self._has_begun = False
 
-    def record(
-        self, trainer: L.Trainer, kind: EventKind, message: str = "", cause: str = ""
-    ) -> None:
-        """Append an event; only rank 0 writes.
+    def on_event(self, trainer: L.Trainer, event: Event) -> None:
+        """Append an event.
 
         A file that cannot be written does not end a training: the checkpoints report a full disk.
         """
-        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        event = Event(
-            time=datetime.now().astimezone().isoformat(timespec="seconds"),
-            step=num_finished_steps(trainer),
-            kind=kind,
-            message=message,
-            cause=cause,
-        )
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(event), ensure_ascii=False) + "\n")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.record(trainer, "resume" if num_finished_steps(trainer) else "start")
+        self._has_begun = True
+        record_event(trainer, "resume" if num_finished_steps(trainer) else "start")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         reason = get_stop_reason(trainer)
         if reason is None:
-            self.record(trainer, "done")
+            record_event(trainer, "done")
         else:
-            self.record(trainer, "stop", reason.message)
+            record_event(trainer, "stop", reason.message)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        self.record(trainer, "crash", f"{type(exception).__name__}: {exception}")
-
-
-def record_event(trainer: L.Trainer, kind: EventKind, message: str = "", cause: str = "") -> None:
-    """Append an event to the run's file; without an ``EventsFile`` do nothing."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, EventsFile):
-            callback.record(trainer, kind, message, cause)
+        if self._has_begun:  # else there may be no run directory
+            record_event(trainer, "crash", f"{type(exception).__name__}: {exception}")

@@ -73,6 +73,8 @@ class PolicyModule(L.LightningModule):
         check_type("model.seed", seed, int)
         check_range("model.seed", seed, at_least=0)
         self.seed = seed
+        self.num_rollbacks = 0
+        """Number of times that the weights were replaced by earlier ones."""
         self._optimizer_settings: list[dict[str, Any]] = []
         self.events = StageEvents(self)
 
@@ -82,6 +84,11 @@ class PolicyModule(L.LightningModule):
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.policy.tokenizer
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights: grows with every change of them."""
+        return self.global_step + self.num_rollbacks
 
     @property
     def reasoning(self) -> Reasoning | None:
@@ -237,7 +244,7 @@ class PolicyModule(L.LightningModule):
     def on_validation_epoch_start(self) -> None:
         self._val_metrics = Metrics()
         with self._stops_on_failure():
-            self.engine.load_weights(self.policy, self.global_step)
+            self.engine.load_weights(self.policy, self.policy_version)
 
     def validation_step(self, prompts: Sequence[Prompt], batch_idx: int) -> None:
         seed = self.seeds.derive(SeedPurpose.EVALUATION, batch_idx)

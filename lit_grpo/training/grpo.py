@@ -55,6 +55,10 @@ log = logging.getLogger(__name__)
 
 MAX_EMPTY_STEPS = 50
 """Rollout steps in a row without an optimizer step after which a run ends."""
+NOTHING_TO_TRAIN = (
+    "it has no token to train on, since every row is invalid, filtered or the only valid one of "
+    "its group. See reward/valid_fraction and the outcomes in completions/."
+)
 
 
 class GRPOModule(PolicyModule):
@@ -219,7 +223,11 @@ class GRPOModule(PolicyModule):
             self._undo_step(abandoned.reason)
             return None
         if batch is None:
-            self._count_empty_step()
+            self._count_empty_step(NOTHING_TO_TRAIN)
+        elif self.events.leaves_out_update(rollouts):
+            batch = None
+            metrics.add("policy/skipped_fraction", 1.0)
+            self._count_empty_step("a callback left out the update.")
         else:
             self._num_empty_steps = 0
             self.update_policy(batch, metrics)
@@ -235,8 +243,8 @@ class GRPOModule(PolicyModule):
         max_steps = self.trainer.max_steps
         step = StepContext(
             number=self.rollout_step,
-            policy_version=self.global_step,
-            max_policy_version=max_steps if max_steps > 0 else None,
+            policy_version=self.policy_version,
+            max_policy_version=max_steps + self.num_rollbacks if max_steps > 0 else None,
             seeds=self.seeds,
             loader=self.loader,
         )
@@ -257,26 +265,21 @@ class GRPOModule(PolicyModule):
             metrics=metrics,
         )
 
-    def _count_empty_step(self) -> None:
+    def _count_empty_step(self, why: str) -> None:
         """Log a rollout step without an optimizer step, and end a run that has too many in a row.
 
         It would never reach ``max_steps``, which counts optimizer steps.
         """
         self._num_empty_steps += 1
-        why = (
-            "every row is invalid, filtered or the only valid one of its group. See "
-            "reward/valid_fraction and the outcomes in completions/."
-        )
         if self._num_empty_steps.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, …
             rank_zero_only(log.warning)(
-                "rollout step %d has no token to train on, so no optimizer step is taken (%d in a "
-                "row): %s",
+                "rollout step %d takes no optimizer step (%d in a row): %s",
                 *(self.rollout_step, self._num_empty_steps, why),
             )
         if self._num_empty_steps == MAX_EMPTY_STEPS:
             message = (
-                f"Stopped because {MAX_EMPTY_STEPS} rollout steps in a row had no token to train "
-                f"on: {why}"
+                f"Stopped because {MAX_EMPTY_STEPS} rollout steps in a row took no optimizer step: "
+                f"{why}"
             )
             stop_run(self.trainer, StopReason(exit_code=ExitCode.NO_REWARD, message=message))
 
@@ -284,20 +287,35 @@ class GRPOModule(PolicyModule):
         """Take the optimizer steps; nothing else changes parameters."""
         with self.events.stage("update", progress=self.policy_update.progress):
             self.policy_update.optimize(batch, metrics)
-            if self.policy_update.has_diverged:
-                self._stop_diverged()
             if self.policy.compile_forward:
                 metrics.maximum("perf/num_compilations", num_compilations())
 
-    def _stop_diverged(self) -> None:
-        """Stop with a checkpoint of the weights before the steps that were skipped."""
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Stop a run that has diverged, unless a callback has rolled it back.
+
+        Its checkpoint has the weights before the steps that were skipped.
+        """
+        if not self.num_skipped_at_limit:
+            return
         message = (
-            f"Stopped because the gradients of {self.policy_update.num_skipped} optimizer steps in "
+            f"Stopped because the gradients of {self.num_skipped_at_limit} optimizer steps in "
             "a row were not finite. They were not applied. "
             f"{self.objective.advice_if_not_finite}Resume with a lower learning rate, or from an "
             "earlier checkpoint (lit-grpo checkpoints RUN lists them)."
         )
         stop_run(self.trainer, StopReason(exit_code=ExitCode.DIVERGED, message=message))
+
+    @property
+    def num_skipped_at_limit(self) -> int:
+        """Optimizer steps in a row that were skipped, if they are too many to go on, else 0."""
+        return self.policy_update.num_skipped if self.policy_update.has_diverged else 0
+
+    def on_roll_back(self, checkpoint: dict[str, Any]) -> None:
+        """Take from a checkpoint what belongs to the policy that it restored."""
+        self.num_rollbacks += 1
+        self.policy_update.num_skipped = 0
+        self._load_coefficients(checkpoint)
+        self.collector.close()  # rollouts ahead were sampled with the weights that are gone
 
     @property
     def trouble(self) -> str:
@@ -332,16 +350,22 @@ class GRPOModule(PolicyModule):
         checkpoint["rewards"] = self.rewards.state_dict()
         control = self.policy_update.entropy_control
         checkpoint["num_skipped"] = self.policy_update.num_skipped
+        checkpoint["num_rollbacks"] = self.num_rollbacks
         checkpoint["kl_coef"] = self.policy_update.kl_control.coef
         checkpoint["entropy_control"] = {"coef": control.coef, "last_entropy": control.last_entropy}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self.rollout_step = checkpoint["rollout_step"]
+        self.num_rollbacks = checkpoint.get("num_rollbacks", 0)
         self.rewards.load_state_dict(checkpoint["rewards"])
-        update = self.policy_update
         # A run that was stopped for them gets as many again.
-        update.num_skipped = checkpoint["num_skipped"] % self.update.max_skipped_steps
+        num_skipped = checkpoint["num_skipped"] % self.update.max_skipped_steps
+        self.policy_update.num_skipped = num_skipped
+        self._load_coefficients(checkpoint)
+
+    def _load_coefficients(self, checkpoint: dict[str, Any]) -> None:
+        update = self.policy_update
         if self.objective.kl.target is not None:  # else a new coefficient in the config applies
             coef = checkpoint.get("kl_coef", update.kl_control.coef)
             update.kl_control = replace(update.kl_control, coef=coef)

@@ -2,8 +2,9 @@
 
 A callback may define ``on_stage_start(trainer, pl_module, name)`` and
 ``on_stage_end(trainer, pl_module, stage)``. One that may end the run while it waits for completions
-or rewards defines ``on_wait(trainer, pl_module, _)``. One that shows how far a stage is reads
-``pl_module.events.running`` whenever it likes.
+or rewards defines ``on_wait(trainer, pl_module, _)``. One that may leave out the update on some
+rollouts defines ``on_rollouts(trainer, pl_module, rollouts)`` and returns True for these. One that
+shows how far a stage is reads ``pl_module.events.running`` whenever it likes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any, Protocol
 import lightning as L
 import torch
 
-from lit_grpo.types import RunningStage, Stage, StageProgress
+from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory
+from lit_grpo.types import OutOfMemory, RolloutBatch, RunningStage, Stage, StageProgress
 
 
 class Clock(Protocol):
@@ -119,8 +121,10 @@ class StageEvents:
             self.running = RunningStage(name=name, started=started, progress=progress)
         try:
             yield details
-        except BaseException:
+        except BaseException as error:
             self._micro_batches.clear()
+            if is_out_of_memory(error):
+                raise OutOfMemory(describe_out_of_memory(name, error)) from error
             raise
         finally:
             self.running = outer
@@ -147,8 +151,15 @@ class StageEvents:
         self._notify("on_wait", None)
         return bool(self._module.trainer.should_stop)
 
-    def _notify(self, hook: str, argument: object) -> None:
+    def leaves_out_update(self, rollouts: RolloutBatch) -> bool:
+        """Call ``on_rollouts`` of the callbacks; return whether one of them says yes.
+
+        Such a callback must say the same on all ranks.
+        """
+        return any(self._notify("on_rollouts", rollouts))
+
+    def _notify(self, hook: str, argument: object) -> list[Any]:
         """Call a hook on every callback that defines it; Lightning does not know these hooks."""
-        for callback in self._module.trainer.callbacks:  # type: ignore[attr-defined]
-            if listener := getattr(callback, hook, None):
-                listener(self._module.trainer, self._module, argument)
+        callbacks = self._module.trainer.callbacks  # type: ignore[attr-defined]
+        listeners = filter(None, (getattr(callback, hook, None) for callback in callbacks))
+        return [listener(self._module.trainer, self._module, argument) for listener in listeners]

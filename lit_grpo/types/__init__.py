@@ -5,7 +5,7 @@ C completion tokens, V vocabulary, H hidden size. Row n is completion n % G of p
 A mask is True where a token counts.
 """
 
-from lit_grpo.types.errors import Diverged, UserCodeFailed, UserError
+from lit_grpo.types.errors import Diverged, OutOfMemory, UserCodeFailed, UserError
 from lit_grpo.types.events import RunningStage, Stage, StageProgress, StopReason
 from lit_grpo.types.functions import defined_at, users_traceback
 from lit_grpo.types.rollouts import (
@@ -32,6 +32,7 @@ __all__ = [
     "Group",
     "Measurements",
     "Message",
+    "OutOfMemory",
     "Outcome",
     "Prompt",
     "RewardTable",

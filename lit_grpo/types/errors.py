@@ -17,3 +17,7 @@ class UserCodeFailed(RuntimeError):
 
 class Diverged(FloatingPointError):
     """The policy's logits are no longer finite."""
+
+
+class OutOfMemory(RuntimeError):
+    """A stage needed more memory than there is; the message says which, and what to change."""

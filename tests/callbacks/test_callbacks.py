@@ -9,8 +9,8 @@ from toy_rollouts import completion, fit, outputs, rollouts, train_batch
 import lit_grpo.callbacks
 from lit_grpo.callbacks import (
     Checkpoints,
+    HealthMonitor,
     RolloutProgressBar,
-    SignalWarnings,
     TimingLog,
     WandbTeardown,
     ZeroRewardBreaker,
@@ -35,7 +35,7 @@ def test_no_callback_changes_the_parameters_or_draws_a_random_number(tmp_path):
         [
             Checkpoints(dirpath=str(tmp_path)),
             RolloutProgressBar(every_n_steps=1),
-            SignalWarnings(),
+            HealthMonitor(),
             TimingLog(stages=True),
             WandbTeardown(),
             ZeroRewardBreaker(),
@@ -48,10 +48,12 @@ def test_no_callback_changes_the_parameters_or_draws_a_random_number(tmp_path):
 
 def test_every_callback_that_ships_is_exported():
     assert set(lit_grpo.callbacks.__all__) == {
+        "Alerts",
         "Checkpoints",
         "PushToHub",
         "RolloutProgressBar",
-        "SignalWarnings",
+        "HealthMonitor",
+        "Rule",
         "TimingLog",
         "WandbTeardown",
         "ZeroRewardBreaker",

@@ -3,7 +3,7 @@ import torch
 from small_runs import fit, make_module
 from tiny import completion, prompt, rollouts, train_batch
 
-from lit_grpo.callbacks import SignalWarnings
+from lit_grpo.callbacks import HealthMonitor
 from lit_grpo.diagnostics import truncated_fraction
 from lit_grpo.objective.advantages import has_signal
 from lit_grpo.objective.loss import TokenLosses
@@ -141,7 +141,7 @@ def test_metrics_warnings_and_dynamic_sampling_agree_on_which_groups_have_a_sign
             return [0.3 * (1 + difference * place) for place in range(len(completions))]
 
     module = make_module(rewards=[AlmostEqual()], dynamic_sampling_rounds=1)
-    (output,) = fit(module, callbacks=[SignalWarnings()])
+    (output,) = fit(module, callbacks=[HealthMonitor()])
     batch, values = output["rollouts"], output["metrics"]
     # The rows count and are trained on in any case; whether they have a signal is another question.
     assert batch.counted.all()

@@ -7,7 +7,7 @@ from small_runs import fit, make_module
 
 from lit_grpo.training import stages
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import StageProgress
+from lit_grpo.types import OutOfMemory, StageProgress
 
 
 class Listener(L.Callback):
@@ -166,3 +166,23 @@ def test_an_update_counts_the_rows_that_it_has_been_through():
     assert counts == sorted(set(counts))
     assert counts[0] == 0
     assert {one.total for one in seen.updates} == {16}
+
+
+def test_a_stage_that_runs_out_of_memory_is_named_once():
+    events = events_for()
+    update, micro_batch = events.stage("update"), events.stage("micro_batch", 0)
+    with pytest.raises(OutOfMemory) as caught, update, micro_batch:
+        torch.empty(2**48)
+    assert str(caught.value).count("out of memory in the stage") == 1
+    assert str(caught.value).startswith("out of memory in the stage micro_batch.")
+
+
+def test_a_callback_may_leave_out_the_update():
+    class Leaves(L.Callback):
+        def on_rollouts(self, trainer, pl_module, rollouts):
+            return rollouts == "bad"
+
+    events = events_for(Leaves())
+    assert events.leaves_out_update("bad")
+    assert not events.leaves_out_update("good")
+    assert not events_for().leaves_out_update("bad")

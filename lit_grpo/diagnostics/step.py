@@ -1,4 +1,4 @@
-"""Diagnose a rollout step: scores that are absent, groups without signal, waits for rewards.
+"""Diagnose a rollout step: scores that are absent, groups without signal.
 
 Findings are numbers and sentences; callbacks and commands decide what to do about them.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-import lightning as L
-import torch
-
+from lit_grpo.diagnostics.causes import CAUSES
 from lit_grpo.objective.advantages import has_signal
 from lit_grpo.types import Outcome, RolloutBatch, Score
 
@@ -37,33 +35,6 @@ ADVICE = {
 
 SUDDEN_SHARE = 0.1
 """A share of completions with a reward from which none at all is a fall."""
-
-SLOW_FRACTION = 0.5
-"""A wait for rewards of at least this share of the step is reported."""
-
-WAITS = {
-    "max_concurrency": (
-        "a free slot (limits.max_concurrency)",
-        "Raise limits.max_concurrency of the judge as far as its quota allows, or have several "
-        "completions share a call",
-    ),
-    "requests_per_minute": (
-        "limits.requests_per_minute",
-        "Have several completions share a call, or raise the deployment's quota and "
-        "limits.requests_per_minute with it",
-    ),
-    "tokens_per_minute": (
-        "limits.tokens_per_minute",
-        "Shorten the template and the completions, or raise the deployment's quota and "
-        "limits.tokens_per_minute with it",
-    ),
-    "retry_after": (
-        "the server, which answered 429 and asked to wait (Retry-After)",
-        "Raise the deployment's quota, or set the judge's limits.requests_per_minute and "
-        "limits.tokens_per_minute to that quota, so that no call is refused",
-    ),
-}
-"""Cause of a wait -> how it is named, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +108,11 @@ def identical_fraction(rollouts: RolloutBatch) -> float:
     """Return the share of groups whose completions are all the same, but for solved ones."""
     return _fraction(
         len({c.token_ids for c in group.completions}) == 1 and not solved
-        for group, solved in zip(rollouts.groups, _are_solved(rollouts), strict=True)
+        for group, solved in zip(rollouts.groups, are_solved(rollouts), strict=True)
     )
 
 
-def _are_solved(rollouts: RolloutBatch) -> list[bool]:
+def are_solved(rollouts: RolloutBatch) -> list[bool]:
     """Return for each group whether all its rewards are the best of the step, and above 0."""
     rewards = rollouts.rewards.nan_to_num(nan=-math.inf)
     solved: list[bool] = ((rewards == rewards.max()) & (rewards > 0)).all(1).tolist()
@@ -156,27 +127,34 @@ def _fraction(holds: Iterable[bool]) -> float:
 def likely_causes(rollouts: RolloutBatch) -> list[str]:
     """Return why a step has no reward and what to do, the likeliest cause first."""
     causes = []
+    if differing_parts(rollouts) and not has_signal(rollouts.rewards, rollouts.valid).any():
+        causes.append(equal_rewards(rollouts))
     failure = find_failure(rollouts)
     if failure and failure.fraction >= LIKELY_FRACTION:
         causes.append(str(failure))
     if (fraction := empty_fraction(rollouts)) >= LIKELY_FRACTION:
-        causes.append(
-            f"{fraction:.0%} of the completions are empty: the policy ends them at once, as it may "
-            "on prompts unlike those it has learned, or a server has lost its weights. Look at "
-            "the log of the engine's server if there is one, else run lit-grpo sft first."
-        )
+        causes.append(describe_empty(fraction))
     if (fraction := truncated_fraction(rollouts)) >= LIKELY_FRACTION:
-        causes.append(
-            f"{fraction:.0%} of the completions were cut off before they ended, so their answers "
-            "are missing. Raise model.sampling.max_tokens or ask for shorter answers."
-        )
+        causes.append(describe_truncated(fraction))
     if identical_fraction(rollouts) == 1:
-        causes.append(
-            "In every group all completions are identical. Raise model.sampling.temperature; if "
-            "it is already high, the policy has collapsed: restart from an earlier checkpoint with "
-            "a lower learning rate."
-        )
+        remedy = CAUSES["identical_completions"].remedy
+        causes.append(f"In every group all completions are identical. {remedy}")
     return causes or [_never_matched(rollouts)]
+
+
+def describe_empty(fraction: float) -> str:
+    return (
+        f"{fraction:.0%} of the completions are empty: the policy ends them at once, as it may "
+        "on prompts unlike those it has learned, or a server has lost its weights. "
+        f"{CAUSES['empty'].remedy}"
+    )
+
+
+def describe_truncated(fraction: float) -> str:
+    return (
+        f"{fraction:.0%} of the completions were cut off at the token limit before they ended, so "
+        f"their answers are missing. {CAUSES['truncated'].remedy}"
+    )
 
 
 def _never_matched(rollouts: RolloutBatch) -> str:
@@ -253,72 +231,22 @@ def nothing_to_compare(rollouts: RolloutBatch) -> str | None:
 
 def equal_rewards(rollouts: RolloutBatch) -> str:
     """Explain that the rewards inside every group are equal, and what may help."""
-    if cancelling := _differing_parts(rollouts):
+    if cancelling := differing_parts(rollouts):
         return (
             f"All advantages are 0 although {' and '.join(cancelling)} differ inside groups: they "
-            "cancel out in the weighted sum. Change the weights, or set model.advantage.combine: "
-            "normalise_then_sum."
+            f"cancel out in the weighted sum. {CAUSES['cancelling_rewards'].remedy}"
         )
     mean = rollouts.rewards[rollouts.valid].mean()
     return (
         f"All advantages are 0: inside each group all rewards are equal (their mean is {mean:.3g})"
-        ", so this step learns nothing from them. If the policy solves these prompts, use "
-        "harder ones; if it solves none, use easier ones or more SFT steps; if the rewards "
-        "should differ, check the reward. A larger model.group_size makes equal rewards rarer."
+        f", so this step learns nothing from them. {CAUSES['equal_rewards'].remedy}"
     )
 
 
-def _differing_parts(rollouts: RolloutBatch) -> list[str]:
+def differing_parts(rollouts: RolloutBatch) -> list[str]:
+    """Return the rewards that differ inside a group."""
     return [
         repr(name)
         for name, part in rollouts.parts.items()
         if has_signal(part, rollouts.valid & ~part.isnan()).any()
     ]
-
-
-class StepLog:
-    """Log the metrics of rollout steps; a metric without a value in this step becomes NaN.
-
-    Lightning would log the last value of such a metric again.
-    """
-
-    def __init__(self) -> None:
-        self._absent: dict[str, float] = {}
-
-    def log(self, module: L.LightningModule, values: Mapping[str, float]) -> None:
-        """Log the values of one step, from the same hook at every step.
-
-        Lightning would copy a float to the GPU and back; a tensor on the CPU stays there.
-        """
-        self._absent |= dict.fromkeys(values, math.nan)
-        logged = self._absent | dict(values)
-        module.log_dict({name: torch.tensor(value) for name, value in logged.items()})
-
-
-def describe_wait(
-    metrics: Mapping[str, float], exposed_seconds: float, step_seconds: float
-) -> str | None:
-    """Return why a step spent most of its time waiting for rewards; None if it did not."""
-    if exposed_seconds < SLOW_FRACTION * step_seconds:
-        return None
-    spent = f"The step spent {exposed_seconds:.1f} of its {step_seconds:.1f} s waiting for rewards"
-    waits = {cause: metrics.get(f"timing/judge_wait_{cause}_s", 0.0) for cause in WAITS}
-    cause = max(waits, key=lambda one: waits[one])
-    answering = metrics.get("timing/judge_api_latency_s", 0.0) * metrics.get("judge/calls", 0.0)
-    if waits[cause] > answering:
-        resource, advice = WAITS[cause]
-        return (
-            f"{spent}. Calls to the judge are held back: over all calls, {waits[cause]:.0f} s were "
-            f"spent waiting for {resource}, {answering:.0f} s waiting for replies. {advice}."
-        )
-    if answering:
-        return (
-            f"{spent}. The judge's replies take long: "
-            f"{metrics['timing/judge_api_latency_s']:.1f} s per call. Raise limits.max_concurrency "
-            "if its quota allows, use a faster model, or ask for shorter replies."
-        )
-    return (
-        f"{spent}. The columns seconds/NAME in completions/ show which reward is slow. A sync "
-        "reward runs in one thread: make it async, or run it in several processes with "
-        "ProcessReward."
-    )

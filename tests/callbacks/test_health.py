@@ -7,7 +7,7 @@ import pytest
 import torch
 from toy_rollouts import completion, failed, fit, outputs, rollouts, train_batch
 
-from lit_grpo.callbacks import SignalWarnings
+from lit_grpo.callbacks import HealthMonitor
 from lit_grpo.types import Outcome
 
 HEALTHY = outputs(rollouts([[0.0, 1.0]]), train_batch([-1.0, 1.0]))
@@ -18,7 +18,7 @@ def warnings_of(caplog):
     def run(*steps, repeat_every=50):
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="lit_grpo"):
-            callback = SignalWarnings(repeat_every)
+            callback = HealthMonitor(repeat_every=repeat_every)
             fit(lambda step: steps[step], [callback], steps=len(steps))
         return [record.getMessage() for record in caplog.records]
 

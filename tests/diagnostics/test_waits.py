@@ -1,37 +1,8 @@
 import pytest
-from toy_rollouts import failed, rollouts
 
-from lit_grpo.diagnostics import WAITS, describe_wait, no_signal
-from lit_grpo.types import Outcome
+from lit_grpo.diagnostics.waits import WAITS, describe_wait
 
-DOWN = failed(Outcome.UNAVAILABLE, "connection refused")
 CALLS = {"judge/calls": 40.0, "timing/judge_api_latency_s": 2.0}
-
-
-def test_one_group_that_differs_is_a_signal():
-    assert no_signal(rollouts([[0.0, 0.0], [0.0, 1.0]])) == []
-
-
-@pytest.mark.parametrize(
-    ("rewards", "words"),
-    [
-        ([[0.0, 0.0], [0.0, 0.0]], "There is no signal: every reward is exactly 0."),
-        ([[0.5, 0.5], [1.0, 1.0]], "All advantages are 0: inside each group all rewards are equal"),
-        ([[1.0, None], [None, 0.0]], "There is no signal: no group has two valid rows to compare."),
-        (
-            [[DOWN, DOWN], [DOWN, None]],
-            "There is no signal: no row is valid: 75% of the scores of reward 'math' ended as "
-            "unavailable, for instance: connection refused. Check that its service runs",
-        ),
-    ],
-)
-def test_the_cause_of_a_missing_signal_is_named(rewards, words):
-    assert no_signal(rollouts(rewards))[0].startswith(words)
-
-
-def test_rewards_of_zero_come_with_the_likely_cause():
-    _, cause = no_signal(rollouts([[0.0, 0.0]]))
-    assert "no completion has the format or answer that they look for" in cause
 
 
 def test_a_step_that_mostly_computes_has_no_bottleneck():

@@ -1,0 +1,31 @@
+"""What a step or a run shows of its health: findings, causes, what to do."""
+
+from lit_grpo.diagnostics.causes import CAUSES, Action, Cause
+from lit_grpo.diagnostics.step import (
+    Failure,
+    find_failure,
+    how_it_began,
+    likely_causes,
+    no_signal,
+    sample_completions,
+    shorten,
+    truncated_fraction,
+)
+from lit_grpo.diagnostics.step_log import StepLog
+from lit_grpo.diagnostics.waits import describe_wait
+
+__all__ = [
+    "CAUSES",
+    "Action",
+    "Cause",
+    "Failure",
+    "StepLog",
+    "describe_wait",
+    "find_failure",
+    "how_it_began",
+    "likely_causes",
+    "no_signal",
+    "sample_completions",
+    "shorten",
+    "truncated_fraction",
+]

@@ -1,0 +1,299 @@
+"""Check a rollout step for the causes of trouble, against the steps before it."""
+
+from __future__ import annotations
+
+import statistics
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.step import (
+    LIKELY_FRACTION,
+    are_solved,
+    describe_empty,
+    describe_truncated,
+    differing_parts,
+    empty_fraction,
+    equal_rewards,
+    find_failure,
+    identical_fraction,
+    nothing_to_compare,
+    truncated_fraction,
+)
+from lit_grpo.objective.advantages import has_signal
+from lit_grpo.types import Outcome, RolloutBatch, Score, TrainBatch
+
+CERTAIN = 0.01
+"""A sequence with a log-probability this close to 0 would be sampled 99 times out of 100."""
+MIN_STEPS = 10
+"""Steps before a value counts as usual."""
+REPETITIVE, MIN_CHARACTERS = 0.15, 200
+"""A completion of so many characters that compresses to such a share repeats itself."""
+SLOW_FACTOR, SLOW_SHARE, SLOW_SECONDS = 3.0, 0.2, 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObservedStep:
+    """A rollout step that is over, and what the steps before it were like."""
+
+    rollouts: RolloutBatch
+    batch: TrainBatch | None = None
+    """None if no optimizer step was taken."""
+    metrics: Mapping[str, float]
+    """The metrics of the step over all ranks, and ``seconds/<stage>`` of its stages."""
+    past: Sequence[Mapping[str, float]] = ()
+    """Those of the last steps, the oldest first."""
+    num_skipped: int = 0
+    """Optimizer steps in a row that were skipped until now, if those are too many, else 0."""
+    weights_are_finite: bool = True
+
+    def usual(self, name: str) -> float | None:
+        """Return the median of a metric over the older half of the past; None if it is short."""
+        values = [step[name] for step in self.past if name in step]
+        if len(values) < MIN_STEPS:
+            return None
+        return statistics.median(values[: len(values) // 2])
+
+    def factor(self, name: str) -> float | None:
+        """Return by how much a metric differs from the usual; None if that is not known."""
+        usual, value = self.usual(name), self.metrics.get(name)
+        return value / usual if value is not None and usual else None
+
+
+Check = Callable[[ObservedStep], str | None]
+"""Returns what is wrong and what to do, or None."""
+
+
+def nothing_trained(step: ObservedStep) -> str | None:
+    if step.batch is not None and step.batch.loss_mask.any():
+        return None
+    why = nothing_to_compare(step.rollouts) or (
+        "every valid row is filtered. See model.objective.overlong_filtering and "
+        f"model.sampling.max_tokens: {truncated_fraction(step.rollouts):.0%} of the completions "
+        "were cut off."
+    )
+    return f"No token contributes to the loss, so the policy did not change: {why}"
+
+
+def cancelling_rewards(step: ObservedStep) -> str | None:
+    rollouts = step.rollouts
+    is_cancelled = _all_equal(step) and differing_parts(rollouts)
+    return equal_rewards(rollouts) if is_cancelled else None
+
+
+def solved(step: ObservedStep) -> str | None:
+    if not (_all_equal(step) and all(are_solved(step.rollouts))):
+        return None
+    means = [one["reward/mean"] for one in step.past if "reward/mean" in one]
+    has_varied = any(one.get("reward/std", 0.0) > 0 for one in step.past)
+    if not has_varied or step.metrics.get("reward/mean", 0.0) < max(means, default=0.0):
+        return None
+    return (
+        f"All groups are solved: every reward is {step.metrics['reward/mean']:.3g}, the best so "
+        f"far, so there is nothing left to learn from these prompts. {CAUSES['solved'].remedy}"
+    )
+
+
+def equal(step: ObservedStep) -> str | None:
+    if not _all_equal(step) or differing_parts(step.rollouts) or solved(step):
+        return None
+    return equal_rewards(step.rollouts)
+
+
+def no_advantage(step: ObservedStep) -> str | None:
+    batch, rollouts = step.batch, step.rollouts
+    if batch is None or not _is_without_advantage(batch) or _all_equal(step):
+        return None
+    num_trained = int(batch.loss_mask.any(1).sum())
+    num_filtered = int(rollouts.counted.sum()) - num_trained
+    if not num_filtered:
+        return (
+            "All advantages are 0 although rewards differ inside groups. Check "
+            "model.advantage.function."
+        )
+    return (
+        f"All advantages are 0 on the {num_trained} rows that are left to train on; "
+        f"{num_filtered} others are filtered, {truncated_fraction(rollouts):.0%} of the "
+        "completions were cut off. Raise model.sampling.max_tokens, or set "
+        "model.objective.overlong_filtering to false."
+    )
+
+
+def _all_equal(step: ObservedStep) -> bool:
+    """Return whether the step trains on advantages that are 0 because all rewards are equal."""
+    batch, rollouts = step.batch, step.rollouts
+    if batch is None or not _is_without_advantage(batch):
+        return False
+    return not has_signal(rollouts.rewards, rollouts.valid).any()
+
+
+def _is_without_advantage(batch: TrainBatch) -> bool:
+    trained = batch.loss_mask.any(1)
+    return bool(trained.any()) and not batch.advantages[trained].any()
+
+
+def certain_policy(step: ObservedStep) -> str | None:
+    sums = [sum(c.sampler_logprobs) for c in step.rollouts.completions if c.token_ids]
+    if not sums or max(map(abs, sums)) >= CERTAIN:
+        return None
+    if not any(sums):
+        return (
+            "All sequence log-probabilities of the sampler are exactly 0: the rollout engine "
+            "reports none, or it samples greedily. Set model.sampling.temperature above 0 and "
+            "have the engine return the log-probabilities of the tokens that it samples."
+        )
+    return (
+        f"All sequence log-probabilities are near 0 (the lowest is {min(sums):.2g}): the policy "
+        "is certain of all its completions, so there is nothing to compare. Raise "
+        "model.sampling.temperature or model.objective.entropy.coef, or use harder prompts."
+    )
+
+
+def identical_completions(step: ObservedStep) -> str | None:
+    if (fraction := identical_fraction(step.rollouts)) < LIKELY_FRACTION:
+        return None
+    return (
+        f"In {fraction:.0%} of the groups all {step.rollouts.group_size} completions are "
+        f"identical, so they cannot be compared. {CAUSES['identical_completions'].remedy}"
+    )
+
+
+def truncated(step: ObservedStep) -> str | None:
+    fraction = truncated_fraction(step.rollouts)
+    return describe_truncated(fraction) if fraction > LIKELY_FRACTION else None
+
+
+def empty(step: ObservedStep) -> str | None:
+    fraction = empty_fraction(step.rollouts)
+    return describe_empty(fraction) if fraction >= LIKELY_FRACTION else None
+
+
+def unparseable(step: ObservedStep) -> str | None:
+    def is_unparseable(score: Score) -> bool:
+        return score.outcome is Outcome.PARSE_ERROR
+
+    failure = find_failure(step.rollouts, counts_as_failure=is_unparseable)
+    return str(failure) if failure and failure.fraction >= LIKELY_FRACTION else None
+
+
+def collapse(step: ObservedStep) -> str | None:
+    """Look for shorter, more certain or repetitive completions with a lower reward."""
+    reward, usual = step.metrics.get("reward/mean"), step.usual("reward/mean")
+    if reward is None or usual is None or usual <= 0 or reward >= 0.8 * usual:
+        return None
+    signs = []
+    if (length := step.factor("completions/mean_length")) is not None and length < 1 / 3:
+        signs.append(f"completions have {length:.0%} of their usual length")
+    if (entropy := step.factor("policy/entropy")) is not None and entropy < 0.1:
+        signs.append(f"the entropy is {entropy:.1%} of the usual")
+    if (repeating := repetitive_fraction(step.rollouts)) >= LIKELY_FRACTION:
+        signs.append(f"{repeating:.0%} of the completions repeat themselves")
+    if not signs:
+        return None
+    return (
+        f"The policy collapses: the reward is {reward:.3g} and was {usual:.3g}, and "
+        f"{' and '.join(signs)}. {CAUSES['collapse'].remedy}"
+    )
+
+
+def repetitive_fraction(rollouts: RolloutBatch) -> float:
+    """Return the share of completions that are long and compress to almost nothing."""
+    texts = [completion.text.encode() for completion in rollouts.sampled]
+    repeating = [
+        len(text) >= MIN_CHARACTERS and len(zlib.compress(text)) < REPETITIVE * len(text)
+        for text in texts
+    ]
+    return sum(repeating) / max(1, len(repeating))
+
+
+def kl_explosion(step: ObservedStep) -> str | None:
+    kl, factor = step.metrics.get("policy/kl", 0.0), step.factor("policy/kl")
+    if factor is None or kl <= 0.5 or factor <= 10:
+        return None
+    return (
+        f"The KL divergence from the reference is {kl:.3g}, {factor:.0f} times its usual value. "
+        f"{CAUSES['kl_explosion'].remedy}"
+    )
+
+
+def sampler_mismatch(step: ObservedStep) -> str | None:
+    name = "sampler/logprob_difference_mean"
+    difference, factor = step.metrics.get(name, 0.0), step.factor(name)
+    if difference <= 0.2 or (factor is not None and factor <= 5):
+        return None
+    return (
+        f"Logprobs of the sampler and of the policy differ by {difference:.3g} per token on "
+        f"average ({name}). {CAUSES['sampler_mismatch'].remedy}"
+    )
+
+
+def not_finite_gradient(step: ObservedStep) -> str | None:
+    if not step.num_skipped:
+        return None
+    return (
+        f"{step.num_skipped} optimizer steps in a row were skipped because their gradients are not "
+        f"finite. {CAUSES['not_finite_gradient'].remedy}"
+    )
+
+
+def not_finite_weights(step: ObservedStep) -> str | None:
+    if step.weights_are_finite:
+        return None
+    remedy = CAUSES["not_finite_weights"].remedy
+    return f"Weights of the policy are NaN or infinite after this step. {remedy}"
+
+
+def slow_stage(step: ObservedStep) -> str | None:
+    seconds = {k: v for k, v in step.metrics.items() if k.startswith("seconds/")}
+    total = sum(seconds.values())
+    for name, value in sorted(seconds.items(), key=lambda one: -one[1]):
+        factor = step.factor(name)
+        is_relevant = value >= max(SLOW_SHARE * total, SLOW_SECONDS)
+        if is_relevant and factor is not None and factor > SLOW_FACTOR:
+            stage = name.removeprefix("seconds/")
+            return (
+                f"The stage {stage} took {value:.1f} s, {factor:.1f} times as long as usual"
+                f"{_why_slow(step, stage)}. {CAUSES['slow_stage'].remedy}"
+            )
+    return None
+
+
+def _why_slow(step: ObservedStep, stage: str) -> str:
+    """Return what is known of the reason, to be added to a sentence."""
+    length = step.factor("completions/mean_length")
+    if stage in ("generation", "update", "logprob") and length is not None and length > 1.5:
+        return f": completions are {length:.1f} times as long"
+    if stage in ("update", "logprob") and step.past:
+        compiled = "perf/num_compilations"
+        if step.metrics.get(compiled, 0) > step.past[-1].get(compiled, 0):
+            return ": the model was compiled again for new shapes"
+    if step.metrics.get("rollout/restarts"):
+        return ": a server was restarted"
+    if stage == "reward":
+        return ": see the warnings of TimingLog on what held the calls of a judge back"
+    return ""
+
+
+CHECKS: Mapping[str, Check] = {
+    "not_finite_weights": not_finite_weights,
+    "not_finite_gradient": not_finite_gradient,
+    "nothing_trained": nothing_trained,
+    "solved": solved,
+    "cancelling_rewards": cancelling_rewards,
+    "equal_rewards": equal,
+    "no_advantage": no_advantage,
+    "certain_policy": certain_policy,
+    "identical_completions": identical_completions,
+    "truncated": truncated,
+    "empty": empty,
+    "unparseable": unparseable,
+    "collapse": collapse,
+    "kl_explosion": kl_explosion,
+    "sampler_mismatch": sampler_mismatch,
+    "slow_stage": slow_stage,
+}
+"""Cause -> its check, the gravest first."""
+
+BEFORE_UPDATE = ("certain_policy", "identical_completions", "truncated", "empty", "unparseable")
+"""Causes that the rollouts show, before they are trained on."""

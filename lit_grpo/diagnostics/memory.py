@@ -1,0 +1,28 @@
+"""Tell a lack of memory from other errors, and say what to change."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from lit_grpo.diagnostics.causes import MEMORY_ADVICE
+
+GB = 1e9
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of torch or Python is a lack of memory, of a GPU or of the host."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def describe_out_of_memory(stage: str, error: BaseException) -> str:
+    """Return a line on a lack of memory in a stage, and what to change."""
+    asked = re.search(r"allocate (\d+) bytes", str(error))
+    size = f" {int(asked[1]) / GB:.2f} GB were asked for." if asked else ""
+    on_gpu = isinstance(error, torch.OutOfMemoryError)
+    detail = f" {str(error).split('. If reserved')[0].strip()}" if on_gpu else size
+    advice = MEMORY_ADVICE.get(stage, "Use a smaller model, or set `model.policy.lora`.")
+    return f"out of memory in the stage {stage}.{detail} {advice.replace('`', '')}"

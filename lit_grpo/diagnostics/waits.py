@@ -1,0 +1,61 @@
+"""Why a rollout step waits for its rewards, and what would shorten that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SLOW_FRACTION = 0.5
+"""A wait for rewards of at least this share of the step is reported."""
+
+WAITS = {
+    "max_concurrency": (
+        "a free slot (limits.max_concurrency)",
+        "Raise limits.max_concurrency of the judge as far as its quota allows, or have several "
+        "completions share a call",
+    ),
+    "requests_per_minute": (
+        "limits.requests_per_minute",
+        "Have several completions share a call, or raise the deployment's quota and "
+        "limits.requests_per_minute with it",
+    ),
+    "tokens_per_minute": (
+        "limits.tokens_per_minute",
+        "Shorten the template and the completions, or raise the deployment's quota and "
+        "limits.tokens_per_minute with it",
+    ),
+    "retry_after": (
+        "the server, which answered 429 and asked to wait (Retry-After)",
+        "Raise the deployment's quota, or set the judge's limits.requests_per_minute and "
+        "limits.tokens_per_minute to that quota, so that no call is refused",
+    ),
+}
+"""Cause of a wait -> how it is named, and what to do."""
+
+
+def describe_wait(
+    metrics: Mapping[str, float], exposed_seconds: float, step_seconds: float
+) -> str | None:
+    """Return why a step spent most of its time waiting for rewards; None if it did not."""
+    if exposed_seconds < SLOW_FRACTION * step_seconds:
+        return None
+    spent = f"The step spent {exposed_seconds:.1f} of its {step_seconds:.1f} s waiting for rewards"
+    waits = {cause: metrics.get(f"timing/judge_wait_{cause}_s", 0.0) for cause in WAITS}
+    cause = max(waits, key=lambda one: waits[one])
+    answering = metrics.get("timing/judge_api_latency_s", 0.0) * metrics.get("judge/calls", 0.0)
+    if waits[cause] > answering:
+        resource, advice = WAITS[cause]
+        return (
+            f"{spent}. Calls to the judge are held back: over all calls, {waits[cause]:.0f} s were "
+            f"spent waiting for {resource}, {answering:.0f} s waiting for replies. {advice}."
+        )
+    if answering:
+        return (
+            f"{spent}. The judge's replies take long: "
+            f"{metrics['timing/judge_api_latency_s']:.1f} s per call. Raise limits.max_concurrency "
+            "if its quota allows, use a faster model, or ask for shorter replies."
+        )
+    return (
+        f"{spent}. The columns seconds/NAME in completions/ show which reward is slow. A sync "
+        "reward runs in one thread: make it async, or run it in several processes with "
+        "ProcessReward."
+    )

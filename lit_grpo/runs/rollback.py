@@ -1,0 +1,62 @@
+"""Roll a run back: take the policy and the optimizer of an earlier checkpoint, and train on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+
+from lit_grpo.runs.checkpoint_files import damage, newest_first, read_manifest
+from lit_grpo.runs.checkpoints import Checkpoints
+
+
+def roll_back(trainer: L.Trainer, pl_module: L.LightningModule, before_step: int) -> Path | None:
+    """Restore the policy and the optimizer from the newest healthy checkpoint; return its path.
+
+    Everything else goes on: the position in the data, the counts of steps, the schedule of the
+    learning rate, the seeds, the budgets of the rewards. Every rank must call this. Return None,
+    and change nothing, if there is no such checkpoint.
+
+    Args:
+        before_step: Finished rollout steps at which the weights are known to be bad. A checkpoint
+            from before is preferred to one from this step.
+    """
+    path: Path | None = trainer.strategy.broadcast(_choose(trainer, before_step))
+    if path is None:
+        return None
+    checkpoint = torch.load(path, map_location="cpu", weights_only=False)
+    # Of this very run, so that only frozen weights can be missing: they are read from elsewhere.
+    pl_module.load_state_dict(checkpoint["state_dict"], strict=False)
+    _load_optimizers(trainer, checkpoint)
+    pl_module.on_roll_back(checkpoint)  # type: ignore[operator]
+    return path
+
+
+def _choose(trainer: L.Trainer, before_step: int) -> Path | None:
+    """Return the newest checkpoint of a healthy run, one from before the step if there is any."""
+    writers = [one for one in trainer.callbacks if isinstance(one, Checkpoints)]  # type: ignore[attr-defined]
+    healthy = {}
+    for path in newest_first(writers[0].directory, "step_*.ckpt") if writers else []:
+        manifest = read_manifest(path)
+        if manifest is not None and manifest.is_healthy and manifest.rollout_step is not None:
+            healthy[path] = manifest.rollout_step
+    usable = [path for path in healthy if not damage(path, reads_all=True)]
+    return next((one for one in usable if healthy[one] < before_step), next(iter(usable), None))
+
+
+def _load_optimizers(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Load the moments; the settings, such as the learning rate, are those of the present."""
+    settings = [_settings(optimizer) for optimizer in trainer.optimizers]
+    trainer.strategy.load_optimizer_state_dict(checkpoint)
+    for optimizer, groups in zip(trainer.optimizers, settings, strict=True):
+        for group, present in zip(optimizer.param_groups, groups, strict=True):
+            group.update(present)
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]

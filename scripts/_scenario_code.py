@@ -1,0 +1,120 @@
+"""Rewards and callbacks of ``scenarios.py``: they do on purpose what goes wrong by accident."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+from typing import Any
+
+import lightning as L
+import psutil
+import torch
+
+from lit_grpo.rewards import Reward
+from lit_grpo.types import Completion, Prompt
+
+
+class ShareOfDigits(Reward):
+    """A reward with a signal from the first step on."""
+
+    def score(self, prompt: Prompt, completion: Completion) -> float:
+        text = completion.text
+        return (1 + sum(one.isdigit() for one in text)) / (1 + len(text))
+
+
+class Constant(Reward):
+    """Score every completion the same."""
+
+    def score(self, prompt: Prompt, completion: Completion) -> float:
+        return 0.5
+
+
+class Never(Reward):
+    """Look for a format that no completion has."""
+
+    def score(self, prompt: Prompt, completion: Completion) -> float:
+        return float("\\boxed{" in completion.text)
+
+
+class Opposite(ShareOfDigits):
+    """Cancel the other reward."""
+
+    def score(self, prompt: Prompt, completion: Completion) -> float:
+        return -super().score(prompt, completion)
+
+
+class NeedsColumn(Reward):
+    """Read a column that the rows do not have."""
+
+    def score(self, prompt: Prompt, completion: Completion) -> float:
+        return float(prompt.columns["difficulty"])
+
+
+class At(L.Callback):
+    """Do something once, when a rollout step begins."""
+
+    def __init__(self, step: int = 3) -> None:
+        self.step = step
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if pl_module.rollout_step == self.step:
+            self.act(pl_module)
+
+    def act(self, module: Any) -> None:
+        raise NotImplementedError
+
+
+class NaNGradients(L.Callback):
+    """Make the gradients of some rollout steps NaN, or those from one on."""
+
+    def __init__(self, first: int = 3, last: int = 3) -> None:
+        self.first = first
+        self.last = last
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        parameter = pl_module.policy.trainable_parameters()[0]
+
+        def spoil(gradient: torch.Tensor) -> torch.Tensor:
+            is_spoiled = self.first <= pl_module.rollout_step <= self.last
+            return gradient * math.nan if is_spoiled else gradient
+
+        parameter.register_hook(spoil)
+
+
+class NaNWeights(At):
+    """Spoil a weight."""
+
+    def act(self, module: Any) -> None:
+        module.policy.trainable_parameters()[0].data.view(-1)[0] = math.nan
+
+
+class LittleMemory(L.Callback):
+    """Leave the process almost no memory for the update of a rollout step."""
+
+    def __init__(self, step: int = 3) -> None:
+        self.step = step
+
+    def on_stage_start(self, trainer: L.Trainer, pl_module: Any, name: str) -> None:
+        if pl_module.rollout_step == self.step and name == "micro_batch":
+            used = psutil.Process().memory_info().vms
+            resource.setrlimit(resource.RLIMIT_AS, (used + 2**19, resource.RLIM_INFINITY))
+
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+class SignalToWandb(At):
+    """Kill or stop the process of wandb's service."""
+
+    def __init__(self, step: int = 3, name: str = "SIGKILL") -> None:
+        super().__init__(step)
+        self.name = name
+
+    def act(self, module: Any) -> None:
+        for child in psutil.Process().children(recursive=True):
+            if "wandb" in " ".join(child.cmdline()):
+                os.kill(child.pid, signal.Signals[self.name])

@@ -1,0 +1,278 @@
+"""The trainings of ``scenarios.py``: what is wrong with each, and how it must end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _toy_judge import ToyJudge
+
+NUM_STEPS = 8
+SMALL_DISK = (
+    *("unshare", "--map-root-user", "--mount", "sh", "-c"),
+    'mount -t tmpfs -o size=2m tmpfs run && "$@"; code=$?; cp -r run kept; exit $code',
+    "sh",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A training that is running."""
+
+    process: subprocess.Popen[str]
+    run: Path
+    judge: ToyJudge | None
+
+    def wait_for_rows(self, number: int) -> None:
+        """Wait until so many rollout steps are logged, or the process has ended."""
+        path = self.run / "metrics.csv"
+        while self.process.poll() is None:
+            if path.exists() and len(path.read_text().splitlines()) > number:
+                return
+            time.sleep(0.02)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A training with something wrong, and how it must end."""
+
+    title: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted keys of the config that differ from the base."""
+    says: str
+    """Pattern of the line that names the cause."""
+    exit_code: int = 0
+    keeps: bool = True
+    """Whether an intact checkpoint is left."""
+    shows_traceback: bool = False
+    """Whether the traceback of the user's code belongs to the message."""
+    prepare: Callable[[Path], None] | None = None
+    """Writes files into the working directory."""
+    drive: Callable[[Running], None] | None = None
+    """Does something to the training while it runs."""
+    then: Callable[[Path], None] | None = None
+    """Does something to the run directory when the training has ended; it is resumed then."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    """Goes before the command of the training."""
+    judge: Mapping[str, Any] | None = None
+    """Behaviour of a judge that scores the run."""
+
+
+BASE: dict[str, Any] = {
+    "trainer": {
+        "accelerator": "cpu",
+        "max_steps": NUM_STEPS,
+        "callbacks": [
+            {"class_path": "Checkpoints", "init_args": {"every_n_steps": 1}},
+            {"class_path": "HealthMonitor"},
+            {"class_path": "ZeroRewardBreaker", "init_args": {"alert_after": 2, "stop_after": 4}},
+        ],
+    },
+    "model": {
+        "policy": {
+            "architecture": {
+                "model_type": "llama",
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "initializer_range": 0.1,
+            }
+        },
+        "rewards": [{"class_path": "_scenario_code.ShareOfDigits"}],
+        "group_size": 4,
+        "sampling": {"max_tokens": 6, "stop_token_ids": list(range(48))},
+        "outage": {"first_pause_seconds": 0.2, "give_up_after_seconds": 2},
+        "optimizer": {"class_path": "AdamW", "init_args": {"lr": 0.001}},
+        "evaluation": {"before_training": False},
+    },
+    "data": {
+        "class_path": "AdditionData",
+        "init_args": {"num_digits": 1, "validation_size": 8, "prompts_per_step": 8},
+    },
+}
+
+
+def reward(name: str, /, **arguments: Any) -> dict[str, Any]:
+    return {"class_path": f"_scenario_code.{name}", "init_args": arguments}
+
+
+def callback(name: str, /, **arguments: Any) -> dict[str, Any]:
+    """Return the callbacks of the base, and one more, which acts before them."""
+    own = {"class_path": f"_scenario_code.{name}", "init_args": arguments}
+    return {"trainer.callbacks": [own, *BASE["trainer"]["callbacks"]]}
+
+
+def send(signum: signal.Signals) -> Callable[[Running], None]:
+    """Return what sends a signal in the fourth step or later."""
+
+    def drive(running: Running) -> None:
+        running.wait_for_rows(3)
+        running.process.send_signal(signum)
+
+    return drive
+
+
+def end_the_judge(running: Running) -> None:
+    running.wait_for_rows(3)
+    assert running.judge is not None
+    running.judge.set(is_down=True)
+
+
+def flip_a_byte(run: Path) -> None:
+    path = (run / "checkpoints" / "last.ckpt").resolve()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def write_null_answers(directory: Path) -> None:
+    rows = ['{"prompt": "1+1=", "answer": "2"}', '{"prompt": "1+2=", "answer": null}'] * 8
+    (directory / "rows.jsonl").write_text("\n".join(rows))
+
+
+def with_wandb(name: str) -> dict[str, Any]:
+    """Return a run that logs to wandb, whose service gets a signal."""
+    settings = callback("SignalToWandb", name=name)
+    teardown = {"class_path": "WandbTeardown", "init_args": {"timeout_seconds": 5}}
+    settings["trainer.callbacks"].append(teardown)
+    arguments = {"project": "scenarios", "offline": True, "save_dir": "."}
+    return settings | {"trainer.logger": {"class_path": "WandbLogger", "init_args": arguments}}
+
+
+LONG = {"trainer.max_steps": 10_000}
+EVERY_STEP = {"class_path": "Checkpoints", "init_args": {"every_n_steps": 1, "keep_last": 99}}
+
+SCENARIOS = (
+    Scenario(
+        title="wrong credentials of the judge",
+        judge={"is_denied": True},
+        says=r"answered 401 for model",
+        exit_code=2,
+        keeps=False,
+    ),
+    Scenario(
+        title="the judge dies at step 3",
+        judge={},
+        settings=LONG,
+        drive=end_the_judge,
+        says=r"Too many scores are missing.*unavailable",
+        exit_code=4,
+    ),
+    Scenario(
+        title="a constant scorer",
+        settings={"model.rewards": [reward("Constant")]},
+        says=r"All advantages are 0: inside each group all rewards are equal",
+    ),
+    Scenario(
+        title="a scorer that never matches",
+        settings={"model.rewards": [reward("Never")]},
+        says=r"No reward for 4 rollout steps in a row",
+        exit_code=3,
+    ),
+    Scenario(
+        title="a column that does not reach the reward",
+        settings={"model.rewards": [reward("NeedsColumn")]},
+        says=r"KeyError: 'difficulty'",
+        exit_code=1,
+        shows_traceback=True,
+    ),
+    Scenario(
+        title="null gold answers",
+        settings={
+            "data": {
+                "class_path": "PromptData",
+                "init_args": {"train": "rows.jsonl", "prompts_per_step": 4},
+            },
+            "model.rewards": [{"class_path": "MathReward"}],
+        },
+        says=r"rows\.jsonl.*(null|answer)",
+        exit_code=2,
+        keeps=False,
+        prepare=write_null_answers,
+    ),
+    Scenario(
+        title="all completions truncated",
+        settings={"model.sampling": {"max_tokens": 2}},
+        says=r"100% of the completions were cut off at the token limit",
+    ),
+    Scenario(
+        title="rewards that cancel out",
+        settings={"model.rewards": [reward("ShareOfDigits"), reward("Opposite", name="opposite")]},
+        says=r"differ inside groups: they cancel out in the weighted sum",
+        exit_code=3,
+    ),
+    Scenario(
+        title="one NaN gradient",
+        settings=callback("NaNGradients"),
+        says=r"the gradient of optimizer step 4 is not finite .* so the step is skipped",
+    ),
+    Scenario(
+        title="NaN gradients from step 3 on",
+        settings=callback("NaNGradients", last=10_000),
+        says=r"Rolled back to step_000003.ckpt, 1 of at most 2 times",
+        exit_code=6,
+    ),
+    Scenario(
+        title="a NaN weight",
+        settings=callback("NaNWeights"),
+        says=r"Rolled back to step_",
+    ),
+    Scenario(
+        title="out of memory in the update",
+        settings=callback("LittleMemory") | {"data.init_args.prompts_per_step": 64},
+        environment={"MALLOC_MMAP_THRESHOLD_": "65536"},  # freed memory is given back
+        says=r"out of memory in the stage micro_batch.*max_tokens_per_micro_batch",
+        exit_code=1,
+    ),
+    Scenario(
+        title="the disk is full while saving",
+        settings=LONG | {"trainer.callbacks": [EVERY_STEP]},
+        command=SMALL_DISK,
+        says=r"error: the disk is full",
+        exit_code=1,
+    ),
+    Scenario(
+        title="the newest checkpoint is damaged",
+        then=flip_a_byte,
+        says=r"is damaged",
+    ),
+    Scenario(
+        title="SIGTERM",
+        settings=LONG,
+        drive=send(signal.SIGTERM),
+        says=r"Ended by SIGTERM after \d+ rollout steps",
+        exit_code=143,
+    ),
+    Scenario(
+        title="Ctrl-C",
+        settings=LONG,
+        drive=send(signal.SIGINT),
+        says=r"Ended by SIGINT after \d+ rollout steps",
+        exit_code=130,
+    ),
+    Scenario(
+        title="SIGKILL, then --ckpt_path auto",
+        settings={"trainer.max_steps": 60},
+        drive=send(signal.SIGKILL),
+        then=lambda run: None,
+        says=r"resuming from .*step_\d+\.ckpt",
+    ),
+    Scenario(
+        title="wandb's service is killed",
+        settings=with_wandb("SIGKILL"),
+        says=r"wandb failed in",
+    ),
+    Scenario(
+        title="wandb's service hangs",
+        settings=with_wandb("SIGSTOP"),
+        says=r"wandb failed in .* no answer within",
+    ),
+)

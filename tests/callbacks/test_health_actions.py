@@ -1,0 +1,246 @@
+"""What `HealthMonitor` does about what it finds, in real runs."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from small_runs import fit, make_module, weights
+from toy_rollouts import completion, outputs, rollouts, train_batch
+from toy_rollouts import fit as fit_toy
+
+from lit_grpo.callbacks import Checkpoints, HealthMonitor, Rule
+from lit_grpo.rollout import Sampling
+from lit_grpo.runs.events import EventsFile, read_events
+from lit_grpo.stopping import ExitCode, get_stop_reason
+from lit_grpo.types import UserError
+
+CUT = outputs(
+    rollouts([[0.0, 1.0]], [completion("a", "length"), completion("b", "length")]),
+    train_batch([-1.0, 1.0]),
+)
+HEALTHY = outputs(rollouts([[0.0, 1.0]]), train_batch([-1.0, 1.0]))
+
+
+class SpoilWeights(Callback):
+    """Set a weight to NaN after some rollout steps, and keep what the weights were before."""
+
+    def __init__(self, *numbers):
+        self.numbers = numbers
+        self.before = {}
+
+    def on_train_batch_end(self, trainer, module, *args):
+        self.before[module.rollout_step] = weights(module)
+        if module.rollout_step in self.numbers:
+            next(iter(module.policy.trainable_parameters())).data.view(-1)[0] = math.nan
+
+
+class SpoilGradients(Callback):
+    """Make the gradients of some rollout steps NaN."""
+
+    def __init__(self, *numbers):
+        self.numbers = numbers
+
+    def on_train_start(self, trainer, module):
+        parameter = next(iter(module.policy.trainable_parameters()))
+        self.handle = parameter.register_hook(lambda grad: self.spoil(grad, module.rollout_step))
+
+    def on_train_end(self, trainer, module):
+        self.handle.remove()
+
+    def spoil(self, gradient, number):
+        return gradient * math.nan if number in self.numbers else gradient
+
+
+class FirstWeights(Callback):
+    """Keep the weights that each rollout step starts with."""
+
+    def __init__(self):
+        self.weights = {}
+
+    def on_train_batch_start(self, trainer, module, *args):
+        self.weights[module.rollout_step] = weights(module)
+
+
+def adam(params):
+    return torch.optim.Adam(params, lr=1e-3)
+
+
+def train(tmp_path, *callbacks, steps=8, monitor=None, **settings):
+    """Train with a checkpoint after every step; return the module and its events."""
+    saving = Checkpoints(dirpath=str(tmp_path / "checkpoints"), every_n_steps=1, keep_last=9)
+    module = make_module(**({"optimizer": adam} | settings))
+    watching = [monitor or HealthMonitor(), saving, EventsFile(tmp_path)]
+    fit(module, callbacks=[*callbacks, *watching], max_steps=steps)
+    return module, [event for event in read_events(tmp_path) if event.kind != "start"]
+
+
+def assert_equal(one, other):
+    assert all(weight.equal(other[name]) for name, weight in one.items())
+
+
+def test_weights_that_are_not_finite_roll_the_run_back(tmp_path):
+    spoil, first = SpoilWeights(4), FirstWeights()
+    module, (rollback, done) = train(tmp_path, spoil, first)
+    assert get_stop_reason(module.trainer) is None
+    assert module.global_step == 8  # counted on
+    # The 4th step is bad. Its rollouts were sampled with the weights after the 3rd, so that the
+    # checkpoint from after the 2nd is taken.
+    assert_equal(first.weights[4], spoil.before[2])
+    assert all(weight.isfinite().all() for weight in weights(module).values())
+    assert (rollback.kind, rollback.step, rollback.cause) == ("rollback", 4, "not_finite_weights")
+    assert "Rolled back to step_000002.ckpt, 1 of at most 2 times" in rollback.message
+    assert (done.kind, done.step) == ("done", 8)
+
+
+def test_a_rollback_restores_the_moments_and_keeps_the_present_settings(tmp_path):
+    class Watch(Callback):
+        def __init__(self):
+            self.moments, self.rates = {}, {}
+
+        def on_train_batch_start(self, trainer, module, *args):
+            (optimizer,) = trainer.optimizers
+            states = optimizer.state.values()
+            self.moments[module.rollout_step] = [one["exp_avg"].clone() for one in states]
+            self.rates[module.rollout_step] = optimizer.param_groups[0]["lr"]
+
+    watch = Watch()
+    train(tmp_path, SpoilWeights(4), watch, lr_schedule="linear")
+    pairs = list(zip(watch.moments[2], watch.moments[4], strict=True))
+    assert all(one.equal(other) for one, other in pairs)
+    assert len(pairs) > 5
+    assert watch.rates[4] == pytest.approx(1e-3 * 4 / 8)
+
+
+def test_too_many_skipped_steps_roll_the_run_back_and_the_data_goes_on(tmp_path, caplog):
+    settings = {"update": {"max_skipped_steps": 2}}
+    module, (rollback, done) = train(tmp_path, SpoilGradients(3, 4), steps=6, **settings)
+    assert rollback.cause == "not_finite_gradient"
+    assert rollback.message.startswith("2 optimizer steps in a row were skipped")
+    assert done.step == 8  # rollout steps: two took no optimizer step
+    assert (module.global_step, module.policy_version) == (6, 7)
+    plain, _ = train(tmp_path / "plain", steps=8)
+    assert module.loader.state_dict() == plain.loader.state_dict()
+
+
+def test_a_run_that_was_rolled_back_too_often_stops(tmp_path):
+    spoil = SpoilWeights(3, 5, 7)
+    module, events = train(tmp_path, spoil, monitor=HealthMonitor(max_rollbacks=2), steps=20)
+    assert [event.kind for event in events] == ["rollback", "rollback", "stop"]
+    reason = get_stop_reason(module.trainer)
+    assert reason.exit_code == ExitCode.DIVERGED == 6
+    assert reason.message.startswith("Stopped by HealthMonitor, not_finite_weights: Weights of")
+    assert "it was rolled back 2 times already (max_rollbacks)" in reason.message
+
+
+def test_without_a_healthy_checkpoint_the_run_stops(tmp_path):
+    module = make_module()
+    fit(module, callbacks=[SpoilWeights(1), HealthMonitor()], max_steps=5)
+    reason = get_stop_reason(module.trainer)
+    assert module.rollout_step == 1
+    assert "there is no healthy checkpoint" in reason.message
+
+
+def test_a_run_resumed_after_a_rollback_goes_on_as_if_it_had_not_been_interrupted(tmp_path):
+    whole, _ = train(tmp_path / "whole", SpoilWeights(4), steps=8)
+    module, _ = train(tmp_path, SpoilWeights(4), steps=6)
+    again = make_module(optimizer=adam)
+    monitor = HealthMonitor()
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    fit(again, callbacks=[monitor], max_steps=8, ckpt_path=last)
+    assert monitor.num_rollbacks == again.num_rollbacks == 1
+    assert_equal(weights(again), weights(whole))
+
+
+def test_an_update_is_left_out_by_the_action_skip(tmp_path):
+    rules = {"truncated": Rule(action="skip", patience=2)}
+    module = make_module(sampling=Sampling(max_tokens=1))  # all are cut off
+    before = {}
+
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer, module, *args):
+            before[module.rollout_step] = weights(module)
+            trainer.should_stop = module.rollout_step == 3
+
+    fit(module, callbacks=[HealthMonitor(rules), Watch()], max_steps=9)
+    assert module.global_step == 1
+    assert_equal(before[1], before[3])
+
+
+@pytest.fixture
+def run_toy(caplog, tmp_path):
+    def run(monitor, steps):
+        with caplog.at_level(logging.WARNING, logger="lit_grpo"):
+            callbacks = [monitor, EventsFile(tmp_path)]
+            trainer = fit_toy(lambda step: steps[step], callbacks, steps=len(steps))
+        alerts = [event for event in read_events(tmp_path) if event.kind == "alert"]
+        return trainer, [record.getMessage() for record in caplog.records], alerts
+
+    return run
+
+
+def test_an_alert_is_a_warning_and_an_event(run_toy):
+    monitor = HealthMonitor({"truncated": Rule(patience=2, action="alert")})
+    _, (message,), (alert,) = run_toy(monitor, [CUT, HEALTHY, CUT, CUT, CUT])
+    assert message.startswith("rollout step 3: 100% of the completions were cut off")
+    assert (alert.step, alert.cause) == (4, "truncated")
+    assert alert.message in message
+
+
+def test_a_cause_may_stop_the_run(run_toy):
+    monitor = HealthMonitor({"truncated": Rule(patience=3, action="stop")})
+    trainer, _, _ = run_toy(monitor, [CUT] * 9)
+    reason = get_stop_reason(trainer)
+    assert trainer.global_step == 3
+    assert reason.exit_code == ExitCode.NO_REWARD
+    assert reason.message.startswith(
+        "Stopped by HealthMonitor, truncated (3 rollout steps in a row): 100% of the completions"
+    )
+
+
+def test_a_cause_may_be_ignored(run_toy):
+    _, messages, _ = run_toy(HealthMonitor({"truncated": Rule(action="ignore")}), [CUT] * 3)
+    assert messages == []
+
+
+def test_the_streaks_and_the_past_are_resumed():
+    monitor, again = (HealthMonitor({"truncated": Rule(patience=3)}) for _ in range(2))
+    fit_toy(lambda step: CUT, [monitor], steps=2)
+    again.load_state_dict(monitor.state_dict())
+    assert again.state_dict() == monitor.state_dict()
+    assert monitor.state_dict()["streaks"] == {"truncated": 2}
+    assert len(monitor.state_dict()["past"]) == 2
+
+
+def test_trouble_is_what_makes_a_checkpoint_unhealthy():
+    empty = outputs(rollouts([[0.0, 1.0]], [completion("")] * 2), train_batch([-1.0, 1.0]))
+    monitor = HealthMonitor({"identical_completions": Rule(action="ignore")})
+    fit_toy(lambda step: CUT, [monitor], steps=1)
+    assert monitor.trouble == ""
+    fit_toy(lambda step: empty, [monitor], steps=1)
+    assert monitor.trouble == "completions are empty"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rules": {"truncatd": Rule()}}, "rules must be causes among"),
+        (
+            {"rules": {"truncated": Rule(patience=0)}},
+            "truncated.patience must be >= 1, got 0",
+        ),
+        (
+            {"rules": {"kl_explosion": Rule(action="skip")}},
+            "cannot skip an update because of kl_",
+        ),
+        ({"max_rollbacks": -1}, "max_rollbacks must be >= 0, got -1"),
+        ({"repeat_every": 0}, "repeat_every must be >= 1, got 0"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, words):
+    with pytest.raises(UserError) as caught:
+        HealthMonitor(**settings)
+    assert words in str(caught.value)

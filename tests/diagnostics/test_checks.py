@@ -1,0 +1,160 @@
+"""Checks of a step against the steps before it; tests/callbacks/test_health.py has the others."""
+
+import pytest
+import torch
+from toy_rollouts import completion, failed, rollouts, train_batch
+
+from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.checks import BEFORE_UPDATE, CHECKS, ObservedStep, repetitive_fraction
+from lit_grpo.types import Outcome
+
+USUAL = {
+    "reward/mean": 0.5,
+    "reward/std": 0.2,
+    "completions/mean_length": 100.0,
+    "policy/entropy": 0.5,
+    "policy/kl": 0.1,
+    "sampler/logprob_difference_mean": 0.02,
+    "seconds/generation": 10.0,
+    "seconds/reward": 2.0,
+    "seconds/update": 10.0,
+}
+PAST = [USUAL] * 20
+GOOD = rollouts([[0.0, 1.0]])
+
+
+def found(batch=GOOD, trained=None, past=PAST, **metrics):
+    """Return the causes of a step whose metrics differ from the usual ones in some."""
+    renamed = {name.replace("__", "/"): value for name, value in metrics.items()}
+    step = ObservedStep(
+        rollouts=batch,
+        batch=train_batch([-1.0, 1.0]) if trained is None else trained,
+        metrics=USUAL | renamed,
+        past=past,
+    )
+    return {name for name, check in CHECKS.items() if check(step)}
+
+
+def test_every_check_is_a_cause_of_the_table():
+    assert CHECKS.keys() <= CAUSES.keys()
+    assert {*BEFORE_UPDATE} <= CHECKS.keys()
+
+
+def test_a_usual_step_shows_nothing():
+    assert found() == set()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "is_collapse"),
+    [
+        ({"reward__mean": 0.3, "completions__mean_length": 30.0}, True),
+        ({"reward__mean": 0.3, "policy__entropy": 0.04}, True),
+        ({"reward__mean": 0.3}, False),
+        ({"reward__mean": 0.6, "completions__mean_length": 30.0}, False),  # shorter and better
+        ({"reward__mean": 0.45, "policy__entropy": 0.04}, False),  # within 80% of the usual
+    ],
+)
+def test_a_collapse_is_a_lower_reward_with_another_sign(metrics, is_collapse):
+    assert ("collapse" in found(**metrics)) == is_collapse
+
+
+def test_completions_that_repeat_themselves_are_a_collapse_if_the_reward_falls():
+    batch = rollouts([[0.0, 1.0]], [completion("so so " * 60), completion("so " * 90)])
+    assert repetitive_fraction(batch) == 1
+    assert found(batch, reward__mean=0.1) == {"collapse"}
+    assert found(batch) == set()
+
+
+def test_short_texts_and_prose_do_not_repeat_themselves():
+    prose = (
+        "The train leaves at nine and takes two hours for the 160 km to the coast, so its average "
+        "speed is 80 km/h; the bus needs 40 minutes more for the same way, that is 60 km/h on "
+        "average, and arrives at a quarter to twelve if it starts at the same time."
+    )
+    assert (
+        repetitive_fraction(rollouts([[0.0, 1.0]], [completion("7" * 99), completion(prose)])) == 0
+    )
+
+
+def test_a_kl_far_above_the_usual_is_an_explosion():
+    assert found(policy__kl=1.1) == {"kl_explosion"}
+    assert found(policy__kl=0.9) == set()  # nine times
+    assert found(policy__kl=0.4, past=[USUAL | {"policy/kl": 0.01}] * 20) == set()  # still small
+
+
+def test_a_difference_between_sampler_and_policy_is_a_mismatch():
+    assert found(sampler__logprob_difference_mean=0.3) == {"sampler_mismatch"}
+    assert found(sampler__logprob_difference_mean=0.3, past=[]) == {"sampler_mismatch"}
+    usual = [USUAL | {"sampler/logprob_difference_mean": 0.2}] * 20
+    assert found(sampler__logprob_difference_mean=0.3, past=usual) == set()
+
+
+def test_nothing_is_usual_before_ten_steps():
+    assert found(policy__kl=9.0, past=PAST[:9]) == set()
+    assert found(policy__kl=9.0, past=PAST[:10]) == {"kl_explosion"}
+
+
+def test_what_is_usual_is_not_learned_from_the_newest_steps():
+    bad = USUAL | {"policy/kl": 5.0}
+    assert found(policy__kl=5.0, past=[*PAST, *[bad] * 9]) == {"kl_explosion"}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"seconds/generation": 40.0}, "generation took 40.0 s, 4.0 times as long as usual. "),
+        (
+            {"seconds/generation": 40.0, "completions/mean_length": 300.0},
+            "usual: completions are 3.0 times as long. ",
+        ),
+        ({"seconds/generation": 40.0, "rollout/restarts": 1.0}, "usual: a server was restarted. "),
+        ({"seconds/update": 40.0, "perf/num_compilations": 3.0}, "compiled again for new shapes"),
+        ({"seconds/reward": 30.0}, "what held the calls of a judge back"),
+    ],
+)
+def test_a_slow_stage_is_named_with_what_is_known_of_the_reason(metrics, words):
+    step = ObservedStep(rollouts=GOOD, metrics=USUAL | metrics, past=PAST)
+    assert words in CHECKS["slow_stage"](step)
+
+
+def test_a_stage_that_takes_a_small_part_of_the_step_is_not_slow():
+    assert found(seconds__reward=5.0, seconds__update=21.0) == set()  # 2.5 times; 14% of the step
+    usual = [USUAL | {"seconds/reward": 1.0}] * 20
+    assert found(seconds__reward=4.0, past=usual) == set()  # 4 times; 17% of the step
+    assert found(seconds__reward=6.0, past=usual) == {"slow_stage"}  # 6 times; 23%
+
+
+def test_a_step_with_only_the_best_rewards_is_solved_if_they_once_differed():
+    batch, trained = rollouts([[1.0, 1.0]]), train_batch([0.0, 0.0])
+    assert found(batch, trained, reward__mean=1.0) == {"solved"}
+    constant = [USUAL | {"reward/mean": 1.0, "reward/std": 0.0}] * 20
+    assert found(batch, trained, constant, reward__mean=1.0) == {"equal_rewards"}
+    better = [*PAST, USUAL | {"reward/mean": 1.2}]
+    assert found(batch, trained, better, reward__mean=1.0) == {"equal_rewards"}
+
+
+def test_empty_completions_of_half_the_rows_are_found():
+    batch = rollouts([[0.0, 1.0]], [completion("  \n"), completion("a")])
+    assert found(batch) == {"empty"}
+
+
+def test_replies_that_cannot_be_parsed_are_found_by_reward():
+    bad = failed(Outcome.PARSE_ERROR, "not a number: 'good'")
+    step = ObservedStep(
+        rollouts=rollouts([[bad, 1.0], [0.0, bad]]), metrics={}, batch=train_batch([1.0] * 4)
+    )
+    assert CHECKS["unparseable"](step).startswith(
+        "50% of the scores of reward 'math' ended as parse_error, for instance: not a number"
+    )
+
+
+def test_weights_and_gradients_that_are_not_finite_are_found():
+    step = ObservedStep(
+        rollouts=GOOD,
+        batch=train_batch([-1.0, 1.0]),
+        metrics={"reward/mean": torch.nan},
+        num_skipped=5,
+        weights_are_finite=False,
+    )
+    found = [name for name, check in CHECKS.items() if check(step)]
+    assert found == ["not_finite_weights", "not_finite_gradient"]
