@@ -19,6 +19,7 @@ from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.policy.chat_template import end_tokens
 from lit_grpo.policy.loading import build_model, load_model, load_tokenizer
 from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
+from lit_grpo.policy.model_files import SHARD_BYTES, save_model
 from lit_grpo.policy.packed_attention import same_attention
 from lit_grpo.types import UserError, setting_error
 
@@ -193,17 +194,25 @@ class Policy(nn.Module):
     def trainable_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
+    def saved_bytes(self) -> tuple[int, int]:
+        """Return about how much ``save_pretrained`` writes, and the host memory that it takes."""
+        writes_adapter = self.lora is not None and not self.merge_lora
+        parameters = self.trainable_parameters() if writes_adapter else self.model.parameters()
+        size = sum(parameter.nbytes for parameter in parameters)
+        is_copied = self.lora is not None or self.model.device.type != "cpu"
+        return size, min(size, SHARD_BYTES) if is_copied else 0
+
     def save_pretrained(self, directory: str | Path) -> None:
         """Write a directory that ``AutoModelForCausalLM`` loads; the policy itself is unchanged.
 
         A server that loads it ends completions at the tokens at which training ended them.
         """
-        model = self.model
-        if self.lora is not None and self.merge_lora:
-            model = copy.deepcopy(model).merge_and_unload()
-        model.save_pretrained(directory)
+        if self.lora is not None and not self.merge_lora:
+            self.model.save_pretrained(directory)
+        else:
+            save_model(self.model, directory)
         self.tokenizer.save_pretrained(directory)
-        ends = end_tokens(model, self.tokenizer)
+        ends = end_tokens(self.model, self.tokenizer)
         if len(ends) > 1 and (Path(directory) / GENERATION_CONFIG_NAME).exists():
             saved = GenerationConfig.from_pretrained(directory)
             saved.eos_token_id = ends

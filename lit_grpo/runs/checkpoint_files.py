@@ -15,6 +15,8 @@ from typing import Any, BinaryIO
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
+from lit_grpo.runs.space import checkpoint_bytes, warn_of_space
+
 LAST = "last.ckpt"
 """A link to the checkpoint that was written last."""
 SUMMARY = {"reward/mean": "reward", "val/accuracy": "accuracy", "sft/loss": "loss"}
@@ -73,6 +75,8 @@ class CheckpointWriter(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
+        num_bytes, memory_bytes = checkpoint_bytes(checkpoint)
+        warn_of_space(target, num_bytes=num_bytes, memory_bytes=memory_bytes)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{target.name}.partial")
         try:

@@ -23,6 +23,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.runs.model_card import write_model_card
+from lit_grpo.runs.space import warn_of_space
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import RolloutBatch, TrainBatch
 
@@ -286,7 +287,10 @@ class FinalModel(Callback):
             partial = self.path.with_name("final.partial")
             shutil.rmtree(partial, ignore_errors=True)
             log.info("writing the final model to %s", self.path)
-            pl_module.policy.save_pretrained(partial)  # type: ignore[operator, union-attr]
+            policy: Any = pl_module.policy
+            num_bytes, memory_bytes = policy.saved_bytes()
+            warn_of_space(self.path, num_bytes=num_bytes, memory_bytes=memory_bytes)
+            policy.save_pretrained(partial)
             write_model_card(partial, self.path.parent, trainer, pl_module)
             shutil.rmtree(self.path, ignore_errors=True)
             partial.rename(self.path)

@@ -47,8 +47,8 @@ POLICIES = {
 ADAPTED = [name for name in POLICIES if "lora" in name and "experts" not in name]
 
 
-def perturbed(name: str) -> Policy:
-    return tiny.perturbed(tiny_policy(**POLICIES[name]))
+def perturbed(name: str, **settings) -> Policy:
+    return tiny.perturbed(tiny_policy(**POLICIES[name] | settings))
 
 
 def read_weights(directory: Path) -> dict[str, torch.Tensor]:

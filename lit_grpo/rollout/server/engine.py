@@ -35,8 +35,8 @@ from lit_grpo.rollout.server.server import Server
 from lit_grpo.rollout.server.supervisor import Supervisor
 from lit_grpo.rollout.server.weights import TargetWeights
 from lit_grpo.rollout.weight_check import ExpectedLogprobs, Proof, expected_logprobs
-from lit_grpo.rollout.weights.files import WeightSync, sends_adapter
 from lit_grpo.rollout.weights.store import WeightStore
+from lit_grpo.rollout.weights.sync import WeightSync, sends_adapter
 from lit_grpo.types import Completion, Measurements, Prompt, check_range
 
 T = TypeVar("T")

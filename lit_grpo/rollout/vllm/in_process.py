@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import torch
 
+from lit_grpo.policy.model_files import save_adapter
+from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.rollout.requests import group_requests, to_completion
 from lit_grpo.rollout.scratch import ScratchDirectory
@@ -23,8 +25,7 @@ from lit_grpo.rollout.weight_check import (
     logprob_pair,
 )
 from lit_grpo.rollout.weights.base_model import adapter_rank, base_model, save_tokenizer
-from lit_grpo.rollout.weights.files import WeightSync, save_adapter, sends_adapter
-from lit_grpo.rollout.weights.named import named_weights
+from lit_grpo.rollout.weights.sync import WeightSync, sends_adapter
 from lit_grpo.types import Completion, Measurements, Prompt, UserError, setting_error
 
 

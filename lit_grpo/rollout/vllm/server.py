@@ -36,8 +36,8 @@ from lit_grpo.rollout.vllm.sampling import (
     max_adapter_rank,
     sampling_params,
 )
-from lit_grpo.rollout.weights.files import sends_adapter
 from lit_grpo.rollout.weights.store import WeightUpdate
+from lit_grpo.rollout.weights.sync import sends_adapter
 
 GUARD_MODULE = "lit_grpo_key_guard"
 """Name of the copy of `key_guard` that servers import."""

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from lit_grpo.policy.model_files import save_weights
 from lit_grpo.rollout.engine import SampledPolicy
-from lit_grpo.rollout.weights.files import save_weights
 
 
 def base_model(policy: SampledPolicy, directory: Path) -> str:

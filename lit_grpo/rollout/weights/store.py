@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lit_grpo.policy.model_files import copy_weights, save_adapter, save_weights
 from lit_grpo.rollout.engine import SampledPolicy
-from lit_grpo.rollout.weights.files import copy_weights, save_adapter, save_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from tiny import tiny_policy
 from weight_policies import assert_same, perturbed, read_weights
 
 from lit_grpo.policy import LoRA
+from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.rollout.weights.base_model import adapted_layers, adapter_rank, base_model
-from lit_grpo.rollout.weights.named import named_weights
 
 
 def test_a_policy_that_was_loaded_is_read_from_where_it_was(tmp_path):

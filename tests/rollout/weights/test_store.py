@@ -8,7 +8,7 @@ from tiny import tiny_policy
 from weight_policies import assert_same, perturbed, read_weights, run_two_ranks, shard
 
 from lit_grpo.policy import LoRA
-from lit_grpo.rollout.weights.named import named_weights
+from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.rollout.weights.store import WeightStore
 
 SHARDED = ["llama", "tied llama with lora", "mixtral"]

@@ -1,7 +1,8 @@
 """Iterate over the policy's weights under their names in a checkpoint.
 
 A sharded policy is gathered tensor by tensor, and an adapter is merged on the fly, so that one
-whole tensor is in memory at a time. The policy is not changed.
+whole tensor is in memory at a time. The policy is not changed. Engines get the weights this way,
+and so does every directory that is written.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
-from lit_grpo.types import UserError
-
 NamedTensor = tuple[str, Tensor]
 Deltas = dict[str, Callable[[], Tensor]]
 
@@ -31,13 +30,11 @@ def named_weights(model: Any) -> Iterator[NamedTensor]:
 
     An adapter is merged, and tied weights are yielded once. Gathering is collective: every rank
     must iterate to the end. The tensors may share memory with the model, so do not write to them.
-    Fused weights (the experts of a layer) are gathered together and then split.
+    Fused weights (the experts of a layer) are gathered together and then split, and all weights are
+    if the names in a checkpoint can only be derived from the whole model.
 
     Args:
         model: A ``transformers`` model, or a ``peft`` model around one; sharded or not.
-
-    Raises:
-        UserError: the names in a checkpoint can only be derived from the whole model.
     """
     base = unwrap_peft(model)
     weights, deltas = base.state_dict(keep_vars=True), {}
@@ -81,10 +78,19 @@ def _deltas(base: PreTrainedModel, adapter: str) -> Deltas:
     assert not any(layer.lora_variant for _, layer in layers), "only plain LoRA can be merged"
     return {
         _base_name(f"{path}.{getattr(layer, 'parameter_name', 'weight')}"): partial(
-            layer.get_delta_weight, adapter
+            _delta, layer, adapter
         )
         for path, layer in layers
     }
+
+
+def _delta(layer: Any, adapter: str) -> Tensor:
+    """Return what ``merge_and_unload`` of ``peft`` adds to a weight, bit by bit."""
+    from peft.tuners.lora import Embedding
+
+    delta: Tensor = layer.get_delta_weight(adapter)
+    is_rounded = isinstance(layer, Embedding)  # others add it as it is
+    return delta.to(layer.get_base_layer().weight.dtype) if is_rounded else delta
 
 
 def _without_tied(
@@ -113,33 +119,29 @@ def _conversion_groups(base: PreTrainedModel, weights: dict[str, Tensor]) -> lis
     for name in weights:
         matches = (converter.rename_source_key(name) for converter in converters)
         groups[next((new for new, pattern in matches if pattern is not None), name)].append(name)
-    if transforms:
-        _check_conversion(base, weights, list(groups.values()))
+    if transforms and not _can_convert_apart(base, weights, list(groups.values())):
+        return [list(weights)]
     return list(groups.values())
 
 
-def _check_conversion(
+def _can_convert_apart(
     base: PreTrainedModel, weights: dict[str, Tensor], groups: list[list[str]]
-) -> None:
-    """Check, with empty tensors, that converting group by group gives the same names as at once."""
+) -> bool:
+    """Return, by empty tensors, whether converting by groups gives the same names as at once."""
 
     def converted(names: Iterable[str]) -> list[str]:
         empty = {name: torch.empty(weights[name].shape, device="meta") for name in names}
         return list(revert_weight_conversion(base, empty))
 
-    by_group, at_once = sorted(chain(*map(converted, groups))), sorted(converted(weights))
-    if by_group != at_once:
-        raise UserError(
-            f"the weights of {type(base).__name__} cannot be sent one by one: the checkpoint names "
-            f"{sorted({*by_group} ^ {*at_once})[:4]} depend on the whole model (a server would "
-            "load wrong weights). Set model.engine to HFEngine, or set model.policy.lora so that "
-            "only the adapter is sent."
-        )
+    return sorted(chain(*map(converted, groups))) == sorted(converted(weights))
 
 
 @torch.no_grad()
 def gather(weight: Tensor, delta: Callable[[], Tensor] | None = None) -> Tensor:
-    """Return the whole tensor, plus a delta that is added shard by shard in the weight's dtype."""
+    """Return the whole tensor, plus a delta that is added shard by shard.
+
+    The sum is rounded once to the dtype of the weight, as in ``merge_and_unload`` of ``peft``.
+    """
     weight = weight.detach()
     if delta is not None:
         weight = (weight + delta()).to(weight.dtype)

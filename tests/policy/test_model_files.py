@@ -25,8 +25,8 @@ from weight_policies import (
     shard,
 )
 
-from lit_grpo.rollout.weights.files import save_adapter, save_weights
-from lit_grpo.rollout.weights.named import named_weights
+from lit_grpo.policy.model_files import save_adapter, save_weights
+from lit_grpo.policy.named_weights import named_weights
 
 IDS = torch.tensor([[1, 2, 3, 4]])
 

@@ -1,6 +1,6 @@
-"""Write the policy's weights, or only its adapter, in the format of inference servers.
+"""Write a model, or only its adapter, tensor by tensor as a Hugging Face directory.
 
-The policy is not changed; sending the weights is left to the engines.
+The model is not changed, and no second copy of it is made. A sharded one is gathered on the way.
 """
 
 from __future__ import annotations
@@ -14,34 +14,32 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from lit_grpo.rollout.weights.named import NamedTensor, gather, named_weights, unwrap_peft
+from lit_grpo.policy.named_weights import NamedTensor, gather, named_weights, unwrap_peft
 from lit_grpo.types import UserError
 
-WeightSync = Literal["auto", "full", "adapter"]
+SHARD_BYTES = 2 * 2**30
+"""Largest size of a file, unless a single tensor is larger; also the host memory that a save takes:
+`transformers` would write files of 50 GB."""
 
 
-def sends_adapter(model: Any, weight_sync: WeightSync) -> bool:
-    """Return whether only the adapter is sent to the engine.
+def save_model(model: Any, directory: str | Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write what ``save_pretrained`` of the model with its adapter merged would write.
 
-    Raises:
-        UserError: ``weight_sync`` is ``adapter``, but not only an adapter is trained.
+    Other files of the directory stay. One process writes, so the model must not be sharded; the
+    arguments are as in ``save_weights``.
     """
-    config = getattr(model, "peft_config", None)
-    is_adapter_enough = config is not None and not config["default"].modules_to_save
-    if weight_sync == "adapter" and not is_adapter_enough:
-        raise UserError(
-            "weight_sync: adapter needs model.policy.lora without modules_to_save (an inference "
-            "engine accepts only low-rank updates). Set model.engine.init_args.weight_sync to full."
-        )
-    return is_adapter_enough and weight_sync != "full"
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(named_weights(model), unwrap_peft(model), folder, None, shard_bytes)
 
 
 def save_weights(
@@ -50,7 +48,7 @@ def save_weights(
     *,
     dtype: torch.dtype | None,
     is_writer: bool,
-    shard_bytes: int = 2 * 2**30,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a directory that ``AutoModelForCausalLM`` and inference servers can load.
 
@@ -66,10 +64,8 @@ def save_weights(
     """
     with _exhausting(named_weights(model)) as weights:
         if is_writer:
-            with _replacing(Path(directory)) as folder:
-                on_cpu = map(partial(_on_cpu, dtype=dtype), weights)
-                names = _write_shards(on_cpu, folder, shard_bytes)
-                _write_configs(unwrap_peft(model), folder, dtype, names)
+            with replacing(Path(directory)) as folder:
+                _write(weights, unwrap_peft(model), folder, dtype, shard_bytes)
 
 
 def copy_weights(model: Any, *, dtype: torch.dtype | None, is_writer: bool) -> dict[str, Tensor]:
@@ -104,9 +100,9 @@ def save_adapter(model: Any, directory: str | Path, *, is_writer: bool) -> None:
     adapter = get_peft_model_state_dict(model, save_embedding_layers=False)
     with _exhausting((name, gather(tensor)) for name, tensor in adapter.items()) as weights:
         if is_writer:
-            with _replacing(Path(directory)) as folder:
+            with replacing(Path(directory)) as folder:
                 on_cpu = dict(map(partial(_on_cpu, dtype=None), weights))
-                save_file(on_cpu, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+                _save_file(on_cpu, folder / "adapter_model.safetensors")
                 config.save_pretrained(str(folder))
 
 
@@ -120,15 +116,13 @@ def _exhausting(weights: Iterator[NamedTensor]) -> Iterator[Iterator[NamedTensor
 
 
 @contextmanager
-def _replacing(directory: Path) -> Iterator[Path]:
+def replacing(directory: Path) -> Iterator[Path]:
     """Yield a new folder that replaces the directory if no error is raised."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
         folder = Path(scratch, "new")
         folder.mkdir()
         yield folder
-        for file in folder.iterdir():  # safetensors makes its files readable by their owner only
-            file.chmod(folder.stat().st_mode & 0o666)
         if directory.exists():
             os.replace(directory, Path(scratch, "old"))
         os.replace(folder, directory)
@@ -140,24 +134,56 @@ def _on_cpu(weight: NamedTensor, dtype: torch.dtype | None, *, copy: bool = Fals
     return name, tensor.to("cpu", dtype, copy=copy).contiguous()
 
 
+def _write(
+    weights: Iterator[NamedTensor],
+    base: PreTrainedModel,
+    folder: Path,
+    dtype: torch.dtype | None,
+    shard_bytes: int,
+) -> None:
+    on_cpu = map(partial(_on_cpu, dtype=dtype), weights)
+    names = _write_shards(on_cpu, folder, shard_bytes)
+    _write_configs(base, folder, dtype, names)
+
+
 def _write_shards(weights: Iterator[NamedTensor], folder: Path, shard_bytes: int) -> set[str]:
-    """Write the weights, with an index if there are several files; return their names."""
-    shards, total_size = [], 0
+    """Write the weights in place of earlier ones, with an index if there are several files.
+
+    Returns:
+        The names of the weights.
+    """
+    shards, total_size, num_parameters = [], 0, 0
     for number, shard in enumerate(_shards(weights, shard_bytes)):
-        save_file(shard, folder / str(number), metadata={"format": "pt"})
+        _save_file(shard, _unfinished(folder, number))
         shards.append(list(shard))
         total_size += _size(shard)
+        num_parameters += sum(tensor.numel() for tensor in shard.values())
+    for old in folder.glob("model*.safetensors*"):  # a loader would prefer one without an index
+        old.unlink()
     if len(shards) == 1:
-        os.replace(folder / "0", folder / SAFE_WEIGHTS_NAME)
+        os.replace(_unfinished(folder, 0), folder / SAFE_WEIGHTS_NAME)
         return set(shards[0])
     file_of: dict[str, str] = {}
     for number, names in enumerate(shards):
         file = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
-        os.replace(folder / str(number), folder / file)
+        os.replace(_unfinished(folder, number), folder / file)
         file_of |= dict.fromkeys(names, file)
-    index = {"metadata": {"total_size": total_size}, "weight_map": file_of}
-    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2))
+    metadata = {"total_parameters": num_parameters, "total_size": total_size}
+    index = {"metadata": metadata, "weight_map": file_of}
+    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text)
     return set(file_of)
+
+
+def _save_file(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(
+        path.parent.stat().st_mode & 0o666
+    )  # safetensors makes it readable by its owner only
+
+
+def _unfinished(folder: Path, number: int) -> Path:
+    return folder / f"{number}.partial"
 
 
 def _shards(weights: Iterator[NamedTensor], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
@@ -183,6 +209,9 @@ def _write_configs(
     config.architectures = [type(base).__name__.removeprefix("FSDP")]
     if not names.isdisjoint(base.all_tied_weights_keys):  # training has untied them
         config.tie_word_embeddings = False
+    if base.is_remote_code():
+        untyped: Any = config  # it is annotated as a dict only
+        custom_object_save(base, folder, config=untyped)
     config.save_pretrained(folder)
     if base.can_generate():
         base.generation_config.save_pretrained(folder)

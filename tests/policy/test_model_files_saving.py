@@ -1,0 +1,132 @@
+"""A save writes what peft and transformers write, with little memory."""
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from paths import SUPPORT
+from processes import run_program
+from tiny import tiny_policy
+from transformers import AutoModelForCausalLM
+from weight_policies import POLICIES, perturbed, read_weights
+
+from lit_grpo.policy.model_files import save_model
+
+
+def write_with_peft(policy, directory: Path, **settings) -> None:
+    """Merge the adapter in a copy of the whole model and write it."""
+    model = copy.deepcopy(policy.model)
+    merged = model if policy.lora is None else model.merge_and_unload()
+    merged.save_pretrained(directory, **settings)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_all_files_are_bit_by_bit_those_of_peft_and_transformers(name, dtype, tmp_path):
+    policy = perturbed(name, dtype=dtype)
+    save_model(policy.model, tmp_path / "ours")
+    write_with_peft(policy, tmp_path / "theirs")
+    assert contents(tmp_path / "ours") == contents(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("name", ["tied llama with lora", "mixtral"])
+def test_several_files_have_the_index_of_transformers(name, tmp_path):
+    policy = perturbed(name)
+    save_model(policy.model, tmp_path / "ours", shard_bytes=20_000)
+    write_with_peft(policy, tmp_path / "theirs", max_shard_size=20_000)
+    ours, theirs = (
+        json.loads((tmp_path / one / "model.safetensors.index.json").read_text())
+        for one in ("ours", "theirs")
+    )
+    assert ours["metadata"] == theirs["metadata"]
+    assert ours["weight_map"].keys() == theirs["weight_map"].keys()
+    written = [read_weights(tmp_path / one) for one in ("ours", "theirs")]
+    torch.testing.assert_close(*written, rtol=0, atol=0)
+
+
+def test_weights_of_an_earlier_save_are_replaced_and_other_files_stay(tmp_path):
+    save_model(tiny_policy().model, tmp_path)
+    (tmp_path / "notes.txt").touch()
+    policy = tiny_policy(seed=1)
+    save_model(policy.model, tmp_path, shard_bytes=20_000)
+    assert not (tmp_path / "model.safetensors").exists()
+    assert (tmp_path / "notes.txt").exists()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(
+        dict(loaded.state_dict()), dict(policy.model.state_dict()), rtol=0, atol=0
+    )
+    save_model(policy.model, tmp_path)
+    assert len(list(tmp_path.glob("model*"))) == 1
+
+
+CODE = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class ScaledConfig(LlamaConfig):
+    model_type = "scaled_llama"
+
+class ScaledLlama(LlamaForCausalLM):
+    config_class = ScaledConfig
+"""
+
+
+def test_the_code_of_a_model_from_the_hub_is_written_with_it(tmp_path):
+    policy = tiny_policy()
+    config = policy.model.config.to_dict() | {
+        "model_type": "scaled_llama",
+        "auto_map": {
+            "AutoConfig": "scaled_llama.ScaledConfig",
+            "AutoModelForCausalLM": "scaled_llama.ScaledLlama",
+        },
+    }
+    start = tmp_path / "start"
+    policy.save_pretrained(start)
+    (start / "config.json").write_text(json.dumps(config))
+    (start / "scaled_llama.py").write_text(CODE)
+    settings = {"path": str(start), "architecture": None, "trust_remote_code": True}
+    custom = tiny_policy(**settings)
+    custom.save_pretrained(tmp_path / "saved")
+    assert "ScaledLlama" in (tmp_path / "saved/scaled_llama.py").read_text()
+    again = tiny_policy(**settings | {"path": str(tmp_path / "saved")})
+    assert type(again.model).__name__ == "ScaledLlama"
+
+
+PROGRAM = """
+import re, sys
+from pathlib import Path
+from tiny import tiny_policy
+from lit_grpo.policy import LoRA
+from lit_grpo.policy.model_files import save_model
+
+def peak():  # in MB
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+directory, shard_bytes, lora = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "lora"
+layers = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
+heads = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 8}
+settings = {"lora": LoRA()} if lora else {}
+policy = tiny_policy(architecture=layers | heads, **settings)
+save_model(tiny_policy(**settings).model, Path(directory, "first"))  # loads what a save needs
+Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+before = peak()
+save_model(policy.model, directory, shard_bytes=shard_bytes)
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_a_save_takes_the_memory_of_one_file(kind, tmp_path):
+    words = [sys.executable, "-c", PROGRAM, str(tmp_path), "40000000", kind]
+    done = run_program(words, PYTHONPATH=str(SUPPORT))
+    size = sum(path.stat().st_size for path in tmp_path.glob("model-*.safetensors"))
+    assert size > 190e6
+    assert float(done.stdout) < 100  # MB
