@@ -1,17 +1,15 @@
-"""The command ``lit-grpo checkpoints``: list those of a run, verify them, or go back to one."""
+"""The command ``lit-grpo checkpoints``: list those of a run, verify, go back to, or export one."""
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
 
 from rich.table import Table
 
-from lit_grpo.cli.commands import OPTIONS
+from lit_grpo.cli.file_options import parse_options
 from lit_grpo.runs.checkpoint_files import (
     LAST,
     SUMMARY,
@@ -21,6 +19,7 @@ from lit_grpo.runs.checkpoint_files import (
     newest_first,
     read_manifest,
 )
+from lit_grpo.runs.space import format_size
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import UserError
@@ -35,34 +34,24 @@ def manage_checkpoints(arguments: Sequence[str]) -> int:
     Raises:
         UserError: the arguments are wrong, or there is no such checkpoint.
     """
-    given = _parser().parse_args(arguments)
+    given = parse_options("checkpoints", arguments)
     run_dir = Path(given.run_dir)
     found = _find(run_dir, given.before_step)
-    why = {path: damage(path, reads_all=given.verify) for path in found}
-    if not (given.latest or given.recover):
+    if not (given.latest or given.recover or given.export):
+        why = {path: damage(path, reads_all=given.verify) for path in found}
         open_console().print(_table(found, why, is_verified=given.verify))
         return ExitCode.CRASHED if any(why.values()) else ExitCode.DONE
-    usable = next((path for path in found if not why[path]), None)
+    reads_all = given.verify or given.export is not None
+    usable = next((path for path in found if not damage(path, reads_all=reads_all)), None)
     if usable is None:
         raise UserError(f"{run_dir} has no such checkpoint that is intact.")
+    if given.latest:
+        print(usable)
     if given.recover:
         _recover(usable, found[usable], run_dir, is_trial=given.dry_run)
-    else:
-        print(usable)
+    if given.export is not None:
+        _export(usable, run_dir, Path(given.export), is_trial=given.dry_run)
     return ExitCode.DONE
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="lit-grpo checkpoints", add_help=False, allow_abbrev=False)
-    parser.add_argument("run_dir")
-    for name, settings in OPTIONS["checkpoints"].items():
-        parser.add_argument(name, **settings)
-    return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message.removeprefix('argument ')}. See lit-grpo checkpoints --help.")
 
 
 def _find(run_dir: Path, before_step: int | None) -> Found:
@@ -105,16 +94,7 @@ def _numbers(path: Path, manifest: Manifest | None, metrics: Sequence[str]) -> l
         values = dict(manifest.metrics)
     step = "–" if manifest is None else str(manifest.rollout_step)
     numbers = [f"{values[name]:.3f}" if name in values else "–" for name in metrics]
-    return [step, f"{time:%Y-%m-%d %H:%M:%S}", _size(stat.st_size), *numbers]
-
-
-def _size(num_bytes: int) -> str:
-    size = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            break
-        size /= 1000
-    return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"
+    return [step, f"{time:%Y-%m-%d %H:%M:%S}", format_size(stat.st_size), *numbers]
 
 
 def _state(manifest: Manifest | None, is_verified: bool) -> str:
@@ -135,3 +115,15 @@ def _recover(checkpoint: Path, manifest: Manifest | None, run_dir: Path, *, is_t
     os.utime(checkpoint)
     link_last(checkpoint)
     print(f"{run_dir} goes on from {checkpoint}{at} when it is resumed")
+
+
+def _export(checkpoint: Path, run_dir: Path, directory: Path, *, is_trial: bool) -> None:
+    """Write a checkpoint as a Hugging Face model."""
+    from lit_grpo.cli.export import export, refuse_files  # loads transformers
+
+    if is_trial:
+        refuse_files(directory)
+        print(f"{directory} would get the model of {checkpoint}")
+        return
+    export(checkpoint, run_dir, directory)
+    print(f"{directory} has the model of {checkpoint}")

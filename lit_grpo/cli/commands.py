@@ -17,7 +17,7 @@ COMMANDS = {
     "judge-check": "check that the judges of a config answer and tell good answers from bad",
     "rescore": "score the logged completions of a run again with changed rewards and compare",
     "report": "draw the curves of runs, as stages of one training or compared, and print a summary",
-    "checkpoints": "list the checkpoints of a run, verify them, or go back to one",
+    "checkpoints": "list the checkpoints of a run, verify them, go back to one, or export one",
 }
 RUN_ARGUMENTS = {
     "sft": ("[RUN]", "resume this run with its own config"),
@@ -45,7 +45,12 @@ EXAMPLES = {
     "judge-check": ("--config my.yaml",),
     "rescore": ("runs/my/0 --config other_rewards.yaml --last 10",),
     "report": ("runs/my/0", "runs/my_sft/0 runs/my/0", "runs/my/0 runs/my/1 runs/my/2"),
-    "checkpoints": ("runs/my/0", "runs/my/0 --verify", "runs/my/0 --before_step 120 --recover"),
+    "checkpoints": (
+        "runs/my/0",
+        "runs/my/0 --verify",
+        "runs/my/0 --before_step 120 --recover",
+        "runs/my/0 --export model",
+    ),
 }
 """Command -> arguments of examples."""
 TRAINING = ("sft", "fit")
@@ -82,7 +87,14 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "action": "store_true",
             "help": "let a resumed run go on from the newest intact one of these; the others stay",
         },
-        "--dry_run": {"action": "store_true", "help": "only say what --recover would do"},
+        "--export": {
+            "metavar": "DIR",
+            "help": "write the newest intact one of these as a Hugging Face model, like final/",
+        },
+        "--dry_run": {
+            "action": "store_true",
+            "help": "only say what --recover or --export would do",
+        },
     },
 }
 """Command -> its arguments in addition to the keys of a config, if it takes one."""

@@ -1,0 +1,89 @@
+"""Write a checkpoint of a run as a Hugging Face model, by the run's own config."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser
+
+from lit_grpo.cli.configs import read_config
+from lit_grpo.policy import Policy
+from lit_grpo.policy.model_files import replacing
+from lit_grpo.runs.space import warn_of_space
+from lit_grpo.runs.trainer import silence_chatter
+from lit_grpo.types import UserError
+
+
+def export(checkpoint: Path, run_dir: Path, directory: Path) -> None:
+    """Write the policy of a checkpoint as ``final/`` is written, completely or not at all.
+
+    Raises:
+        UserError: the directory has files, or the policy cannot be made from the run's config.
+    """
+    refuse_files(directory)
+    silence_chatter()
+    sys.path.insert(0, os.getcwd())  # for a policy class of the user's
+    policy = _read_policy(run_dir, checkpoint)
+    num_bytes, memory_bytes = policy.saved_bytes()
+    warn_of_space(directory, num_bytes=num_bytes, memory_bytes=memory_bytes)
+    with replacing(directory.absolute()) as folder:
+        policy.save_pretrained(folder)
+
+
+def refuse_files(directory: Path) -> None:
+    """Raise UserError if the directory is a file or has files."""
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+        what = "a directory with files" if directory.is_dir() else "a file"
+        raise UserError(f"--export must be a new or empty directory, got {directory}, {what}.")
+
+
+def _read_policy(run_dir: Path, checkpoint: Path) -> Policy:
+    """Return the policy with the weights of a checkpoint."""
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise UserError(
+            f"--export makes the policy from {path}, and there is none (runs made in Python have "
+            "none). Make the module there, load the checkpoint's state_dict into it, and call "
+            "module.policy.save_pretrained(DIR)."
+        )
+    model: Mapping[str, Any] = read_config(path)["model"]
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--policy", type=Policy)
+    given = parser.parse_object({"policy": model.get("init_args", model)["policy"]})
+    policy: Policy = parser.instantiate_classes(given).policy
+    policy.attn_implementation, policy.packing = None, False  # it only has to be loaded
+    policy.load(with_reference=False)
+    _load_weights(policy, checkpoint)
+    return policy
+
+
+def _load_weights(policy: Policy, checkpoint: Path) -> None:
+    """Load what the checkpoint has; a frozen base of an adapter comes from ``policy.path``.
+
+    Raises:
+        UserError: the checkpoint is one of a different policy.
+    """
+    saved = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=False)
+    weights = {
+        name.removeprefix("policy."): weight
+        for name, weight in saved["state_dict"].items()
+        if name.startswith("policy.model.")
+    }
+    if policy.path is None:
+        required = set(policy.state_dict())
+    else:
+        required = {name for name, one in policy.named_parameters() if one.requires_grad}
+    try:
+        unknown = policy.load_state_dict(weights, strict=False).unexpected_keys
+    except RuntimeError as error:
+        raise UserError(f"{checkpoint} does not fit the policy of the run: {error}") from None
+    if different := sorted(required - weights.keys()) + unknown:
+        raise UserError(
+            f"{checkpoint} does not fit the policy of the run's config.yaml: {len(different)} "
+            f"weights are in one of them only, such as {different[0]!r}."
+        )
