@@ -8,26 +8,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import wraps
+from textwrap import shorten
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.concurrency import call_with_timeout
-from lit_grpo.stopping import ExitCode, get_stop_reason
+from lit_grpo.runs.trainer import how_it_ended
+from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason
 
 log = logging.getLogger(__name__)
 
 LOGGING_CALLS = ("log_metrics", "log_hyperparams", "log_graph", "save")
 UPLOADING_CALLS = ("after_save_checkpoint", "finalize")
+REASON_WIDTH = 200
 
 
 class WandbTeardown(Callback):
     """Give every wandb call a timeout, and continue without wandb after the first failure.
 
-    After training and the last checkpoint, finish the wandb run with the exit code of the run. Data
-    that could not be sent stays in wandb's local directory for ``wandb sync``.
+    After training and the last checkpoint, finish the wandb run with the exit code of the run, so
+    that wandb shows whether it is done, and with the reason in the summary as ``stop_reason``. Data
+    that could not be sent stays in wandb's local directory for ``lit-grpo wandb-sync``.
 
     Args:
         timeout_seconds: Timeout of a call that logs, and of finishing the wandb run.
@@ -72,7 +77,8 @@ class WandbTeardown(Callback):
             self.hung = isinstance(error, TimeoutError)
             log.warning(
                 "wandb failed in %s (%s: %s); the run continues without it. All metrics are in the "
-                "run directory; upload the rest of wandb's data with `wandb sync`.",
+                "run directory. Send the rest of wandb's data with `lit-grpo wandb-sync RUN "
+                "--include_online`.",
                 name,
                 type(error).__name__,
                 error,
@@ -81,18 +87,22 @@ class WandbTeardown(Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
             reason = get_stop_reason(trainer)
-            self._finish("success", reason.exit_code if reason else ExitCode.DONE)
+            exit_code = reason.exit_code if reason else ExitCode.DONE
+            self._finish("success", exit_code, how_it_ended(trainer))
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        self._finish("failed", ExitCode.CRASHED)
+        reason = f"{type(exception).__name__}: {exception}"
+        self._finish("failed", exit_code_of_error(exception), reason)
 
-    def _finish(self, status: str, exit_code: int) -> None:
+    @rank_zero_only
+    def _finish(self, status: str, exit_code: int, reason: str) -> None:
         for logger in self._loggers:
             logger.finalize(status)
 
             def finish(logger: WandbLogger = logger) -> None:
+                logger.experiment.summary["stop_reason"] = shorten(reason, REASON_WIDTH)
                 logger.experiment.finish(exit_code=int(exit_code))
 
             self._attempt(finish, "finish", self.timeout_seconds)

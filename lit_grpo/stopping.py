@@ -61,6 +61,20 @@ def exit_code_of_signal(signum: int) -> int:
     return 128 + signum
 
 
+def exit_code_of_error(error: BaseException) -> ExitCode:
+    """Return the exit code of a run that an error has ended."""
+    from lit_grpo.types import Diverged, EngineFailed, UserError  # imports torch
+
+    codes: dict[type[BaseException], ExitCode] = {
+        KeyboardInterrupt: ExitCode.INTERRUPTED,
+        EngineFailed: ExitCode.ENGINE_FAILED,
+        Diverged: ExitCode.DIVERGED,
+        UserError: ExitCode.WRONG_INPUT,
+    }
+    found = (code for kind, code in codes.items() if isinstance(error, kind))
+    return next(found, ExitCode.CRASHED)
+
+
 def stop_run(trainer: L.Trainer, reason: StopReason) -> None:
     """End the run after this rollout step, without a last validation; the first reason wins.
 

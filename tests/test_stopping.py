@@ -11,11 +11,12 @@ from lit_grpo.stopping import (
     SIGNAL_CODE,
     SIGNAL_MEANING,
     ExitCode,
+    exit_code_of_error,
     exit_code_of_signal,
     get_stop_reason,
     stop_run,
 )
-from lit_grpo.types import StopReason
+from lit_grpo.types import Diverged, EngineFailed, StopReason, UserError
 
 
 class StopTwice(Callback):
@@ -50,3 +51,8 @@ def test_the_documented_exit_codes_are_those_of_the_table():
     assert rows.keys() == {"code", "others"} | expected.keys()
     for code, meaning in expected.items():
         assert rows[code].startswith(meaning), code
+
+
+def test_exit_codes_of_errors_are_those_of_the_command_line():
+    errors = (KeyboardInterrupt(), EngineFailed(), Diverged(), UserError(), ValueError())
+    assert [exit_code_of_error(error) for error in errors] == [130, 5, 6, 2, 1]

@@ -37,7 +37,7 @@ from lit_grpo.rollout import EngineFailed
 from lit_grpo.runs.log import log_to_terminal
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.trainer import logged_run, refuse_automatic, silence_chatter
-from lit_grpo.stopping import ExitCode, get_stop_reason
+from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.types import Diverged, OutOfMemory, UserCodeFailed, UserError
 
@@ -135,18 +135,14 @@ def report_error(error: Exception) -> int:
     """
     error = constructor_error(error)
     if isinstance(error, EngineFailed):
-        return print_error(str(error), ExitCode.ENGINE_FAILED)
+        return print_error(str(error), exit_code_of_error(error))
     if isinstance(error, UserCodeFailed):
         print(f"error: {error}", file=sys.stderr)  # its lines are the traceback of the user's code
         return ExitCode.CRASHED
     if line := full_disk(error):
         return print_error(line, ExitCode.CRASHED)
-    if isinstance(error, OutOfMemory):
-        return print_error(str(error), ExitCode.CRASHED)
-    if isinstance(error, Diverged):
-        return print_error(str(error), ExitCode.DIVERGED)
-    if isinstance(error, UserError):
-        return print_error(str(error))
+    if isinstance(error, OutOfMemory | Diverged | UserError):
+        return print_error(str(error), exit_code_of_error(error))
     traceback.print_exception(error)
     return ExitCode.CRASHED
 

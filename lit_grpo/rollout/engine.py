@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lit_grpo.types import Completion, Measurements, Prompt, Tokenizer, check_range, setting_error
+from lit_grpo.types import EngineFailed as EngineFailed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +65,6 @@ class Sampling:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
-
-
-class EngineFailed(RuntimeError):
-    """The engine cannot recover, so the run ends with this message."""
 
 
 class SampledPolicy(Protocol):

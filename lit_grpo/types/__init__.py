@@ -5,7 +5,13 @@ C completion tokens, V vocabulary, H hidden size. Row n is completion n % G of p
 A mask is True where a token counts.
 """
 
-from lit_grpo.types.errors import Diverged, OutOfMemory, UserCodeFailed, UserError
+from lit_grpo.types.errors import (
+    Diverged,
+    EngineFailed,
+    OutOfMemory,
+    UserCodeFailed,
+    UserError,
+)
 from lit_grpo.types.events import RunningStage, Stage, StageProgress, StopReason
 from lit_grpo.types.functions import defined_at, users_traceback
 from lit_grpo.types.rollouts import (
@@ -28,6 +34,7 @@ from lit_grpo.types.train_batch import TokenBatch, TrainBatch
 __all__ = [
     "Completion",
     "Diverged",
+    "EngineFailed",
     "FinishReason",
     "Group",
     "Measurements",

@@ -19,5 +19,9 @@ class Diverged(FloatingPointError):
     """The policy's logits are no longer finite."""
 
 
+class EngineFailed(RuntimeError):
+    """The engine cannot recover, so the run ends with this message."""
+
+
 class OutOfMemory(RuntimeError):
     """A stage needed more memory than there is; the message says which, and what to change."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import sys
@@ -24,6 +25,7 @@ class Run:
     def __init__(self, trouble=lambda: None):
         self.trouble = trouble
         self.num_logs = 0
+        self.summary = {}
         self.finished = []
 
     def log(self):
@@ -70,6 +72,8 @@ def test_the_run_is_finished_with_the_exit_code_of_training():
     train(stopped, ZeroRewardBreaker(1, 2))
     assert (healthy.num_logs, stopped.num_logs) == (4, 2)
     assert (healthy.finished, stopped.finished) == ([0], [3])
+    assert healthy.summary["stop_reason"] == "done after optimizer step 4: max_steps is reached"
+    assert stopped.summary["stop_reason"].startswith("No reward for 2 rollout steps")
 
 
 def test_after_a_failure_training_continues_without_wandb(caplog):
@@ -167,3 +171,59 @@ def test_a_run_survives_a_wandb_service_that_hangs(tmp_path):
     result = run_with_service(tmp_path, signal.SIGSTOP)
     assert result.stdout.startswith("steps 4 hung True")
     assert result.stderr.count("wandb failed in finish (TimeoutError: no answer within 5 s)") == 1
+
+
+ENDINGS = """
+import sys
+from pathlib import Path
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import WandbLogger
+from toy_rollouts import fit, outputs, rollouts
+from wandb_log import describe_end
+from lit_grpo.callbacks import WandbTeardown, ZeroRewardBreaker
+from lit_grpo.stopping import exit_code_of_signal, stop_run
+from lit_grpo.types import StopReason, UserError
+
+directory, ending = Path(sys.argv[1]), sys.argv[2]
+
+class Stop(Callback):
+    def on_train_batch_end(self, trainer, *args):
+        reason = StopReason(exit_code=exit_code_of_signal(15), message="Ended by SIGTERM. " * 99)
+        stop_run(trainer, reason)
+
+def step(number):
+    if ending == "bug":
+        raise ZeroDivisionError("a bug\\nof two lines")
+    if ending == "mistake":
+        raise UserError("wrong data")
+    return outputs(rollouts([[0.0, 0.0]]))
+
+others = {"no reward": [ZeroRewardBreaker(1, 2)], "signal": [Stop()]}.get(ending, [])
+logger = WandbLogger(project="test", save_dir=str(directory), offline=True)
+try:
+    fit(step, [WandbTeardown(timeout_seconds=120), *others], steps=3, logger=logger)
+except (ZeroDivisionError, UserError):
+    pass
+print(describe_end(directory))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "exit_code", "reason"),
+    [
+        ("done", 0, "done after optimizer step 3: max_steps is reached"),
+        ("no reward", 3, "No reward for 2 rollout steps"),
+        ("signal", 143, "Ended by SIGTERM. Ended by SIGTERM. "),
+        ("bug", 1, "ZeroDivisionError: a bug of two lines"),
+        ("mistake", 2, "UserError: wrong data"),
+    ],
+)
+def test_wandb_learns_how_the_run_ended(ending, exit_code, reason, tmp_path):
+    words = [sys.executable, "-c", ENDINGS, str(tmp_path), ending]
+    quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
+    result = run_program(words, PYTHONPATH=str(SUPPORT), **quiet)
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["exit_codes"] == [exit_code]
+    assert found["stop_reason"].startswith(reason)
+    assert len(found["stop_reason"]) <= 200
