@@ -108,6 +108,10 @@ def run_on_files(command: str, arguments: list[str]) -> int:
             from lit_grpo.cli.checkpoints import manage_checkpoints
 
             return manage_checkpoints(arguments)
+        if command == "wandb-sync":
+            from lit_grpo.cli.wandb_sync import sync_wandb
+
+            return sync_wandb(arguments)
         report(arguments)
     except (ValueError, OSError) as error:
         return print_error(str(error))

@@ -18,6 +18,7 @@ COMMANDS = {
     "rescore": "score the logged completions of a run again with changed rewards and compare",
     "report": "draw the curves of runs, as stages of one training or compared, and print a summary",
     "checkpoints": "list the checkpoints of a run, verify them, go back to one, or export one",
+    "wandb-sync": "send to wandb what a run has logged while it was offline",
 }
 RUN_ARGUMENTS = {
     "sft": ("[RUN]", "resume this run with its own config"),
@@ -29,6 +30,7 @@ RUN_ARGUMENTS = {
     "rescore": ("RUN", "the run whose completions are scored again"),
     "report": ("RUN ...", "one run, the stages of one training, or runs to compare"),
     "checkpoints": ("RUN", "the run whose checkpoints are meant"),
+    "wandb-sync": ("RUN", "the run whose directory wandb/ has what was not sent"),
 }
 """Command -> its first argument, the directory of a run, and what it is for."""
 EXAMPLES = {
@@ -51,6 +53,7 @@ EXAMPLES = {
         "runs/my/0 --before_step 120 --recover",
         "runs/my/0 --export model",
     ),
+    "wandb-sync": ("runs/my/0",),
 }
 """Command -> arguments of examples."""
 TRAINING = ("sft", "fit")
@@ -59,7 +62,7 @@ RESUMING = (*TRAINING, "validate", "test")
 """The commands that load the last checkpoint of the run that they are given."""
 REWARD_COMMANDS = ("rewards", "judge-check", "rescore")
 """The commands that try the rewards of a config, on one device."""
-FILE_COMMANDS = ("report", "checkpoints")
+FILE_COMMANDS = ("report", "checkpoints", "wandb-sync")
 """The commands that only read the files of runs, and take no config."""
 
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
@@ -94,6 +97,12 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "--dry_run": {
             "action": "store_true",
             "help": "only say what --recover or --export would do",
+        },
+    },
+    "wandb-sync": {
+        "--include_online": {
+            "action": "store_true",
+            "help": "also runs that were logged online, of which wandb may have lost the end",
         },
     },
 }

@@ -1,0 +1,54 @@
+"""The command ``lit-grpo wandb-sync``: send what a run has logged to wandb while it was offline."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from lit_grpo.cli.errors import print_error
+from lit_grpo.cli.file_options import parse_options
+from lit_grpo.stopping import ExitCode
+from lit_grpo.types import UserError
+
+
+def sync_wandb(arguments: Sequence[str]) -> int:
+    """Run ``wandb sync`` on what is left of a run, and return the exit code: 1 if that fails.
+
+    Raises:
+        UserError: there is nothing to send, or wandb is not installed.
+    """
+    given = parse_options("wandb-sync", arguments)
+    directory = Path(given.run_dir, "wandb")
+    if find_spec("wandb") is None:
+        raise UserError("wandb is not installed. Install lit-grpo[wandb].")
+    left = _unsent(directory, includes_online=given.include_online)
+    if not left:
+        raise UserError(
+            f"{directory} has nothing to send: no offline-run-* that was not sent before. wandb "
+            "writes to ./wandb unless trainer.logger.save_dir is '${run_dir}': send from there "
+            "with `wandb sync`."
+        )
+    flags = ["--include-online"] if given.include_online else []
+    done = subprocess.run([sys.executable, "-m", "wandb", "sync", *flags, *map(str, left)])
+    unsent = _unsent(directory, includes_online=given.include_online)
+    if done.returncode or unsent:  # without a login wandb exits with 0
+        return print_error(
+            f"wandb has sent {len(left) - len(unsent)} of {len(left)} runs in {directory}; it says "
+            "above why. If it needs a login: wandb login, or set WANDB_API_KEY. Then repeat this.",
+            ExitCode.CRASHED,
+        )
+    return ExitCode.DONE
+
+
+def _unsent(directory: Path, *, includes_online: bool) -> list[Path]:
+    """Return the wandb runs that wandb has not marked as sent, the oldest first."""
+    names = ("offline-run-*", "run-*") if includes_online else ("offline-run-*",)
+    found = (path for name in names for path in directory.glob(name))
+    return sorted(path for path in found if not _is_sent(path.glob("*.wandb")))
+
+
+def _is_sent(logs: Iterable[Path]) -> bool:
+    return all(log.with_name(f"{log.name}.synced").exists() for log in logs)
