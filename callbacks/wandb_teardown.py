@@ -6,8 +6,10 @@ Acts only if a WandbLogger is among the loggers, and does not import wandb itsel
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
-from functools import wraps
+from contextlib import suppress
+from functools import partial, wraps
 from textwrap import shorten
 from typing import Any
 
@@ -45,7 +47,7 @@ class WandbTeardown(Callback):
         self.timeout_seconds = timeout_seconds
         self.upload_timeout_seconds = upload_timeout_seconds
         self.hung = False
-        """Whether a call timed out; wandb's own exit hook would then also wait forever."""
+        """Whether a call timed out."""
         self._failed = False
         self._loggers: list[WandbLogger] = []
 
@@ -106,3 +108,8 @@ class WandbTeardown(Callback):
                 logger.experiment.finish(exit_code=int(exit_code))
 
             self._attempt(finish, "finish", self.timeout_seconds)
+        if self._failed and (wandb := sys.modules.get("wandb")) is not None:
+            # Otherwise wandb's exit hook would print a traceback, or wait for a service that hangs.
+            with suppress(Exception):
+                tear_down = partial(wandb.teardown, int(exit_code))
+                call_with_timeout(tear_down, self.timeout_seconds, "wandb")
