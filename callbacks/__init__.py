@@ -11,6 +11,7 @@ from lit_grpo.callbacks.wandb_teardown import WandbTeardown
 from lit_grpo.callbacks.zero_reward import ZeroRewardBreaker
 from lit_grpo.runs.checkpoints import Checkpoints
 from lit_grpo.runs.progress import RolloutProgressBar
+from lit_grpo.runs.watchdog import StallWatchdog
 
 __all__ = [
     "Alerts",
@@ -19,6 +20,7 @@ __all__ = [
     "PushToHub",
     "RolloutProgressBar",
     "Rule",
+    "StallWatchdog",
     "TimingLog",
     "WandbTeardown",
     "ZeroRewardBreaker",

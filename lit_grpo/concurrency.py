@@ -61,18 +61,36 @@ def run_in_daemon_thread(function: Callable[[], T], name: str) -> Future[T]:
     return future
 
 
-def wait_for(future: Future[T], timeout: float | None = None) -> T:
+def is_done(future: Future[Any], seconds: float) -> bool:
+    """Wait for at most so many seconds; return whether there is a result."""
+    wait([future], seconds)
+    return future.done()
+
+
+def wait_for(
+    future: Future[T],
+    timeout: float | None = None,
+    on_wait: Callable[[], None] = lambda: None,
+) -> T:
     """Return the result of a future, as ``future.result`` does, and stay open to signals.
 
     The kernel may hand a signal to another thread, and then the main thread sees it only when it
     wakes: a Ctrl-C would wait for the result.
+
+    Args:
+        on_wait: Called whenever the thread wakes. What it raises cancels the future.
 
     Raises:
         TimeoutError: there is no result after ``timeout`` seconds.
     """
     end = math.inf if timeout is None else time.monotonic() + timeout
     while not future.done() and (left := end - time.monotonic()) > 0:
-        wait([future], min(left, WAKE_SECONDS))
+        if not is_done(future, min(left, WAKE_SECONDS)):
+            try:
+                on_wait()
+            except BaseException:
+                future.cancel()
+                raise
     return future.result(0)
 
 

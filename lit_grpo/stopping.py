@@ -43,6 +43,11 @@ class ExitCode(IntEnum):
         6,
         "stopped: gradients were not finite many times in a row, or the policy's logits are not",
     )
+    TIME_IS_UP = (
+        7,
+        "stopped: its time was up before it was done; resume it, or start it with --ckpt_path auto",
+    )
+    STALLED = 8, "stopped: no progress (by StallWatchdog with action: stop)"
     INTERRUPTED = 130, "interrupted by Ctrl-C"
 
     def __new__(cls, code: int, meaning: str) -> ExitCode:

@@ -127,6 +127,18 @@ class CommandLine(LightningCLI):
             action="store_true",
             help="Resume with settings that make it a different run from here on.",
         )
+        parser.add_argument(
+            "--leave_by",
+            type=str,
+            default="auto",
+            help="When a training must be over, with a checkpoint: a time such as "
+            "2026-11-24T08:00, `never`, or `auto` for the end of the SLURM job, if there is one.",
+        )
+        parser.add_argument(
+            "--requeue",
+            action="store_true",
+            help="Queue the SLURM job again if its end, or SIGUSR1, ended the training.",
+        )
         for name, settings in OPTIONS.get(self.command, {}).items():
             parser.add_argument(name, **settings)
 
@@ -186,6 +198,7 @@ class CommandLine(LightningCLI):
         """
         config = self.config.clone()
         config.ckpt_path, config.allow_changes = None, False
+        config.leave_by, config.requeue = "auto", False
         config.trainer = _follow(config.trainer, config.run_dir)
         return str(self.parser.dump(config, skip_unset=False, skip_validation=True))
 
@@ -210,6 +223,8 @@ class CommandLine(LightningCLI):
                     given.callbacks,
                     enable_progress_bar=given.enable_progress_bar,
                     enable_checkpointing=given.enable_checkpointing,
+                    leave_by=self.config.leave_by,
+                    requeue=self.config.requeue,
                 ),
                 ConfigFile(run_dir, self.saved_config),
             ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -32,6 +33,10 @@ class Teacher(ABC):
 
     uses_packing = False
     """Whether batches for ``read`` may have as many tokens as a pack, which has no padding."""
+
+    on_wait: Callable[[], None] = staticmethod(lambda: None)
+    """The trainer's: ``read`` calls it now and then while it waits for a server. It raises an
+    exception, which must pass, if the run is to end."""
 
     @abstractmethod
     def load(self, policy: Policy, *, temperature: float, top_k: int | None) -> None:

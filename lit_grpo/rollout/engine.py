@@ -5,13 +5,17 @@ An engine has no access to rewards and never changes the policy.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lit_grpo.types import Completion, Measurements, Prompt, Tokenizer, check_range, setting_error
 from lit_grpo.types import EngineFailed as EngineFailed
+
+LOOK_SECONDS = 1.0
+"""Time between two calls of ``on_wait`` during a generation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,23 @@ class RolloutEngine(ABC):
 
     num_unfinished_tokens: int = 0
     """Tokens of the completions that are not finished, for display; 0 if it cannot tell."""
+
+    on_wait: Callable[[], None] = staticmethod(lambda: None)
+    """The trainer's: it raises an exception, which must pass, if the run is to end. Call it about
+    once a second while ``load_weights`` waits, equally often on every rank; and ``leave_if_asked``
+    in ``generate`` if that does not run in a thread of its own."""
+
+    _looked_at = 0.0
+
+    def leave_if_asked(self) -> None:
+        """Call ``on_wait`` if that was not done within the last second.
+
+        An engine that samples in the thread of its caller calls this between decode steps, so that
+        a run can end without finishing them.
+        """
+        if not self.overlaps_updates and time.monotonic() - self._looked_at > LOOK_SECONDS:
+            self.on_wait()
+            self._looked_at = time.monotonic()
 
     def check_num_nodes(self, num_nodes: int) -> None:  # noqa: B027 - optional
         """Check that the processes of a run on so many machines can use the engine.

@@ -31,6 +31,8 @@ from lit_grpo.runs.signals import is_between_steps
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import check_range
 
+FIRST_BATCH = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+"""Lightning's counters of a loop in its first batch."""
 MAX_SHARE = 0.05
 """Share of a run's time that checkpoints at an interval of time may take."""
 
@@ -81,6 +83,8 @@ class Checkpoints(Callback):
         self.dirpath = dirpath
         self.best: float | None = None
         """The best value of the monitored metric so far."""
+        self.longest_save = 0.0
+        """Seconds that the longest checkpoint of this process took."""
         self._saved_at = 0.0
         self._save_seconds = 0.0
         self._moment: Literal["step", "validation", "end"] = "step"
@@ -157,7 +161,8 @@ class Checkpoints(Callback):
         return True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        has_begun = trainer.fit_loop.total_batch_idx >= 0
+        if trainer.fast_dev_run or not has_begun:  # type: ignore[attr-defined]
             return
         self._moment = "end"
         self._save(trainer)
@@ -174,6 +179,7 @@ class Checkpoints(Callback):
             self._remove_old()
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - start
+        self.longest_save = max(self.longest_save, self._save_seconds)
         trainer.strategy.barrier("Checkpoints")
 
     def _remove_old(self) -> None:
@@ -263,7 +269,8 @@ def _undo_end(loops: dict[str, Any], trainer: L.Trainer) -> None:
 
     From the end of training a resume is not exact: Lightning counts the epoch as finished even when
     it was cut short, drops the position of the data loader, and may count a step twice. A step that
-    was left undone is not counted, so that a resumed run repeats it.
+    was left undone is not counted, so that a resumed run repeats it. A validation that was left
+    stands in its first batch, so that Lightning goes back to it.
     """
     _undo_completed_batch(loops)
     for span in ("total", "current"):
@@ -271,6 +278,12 @@ def _undo_end(loops: dict[str, Any], trainer: L.Trainer) -> None:
         loops["epoch_progress"][span]["completed"] -= 1
     loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
     reason = get_stop_reason(trainer)
+    if reason is not None and reason.is_validation_unfinished:
+        progress = loops["epoch_loop.val_loop.batch_progress"]
+        progress["is_last_batch"] = False
+        for span in ("total", "current"):
+            progress[span] |= FIRST_BATCH
+        loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
     if reason is not None and reason.is_step_unfinished:
         progress = loops["epoch_loop.batch_progress"]
         progress["is_last_batch"] = False

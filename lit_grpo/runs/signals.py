@@ -1,4 +1,4 @@
-"""End a run at a signal, on all ranks, after the step in flight.
+"""End a run at a signal, on all ranks, with a checkpoint.
 
 Replaces Lightning's signal handling, which drops the step in flight, exits with 0 and hangs under
 DDP.
@@ -30,10 +30,10 @@ whole process group has already received."""
 class StopOnSignal(Callback):
     """End the run at SIGTERM, SIGINT (Ctrl-C) or SIGUSR1; ``Checkpoints`` writes a checkpoint.
 
-    It ends on all ranks after the rollout step in flight, with exit code 128 + signal, including
-    ranks that did not receive the signal. A step that is waiting for completions of servers or for
-    rewards is left undone, and a resumed run repeats it. A second signal ends the process at once.
-    Under SLURM with automatic requeue, SIGUSR1 is left to Lightning.
+    It ends on all ranks, with exit code 128 + signal, including ranks that did not receive the
+    signal. A step or a validation that samples, or waits for servers or rewards, is left undone,
+    and a resumed run repeats it; an update is finished. A second signal ends the process at once.
+    Lightning's handler of SLURM, which saves in the middle of a step, is replaced.
     """
 
     def __init__(self) -> None:
@@ -47,10 +47,7 @@ class StopOnSignal(Callback):
         if threading.current_thread() is not threading.main_thread():
             return
         for signum in SIGNALS:
-            previous = signal.getsignal(signum)
-            if signum is not signal.SIGUSR1 or previous is signal.SIG_DFL:
-                self._previous_handlers[signum] = previous
-                signal.signal(signum, self._receive)
+            self._previous_handlers[signum] = signal.signal(signum, self._receive)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         """Record the signal; more is not safe because a handler may interrupt any instruction."""
@@ -58,8 +55,8 @@ class StopOnSignal(Callback):
         if self.received is None:
             self.received, self._received_at = signal.Signals(signum), now
             _write_stderr(
-                f"{self.received.name}: ending after this rollout step. Send it again to end at "
-                "once, without a last checkpoint."
+                f"{self.received.name}: ending with a checkpoint, at once or after this update. "
+                "Send it again to end without one."
             )
         elif now - self._received_at > ECHO_SECONDS:
             _write_stderr(f"{signal.Signals(signum).name} again: ending now.")
@@ -78,28 +75,20 @@ class StopOnSignal(Callback):
             self._stop_if_received(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        is_in_training = trainer.state.fn == "fit" and not trainer.sanity_checking
-        if is_in_training and is_between_steps(trainer):
+        if is_validation_of_fit(trainer) and is_between_steps(trainer):
             self._stop_if_received(trainer)
 
     def on_wait(self, trainer: L.Trainer, pl_module: L.LightningModule, _: None) -> None:
         """Stop without finishing the step: what it waits for may take long to arrive."""
-        self._stop_if_received(trainer, is_step_unfinished=True)
+        self._stop_if_received(trainer)
 
-    def _stop_if_received(self, trainer: L.Trainer, *, is_step_unfinished: bool = False) -> None:
+    def _stop_if_received(self, trainer: L.Trainer) -> None:
         """Stop all ranks if any of them has received a signal."""
         received = torch.tensor(self.received or 0, device=trainer.strategy.root_device)
         signum = int(trainer.strategy.reduce(received, reduce_op="max"))
         if signum:
-            num_steps = trainer.fit_loop.total_batch_idx + 1 - is_step_unfinished
-            steps = "step" if num_steps == 1 else "steps"
-            message = f"Ended by {signal.Signals(signum).name} after {num_steps} rollout {steps}."
-            reason = StopReason(
-                exit_code=exit_code_of_signal(signum),
-                message=message,
-                is_step_unfinished=is_step_unfinished,
-            )
-            stop_run(trainer, reason)
+            message = f"Ended by {signal.Signals(signum).name} after {{steps}}."
+            stop_safely(trainer, exit_code_of_signal(signum), message)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Restore the handlers once the last checkpoint and the final model are written."""
@@ -115,6 +104,27 @@ class StopOnSignal(Callback):
             if signal.getsignal(signum) == self._receive:  # Lightning may have restored its own
                 signal.signal(signum, handler)
         self._previous_handlers = {}
+
+
+def stop_safely(trainer: L.Trainer, exit_code: int, message: str) -> None:
+    """Stop between two steps or within one, which is then left undone.
+
+    Args:
+        message: Says ``{steps}`` where the number of finished steps belongs.
+    """
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total
+    num_steps = progress.processed
+    reason = StopReason(
+        exit_code=exit_code,
+        message=message.format(steps=f"{num_steps} rollout step{'' if num_steps == 1 else 's'}"),
+        is_step_unfinished=progress.ready > num_steps,
+    )
+    stop_run(trainer, reason)
+
+
+def is_validation_of_fit(trainer: L.Trainer) -> bool:
+    """Return whether the validation that has just ended is one of a training."""
+    return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 
 def is_between_steps(trainer: L.Trainer) -> bool:

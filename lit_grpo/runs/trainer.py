@@ -30,6 +30,8 @@ from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.progress import RolloutProgressBar
 from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
 from lit_grpo.runs.signals import StopOnSignal
+from lit_grpo.runs.time_limit import LeaveInTime, requeue_if_asked
+from lit_grpo.runs.watchdog import StallWatchdog
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import StopReason, UserError, check_range, check_type, setting_error
 
@@ -72,11 +74,13 @@ def run_callbacks(
     *,
     enable_progress_bar: bool | None = None,
     enable_checkpointing: bool | None = None,
+    leave_by: str = "auto",
+    requeue: bool = False,
 ) -> list[Callback]:
     """Return the callbacks of a training run: the user's, then those of every run.
 
     Checkpoints come after all that they save the state of, and before the final model. Without
-    them a signal ends the process at once.
+    them a signal ends the process at once, and so does the end of a SLURM job.
 
     Raises:
         UserError: several are to write the checkpoints.
@@ -86,11 +90,13 @@ def run_callbacks(
     if len(checkpoints) > 1:
         raise setting_error("trainer.callbacks", "a list with one Checkpoints", len(checkpoints))
     others = [one for one in callbacks if not isinstance(one, Checkpoints)]
+    if not any(isinstance(one, StallWatchdog) for one in others):
+        others.append(StallWatchdog())
     saving: list[Callback] = []
     if enable_checkpointing is not False:
         (checkpoint,) = checkpoints or [Checkpoints()]
         checkpoint.dirpath = checkpoint.dirpath or str(Path(run_dir) / "checkpoints")
-        saving = [StopOnSignal(), checkpoint]
+        saving = [StopOnSignal(), LeaveInTime(leave_by, requeue), checkpoint]
     return [*others, CompletionsFile(run_dir), EventsFile(run_dir), *saving, FinalModel(run_dir)]
 
 
@@ -121,6 +127,8 @@ class Trainer(L.Trainer):
         callbacks: Further callbacks.
         enable_progress_bar: False shows none; otherwise there is a ``RolloutProgressBar`` unless
             ``callbacks`` has another.
+        leave_by: As in ``LeaveInTime``.
+        requeue: As in ``LeaveInTime``.
         settings: As for ``lightning.Trainer``.
     """
 
@@ -131,6 +139,8 @@ class Trainer(L.Trainer):
         logger: Logger | list[Logger] | None = None,
         callbacks: Callback | list[Callback] | None = None,
         enable_progress_bar: bool | None = None,
+        leave_by: str = "auto",
+        requeue: bool = False,
         **settings: Any,
     ) -> None:
         silence_chatter()
@@ -149,6 +159,8 @@ class Trainer(L.Trainer):
                 callbacks,
                 enable_progress_bar=enable_progress_bar,
                 enable_checkpointing=settings.pop("enable_checkpointing", None),
+                leave_by=leave_by,
+                requeue=requeue,
             ),
             enable_progress_bar=enable_progress_bar,
             enable_checkpointing=has_lightnings_checkpoints(callbacks),
@@ -276,6 +288,7 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
         yield
         rank_zero_only(log.info)("%s", how_it_ended(trainer))
         _warn_of_failures(run_dir)
+        requeue_if_asked(trainer)
         is_done = get_stop_reason(trainer) is None
     except Exception:
         log_exception(run_log)
@@ -310,7 +323,7 @@ def how_it_ended(trainer: L.Trainer) -> str:
     if reason := next(filter(None, reasons), None):
         return f"ended {step}: {reason}"
     if trainer.should_stop:
-        return f"ended {step}: a callback stopped it, or max_time is reached"
+        return f"ended {step}: a callback stopped it"
     return f"done {step}: max_epochs is reached"
 
 

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from math import ceil
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from lit_grpo.policy import Policy
 from lit_grpo.policy.loading import max_positions
 from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
-from lit_grpo.stopping import ExitCode, stop_run
+from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
 from lit_grpo.training.compatibility import (
     check_completions_fit,
     refuse_unsupported,
@@ -33,6 +34,7 @@ from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
+from lit_grpo.training.waiting import StepAbandoned, Waiting
 from lit_grpo.types import Prompt, StopReason, UserCodeFailed, UserError, check_range, check_type
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class PolicyModule(L.LightningModule):
         """Number of times that the weights were replaced by earlier ones."""
         self._optimizer_settings: list[dict[str, Any]] = []
         self.events = StageEvents(self)
+        self._waiting = Waiting(self.events)
 
     needs_reference = False
     refreshes_reference = False
@@ -113,6 +116,7 @@ class PolicyModule(L.LightningModule):
         refuse_unsupported(self.trainer)
         self.engine.check_num_nodes(self.trainer.num_nodes)
         self.engine.precision = self.trainer.precision
+        self.engine.on_wait = self._waiting.take_part
         self.evaluation.suite.start(self.reasoning)
 
     def teardown(self, stage: str) -> None:
@@ -235,6 +239,8 @@ class PolicyModule(L.LightningModule):
         with self.trainer.precision_plugin.val_step_context():
             for batch_idx, prompts in enumerate(islice(loader, num_batches)):
                 self.validation_step(prompts, batch_idx)
+        if self._is_left:
+            return
         metrics = self._val_metrics.merged()
         for logger in self.loggers:
             logger.log_metrics(metrics, step=0)
@@ -247,12 +253,24 @@ class PolicyModule(L.LightningModule):
             self.engine.load_weights(self.policy, self.policy_version)
 
     def validation_step(self, prompts: Sequence[Prompt], batch_idx: int) -> None:
+        if self._is_left:
+            return
         seed = self.seeds.derive(SeedPurpose.EVALUATION, batch_idx)
         stage = self.events.stage("evaluation", progress=lambda: self.evaluation.progress())
-        with stage, self._stops_on_failure():
+        with self._stops_on_failure(), stage:
             self.evaluation.add_metrics(
-                self._val_metrics, self.engine, prompts, self.sampling, seed=seed
+                self._val_metrics,
+                self.engine,
+                prompts,
+                self.sampling,
+                seed=seed,
+                until_done=self._waiting.until_done,
             )
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the evaluation that is running is not finished, because the run ends."""
+        return self.trainer.state.fn == "fit" and get_stop_reason(self.trainer) is not None
 
     @contextmanager
     def _stops_on_failure(self) -> Iterator[None]:
@@ -263,6 +281,10 @@ class PolicyModule(L.LightningModule):
         failure: RuntimeError | None = None
         try:
             yield
+        except StepAbandoned as abandoned:
+            stop_run(self.trainer, abandoned.reason)
+            self._leave_evaluation()
+            return
         except (EngineFailed, UserCodeFailed) as error:
             failure = error
         failure = next(filter(None, gather_objects(failure)), None)
@@ -274,11 +296,21 @@ class PolicyModule(L.LightningModule):
         exit_code = ExitCode.ENGINE_FAILED if is_engines else ExitCode.CRASHED
         message = f"Stopped at an evaluation: {failure}"
         stop_run(self.trainer, StopReason(exit_code=exit_code, message=message))
+        self._leave_evaluation()
+
+    def _leave_evaluation(self) -> None:
+        """Note in the reason to stop that a resumed run repeats the validation, but no step."""
+        reason = get_stop_reason(self.trainer)
+        assert reason is not None
+        is_unfinished = bool(self.trainer.validating)
+        self.trainer.stop_reason = replace(  # type: ignore[attr-defined]
+            reason, is_step_unfinished=False, is_validation_unfinished=is_unfinished
+        )
 
     def on_validation_epoch_end(self) -> None:
         # Without a scored completion log NaN: Lightning would select checkpoints by the last value.
         absent = dict.fromkeys(self.evaluation.accuracy_names, math.nan)
-        self.log_dict(absent | self._val_metrics.merged())
+        self.log_dict(absent | ({} if self._is_left else self._val_metrics.merged()))
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step

@@ -25,14 +25,10 @@ from lit_grpo.training.prefetch import (
     drop_stale_groups,
     with_unfinished_tokens,
 )
-from lit_grpo.training.score_gate import (
-    OutagePolicy,
-    ScoreGate,
-    StepAbandoned,
-    abandon_if_failed,
-)
+from lit_grpo.training.score_gate import OutagePolicy, ScoreGate
 from lit_grpo.training.seeds import SeedPurpose, seed_everything
 from lit_grpo.training.stages import StageEvents
+from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed
 from lit_grpo.types import Prompt, RolloutBatch, StageProgress
 
 
@@ -68,7 +64,8 @@ class Collector:
         self._advantage = advantage
         self._max_head_offpolicyness = max_head_offpolicyness
         self._max_refill_rounds = max_refill_rounds
-        self._gate = ScoreGate(events, outage)
+        self._waiting = Waiting(events)
+        self._gate = ScoreGate(self._waiting, outage)
         self._factory = RolloutFactory(
             engine=engine, rewards=rewards, sampling=sampling, group_size=group_size
         )
@@ -122,7 +119,7 @@ class Collector:
         scoring = pending.scoring
         try:
             with self._generation(scoring) if scoring else nullcontext():
-                self._gate.wait_for_completions(pending.wait)
+                self._waiting.until_done(pending.wait)
             scored = scoring.scored if scoring else StageProgress
             with self._events.stage("reward", progress=scored) as details:
                 rollouts = self._gate.wait_for_scores(scoring, pending.engine_failure)

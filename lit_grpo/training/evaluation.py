@@ -12,13 +12,15 @@ from math import comb
 
 from torch import Tensor
 
+from lit_grpo.distributed import any_failure
 from lit_grpo.rewards import MathReward, Reward
 from lit_grpo.rewards.function import as_reward
-from lit_grpo.rewards.scoring import RewardSuite
-from lit_grpo.rollout import RolloutEngine, Sampling
+from lit_grpo.rewards.scoring import RewardSuite, Scoring
+from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
 from lit_grpo.training.metrics import Metrics, add_measurements
-from lit_grpo.training.prefetch import score_while_sampling, with_unfinished_tokens
+from lit_grpo.training.prefetch import PendingRollout, with_unfinished_tokens
 from lit_grpo.training.score_gate import ScoreStatus, score_status
+from lit_grpo.training.waiting import StepAbandoned, Wait, wait_until_done
 from lit_grpo.types import (
     Prompt,
     RolloutBatch,
@@ -108,22 +110,39 @@ class Evaluation:
         sampling: Sampling,
         *,
         seed: int,
+        until_done: Callable[[Wait], None] = wait_until_done,
     ) -> None:
         """Sample and score completions of these prompts, and add their ``val/…`` metrics.
 
+        Every rank must call this.
+
+        Args:
+            until_done: Waits for completions and scores on every rank.
+
         Raises:
-            EngineFailed: the engine cannot sample them.
+            EngineFailed: the engine of any rank cannot sample them.
             UserCodeFailed: the accuracy has a bug.
+            StepAbandoned: a callback ended the run during the wait.
         """
-        greedy = self._sample_and_score(
-            engine, prompts, 1, replace(sampling, temperature=0.0), seed
-        )
+
+        def sample(group_size: int, sampling: Sampling) -> RolloutBatch:
+            scoring = self.suite.open(prompts, group_size)
+            self.progress = lambda: with_unfinished_tokens(scoring.scored(), engine)
+            pending = PendingRollout(
+                prompts,
+                scoring,
+                lambda: engine.generate(prompts, group_size, sampling, seed=seed),
+                samples_in_thread=engine.overlaps_updates,
+            )
+            return self._score(scoring, pending, until_done)
+
+        greedy = sample(1, replace(sampling, temperature=0.0))
         values = _values(greedy)
         metrics.add_all("val/accuracy", values[~values.isnan()])
         metrics.add_all("val/unscored_fraction", values.isnan().double())
         metrics.add_all("val/mean_length", [float(len(c.token_ids)) for c in greedy.sampled])
         if self.num_samples:
-            sampled = self._sample_and_score(engine, prompts, self.num_samples, sampling, seed)
+            sampled = sample(self.num_samples, sampling)
             values = _values(sampled)
             metrics.add_all(f"val/avg@{self.num_samples}", values[~values.isnan()])
             for k in self.pass_at or (self.num_samples,):
@@ -131,30 +150,33 @@ class Evaluation:
         for measured in self.suite.observe():
             add_measurements(metrics, measured, prefix="val/")
 
-    def _sample_and_score(
-        self,
-        engine: RolloutEngine,
-        prompts: Sequence[Prompt],
-        group_size: int,
-        sampling: Sampling,
-        seed: int,
+    def _score(
+        self, scoring: Scoring, pending: PendingRollout, until_done: Callable[[Wait], None]
     ) -> RolloutBatch:
-        scoring = self.suite.open(prompts, group_size)
-        self.progress = lambda: with_unfinished_tokens(scoring.scored(), engine)
-        score_while_sampling(scoring, engine.generate(prompts, group_size, sampling, seed=seed))
+        """Return the scored completions; what goes wrong on one rank is raised on all."""
+        try:
+            until_done(pending.wait)
+            if why := any_failure(pending.engine_failure):
+                raise EngineFailed(why)
+            until_done(scoring.wait)
+        except (EngineFailed, StepAbandoned):
+            pending.cancel()
+            raise
         rollouts = scoring.result()
-        if not self._has_worked:
-            self._refuse_bug(score_status(rollouts, list(self.suite.weights)))
+        if bug := any_failure(self._find_bug(score_status(rollouts, list(self.suite.weights)))):
+            raise UserCodeFailed(bug)
         return rollouts
 
-    def _refuse_bug(self, status: ScoreStatus) -> None:
-        """Raise an error if the accuracy, which has never worked, fails by a bug on every row."""
-        for name in status.only_bugs:
-            raise UserCodeFailed(
-                f"the accuracy {name!r} has a bug. {status.bugs[name]}\nSet "
-                "model.evaluation.accuracy, or mend it."
-            )
-        self._has_worked = bool(status.not_bugs)
+    def _find_bug(self, status: ScoreStatus) -> str:
+        """Describe why the accuracy, which has never worked, fails on every row, if by a bug."""
+        if not self._has_worked:
+            for name in status.only_bugs:
+                return (
+                    f"the accuracy {name!r} has a bug. {status.bugs[name]}\nSet "
+                    "model.evaluation.accuracy, or mend it."
+                )
+        self._has_worked |= bool(status.not_bugs)
+        return ""
 
 
 def _values(rollouts: RolloutBatch) -> Tensor:

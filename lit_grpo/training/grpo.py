@@ -39,10 +39,11 @@ from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.prefetch import StepContext
 from lit_grpo.training.preparation import BatchBuilder
-from lit_grpo.training.score_gate import OutagePolicy, StepAbandoned
+from lit_grpo.training.score_gate import OutagePolicy
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.training.unused_settings import settings_without_effect
 from lit_grpo.training.update import PolicyUpdate
+from lit_grpo.training.waiting import StepAbandoned
 from lit_grpo.types import (
     Prompt,
     RolloutBatch,

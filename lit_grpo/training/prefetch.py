@@ -103,7 +103,8 @@ class PendingRollout:
 
         Args:
             seconds: Maximum wait for an engine that samples in a thread. Any other engine samples
-                in this call, however long that takes.
+                in this call, however long that takes, and takes its part in the rounds of the
+                ranks' wait by ``on_wait``.
         """
         if self._sampling is None and self._samples_in_thread:
             self.start()

@@ -33,9 +33,9 @@ from lit_grpo.training.batching import (
     trained_rows,
 )
 from lit_grpo.training.metrics import Metrics, add_advantage_metrics
-from lit_grpo.training.score_gate import abandon_if_failed
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.token_selection import select_tokens
+from lit_grpo.training.waiting import Waiting, abandon_if_failed
 from lit_grpo.types import RolloutBatch, StageProgress, TokenBatch, TrainBatch
 
 
@@ -65,6 +65,7 @@ class BatchBuilder:
     ) -> None:
         self._module = module
         self._events = events
+        self._waiting = Waiting(events)
         self._policy = policy
         self._sampling = sampling
         self._objective = objective
@@ -182,7 +183,8 @@ class BatchBuilder:
         """Add the logprobs of the teacher, of the sampled tokens or of its most likely ones.
 
         Raises:
-            StepAbandoned: the teacher of any rank cannot read the completions.
+            StepAbandoned: the teacher of any rank cannot read the completions, or a callback ended
+                the run during the wait.
         """
         teacher, top_k = self._teacher, self._objective.distillation.top_k
         if teacher is None:
@@ -193,10 +195,12 @@ class BatchBuilder:
             top_k = min(top_k, self._policy.causal_model.vocab_size)
             values = [torch.zeros(*shape, top_k, dtype=torch.int32), torch.zeros(*shape, top_k)]
         failure, rows = "", rows_with_gradient(batch, self._objective)
+        teacher.on_wait = self._waiting.take_part
         try:
             self._fill(values, teacher.read, batch, rows, packed=teacher.uses_packing)
         except TeacherFailed as error:
             failure = str(error)
+        self._waiting.until_done(lambda _: True)
         abandon_if_failed(failure)
         ids = None if top_k is None else values[0]
         return replace(batch, teacher_ids=ids, teacher_logprobs=values[-1])

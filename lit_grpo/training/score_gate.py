@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.diagnostics import Failure, find_failure
-from lit_grpo.distributed import any_failure, gather_objects
+from lit_grpo.distributed import gather_objects
 from lit_grpo.rewards.scoring import RewardFailed, Scoring
 from lit_grpo.stopping import ExitCode
-from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import Outcome, RolloutBatch, Score, StopReason, check_range
+from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed
+from lit_grpo.types import Outcome, RolloutBatch, Score, check_range
 
 log = logging.getLogger(__name__)
-
-POLL_SECONDS = 1.0
-"""Time between two checks whether a callback ends the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +70,6 @@ class OutagePolicy:
             pause *= 2
 
 
-class StepAbandoned(Exception):
-    """The rollout step is not trained on, and the run ends; raised on every rank."""
-
-    def __init__(self, message: str, exit_code: int = ExitCode.SCORES_ABSENT) -> None:
-        super().__init__(message)
-        self.reason = StopReason(exit_code=exit_code, message=message, is_step_unfinished=True)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreStatus:
     """Which scores of a step are missing, on one rank or on all."""
@@ -126,23 +115,11 @@ class ScoreStatus:
 class ScoreGate:
     """Wait until enough rows of a rollout step have scores, together on all ranks."""
 
-    def __init__(self, events: StageEvents, policy: OutagePolicy) -> None:
-        self._events = events
+    def __init__(self, waiting: Waiting, policy: OutagePolicy) -> None:
+        self._waiting = waiting
         self._policy = policy
         self._has_worked: frozenset[str] = frozenset()
         """Names of the rewards of which some call in this process had no bug, on any rank."""
-
-    def wait_for_completions(self, wait: Callable[[float], bool]) -> None:
-        """Wait until, on every rank, all completions are sampled or the engine has given up.
-
-        Args:
-            wait: Waits for at most that many seconds and returns whether this rank is done.
-
-        Raises:
-            StepAbandoned: a callback ended the run during the wait.
-        """
-        while not all(gather_objects(wait(POLL_SECONDS))):
-            self._abandon_if_asked()
 
     def wait_for_scores(
         self, scoring: Scoring | None, engine_failure: str = ""
@@ -171,7 +148,7 @@ class ScoreGate:
             rank_zero_only(log.warning)(
                 "Too many scores are missing to train on this step: %s Retrying %s.", status, when
             )
-            self._pause(pause)
+            self._waiting.pause(pause)
             has_retried = True
             if scoring is not None:
                 scoring.retry()
@@ -224,36 +201,13 @@ class ScoreGate:
         """Wait until every rank has its scores; past the deadline, missing ones become timeouts."""
         limit = self._policy.score_deadline_seconds
         start = time.monotonic()
-        while not all(gather_objects(scoring is None or scoring.wait(POLL_SECONDS))):
-            self._abandon_if_asked()
+
+        def wait(seconds: float) -> bool:
             if scoring is not None and limit and time.monotonic() - start > limit:
                 scoring.expire(limit)
+            return scoring is None or scoring.wait(seconds)
 
-    def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while any(gather_objects(time.monotonic() < end)):
-            time.sleep(max(0.0, min(POLL_SECONDS, end - time.monotonic())))
-            self._abandon_if_asked()
-
-    def _abandon_if_asked(self) -> None:
-        """Abandon the step if a callback ends the run; called about once a second on all ranks."""
-        if self._events.is_stop_requested():
-            raise StepAbandoned(
-                "Ended by a callback while the run waited for completions or rewards."
-            )
-
-
-def abandon_if_failed(failure: str) -> None:
-    """Abandon the step on every rank if the engine or the teacher of any rank gave up.
-
-    Args:
-        failure: Why that of this rank gave up; empty if it did not. Every rank must call this.
-
-    Raises:
-        StepAbandoned: that of any rank gave up.
-    """
-    if why := any_failure(failure):
-        raise StepAbandoned(f"Stopped: {why}", ExitCode.ENGINE_FAILED)
+        self._waiting.until_done(wait)
 
 
 def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:

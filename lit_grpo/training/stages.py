@@ -1,10 +1,10 @@
 """Report the stages of a rollout step to callbacks, while the step is running.
 
 A callback may define ``on_stage_start(trainer, pl_module, name)`` and
-``on_stage_end(trainer, pl_module, stage)``. One that may end the run while it waits for completions
-or rewards defines ``on_wait(trainer, pl_module, _)``. One that may leave out the update on some
-rollouts defines ``on_rollouts(trainer, pl_module, rollouts)`` and returns True for these. One that
-shows how far a stage is reads ``pl_module.events.running`` whenever it likes.
+``on_stage_end(trainer, pl_module, stage)``. One that may end the run while it samples, or
+waits for servers or rewards, defines ``on_wait(trainer, pl_module, _)``. One that may leave out the
+update on some rollouts defines ``on_rollouts(trainer, pl_module, rollouts)`` and returns True for
+these. One that shows how far a stage is reads ``pl_module.events.running`` whenever it likes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import lightning as L
 import torch
 
 from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory
+from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import OutOfMemory, RolloutBatch, RunningStage, Stage, StageProgress
 
 
@@ -94,6 +95,8 @@ class StageEvents:
         self._module = module
         self.running: RunningStage | None = None
         """The stage that is running; an update rather than one of its micro-batches."""
+        self.is_paused = False
+        """Whether the run pauses because of an outage."""
         self._micro_batches: list[_Measured] = []
 
     @contextmanager
@@ -147,9 +150,16 @@ class StageEvents:
             self._notify("on_stage_end", stage)
 
     def is_stop_requested(self) -> bool:
-        """Call ``on_wait`` of the callbacks; return whether one of them ends the run."""
+        """Call ``on_wait`` of the callbacks; return whether one of them ends the run.
+
+        Lightning validates after a plain ``should_stop``, which does not end that validation.
+        """
+        trainer = self._module.trainer
+        if trainer.state.fn != "fit":
+            return False
         self._notify("on_wait", None)
-        return bool(self._module.trainer.should_stop)
+        is_stopped = get_stop_reason(trainer) is not None
+        return is_stopped or bool(trainer.should_stop and not trainer.validating)
 
     def leaves_out_update(self, rollouts: RolloutBatch) -> bool:
         """Call ``on_rollouts`` of the callbacks; return whether one of them says yes.

@@ -56,3 +56,5 @@ class StopReason:
     message: str
     is_step_unfinished: bool = False
     """Whether the current rollout step was not trained on, so that a resumed run repeats it."""
+    is_validation_unfinished: bool = False
+    """Whether a validation was left, so that a resumed run repeats it."""

@@ -84,7 +84,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum
     reason = get_stop_reason(trainer)
     assert reason.exit_code == 128 + signum
     assert f"Ended by {signum.name} after 2 rollout steps." in reason.message
-    assert f"{signum.name}: ending after this rollout step" in capfd.readouterr().err
+    assert f"{signum.name}: ending with a checkpoint" in capfd.readouterr().err
     assert saved(tmp_path)["global_step"] == trainer.global_step == 2
     assert sorted(os.listdir(tmp_path / "checkpoints")) == [
         "last.ckpt",
@@ -114,7 +114,7 @@ def test_a_second_signal_ends_a_real_process_at_once_without_a_checkpoint(tmp_pa
     with in_second_step(tmp_path) as process:
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
-        wait_until(lambda: "ending after this rollout step" in said(tmp_path))
+        wait_until(lambda: "ending with a checkpoint" in said(tmp_path))
         time.sleep(1.2)  # what comes within half a second is the same request
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)

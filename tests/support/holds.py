@@ -5,6 +5,7 @@ from pathlib import Path
 
 import lightning as L
 from served_engines import launched_servers
+from small_runs import ShareOfLowBytes
 
 
 class HoldRun(L.Callback):
@@ -30,3 +31,43 @@ class HoldServer(L.Callback):
             self._has_held = True  # the next step may be left undone, and have the same number
             (server,) = launched_servers()
             server.faults(hold_after_tokens=2)
+
+
+class HoldStage(L.Callback):
+    """Hold the policy's forward passes in a stage of a rollout step until ``signalled`` exists.
+
+    Afterwards they are slow, so that an engine looks for a stop between them. ``held`` says that a
+    pass is held; with the file ``go`` none is.
+    """
+
+    def __init__(self, stage: str, step: int) -> None:
+        self.stage = stage
+        self.step = step
+
+    def on_train_start(self, trainer, pl_module):
+        def hold(*_):
+            running = pl_module.events.running
+            is_here = running is not None and running.name == self.stage
+            if is_here and pl_module.rollout_step == self.step and not Path("go").exists():
+                Path(f"held{trainer.global_rank}").touch()
+                while not Path("signalled").exists():
+                    time.sleep(0.02)
+                time.sleep(1.2)
+
+        pl_module.policy.model.register_forward_pre_hook(hold)
+
+
+class HeldReward(ShareOfLowBytes):
+    """Gives no score from a call on until the file ``go`` exists."""
+
+    def __init__(self, call: int, **settings) -> None:
+        super().__init__(**settings)
+        self.call = call
+        self._num_calls = 0
+
+    def score(self, prompt, completion):
+        self._num_calls += 1
+        while self._num_calls > self.call and not Path("go").exists():
+            Path("held0").touch()
+            time.sleep(0.02)
+        return super().score(prompt, completion)

@@ -15,9 +15,10 @@ from lit_grpo.stopping import ExitCode
 from lit_grpo.training.collector import Collector
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.prefetch import StepContext
-from lit_grpo.training.score_gate import OutagePolicy, StepAbandoned
+from lit_grpo.training.score_gate import OutagePolicy
 from lit_grpo.training.seeds import Seeds
 from lit_grpo.training.stages import StageEvents
+from lit_grpo.training.waiting import StepAbandoned
 from lit_grpo.types import Measurements
 
 PROMPTS = [prompt(id="a"), prompt(id="b")]

@@ -78,6 +78,7 @@ class HFEngine(RolloutEngine):
         stops = _Stops(self.policy, sampling)
         noise = noise.to(batch.logits.device)
         for step in range(sampling.max_tokens):
+            self.leave_if_asked()
             logits = batch.logits.float()
             if sampling.temperature not in (0, 1):
                 logits = logits / sampling.temperature

@@ -13,10 +13,22 @@ from typing import Any, TypeVar
 
 import torch
 
-from lit_grpo.concurrency import EventLoopThread, gather_or_cancel, take_from, wait_for
+from lit_grpo.concurrency import (
+    EventLoopThread,
+    gather_or_cancel,
+    is_done,
+    take_from,
+    wait_for,
+)
 from lit_grpo.distributed import any_failure, gather_objects, get_rank
 from lit_grpo.policy.loading import max_positions
-from lit_grpo.rollout.engine import EngineFailed, RolloutEngine, SampledPolicy, Sampling
+from lit_grpo.rollout.engine import (
+    LOOK_SECONDS,
+    EngineFailed,
+    RolloutEngine,
+    SampledPolicy,
+    Sampling,
+)
 from lit_grpo.rollout.requests import Sample, group_requests, to_completion
 from lit_grpo.rollout.server.addresses import check_servers, check_shared_servers
 from lit_grpo.rollout.server.api import Launch, ServerAPI
@@ -230,11 +242,11 @@ class ServedEngine(RolloutEngine):
             versions_in_use=in_use,
         )
         # The other ranks wait for the servers only after rank 0 has updated them.
-        failure = gather_objects(self._update_servers(target) if self._is_rank_zero else "")[0]
-        if not self._is_rank_zero and not failure:
-            failure = self._update_servers(target)
-        if failure := any_failure(failure):
-            raise EngineFailed(failure)
+        for is_ours in (self._is_rank_zero, not self._is_rank_zero):
+            if failure := any_failure(
+                self._update_servers(target) if is_ours else self._stand_by()
+            ):
+                raise EngineFailed(failure)
         # Keep the previous version: a server that is starting may still be reading it.
         self._weight_store.remove_all_but({self.version, version} | in_use)
         self._num_updates += 1
@@ -255,10 +267,21 @@ class ServedEngine(RolloutEngine):
 
     def _update_servers(self, target: TargetWeights) -> str:
         """Return why no server could be updated; empty if one was."""
+        update = self._submit(self._supervisor.update_weights(target))
         try:
-            self._run(self._supervisor.update_weights(target))
+            while not all(gather_objects(is_done(update, LOOK_SECONDS))):
+                self.on_wait()
+            update.result()
         except EngineFailed as error:
             return str(error)
+        finally:
+            update.cancel()
+        return ""
+
+    def _stand_by(self) -> str:
+        """Wait for the ranks that update servers; return that this rank has not failed."""
+        while not all(gather_objects(True)):
+            self.on_wait()
         return ""
 
     def generate(

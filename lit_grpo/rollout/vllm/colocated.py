@@ -7,7 +7,8 @@ interface, checked against release 0.32.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lit_grpo.rollout.engine import EngineFailed
+from lit_grpo.rollout.engine import LOOK_SECONDS, EngineFailed
 from lit_grpo.rollout.requests import Request, Sample
 from lit_grpo.rollout.vllm.process_state import IsolatedProcessState
 from lit_grpo.rollout.vllm.sampling import sampling_params
@@ -136,7 +137,10 @@ class ColocatedVLLM:
             self.is_asleep = True
 
     def sample(
-        self, requests: Sequence[Request], version: int
+        self,
+        requests: Sequence[Request],
+        version: int,
+        on_step: Callable[[], None],
     ) -> Generator[tuple[int, int, Sample | str]]:
         """Yield (index of the request, index of its sample, the sample or an error message).
 
@@ -145,6 +149,7 @@ class ColocatedVLLM:
 
         Args:
             version: Version of the weights in use.
+            on_step: Called about once a second between vLLM's steps; it may raise to end them.
         """
         running: dict[str, tuple[int, int]] = {}
         try:
@@ -152,9 +157,11 @@ class ColocatedVLLM:
                 refused = self._add(llm.llm_engine, requests, running)
             yield from refused
             while running:
+                on_step()
                 outputs: list[Any] = []
+                pause_at = time.monotonic() + LOOK_SECONDS
                 with self._calling("sampling") as llm:
-                    while not outputs:
+                    while not outputs and time.monotonic() < pause_at:
                         outputs = llm.llm_engine.step()
                 for output in outputs:
                     yield *running.pop(output.request_id), _to_sample(output, version)

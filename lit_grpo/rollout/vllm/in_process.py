@@ -155,7 +155,7 @@ class VLLMEngine(RolloutEngine):
         questions = expected.questions(adapter=None)
         requests = [request for request, _ in questions]
         pairs = []
-        for number, _, sample in self._vllm.sample(requests, self.version):
+        for number, _, sample in self._vllm.sample(requests, self.version, self.on_wait):
             if isinstance(sample, str):
                 raise EngineFailed(f"vLLM's weights could not be checked: {sample}")
             pairs.append(logprob_pair(sample, questions[number][1]))
@@ -173,7 +173,8 @@ class VLLMEngine(RolloutEngine):
         requests = group_requests(self._policy, prompts, group_size, sampling, seed)
         self._wake_up_with_weights()
         try:
-            with closing(self._vllm.sample(requests, self.version)) as samples:
+            sampled = self._vllm.sample(requests, self.version, self.leave_if_asked)
+            with closing(sampled) as samples:
                 for number, index, sample in samples:
                     completion = to_completion(sample, self._policy.tokenizer, sampling)
                     yield number * group_size + index, completion

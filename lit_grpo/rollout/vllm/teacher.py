@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lit_grpo.concurrency import EventLoopThread, backoff, gather_or_cancel
+from lit_grpo.concurrency import EventLoopThread, backoff, gather_or_cancel, wait_for
 from lit_grpo.policy import Policy, Teacher
 from lit_grpo.policy.teacher import TeacherFailed, probe_text, wrong_tokenizer
 from lit_grpo.rollout.server.api_key import check_variable, choose_key
@@ -121,7 +121,7 @@ class VLLMTeacher(Teacher):
     def read(self, batch: TokenBatch) -> list[Tensor]:
         assert self._loop is not None, "load() comes first"
         self._is_failing = False
-        found = self._loop.run(self._read_rows(batch))
+        found = wait_for(self._loop.submit(self._read_rows(batch)), on_wait=self.on_wait)
         shape = batch.completion_ids.shape
         if self._top_k is None:
             values = [torch.zeros(shape)]
