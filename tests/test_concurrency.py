@@ -167,3 +167,12 @@ def test_waiting_for_a_result_ends_with_it_or_after_the_timeout():
         wait_for(Future(), timeout=0.1)
     with pytest.raises(ZeroDivisionError):
         wait_for(run_in_daemon_thread(lambda: 1 // 0, "test"))
+
+
+def test_a_wait_may_be_left_and_cancels_what_it_waits_for():
+    loop = EventLoopThread("test")
+    future = loop.submit(asyncio.sleep(100))
+    with pytest.raises(ZeroDivisionError):
+        wait_for(future, on_wait=lambda: 1 // 0)
+    assert future.cancelled()
+    loop.close()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,11 @@ from engine_runs import command, run_to_its_end, running
 from killed_run import TIMELESS
 from paths import SUPPORT
 from safetensors.torch import load_file
+from served_engines import PROGRAM, QUICK
+from sglang_server import OFFLINE
 from worker_processes import wait_until
+
+from lit_grpo.stopping import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -101,9 +106,15 @@ def wait_until_held(process, directory: Path, rank: int = 0) -> None:
     assert process.poll() is None, said(directory)
 
 
-def leave(directory: Path, signum: int = signal.SIGTERM, *, num_ranks: int = 1) -> int:
+def leave(
+    directory: Path,
+    *more: str,
+    signum: int = signal.SIGTERM,
+    num_ranks: int = 1,
+    **variables: str,
+) -> int:
     """Send a signal to the first process once all are held; return its exit code."""
-    with running(words(), directory, **WITH_SUPPORT) as process:
+    with running(words(*more), directory, **WITH_SUPPORT, **variables) as process:
         for rank in range(num_ranks):
             wait_until_held(process, directory, rank)
         os.kill(process.pid, signum)
@@ -146,5 +157,100 @@ def test_a_signal_leaves_what_is_sampled_or_scored_and_a_resumed_run_repeats_it(
     assert f"Ended by SIGTERM after {HELD_STEP} rollout steps." in said(directory)
     assert saved_step(directory) == HELD_STEP
     assert not (directory / "run" / "final").exists()
+    run_to_its_end(words("--ckpt_path", "auto"), directory, **WITH_SUPPORT)
+    assert_same_runs(directory, undisturbed)
+
+
+def test_a_signal_to_one_rank_leaves_the_generation_of_all(tmp_path):
+    settings = config(hold("generation"), devices=2, strategy="ddp")
+    directory = begin(tmp_path / "run", settings)
+    assert leave(directory, num_ranks=2) == 128 + signal.SIGTERM, said(directory)
+    assert f"Ended by SIGTERM after {HELD_STEP} rollout steps." in said(directory)
+    run_to_its_end(words("--ckpt_path", "auto"), directory, **WITH_SUPPORT)
+    whole = begin(tmp_path / "whole", settings)
+    (whole / "go").touch()
+    run_to_its_end(words(), whole, **WITH_SUPPORT)
+    assert_same_runs(directory, whole)
+
+
+def with_server(step: int, program: list[str]) -> dict:
+    """Return a config with a server that is silent from the weight update of a step on."""
+    settings = config({"class_path": "holds.SilenceServers", "init_args": {"step": step}})
+    settings["model"]["engine"] = {
+        "class_path": "SGLangEngine",
+        "init_args": {
+            "launch": {"program": program, "env": OFFLINE},
+            "supervision": QUICK | {"health_timeout": 600, "weight_sync_timeout": 600},
+        },
+    }
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("step", "program"),
+    [(HELD_STEP, PROGRAM), (0, ["/bin/sh", "-c", "sleep 1000"])],
+    ids=["weight-update", "start"],
+)
+def test_a_signal_leaves_the_wait_for_a_server_that_does_not_answer(step, program, tmp_path):
+    directory = begin(tmp_path / "run", with_server(step, program))
+    assert leave(directory) == 128 + signal.SIGTERM, said(directory)
+    assert f"Ended by SIGTERM after {step} rollout steps." in said(directory)
+    assert saved_step(directory) == step
+
+
+def test_an_evaluation_before_the_training_is_left_and_the_run_starts_again(tmp_path, undisturbed):
+    settings = config(hold("evaluation", 0))
+    settings["model"]["evaluation"]["before_training"] = True
+    directory = begin(tmp_path / "run", settings)
+    assert leave(directory) == 128 + signal.SIGTERM, said(directory)
+    assert "Ended by SIGTERM after 0 rollout steps." in said(directory)
+    assert not (directory / "run" / "checkpoints").exists()
+    run_to_its_end(words("--ckpt_path", "auto"), directory, **WITH_SUPPORT)
+    final = [load_file(run / "run/final/model.safetensors") for run in (directory, undisturbed)]
+    torch.testing.assert_close(*final, rtol=0, atol=0)
+
+
+SLURM = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_ARRAY_JOB_ID": "70",
+    "SLURM_ARRAY_TASK_ID": "3",
+    "SLURM_JOB_NAME": "train",
+    "SLURM_NTASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+}
+
+
+def in_job(directory: Path, **variables: str) -> dict[str, str]:
+    """Return the variables of a job, in which `scontrol` writes down how it was called."""
+    program = directory / "bin" / "scontrol"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {directory}/scontrol.txt\n')
+    program.chmod(0o755)
+    return SLURM | {"PATH": f"{program.parent}:{os.environ['PATH']}"} | variables
+
+
+def test_a_job_that_is_asked_to_leave_is_queued_again_and_goes_on(tmp_path, undisturbed):
+    directory = begin(tmp_path / "run", PLACES["generation"])
+    job = in_job(directory)
+    resuming = ("--ckpt_path", "auto", "--requeue")
+    assert leave(directory, *resuming, signum=signal.SIGUSR1, **job) == 128 + signal.SIGUSR1
+    assert (directory / "scontrol.txt").read_text() == "requeue 70_3\n"
+    assert "Queueing job 70_3 again." in said(directory)
+    assert not list(directory.rglob("hpc_ckpt*"))
+    run_to_its_end(words(*resuming), directory, **WITH_SUPPORT, **job)
+    assert (directory / "scontrol.txt").read_text() == "requeue 70_3\n"
+    assert_same_runs(directory, undisturbed)
+
+
+def test_a_run_leaves_before_its_job_ends(tmp_path, undisturbed):
+    directory = begin(tmp_path / "run", PLACES["reward"])
+    job = in_job(directory, SLURM_JOB_END_TIME=str(int(time.time()) + 75))
+    with running(words("--ckpt_path", "auto"), directory, **WITH_SUPPORT, **job) as process:
+        assert process.wait(240) == ExitCode.TIME_IS_UP, said(directory)
+    assert "the SLURM job ends at" in said(directory)
+    assert not (directory / "scontrol.txt").exists()
+    (directory / "go").touch()
     run_to_its_end(words("--ckpt_path", "auto"), directory, **WITH_SUPPORT)
     assert_same_runs(directory, undisturbed)

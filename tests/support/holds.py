@@ -1,11 +1,16 @@
 """Callbacks that hold a run while a test acts on it, however slow either of them is."""
 
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 
 import lightning as L
 from served_engines import launched_servers
 from small_runs import ShareOfLowBytes
+
+from lit_grpo.runs import watchdog
 
 
 class HoldRun(L.Callback):
@@ -71,3 +76,56 @@ class HeldReward(ShareOfLowBytes):
             Path("held0").touch()
             time.sleep(0.02)
         return super().score(prompt, completion)
+
+
+class SilenceServers(L.Callback):
+    """Make the run's servers answer nothing at the weight update of a step; ``held0`` says so."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_stage_start(self, trainer, pl_module, name):
+        is_here = name == "weight_sync" and pl_module.rollout_step == self.step
+        if is_here and not Path("go").exists():
+            for server in launched_servers():
+                os.kill(server.pid, signal.SIGSTOP)
+            Path("held0").touch()
+
+
+class SlowReward(ShareOfLowBytes):
+    """Needs half a second for each completion."""
+
+    def score(self, prompt, completion):
+        time.sleep(0.5)
+        return super().score(prompt, completion)
+
+
+class DeadlockedReward(ShareOfLowBytes):
+    """Waits from a call on for a lock that nobody releases."""
+
+    def __init__(self, call: int, **settings) -> None:
+        super().__init__(**settings)
+        self.call = call
+        self._num_calls = 0
+        self._lock = threading.Lock()
+
+    def score(self, prompt, completion):
+        self._num_calls += 1
+        if self._num_calls == self.call:
+            self._lock.acquire()
+            self._lock.acquire()
+        return super().score(prompt, completion)
+
+
+class DeadlockMainThread(L.Callback):
+    """Wait after a step for a lock that nobody releases."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        if pl_module.rollout_step == self.step:
+            watchdog.LEAVE_SECONDS = 1.0
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()

@@ -14,7 +14,7 @@ from tiny import completion, prompt, rollouts
 from lit_grpo.data import PromptLoader
 from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine
 from lit_grpo.stopping import get_stop_reason, stop_run
-from lit_grpo.training import score_gate
+from lit_grpo.training import waiting
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.prefetch import drop_stale_groups
 from lit_grpo.types import StopReason
@@ -191,7 +191,7 @@ def test_an_engine_that_gives_up_ends_the_run_before_the_step(num_ahead):
 
 @pytest.mark.parametrize("num_ahead", [0, 1])
 def test_a_callback_may_end_the_run_while_it_waits_for_completions(num_ahead, monkeypatch):
-    monkeypatch.setattr(score_gate, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.01)
     is_closed, may_go_on = threading.Event(), threading.Event()
 
     class Slow(OverlappingEngine):

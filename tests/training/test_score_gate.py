@@ -18,7 +18,7 @@ from lit_grpo.data import PromptLoader
 from lit_grpo.rollout import HFEngine
 from lit_grpo.runs.signals import StopOnSignal
 from lit_grpo.stopping import ExitCode, get_stop_reason
-from lit_grpo.training import OutagePolicy, score_gate
+from lit_grpo.training import OutagePolicy, score_gate, waiting
 from lit_grpo.types import Completion, Outcome, Score
 
 NO_RETRY = OutagePolicy(give_up_after_seconds=0)
@@ -180,7 +180,7 @@ def test_a_spent_budget_stops_the_run_at_once_even_if_a_single_score_is_missing(
 
 
 def test_a_score_that_misses_the_deadline_is_a_timeout(monkeypatch):
-    monkeypatch.setattr(score_gate, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.05)
 
     class Stuck(ShareOfLowBytes):
         async def score(self, prompt, completion):
@@ -200,7 +200,7 @@ def test_a_score_that_misses_the_deadline_is_a_timeout(monkeypatch):
 def test_a_signal_ends_a_pause_and_the_resumed_run_is_the_undisturbed_one(
     tmp_path, undisturbed, monkeypatch
 ):
-    monkeypatch.setattr(score_gate, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.05)
 
     class Interrupt(Callback):
         def on_wait(self, trainer, pl_module, _):

@@ -30,7 +30,12 @@ class StopsWhileWaiting(L.Callback):
 
 def events_for(*callbacks):
     """The events of a module that is not trained."""
-    trainer = SimpleNamespace(callbacks=[L.Callback(), *callbacks], should_stop=False)
+    trainer = SimpleNamespace(
+        callbacks=[L.Callback(), *callbacks],
+        should_stop=False,
+        state=SimpleNamespace(fn="fit"),
+        validating=False,
+    )
     return StageEvents(SimpleNamespace(trainer=trainer, device=torch.device("cpu")))
 
 
@@ -55,6 +60,12 @@ def test_a_stage_that_fails_is_not_reported_as_ended():
 def test_callbacks_may_end_the_run_while_it_waits():
     assert not events_for(Listener()).is_stop_requested()
     assert events_for(Listener(), StopsWhileWaiting()).is_stop_requested()
+
+
+def test_a_plain_stop_does_not_end_the_validation_that_it_causes():
+    events = events_for(StopsWhileWaiting())
+    events._module.trainer.validating = True
+    assert not events.is_stop_requested()
 
 
 def test_a_step_reports_its_stages_in_order_and_every_row_once():

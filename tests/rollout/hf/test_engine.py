@@ -8,6 +8,7 @@ from tiny import LLAMA, prompt, tiny_policy, train_batch
 from lit_grpo.policy import LoRA
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import HFEngine, Sampling
+from lit_grpo.rollout import engine as engine_interface
 from lit_grpo.rollout.hf.engine import _draw
 from lit_grpo.types import Group, RolloutBatch
 
@@ -266,3 +267,22 @@ def test_a_base_model_ends_at_the_end_of_a_turn_of_its_chat_template(tmp_path):
     longer = replace(greedy, min_tokens=6)
     (forced,) = generate(policy, longer, prompts=PROMPTS[:1], group_size=1)
     assert len(forced.token_ids) >= 6
+
+
+def test_a_generation_is_left_between_decode_steps(monkeypatch):
+    monkeypatch.setattr(engine_interface, "LOOK_SECONDS", 0.0)
+    policy, engine, num_looks = tiny_policy(), HFEngine(), []
+    policy.train()
+
+    def leave():
+        num_looks.append(1)
+        if len(num_looks) == 3:
+            raise KeyError("left")
+
+    engine.on_wait = leave
+    engine.load_weights(policy, 0)
+    sampling = replace(PLAIN, min_tokens=12)
+    with pytest.raises(KeyError, match="left"):
+        list(engine.generate(PROMPTS, 2, sampling, seed=0))
+    assert engine.num_unfinished_tokens == 2 * 6
+    assert policy.model.training

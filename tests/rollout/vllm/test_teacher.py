@@ -213,3 +213,14 @@ def test_the_key_in_the_variable_is_sent(source, monkeypatch):
         teacher = loaded(url, api_key_variable="TEACHER_KEY")
         assert teacher._servers[0].endpoint.headers == {"Authorization": "Bearer abc"}
         teacher.close()
+
+
+def test_the_wait_for_a_server_that_is_down_may_be_left(source):
+    replies = vllm_replies(source)
+    with answering(replies) as url:
+        teacher = loaded(url, give_up_after_seconds=1000)
+        replies["POST /v1/completions"] = lambda body: (500, {"error": "down"})
+        teacher.on_wait = lambda: 1 // 0
+        with pytest.raises(ZeroDivisionError):
+            teacher.read(BATCH)
+        teacher.close()
