@@ -6,6 +6,8 @@ import math
 import os
 import resource
 import signal
+import threading
+import time
 from typing import Any
 
 import lightning as L
@@ -50,6 +52,26 @@ class NeedsColumn(Reward):
 
     def score(self, prompt: Prompt, completion: Completion) -> float:
         return float(prompt.columns["difficulty"])
+
+
+class Deadlock(ShareOfDigits):
+    """Wait in the fourth step for something that never happens."""
+
+    _num_scores = 0
+
+    def score(self, prompt: Prompt, completion: Completion) -> float:
+        self._num_scores += 1
+        if self._num_scores > 3 * 32:
+            threading.Event().wait()
+        return super().score(prompt, completion)
+
+
+class Slow(ShareOfDigits):
+    """Take a while for every completion."""
+
+    def score(self, prompt: Prompt, completion: Completion) -> float:
+        time.sleep(0.3)
+        return super().score(prompt, completion)
 
 
 class At(L.Callback):

@@ -147,6 +147,12 @@ def with_wandb(name: str) -> dict[str, Any]:
     return settings | {"trainer.logger": {"class_path": "WandbLogger", "init_args": arguments}}
 
 
+def watchdog(**arguments: Any) -> dict[str, Any]:
+    """Return a watchdog that waits for seconds only."""
+    times = {"min_seconds": 1.0, "first_seconds": 3.0}
+    return {"class_path": "StallWatchdog", "init_args": times | arguments}
+
+
 LONG = {"trainer.max_steps": 10_000}
 EVERY_STEP = {"class_path": "Checkpoints", "init_args": {"every_n_steps": 1, "keep_last": 99}}
 
@@ -208,6 +214,30 @@ SCENARIOS = (
         settings={"model.rewards": [reward("ShareOfDigits"), reward("Opposite", name="opposite")]},
         says=r"differ inside groups: they cancel out in the weighted sum",
         exit_code=3,
+    ),
+    Scenario(
+        title="a reward that never returns",
+        settings={
+            "model.rewards": [reward("Deadlock")],
+            "trainer.callbacks": [*BASE["trainer"]["callbacks"], watchdog(action="stop")],
+        },
+        says=r"No progress for .* in stage reward of rollout step 3.* It looks like a deadlock",
+        exit_code=8,
+    ),
+    Scenario(
+        title="an oversized first step",
+        settings={
+            "model.rewards": [reward("Slow")],
+            "trainer.callbacks": [*BASE["trainer"]["callbacks"], watchdog()],
+            "trainer.max_steps": 1,
+        },
+        says=r"of rollout step 0 is slow but advances, .* of 32 completions",
+    ),
+    Scenario(
+        title="the time is up",
+        settings=LONG | {"trainer.max_time": "00:00:00:12"},
+        says=r"trainer.max_time is reached",
+        exit_code=7,
     ),
     Scenario(
         title="one NaN gradient",

@@ -378,6 +378,27 @@ _TABLE = (
         is_trouble=True,
     ),
     Cause(
+        name="stalled",
+        title="No progress",
+        meaning=(
+            "No stage ended, and no completion or token was added, for much longer than usual. The "
+            "message says in which stage, how far it was, and whether anything is computed, which "
+            "tells a deadlock from a step that is only long. `run.log` has the stacks of all "
+            "threads."
+        ),
+        advice=(
+            "If nothing is computed, look at the stacks for what is waited for: a reward without "
+            "`timeout_seconds`, a server that does not answer, or another rank that is dead.",
+            "If it is only slow, wait, or lower `data.prompts_per_step`, `model.group_size` or "
+            "`model.sampling.max_tokens`.",
+        ),
+        more=("`action: stop` of `StallWatchdog` ends a run that looks like a deadlock.",),
+        noticed_by="`StallWatchdog`",
+        action="alert",
+        then="alert; stop if `action: stop` is set",
+        exit_code=ExitCode.STALLED,
+    ),
+    Cause(
         name="out_of_memory",
         title="Out of memory",
         meaning=(

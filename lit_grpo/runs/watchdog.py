@@ -166,7 +166,7 @@ class StallWatchdog(Callback):
             f"{_hints(pl_module, watch.look.name)}The stacks of all threads are in run.log."
         )
         log.warning("%s", self._message, extra={"traceback": all_stacks()})
-        record_event(trainer, "stall", self._message)
+        record_event(trainer, "stall", self._message, "stalled")
 
     def _end(self, is_over: threading.Event) -> None:
         """End the run in its main thread, or the process if that is stuck."""
