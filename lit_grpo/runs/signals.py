@@ -59,6 +59,7 @@ class StopOnSignal(Callback):
                 "Send it again to end without one."
             )
         elif now - self._received_at > ECHO_SECONDS:
+            _show_cursor()
             _write_stderr(f"{signal.Signals(signum).name} again: ending now.")
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
@@ -136,3 +137,9 @@ def is_between_steps(trainer: L.Trainer) -> bool:
 def _write_stderr(message: str) -> None:
     """Write unbuffered: a signal handler may interrupt a print or a log call."""
     os.write(2, f"\n{message}\n".encode())
+
+
+def _show_cursor() -> None:
+    """Undo what a live progress bar does to a terminal; at such an end it cannot."""
+    if os.isatty(1):
+        os.write(1, b"\x1b[?25h")

@@ -48,7 +48,7 @@ class StallWatchdog(Callback):
             with a checkpoint; a process whose main thread is stuck is ended without a new one.
         min_seconds: Shortest time without progress that is a stall.
         first_seconds: The same for the first stage of each kind, which may compile or wait for
-            servers.
+            servers, and between stages.
         factor: Later, a stall takes this many times the longest stage of its kind, if that is more
             than ``min_seconds``.
 
