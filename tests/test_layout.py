@@ -28,8 +28,8 @@ MAY_IMPORT = {
     },
     "runs": {"types", "stopping"},
     "cli": {
-        "types", "concurrency", "stopping", "data", "judge", "diagnostics", "policy", "rewards",
-        "rollout", "training", "runs",
+        "types", "concurrency", "stopping", "data", "objective", "policy", "judge", "diagnostics",
+        "rewards", "rollout", "training", "runs",
     },
     "callbacks": {"types", "concurrency", "stopping", "diagnostics", "runs"},
     "configs": set(),

@@ -37,8 +37,8 @@ def test_version_is_that_of_the_distribution(capsys):
         ("validat", "error: validat: no such command. Did you mean validate?\n"),
         (
             "--config",
-            "error: --config: no such command. Choose from sft, fit, validate, test, rewards, "
-            "judge-check, rescore, report, checkpoints, wandb-sync.\n",
+            "error: --config: no such command. Choose from sft, fit, validate, test, doctor, "
+            "rewards, judge-check, rescore, report, checkpoints, wandb-sync.\n",
         ),
     ],
 )

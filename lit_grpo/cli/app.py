@@ -20,7 +20,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.cli.command_line import CommandLine, process_rank
-from lit_grpo.cli.commands import REWARD_COMMANDS, TRAINING
+from lit_grpo.cli.commands import CHECKING, REWARD_COMMANDS, TRAINING
 from lit_grpo.cli.configs import read_invocation
 from lit_grpo.cli.environment import log_overridden
 from lit_grpo.cli.errors import (
@@ -77,6 +77,10 @@ def execute(cli: CommandLine) -> int:
     try:
         if cli.command in TRAINING:
             return _train(cli)
+        if cli.command == CHECKING:
+            from lit_grpo.cli.doctor.command import run_doctor
+
+            return run_doctor(cli)
         log_overridden(cli.overridden)
         if cli.command in REWARD_COMMANDS:
             return run_reward_command(cli)

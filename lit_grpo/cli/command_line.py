@@ -20,7 +20,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 import lit_grpo.data  # noqa: F401 - defines classes that configs name; so do the imports below
 from lit_grpo import __version__
-from lit_grpo.cli.commands import OPTIONS, REWARD_COMMANDS, TRAINING, describe, usage
+from lit_grpo.cli.commands import (
+    CHECKING,
+    OPTIONS,
+    REWARD_COMMANDS,
+    TRAINING,
+    describe,
+    usage,
+)
 from lit_grpo.cli.config_changes import Change, find_changes, refuse_changes
 from lit_grpo.cli.configs import Invocation
 from lit_grpo.cli.environment import override
@@ -209,9 +216,8 @@ class CommandLine(LightningCLI):
         refuse_intervals(given.val_check_interval, given.check_val_every_n_epoch)
         kwargs["default_root_dir"] = given.default_root_dir or run_dir
         if self.command in REWARD_COMMANDS:
-            kwargs |= _one_device(given)
-            return super().instantiate_trainer(logger=False, **kwargs)
-        if self.command not in TRAINING:
+            return self.trainer_on_one_device()
+        if self.command not in (*TRAINING, CHECKING):
             shown = with_progress_bar(given.callbacks, given.enable_progress_bar)
             return super().instantiate_trainer(logger=False, callbacks=shown, **kwargs)
         kwargs["enable_checkpointing"] = has_lightnings_checkpoints(given.callbacks)
@@ -230,6 +236,16 @@ class CommandLine(LightningCLI):
             ],
             **kwargs,
         )
+
+    def trainer_on_one_device(self) -> Trainer:
+        """Return a trainer for a trial on the first device of the config, which writes no files."""
+        given = self.config_init.trainer
+        trainer: Trainer = super().instantiate_trainer(
+            logger=False,
+            default_root_dir=given.default_root_dir or self.config.run_dir,
+            **_one_device(given),
+        )
+        return trainer
 
     @property
     def fit_arguments(self) -> dict[str, Any]:
@@ -262,8 +278,8 @@ def choose_model(command: str, invocation: Invocation) -> type[LightningModule]:
             "sft needs the config of an SFT run, and this one has model.rewards, which only GRPO "
             "has. Use lit-grpo fit, or give a config without rewards."
         )
-    is_evaluation = command in ("validate", "test")
-    is_plain_sft = is_evaluation and not (invocation.has_rewards or invocation.has_model_class)
+    may_be_sft = command in ("validate", "test", CHECKING)
+    is_plain_sft = may_be_sft and not (invocation.has_rewards or invocation.has_model_class)
     is_sft = command == "sft" or invocation.is_sft or is_plain_sft
     return SFTModule if is_sft else GRPOModule
 

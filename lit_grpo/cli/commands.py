@@ -13,6 +13,7 @@ COMMANDS = {
     "fit": "train a policy with GRPO",
     "validate": "evaluate a checkpoint on the validation prompts",
     "test": "evaluate a checkpoint on the test prompts",
+    "doctor": "check before a run: data, model, memory, disk, engine, credentials, judges",
     "rewards": "sample and score a few prompts without training: signal, time and cost of a step",
     "judge-check": "check that the judges of a config answer and tell good answers from bad",
     "rescore": "score the logged completions of a run again with changed rewards and compare",
@@ -25,6 +26,7 @@ RUN_ARGUMENTS = {
     "fit": ("[RUN]", "resume this run with its own config"),
     "validate": ("[RUN]", "evaluate the newest checkpoint of this run with its own config"),
     "test": ("[RUN]", "evaluate the newest checkpoint of this run with its own config"),
+    "doctor": ("[RUN]", "use the config of this run"),
     "rewards": ("[RUN]", "use the config of this run"),
     "judge-check": ("[RUN]", "use the config of this run"),
     "rescore": ("RUN", "the run whose completions are scored again"),
@@ -43,6 +45,7 @@ EXAMPLES = {
     ),
     "validate": ("runs/my/0",),
     "test": ("--config my.yaml --ckpt_path runs/my/0/checkpoints/last.ckpt",),
+    "doctor": ("--config my.yaml", "--config my.yaml --probe"),
     "rewards": ("--config my.yaml --n 8",),
     "judge-check": ("--config my.yaml",),
     "rescore": ("runs/my/0 --config other_rewards.yaml --last 10",),
@@ -62,10 +65,22 @@ RESUMING = (*TRAINING, "validate", "test")
 """The commands that load the last checkpoint of the run that they are given."""
 REWARD_COMMANDS = ("rewards", "judge-check", "rescore")
 """The commands that try the rewards of a config, on one device."""
+CHECKING = "doctor"
+"""The command that checks a training run without starting it."""
 FILE_COMMANDS = ("report", "checkpoints", "wandb-sync")
 """The commands that only read the files of runs, and take no config."""
 
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "doctor": {
+        "--probe": {
+            "action": "store_true",
+            "help": "Also sample and score a few prompts: signal, speed and time of the run.",
+        },
+        "--offline": {
+            "action": "store_true",
+            "help": "Ask nobody: no judge, no server, no Hub.",
+        },
+    },
     "rewards": {
         "--n": {"type": int, "default": 8, "help": "Number of prompts, in training order."}
     },

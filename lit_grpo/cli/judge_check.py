@@ -87,10 +87,23 @@ def check_judges(rewards: Sequence[Reward], read_prompts: ReadPrompts) -> int:
     return max([_check(reward, read_once) for reward in judged])
 
 
+def verdict_on(reward: JudgedReward, read_prompts: ReadPrompts) -> tuple[int, str]:
+    """Check a reward as `check_judges` does; return its exit code and a sentence.
+
+    Raises:
+        UserError: the judge refuses access.
+    """
+    with RewardSuite([_for_check(reward)]) as suite:
+        pairs = _pairs_for(suite, reward, read_prompts)
+        if not pairs:
+            return PASSED, NO_PAIRS.format(kind=type(reward).__name__)
+        return assess(_score(suite, pairs))
+
+
 def _check(reward: JudgedReward, read_prompts: ReadPrompts) -> int:
     console = open_console()
     console.print(Text.assemble((reward.name, "bold"), f" ({type(reward).__name__})"))
-    console.print(_address(reward.judge), soft_wrap=True)
+    console.print(address_of(reward.judge), soft_wrap=True)
     with RewardSuite([_for_check(reward)]) as suite, console.status("asking"):
         _print_calls(console, "first question", suite.observe()[0])
         pairs = _pairs_for(suite, reward, read_prompts)
@@ -192,7 +205,8 @@ def told_apart(good: Score, bad: Score) -> bool | None:
     return good.value > bad.value
 
 
-def _address(judge: Judge) -> str:
+def address_of(judge: Judge) -> str:
+    """Return which model is asked where, and which variables hold the key."""
     url = urlsplit(base_url(judge))
     address = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
     secret = f" from {' or '.join(secret_variables(judge))}" if judge.auth != "none" else ""

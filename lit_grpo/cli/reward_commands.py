@@ -25,11 +25,11 @@ def _run_rewards(cli: CommandLine) -> int:
     """Sample and score the first prompts of the training data."""
     module, num_prompts = _grpo_module(cli), cli.config.n
     check_range("n", num_prompts, at_least=1)
-    prompts = _read_prompts(cli)
+    prompts = read_prompts(cli)
     # Before the policy is loaded, so that errors show at once.
     module.rewards.start(module.reasoning)
     module.rewards.check(prompts.prompts)
-    _load_policy(cli, module)
+    load_policy(cli, module)
     with cli.trainer.precision_plugin.val_step_context():
         return try_rewards(
             module,
@@ -43,7 +43,7 @@ def _run_judge_check(cli: CommandLine) -> int:
     """Ask the judges of all rewards."""
     module = _grpo_module(cli)
     rewards = [*module.rewards.rewards, *module.evaluation.suite.rewards]
-    return check_judges(rewards, lambda: _read_prompts(cli).prompts)
+    return check_judges(rewards, lambda: read_prompts(cli).prompts)
 
 
 def _run_rescore(cli: CommandLine) -> int:
@@ -53,7 +53,7 @@ def _run_rescore(cli: CommandLine) -> int:
     return rescore(
         module,
         Path(cli.config.run_dir),
-        lambda: _read_prompts(cli).prompts,
+        lambda: read_prompts(cli).prompts,
         last=last,
         name=cli.config_name.removeprefix("config").lstrip("-") or "rescored",
     )
@@ -87,7 +87,7 @@ def _grpo_module(cli: CommandLine) -> GRPOModule:
     return cli.model
 
 
-def _read_prompts(cli: CommandLine) -> Any:
+def read_prompts(cli: CommandLine) -> Any:
     """Return the loader of the training prompts, set up as in a training run."""
     trainer, data = cli.trainer, cli.datamodule
     trainer.strategy.connect(cli.model)  # the data reads the tokenizer of the model
@@ -97,7 +97,7 @@ def _read_prompts(cli: CommandLine) -> Any:
     return data.train_dataloader()
 
 
-def _load_policy(cli: CommandLine, module: GRPOModule) -> None:
+def load_policy(cli: CommandLine, module: GRPOModule) -> None:
     """Load the initial policy, or that of a checkpoint, and start the engine with it."""
     refuse_unsupported(cli.trainer)
     strategy = cli.trainer.strategy

@@ -72,14 +72,46 @@ def load_model(
     return model
 
 
+def outline_model(
+    path: str,
+    *,
+    dtype: str,
+    attn_implementation: str | None,
+    trust_remote_code: bool,
+    key: str = "model.policy.path",
+) -> PreTrainedModel:
+    """Return what `load_model` would load, on the meta device: shapes and data types, no values.
+
+    Only the config is read.
+    """
+    options: dict[str, Any] = {
+        "attn_implementation": attn_implementation,
+        "trust_remote_code": trust_remote_code,
+    }
+    if is_adapter(path):
+        return outline_model(_base_of(path), dtype=dtype, key=key, **options)
+    with _explained_errors("model", path, ("config.json",), key):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        factory: Any = AutoModelForCausalLM  # transformers does not annotate from_config
+        with torch.device("meta"):
+            model: PreTrainedModel = factory.from_config(
+                _without_dropout(config), dtype=getattr(torch, dtype), **options
+            )
+    return model
+
+
 def _load_merged(path: str, **options: Any) -> PreTrainedModel:
     from peft import PeftModel
 
-    settings = json.loads((Path(path) / "adapter_config.json").read_text())
-    base: Any = load_model(settings["base_model_name_or_path"], **options)
+    base: Any = load_model(_base_of(path), **options)
     merged: Any = PeftModel.from_pretrained(base, path).merge_and_unload()
     model: PreTrainedModel = merged
     return model
+
+
+def _base_of(adapter: str) -> str:
+    settings = json.loads((Path(adapter) / "adapter_config.json").read_text())
+    return str(settings["base_model_name_or_path"])
 
 
 def max_positions(config: PreTrainedConfig) -> int | None:
@@ -127,6 +159,12 @@ def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
+def is_hub_id(source: str) -> bool:
+    """Return whether a source may be an id on the Hub: no such path, and not only a path."""
+    is_path = source.count("/") > 1 or source.startswith((".", "~", "/"))
+    return not is_path and not Path(source).exists()
+
+
 def _check_source(what: str, source: str, patterns: Sequence[str], key: str) -> None:
     """Check that a source which can only be a path is a directory with one of the files.
 
@@ -136,8 +174,7 @@ def _check_source(what: str, source: str, patterns: Sequence[str], key: str) -> 
         UserError: it does not exist, is a file, or has none of them.
     """
     directory = Path(source)
-    is_path = source.count("/") > 1 or source.startswith((".", "~", "/"))
-    if is_path and not directory.exists():
+    if not is_hub_id(source) and not directory.exists():
         raise UserError(
             f"no {what} could be loaded from {source!r}: there is no such directory. "
             f"Set {key} to a directory that save_pretrained wrote (lit-grpo sft and fit write "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from lit_grpo.policy.body_and_head import BodyAndHead, check_body_and_head, supports_packing
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.policy.chat_template import end_tokens
-from lit_grpo.policy.loading import build_model, load_model, load_tokenizer
+from lit_grpo.policy.loading import build_model, load_model, load_tokenizer, outline_model
 from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
 from lit_grpo.policy.model_files import SHARD_BYTES, save_model
 from lit_grpo.policy.packed_attention import same_attention
@@ -145,9 +145,19 @@ class Policy(nn.Module):
             model, use_packing=use_packing, compile=self.compile_forward
         )
 
-    def _initial_model(self) -> PreTrainedModel:
+    def outline(self) -> nn.Module:
+        """Return the model that ``load`` would train, on the meta device: shapes without values.
+
+        Raises:
+            UserError: the model cannot be loaded or built, or no adapter can be added to it.
+        """
+        with torch.device("meta"):
+            model = self._initial_model(outline_model)
+            return model if self.lora is None else add_lora(model, self.lora)
+
+    def _initial_model(self, load: Callable[..., PreTrainedModel] = load_model) -> PreTrainedModel:
         if self.path is not None:
-            return load_model(
+            return load(
                 self.path,
                 dtype=self.dtype,
                 attn_implementation=self.attn_implementation,

@@ -1,0 +1,1 @@
+"""The command ``lit-grpo doctor``: check before a run what would otherwise stop it later."""

@@ -1,0 +1,101 @@
+"""Whether judges, the Hub and wandb can be accessed, and what judges answer."""
+
+from __future__ import annotations
+
+import netrc
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from huggingface_hub import get_token
+from lightning.pytorch.loggers import WandbLogger
+
+from lit_grpo.cli.doctor.findings import Finding, NotChecked, failed, ok, remark
+from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.cli.environment import log_overridden
+from lit_grpo.cli.errors import reworded
+from lit_grpo.cli.judge_check import PASSED, address_of, verdict_on
+from lit_grpo.judge.connection import connect
+from lit_grpo.policy.loading import is_hub_id
+from lit_grpo.rewards import JudgedReward, ProcessReward
+from lit_grpo.types import UserError
+
+WANDB_URL = "https://api.wandb.ai"
+WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
+"""Values of WANDB_MODE with which wandb asks nobody."""
+
+
+def check_credentials(subject: Subject) -> Iterator[Finding]:
+    """Check that the variables of judges are set, and that the Hub and wandb can be accessed."""
+    log_overridden(subject.cli.overridden)
+    for reward in subject.judged:
+        connect(reward.judge)  # needs the network for nothing yet
+        yield ok(f"{reward.name}: {address_of(reward.judge)}")
+    workers = [one.name for one in subject.rewards if isinstance(one, ProcessReward)]
+    if workers:
+        yield ok(
+            f"The worker processes of {', '.join(workers)} inherit the environment variables of "
+            "this process, credentials included."
+        )
+    path = subject.module.policy.path
+    if path is not None and is_hub_id(path):
+        has = "with the token of this machine" if get_token() else "without a token (HF_TOKEN)"
+        yield ok(f"The Hub is asked for {path} {has}.")
+    loggers = [one for one in subject.trainer.loggers if isinstance(one, WandbLogger)]
+    if loggers:
+        yield _wandb(loggers[0])
+    elif not (subject.judged or workers):
+        yield ok("No reward asks a judge, and nothing is logged to wandb.")
+
+
+def _wandb(logger: Any) -> Finding:
+    mode = os.environ.get("WANDB_MODE", "").lower()
+    if logger._offline or mode in WITHOUT_LOGIN:
+        return remark(
+            f"wandb is {mode if mode == 'disabled' else 'offline'}: nothing is uploaded during the "
+            "run. `wandb sync` uploads it later."
+        )
+    if has_wandb_login():
+        return ok("wandb is online, and there is a login.")
+    return failed(reworded("No API key configured"))
+
+
+def has_wandb_login() -> bool:
+    """Return whether there is a key where wandb looks for one, without asking its server."""
+    if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", WANDB_URL)).netloc
+    given = os.environ.get("NETRC")
+    for path in [given] if given else ["~/.netrc", "~/_netrc"]:
+        with suppress(OSError, netrc.NetrcParseError):
+            if netrc.netrc(Path(path).expanduser()).authenticators(host):
+                return True
+    return False
+
+
+def _has_access(reward: JudgedReward) -> bool:
+    """Return whether a judge has an address and a key, which `check_credentials` reports."""
+    try:
+        connect(reward.judge)
+    except UserError:
+        return False
+    return True
+
+
+def check_judges(subject: Subject) -> Iterator[Finding]:
+    """Ask each judge about good and bad answers, as ``lit-grpo judge-check`` does."""
+    direct = [one for one in subject.rewards if isinstance(one, JudgedReward)]
+    if not direct:
+        return
+    if subject.is_offline:
+        raise NotChecked(f"{len(direct)} judge(s) not asked (--offline).")
+    for reward in direct:
+        if not _has_access(reward):
+            yield remark(f"{reward.name}: not asked, since its credentials are missing.")
+            continue
+        exit_code, verdict = verdict_on(reward, lambda: subject.loader.get().prompts)
+        say = ok if exit_code == PASSED else failed
+        yield say(f"{reward.name}: {verdict}")

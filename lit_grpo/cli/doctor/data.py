@@ -1,0 +1,123 @@
+"""Whether the data can be read, fits the model and can be scored, and whether splits overlap."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lit_grpo.cli.doctor.findings import Finding, NotChecked, ok, remark
+from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.data import PromptDataModule
+from lit_grpo.rewards import JudgedReward, Reward
+from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.training.compatibility import check_prompts_fit
+from lit_grpo.types import Prompt
+
+
+def check_rows(subject: Subject) -> Iterator[Finding]:
+    """Read and tokenize all rows; a null or an empty prompt, or a missing gold, is an error."""
+    data = subject.cli.datamodule
+    if subject.tokenizer.or_none() is None and isinstance(data, PromptDataModule):
+        rows = data.rows("train")  # a wrong path shows all the same
+        yield ok(f"{len(rows):,} rows can be read.")
+        raise NotChecked("Not tokenized, since the tokenizer could not be read.")
+    train, held_out = subject.loader.read().prompts, subject.val_prompts
+    yield ok(f"{len(train):,} training prompts, {len(held_out):,} held-out prompts.")
+    lengths = np.array(subject.prompt_lengths)
+    limit = getattr(getattr(data, "prompt_format", None), "max_prompt_tokens", None)
+    allowed = "" if limit is None else f" (data.max_prompt_tokens: {limit:,})"
+    yield ok(
+        f"Tokens of a training prompt: median {np.median(lengths):,.0f}, 95% at most "
+        f"{np.percentile(lengths, 95):,.0f}, longest {lengths[0]:,}{allowed}."
+    )
+    yield from _suspicious(train, held_out)
+
+
+def _suspicious(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Iterator[Finding]:
+    """Yield what is allowed and seldom meant: blank, repeated, leaked and unanswered prompts."""
+    texts = {prompt.text for prompt in train}
+    if leaked := sum(prompt.text in texts for prompt in held_out):
+        yield remark(
+            f"{leaked:,} of {len(held_out):,} held-out prompts are training prompts, too, so the "
+            "held-out accuracy is too high. Remove them from data.train."
+        )
+    if repeated := len(train) - len(texts):
+        yield remark(f"{repeated:,} of {len(train):,} training prompts repeat others.")
+    if blank := sum(_is_blank(prompt) for prompt in train):
+        yield remark(f"{blank:,} of {len(train):,} training prompts are blank. Remove these rows.")
+    if unanswered := sum(prompt.answer is None for prompt in train):
+        yield remark(
+            f"{unanswered:,} of {len(train):,} training prompts have no gold answer: a reward that "
+            "compares with it cannot score them."
+        )
+
+
+def _is_blank(prompt: Prompt) -> bool:
+    return not (prompt.messages[-1]["content"] if prompt.messages else prompt.text).strip()
+
+
+def check_lengths(subject: Subject) -> Iterator[Finding]:
+    """Check that the model and the teacher have positions for prompts and completions."""
+    prompts = subject.prompts  # if there are none, `check_rows` has said why
+    subject.outline.get()
+    positions, completion_tokens = subject.positions, subject.completion_tokens
+    if not prompts or positions is None or completion_tokens >= positions:
+        return
+    if subject.grpo:
+        check_prompts_fit(positions, subject.module.sampling, prompts)
+    longest = subject.prompt_lengths[0] + completion_tokens
+    yield ok(f"Prompt and completion together have at most {longest:,} of {positions:,} tokens.")
+
+
+def check_scoring(subject: Subject) -> Iterator[Finding]:
+    """Let the rewards check the data as at the start of training."""
+    prompts = subject.prompts
+    if not prompts:
+        return
+    trained = subject.grpo.rewards.rewards if subject.grpo else ()
+    checked = [reward for reward in trained if _check_prompts(reward, prompts, subject)]
+    if checked:
+        yield ok(f"{_names(checked)} can score every training prompt.")
+    held_out, suite = subject.val_prompts, subject.module.evaluation.suite
+    if held_out and not any(isinstance(reward, JudgedReward) for reward in suite.rewards):
+        try:
+            suite.start(subject.module.reasoning)
+            subject.module.evaluation.check(held_out)
+        finally:
+            suite.close()
+        yield ok(f"{_names(suite.rewards)} can score every held-out prompt.")
+
+
+def _check_prompts(reward: Reward, prompts: Sequence[Prompt], subject: Subject) -> bool:
+    """Let a reward check the prompts; return False if it does not check, or must not start.
+
+    Raises:
+        UserError: it can never score some of them.
+    """
+    if type(reward).check is Reward.check:
+        return False
+    if isinstance(reward, JudgedReward):  # its start asks the judge
+        checked = reward.check(prompts)
+        if inspect.isawaitable(checked):
+            asyncio.run(_wait(checked))
+        return True
+    is_ours = type(reward).__module__.startswith("lit_grpo.")
+    if subject.is_offline and not is_ours:  # its start may use the network
+        return False
+    alone = copy.copy(reward)
+    alone.weight = 1.0
+    with RewardSuite([alone]) as suite:
+        suite.check(prompts)
+    return True
+
+
+async def _wait(awaitable: object) -> None:
+    await awaitable  # type: ignore[misc]
+
+
+def _names(rewards: Sequence[Reward]) -> str:
+    return ", ".join(reward.name for reward in rewards)

@@ -1,0 +1,94 @@
+"""Whether the run directory can be written, and has room for what the run writes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from lit_grpo.cli.doctor.batch import make_plan, planned_steps
+from lit_grpo.cli.doctor.estimate import CLOSE, gib
+from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
+from lit_grpo.cli.doctor.memory import optimizer_bytes, size_of, trained, weight_bytes
+from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.rollout.server.engine import ServedEngine
+from lit_grpo.runs.checkpoint_files import last_checkpoint
+
+BYTES_PER_TOKEN = 6
+"""Of a completion in parquet: its id and its text, compressed."""
+
+
+def check_disk(subject: Subject) -> Iterator[Finding]:
+    """Compare what the run will write with the free space."""
+    run_dir = Path(subject.cli.config.run_dir)
+    place = existing(run_dir)
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        yield failed(f"{place} cannot be written: {error.strerror}. Set run_dir.")
+        return
+    if last_checkpoint(run_dir) is not None or (run_dir / "metrics.csv").exists():
+        yield remark(
+            f"{run_dir} holds a run: lit-grpo fit {run_dir} resumes it; a new run needs another "
+            "run_dir."
+        )
+    free = shutil.disk_usage(place).free
+    needs = written_bytes(subject)
+    total = sum(needs.values())
+    listed = ", ".join(f"{name} {gib(size)}" for name, size in needs.items() if size)
+    text = f"The run writes about {gib(total)} to {run_dir}, where {gib(free)} are free: {listed}."
+    fix = " Set run_dir to a directory with more space, or keep_last of Checkpoints to 1."
+    if total > free:
+        yield failed(f"{text}{fix}")
+    elif total > CLOSE * free:
+        yield remark(f"{text}{fix}")
+    else:
+        yield ok(text)
+
+
+def existing(path: Path) -> Path:
+    """Return the nearest directory that exists."""
+    path = path.absolute()
+    return next(one for one in (path, *path.parents) if one.is_dir())
+
+
+def written_bytes(subject: Subject) -> dict[str, int]:
+    """Return what the run has on the disk at its end, by name.
+
+    Raises:
+        NotChecked: the model cannot be read.
+    """
+    outline, plan = subject.outline.get(), make_plan(subject)
+    policy = subject.module.policy
+    weights, adapter = weight_bytes(outline), size_of(trained(outline))
+    # The frozen base of an adapter and a reference that never moves are read from the path again.
+    saved = weights if policy.lora is None or policy.path is None else adapter
+    if subject.module.needs_reference and policy.lora is None:
+        is_reloaded = policy.path is not None and not subject.module.refreshes_reference
+        saved += 0 if is_reloaded else weights
+    saved += optimizer_bytes(outline, subject.module.make_optimizer)
+    final = weights if policy.lora is None or policy.merge_lora else adapter
+    num_rows = plan.num_rows * plan.num_ranks * (planned_steps(subject) or 0)
+    rows = num_rows * (plan.prompt_lengths[0] + plan.completion_tokens) * BYTES_PER_TOKEN
+    needs = {"checkpoints": num_checkpoints(subject) * saved, "final model": final}
+    if subject.grpo:
+        needs["completions (at most)"] = rows
+    engine = subject.module.engine
+    if isinstance(engine, ServedEngine) and engine.api.reads_files:
+        # The version in use, the next one and the model that the servers start with.
+        needs["weights for servers"] = 3 * weights if policy.lora is None else weights + 2 * adapter
+    return needs
+
+
+def num_checkpoints(subject: Subject) -> int:
+    """Return how many checkpoints can exist at a time, one that is being written included."""
+    callback = subject.checkpoints
+    if callback is None:
+        return 0
+    num_steps, every = planned_steps(subject), callback.every_n_steps
+    kept = callback.keep_last + 1  # the newest one of a healthy run
+    if num_steps is not None and every is not None and callback.every_n_seconds is None:
+        kept = min(kept, num_steps // every + 1)
+    return kept + 1 + (callback.monitor is not None)

@@ -1,0 +1,235 @@
+"""Whether the rollout engine and the teacher can be used: programs, servers, settings."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lit_grpo.cli.doctor.findings import Finding, NotChecked, failed, ok
+from lit_grpo.cli.doctor.machine import package_of
+from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.concurrency import EventLoopThread
+from lit_grpo.rollout import HFEngine, Launch, VLLMEngine, VLLMServerEngine, VLLMTeacher
+from lit_grpo.rollout.server.api_key import choose_key
+from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError
+from lit_grpo.rollout.server.engine import ServedEngine
+from lit_grpo.rollout.server.launching import choose_ports
+from lit_grpo.rollout.vllm.sampling import check_sampling, max_adapter_rank
+from lit_grpo.rollout.vllm.server import VLLMAPI
+from lit_grpo.rollout.weights.files import sends_adapter
+
+KEY = "model.engine.init_args"
+ANSWER_SECONDS = 10.0
+START_SECONDS = 60.0
+"""Longest time that another Python may take to tell a version."""
+FITTING = "logprobs_mode {mode} fits the sampling parameters."
+ASK_VERSION = (
+    "import importlib.metadata as m, importlib.util as u; "
+    "print(m.version({name!r}) if u.find_spec({name!r}) else '')"
+)
+
+
+def check_engine(subject: Subject) -> Iterator[Finding]:
+    """Check the engine with the settings of this run."""
+    engine: Any = subject.module.engine
+    engine.check_num_nodes(subject.trainer.num_nodes)
+    if isinstance(engine, HFEngine):
+        yield ok(
+            f"HFEngine samples with the policy itself, up to {engine.max_concurrent} completions "
+            "at a time."
+        )
+    elif isinstance(engine, VLLMEngine):
+        yield from _in_process(engine, subject)
+    elif isinstance(engine, ServedEngine):
+        engine.api.check_sampling(subject.module.sampling)
+        if engine.launch is None:
+            yield from _running(engine, subject)
+        else:
+            yield from _launched(engine, engine.launch, subject)
+        if isinstance(engine.api, VLLMAPI):
+            yield ok(FITTING.format(mode=engine.api.logprobs_mode))
+    else:
+        yield ok(f"{type(engine).__name__} is not one of the engines that can be checked.")
+
+
+def check_teacher(subject: Subject) -> Iterator[Finding]:
+    """Check the servers of a teacher."""
+    teacher: Any = subject.grpo.teacher if subject.grpo else None
+    if not isinstance(teacher, VLLMTeacher):
+        return
+    if subject.is_offline:
+        raise NotChecked(f"{', '.join(teacher.urls)} not asked (--offline).")
+    key = choose_key(teacher.api_key_variable, is_launched=False, key="model.teacher")
+    for url in teacher.urls:
+        reply = _visit(url, key)
+        if isinstance(reply, str):
+            yield failed(
+                f"the teacher's server {url} does not answer: {reply}. Start it with `vllm serve`, "
+                "or set model.teacher.urls to its address."
+            )
+        else:
+            yield ok(f"The teacher's server {url} answers: {_describe(reply)}.")
+
+
+def _in_process(engine: VLLMEngine, subject: Subject) -> Iterator[Finding]:
+    check_sampling(subject.module.sampling, engine.logprobs_mode)
+    _check_rank(engine, subject)
+    version = _version_in(sys.executable, "vllm")
+    if not version:
+        yield failed(
+            "vLLM is not installed in this environment. Install it with: pip install "
+            "'lit-grpo[vllm]', or set model.engine to HFEngine."
+        )
+    else:
+        yield ok(f"vLLM {version} in the trainer's process.")
+    if subject.trainer.world_size > 1:
+        yield failed(
+            f"VLLMEngine needs a run with a single process, got {subject.trainer.world_size}. Set "
+            "trainer.devices to 1, or model.engine to VLLMServerEngine."
+        )
+    yield ok(FITTING.format(mode=engine.logprobs_mode))
+    yield from _length(engine.max_model_len, f"{KEY}.max_model_len", subject)
+
+
+def _check_rank(engine: VLLMEngine | ServedEngine, subject: Subject) -> None:
+    """Check that vLLM takes an adapter of this rank, if one is sent.
+
+    Raises:
+        UserError: it does not.
+    """
+    lora = subject.module.policy.lora
+    outline = subject.outline.or_none()
+    if lora is not None and outline is not None and sends_adapter(outline, engine.weight_sync):
+        max_adapter_rank(lora.rank)
+
+
+def _launched(engine: ServedEngine, launch: Launch, subject: Subject) -> Iterator[Finding]:
+    """Check what a server is started with."""
+    if package_of(engine) == "vllm":
+        _check_rank(engine, subject)
+    program = launch.program[0] if launch.program else launch.python or sys.executable
+    if shutil.which(program) is None:
+        setting = "program" if launch.program else "python"
+        yield failed(
+            f"there is no program {program} to start the server with (looked in PATH and in "
+            f"{Path.cwd()}). Set {KEY}.launch.{setting}."
+        )
+    elif launch.program:
+        yield ok(f"The run starts {launch.num_servers} server(s) with {shutil.which(program)}.")
+    else:
+        yield _installed(engine, program, launch)
+    choose_ports(launch)
+    yield from _length(launch.max_model_len, f"{KEY}.launch.max_model_len", subject)
+
+
+def _installed(engine: ServedEngine, python: str, launch: Launch) -> Finding:
+    name = package_of(engine)
+    if not name:
+        return ok(f"The run starts {launch.num_servers} server(s) with {python}.")
+    version = _version_in(python, name)
+    if not version:
+        return failed(
+            f"{python} has no package {name}. Install it there, or set {KEY}.launch.python to the "
+            "interpreter of the environment that has it."
+        )
+    return ok(f"The run starts {launch.num_servers} server(s) with {name} {version} of {python}.")
+
+
+def _version_in(python: str, package: str) -> str:
+    """Return the version of a package in the environment of an interpreter; empty without it."""
+    command = [python, "-c", ASK_VERSION.format(name=package)]
+    with suppress(OSError, subprocess.SubprocessError):
+        result = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
+        return result.stdout.strip() if result.returncode == 0 else ""
+    return ""
+
+
+def _running(engine: ServedEngine, subject: Subject) -> Iterator[Finding]:
+    """Ask servers that run already."""
+    if subject.is_offline:
+        raise NotChecked(f"{', '.join(engine.urls)} not asked (--offline).")
+    key = choose_key(engine.api_key_variable, is_launched=False)
+    for url in engine.urls:
+        reply = _visit(url, key, engine)
+        if isinstance(reply, str):
+            yield failed(
+                f"{url} does not answer as a server of {type(engine).__name__}: {reply}. It needs "
+                f"{engine.api.requirements}. Start it, or set {KEY}.urls to its address."
+            )
+            continue
+        yield ok(f"{url} answers: {_describe(reply)}.")
+        names = [model["id"] for model in reply["models"]]
+        if isinstance(engine, VLLMServerEngine) and names and "policy" not in names:
+            yield failed(
+                f"{url} serves {', '.join(names)}, but the run asks for a model called policy. "
+                "Start it with --served-model-name policy."
+            )
+        for model in reply["models"]:
+            yield from _length(model.get("max_model_len"), f"--max-model-len of {url}", subject)
+
+
+def _length(limit: int | None, setting: str, subject: Subject) -> Iterator[Finding]:
+    """Yield a failure if an engine takes fewer tokens than a prompt and a completion have."""
+    longest = subject.prompt_lengths[0] + subject.module.sampling.max_tokens
+    if limit is not None and subject.prompts and longest > limit:
+        yield failed(
+            f"the engine takes {limit:,} tokens of prompt and completion together, but the longest "
+            f"have {longest:,}. Raise {setting}, or lower model.sampling.max_tokens or "
+            "data.max_prompt_tokens."
+        )
+
+
+def _visit(
+    url: str, key: str | None, engine: ServedEngine | None = None
+) -> Mapping[str, Any] | str:
+    """Return what a server says about itself, or why it does not answer."""
+    loop = EventLoopThread("doctor")
+    try:
+        return loop.run(_ask(url, key, engine))
+    except (RequestRefused, ServerError) as error:
+        return str(error)
+    finally:
+        loop.close()
+
+
+async def _ask(url: str, key: str | None, engine: ServedEngine | None) -> Mapping[str, Any]:
+    endpoint = Endpoint(url, ANSWER_SECONDS, key)
+    try:
+        weights = None
+        if engine is None:
+            await endpoint.call("GET", "/health", seconds=ANSWER_SECONDS)
+        else:
+            await engine.api.check_health(endpoint, ANSWER_SECONDS)
+            weights = await engine.api.read_version(endpoint, ANSWER_SECONDS)
+        version = await _field(endpoint, ("/version", "/server_info"), "version")
+        models = await _field(endpoint, ("/v1/models",), "data")
+        known = [one for one in models or [] if isinstance(one, dict) and "id" in one]
+        return {"weights": weights, "version": version, "models": known}
+    finally:
+        await endpoint.close()
+
+
+async def _field(endpoint: Endpoint, paths: Sequence[str], name: str) -> Any:
+    """Return a field of the first of these replies that has it, or None."""
+    for path in paths:
+        with suppress(RequestRefused, ServerError):
+            reply = await endpoint.call("GET", path, seconds=ANSWER_SECONDS)
+            if isinstance(reply, dict) and reply.get(name):
+                return reply[name]
+    return None
+
+
+def _describe(reply: Mapping[str, Any]) -> str:
+    names = ", ".join(model["id"] for model in reply["models"])
+    known = {
+        "version": reply["version"],
+        "model": names,
+        "weights of policy version": reply["weights"],
+    }
+    told = [f"{name} {value}" for name, value in known.items() if value]
+    return ", ".join(told) or "healthy"

@@ -1,0 +1,169 @@
+"""What checks find, how one is run so that the others go on, and how findings are printed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lit_grpo.cli.errors import one_line
+from lit_grpo.rewards.scoring import RewardFailed
+from lit_grpo.rollout import EngineFailed
+from lit_grpo.types import Diverged, UserError
+
+T = TypeVar("T")
+
+REPORTED = (UserError, RewardFailed, EngineFailed, Diverged)
+"""Errors whose message says what is wrong and what to set."""
+LOGGER = logging.getLogger("lit_grpo")
+
+
+class State(StrEnum):
+    """Whether a run can start with what was found."""
+
+    OK = "ok"
+    REMARK = "remark"
+    FAILED = "failed"
+
+
+STYLES = {State.OK: "green", State.REMARK: "yellow", State.FAILED: "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a check has found; a failed one says what to set."""
+
+    state: State
+    text: str
+
+
+def ok(text: str) -> Finding:
+    return Finding(State.OK, text)
+
+
+def remark(text: str) -> Finding:
+    return Finding(State.REMARK, text)
+
+
+def failed(text: str) -> Finding:
+    return Finding(State.FAILED, text)
+
+
+class NotChecked(Exception):
+    """A check needs something that is not there, which another check has reported."""
+
+
+class Once(Generic[T]):
+    """What a function returns, which is called once.
+
+    Args:
+        name: What it returns, for the message of the checks that need it.
+    """
+
+    def __init__(self, name: str, function: Callable[[], T]) -> None:
+        self._name = name
+        self._function = function
+        self._results: list[T] = []
+        self._error: Exception | None = None
+
+    def read(self) -> T:
+        """Return the result, or raise what the function raised."""
+        if self._error is None and not self._results:
+            try:
+                self._results.append(self._function())
+            except Exception as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+    def get(self) -> T:
+        """Return the result, for a check that only needs it.
+
+        Raises:
+            NotChecked: it could not be read, which the check that reads it reports.
+        """
+        try:
+            return self.read()
+        except Exception as error:
+            raise NotChecked(f"Not checked, since {self._name} could not be read.") from error
+
+    def or_none(self) -> T | None:
+        """Return the result, or None if it could not be read."""
+        try:
+            return self.read()
+        except Exception:
+            return None
+
+
+def run_check(check: Callable[[], Iterable[Finding]], *, is_offline: bool) -> list[Finding]:
+    """Return the findings of a check; an error and each logged warning is a finding, too.
+
+    Args:
+        is_offline: Whether the network must not be used, so that a lack of it is no failure.
+    """
+    findings: list[Finding] = []
+    with _warnings_to(findings):
+        try:
+            for finding in check():
+                findings.append(finding)
+        except NotChecked as error:
+            findings.append(remark(str(error)))
+        except REPORTED as error:
+            if is_offline and _needs_network(error):
+                findings.append(remark(f"Not checked (--offline): {error}"))
+            else:
+                findings.append(failed(str(error)))
+        except Exception as error:
+            findings.append(failed(f"unexpectedly raised {type(error).__name__}: {error}"))
+    return findings
+
+
+def _needs_network(error: BaseException | None) -> bool:
+    """Return whether an error came from a request that was not made."""
+    while error is not None:
+        if "offline" in f"{type(error).__name__} {error}".lower():
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@contextmanager
+def _warnings_to(findings: list[Finding]) -> Iterator[None]:
+    """Turn what is logged as a warning within the context into remarks."""
+    collector = _Collector(findings)
+    before, LOGGER.propagate = LOGGER.propagate, False
+    others, LOGGER.handlers = LOGGER.handlers, [collector]
+    try:
+        yield
+    finally:
+        LOGGER.propagate, LOGGER.handlers = before, others
+
+
+class _Collector(logging.Handler):
+    def __init__(self, findings: list[Finding]) -> None:
+        super().__init__(logging.WARNING)
+        self._findings = findings
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._findings.append(remark(record.getMessage()))
+
+
+def print_findings(console: Console, name: str, findings: Iterable[Finding]) -> None:
+    """Print a row for each finding: its state, the name of the check, what was found."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=6)
+    table.add_column(width=11)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        state = Text(finding.state, style=STYLES[finding.state])
+        table.add_row(state, Text(name, style="bold"), Text(one_line(finding.text)))
+        name = ""
+    console.print(table)

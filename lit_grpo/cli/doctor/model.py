@@ -1,0 +1,51 @@
+"""Whether the policy can be loaded, and what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from lit_grpo.cli.doctor.findings import Finding, failed, ok
+from lit_grpo.cli.doctor.memory import trained
+from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.policy.lora import is_adapter
+from lit_grpo.training.compatibility import check_completions_fit
+
+WEIGHT_FILES = ("*.safetensors", "*.bin")
+
+
+def check_model(subject: Subject) -> Iterator[Finding]:
+    """Read the tokenizer and the config of the model, and build it without weights."""
+    policy = subject.module.policy
+    subject.tokenizer.read()
+    outline = subject.outline.read()
+    total = sum(one.numel() for one in outline.parameters())
+    num_trained = sum(one.numel() for one in trained(outline))
+    share = "all of them trained" if num_trained == total else f"{count(num_trained)} trained"
+    positions = "no limit of" if subject.positions is None else f"{subject.positions:,}"
+    source = policy.path or "random weights"
+    yield ok(
+        f"{source}: {count(total)} parameters in {policy.dtype}, {share}; {positions} positions."
+    )
+    if policy.path is not None:
+        yield from _weight_files(Path(policy.path))
+    check_completions_fit(subject.positions, subject.module.sampling)
+
+
+def _weight_files(directory: Path) -> Iterator[Finding]:
+    """Yield a failure if a directory has the config of a model but no weights."""
+    if not directory.is_dir() or is_adapter(str(directory)):
+        return
+    if not any(any(directory.glob(pattern)) for pattern in WEIGHT_FILES):
+        yield failed(
+            f"{directory} has a config but no weights ({' or '.join(WEIGHT_FILES)}). Set "
+            "model.policy.path to a directory that save_pretrained wrote or to a hub id."
+        )
+
+
+def count(number: float) -> str:
+    """Return a number with three digits: ``1.54 B``."""
+    for size, name in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{name}"
+    return f"{number:.0f}"

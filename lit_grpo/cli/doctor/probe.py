@@ -1,0 +1,115 @@
+"""One small rollout with the configured policy, engine and rewards: is there a signal, how fast?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+
+from lit_grpo.cli.doctor.batch import planned_steps
+from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
+from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.cli.reward_commands import load_policy
+from lit_grpo.cli.reward_trial import Trial, failed_everywhere, projected_seconds, run_trial
+from lit_grpo.diagnostics import (
+    LIKELY_FRACTION,
+    empty_fraction,
+    find_failure,
+    no_signal,
+    sample_completions,
+    truncated_fraction,
+)
+from lit_grpo.objective.advantages import has_signal
+from lit_grpo.training import GRPOModule
+
+NUM_PROMPTS = 4
+NUM_SHOWN = 2
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+def check_rollout(subject: Subject) -> Iterator[Finding]:
+    """Sample and score the first prompts of the training data."""
+    module = subject.grpo
+    if module is None:
+        yield ok("A warm-up samples nothing: there is nothing to probe.")
+        return
+    trial = _try(subject, module)
+    yield _signal(trial)
+    yield from _failures(trial)
+    yield ok(_speed(trial, subject, module))
+    for line in sample_completions(trial.rollouts, NUM_SHOWN):
+        yield ok(f"Sampled for {line}")
+
+
+def _try(subject: Subject, module: GRPOModule) -> Trial:
+    prompts = list(islice(chain.from_iterable(subject.loader.get()), NUM_PROMPTS))
+    subject.outline.get()
+    cli = subject.cli
+    if cli.trainer.world_size > 1:
+        cli.trainer = cli.trainer_on_one_device()
+    module.engine.precision = cli.trainer.precision
+    module.rewards.start(module.reasoning)
+    load_policy(cli, module)
+    with cli.trainer.precision_plugin.val_step_context():
+        return run_trial(module, prompts)
+
+
+def _signal(trial: Trial) -> Finding:
+    """Say in how many groups the rewards differ, and why if they do not."""
+    rollouts = trial.rollouts
+    fraction = has_signal(rollouts.rewards, rollouts.valid).double().mean().item()
+    truncated, empty = truncated_fraction(rollouts), empty_fraction(rollouts)
+    mean = rollouts.rewards.nanmean().item()
+    text = (
+        f"{trial.num_rows} completions of {len(rollouts.groups)} prompts: the rewards differ in "
+        f"{fraction:.0%} of the groups, mean reward {mean:.3g}, {truncated:.0%} cut off at "
+        f"model.sampling.max_tokens, {empty:.0%} empty."
+    )
+    if fraction:
+        return ok(text)
+    causes = " ".join(no_signal(rollouts))
+    is_broken = max(truncated, empty) >= LIKELY_FRACTION or bool(failed_everywhere(rollouts))
+    return (failed if is_broken else remark)(f"{text} {causes}")
+
+
+def _failures(trial: Trial) -> Iterator[Finding]:
+    failures = failed_everywhere(trial.rollouts)
+    for failure in failures:
+        yield failed(f"A reward failed on every completion: {failure}")
+    some = find_failure(trial.rollouts)
+    if some is not None and not failures:
+        yield remark(f"Some rows could not be scored: {some}")
+
+
+def _speed(trial: Trial, subject: Subject, module: GRPOModule) -> str:
+    """Return tokens per second, and how long steps and the run take from that."""
+    num_tokens = sum(len(one.token_ids) for one in trial.rollouts.sampled)
+    num_rows = subject.cli.datamodule.prompts_per_step * module.group_size
+    num_rows //= subject.trainer.world_size
+    sampling = trial.generation_seconds * num_rows / trial.num_rows
+    scoring = max(
+        projected_seconds(
+            reward,
+            [score for group in trial.rollouts.groups for score in group.scores[reward.name]],
+            trial.measurements[reward.name],
+            num_rows,
+        )
+        for reward in module.rewards.rewards
+    )
+    step = sampling + scoring
+    num_steps = planned_steps(subject)
+    run = "" if num_steps is None else f", the run about {duration(step * num_steps)}"
+    return (
+        f"{num_tokens / trial.generation_seconds:,.0f} tokens/s; a rollout step of {num_rows:,} "
+        f"completions takes about {duration(step)}{run}, at most for sampling "
+        f"({duration(sampling)}) and scoring ({duration(scoring)}): larger batches are faster per "
+        "token. The update comes on top."
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: ``2.5 s``, ``3 min``, ``5.2 h``, ``1.5 days``."""
+    if seconds < MINUTE:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 2 * HOUR:
+        return f"{seconds / MINUTE:.0f} min"
+    return f"{seconds / HOUR:.1f} h" if seconds < 2 * DAY else f"{seconds / DAY:.1f} days"

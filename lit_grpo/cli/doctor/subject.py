@@ -1,0 +1,116 @@
+"""What is checked: the objects that the command line made of a config, and what they read."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from lit_grpo.cli.command_line import CommandLine
+from lit_grpo.cli.doctor.findings import Once
+from lit_grpo.cli.reward_commands import read_prompts
+from lit_grpo.data import PromptLoader
+from lit_grpo.policy.loading import max_positions
+from lit_grpo.rewards import JudgedReward, ProcessReward, Reward
+from lit_grpo.runs.checkpoints import Checkpoints
+from lit_grpo.training import GRPOModule
+from lit_grpo.training.base import PolicyModule
+from lit_grpo.types import Prompt, UserError
+
+ASSUMED_PROMPT_TOKENS = 512
+"""Longest prompt where neither the data nor a setting tells."""
+
+
+class Subject:
+    """A run that has not started yet."""
+
+    def __init__(self, cli: CommandLine) -> None:
+        if not isinstance(cli.model, PolicyModule):
+            raise UserError(
+                f"doctor needs a model that trains a policy, got {type(cli.model).__name__}. Set "
+                "model to the keys of GRPOModule or SFTModule."
+            )
+        self.cli = cli
+        self.module: PolicyModule = cli.model
+        self.trainer: Any = cli.trainer
+        self.module.trainer = self.trainer
+        self.is_offline: bool = cli.config.offline
+        self.tokenizer = Once("the tokenizer", lambda: self.module.tokenizer)
+        self.outline = Once("the model", self._outline)
+        self.loader = Once("the data", self._read_data)
+
+    def _outline(self) -> nn.Module:
+        if self.module.policy.tokenizer_path is None:  # both come from one place
+            self.tokenizer.get()
+        return self.module.policy.outline()
+
+    def _read_data(self) -> PromptLoader:
+        self.tokenizer.get()
+        loader: PromptLoader = read_prompts(self.cli)
+        return loader
+
+    @property
+    def grpo(self) -> GRPOModule | None:
+        """The module, or None in a warm-up."""
+        return self.module if isinstance(self.module, GRPOModule) else None
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The training prompts; none if they cannot be read."""
+        loader = self.loader.or_none()
+        return list(loader.prompts) if loader else []
+
+    @property
+    def val_prompts(self) -> list[Prompt]:
+        """The held-out prompts; none if they are not used."""
+        if self.loader.or_none() is None or not self.trainer.enable_validation:
+            return []
+        loader = self.cli.datamodule.val_dataloader()
+        return list(loader.prompts) if loader else []
+
+    @cached_property
+    def positions(self) -> int | None:
+        """Most tokens that the model reads; None if there is no limit or no model."""
+        outline: Any = self.outline.or_none()
+        return None if outline is None else max_positions(outline.config)
+
+    @cached_property
+    def prompt_lengths(self) -> list[int]:
+        """Tokens of the training prompts, the longest first; an assumed one without data."""
+        if prompts := self.prompts:
+            return sorted((len(prompt.token_ids) for prompt in prompts), reverse=True)
+        limit = self.cli.datamodule.prompt_format.max_prompt_tokens
+        room = (self.positions or 0) - self.module.sampling.max_tokens
+        return [limit or (min(room, ASSUMED_PROMPT_TOKENS) if room > 0 else ASSUMED_PROMPT_TOKENS)]
+
+    @cached_property
+    def completion_tokens(self) -> int:
+        """Tokens of the longest completion; in a warm-up, of the longest target.
+
+        Raises:
+            UserError: a row has no target.
+        """
+        if isinstance(self.module, GRPOModule):
+            return self.module.sampling.max_tokens
+        targets: Any = self.module
+        lengths = [len(targets.target_ids(prompt)) for prompt in self.prompts]
+        return max(lengths, default=self.module.sampling.max_tokens)
+
+    @property
+    def rewards(self) -> list[Reward]:
+        """All rewards, that of the held-out accuracy included."""
+        trained = self.grpo.rewards.rewards if self.grpo else ()
+        return [*trained, *self.module.evaluation.suite.rewards]
+
+    @property
+    def judged(self) -> list[JudgedReward]:
+        """The rewards that ask a judge, also those in worker processes."""
+        inner = (one.reward if isinstance(one, ProcessReward) else one for one in self.rewards)
+        return [one for one in inner if isinstance(one, JudgedReward)]
+
+    @property
+    def checkpoints(self) -> Checkpoints | None:
+        """The callback that writes checkpoints; None if they are turned off."""
+        found = (one for one in self.trainer.callbacks if isinstance(one, Checkpoints))
+        return next(found, None)

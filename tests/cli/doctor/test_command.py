@@ -1,0 +1,287 @@
+"""``lit-grpo doctor`` as a user runs it: configs that can start, and one that each check fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_base import BASE
+from http_answers import answering
+from judge_server import JudgeServer, judges
+from terminal import shown_in_terminal
+from tiny import LLAMA, tiny_policy
+
+from lit_grpo.__main__ import main
+from lit_grpo.cli.commands import BUNDLED
+from lit_grpo.cli.doctor import command
+from lit_grpo.cli.doctor.command import summary
+from lit_grpo.cli.doctor.findings import State
+
+HUGE = {**LLAMA, "hidden_size": 2**15, "intermediate_size": 2**17, "num_hidden_layers": 100}
+ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+
+
+@pytest.fixture(autouse=True)
+def here(here) -> Path:
+    (here / "base.yaml").write_text(yaml.safe_dump(BASE))
+    return here
+
+
+def doctor(capsys, *arguments: str, config: str = "base.yaml") -> tuple[int, dict[str, str]]:
+    """Return the exit code and the lines of each check, the summary last."""
+    exit_code = main(["doctor", f"--config={config}", *arguments])
+    shown: dict[str, str] = {}
+    name = ""
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    for line in captured.out.splitlines():
+        match = re.match(r"(ok|remark|failed) +(\w*)  ", line)
+        name = (match[2] or name) if match else "summary" if line and line[0] != " " else name
+        shown[name] = shown.get(name, "") + " " + " ".join(line.split())
+    return exit_code, shown
+
+
+def write_rows(*rows: dict, **settings) -> list[str]:
+    """Write rows to train on, and return the arguments for them."""
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {"train": "rows.jsonl", "prompts_per_step": 2, "validation_size": 0} | settings
+    return [f"--data={json.dumps({'class_path': 'PromptData', 'init_args': given})}"]
+
+
+def policy_from(path: str) -> list[str]:
+    return ["--model.policy.architecture=null", f"--model.policy.path={path}"]
+
+
+def engine(kind: str, **settings) -> str:
+    return f"--model.engine={json.dumps({'class_path': kind, 'init_args': settings})}"
+
+
+def test_a_run_that_can_start_is_0_and_says_what_it_will_do(here, capsys):
+    exit_code, shown = doctor(capsys, "--trainer.max_steps=8")
+    assert exit_code == 0
+    assert shown["summary"].strip().startswith("Ready to start")
+    assert "2 prompts x 2 completions (model.group_size) = 4 completions" in shown["batch"]
+    assert "1 optimizer step per rollout step, each from at most 1 micro-batch" in shown["batch"]
+    assert "An epoch of 8 prompts has 4 rollout steps; the run has 8, 2 epochs." in shown["batch"]
+    assert "8 training prompts, 2 held-out prompts" in shown["data"]
+    assert "correct can score every training prompt" in shown["data"] or "math" in shown["data"]
+    assert {"versions", "model", "memory", "disk", "engine", "credentials"} <= shown.keys()
+    assert [path.name for path in here.iterdir()] == ["base.yaml"]
+
+
+def test_a_wrong_config_is_the_same_line_as_for_fit(capsys):
+    lines = []
+    for name in ("fit", "doctor"):
+        assert main([name, "--config=base.yaml", "--model.group_sise=4"]) == 2
+        lines.append(capsys.readouterr().err)
+    assert lines[0] == lines[1]
+    assert lines[0].startswith("error: model.group_sise")
+
+
+def test_a_model_that_is_not_there_is_one_failed_check_and_the_others_go_on(capsys):
+    rows = write_rows({"prompt": "1+1="})
+    exit_code, shown = doctor(capsys, *policy_from("./nowhere/final"), *rows)
+    assert exit_code == 1
+    assert "there is no such directory" in shown["model"]
+    assert "Set model.policy.path" in shown["model"]
+    assert "1 rows can be read" in shown["data"]
+    assert "Not checked" in shown["memory"]
+    assert "2 prompts x 2 completions" in shown["batch"]
+    assert shown["summary"].strip() == "Do not start yet: model failed."
+
+
+def test_a_model_without_weights_is_failed(here, capsys):
+    tiny_policy().save_pretrained(here / "model")
+    (here / "model" / "model.safetensors").unlink()
+    exit_code, shown = doctor(capsys, *policy_from("model"))
+    assert exit_code == 1
+    assert "model has a config but no weights" in shown["model"]
+
+
+def test_a_model_that_does_not_fit_is_failed_and_names_settings(capsys):
+    exit_code, shown = doctor(capsys, f"--model.policy.architecture={json.dumps(HUGE)}")
+    assert exit_code == 1
+    assert shown["memory"].strip().startswith("failed memory Needs at most about")
+    assert (
+        "To save memory, train an adapter instead of all weights (model.policy.lora"
+        in (shown["memory"])
+    )
+    assert "Do not start yet:" in shown["summary"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "words"),
+    [
+        ([{"prompt": None, "answer": "2"}], {}, "must hold text or a list of messages"),
+        ([{"prompt": " ", "answer": "2"}], {}, "must hold text or a list of messages"),
+        ([{"prompt": "1+1=", "answer": None}], {}, "1 of 9 rows have no gold answer"),
+        ([{"prompt": "1+1=", "answer": "to be or not to be"}], {}, "every gold answer must be"),
+        ([{"prompt": "1" * 200, "answer": "2"}], {}, "the model has only 128 positions"),
+        ([], {"prompts_per_step": 100}, "8 prompts are too few"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_a_failed_check(rows, settings, words, capsys):
+    exit_code, shown = doctor(capsys, *write_rows(*ROWS, *rows, **settings))
+    assert exit_code == 1
+    assert words in shown["data"]
+    assert shown["summary"].strip() == "Do not start yet: data failed."
+
+
+def test_leaked_repeated_and_dropped_rows_are_remarks(capsys):
+    rows = [*ROWS, ROWS[0], {"prompt": "1" * 50, "answer": "2"}]
+    Path("held_out.jsonl").write_text(json.dumps(ROWS[1]) + "\n")
+    data = write_rows(*rows, validation="held_out.jsonl", max_prompt_tokens=20)
+    exit_code, shown = doctor(capsys, *data)
+    assert exit_code == 0
+    assert "1 of 1 held-out prompts are training prompts, too" in shown["data"]
+    assert "1 of 9 training prompts repeat others" in shown["data"]
+    assert "train data: 10 rows, 1 of them dropped" in shown["data"]
+    assert "longest 4 (data.max_prompt_tokens: 20)" in shown["data"]
+    assert "with remarks on" in shown["summary"]
+
+
+def test_a_disk_that_is_too_small_is_failed(monkeypatch, capsys):
+    usage = namedtuple("usage", ["total", "used", "free"])
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 1))
+    exit_code, shown = doctor(capsys)
+    assert exit_code == 1
+    assert "where 0.000977 KiB are free" in shown["disk"]
+    assert "Set run_dir to a directory with more space" in shown["disk"]
+
+
+def test_a_server_that_does_not_answer_is_failed_and_not_asked_offline(capsys):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        served = engine("VLLMServerEngine", urls=[url])
+        exit_code, shown = doctor(capsys, served)
+        assert exit_code == 1
+        assert f"{url} does not answer as a server of VLLMServerEngine" in shown["engine"]
+        assert "VLLM_SERVER_DEV_MODE=1" in shown["engine"]
+        exit_code, shown = doctor(capsys, served, "--offline")
+    assert exit_code == 0
+    assert f"{url} not asked (--offline)" in shown["engine"]
+
+
+def test_a_server_is_asked_for_its_version_model_and_length(capsys):
+    replies = {
+        "GET /health": {},
+        "GET /weight_info": {"weight_version": "3"},
+        "GET /version": {"version": "0.32.0"},
+        "GET /v1/models": {"data": [{"id": "llama", "max_model_len": 5}]},
+    }
+    with answering(replies) as url:
+        exit_code, shown = doctor(capsys, engine("VLLMServerEngine", urls=[url]))
+    assert exit_code == 1
+    assert f"{url} answers: version 0.32.0, model llama, weights" in shown["engine"]
+    assert "Start it with --served-model-name policy." in shown["engine"]
+    assert "the engine takes 5 tokens of prompt and completion together" in shown["engine"]
+
+
+def test_a_server_that_cannot_be_launched_names_the_program(capsys):
+    exit_code, shown = doctor(capsys, engine("VLLMServerEngine", launch={"python": "no/python"}))
+    assert exit_code == 1
+    assert "there is no program no/python" in shown["engine"]
+    assert "Set model.engine.init_args.launch.python." in shown["engine"]
+    exit_code, shown = doctor(
+        capsys, engine("SGLangEngine", launch={"python": sys.executable}), "--trainer.max_steps=1"
+    )
+    assert "has no package sglang" in shown["engine"] or "sglang" in shown["engine"]
+
+
+def test_sampling_that_an_engine_cannot_do_is_failed(capsys):
+    exit_code, shown = doctor(
+        capsys,
+        engine("VLLMServerEngine", urls=["http://127.0.0.1:1"]),
+        "--model.sampling.top_p=0.9",
+    )
+    assert exit_code == 1
+    assert "top_p must be 1 and top_k 0 with vLLM" in shown["engine"]
+
+
+def judged(server_url: str, **settings) -> str:
+    judge = {"model": "m", "base_url": server_url, "auth": "none"} | settings
+    reward = {"class_path": "JudgeReward", "init_args": {"judge": judge}}
+    return f"--model.rewards={json.dumps([reward])}"
+
+
+def test_a_blind_judge_is_failed_and_asked_nothing_offline(capsys):
+    with JudgeServer(judges("answer", lambda request, one: {"score": 5})) as server:
+        exit_code, shown = doctor(capsys, judged(f"{server.url}/v1"), "--offline")
+        assert exit_code == 0
+        assert server.requests == []
+        assert "1 judge(s) not asked (--offline)" in shown["judge"]
+        exit_code, shown = doctor(capsys, judged(f"{server.url}/v1"))
+    assert exit_code == 1
+    assert "the judge does not tell good from bad" in shown["judge"]
+    assert f"model m at {server.url}/v1" in shown["credentials"]
+
+
+def test_a_missing_key_of_a_judge_is_failed(monkeypatch, capsys):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    exit_code, shown = doctor(capsys, judged("http://127.0.0.1:1/v1", auth="key"), "--offline")
+    assert exit_code == 1
+    assert "must be in the environment variable OPENAI_API_KEY" in shown["credentials"]
+
+
+def test_an_exception_in_a_check_is_a_failed_check_and_the_others_go_on(monkeypatch, capsys):
+    def broken(subject):
+        return {}["nothing"]
+
+    monkeypatch.setitem(command.CHECKS, "batch", (broken,))
+    exit_code, shown = doctor(capsys)
+    assert exit_code == 1
+    assert shown["batch"].strip() == "failed batch unexpectedly raised KeyError: 'nothing'"
+    assert "Needs at most" in shown["memory"]
+
+
+def test_a_probe_says_whether_there_is_a_signal_and_how_long_the_run_takes(capsys):
+    low = "--model.rewards=[small_runs.ShareOfLowBytes]"
+    exit_code, shown = doctor(capsys, "--probe", low, "--model.group_size=4")
+    assert exit_code == 0
+    found = re.search(r"16 completions of 4 prompts: the rewards differ in (\d+)%", shown["probe"])
+    assert found
+    assert int(found[1]) > 0
+    assert re.search(r"tokens/s; a rollout step of 8 completions takes about .* the run about",
+                     shown["probe"])  # fmt: skip
+    assert shown["probe"].count("Sampled for prompt 'addition:") == 2
+    exit_code, shown = doctor(capsys, "--probe")
+    assert exit_code == 1  # random weights stop nowhere
+    assert "There is no signal: every reward is exactly 0" in shown["probe"]
+
+
+def test_a_warm_up_is_checked_too(here, capsys):
+    warm = BASE | {"model": {"policy": BASE["model"]["policy"]}}
+    (here / "warm.yaml").write_text(yaml.safe_dump(warm))
+    exit_code, shown = doctor(capsys, config="warm.yaml")
+    assert exit_code == 0
+    assert "2 prompts with their targets per batch" in shown["batch"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["debug", "quickstart", "quickstart_sft", "gsm8k", "rubric_8b"])
+def test_every_bundled_experiment_can_be_checked(name, capsys):
+    assert (BUNDLED / f"{name}.yaml").is_file()
+    exit_code, shown = doctor(capsys, "--offline", config=name)
+    assert exit_code in (0, 1)
+    assert not any("unexpectedly raised" in text for text in shown.values())
+
+
+@pytest.mark.slow
+def test_in_a_terminal_the_list_is_as_wide_as_the_terminal(here):
+    lines = shown_in_terminal("doctor", "--config=base.yaml", cwd=here, columns=80)
+    assert any(re.match(r"ok +batch +2 prompts x 2 completions", line) for line in lines)
+    assert max(len(line.rstrip()) for line in lines) <= 80
+
+
+def test_the_summary_names_what_failed_or_what_is_remarked_on():
+    found = {"data": {State.OK, State.REMARK}, "disk": {State.OK}}
+    assert summary(found) == "Ready to start, with remarks on data."
+    assert summary(found | {"disk": {State.FAILED}}) == "Do not start yet: disk failed."
