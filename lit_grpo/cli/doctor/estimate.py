@@ -250,7 +250,7 @@ def _moment(when: str) -> str:
 def gib(size: float) -> str:
     """Return a size with three digits: ``1.25 GiB``, or in MiB and KiB below."""
     for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
-        if size >= unit:
-            number = size / unit
-            return f"{number:.3g} {name}" if number < 1000 else f"{number:,.0f} {name}"
+        if size >= 0.95 * unit:
+            digits = ".3g" if size < 1000 * unit else ",.0f"
+            return f"{size / unit:{digits}} {name}"
     return f"{size / 1024:.3g} KiB"

@@ -46,6 +46,7 @@ def _try(subject: Subject, module: GRPOModule) -> Trial:
     cli = subject.cli
     if cli.trainer.world_size > 1:
         cli.trainer = cli.trainer_on_one_device()
+        cli.trainer.strategy.connect(module)
     module.engine.precision = cli.trainer.precision
     module.rewards.start(module.reasoning)
     load_policy(cli, module)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -15,6 +17,7 @@ import yaml
 from cli_base import BASE
 from http_answers import answering
 from judge_server import JudgeServer, judges
+from processes import ENV, LIT_GRPO
 from terminal import shown_in_terminal
 from tiny import LLAMA, tiny_policy
 
@@ -252,7 +255,10 @@ def test_a_probe_says_whether_there_is_a_signal_and_how_long_the_run_takes(capsy
     assert re.search(r"tokens/s; a rollout step of 8 completions takes about .* the run about",
                      shown["probe"])  # fmt: skip
     assert shown["probe"].count("Sampled for prompt 'addition:") == 2
-    exit_code, shown = doctor(capsys, "--probe")
+    two = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    exit_code, shown = doctor(capsys, "--probe", *two)
+    assert "on 2 processes with 1 each" in shown["batch"]
+    assert "a rollout step of 2 completions" in shown["probe"]
     assert exit_code == 1  # random weights stop nowhere
     assert "There is no signal: every reward is exactly 0" in shown["probe"]
 
@@ -260,9 +266,30 @@ def test_a_probe_says_whether_there_is_a_signal_and_how_long_the_run_takes(capsy
 def test_a_warm_up_is_checked_too(here, capsys):
     warm = BASE | {"model": {"policy": BASE["model"]["policy"]}}
     (here / "warm.yaml").write_text(yaml.safe_dump(warm))
-    exit_code, shown = doctor(capsys, config="warm.yaml")
+    exit_code, shown = doctor(capsys, "--model.sampling.max_tokens=3", config="warm.yaml")
     assert exit_code == 0
     assert "2 prompts with their targets per batch" in shown["batch"]
+
+
+@pytest.mark.slow
+def test_a_missing_login_of_wandb_is_failed_and_offline_is_a_remark(here):
+    words = [*LIT_GRPO, "doctor", "--config=base.yaml", "--trainer.logger=WandbLogger"]
+    alone = os.environ | ENV | {"WANDB_API_KEY": "", "NETRC": "nowhere", "HOME": str(here)}
+    found = {}
+    for mode in ("online", "offline"):
+        shown = subprocess.run(
+            words,
+            env=alone | {"WANDB_MODE": mode},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            start_new_session=True,
+        )
+        found[mode] = shown.returncode, shown.stdout
+    assert found["online"][0] == 1
+    assert "wandb needs a login, and there is none. Run `wandb login`" in found["online"][1]
+    assert found["offline"][0] == 0
+    assert "wandb is offline" in found["offline"][1]
 
 
 @pytest.mark.slow
