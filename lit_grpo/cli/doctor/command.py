@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from huggingface_hub import constants
@@ -44,9 +46,15 @@ CHECKS: dict[str, tuple[Check, ...]] = {
 def run_doctor(cli: CommandLine) -> int:
     """Run all checks, and return 1 if one of them failed."""
     subject = Subject(cli)
-    if subject.is_offline:
-        constants.HF_HUB_OFFLINE = True  # of this process, which ends with this command
     checks = CHECKS | ({"probe": (check_rollout,)} if cli.config.probe else {})
+    with without_the_hub() if subject.is_offline else nullcontext():
+        states = _run_all(checks, subject)
+    open_console().print(f"\n{summary(states)}", soft_wrap=True)
+    return SOME_FAILED if _named(states, State.FAILED) else ExitCode.DONE
+
+
+def _run_all(checks: dict[str, tuple[Check, ...]], subject: Subject) -> dict[str, set[State]]:
+    """Run the checks, and print what each finds as soon as it is done."""
     console = open_console()
     states: dict[str, set[State]] = {}
     for name, parts in checks.items():
@@ -54,12 +62,28 @@ def run_doctor(cli: CommandLine) -> int:
             found = [one for part in parts for one in _run(part, subject)]
         print_findings(console, name, found)
         states[name] = {finding.state for finding in found}
-    console.print(f"\n{summary(states)}", soft_wrap=True)
-    return SOME_FAILED if _named(states, State.FAILED) else ExitCode.DONE
+    return states
 
 
 def _run(check: Check, subject: Subject) -> list[Finding]:
     return run_check(partial(check, subject), is_offline=subject.is_offline)
+
+
+@contextmanager
+def without_the_hub() -> Iterator[None]:
+    """Let the libraries of the Hub use only their caches within the context."""
+    before = constants.HF_HUB_OFFLINE
+    try:
+        _set_offline(True)
+        yield
+    finally:
+        _set_offline(before)
+
+
+def _set_offline(value: bool) -> None:
+    constants.HF_HUB_OFFLINE = value
+    if datasets := sys.modules.get("datasets"):  # it copies the switch when it is imported
+        datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = value
 
 
 def summary(states: dict[str, set[State]]) -> str:

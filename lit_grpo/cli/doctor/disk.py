@@ -30,9 +30,10 @@ def check_disk(subject: Subject) -> Iterator[Finding]:
         yield failed(f"{place} cannot be written: {error.strerror}. Set run_dir.")
         return
     if last_checkpoint(run_dir) is not None or (run_dir / "metrics.csv").exists():
+        command = "fit" if subject.grpo else "sft"
         yield remark(
-            f"{run_dir} holds a run: lit-grpo fit {run_dir} resumes it; a new run needs another "
-            "run_dir."
+            f"{run_dir} holds a run: lit-grpo {command} {run_dir} resumes it; a new run needs "
+            "another run_dir."
         )
     free = shutil.disk_usage(place).free
     needs = written_bytes(subject)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,7 +21,10 @@ from lit_grpo.types import Diverged, UserError
 
 T = TypeVar("T")
 
-REPORTED = (UserError, RewardFailed, EngineFailed, Diverged)
+REPORTED = (
+    *(UserError, RewardFailed, EngineFailed, Diverged),
+    *(ImportError, MisconfigurationException),
+)
 """Errors whose message says what is wrong and what to set."""
 LOGGER = logging.getLogger("lit_grpo")
 

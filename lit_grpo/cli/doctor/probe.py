@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 
 from lit_grpo.cli.doctor.batch import planned_steps
-from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
+from lit_grpo.cli.doctor.findings import Finding, NotChecked, failed, ok, remark
 from lit_grpo.cli.doctor.subject import Subject
 from lit_grpo.cli.reward_commands import load_policy
 from lit_grpo.cli.reward_trial import Trial, failed_everywhere, projected_seconds, run_trial
@@ -32,6 +32,10 @@ def check_rollout(subject: Subject) -> Iterator[Finding]:
     if module is None:
         yield ok("A warm-up samples nothing: there is nothing to probe.")
         return
+    urls = getattr(module.engine, "urls", None)
+    if subject.is_offline and (urls or subject.judged):
+        asked = "a judge" if subject.judged else "servers"
+        raise NotChecked(f"Not tried (--offline): it would ask {asked}.")
     trial = _try(subject, module)
     yield _signal(trial)
     yield from _failures(trial)

@@ -221,6 +221,9 @@ def test_a_blind_judge_is_failed_and_asked_nothing_offline(capsys):
         assert exit_code == 0
         assert server.requests == []
         assert "1 judge(s) not asked (--offline)" in shown["judge"]
+        _, shown = doctor(capsys, judged(f"{server.url}/v1"), "--offline", "--probe")
+        assert "Not tried (--offline): it would ask a judge" in shown["probe"]
+        assert server.requests == []
         exit_code, shown = doctor(capsys, judged(f"{server.url}/v1"))
     assert exit_code == 1
     assert "the judge does not tell good from bad" in shown["judge"]
