@@ -74,10 +74,12 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "doctor": {
         "--probe": {
             "action": "store_true",
+            "default": False,
             "help": "Also sample and score a few prompts: signal, speed and time of the run.",
         },
         "--offline": {
             "action": "store_true",
+            "default": False,
             "help": "Ask nobody: no judge, no server, no Hub.",
         },
     },

@@ -29,7 +29,8 @@ def print_help(command: str) -> None:
     for column in ("key", "default", "meaning"):
         table.add_column(column, no_wrap=column == "key")
     for name, settings in OPTIONS.get(command, {}).items():
-        table.add_row(name.lstrip("-"), str(settings.get("default", "null")), settings["help"])
+        default = str(settings.get("default", "null")).lower()
+        table.add_row(name.lstrip("-"), default, settings["help"])
     for key, (default, meaning) in main_keys(command).items():
         table.add_row(key, default, meaning)
     open_console().print(table)

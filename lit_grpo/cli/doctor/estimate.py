@@ -38,7 +38,7 @@ CUDA_CONTEXT = GIB // 2
 SERVER_FRACTION = 0.9
 """Share of a GPU that a server takes if launch.memory_fraction is null."""
 
-When = Literal["always", "update", "sampling", "final model"]
+When = Literal["always", "update", "sampling", "saving"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def estimate(subject: Subject, memory: Memory) -> Estimate:
         *_states(subject),
         *_update(subject, sizes, plan),
         *_sampling(subject, sizes, plan, memory),
-        *_saving(subject, memory),
+        *_saving(subject),
     ]
     return Estimate(tuple(one for one in parts if one.bytes))
 
@@ -203,17 +203,15 @@ def _of_engine(engine: Any, memory: Memory, device: torch.device) -> Iterator[Pa
         yield Part(name="server", bytes=round(fraction * memory.total), advice=advice)
 
 
-def _saving(subject: Subject, memory: Memory) -> Iterator[Part]:
-    """Yield what writing ``final/`` needs: a merged copy of the model, and its bytes."""
+def _saving(subject: Subject) -> Iterator[Part]:
+    """Yield what a checkpoint needs, which is written tensor by tensor, and the final model."""
     outline, policy = subject.outline.get(), subject.module.policy
-    is_merged = policy.lora is not None and policy.merge_lora
-    advice = "set model.policy.merge_lora to false"
-    if is_merged:
+    largest = max(one.numel() * one.element_size() for one in outline.parameters())
+    yield Part(name="largest tensor", bytes=largest, when="saving")
+    if policy.lora is not None and policy.merge_lora:
+        advice = "set model.policy.merge_lora to false"
         merged = weight_bytes(outline)
-        yield Part(name="merged copy", bytes=merged, when="final model", advice=advice)
-    if not memory.is_gpu:
-        written = weight_bytes(outline) if policy.lora is None or is_merged else 0
-        yield Part(name="its file", bytes=written, when="final model")
+        yield Part(name="merged copy for final/", bytes=merged, when="saving", advice=advice)
 
 
 def check_memory(subject: Subject) -> Iterator[Finding]:
@@ -232,18 +230,19 @@ def check_memory(subject: Subject) -> Iterator[Finding]:
     if needed > memory.available:
         yield failed(f"{summary}{fix}")
     elif needed > CLOSE * memory.available:
-        yield remark(f"{summary} That is close, since activations are estimated.{fix}")
+        yield remark(f"{summary} That is close for an estimate.{fix}")
     else:
         yield ok(summary)
-    for when in ("always", *found.moments):
+    moments: tuple[When, ...] = ("always", *found.moments)
+    for when in dict.fromkeys(moments):
         if parts := [one for one in found.parts if one.when == when]:
             listed = ", ".join(f"{one.name} {gib(one.bytes)}" for one in parts)
             yield ok(f"{_moment(when)}: {listed}")
 
 
-def _moment(when: str) -> str:
-    return {"always": "always", "update": "in the update", "sampling": "while sampling"}.get(
-        when, "while the final model is written"
+def _moment(when: When) -> str:
+    return {"update": "in the update", "sampling": "while sampling", "saving": "while saving"}.get(
+        when, when
     )
 
 
