@@ -2,7 +2,9 @@
 
 from lit_grpo.diagnostics.causes import CAUSES, Action, Cause
 from lit_grpo.diagnostics.step import (
+    LIKELY_FRACTION,
     Failure,
+    empty_fraction,
     find_failure,
     how_it_began,
     likely_causes,
@@ -16,11 +18,13 @@ from lit_grpo.diagnostics.waits import describe_wait
 
 __all__ = [
     "CAUSES",
+    "LIKELY_FRACTION",
     "Action",
     "Cause",
     "Failure",
     "StepLog",
     "describe_wait",
+    "empty_fraction",
     "find_failure",
     "how_it_began",
     "likely_causes",

@@ -21,7 +21,7 @@ from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.rollout.server.launching import choose_ports
 from lit_grpo.rollout.vllm.sampling import check_sampling, max_adapter_rank
 from lit_grpo.rollout.vllm.server import VLLMAPI
-from lit_grpo.rollout.weights.files import sends_adapter
+from lit_grpo.rollout.weights.sync import sends_adapter
 
 KEY = "model.engine.init_args"
 ANSWER_SECONDS = 10.0
