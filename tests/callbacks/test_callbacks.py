@@ -54,6 +54,7 @@ def test_every_callback_that_ships_is_exported():
         "RolloutProgressBar",
         "HealthMonitor",
         "Rule",
+        "StallWatchdog",
         "TimingLog",
         "WandbTeardown",
         "ZeroRewardBreaker",
