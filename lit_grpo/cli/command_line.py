@@ -7,8 +7,10 @@ them.
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -278,10 +280,21 @@ def choose_model(command: str, invocation: Invocation) -> type[LightningModule]:
             "sft needs the config of an SFT run, and this one has model.rewards, which only GRPO "
             "has. Use lit-grpo fit, or give a config without rewards."
         )
-    may_be_sft = command in ("validate", "test", CHECKING)
+    may_be_sft = command in ("validate", "test")
+    may_be_sft |= command == CHECKING and not _has_grpo_keys(invocation)
     is_plain_sft = may_be_sft and not (invocation.has_rewards or invocation.has_model_class)
     is_sft = command == "sft" or invocation.is_sft or is_plain_sft
     return SFTModule if is_sft else GRPOModule
+
+
+def _has_grpo_keys(invocation: Invocation) -> bool:
+    """Return whether keys of ``model`` are given that only GRPO has."""
+    ours, others = (set(signature(kind).parameters) for kind in (GRPOModule, SFTModule))
+    models = [config.get("model") for config in invocation.configs]
+    keys = {key for model in models if isinstance(model, dict) for key in model}
+    given = (re.match(r"--model\.(\w+)", argument) for argument in invocation.arguments)
+    keys |= {match[1] for match in given if match}
+    return not keys.isdisjoint(ours - others)
 
 
 def process_rank() -> int:

@@ -88,6 +88,18 @@ def test_a_wrong_config_is_the_same_line_as_for_fit(capsys):
     assert lines[0].startswith("error: model.group_sise")
 
 
+def test_rewards_that_are_missing_are_named_as_by_fit(here, capsys):
+    model = {key: value for key, value in BASE["model"].items() if key != "rewards"}
+    (here / "base.yaml").write_text(yaml.safe_dump(BASE | {"model": model}))
+    for name in ("fit", "doctor"):
+        assert main([name, "--config=base.yaml"]) == 2
+        assert "error: model.rewards: required, but not set" in capsys.readouterr().err
+    (here / "base.yaml").write_text(yaml.safe_dump(BASE | {"model": {"policy": model["policy"]}}))
+    words = ["--model.rewards=[MathReward]", "--model.sampling.max_tokens=3"]
+    assert main(["doctor", "--config=base.yaml", *words]) == 0
+    assert "2 prompts x 8 completions" in capsys.readouterr().out
+
+
 def test_a_model_that_is_not_there_is_one_failed_check_and_the_others_go_on(capsys):
     rows = write_rows({"prompt": "1+1="})
     exit_code, shown = doctor(capsys, *policy_from("./nowhere/final"), *rows)
