@@ -118,16 +118,17 @@ def run_on_files(command: str, arguments: list[str]) -> int:
     return ExitCode.DONE
 
 
-def report(run_dirs: list[str]) -> None:
-    """Draw the curves of the runs in these directories and print a summary."""
-    if not run_dirs or any(path.startswith("-") for path in run_dirs):
-        raise ValueError(
-            "report needs the directories of one or more runs and takes no options: "
-            "lit-grpo report runs/my/0"
-        )
-    from lit_grpo.runs.report import report
+def report(arguments: list[str]) -> None:
+    """Draw the runs in these directories and print a summary."""
+    from lit_grpo.cli.file_options import parse_runs
 
-    report(run_dirs)
+    given = parse_runs("report", arguments)
+    from lit_grpo.runs.report import follow, report
+
+    if given.follow:
+        follow(given.run_dirs, given.every, num_steps=given.steps)
+    else:
+        report(given.run_dirs, num_steps=given.steps)
 
 
 def end_within(seconds: float, exit_code: int) -> None:

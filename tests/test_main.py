@@ -56,8 +56,8 @@ def test_report_without_a_directory_says_what_it_needs(capsys):
 def test_help_of_report_says_what_it_does_and_gives_examples(arguments, capsys):
     assert main(["report", *arguments]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("usage: lit-grpo report RUN ...\n")
-    for words in ("Draw the curves of runs", "  lit-grpo report runs/my/0\n", "comparison-1.png"):
+    assert shown.startswith("usage: lit-grpo report RUN ... [OPTIONS]\n")
+    for words in ("Draw runs", "--follow", "  lit-grpo report runs/my/0\n", "comparison-1.png"):
         assert words in shown
 
 

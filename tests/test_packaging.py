@@ -88,7 +88,7 @@ def test_an_archive_has_every_file_of_the_package_and_no_other(kind, checkout, a
     }
     assert packaged_files(archives[kind]) == expected
     suffixes = {Path(name).suffix for name in expected}
-    assert suffixes == {".py", ".yaml", ".jinja"}
+    assert suffixes == {".py", ".yaml", ".jinja", ".css", ".js"}
     for name in ("configs/presets/dapo.yaml", "callbacks/timing.py", "judge/templates/grade.jinja"):
         assert f"lit_grpo/{name}" in expected
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from lit_grpo.cli.file_options import parse_options
+from lit_grpo.cli.file_options import parse_run
 from lit_grpo.runs.checkpoint_files import (
     LAST,
     SUMMARY,
@@ -34,7 +34,7 @@ def manage_checkpoints(arguments: Sequence[str]) -> int:
     Raises:
         UserError: the arguments are wrong, or there is no such checkpoint.
     """
-    given = parse_options("checkpoints", arguments)
+    given = parse_run("checkpoints", arguments)
     run_dir = Path(given.run_dir)
     found = _find(run_dir, given.before_step)
     if not (given.latest or given.recover or given.export):

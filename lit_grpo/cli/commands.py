@@ -17,7 +17,7 @@ COMMANDS = {
     "rewards": "sample and score a few prompts without training: signal, time and cost of a step",
     "judge-check": "check that the judges of a config answer and tell good answers from bad",
     "rescore": "score the logged completions of a run again with changed rewards and compare",
-    "report": "draw the curves of runs, as stages of one training or compared, and print a summary",
+    "report": "draw runs, as stages of one training or compared, into a page and a picture",
     "checkpoints": "list the checkpoints of a run, verify them, go back to one, or export one",
     "wandb-sync": "send to wandb what a run has logged while it was offline",
 }
@@ -49,7 +49,12 @@ EXAMPLES = {
     "rewards": ("--config my.yaml --n 8",),
     "judge-check": ("--config my.yaml",),
     "rescore": ("runs/my/0 --config other_rewards.yaml --last 10",),
-    "report": ("runs/my/0", "runs/my_sft/0 runs/my/0", "runs/my/0 runs/my/1 runs/my/2"),
+    "report": (
+        "runs/my/0",
+        "runs/my_sft/0 runs/my/0",
+        "runs/my/0 runs/my/1 runs/my/2 --steps 60",
+        "runs/my/0 --follow",
+    ),
     "checkpoints": (
         "runs/my/0",
         "runs/my/0 --verify",
@@ -92,6 +97,23 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "help": "Rescore only this many of the last rollout steps; null rescores all.",
         }
     },
+    "report": {
+        "--steps": {
+            "type": int,
+            "metavar": "N",
+            "help": "draw and count only the first N steps of each run",
+        },
+        "--follow": {
+            "action": "store_true",
+            "help": "write the page again and again until the run has ended, or Ctrl-C",
+        },
+        "--every": {
+            "type": float,
+            "metavar": "SECONDS",
+            "default": 10.0,
+            "help": "how often --follow writes the page, and the page reloads itself",
+        },
+    },
     "checkpoints": {
         "--before_step": {
             "type": int,
@@ -126,9 +148,10 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
 """Command -> its arguments in addition to the keys of a config, if it takes one."""
 
 REPORT_OUTPUT = """
-One run is drawn into its curves.png. So are stages of one training: runs each of which started from
-the model of the one before, such as an SFT run and the fit on its final/. Other runs are drawn over
-each other, into a new comparison-1.png (or 2, ...) of the last one."""
+One run is drawn into its report.html and curves.png. So are stages of one training: runs each of
+which started from the model of the one before, such as an SFT run and the fit on its final/. Other
+runs are drawn over each other, into a new comparison-1.html and .png (or 2, ...) of the last one.
+The page needs no network. It has curves, events, completions, and an entry for a log."""
 
 BUNDLED = Path(__file__).parent.parent / "configs"
 

@@ -1,4 +1,4 @@
-"""Parse the arguments of a command that takes a run and options, but no config."""
+"""Parse the arguments of the commands that only read the files of runs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,40 @@ from lit_grpo.cli.commands import OPTIONS
 from lit_grpo.types import UserError
 
 
-def parse_options(command: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the run directory and the options of a command.
+def parse_run(command: str, arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a command, and the directory of its run as ``run_dir``.
 
     Raises:
         UserError: the arguments are wrong.
     """
-    parser = _Parser(prog=f"lit-grpo {command}", add_help=False, allow_abbrev=False)
+    parser = _Parser(command)
     parser.add_argument("run_dir")
-    for name, settings in OPTIONS[command].items():
-        parser.add_argument(name, **settings)
     return parser.parse_args(arguments)
 
 
+def parse_runs(command: str, arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a command, and the directories of its runs as ``run_dirs``.
+
+    Raises:
+        UserError: an argument is wrong, or no run is given.
+    """
+    parser = _Parser(command)
+    parser.add_argument("run_dirs", nargs="*", metavar="RUN")
+    given = parser.parse_intermixed_args(arguments)
+    if not given.run_dirs:
+        raise UserError(
+            f"{command} needs the directories of one or more runs: lit-grpo {command} runs/my/0"
+        )
+    return given
+
+
 class _Parser(argparse.ArgumentParser):
+    """A parser of the options of one command; what is wrong with an argument is one line."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(prog=f"lit-grpo {command}", add_help=False, allow_abbrev=False)
+        for name, settings in OPTIONS[command].items():
+            self.add_argument(name, **settings)
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}. See {self.prog} --help.")

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lit_grpo.cli.errors import print_error
-from lit_grpo.cli.file_options import parse_options
+from lit_grpo.cli.file_options import parse_run
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import UserError
 
@@ -20,7 +20,7 @@ def sync_wandb(arguments: Sequence[str]) -> int:
     Raises:
         UserError: there is nothing to send, or wandb is not installed.
     """
-    given = parse_options("wandb-sync", arguments)
+    given = parse_run("wandb-sync", arguments)
     directory = Path(given.run_dir, "wandb")
     if find_spec("wandb") is None:
         raise UserError("wandb is not installed. Install lit-grpo[wandb].")

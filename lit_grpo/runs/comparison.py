@@ -13,7 +13,6 @@ from matplotlib.lines import Line2D
 from matplotlib.typing import LineStyleType
 
 from lit_grpo.runs.curves import (
-    ACCURACY,
     BLUE,
     GREEN,
     ORANGE,
@@ -24,7 +23,7 @@ from lit_grpo.runs.curves import (
     finish_panel,
     open_picture,
 )
-from lit_grpo.runs.history import Run
+from lit_grpo.runs.history import ACCURACY, Run
 
 COLORS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#0891b2", "#db2777", "#78716c")
 LINE_STYLES: tuple[LineStyleType, ...] = ("-", "--", ":")
@@ -33,13 +32,17 @@ FAINT = 0.08
 """Opacity of single steps; those of many runs would hide the running means."""
 
 
-def draw_comparison(runs: Sequence[Run]) -> Path:
-    """Draw runs over each other, in a new ``comparison-1.png`` (or 2, …) of the last run.
+def free_path_of_comparison(runs: Sequence[Run]) -> Path:
+    """Return ``comparison-1.html`` (or 2, …) of the last run: no page and no picture is there."""
+    numbered = (runs[-1].path / f"comparison-{number}.html" for number in count(1))
+    return next(one for one in numbered if not (one.exists() or one.with_suffix(".png").exists()))
+
+
+def draw_comparison(runs: Sequence[Run], path: Path) -> None:
+    """Draw runs over each other, in a picture.
 
     A run that started from another one of them begins at the step where that one ended.
     """
-    numbered = (runs[-1].path / f"comparison-{number}.png" for number in count(1))
-    path = next(one for one in numbered if not one.exists())
     looks = [look for look, _ in zip(cycle(product(LINE_STYLES, COLORS)), runs, strict=False)]
     with open_picture(path, runs) as (figure, panels):
         for panel, ax in panels:
@@ -48,7 +51,6 @@ def draw_comparison(runs: Sequence[Run]) -> Path:
                     _draw_run(ax, panel, run, linestyle, color)
             finish_panel(ax, panel)
         add_legend(figure, [describe(run) for run in runs], looks)
-    return path
 
 
 def add_legend(

@@ -18,9 +18,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import LineStyleType
 
-from lit_grpo.runs.history import Run
+from lit_grpo.runs.history import ACCURACY, Run
 
-ACCURACY = "val/accuracy"
 LENGTH = "completions/mean_length"
 STEP_TIME = "timing/step_duration_s"
 NATS = "nats per token"

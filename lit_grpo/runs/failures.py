@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,28 +35,37 @@ def describe_failures(run: Run) -> list[str]:
     for match in found:
         fractions[match[1]] += run.metrics[match[0]].mean()
     return [
-        _describe(name, run.path / "completions")
+        _describe(name, fraction, run.path / "completions")
         for name, fraction in fractions.items()
         if fraction > SHOWN_FRACTION
     ]
 
 
-def _describe(name: str, completions: Path) -> str:
+def _describe(name: str, fraction: float, completions: Path) -> str:
     """Count the outcomes of a reward in the completions of all ranks, and show the commonest."""
-    schema = pa.schema([(f"outcome/{name}", pa.string()), (f"detail/{name}", pa.string())])
-    paths = [str(path) for path in sorted(completions.glob("step_*.parquet"))]
-    outcomes, details = (one.to_pylist() for one in dataset(paths, schema).to_table().columns)
+    scores = list(_scores(name, completions))
     reasons = [
-        (outcome, one_line(detail or ""))
-        for outcome, detail in zip(outcomes, details, strict=True)
-        if outcome in FAILURES
+        (outcome, one_line(detail or "")) for outcome, detail in scores if outcome in FAILURES
     ]
+    if not reasons:
+        return (
+            f"Reward {name!r} failed on {fraction:.1%} of the rows, which are not in {completions}."
+        )
     outcome, num_rows = Counter(outcome for outcome, _ in reasons).most_common(1)[0]
     ((detail, _),) = Counter(text for kind, text in reasons if kind == outcome).most_common(1)
     shown = detail if len(detail) <= SHOWN_CHARACTERS else f"{detail[:SHOWN_CHARACTERS]}…"
     return (
-        f"Reward {name!r} failed on {len(reasons):,} of {len(outcomes):,} rows "
-        f"({len(reasons) / len(outcomes):.1%}), most often ({num_rows:,}) with {outcome}: "
+        f"Reward {name!r} failed on {len(reasons):,} of {len(scores):,} rows "
+        f"({len(reasons) / len(scores):.1%}), most often ({num_rows:,}) with {outcome}: "
         f"{shown.rstrip('.') or 'no detail'}. Read more: the columns outcome/{name} and "
         f"detail/{name} of {completions}."
     )
+
+
+def _scores(name: str, completions: Path) -> Iterator[tuple[str | None, str | None]]:
+    """Yield outcome and detail of all scores of a reward; a damaged file is left out."""
+    schema = pa.schema([(f"outcome/{name}", pa.string()), (f"detail/{name}", pa.string())])
+    for path in sorted(completions.glob("step_*.parquet")):
+        with suppress(OSError, pa.ArrowException):
+            columns = dataset(path, schema).to_table().columns
+            yield from zip(*(one.to_pylist() for one in columns), strict=True)

@@ -6,8 +6,10 @@ as ``final/`` does.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import pandas as pd
 import yaml
 
 from lit_grpo.types import UserError
+
+ACCURACY = "val/accuracy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,14 +74,17 @@ class Run:
         return "before training" if step == 1 else f"at step {step} of {self.num_steps}"
 
 
-def load_runs(run_dirs: Sequence[str | Path]) -> list[Run]:
+def load_runs(run_dirs: Sequence[str | Path], num_steps: int | None = None) -> list[Run]:
     """Read run directories; a run comes after the one that it started from.
+
+    Args:
+        num_steps: Read this many of the first steps of each run; None reads all of them.
 
     Raises:
         UserError: a directory does not exist, or has no metrics.
     """
     paths = list({Path(path).resolve(): Path(path) for path in run_dirs}.values())
-    metrics = {path: _read_metrics(path) for path in paths}
+    metrics = {path: _read_metrics(path, num_steps) for path in paths}
     labels = dict(zip(paths, _labels(paths), strict=True))
     sources = {path: _find_source(path, paths) for path in paths}
     runs: dict[Path | None, Run] = {}
@@ -98,7 +105,7 @@ def are_stages(runs: Sequence[Run]) -> bool:
     return list(runs[-1].stages) == list(runs)
 
 
-def _read_metrics(path: Path) -> pd.DataFrame:
+def _read_metrics(path: Path, num_steps: int | None) -> pd.DataFrame:
     if not path.is_dir():
         raise UserError(f"{path}: no such run directory. Example: runs/quickstart/0.")
     file = path / "metrics.csv"
@@ -106,10 +113,19 @@ def _read_metrics(path: Path) -> pd.DataFrame:
         versions = sorted(str(inner) for inner in path.glob("*") if (inner / file.name).exists())
         hint = f" Did you mean {' or '.join(versions)}?" if versions else ""
         raise UserError(f"{path} has no metrics.csv, so no run has taken a step in it.{hint}")
-    metrics = pd.read_csv(file) if file.stat().st_size else pd.DataFrame()
+    text = _whole_rows(file.read_text())
+    metrics = pd.read_csv(StringIO(text)) if text else pd.DataFrame()
     if metrics.empty:
         raise UserError(f"{file} has no rows: the run ended before its first step. See run.log.")
-    return metrics
+    return metrics if num_steps is None else metrics[metrics["step"] < num_steps]
+
+
+def _whole_rows(text: str) -> str:
+    """Return the lines of a file without a row that a live run has not finished writing."""
+    header, *rows = text.splitlines(keepends=True) or [""]
+    num_columns = len(next(csv.reader([header]), []))
+    whole = (row for row in rows if row.endswith("\n") and row.count(",") == num_columns - 1)
+    return "".join([header, *whole])
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
@@ -129,8 +145,8 @@ def _find_source(path: Path, paths: Sequence[Path]) -> Path | None:
     A relative path counts from the directory where the run was started. The config does not name
     that directory; it is usually this one or one above the run.
     """
-    policy = _policy_path(path / "config.yaml")
-    if policy is None:
+    policy = argument(read_config(path), "model", "policy", "path")
+    if not isinstance(policy, str):
         return None
     places = [(base / policy).resolve() for base in (Path.cwd(), *path.resolve().parents)]
     for other in paths:
@@ -139,20 +155,24 @@ def _find_source(path: Path, paths: Sequence[Path]) -> Path | None:
     return None
 
 
-def _policy_path(config: Path) -> str | None:
+def read_config(run_dir: Path) -> Any:
+    """Return the values of ``config.yaml``, or None: a run made in Python has none."""
     try:
-        values = yaml.safe_load(config.read_text())
-    except (OSError, yaml.YAMLError):  # a run made in Python has none
+        return yaml.safe_load((run_dir / "config.yaml").read_text())
+    except (OSError, yaml.YAMLError):
         return None
-    path = _argument(_argument(_argument(values, "model"), "policy"), "path")
-    return path if isinstance(path, str) else None
 
 
-def _argument(values: Any, name: str) -> Any:
-    """Return an argument from a mapping of arguments, or from one with ``init_args``."""
-    if not isinstance(values, Mapping):
-        return None
-    return (values.get("init_args") or values).get(name)
+def argument(values: Any, *names: str) -> Any:
+    """Return an argument of an argument (…) of a config, whether or not they are in ``init_args``.
+
+    None if there is no such argument.
+    """
+    for name in names:
+        if not isinstance(values, Mapping):
+            return None
+        values = (values.get("init_args") or values).get(name)
+    return values
 
 
 def _lineage(path: Path, sources: Mapping[Path, Path | None]) -> list[Path]:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from lit_grpo.types import UserError
+
+NAME = "run.lock"
+FLOCK = "hhqqi4x"
+"""``struct flock`` of Linux: type, whence, start, length, process."""
 
 
 @contextmanager
@@ -19,7 +24,7 @@ def locked(run_dir: Path) -> Iterator[None]:
     Raises:
         UserError: another process holds it.
     """
-    path = run_dir / "run.lock"
+    path = run_dir / NAME
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         file = path.open("a+")
@@ -46,3 +51,20 @@ def locked(run_dir: Path) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Return whether a process trains in a run directory.
+
+    It only asks: to take the lock for a moment would refuse a training that starts in that moment.
+    """
+    query = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        with (run_dir / NAME).open("rb") as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, query)
+    except FileNotFoundError:
+        return False
+    except OSError:  # a file system without locks: the file itself is all there is to see
+        return True
+    kind, *_ = struct.unpack(FLOCK, answer)
+    return bool(kind != fcntl.F_UNLCK)

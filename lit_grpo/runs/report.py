@@ -1,41 +1,113 @@
-"""The command ``lit-grpo report``: draw the curves of runs and print a summary.
+"""The command ``lit-grpo report``: draw runs into a page and a picture, and print a summary.
 
 Runs that started from each other are drawn as one training, other runs are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.table import Table
 
-from lit_grpo.runs.comparison import describe, draw_comparison
-from lit_grpo.runs.curves import ACCURACY, draw_curves
+from lit_grpo.runs.comparison import describe, draw_comparison, free_path_of_comparison
+from lit_grpo.runs.curves import draw_curves
 from lit_grpo.runs.failures import describe_failures
-from lit_grpo.runs.history import Run, are_stages, load_runs
+from lit_grpo.runs.history import ACCURACY, Run, are_stages, load_runs
+from lit_grpo.runs.lock import is_locked
+from lit_grpo.runs.page.page import write_page
+from lit_grpo.runs.summary import HEADINGS, clock, summary_row
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
+from lit_grpo.types import UserError, check_range
 
 
-def report(run_dirs: Sequence[str | Path]) -> None:
-    """Draw the curves of runs, print a summary, and say where the files are.
+def report(run_dirs: Sequence[str | Path], *, num_steps: int | None = None) -> None:
+    """Draw runs, print a summary, and say where the files are.
+
+    Args:
+        num_steps: Read this many of the first steps of each run; None reads all of them.
 
     Raises:
-        UserError: a directory is not a run, or a run has no metrics.
+        UserError: a directory is not a run or cannot be written, or a run has no metrics.
     """
-    runs = load_runs(run_dirs)
+    check_range("--steps", num_steps, at_least=1)
+    runs = load_runs(run_dirs, num_steps)
+    _report(runs, _page_path(runs), num_steps)
+
+
+def follow(
+    run_dirs: Sequence[str | Path], every_seconds: float, *, num_steps: int | None = None
+) -> None:
+    """Write the page of live runs again and again, and report when they have ended or at Ctrl-C.
+
+    Args:
+        num_steps: As in `report`.
+
+    Raises:
+        UserError: as in `report`.
+    """
+    check_range("--every", every_seconds, above=0)
+    check_range("--steps", num_steps, at_least=1)
+    page: Path | None = None
+    try:
+        while any(is_locked(Path(run_dir)) for run_dir in run_dirs):
+            if runs := _load_live(run_dirs, num_steps):
+                is_first, page = page is None, page or _page_path(runs)
+                with _writing(page):
+                    write_page(runs, page, num_steps=num_steps, reload_seconds=every_seconds)
+                if is_first:
+                    print(f"{page} is written every {every_seconds:g} s. End with Ctrl-C.")
+            time.sleep(every_seconds)
+    except KeyboardInterrupt:
+        if page is None:
+            return
+    runs = load_runs(run_dirs, num_steps)
+    _report(runs, page or _page_path(runs), num_steps)
+
+
+def _load_live(run_dirs: Sequence[str | Path], num_steps: int | None) -> list[Run]:
+    """Return the runs, or none as long as one of them has not finished its first step."""
+    try:
+        return load_runs(run_dirs, num_steps)
+    except UserError:
+        return []
+
+
+def _page_path(runs: Sequence[Run]) -> Path:
+    return runs[-1].path / "report.html" if are_stages(runs) else free_path_of_comparison(runs)
+
+
+def _report(runs: Sequence[Run], page: Path, num_steps: int | None) -> None:
+    with _writing(page):
+        if are_stages(runs):
+            draw_curves(runs)
+        else:
+            draw_comparison(runs, page.with_suffix(".png"))
+        write_page(runs, page, num_steps=num_steps)
     console = open_console()
     if are_stages(runs):
-        draw_curves(runs)
         accuracy, paths = _accuracy_line(runs), _file_paths(runs[-1])
         lines = [accuracy] if accuracy else []
     else:
-        paths = {"Comparison": draw_comparison(runs)}
+        paths = {"Comparison": page.with_suffix(".png"), "Page": page}
         lines = [describe(run) for run in runs if run.started_from is not None]
     console.print(_table(runs))
     failures = [line for run in runs for line in describe_failures(run)]
     for line in [*lines, *failures, *(f"{name:<13}{path}" for name, path in paths.items())]:
         console.print(line, soft_wrap=True)
+
+
+@contextmanager
+def _writing(page: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"a report is written into its run, and {error.filename or page} cannot be written: "
+            f"{error.strerror}. Copy the run to a place where you may write, without checkpoints/."
+        ) from error
 
 
 def _accuracy_line(runs: Sequence[Run]) -> str:
@@ -49,7 +121,7 @@ def _accuracy_line(runs: Sequence[Run]) -> str:
         several = [run for run in measured if len(run.values(ACCURACY)) > 1]
         stages[:0] = [f"{run.ends(ACCURACY)[0]:.3f}" for run in several]
     seconds = sum(run.seconds for run in runs)
-    return f"Held-out accuracy {' → '.join(stages)} ({_clock(seconds)})" if stages else ""
+    return f"Held-out accuracy {' → '.join(stages)} ({clock(seconds)})" if stages else ""
 
 
 def _accuracy_after(run: Run) -> str:
@@ -59,50 +131,18 @@ def _accuracy_after(run: Run) -> str:
 
 
 def _table(runs: Sequence[Run]) -> Table:
-    table = make_table("run")
-    add_numbers(table, "steps", "time", "tokens", "accuracy", "reward")
+    name, *numbers = HEADINGS
+    table = make_table(name)
+    add_numbers(table, *numbers)
     for run in runs:
-        table.add_row(
-            run.label,
-            str(run.num_steps),
-            _clock(run.seconds),
-            _num_tokens(run),
-            _change(run, ACCURACY),
-            _change(run, "reward/mean"),
-        )
+        table.add_row(*summary_row(run))
     return table
-
-
-def _change(run: Run, metric: str) -> str:
-    if not run.has(metric):
-        return "–"
-    first, last = run.change(metric)
-    return f"{first:.3f}" if last is None else f"{first:.3f} → {last:.3f}"
-
-
-def _num_tokens(run: Run) -> str:
-    """Return the number of tokens sampled in training, from the metrics of ``TimingLog``."""
-    if not run.has("perf/tokens_per_second"):
-        return "–"
-    rates, seconds = run.values("perf/tokens_per_second"), run.values("timing/step_duration_s")
-    tokens = (rates * seconds).sum()
-    for unit, size in (("M", 1e6), ("k", 1e3)):
-        if tokens >= size:
-            return f"{tokens / size:.1f} {unit}"
-    return f"{tokens:.0f}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _file_paths(run: Run) -> dict[str, Path]:
     names = {
         "Run": ".",
+        "Page": "report.html",
         "Curves": "curves.png",
         "Completions": "completions",
         "Checkpoints": "checkpoints",

@@ -23,11 +23,13 @@ def make_runs(root, num_runs: int, num_steps: int = 3):
 
 
 def test_each_run_has_a_colour_of_its_own(tmp_path):
-    path = draw_comparison(make_runs(tmp_path, 3))
+    path = tmp_path / "comparison-1.png"
+    draw_comparison(make_runs(tmp_path, 3), path)
     drawn = [pixels_of(path, color) > 500 for color in COLORS]
     assert drawn == [True] * 3 + [False] * (len(COLORS) - 3)
 
 
 def test_more_runs_than_colours_and_long_runs_are_drawn(tmp_path):
-    path = draw_comparison(make_runs(tmp_path, 2 * len(COLORS) + 1, num_steps=100))
+    path = tmp_path / "comparison-1.png"
+    draw_comparison(make_runs(tmp_path, 2 * len(COLORS) + 1, num_steps=100), path)
     assert all(pixels_of(path, color) > 500 for color in COLORS)

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import signal
+import sys
+import time
 from pathlib import Path
+from subprocess import Popen
 
 import numpy as np
 import pytest
 import yaml
+from logged_runs import HOLD
 from PIL import Image
+from processes import LIT_GRPO, kill_group, start
 from terminal import shown_in_terminal
 
 from lit_grpo import __main__
@@ -109,6 +115,7 @@ def test_the_summary_of_a_warm_up_and_grpo_shows_accuracy_before_and_after(tmp_p
         "grpo/0 3 2 min 3 s 4.0 k 0.250 → 0.875 0.500 → 0.750",
         "Held-out accuracy 0.250 after sft/0 → 0.875 after grpo/0 (2 min 6 s)",
         f"Run {last}",
+        f"Page {last}/report.html",
         f"Curves {last}/curves.png",
         f"Checkpoints {last}/checkpoints",
         f"Final model {last}/final",
@@ -145,9 +152,13 @@ def test_independent_runs_are_compared_in_a_picture_that_overwrites_nothing(tmp_
     comparisons = [runs[-1] / f"comparison-{number}.png" for number in (1, 2)]
     row = "3 2 min 3 s 4.0 k 0.250 → 0.875 0.500 → 0.750"
     once = ["run steps time tokens accuracy reward", f"grpo/0 {row}", f"grpo/1 {row}"]
-    lines = [[*once, f"Comparison {path}"] for path in comparisons]
+    pages = [path.with_suffix(".html") for path in comparisons]
+    lines = [
+        [*once, f"Comparison {path}", f"Page {page}"]
+        for path, page in zip(comparisons, pages, strict=True)
+    ]
     assert shown(capsys) == lines[0] + lines[1]
-    assert all(path.stat().st_size > 10_000 for path in comparisons)
+    assert all(path.stat().st_size > 10_000 for path in comparisons + pages)
     assert (runs[-1] / "curves.png").read_text() == "its own"
     assert not list(runs[0].glob("*.png"))
 
@@ -163,6 +174,7 @@ def test_runs_that_started_from_the_same_warm_up_are_compared_after_it(tmp_path,
         "grpo/0 (started from sft/0)",
         "grpo/1 (started from sft/0)",
         f"Comparison {other}/comparison-1.png",
+        f"Page {other}/comparison-1.html",
     ]
 
 
@@ -200,3 +212,97 @@ def test_a_wrong_directory_is_one_line_and_exit_code_2(tmp_path, capsys):
     assert captured.out == ""
     (line,) = captured.err.splitlines()
     assert "no such run directory" in line
+
+
+def test_a_limit_counts_for_the_summary_too(tmp_path, capsys):
+    report([make_run(tmp_path / "grpo" / "0", GRPO)], num_steps=2)
+    assert shown(capsys)[1] == "grpo/0 2 1 min 2 s 4.0 k 0.250 0.500 → 0.750"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--steps", "0"], "--steps must be >= 1, got 0. Set --steps."),
+        (["--steps", "many"], "--steps: invalid int value: 'many'. See lit-grpo report --help."),
+        (["--every", "0", "--follow"], "--every must be > 0, got 0.0. Set --every."),
+        (["--live"], "unrecognized arguments: --live. See lit-grpo report --help."),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(tmp_path, capsys, options, expected):
+    run = make_run(tmp_path / "grpo" / "0", GRPO)
+    assert __main__.main(["report", str(run), *options]) == 2
+    assert capsys.readouterr().err == f"error: {expected}\n"
+
+
+def test_a_run_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    run = make_run(tmp_path / "grpo" / "0", GRPO)
+    (run / "report.html").mkdir()
+    assert __main__.main(["report", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: a report is written into its run, and ")
+    assert "report.html cannot be written: Is a directory. Copy the run" in line
+
+
+def test_a_run_that_has_ended_is_followed_to_its_end(tmp_path, capsys):
+    run = make_run(tmp_path / "grpo" / "0", GRPO)
+    assert __main__.main(["report", str(run), "--follow"]) == 0
+    assert f"Page {run}/report.html" in shown(capsys)
+    assert "location.reload" in (run / "report.html").read_text()
+    assert '"reloadSeconds":null' in (run / "report.html").read_text()
+
+
+def follow_live(run: Path, root: Path) -> tuple[Popen[str], Popen[str]]:
+    """Start a process that holds the lock of a run, and a report that follows it."""
+    holder = start([sys.executable, "-c", HOLD, str(run)])
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    follower = start([*LIT_GRPO, "report", str(run), "--follow", "--every", "0.1"], root)
+    return holder, follower
+
+
+def wait_for(text: str, page: Path) -> None:
+    deadline = time.monotonic() + 200
+    while not (page.exists() and text in page.read_text()):
+        assert time.monotonic() < deadline, f"{text!r} is not in {page}"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_live_run_is_followed_through_half_written_files_until_it_ends(tmp_path):
+    run = make_run(tmp_path / "grpo" / "0", "", "completions")
+    page = run / "report.html"
+    holder, follower = follow_live(run, tmp_path)
+    try:
+        (run / "metrics.csv").write_text("step,seconds,reward/mean\n0,1.0,0.5\n1,2.0,0.")
+        (run / "events.jsonl").write_text('{"time": "2026-11-23T16:05:01", "step": 0, "ki')
+        (run / "completions" / "step_000000.parquet").write_bytes(b"PAR1")
+        wait_for('"y":[0.5]', page)
+        assert '"reloadSeconds":0.1' in page.read_text()
+        with (run / "metrics.csv").open("a") as file:
+            file.write("75\n")
+        wait_for('"y":[0.5,0.75]', page)
+        kill_group(holder)
+        holder.wait()
+        said, error = follower.communicate(timeout=200)
+    finally:
+        kill_group(holder)
+        kill_group(follower)
+    assert (follower.returncode, error) == (0, "")
+    assert '"reloadSeconds":null' in page.read_text()
+    assert (run / "curves.png").exists()
+    assert str(page) in said
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_report_that_follows_with_a_last_page(tmp_path):
+    run = make_run(tmp_path / "grpo" / "0", GRPO)
+    holder, follower = follow_live(run, tmp_path)
+    try:
+        wait_for('"reloadSeconds":0.1', run / "report.html")
+        follower.send_signal(signal.SIGINT)
+        _, error = follower.communicate(timeout=200)
+    finally:
+        kill_group(holder)
+        kill_group(follower)
+    assert (follower.returncode, error) == (0, "")
+    assert '"reloadSeconds":null' in (run / "report.html").read_text()

@@ -1,0 +1,46 @@
+"""Read the file ``events.jsonl`` of a run, without Lightning, which takes seconds to import."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+NAME = "events.jsonl"
+
+EventKind = Literal["start", "resume", "alert", "rollback", "stall", "stop", "crash", "done"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a run."""
+
+    time: str
+    """ISO 8601, with the time zone."""
+    step: int
+    """Rollout steps, in SFT batches, that were finished."""
+    kind: EventKind
+    message: str = ""
+    cause: str = ""
+    """Name of the cause in ``diagnostics.causes``, if one was found."""
+
+
+def read_events(run_dir: str | Path) -> list[Event]:
+    """Return the events of a run in their order; lines that a kill has cut short are left out."""
+    try:
+        text = (Path(run_dir) / NAME).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return []
+    return list(_parse(text))
+
+
+def _parse(text: str) -> Iterator[Event]:
+    known = {one.name for one in fields(Event)}
+    for line in text.splitlines():
+        try:
+            values = json.loads(line)
+            yield Event(**{name: value for name, value in values.items() if name in known})
+        except (ValueError, TypeError, AttributeError):
+            continue

@@ -1,0 +1,50 @@
+"""Numbers of a run in words: its time, its tokens, and what a metric was at first and at last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lit_grpo.runs.history import ACCURACY, Run
+
+UNKNOWN = "–"
+HEADINGS = ("run", "steps", "time", "tokens", "accuracy", "reward")
+
+
+def summary_row(run: Run) -> Sequence[str]:
+    """Return the cells of a run under `HEADINGS`."""
+    return (
+        run.label,
+        str(run.num_steps),
+        clock(run.seconds),
+        num_tokens(run),
+        change(run, ACCURACY),
+        change(run, "reward/mean"),
+    )
+
+
+def change(run: Run, metric: str) -> str:
+    """Return ``0.674 → 0.990``, or one number if the metric was measured once."""
+    if not run.has(metric):
+        return UNKNOWN
+    first, last = run.change(metric)
+    return f"{first:.3f}" if last is None else f"{first:.3f} → {last:.3f}"
+
+
+def num_tokens(run: Run) -> str:
+    """Return the number of tokens sampled in training, from the metrics of ``TimingLog``."""
+    if not run.has("perf/tokens_per_second"):
+        return UNKNOWN
+    rates, seconds = run.values("perf/tokens_per_second"), run.values("timing/step_duration_s")
+    tokens = (rates * seconds).sum()
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if tokens >= size:
+            return f"{tokens / size:.1f} {unit}"
+    return f"{tokens:.0f}"
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
