@@ -105,8 +105,8 @@ def _writing(page: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"a report is written into its run, and {error.filename or page} cannot be written: "
-            f"{error.strerror}. Copy the run to a place where you may write, without checkpoints/."
+            f"a report is written into its run, and {page} cannot be written: {error.strerror}. "
+            "Copy the run to a place where you may write, without its checkpoints."
         ) from error
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 from processes import running
 
-from lit_grpo.runs.lock import locked
+from lit_grpo.runs.lock import is_locked, locked
 from lit_grpo.types import UserError
 
 HOLD = """
@@ -26,8 +26,10 @@ def test_a_directory_in_use_is_refused_until_its_process_has_ended(signum, tmp_p
         refused = pytest.raises(UserError, match=f"in which process {process.pid} on .* trains")
         with refused, locked(tmp_path / "run"):
             pass
+        assert is_locked(tmp_path / "run")
         process.send_signal(signum)
         process.wait(timeout=60)
+        assert not is_locked(tmp_path / "run")
         with locked(tmp_path / "run"):
             assert (tmp_path / "run" / "run.lock").exists()
         assert not (tmp_path / "run" / "run.lock").exists()

@@ -26,6 +26,8 @@ GREY = COLORS[-1]
 MAX_POINTS = 1000
 """A longer curve is drawn as the means of consecutive steps, so that the page stays small."""
 BAND_OPACITY = "22"
+UNSEEN: Trace = {"hoverinfo": "skip", "hovertemplate": None}
+"""Of a trace whose values do not show where the pointer is; a template would override it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,13 +144,13 @@ def _line(
     if len(values) <= MAX_PLAIN_POINTS or is_dotted:
         return [curve]
     mean = values.rolling(max(5, len(values) // 30), min_periods=1, center=True).mean()
-    smooth = curve | _curve(mean, chart.offset(run), name) | {"hoverinfo": "skip"}
+    smooth = curve | _curve(mean, chart.offset(run), name) | UNSEEN
     faint = {"opacity": 0.25, "line": {"color": color, "width": 1}, "showlegend": False}
     return [curve | faint, smooth]
 
 
 def _band(low: pd.Series, high: pd.Series, offset: int, color: str) -> Iterator[Trace]:
-    plain = {"line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "mode": "lines"}
+    plain = {"line": {"width": 0}, "showlegend": False, "mode": "lines"} | UNSEEN
     low, high = low.align(high, join="inner")
     yield _curve(thin(low), offset, "") | plain
     fill = {"fill": "tonexty", "fillcolor": f"{color}{BAND_OPACITY}"}

@@ -21,7 +21,7 @@ async function loadPlotly(nonce) {
 
 const RED = "#e5484d", AMBER = "#e08700", GREY = "#8d8780";
 const MARK_COLORS = { crash: RED, stop: RED, rollback: RED, alert: AMBER, stall: AMBER };
-const MAX_HOVER_CHARACTERS = 240;
+const MAX_HOVER_CHARACTERS = 160;
 const hiddenRuns = new Set();
 const plots = [];
 
@@ -33,7 +33,7 @@ function css(name) {
 function hoverText(mark) {
   const run = data.isComparison ? `${data.runs[mark.run].label}: ` : "";
   const cause = mark.cause ? ` (${mark.cause})` : "";
-  let text = `${run}${mark.kind}${cause}${mark.message ? `: ${mark.message}` : ""}`;
+  let text = `${run}${mark.kind} at step ${mark.step}${cause}${mark.message ? `: ${mark.message}` : ""}`;
   if (text.length > MAX_HOVER_CHARACTERS) text = `${text.slice(0, MAX_HOVER_CHARACTERS)}…`;
   const lines = [""];
   for (const word of text.split(/\s+/)) {
@@ -71,8 +71,9 @@ function drawMarks(chart) {
 function drawStages(chart) {
   const stages = Object.entries(chart.offsets);
   if (data.isComparison || stages.length < 2) return { shapes: [], annotations: [] };
+  const end = Math.max(...chart.traces.flatMap((trace) => trace.x));
   const label = (run, x) => ({
-    text: data.runs[run].label, x, y: 1, xref: "x", yref: "paper", xanchor: "left", yanchor: "bottom",
+    text: data.runs[run].label, x, y: 1, xref: "x", yref: "paper", xanchor: x > 0.7 * end ? "right" : "left", yanchor: "bottom",
     showarrow: false, font: { size: 10, color: css("--quiet") },
   });
   return {
@@ -94,7 +95,7 @@ function layoutOf(chart, traces, shapes, annotations) {
     hovermode: "x unified",
     hoverlabel: { bgcolor: css("--raised"), bordercolor: css("--line"), font: { color: css("--ink"), size: 11 } },
     showlegend: false,
-    xaxis: { ...axis, tickformat: "d", nticks: 7, hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } },
+    xaxis: { ...axis, showspikes: false, tickformat: "d", nticks: 7, hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } },
     yaxis: {
       ...axis,
       nticks: 6,
@@ -169,7 +170,7 @@ const KINDS = {
 const number = (value) => (value === null || value === undefined ? "–" : String(value));
 const COLUMNS = [
   { name: "step", value: (row) => row.step, kind: "number" },
-  ...(data.runs.length > 1 ? [{ name: "run", value: (row) => data.runs[row.run].label, kind: "short" }] : []),
+  ...(data.runs.length > 1 ? [{ name: "run", value: (row) => data.runs[row.run].label, kind: "short wide" }] : []),
   { name: "prompt", value: (row) => prompts[row.prompt], kind: "text wide" },
   { name: "completion", value: (row) => row.completion, kind: "text" },
   { name: "answer", value: (row) => row.answer ?? "", kind: "short wide" },
@@ -216,6 +217,7 @@ function detailOf(row) {
     .filter((name) => name in row.scores)
     .map((name) => `${name}: ${number(row.scores[name])}${row.details[name] ? `  ${row.details[name]}` : ""}`);
   const facts = [
+    ...(data.runs.length > 1 ? [`run ${data.runs[row.run].label}`] : []),
     `prompt ${row.prompt_id}`, `reward ${number(row.reward)}`, `advantage ${number(row.advantage)}`,
     `${row.num_tokens} tokens`, `finish reason ${row.finish_reason}`, remarks(row), `in completions/${row.file}`,
   ];
