@@ -57,7 +57,7 @@ def test_help_of_report_says_what_it_does_and_gives_examples(arguments, capsys):
     assert main(["report", *arguments]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("usage: lit-grpo report RUN ... [OPTIONS]\n")
-    for words in ("Draw runs", "--follow", "  lit-grpo report runs/my/0\n", "comparison-1.png"):
+    for words in ("Draw runs", "--follow", "  lit-grpo report runs/my/0\n", "comparison-1.html"):
         assert words in shown
 
 

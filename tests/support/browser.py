@@ -81,7 +81,10 @@ class Tab:
             await asyncio.sleep(0.05)
 
     async def evaluate(self, expression: str) -> Any:
+        """Return the value of an expression; None if the page is left in this moment."""
         reply = await self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+        if "error" in reply:
+            return None
         assert "exceptionDetails" not in reply["result"], reply
         return reply["result"]["result"].get("value")
 

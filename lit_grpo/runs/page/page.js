@@ -335,5 +335,6 @@ addCharts();
 if (rows.length) addFilters();
 loadPlotly(document.currentScript.nonce)
   .then(drawCharts)
-  .then(() => document.body.setAttribute("data-drawn", String(plots.length)));
+  .then(() => document.body.setAttribute("data-drawn", String(plots.length)))
+  .catch((error) => byId("legend").append(`The charts need a browser of 2023 or later (${error}).`));
 if (data.reloadSeconds) reloadWhileLive();

@@ -184,15 +184,13 @@ def test_a_browser_draws_the_charts_and_browses_the_completions(tmp_path):
 @pytest.mark.slow
 @needs_chromium
 def test_a_link_keeps_what_is_filtered_and_a_live_page_reloads_with_it(tmp_path):
-    page = make_page(tmp_path / "report.html", make_run(tmp_path / "run" / "0"), reload_seconds=0.5)
+    page = make_page(tmp_path / "report.html", make_run(tmp_path / "run" / "0"), reload_seconds=2)
 
     async def look(tab):
         await tab.open(f"{page.as_uri()}#kind=truncated&step=2")
-        texts = "document.getElementById('count').textContent"
-        assert await tab.evaluate(texts) == "1 of 9 rows"
-        await tab.evaluate("window.isOld = true")
-        await tab.wait_for("!window.isOld && document.body && document.body.dataset.drawn")
-        assert await tab.evaluate(texts) == "1 of 9 rows"
+        shown = "document.getElementById('count')?.textContent === '1 of 9 rows'"
+        await tab.wait_for(f"{shown} && (window.isOld = true)")
+        await tab.wait_for(f"{shown} && !window.isOld")
         tab.requests = [url.split("#")[0] for url in tab.requests]
 
     browse(tmp_path, page, look)
@@ -200,8 +198,8 @@ def test_a_link_keeps_what_is_filtered_and_a_live_page_reloads_with_it(tmp_path)
 
 @pytest.mark.slow
 @needs_chromium
-def test_a_browser_compares_runs_and_hides_one_of_them(tmp_path):
-    runs = [make_run(tmp_path / "run" / name) for name in "01"]
+def test_a_browser_compares_runs_hides_one_and_fits_a_phone(tmp_path):
+    runs = [make_run(tmp_path / ("a_long_name" * 8) / name) for name in "01"]
     page = make_page(tmp_path / "comparison-1.html", *runs)
     lines = "document.querySelectorAll('.plot .scatterlayer .trace').length"
 
@@ -210,5 +208,8 @@ def test_a_browser_compares_runs_and_hides_one_of_them(tmp_path):
         await tab.evaluate("document.querySelector('#legend button').click()")
         await tab.wait_for(f"{lines} < {before}")
         assert await tab.evaluate("document.querySelectorAll('#legend button').length") == 2
+        await tab.open(f"{page.as_uri()}#", width=390, is_dark=True)
+        assert await tab.evaluate("document.documentElement.scrollWidth") <= 390
+        tab.requests = [url.split("#")[0] for url in tab.requests]
 
     browse(tmp_path, page, look)
