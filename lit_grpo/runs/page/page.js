@@ -29,7 +29,12 @@ function css(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/** Escape a text for Plotly, which reads some HTML, and break its lines. */
+/** Plotly reads some HTML in texts. */
+function escaped(text) {
+  return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+}
+
+/** Return what is shown of an event where the pointer is, in short lines. */
 function hoverText(mark) {
   const run = data.isComparison ? `${data.runs[mark.run].label}: ` : "";
   const cause = mark.cause ? ` (${mark.cause})` : "";
@@ -40,7 +45,6 @@ function hoverText(mark) {
     if (lines[lines.length - 1].length + word.length > 44) lines.push("");
     lines[lines.length - 1] += `${word} `;
   }
-  const escaped = (line) => line.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   return lines.filter(Boolean).map(escaped).join("<br>");
 }
 
@@ -73,7 +77,7 @@ function drawStages(chart) {
   if (data.isComparison || stages.length < 2) return { shapes: [], annotations: [] };
   const end = Math.max(...chart.traces.flatMap((trace) => trace.x));
   const label = (run, x) => ({
-    text: data.runs[run].label, x, y: 1, xref: "x", yref: "paper", xanchor: x > 0.7 * end ? "right" : "left", yanchor: "bottom",
+    text: escaped(data.runs[run].label), x, y: 1, xref: "x", yref: "paper", xanchor: x > 0.7 * end ? "right" : "left", yanchor: "bottom",
     showarrow: false, font: { size: 10, color: css("--quiet") },
   });
   return {

@@ -52,13 +52,14 @@ def write_page(
     """
     is_comparison = not are_stages(runs)
     diagnoses = [diagnose(run) for run in runs]
-    marks = [mark for number, run in enumerate(runs) for mark in find_marks(number, run)]
+    marks = [find_marks(number, run) for number, run in enumerate(runs)]
+    drawn = [[mark for mark in one if mark.is_drawn] for one in marks]
     sample = sample_completions(runs)
     data = {
         "runs": _looks(runs),
         "isComparison": is_comparison,
         "charts": draw_charts(runs, is_comparison=is_comparison),
-        "marks": [asdict(mark) for mark in marks if mark.is_drawn][-MAX_DRAWN:],
+        "marks": [asdict(mark) for mark in _newest(drawn, MAX_DRAWN)],
         "completions": asdict(sample),
         "reloadSeconds": reload_seconds,
     }
@@ -75,8 +76,8 @@ def write_page(
             rows=[summary_row(run) for run in runs],
             diagnoses=diagnoses,
             labels=[run.label for run in runs],
-            events=_newest(marks),
-            num_events=len(marks),
+            events=_newest(marks, MAX_EVENTS),
+            num_events=sum(map(len, marks)),
             notes=sample.notes,
             entries=[log_entry(*one) for one in zip(runs, diagnoses, strict=True)],
             data=_as_script(data),
@@ -116,8 +117,10 @@ def _looks(runs: Sequence[Run]) -> list[dict[str, str]]:
     ]
 
 
-def _newest(marks: Sequence[Mark]) -> list[Mark]:
-    return list(marks[-MAX_EVENTS:])
+def _newest(marks: Sequence[Sequence[Mark]], number: int) -> list[Mark]:
+    """Return at most this many events, an equal share of each run."""
+    share = max(1, number // len(marks))
+    return [mark for one in marks for mark in one[-share:]]
 
 
 def _as_script(data: dict[str, Any]) -> Markup:
