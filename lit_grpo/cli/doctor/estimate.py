@@ -204,14 +204,11 @@ def _of_engine(engine: Any, memory: Memory, device: torch.device) -> Iterator[Pa
 
 
 def _saving(subject: Subject) -> Iterator[Part]:
-    """Yield what a checkpoint needs, which is written tensor by tensor, and the final model."""
+    """Yield what checkpoints and the final model need, which are written tensor by tensor."""
     outline, policy = subject.outline.get(), subject.module.policy
     largest = max(one.numel() * one.element_size() for one in outline.parameters())
-    yield Part(name="largest tensor", bytes=largest, when="saving")
-    if policy.lora is not None and policy.merge_lora:
-        advice = "set model.policy.merge_lora to false"
-        merged = weight_bytes(outline)
-        yield Part(name="merged copy for final/", bytes=merged, when="saving", advice=advice)
+    is_merged = policy.lora is not None and policy.merge_lora  # with the adapter's share of it
+    yield Part(name="largest tensor", bytes=largest * (1 + is_merged), when="saving")
 
 
 def check_memory(subject: Subject) -> Iterator[Finding]:
