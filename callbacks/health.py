@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lightning as L
+import psutil
 import torch
 from lightning.pytorch.callbacks import Callback
 
@@ -136,7 +137,7 @@ class HealthMonitor(Callback):
         step = ObservedStep(
             rollouts=outputs["rollouts"],
             batch=outputs.get("batch"),
-            metrics=outputs.get("metrics", {}) | self._seconds,
+            metrics=outputs.get("metrics", {}) | self._seconds | _memory(),
             past=self._past,
             num_skipped=getattr(pl_module, "num_skipped_at_limit", 0),
             weights_are_finite=_are_finite(pl_module),
@@ -239,6 +240,16 @@ def _watch(name: str, rule: Rule) -> _Watched:
             f"HealthMonitor.init_args.rules.{name}."
         )
     return _Watched(cause, patience, action)
+
+
+def _memory() -> dict[str, float]:
+    """Return signs of a lack of memory, of the host and of the GPU."""
+    host = psutil.virtual_memory()
+    values = {"memory/available_fraction": host.available / host.total}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        retries = torch.cuda.memory_stats().get("num_alloc_retries", 0)
+        values["memory/num_alloc_retries"] = float(retries)
+    return values
 
 
 @torch.no_grad()

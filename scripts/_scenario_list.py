@@ -10,8 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from _toy_judge import ToyJudge
+from failing_engine import find_process
 
+ROOT = Path(__file__).parent.parent
+VLLM = ROOT / ".venv-vllm" / "bin" / "python"
+SERVER = ROOT / "configs" / "engines" / "vllm_server_cpu.yaml"
 NUM_STEPS = 8
 SMALL_DISK = (
     *("unshare", "--map-root-user", "--mount", "sh", "-c"),
@@ -58,6 +63,8 @@ class Scenario:
     then: Callable[[Path], None] | None = None
     """Does something to the run directory when the training has ended; it is resumed then."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    needs: Path | None = None
+    """A file without which the scenario is left out."""
     command: tuple[str, ...] = ()
     """Goes before the command of the training."""
     judge: Mapping[str, Any] | None = None
@@ -126,6 +133,11 @@ def end_the_judge(running: Running) -> None:
     running.judge.set(is_down=True)
 
 
+def kill_the_server(running: Running) -> None:
+    running.wait_for_rows(3)
+    find_process(running.process.pid, "main process").kill()
+
+
 def flip_a_byte(run: Path) -> None:
     path = (run / "checkpoints" / "last.ckpt").resolve()
     content = bytearray(path.read_bytes())
@@ -145,6 +157,16 @@ def with_wandb(name: str) -> dict[str, Any]:
     settings["trainer.callbacks"].append(teardown)
     arguments = {"project": "scenarios", "offline": True, "save_dir": "."}
     return settings | {"trainer.logger": {"class_path": "WandbLogger", "init_args": arguments}}
+
+
+def with_server(**supervision: Any) -> dict[str, Any]:
+    """Return a run that samples with a vLLM server on the CPU."""
+    engine = yaml.safe_load(SERVER.read_text())["model"]["engine"]
+    engine["init_args"]["launch"]["python"] = str(VLLM)
+    engine["init_args"]["supervision"] = supervision
+    architecture = BASE["model"]["policy"]["architecture"]
+    larger = architecture | {"hidden_size": 64, "max_position_embeddings": 64}  # heads of 32
+    return {"model.engine": engine, "model.policy": {"architecture": larger}}
 
 
 def watchdog(**arguments: Any) -> dict[str, Any]:
@@ -171,6 +193,21 @@ SCENARIOS = (
         drive=end_the_judge,
         says=r"Too many scores are missing.*unavailable",
         exit_code=4,
+    ),
+    Scenario(
+        title="the inference server dies at step 3",
+        settings=with_server(),
+        drive=kill_the_server,
+        says=r"Server .* was stopped: .* Restart 1 of 3",
+        needs=VLLM,
+    ),
+    Scenario(
+        title="the inference server dies and may not be restarted",
+        settings=with_server(max_restarts=0),
+        drive=kill_the_server,
+        says=r"the inference server at .* is still unhealthy",
+        exit_code=5,
+        needs=VLLM,
     ),
     Scenario(
         title="a constant scorer",

@@ -195,11 +195,15 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     arguments = parser.parse_args()
-    chosen = [
+    named = [
         one
         for one in SCENARIOS
         if not arguments.words or any(word in one.title for word in arguments.words)
     ]
+    chosen = [one for one in named if one.needs is None or one.needs.exists()]
+    for one in named:
+        if one not in chosen:
+            print(f"left out, for lack of {one.needs}: {one.title}", file=sys.stderr)
     with TemporaryDirectory() as temporary, ThreadPoolExecutor(arguments.jobs) as pool:
         root = (arguments.dir or Path(temporary)).absolute()
         endings = pool.map(lambda one: run_scenario(one, root / one.title), chosen)

@@ -31,6 +31,7 @@ MIN_STEPS = 10
 REPETITIVE, MIN_CHARACTERS = 0.15, 200
 """A completion of so many characters that compresses to such a share repeats itself."""
 SLOW_FACTOR, SLOW_SHARE, SLOW_SECONDS = 3.0, 0.2, 1.0
+LITTLE_MEMORY = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,6 +55,10 @@ class ObservedStep:
         if len(values) < MIN_STEPS:
             return None
         return statistics.median(values[: len(values) // 2])
+
+    def has_grown(self, name: str) -> bool:
+        """Return whether a count is larger than after the step before."""
+        return bool(self.past) and self.metrics.get(name, 0) > self.past[-1].get(name, 0)
 
     def factor(self, name: str) -> float | None:
         """Return by how much a metric differs from the usual; None if that is not known."""
@@ -261,13 +266,16 @@ def slow_stage(step: ObservedStep) -> str | None:
 
 def _why_slow(step: ObservedStep, stage: str) -> str:
     """Return what is known of the reason, to be added to a sentence."""
+    if step.has_grown("memory/num_alloc_retries"):
+        return ": the GPU is out of memory again and again, and frees what it had kept"
+    left = step.metrics.get("memory/available_fraction", 1.0)
+    if left < LITTLE_MEMORY:
+        return f": only {left:.0%} of the machine's memory is left"
     length = step.factor("completions/mean_length")
     if stage in ("generation", "update", "logprob") and length is not None and length > 1.5:
         return f": completions are {length:.1f} times as long"
-    if stage in ("update", "logprob") and step.past:
-        compiled = "perf/num_compilations"
-        if step.metrics.get(compiled, 0) > step.past[-1].get(compiled, 0):
-            return ": the model was compiled again for new shapes"
+    if stage in ("update", "logprob") and step.has_grown("perf/num_compilations"):
+        return ": the model was compiled again for new shapes"
     if step.metrics.get("rollout/restarts"):
         return ": a server was restarted"
     if stage == "reward":

@@ -57,9 +57,10 @@ class TransformersVLLM:
             self._model = self._model if keeps_weights else None
 
     @torch.no_grad()
-    def sample(self, requests, version):
+    def sample(self, requests, version, on_step):
         for number, request in enumerate(requests):
             for index, seed in request.seeds.items():
+                on_step()
                 yield number, index, self._sample(request, seed, version)
 
     def _sample(self, request, seed, version):
