@@ -27,7 +27,7 @@ from lit_grpo.runs.checkpoint_files import (
 )
 from lit_grpo.runs.events import num_finished_steps
 from lit_grpo.runs.files import MetricsFile
-from lit_grpo.runs.signals import is_between_steps
+from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import check_range
 

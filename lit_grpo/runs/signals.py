@@ -15,10 +15,9 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.stopping import exit_code_of_signal, stop_run
-from lit_grpo.types import StopReason
+from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
+from lit_grpo.stopping import exit_code_of_signal
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -27,7 +26,7 @@ ECHO_SECONDS = 0.5
 whole process group has already received."""
 
 
-class StopOnSignal(Callback):
+class StopOnSignal(StopAtSafePoints):
     """End the run at SIGTERM, SIGINT (Ctrl-C) or SIGUSR1; ``Checkpoints`` writes a checkpoint.
 
     It ends on all ranks, with exit code 128 + signal, including ranks that did not receive the
@@ -64,26 +63,7 @@ class StopOnSignal(Callback):
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        if is_between_steps(trainer):
-            self._stop_if_received(trainer)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if is_validation_of_fit(trainer) and is_between_steps(trainer):
-            self._stop_if_received(trainer)
-
-    def on_wait(self, trainer: L.Trainer, pl_module: L.LightningModule, _: None) -> None:
-        """Stop without finishing the step: what it waits for may take long to arrive."""
-        self._stop_if_received(trainer)
-
-    def _stop_if_received(self, trainer: L.Trainer) -> None:
+    def stop_if_due(self, trainer: L.Trainer) -> None:
         """Stop all ranks if any of them has received a signal."""
         received = torch.tensor(self.received or 0, device=trainer.strategy.root_device)
         signum = int(trainer.strategy.reduce(received, reduce_op="max"))
@@ -105,33 +85,6 @@ class StopOnSignal(Callback):
             if signal.getsignal(signum) == self._receive:  # Lightning may have restored its own
                 signal.signal(signum, handler)
         self._previous_handlers = {}
-
-
-def stop_safely(trainer: L.Trainer, exit_code: int, message: str) -> None:
-    """Stop between two steps or within one, which is then left undone.
-
-    Args:
-        message: Says ``{steps}`` where the number of finished steps belongs.
-    """
-    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total
-    num_steps = progress.processed
-    reason = StopReason(
-        exit_code=exit_code,
-        message=message.format(steps=f"{num_steps} rollout step{'' if num_steps == 1 else 's'}"),
-        is_step_unfinished=progress.ready > num_steps,
-    )
-    stop_run(trainer, reason)
-
-
-def is_validation_of_fit(trainer: L.Trainer) -> bool:
-    """Return whether the validation that has just ended is one of a training."""
-    return trainer.state.fn == "fit" and not trainer.sanity_checking
-
-
-def is_between_steps(trainer: L.Trainer) -> bool:
-    """Return whether no gradients are being accumulated, which a stop or a save would lose."""
-    num_batches = trainer.fit_loop.batch_idx + 1
-    return num_batches % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
 
 def _write_stderr(message: str) -> None:

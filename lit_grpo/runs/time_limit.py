@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, Timer
+from lightning.pytorch.callbacks import Timer
 
 from lit_grpo.runs.checkpoints import Checkpoints
 from lit_grpo.runs.events import num_finished_steps
-from lit_grpo.runs.signals import is_between_steps, is_validation_of_fit, stop_safely
+from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
 from lit_grpo.runs.slurm import job_end_time, requeue_job
 from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason, stop_run
 from lit_grpo.types import Stage, StopReason, UserError, setting_error
@@ -28,7 +28,7 @@ UNBROKEN_STAGES = ("logprob", "update")
 """Stages within which a step is not left."""
 
 
-class LeaveInTime(Callback):
+class LeaveInTime(StopAtSafePoints):
     """End a run in time for its last checkpoint, with exit code 7.
 
     The limits are ``trainer.max_time``, which counts all parts of a run together, and ``leave_by``.
@@ -71,27 +71,9 @@ class LeaveInTime(Callback):
             self._update_seconds += stage.seconds
             self._longest_update = max(self._longest_update, self._update_seconds)
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        if is_between_steps(trainer):
-            self._stop_if_time_is_up(trainer)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if is_validation_of_fit(trainer) and is_between_steps(trainer):
-            self._stop_if_time_is_up(trainer)
-
-    def on_wait(self, trainer: L.Trainer, pl_module: L.LightningModule, _: None) -> None:
-        self._stop_if_time_is_up(trainer)
-
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.should_stop:  # Lightning's own timer may have been the first to see it
-            self._stop_if_time_is_up(trainer)
+            self.stop_if_due(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._first_step = num_finished_steps(trainer)
@@ -110,7 +92,7 @@ class LeaveInTime(Callback):
                 "next one. Give it more time."
             )
 
-    def _stop_if_time_is_up(self, trainer: L.Trainer) -> None:
+    def stop_if_due(self, trainer: L.Trainer) -> None:
         """Stop all ranks, by the clock of the first."""
         if get_stop_reason(trainer) is not None:
             return

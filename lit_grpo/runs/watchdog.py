@@ -12,12 +12,11 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.runs.activity import CPUMeter, all_stacks, describe_activity, is_busy
 from lit_grpo.runs.events import record_event
 from lit_grpo.runs.run_progress import clock_time
-from lit_grpo.runs.signals import stop_safely
+from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import RunningStage, Stage, StageProgress, check_range
 
@@ -33,7 +32,7 @@ SAVE_SECONDS = 1800.0
 """Time to leave, save and close."""
 
 
-class StallWatchdog(Callback):
+class StallWatchdog(StopAtSafePoints):
     """Report that a run makes no progress, and whether that looks like a deadlock.
 
     Progress is a stage that ends, or a completion or a token more in the one that is running. A run
@@ -98,15 +97,12 @@ class StallWatchdog(Callback):
         batch_idx: int,
     ) -> None:
         self._num_ended += 1
-        self._stop_if_stalled(trainer)
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
         self._num_ended += 1
 
-    def on_wait(self, trainer: L.Trainer, pl_module: L.LightningModule, _: None) -> None:
-        self._stop_if_stalled(trainer)
-
-    def _stop_if_stalled(self, trainer: L.Trainer) -> None:
+    def stop_if_due(self, trainer: L.Trainer) -> None:
         """Stop all ranks if the watchdog of any wants to."""
         if self.action == "stop":
             wanted = torch.tensor(int(bool(self._why)), device=trainer.strategy.root_device)
