@@ -33,6 +33,7 @@ from lit_grpo.cli.errors import (
 from lit_grpo.cli.help import print_all_keys
 from lit_grpo.cli.reward_commands import run_reward_command
 from lit_grpo.cli.run_dir import choose_run_dir, with_run
+from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.runs.log import log_to_terminal
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
@@ -145,6 +146,8 @@ def report_error(error: Exception) -> int:
         return ExitCode.CRASHED
     if line := full_disk(error):
         return print_error(line, ExitCode.CRASHED)
+    if is_out_of_memory(error):
+        error = OutOfMemory(describe_out_of_memory("", error))
     if isinstance(error, OutOfMemory | Diverged | UserError):
         return print_error(str(error), exit_code_of_error(error))
     traceback.print_exception(error)

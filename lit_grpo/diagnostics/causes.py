@@ -25,6 +25,8 @@ MEMORY_ADVICE = {
     "reference, and with LoRA the reference takes no memory.",
     "update": "Set `model.policy.lora`, or another optimizer: its moments take two values for each "
     "trained weight.",
+    "": "Set `model.policy.dtype: bfloat16` with `model.policy.lora`; in a warm-up lower "
+    "`data.prompts_per_step` and raise `trainer.accumulate_grad_batches`.",
 }
 """Stage -> what to do if it runs out of memory."""
 
@@ -406,9 +408,11 @@ _TABLE = (
             "longest micro-batches come first, so a step that survives its first micro-batch "
             "survives the others."
         ),
-        advice=tuple(f"In stage `{stage}`: {advice}" for stage, advice in MEMORY_ADVICE.items()),
+        advice=tuple(
+            f"{f'In stage `{stage}`' if stage else 'Elsewhere'}: {advice[0].lower()}{advice[1:]}"
+            for stage, advice in MEMORY_ADVICE.items()
+        ),
         more=(
-            "Before the first step: `policy.dtype: bfloat16` with `policy.lora`.",
             "`TimingLog` with `stages: true` logs the memory at the end of each stage. A single "
             "row that exceeds the token budget still runs, alone.",
         ),

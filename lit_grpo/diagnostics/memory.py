@@ -19,10 +19,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def describe_out_of_memory(stage: str, error: BaseException) -> str:
-    """Return a line on a lack of memory in a stage, and what to change."""
+    """Return a line on a lack of memory in a stage, or in none if empty, and what to change."""
+    stage = stage if stage in MEMORY_ADVICE else ""
     asked = re.search(r"allocate (\d+) bytes", str(error))
     size = f" {int(asked[1]) / GB:.2f} GB were asked for." if asked else ""
     on_gpu = isinstance(error, torch.OutOfMemoryError)
     detail = f" {str(error).split('. If reserved')[0].strip()}" if on_gpu else size
-    advice = MEMORY_ADVICE.get(stage, "Use a smaller model, or set `model.policy.lora`.")
-    return f"out of memory in the stage {stage}.{detail} {advice.replace('`', '')}"
+    place = f"in the stage {stage}" if stage else "outside of the stages of a step"
+    return f"out of memory {place}.{detail} {MEMORY_ADVICE[stage].replace('`', '')}"

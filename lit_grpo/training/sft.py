@@ -5,21 +5,38 @@ GRPO starts from the final model, whose completions then earn some reward.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch.cli import OptimizerCallable
-from torch.optim import AdamW
+from lightning.pytorch.utilities import rank_zero_only
+from torch.optim import AdamW, Optimizer
 
+from lit_grpo.diagnostics import CAUSES
 from lit_grpo.policy import Policy
 from lit_grpo.policy.chat_template import end_of_turn
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import RolloutEngine, Sampling
+from lit_grpo.stopping import ExitCode, stop_run
 from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batching import collate_tokens
 from lit_grpo.training.evaluation import Evaluation
-from lit_grpo.types import Prompt, RunningStage, StageProgress, TokenBatch, UserError
+from lit_grpo.types import (
+    Prompt,
+    RunningStage,
+    StageProgress,
+    StopReason,
+    TokenBatch,
+    UserError,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_SKIPPED_STEPS = 5
+"""Optimizer steps in a row without a finite gradient after which a warm-up ends."""
 
 
 class SFTModule(PolicyModule):
@@ -63,6 +80,8 @@ class SFTModule(PolicyModule):
         )
         self.target_column = target_column
         self._num_tokens = 0
+        self._num_skipped = 0
+        """Optimizer steps in a row that were skipped until now."""
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:
         # A stage would need to contain the backward pass, which is Lightning's.
@@ -72,6 +91,29 @@ class SFTModule(PolicyModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Prompt], batch_idx: int) -> None:
         self.events.running = None
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Leave out a step whose gradient is not finite; too many in a row end the run."""
+        gradients = [p.grad for p in self.policy.trainable_parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)  # summed over ranks before
+        if norm.isfinite():
+            self._num_skipped = 0
+            return
+        for parameter in self.policy.trainable_parameters():
+            parameter.grad = None  # an optimizer leaves such a parameter as it is
+        self._num_skipped += 1
+        rank_zero_only(log.warning)(
+            "the gradient of optimizer step %d is not finite (norm %s), so the step is skipped: %d "
+            "in a row, of at most %d. %s",
+            *(self.global_step + 1, float(norm), self._num_skipped, MAX_SKIPPED_STEPS),
+            CAUSES["not_finite_gradient"].remedy,
+        )
+        if self._num_skipped == MAX_SKIPPED_STEPS:
+            message = (
+                f"Stopped because the gradients of {MAX_SKIPPED_STEPS} optimizer steps in a row "
+                "were not finite. They were not applied. Resume with a lower learning rate."
+            )
+            stop_run(self.trainer, StopReason(exit_code=ExitCode.DIVERGED, message=message))
 
     def progress(self) -> StageProgress:
         """Return how many target tokens have been trained on in this process."""

@@ -23,6 +23,8 @@ def test_the_stage_names_the_setting_to_lower(host_error):
     assert line.startswith("out of memory in the stage micro_batch. 1125899.91 GB were asked for.")
     assert "Lower model.update.max_tokens_per_micro_batch" in line
     assert "max_concurrent" in describe_out_of_memory("generation", MemoryError())
+    elsewhere = describe_out_of_memory("", MemoryError())
+    assert elsewhere.startswith("out of memory outside of the stages of a step. Set model.policy.")
 
 
 def test_the_words_of_a_gpu_are_kept_without_those_on_fragmentation():

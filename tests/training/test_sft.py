@@ -8,6 +8,7 @@ from tiny import LLAMA, prompt
 from lit_grpo.data import PromptLoader
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.rollout import HFEngine, Sampling
+from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training import Evaluation, SFTModule
 
 PROMPTS = [
@@ -123,3 +124,36 @@ def test_a_target_does_not_open_the_thought_that_the_template_has_opened(tmp_pat
     first, second = map(module.target_ids, prompts)
     assert first == second
     assert module.tokenizer.decode(first) == f"a</think>2{IM_END}"
+
+
+class NoFiniteGradient(L.Callback):
+    """Spoil the gradients of some batches."""
+
+    def __init__(self, *numbers):
+        self.numbers = numbers
+
+    def on_after_backward(self, trainer, module):
+        if trainer.fit_loop.total_batch_idx in self.numbers:
+            module.policy.trainable_parameters()[0].grad.fill_(float("inf"))
+
+
+def test_a_step_without_a_finite_gradient_is_skipped(caplog):
+    def weights_after(steps, *callbacks):
+        module = make_module()
+        fit(module, *callbacks, max_steps=steps, gradient_clip_val=1.0)
+        return module, [one.detach() for one in module.policy.trainable_parameters()]
+
+    _, plain = weights_after(1)
+    module, skipping = weights_after(2, NoFiniteGradient(1))
+    assert all(one.equal(other) for one, other in zip(plain, skipping, strict=True))
+    assert get_stop_reason(module.trainer) is None
+    assert "the gradient of optimizer step 2 is not finite (norm inf)" in caplog.text
+
+
+def test_too_many_skipped_steps_in_a_row_end_a_warm_up():
+    module = make_module()
+    fit(module, NoFiniteGradient(0, *range(2, 99)), max_steps=99)
+    reason = get_stop_reason(module.trainer)
+    assert reason.exit_code == ExitCode.DIVERGED
+    assert module.trainer.fit_loop.total_batch_idx + 1 == 2 + 5
+    assert all(one.isfinite().all() for one in module.policy.trainable_parameters())
