@@ -174,8 +174,9 @@ def test_a_run_survives_a_wandb_service_that_hangs(tmp_path):
 
 
 ENDINGS = """
-import sys
+import json, sys
 from pathlib import Path
+import wandb
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import WandbLogger
 from toy_rollouts import fit, outputs, rollouts
@@ -184,46 +185,49 @@ from lit_grpo.callbacks import WandbTeardown, ZeroRewardBreaker
 from lit_grpo.stopping import exit_code_of_signal, stop_run
 from lit_grpo.types import StopReason, UserError
 
-directory, ending = Path(sys.argv[1]), sys.argv[2]
-
 class Stop(Callback):
     def on_train_batch_end(self, trainer, *args):
         reason = StopReason(exit_code=exit_code_of_signal(15), message="Ended by SIGTERM. " * 99)
         stop_run(trainer, reason)
 
-def step(number):
-    if ending == "bug":
-        raise ZeroDivisionError("a bug\\nof two lines")
-    if ending == "mistake":
-        raise UserError("wrong data")
-    return outputs(rollouts([[0.0, 0.0]]))
+def run(ending, directory):
+    def step(number):
+        if ending == "bug":
+            raise ZeroDivisionError("a bug\\nof two lines")
+        if ending == "mistake":
+            raise UserError("wrong data")
+        return outputs(rollouts([[0.0, 0.0]]))
 
-others = {"no reward": [ZeroRewardBreaker(1, 2)], "signal": [Stop()]}.get(ending, [])
-logger = WandbLogger(project="test", save_dir=str(directory), offline=True)
-try:
-    fit(step, [WandbTeardown(timeout_seconds=120), *others], steps=3, logger=logger)
-except (ZeroDivisionError, UserError):
-    pass
-print(describe_end(directory))
+    directory.mkdir()
+    others = {"no reward": [ZeroRewardBreaker(1, 2)], "signal": [Stop()]}.get(ending, [])
+    logger = WandbLogger(project="test", save_dir=str(directory), offline=True)
+    try:
+        fit(step, [WandbTeardown(timeout_seconds=120), *others], steps=3, logger=logger)
+    except (ZeroDivisionError, UserError):
+        pass
+
+places = {ending: Path(sys.argv[1]) / ending for ending in sys.argv[2:]}
+for ending, directory in places.items():
+    run(ending, directory)
+wandb.teardown()  # so that its service has written everything
+print(json.dumps({ending: json.loads(describe_end(where)) for ending, where in places.items()}))
 """
+ENDS = {
+    "done": (0, "done after optimizer step 3: max_steps is reached"),
+    "no reward": (3, "No reward for 2 rollout steps"),
+    "signal": (143, "Ended by SIGTERM. Ended by SIGTERM. "),
+    "bug": (1, "ZeroDivisionError: a bug of two lines"),
+    "mistake": (2, "UserError: wrong data"),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ending", "exit_code", "reason"),
-    [
-        ("done", 0, "done after optimizer step 3: max_steps is reached"),
-        ("no reward", 3, "No reward for 2 rollout steps"),
-        ("signal", 143, "Ended by SIGTERM. Ended by SIGTERM. "),
-        ("bug", 1, "ZeroDivisionError: a bug of two lines"),
-        ("mistake", 2, "UserError: wrong data"),
-    ],
-)
-def test_wandb_learns_how_the_run_ended(ending, exit_code, reason, tmp_path):
-    words = [sys.executable, "-c", ENDINGS, str(tmp_path), ending]
+def test_wandb_learns_how_the_run_ended(tmp_path):
+    words = [sys.executable, "-c", ENDINGS, str(tmp_path), *ENDS]
     quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
     result = run_program(words, PYTHONPATH=str(SUPPORT), **quiet)
     found = json.loads(result.stdout.splitlines()[-1])
-    assert found["exit_codes"] == [exit_code]
-    assert found["stop_reason"].startswith(reason)
-    assert len(found["stop_reason"]) <= 200
+    for ending, (exit_code, reason) in ENDS.items():
+        assert found[ending]["exit_codes"] == [exit_code], ending
+        assert found[ending]["stop_reason"].startswith(reason), ending
+        assert len(found[ending]["stop_reason"]) <= 200
