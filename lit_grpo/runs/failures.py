@@ -52,11 +52,13 @@ def _describe(name: str, fraction: float, completions: Path) -> str:
             f"Reward {name!r} failed on {fraction:.1%} of the rows, which are not in {completions}."
         )
     outcome, num_rows = Counter(outcome for outcome, _ in reasons).most_common(1)[0]
-    ((detail, _),) = Counter(text for kind, text in reasons if kind == outcome).most_common(1)
+    details = Counter(text for kind, text in reasons if kind == outcome)
+    ((detail, num_same),) = details.most_common(1)
+    with_it = "" if num_same == num_rows else f", {num_same:,} of them as here"
     shown = detail if len(detail) <= SHOWN_CHARACTERS else f"{detail[:SHOWN_CHARACTERS]}…"
     return (
         f"Reward {name!r} failed on {len(reasons):,} of {len(scores):,} rows "
-        f"({len(reasons) / len(scores):.1%}), most often ({num_rows:,}) with {outcome}: "
+        f"({len(reasons) / len(scores):.1%}), most often ({num_rows:,}{with_it}) with {outcome}: "
         f"{shown.rstrip('.') or 'no detail'}. Read more: the columns outcome/{name} and "
         f"detail/{name} of {completions}."
     )

@@ -137,6 +137,18 @@ def _why_timer(trainer: L.Trainer) -> str:
     return ""
 
 
+def with_more_time(resume_with: str, trainer: L.Trainer) -> str:
+    """Add twice the time to a command that resumes a run which has used up ``max_time``."""
+    for timer in trainer.callbacks:  # type: ignore[attr-defined]
+        left = timer.time_remaining() if isinstance(timer, Timer) else None
+        if left is not None and left <= 0:
+            seconds = 2 * round(timer.time_elapsed() + left)
+            days, clock = divmod(seconds, 24 * 3600)
+            more = f"{days:02}:{clock // 3600:02}:{clock // 60 % 60:02}:{clock % 60:02}"
+            return f"{resume_with} --trainer.max_time {more}"
+    return resume_with
+
+
 def _parse(leave_by: str) -> float | None:
     """Return a time in seconds since the epoch; None for ``never``."""
     if leave_by == "never":

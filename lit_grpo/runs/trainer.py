@@ -30,7 +30,7 @@ from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.progress import RolloutProgressBar
 from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
 from lit_grpo.runs.signals import StopOnSignal
-from lit_grpo.runs.time_limit import LeaveInTime, requeue_if_asked
+from lit_grpo.runs.time_limit import LeaveInTime, requeue_if_asked, with_more_time
 from lit_grpo.runs.watchdog import StallWatchdog
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import StopReason, UserError, check_range, check_type, setting_error
@@ -291,11 +291,15 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
         requeue_if_asked(trainer)
         is_done = get_stop_reason(trainer) is None
     except Exception:
+        if (reason := get_stop_reason(trainer)) is not None:  # which the error would hide
+            rank_zero_only(log.error)("The run was about to end: %s", reason.message)
         log_exception(run_log)
         raise
     finally:
         if not is_done and last_checkpoint(run_dir) is not None:
-            rank_zero_only(log.info)("Resume with: %s", resume_with)
+            is_command = resume_with != RESUME_CALL
+            how = with_more_time(resume_with, trainer) if is_command else resume_with
+            rank_zero_only(log.info)("Resume with: %s", how)
         close_run_log(run_log)
 
 

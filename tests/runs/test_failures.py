@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 import yaml
 from cli_base import BASE
 from run_logs import workplace
 
 from lit_grpo.__main__ import main
+from lit_grpo.runs.failures import describe_failures
+from lit_grpo.runs.files import write_table
+from lit_grpo.runs.history import Run
 
 REWARDS = """
 from lit_grpo.rewards import Reward
@@ -80,3 +84,20 @@ def test_a_resumed_run_counts_all_of_its_rows():
 def test_rewards_that_did_not_fail_are_not_mentioned():
     function = "{class_path: FunctionReward, init_args: {function: 'flaky_rewards:rarely'}}"
     assert "failed on" not in ended(f"[{function}]")
+
+
+def test_a_message_is_said_to_be_one_of_several(here):
+    table = pa.table(
+        {
+            "outcome/flaky": ["error", "error", "error", "ok", "timeout"],
+            "detail/flaky": ["ValueError: no", "got nan", "ValueError: no", "", "no answer"],
+        }
+    )
+    write_table(table, here / "run" / "completions" / "step_000000.parquet")
+    metrics = pd.DataFrame({"step": [0], "seconds": [1.0], "reward/flaky/error_fraction": [0.6]})
+    run = Run(path=here / "run", label="run", metrics=metrics)
+    (line,) = describe_failures(run)
+    assert line.startswith(
+        "Reward 'flaky' failed on 4 of 5 rows (80.0%), most often (3, 2 of them as here) with "
+        "error: ValueError: no. Read more"
+    )

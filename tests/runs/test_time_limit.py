@@ -2,13 +2,15 @@
 
 import time
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch.callbacks import Timer
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.runs import time_limit
-from lit_grpo.runs.time_limit import LeaveInTime, requeue_if_asked
+from lit_grpo.runs.time_limit import LeaveInTime, requeue_if_asked, with_more_time
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.types import Stage
 
@@ -101,3 +103,12 @@ def test_the_end_of_a_slurm_job_is_a_limit_unless_it_is_refused(monkeypatch):
 def test_a_time_that_is_none_or_has_passed_is_refused(value, message):
     with pytest.raises(ValueError, match=message):
         LeaveInTime(value)
+
+
+def test_a_run_that_has_used_up_its_time_is_resumed_with_more():
+    timer = Timer("01:00:00:10")
+    trainer = SimpleNamespace(callbacks=[timer])
+    assert with_more_time("lit-grpo fit run", trainer) == "lit-grpo fit run"
+    timer.load_state_dict({"time_elapsed": {"train": 90_000.0}})
+    expected = "lit-grpo fit run --trainer.max_time 02:00:00:20"
+    assert with_more_time("lit-grpo fit run", trainer) == expected

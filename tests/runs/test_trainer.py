@@ -89,6 +89,16 @@ def test_an_exception_is_raised_and_its_traceback_is_in_the_log(tmp_path):
     assert "ZeroDivisionError: of this callback" in (tmp_path / "run.log").read_text()
 
 
+def test_an_exception_does_not_hide_why_the_run_was_about_to_end(tmp_path):
+    class Fails(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            outputs["nothing like this"]
+
+    with pytest.raises(KeyError, match="nothing like this"):
+        train(tmp_path, StopAfter(1), Fails())
+    assert "The run was about to end: enough for now" in (tmp_path / "run.log").read_text()
+
+
 class OwnBar(TQDMProgressBar):
     pass
 
