@@ -29,9 +29,9 @@ class Alerts(Callback):
     under way. An alert that cannot be sent is logged, and the run goes on.
 
     Args:
-        command: Program with arguments, run without a shell. It reads the message on its standard
-            input, and finds what it is about in the environment variables ``LIT_GRPO_RUN``,
-            ``LIT_GRPO_KIND``, ``LIT_GRPO_STEP`` and ``LIT_GRPO_CAUSE``.
+        command: Program with arguments, as one text or a list, run without a shell. It reads the
+            message on its standard input, and finds what it is about in the environment variables
+            ``LIT_GRPO_RUN``, ``LIT_GRPO_KIND``, ``LIT_GRPO_STEP`` and ``LIT_GRPO_CAUSE``.
         webhook: URL that gets a JSON object with ``text``, as Slack and Mattermost read it, and
             ``run``, ``kind``, ``step``, ``cause``, ``message`` and ``time``.
         kinds: Kinds of events to send.
@@ -42,7 +42,7 @@ class Alerts(Callback):
 
     def __init__(
         self,
-        command: str | None = None,
+        command: str | list[str] | None = None,
         webhook: str | None = None,
         kinds: tuple[EventKind, ...] = ("alert", "rollback", "stall", "stop", "crash"),
     ) -> None:
@@ -70,7 +70,8 @@ class Alerts(Callback):
             wait([sending], TIMEOUT_SECONDS)
 
     def _send(self, run: str, event: Event) -> None:
-        text = f"{run}, rollout step {event.step}: {event.kind}. {event.message}".rstrip(". ") + "."
+        steps = f"{event.step} rollout step{'' if event.step == 1 else 's'}"
+        text = f"{run}, after {steps}: {event.kind}. {event.message}".rstrip(". ") + "."
         for send in (self._run_command, self._post):
             try:
                 send(run, event, text)
@@ -82,7 +83,7 @@ class Alerts(Callback):
             return
         values = {"RUN": run, "KIND": event.kind, "STEP": str(event.step), "CAUSE": event.cause}
         subprocess.run(
-            shlex.split(self.command),
+            shlex.split(self.command) if isinstance(self.command, str) else self.command,
             input=text,
             text=True,
             env=os.environ | {f"LIT_GRPO_{name}": value for name, value in values.items()},

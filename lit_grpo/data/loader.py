@@ -160,7 +160,7 @@ class PromptLoader:
         if len(self.prompts) < self._min_batch_size:
             fix = "lower data.prompts_per_step" if self.training else "use fewer processes"
             raise UserError(
-                f"{len(self.prompts)} prompts are too few: one batch on {self.world_size} "
-                f"processes needs {self._min_batch_size} (every process needs a share). Provide "
-                f"more rows, or {fix}."
+                f"too few prompts: {len(self.prompts)}; one batch on {self.world_size} process(es) "
+                f"needs {self._min_batch_size} (every process needs a share). Provide more rows, "
+                f"or {fix}."
             )

@@ -89,6 +89,7 @@ class Checkpoints(Callback):
         self._save_seconds = 0.0
         self._moment: Literal["step", "validation", "end"] = "step"
         """What has just ended."""
+        self._validated_step = -1
         self._is_waiting = False
         """Whether a checkpoint is due once the validation of this step is done."""
 
@@ -142,7 +143,7 @@ class Checkpoints(Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.global_step == 0:
             return
-        self._moment = "validation"
+        self._moment, self._validated_step = "validation", num_finished_steps(trainer)
         if not trainer.fast_dev_run and self._is_best(trainer):  # type: ignore[attr-defined]
             trainer.save_checkpoint(self.directory / "best.ckpt")
         if self._is_waiting and get_stop_reason(trainer) is None:
@@ -196,7 +197,7 @@ class Checkpoints(Callback):
         metrics = {
             name: float(trainer.callback_metrics[name])
             for name in (*SUMMARY, self.monitor)
-            if name in trainer.callback_metrics
+            if name in trainer.callback_metrics and self._is_of_this_step(trainer, name)
         }
         checkpoint["summary"] = {
             "rollout_step": num_finished_steps(trainer),
@@ -210,6 +211,11 @@ class Checkpoints(Callback):
             _undo_completed_batch(loops)
         elif self._moment == "end":
             _undo_end(loops, trainer)
+
+    def _is_of_this_step(self, trainer: L.Trainer, name: str) -> bool:
+        """Return whether a metric has a value, which is not one of an earlier validation."""
+        is_old = name.startswith("val/") and self._validated_step != num_finished_steps(trainer)
+        return not is_old and bool(trainer.callback_metrics[name].isfinite())
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}

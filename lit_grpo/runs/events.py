@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -31,9 +32,10 @@ def record_event(trainer: L.Trainer, kind: EventKind, message: str = "", cause: 
     """Tell the callbacks with an ``on_event(trainer, event)`` what has happened, on rank 0."""
     if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total  # a step may be running
     event = Event(
         time=datetime.now().astimezone().isoformat(timespec="seconds"),
-        step=num_finished_steps(trainer),
+        step=min(num_finished_steps(trainer), progress.processed),
         kind=kind,
         message=message,
         cause=cause,
@@ -48,7 +50,8 @@ class EventsFile(Callback):
 
     def __init__(self, run_dir: str | Path) -> None:
         self.path = Path(run_dir) / NAME
-        self._has_begun = False
+        self.has_begun = False
+        """Whether a training of this process has begun."""
 
     def on_event(self, trainer: L.Trainer, event: Event) -> None:
         """Append an event.
@@ -61,7 +64,7 @@ class EventsFile(Callback):
                 file.write(json.dumps(asdict(event), ensure_ascii=False) + "\n")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._has_begun = True
+        self.has_begun = True
         record_event(trainer, "resume" if num_finished_steps(trainer) else "start")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -74,5 +77,5 @@ class EventsFile(Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        if self._has_begun:  # else there may be no run directory
+        if self.has_begun:  # else there may be no run directory
             record_event(trainer, "crash", f"{type(exception).__name__}: {exception}")

@@ -296,7 +296,9 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
         log_exception(run_log)
         raise
     finally:
-        if not is_done and last_checkpoint(run_dir) is not None:
+        files = [one for one in trainer.callbacks if isinstance(one, EventsFile)]  # type: ignore[attr-defined]
+        has_begun = any(one.has_begun for one in files)  # else it fails in the same way again
+        if not is_done and has_begun and last_checkpoint(run_dir) is not None:
             is_command = resume_with != RESUME_CALL
             how = with_more_time(resume_with, trainer) if is_command else resume_with
             rank_zero_only(log.info)("Resume with: %s", how)

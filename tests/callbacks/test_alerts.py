@@ -30,9 +30,12 @@ def test_a_command_reads_the_message_and_the_event(tmp_path):
     run(tmp_path, Alerts(command=f"'{script}' 'two words'"))
     told = (tmp_path / "told").read_text()
     assert told.startswith(
-        f"two words alert 1 {tmp_path}\n{tmp_path}, rollout step 1: alert. No rew"
+        f"two words alert 1 {tmp_path}\n{tmp_path}, after 1 rollout step: alert. No rew"
     )
-    assert f"two words stop 2 {tmp_path}\n{tmp_path}, rollout step 2: stop. No reward for 2" in told
+    assert (
+        f"two words stop 2 {tmp_path}\n{tmp_path}, after 2 rollout steps: stop. No reward for 2"
+        in told
+    )
 
 
 class Hook(BaseHTTPRequestHandler):
@@ -62,7 +65,9 @@ def test_a_webhook_gets_the_event_as_json(tmp_path, hook):
     assert event["kind"] == "stop"
     assert event["step"] == 2
     assert event["run"] == str(tmp_path)
-    assert event["text"].startswith(f"{tmp_path}, rollout step 2: stop. No reward for 2 rollout")
+    assert event["text"].startswith(
+        f"{tmp_path}, after 2 rollout steps: stop. No reward for 2 rollout"
+    )
     assert event["message"] in event["text"] + "."
 
 
@@ -70,7 +75,7 @@ def test_a_webhook_gets_the_event_as_json(tmp_path, hook):
     "settings",
     [
         {"command": "/no/such/program"},
-        {"command": "false"},
+        {"command": ["false", "an argument"]},
         {"command": "sh -c 'exit 1"},  # a quote is missing
         {"webhook": "http://127.0.0.1:1/"},
     ],

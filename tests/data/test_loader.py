@@ -170,9 +170,9 @@ def test_rewinding_undoes_the_last_batch_and_what_was_taken_since():
 
 
 def test_too_few_prompts_for_a_batch_are_refused():
-    with pytest.raises(ValueError, match=r"3 prompts are too few: .* needs 4 .*prompts_per_step"):
+    with pytest.raises(ValueError, match=r"too few prompts: 3.* needs 4 .*prompts_per_step"):
         loader(3, 4)
-    with pytest.raises(ValueError, match=r"1 prompts are too few: .* needs 2 .*fewer processes"):
+    with pytest.raises(ValueError, match=r"too few prompts: 1.* needs 2 .*fewer processes"):
         loader(1, 4, world_size=2, training=False)
 
 

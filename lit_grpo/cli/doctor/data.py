@@ -82,6 +82,7 @@ def check_scoring(subject: Subject) -> Iterator[Finding]:
     checked = [reward for reward in trained if _check_prompts(reward, prompts, subject)]
     if checked:
         yield ok(f"{_names(checked)} can score every training prompt.")
+    yield from _unchecked([one for one in trained if one not in checked], "training")
     held_out, suite = subject.val_prompts, subject.module.evaluation.suite
     if held_out and not any(isinstance(reward, JudgedReward) for reward in suite.rewards):
         try:
@@ -89,7 +90,23 @@ def check_scoring(subject: Subject) -> Iterator[Finding]:
             subject.module.evaluation.check(held_out)
         finally:
             suite.close()
-        yield ok(f"{_names(suite.rewards)} can score every held-out prompt.")
+        unchecked = [one for one in suite.rewards if not _has_check(one)]
+        if found := [one for one in suite.rewards if one not in unchecked]:
+            yield ok(f"{_names(found)} can score every held-out prompt.")
+        yield from _unchecked(unchecked, "held-out")
+
+
+def _unchecked(rewards: Sequence[Reward], which: str) -> Iterator[Finding]:
+    if rewards:
+        has = "has" if len(rewards) == 1 else "have"
+        yield remark(
+            f"Whether {_names(rewards)} can score the {which} prompts is not checked: {has} no "
+            "check() for that, or would ask a service. --probe scores some completions."
+        )
+
+
+def _has_check(reward: Reward) -> bool:
+    return type(reward).check is not Reward.check
 
 
 def _check_prompts(reward: Reward, prompts: Sequence[Prompt], subject: Subject) -> bool:
@@ -98,7 +115,7 @@ def _check_prompts(reward: Reward, prompts: Sequence[Prompt], subject: Subject) 
     Raises:
         UserError: it can never score some of them.
     """
-    if type(reward).check is Reward.check:
+    if not _has_check(reward):
         return False
     if isinstance(reward, JudgedReward):  # its start asks the judge
         checked = reward.check(prompts)

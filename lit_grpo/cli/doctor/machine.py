@@ -82,7 +82,9 @@ def _devices(subject: Subject) -> Iterator[Finding]:
             "Install a build of torch for the driver's CUDA version, see Install in the README."
         )
     else:
-        yield ok(f"The run uses the {device.type.upper()}; {torch.get_num_threads()} threads.")
+        num_threads = torch.get_num_threads()
+        threads = f"{num_threads} thread{'' if num_threads == 1 else 's'}"
+        yield ok(f"The run uses the {device.type.upper()}; {threads}.")
 
 
 def _engine_packages(subject: Subject) -> list[str]:
