@@ -1,5 +1,6 @@
-"""Run trainings that fail on purpose, and check how each of them ends: what the user reads, the
-exit code, and what is kept.
+"""Run trainings that fail on purpose, and check how each of them ends.
+
+What the user reads, the exit code and what is kept must be as expected:
 
     python scripts/scenarios.py                 all of them; minutes
     python scripts/scenarios.py judge nan       those with one of these words in their title

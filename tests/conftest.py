@@ -14,6 +14,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: num_slow[item.path], reverse=True)
 
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job; children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
     """SIGINT raises KeyboardInterrupt, whatever handler the test runner or Lightning has set."""
