@@ -91,6 +91,8 @@ class PendingRollout:
         self._samples_in_thread = samples_in_thread
         self._sampling: Future[None] | None = None
         self._is_cancelled = False
+        self._is_sampled = False
+        """Whether an engine that samples in the caller's thread is done."""
 
     def start(self) -> None:
         """Start sampling in a thread."""
@@ -109,7 +111,9 @@ class PendingRollout:
         if self._sampling is None and self._samples_in_thread:
             self.start()
         if self._sampling is None:
-            self._sample_and_score()
+            if not self._is_sampled:  # another rank may have made this one wait again
+                self._sample_and_score()
+                self._is_sampled = True
             return True
         wait_for_futures([self._sampling], seconds)
         if not self._sampling.done():
