@@ -116,3 +116,11 @@ def test_after_an_outage_on_one_rank_a_run_goes_on_exactly(results, name):
     for undisturbed, rank in zip(results["undisturbed"], results[name], strict=True):
         assert (rank["reason"], rank["step"]) == (None, 3)
         assert_same_weights(rank, undisturbed)
+
+
+def test_ranks_roll_back_together_although_one_has_seen_the_trouble(results):
+    ranks = results["rollback"]
+    assert [rank["num_rollbacks"] for rank in ranks] == [1, 1]
+    assert [rank["step"] for rank in ranks] == [5, 5]
+    assert_same_weights(*ranks)
+    assert all(weight.isfinite().all() for weight in ranks[0]["weights"].values())

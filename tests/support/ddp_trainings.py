@@ -17,7 +17,7 @@ from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module, make_trainer
 from teacher_server import vllm_replies
 from tiny import perturbed, tiny_policy
 
-from lit_grpo.callbacks import Checkpoints
+from lit_grpo.callbacks import Checkpoints, HealthMonitor
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import AdvantageConfig, DistillationTerm, EntropyTerm, Objective
 from lit_grpo.policy import Policy
@@ -146,6 +146,25 @@ def distillation() -> dict[str, Any]:
     }
 
 
+class SpoilRank0(L.Callback):
+    """Spoil a weight of the first rank only, after the third rollout step."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: Any, *args: Any) -> None:
+        if module.rollout_step == 3 and trainer.is_global_zero:
+            module.policy.trainable_parameters()[0].data.view(-1)[0] = float("nan")
+
+
+def rollback() -> dict[str, Any]:
+    module = make_module()
+    saving = Checkpoints(dirpath="rollback", every_n_steps=1)
+    fit_two_ranks(module, PROMPTS, 2, SpoilRank0(), HealthMonitor(), saving, max_steps=5, seed=3)
+    return {
+        "weights": weights(module),
+        "num_rollbacks": module.num_rollbacks,
+        "step": module.rollout_step,
+    }
+
+
 def start_teacher() -> Policy:
     return perturbed(tiny_policy(seed=1))
 
@@ -155,6 +174,7 @@ TRAININGS: dict[str, Callable[[], dict[str, Any]]] = {
     "one-rank-without-rewards": lambda: one_step(rewards_are_lost_on_rank_1=True),
     "refill": refill,
     "distillation": distillation,
+    "rollback": rollback,
     "undisturbed": lambda: outage(directory="undisturbed", num_attempts=0),
     "short-outage": lambda: outage(directory="short-outage", num_attempts=2),
     "long-outage": lambda: outage(directory="long-outage", num_attempts=float("inf")),
