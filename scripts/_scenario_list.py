@@ -330,7 +330,7 @@ SCENARIOS = (
         settings={"trainer.max_steps": 60},
         drive=send(signal.SIGKILL),
         then=lambda run: None,
-        says=r"resuming from .*step_\d+\.ckpt",
+        says=r"resuming from .*\.ckpt at rollout step",
     ),
     Scenario(
         title="wandb's service is killed",

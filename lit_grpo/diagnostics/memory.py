@@ -8,7 +8,7 @@ import torch
 
 from lit_grpo.diagnostics.causes import MEMORY_ADVICE
 
-GB = 1e9
+MB = 1e6
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -22,7 +22,7 @@ def describe_out_of_memory(stage: str, error: BaseException) -> str:
     """Return a line on a lack of memory in a stage, or in none if empty, and what to change."""
     stage = stage if stage in MEMORY_ADVICE else ""
     asked = re.search(r"allocate (\d+) bytes", str(error))
-    size = f" {int(asked[1]) / GB:.2f} GB were asked for." if asked else ""
+    size = f" {int(asked[1]) / MB:,.1f} MB were asked for." if asked else ""
     on_gpu = isinstance(error, torch.OutOfMemoryError)
     detail = f" {str(error).split('. If reserved')[0].strip()}" if on_gpu else size
     place = f"in the stage {stage}" if stage else "outside of the stages of a step"
