@@ -19,7 +19,7 @@ COMMAND = [sys.executable, str(ROOT / "scripts" / "killed_run.py")]
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed_at_random_moments_ends_as_the_undisturbed_one(tmp_path):
     run_program([*COMMAND, "--kills", "2", "--seed", "3", "--dir", str(tmp_path)], tmp_path)
-    assert len(pd.read_csv(tmp_path / "killed/run/metrics.csv")) == 18
+    assert len(pd.read_csv(tmp_path / "killed/run/metrics.csv")) == 12
 
 
 @pytest.fixture
