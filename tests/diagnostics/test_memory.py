@@ -20,7 +20,8 @@ def test_a_lack_of_memory_is_told_from_other_errors(host_error):
 
 def test_the_stage_names_the_setting_to_lower(host_error):
     line = describe_out_of_memory("micro_batch", host_error)
-    assert line.startswith("out of memory in the stage micro_batch. 1,125,899,906.8 MB were asked for.")
+    start = "out of memory in the stage micro_batch. 1,125,899,906.8 MB were asked for."
+    assert line.startswith(start)
     assert "Lower model.update.max_tokens_per_micro_batch" in line
     assert "max_concurrent" in describe_out_of_memory("generation", MemoryError())
     elsewhere = describe_out_of_memory("", MemoryError())
