@@ -168,10 +168,12 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
     try:
         async for chunk in response.content.iter_any():
             yield chunk
-    except RuntimeError:  # aiohttp's, if data woke the reader in the moment of `Endpoint.close`
-        if not response.closed:
-            raise
-        raise ServerError(STOPPED) from None
+    except RuntimeError:  # aiohttp's, if data woke the reader as the connection was closed
+        if response.closed:
+            raise ServerError(STOPPED) from None
+        if (lost := response.content.exception()) is not None:
+            raise lost from None
+        raise
 
 
 async def _read_text(response: aiohttp.ClientResponse) -> str:
