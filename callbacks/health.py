@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -42,7 +42,7 @@ class _Watched:
     patience: int
     action: Action
     streak: int = 0
-    num_due: int = field(default=0)
+    num_due: int = 0
     """Steps of the run at which the patience was over."""
 
     @property
@@ -109,19 +109,16 @@ class HealthMonitor(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, rollouts: RolloutBatch
     ) -> bool:
         """Return whether to leave out the update on these rollouts, the same on all ranks."""
-        skipping = [
-            one for name, one in self._watched.items()
-            if name in BEFORE_UPDATE and one.action == "skip"
-        ]  # fmt: skip
-        if not skipping:
-            return False
-        step = ObservedStep(rollouts=rollouts, metrics={}, past=self._past)
-        found = [
-            message
-            for one in skipping
-            if one.streak + 1 >= one.patience and (message := CHECKS[one.cause.name](step))
+        due = [
+            CHECKS[name]
+            for name, one in self._watched.items()
+            if one.action == "skip" and one.streak + 1 >= one.patience
         ]
-        self._is_left_out = bool(trainer.strategy.broadcast(bool(found)))
+        if not due:  # the streaks are the same on all ranks
+            return False
+        step = ObservedStep(rollouts=rollouts, metrics={})
+        is_found = trainer.is_global_zero and any(check(step) for check in due)
+        self._is_left_out = bool(trainer.strategy.broadcast(is_found))
         return self._is_left_out
 
     def on_train_batch_end(
@@ -134,25 +131,25 @@ class HealthMonitor(Callback):
     ) -> None:
         if not isinstance(outputs, Mapping) or "rollouts" not in outputs:
             return
-        step = ObservedStep(
-            rollouts=outputs["rollouts"],
-            batch=outputs.get("batch"),
-            metrics=outputs.get("metrics", {}) | self._seconds | _memory(),
-            past=self._past,
-            num_skipped=getattr(pl_module, "num_skipped_at_limit", 0),
-            weights_are_finite=_are_finite(pl_module),
-        )
-        found = self._find(step) if trainer.is_global_zero else {}
+        found = self._find(pl_module, outputs) if trainer.is_global_zero else {}
         found = trainer.strategy.broadcast(found)
-        self._past.append(dict(step.metrics))
         for name, one in self._watched.items():
             one.streak = one.streak + 1 if name in found else 0
         for name, message in found.items():
             if self._watched[name].is_due:
                 self._act(trainer, pl_module, self._watched[name], message)
 
-    def _find(self, step: ObservedStep) -> dict[str, str]:
-        """Return what is wrong, by cause."""
+    def _find(self, pl_module: L.LightningModule, outputs: Mapping[str, Any]) -> dict[str, str]:
+        """Return what is wrong with the step, by cause, and remember its metrics."""
+        step = ObservedStep(
+            rollouts=outputs["rollouts"],
+            batch=outputs.get("batch"),
+            metrics=outputs.get("metrics", {}) | self._seconds | _memory(),
+            past=tuple(self._past),
+            num_skipped=getattr(pl_module, "num_skipped_at_limit", 0),
+            weights_are_finite=_are_finite(pl_module),
+        )
+        self._past.append(dict(step.metrics))
         found = {}
         for name, one in self._watched.items():
             if one.action == "ignore" or (name == "nothing_trained" and self._is_left_out):
@@ -184,14 +181,12 @@ class HealthMonitor(Callback):
     def _roll_back(
         self, trainer: L.Trainer, pl_module: L.LightningModule, one: _Watched, message: str
     ) -> None:
+        path, why = None, "there is no healthy checkpoint"
         if self.num_rollbacks >= self.max_rollbacks:
             why = f"it was rolled back {self.num_rollbacks} times already (max_rollbacks)"
-            self._stop(trainer, one, f"{message} The run is not rolled back: {why}.")
-            return
-        first_bad = num_finished_steps(trainer) - one.streak
-        path = roll_back(trainer, pl_module, first_bad)
+        else:
+            path = roll_back(trainer, pl_module, num_finished_steps(trainer) - one.streak)
         if path is None:
-            why = "there is no healthy checkpoint"
             self._stop(trainer, one, f"{message} The run is not rolled back: {why}.")
             return
         self.num_rollbacks += 1
