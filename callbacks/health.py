@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics import CAUSES, Action, Cause
 from lit_grpo.diagnostics.checks import BEFORE_UPDATE, CHECKS, ObservedStep
+from lit_grpo.distributed.checkpoints import local_part
 from lit_grpo.runs.events import num_finished_steps, record_event
 from lit_grpo.runs.rollback import roll_back
 from lit_grpo.stopping import ExitCode, stop_run
@@ -131,7 +132,8 @@ class HealthMonitor(Callback):
     ) -> None:
         if not isinstance(outputs, Mapping) or "rollouts" not in outputs:
             return
-        found = self._find(pl_module, outputs) if trainer.is_global_zero else {}
+        is_finite = trainer.strategy.reduce_boolean_decision(_are_finite(pl_module))
+        found = self._find(pl_module, outputs, is_finite) if trainer.is_global_zero else {}
         found = trainer.strategy.broadcast(found)
         for name, one in self._watched.items():
             one.streak = one.streak + 1 if name in found else 0
@@ -139,7 +141,9 @@ class HealthMonitor(Callback):
             if self._watched[name].is_due:
                 self._act(trainer, pl_module, self._watched[name], message)
 
-    def _find(self, pl_module: L.LightningModule, outputs: Mapping[str, Any]) -> dict[str, str]:
+    def _find(
+        self, pl_module: L.LightningModule, outputs: Mapping[str, Any], are_weights_finite: bool
+    ) -> dict[str, str]:
         """Return what is wrong with the step, by cause, and remember its metrics."""
         step = ObservedStep(
             rollouts=outputs["rollouts"],
@@ -147,7 +151,7 @@ class HealthMonitor(Callback):
             metrics=outputs.get("metrics", {}) | self._seconds | _memory(),
             past=tuple(self._past),
             num_skipped=getattr(pl_module, "num_skipped_at_limit", 0),
-            weights_are_finite=_are_finite(pl_module),
+            weights_are_finite=are_weights_finite,
         )
         self._past.append(dict(step.metrics))
         found = {}
@@ -249,7 +253,7 @@ def _memory() -> dict[str, float]:
 
 @torch.no_grad()
 def _are_finite(module: L.LightningModule) -> bool:
-    """Return whether all trained weights are finite, by their norms."""
-    weights: list[torch.Tensor] = [one for one in module.parameters() if one.requires_grad]
+    """Return whether all trained weights, or this rank's parts, are finite, by their norms."""
+    weights = [local_part(one) for one in module.parameters() if one.requires_grad]
     norms = torch._foreach_norm(weights) if weights else []
     return not norms or bool(torch.stack([norm.float() for norm in norms]).isfinite().all())

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "data": {"types"},
     "objective": {"types"},
     "policy": {"types"},
-    "distributed": {"types"},
+    "distributed": {"types", "policy"},
     "judge": {"types", "concurrency", "distributed"},
     "diagnostics": {"types", "stopping", "objective"},
     "rewards": {"types", "concurrency", "distributed", "data", "judge"},
@@ -26,12 +26,12 @@ MAY_IMPORT = {
         "types", "concurrency", "stopping", "data", "objective", "policy", "distributed",
         "diagnostics", "rewards", "rollout",
     },
-    "runs": {"types", "stopping"},
+    "runs": {"types", "stopping", "distributed"},
     "cli": {
         "types", "concurrency", "stopping", "data", "objective", "policy", "judge", "diagnostics",
         "rewards", "rollout", "training", "runs",
     },
-    "callbacks": {"types", "concurrency", "stopping", "diagnostics", "runs"},
+    "callbacks": {"types", "concurrency", "stopping", "distributed", "diagnostics", "runs"},
     "configs": set(),
 }  # fmt: skip
 """By package, from the bottom to the top: a package may import only what stands above it here."""

@@ -18,6 +18,7 @@ from lit_grpo.runs.checkpoint_files import (
     link_last,
     newest_first,
     read_manifest,
+    size_of,
 )
 from lit_grpo.runs.space import format_size
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
@@ -87,14 +88,13 @@ def _table(found: Found, why: Mapping[Path, str], *, is_verified: bool) -> Table
 
 
 def _numbers(path: Path, manifest: Manifest | None, metrics: Sequence[str]) -> list[str]:
-    stat = path.stat()
-    time, values = datetime.fromtimestamp(stat.st_mtime), {}
+    time, values = datetime.fromtimestamp(path.stat().st_mtime), {}
     if manifest is not None:
         time = datetime.fromisoformat(manifest.time) if manifest.time else time
         values = dict(manifest.metrics)
     step = "–" if manifest is None else str(manifest.rollout_step)
     numbers = [f"{values[name]:.3f}" if name in values else "–" for name in metrics]
-    return [step, f"{time:%Y-%m-%d %H:%M:%S}", format_size(stat.st_size), *numbers]
+    return [step, f"{time:%Y-%m-%d %H:%M:%S}", format_size(size_of(path)), *numbers]
 
 
 def _state(manifest: Manifest | None, is_verified: bool) -> str:

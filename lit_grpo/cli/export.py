@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import ArgumentParser
 
 from lit_grpo.cli.configs import read_config
 from lit_grpo.policy import Policy
 from lit_grpo.policy.model_files import replacing
+from lit_grpo.runs.checkpoint_files import read_checkpoint
 from lit_grpo.runs.space import warn_of_space
 from lit_grpo.runs.trainer import silence_chatter
 from lit_grpo.types import UserError
@@ -68,7 +68,7 @@ def _load_weights(policy: Policy, checkpoint: Path) -> None:
     Raises:
         UserError: the checkpoint is one of a different policy.
     """
-    saved = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=False)
+    saved = read_checkpoint(checkpoint, with_optimizers=False)
     weights = {
         name.removeprefix("policy."): weight
         for name, weight in saved["state_dict"].items()

@@ -7,8 +7,9 @@ where the architecture allows it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from lit_grpo.policy.logprobs import packed_states, padded_states
 from lit_grpo.policy.packed_attention import PACKED, using_attention
 from lit_grpo.policy.packing import Pack, pack
+from lit_grpo.policy.sharding import WHOLE, Sharding, T
 from lit_grpo.types import TokenBatch, UserError
 
 log = logging.getLogger(__name__)
@@ -29,20 +31,31 @@ class BodyAndHead:
     Args:
         use_packing: Run batches as packs, which `supports_packing` must allow.
         compile: Run the body through ``torch.compile``.
+        sharding: How the model is sharded.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, use_packing: bool = False, compile: bool = False
+        self,
+        model: PreTrainedModel,
+        *,
+        use_packing: bool = False,
+        compile: bool = False,
+        sharding: Sharding = WHOLE,
     ) -> None:
         self.uses_packing = use_packing
         self.is_compiled = compile
         self.vocab_size: int = model.config.get_text_config().vocab_size
+        self.is_sharded = sharding.is_sharded
+        self._model, self._sharding = model, sharding
         untyped: Any = model  # transformers does not annotate the two getters
         self._body: PreTrainedModel = untyped.get_decoder()
         self._head: nn.Module = untyped.get_output_embeddings()
         self._scale = _logit_scale(model.config)
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._run_body: Any = torch.compile(self._body, dynamic=True) if compile else self._body
+
+    def run(self, function: Callable[[], T]) -> T:
+        return self._sharding.run(self._model, function)
 
     def hidden_states(self, ids: Tensor, mask: Tensor, position_ids: Tensor) -> Tensor:
         """Return [N, L, H] for padded rows [N, L]."""
@@ -92,8 +105,11 @@ def _logit_scale(config: PreTrainedConfig) -> float:
 
 
 @torch.no_grad()
-def check_body_and_head(model: PreTrainedModel) -> None:
+@torch.no_grad()
+def check_body_and_head(model: PreTrainedModel, sharding: Sharding = WHOLE) -> None:
     """Check on a few tokens that body and head together give the model's own logits.
+
+    Every rank of a sharded model must call this.
 
     Raises:
         UserError: the logits differ.
@@ -101,12 +117,14 @@ def check_body_and_head(model: PreTrainedModel) -> None:
     ids = torch.arange(4)[None] % model.config.get_text_config().vocab_size
     ids = ids.to(next(model.parameters()).device)
     mask = torch.ones_like(ids, dtype=torch.bool)
-    body_and_head = BodyAndHead(model)
+    body_and_head = BodyAndHead(model, sharding=sharding)
+
+    def logits() -> Tensor:
+        position_ids = torch.arange(4, device=ids.device)[None]
+        return body_and_head.logits(body_and_head.hidden_states(ids, mask, position_ids))
+
     with _eager_evaluation(model):
-        hidden_states = body_and_head.hidden_states(
-            ids, mask, torch.arange(4, device=ids.device)[None]
-        )
-        ours = body_and_head.logits(hidden_states).float()
+        ours = body_and_head.run(logits).float()
         theirs = model(input_ids=ids).logits.float()
     if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2):
         raise UserError(
@@ -141,9 +159,12 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def supports_packing(model: PreTrainedModel) -> bool:
-    """Return whether the body of a model can run packs; if it cannot, log a warning."""
-    obstacle = packing_obstacle(model)
+def supports_packing(model: PreTrainedModel, sharding: Sharding = WHOLE) -> bool:
+    """Return whether the body of a model can run packs; if it cannot, log a warning.
+
+    Every rank of a sharded model must call this.
+    """
+    obstacle = packing_obstacle(model, sharding)
     if obstacle is not None:
         log.warning(
             "%s cannot run packed sequences (%s). Every completion is run padded, with its own "
@@ -158,7 +179,7 @@ _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
 
 @torch.no_grad()
-def packing_obstacle(model: PreTrainedModel) -> str | None:
+def packing_obstacle(model: PreTrainedModel, sharding: Sharding = WHOLE) -> str | None:
     """Return why this model cannot run packs, or None if it can, tested on three short rows.
 
     Raises:
@@ -169,7 +190,7 @@ def packing_obstacle(model: PreTrainedModel) -> str | None:
         return f"it has {' and '.join(sorted(others))} layers"
     try:
         with _eager_evaluation(model):
-            difference = _packing_difference(model)
+            difference = _packing_difference(BodyAndHead(model, sharding=sharding))
     except NotImplementedError as error:
         return str(error)
     except Exception as error:
@@ -185,30 +206,30 @@ def packing_obstacle(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _packing_difference(model: PreTrainedModel) -> float:
+def _packing_difference(model: BodyAndHead) -> float:
     """Return the relative difference between the hidden states of a pack and of padded rows."""
-    body_and_head = BodyAndHead(model)
     with torch.device("cpu"):
-        batch = _short_batch(model.config.get_text_config().vocab_size)
-    _check_runs_packed_attention(body_and_head, pack(batch))
+        batch = _short_batch(model.vocab_size)
+    _check_runs_packed_attention(model, pack(batch))
     packed, padded = (
         hidden_states[predictors].float()
         for hidden_states, predictors in (
-            packed_states(body_and_head, batch),
-            padded_states(body_and_head, batch),
+            model.run(partial(packed_states, model, batch)),
+            model.run(partial(padded_states, model, batch)),
         )
     )
     return float((packed - padded).norm() / padded.norm())
 
 
-def _check_runs_packed_attention(body_and_head: BodyAndHead, pack: Pack) -> None:
+def _check_runs_packed_attention(model: BodyAndHead, pack: Pack) -> None:
     """Check that the model calls `packed_attention`, which raises for a layout without blocks.
 
     A model that ignores the choice runs its own attention. In 16 bits the difference in the hidden
     states may be too small to show this.
     """
+    without_blocks = pack._replace(layout=pack.layout._replace(blocks=()))
     try:
-        body_and_head.packed_hidden_states(pack._replace(layout=pack.layout._replace(blocks=())))
+        model.run(partial(model.packed_hidden_states, without_blocks))
     except NotImplementedError:
         return
     raise NotImplementedError("its attention cannot be chosen through transformers")

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_grpo.policy.packing import Pack, pack
 from lit_grpo.policy.padding import positions
+from lit_grpo.policy.sharding import T
 from lit_grpo.types import TokenBatch
 
 CHUNK_LOGITS = 2**26
@@ -31,9 +32,14 @@ class CausalModel(Protocol):
 
     uses_packing: bool
     """Whether a batch runs as a pack rather than as padded rows."""
+    is_sharded: bool
+    """Whether a forward pass is collective, so that every rank must make equally many."""
     is_compiled: bool
     """Whether the body runs through ``torch.compile``, so that all packs need the same layout."""
     vocab_size: int
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Call a function that uses the methods below; under a sharded strategy on every rank."""
 
     def hidden_states(self, ids: Tensor, mask: Tensor, position_ids: Tensor) -> Tensor:
         """Return [N, L, H] for padded rows [N, L]."""
@@ -151,6 +157,16 @@ def _in_chunks(
     Returns:
         [N, C, *] what the function makes, 0 on padding.
     """
+    return model.run(partial(_run_in_chunks, function, model, batch, ids, chunk_logits))
+
+
+def _run_in_chunks(
+    function: Callable[..., tuple[Tensor, ...]],
+    model: CausalModel,
+    batch: TokenBatch,
+    ids: Sequence[Tensor],
+    chunk_logits: int,
+) -> list[Tensor]:
     get_states = packed_states if model.uses_packing else padded_states
     hidden_states, predictors = get_states(model, batch)
     device = hidden_states.device

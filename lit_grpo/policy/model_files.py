@@ -31,15 +31,19 @@ SHARD_BYTES = 2 * 2**30
 `transformers` would write files of 50 GB."""
 
 
-def save_model(model: Any, directory: str | Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+def save_model(
+    model: Any, directory: str | Path, *, is_writer: bool = True, shard_bytes: int = SHARD_BYTES
+) -> None:
     """Write what ``save_pretrained`` of the model with its adapter merged would write.
 
-    Other files of the directory stay. One process writes, so the model must not be sharded; the
+    Other files of the directory stay. If the model is sharded, every rank must call it. The
     arguments are as in ``save_weights``.
     """
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(named_weights(model), unwrap_peft(model), folder, None, shard_bytes)
+    with _exhausting(named_weights(model)) as weights:
+        if is_writer:
+            folder = Path(directory)
+            folder.mkdir(parents=True, exist_ok=True)
+            _write(weights, unwrap_peft(model), folder, None, shard_bytes)
 
 
 def save_weights(

@@ -20,7 +20,9 @@ from lit_grpo.policy.chat_template import end_tokens
 from lit_grpo.policy.loading import build_model, load_model, load_tokenizer, outline_model
 from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
 from lit_grpo.policy.model_files import SHARD_BYTES, save_model
+from lit_grpo.policy.named_weights import gather
 from lit_grpo.policy.packed_attention import same_attention
+from lit_grpo.policy.sharding import WHOLE, Sharding
 from lit_grpo.types import UserError, setting_error
 
 
@@ -101,6 +103,7 @@ class Policy(nn.Module):
         self.model: Any = None
         self.reference_model: PreTrainedModel | None = None
         self.reference_adapter: nn.Module | None = None
+        self.sharding = WHOLE
 
     @property
     def source(self) -> str | None:
@@ -116,7 +119,13 @@ class Policy(nn.Module):
         key = f"model.policy.{'tokenizer' if self.tokenizer_path else 'path'}"
         return load_tokenizer(source, trust_remote_code=self.trust_remote_code, key=key)
 
-    def load(self, *, with_reference: bool, refreshes_reference: bool = False) -> None:
+    def load(
+        self,
+        *,
+        with_reference: bool,
+        refreshes_reference: bool = False,
+        sharding: Sharding = WHOLE,
+    ) -> None:
         """Load or build the model; later calls do nothing.
 
         Args:
@@ -124,25 +133,29 @@ class Policy(nn.Module):
                 is the policy with its adapter disabled, otherwise a frozen copy.
             refreshes_reference: The reference will be refreshed; with LoRA it then needs its own
                 adapter.
+            sharding: How the model and its reference are sharded.
 
         Raises:
             UserError: the model cannot be loaded, or its head is not supported.
         """
         if self.model is not None:
             return
+        self.sharding = sharding
         model = self._initial_model()
         check_body_and_head(model)
         use_packing = self.packing and supports_packing(model)
         if with_reference and self.lora is None:
             self.reference_model = copy.deepcopy(model).requires_grad_(False)
+            sharding.shard(self.reference_model)
         if self.gradient_checkpointing:
             self._checkpoint_layers(model)
         self.model = model if self.lora is None else add_lora(model, self.lora)
         self.model.train()
+        sharding.shard(model)
         if refreshes_reference and self.lora is not None:
             self.reference_adapter = _frozen_copy(self.trainable_parameters())
         self.causal_model = BodyAndHead(
-            model, use_packing=use_packing, compile=self.compile_forward
+            model, use_packing=use_packing, compile=self.compile_forward, sharding=sharding
         )
 
     def outline(self) -> nn.Module:
@@ -182,7 +195,11 @@ class Policy(nn.Module):
     def reference(self) -> Iterator[BodyAndHead]:
         """Provide the reference; under LoRA the policy itself acts as it within the context."""
         if self.reference_model is not None:
-            yield BodyAndHead(self.reference_model, use_packing=self.causal_model.uses_packing)
+            yield BodyAndHead(
+                self.reference_model,
+                use_packing=self.causal_model.uses_packing,
+                sharding=self.sharding,
+            )
         elif self.reference_adapter is None:
             with self.model.disable_adapter():
                 yield self.causal_model
@@ -212,15 +229,31 @@ class Policy(nn.Module):
         is_copied = self.lora is not None or self.model.device.type != "cpu"
         return size, min(size, SHARD_BYTES) if is_copied else 0
 
-    def save_pretrained(self, directory: str | Path) -> None:
+    def save_pretrained(self, directory: str | Path, *, is_writer: bool = True) -> None:
         """Write a directory that ``AutoModelForCausalLM`` loads; the policy itself is unchanged.
 
         A server that loads it ends completions at the tokens at which training ended them.
+
+        Args:
+            is_writer: Whether this rank writes. If the policy is sharded, the others must call it,
+                too, and only take part in gathering.
         """
-        if self.lora is not None and not self.merge_lora:
-            self.model.save_pretrained(directory)
-        else:
-            save_model(self.model, directory)
+        if self.sharding.is_sharded or is_writer:
+            self._save_weights(directory, is_writer)
+        if is_writer:
+            self._save_tokenizer(directory)
+
+    def _save_weights(self, directory: str | Path, is_writer: bool) -> None:
+        if self.lora is None or self.merge_lora:
+            save_model(self.model, directory, is_writer=is_writer)
+            return
+        named = self.model.named_parameters()
+        trained = {name: gather(one) for name, one in named if one.requires_grad}
+        if is_writer:
+            self.model.save_pretrained(directory, state_dict=trained)
+
+    def _save_tokenizer(self, directory: str | Path) -> None:
+        """Write the tokenizer, and the tokens that end a completion."""
         self.tokenizer.save_pretrained(directory)
         ends = end_tokens(self.model, self.tokenizer)
         if len(ends) > 1 and (Path(directory) / GENERATION_CONFIG_NAME).exists():
@@ -241,9 +274,12 @@ def _frozen_copy(parameters: list[nn.Parameter]) -> nn.Module:
 def _swapped(parameters: list[nn.Parameter], others: nn.Module) -> Iterator[None]:
     """Swap the values of parameters with those of the buffers of a module within the context."""
 
+    @torch.no_grad()
     def swap() -> None:
         for parameter, other in zip(parameters, others.buffers(), strict=True):
-            parameter.data, other.data = other.data, parameter.data
+            value = parameter.clone()  # swapped storage would miss the shards that FSDP keeps
+            parameter.copy_(other)
+            other.copy_(value)
 
     swap()
     try:

@@ -97,6 +97,9 @@ class RolloutEngine(ABC):
     overlaps_updates: bool = False
     """Whether it may generate, in another thread, while the policy is updated."""
 
+    samples_with_policy: bool = False
+    """Whether it runs the policy's own model to sample; a sharded one is then gathered."""
+
     precision: str = "32-true"
     """The trainer's; it is set before ``start``."""
 

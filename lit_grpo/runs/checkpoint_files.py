@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +16,15 @@ from typing import Any, BinaryIO
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
+from lit_grpo.distributed import gather_objects, get_rank
+from lit_grpo.distributed.checkpoints import (
+    is_complete,
+    is_sharded,
+    local_part,
+    read_others,
+    read_whole,
+    save_sharded,
+)
 from lit_grpo.runs.space import checkpoint_bytes, warn_of_space
 
 LAST = "last.ckpt"
@@ -65,7 +75,8 @@ class CheckpointWriter(TorchCheckpointIO):
     """Write checkpoints beside their targets, tensor by tensor, and move them into place.
 
     A kill or a full disk leaves the earlier checkpoint of that name. Lightning would copy the
-    whole checkpoint in memory first. Each one gets a ``Manifest``.
+    whole checkpoint in memory first. Each one gets a ``Manifest``. The checkpoint of a sharded
+    model is a directory, which all ranks write.
     """
 
     def save_checkpoint(
@@ -75,6 +86,9 @@ class CheckpointWriter(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
+        if is_sharded(checkpoint):
+            _save_directory(checkpoint, target)
+            return
         num_bytes, memory_bytes = checkpoint_bytes(checkpoint)
         warn_of_space(target, num_bytes=num_bytes, memory_bytes=memory_bytes)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -96,6 +110,42 @@ class CheckpointWriter(TorchCheckpointIO):
             _write_manifest(manifest, target)
         finally:
             partial.unlink(missing_ok=True)
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **options: Any) -> dict[str, Any]:
+        if Path(path).is_dir():
+            return read_whole(Path(path))
+        loaded: dict[str, Any] = super().load_checkpoint(path, *args, **options)
+        return loaded
+
+
+def _save_directory(checkpoint: dict[str, Any], target: Path) -> None:
+    """Write a sharded checkpoint; every rank must call this."""
+    num_bytes, memory_bytes = checkpoint_bytes(checkpoint)
+    num_bytes = sum(gather_objects(num_bytes))
+    partial = target.with_name(f"{target.name}.partial")
+    if get_rank() == 0:
+        warn_of_space(target, num_bytes=num_bytes, memory_bytes=memory_bytes)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    is_finite = all(gather_objects(_is_finite(checkpoint["state_dict"])))
+    save_sharded(checkpoint, partial)
+    if get_rank() == 0:
+        size, sha256 = size_of(partial), _sha256(partial)
+        summary = checkpoint.get("summary", {})
+        manifest_path(target).unlink(missing_ok=True)
+        _replace_directory(partial, target)
+        manifest = Manifest(size=size, sha256=sha256, is_finite=is_finite, **summary)
+        _write_manifest(manifest, target)
+
+
+def _replace_directory(partial: Path, target: Path) -> None:
+    """Move a directory to its place; one that is there is moved away first, and then removed."""
+    earlier = target.with_name(f"{target.name}.earlier")
+    shutil.rmtree(earlier, ignore_errors=True)
+    if target.exists():
+        os.replace(target, earlier)
+    os.replace(partial, target)
+    shutil.rmtree(earlier, ignore_errors=True)
 
 
 class _HashedFile:
@@ -133,7 +183,9 @@ def _flush(file: BinaryIO) -> None:
 
 
 def _is_finite(weights: Mapping[str, Any]) -> bool:
-    tensors = (one for one in weights.values() if torch.is_tensor(one) and one.is_floating_point())
+    """Return whether all weights, or all of this rank's parts of them, are finite."""
+    given = (local_part(one) for one in weights.values() if torch.is_tensor(one))
+    tensors = (one for one in given if one.is_floating_point())
     return all(bool(one.isfinite().all()) for one in tensors)
 
 
@@ -148,6 +200,8 @@ def link_last(checkpoint: Path) -> None:
 
 def remove(checkpoint: Path) -> None:
     """Remove a checkpoint and its manifest."""
+    if checkpoint.is_dir() and not checkpoint.is_symlink():
+        shutil.rmtree(checkpoint)
     checkpoint.unlink(missing_ok=True)
     manifest_path(checkpoint).unlink(missing_ok=True)
 
@@ -172,19 +226,18 @@ def last_checkpoint(run_dir: str | Path) -> Path | None:
 
 
 def damage(checkpoint: Path, *, reads_all: bool = False) -> str:
-    """Return why a checkpoint cannot be used; empty if it can. Sharded ones are directories.
+    """Return why a checkpoint cannot be used; empty if it can.
 
     Args:
         reads_all: Whether to compare the content, too, which takes as long as loading it.
     """
-    if checkpoint.is_dir():
-        return ""
-    if not zipfile.is_zipfile(checkpoint):
+    is_whole = is_complete if checkpoint.is_dir() else zipfile.is_zipfile
+    if not is_whole(checkpoint):
         return "it was not written to its end"
     manifest = read_manifest(checkpoint)
     if manifest is None:
         return ""
-    size = checkpoint.stat().st_size
+    size = size_of(checkpoint)
     if size != manifest.size:
         return f"it has {size:,} bytes where {manifest.size:,} were written"
     if not manifest.is_finite:
@@ -194,6 +247,29 @@ def damage(checkpoint: Path, *, reads_all: bool = False) -> str:
     return ""
 
 
+def read_checkpoint(path: Path, *, with_optimizers: bool = True) -> dict[str, Any]:
+    """Return a checkpoint, with whole tensors in host memory or, where possible, on the disk."""
+    if path.is_dir():
+        return read_whole(path, with_optimizers=with_optimizers)
+    saved: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    return saved
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return a checkpoint; that of a sharded model without its tensors."""
+    return read_others(path) if path.is_dir() else read_checkpoint(path)
+
+
+def size_of(checkpoint: Path) -> int:
+    """Return the size of a checkpoint in bytes, which may be a directory."""
+    files = sorted(checkpoint.rglob("*")) if checkpoint.is_dir() else [checkpoint]
+    return sum(one.stat().st_size for one in files)
+
+
 def _sha256(path: Path) -> str:
+    """Return the hash of a file, or that of the names and hashes in a directory."""
+    if path.is_dir():
+        lines = (f"{one.name} {_sha256(one)}\n" for one in sorted(path.iterdir()))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

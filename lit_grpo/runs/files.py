@@ -283,15 +283,21 @@ class FinalModel(Callback):
         self.path = Path(run_dir) / "final"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.is_global_zero and get_stop_reason(trainer) is None:
-            partial = self.path.with_name("final.partial")
+        if get_stop_reason(trainer) is None:
+            self._write(trainer, pl_module)
+        trainer.strategy.barrier("FinalModel")
+
+    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the directory on rank 0; the others take part in gathering a sharded policy."""
+        partial, is_writer = self.path.with_name("final.partial"), trainer.is_global_zero
+        policy: Any = pl_module.policy
+        if is_writer:
             shutil.rmtree(partial, ignore_errors=True)
             log.info("writing the final model to %s", self.path)
-            policy: Any = pl_module.policy
             num_bytes, memory_bytes = policy.saved_bytes()
             warn_of_space(self.path, num_bytes=num_bytes, memory_bytes=memory_bytes)
-            policy.save_pretrained(partial)
+        policy.save_pretrained(partial, is_writer=is_writer)
+        if is_writer:
             write_model_card(partial, self.path.parent, trainer, pl_module)
             shutil.rmtree(self.path, ignore_errors=True)
             partial.rename(self.path)
-        trainer.strategy.barrier("FinalModel")

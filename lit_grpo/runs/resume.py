@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.runs.checkpoint_files import damage, newest_checkpoints
+from lit_grpo.distributed.checkpoints import is_complete
+from lit_grpo.runs.checkpoint_files import damage, newest_checkpoints, read_state
 from lit_grpo.types import UserError, setting_error
 
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
 """The checkpoint path that resumes a run where there is something to resume from."""
-SHARDED = ("meta.pt", ".metadata", "checkpoint")
-"""What the directory of a sharded checkpoint has one of."""
 
 
 def find_checkpoint(name: str, run_dir: Path) -> str | None:
@@ -34,7 +32,7 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
         return str(_newest_intact(run_dir))
     if "://" not in name and not Path(name).exists():
         raise UserError(f"{name}: no such checkpoint. Set ckpt_path to a file or to last.")
-    if Path(name).is_dir() and not any((Path(name) / part).exists() for part in SHARDED):
+    if Path(name).is_dir() and not is_complete(Path(name)):
         raise UserError(
             f"{name} is a directory: ckpt_path must be a checkpoint, such as "
             "RUN/checkpoints/last.ckpt. To go on with a run use lit-grpo fit RUN; to start from a "
@@ -65,7 +63,7 @@ def refuse_unfit(
 ) -> None:
     """Check that a run can go on from a checkpoint, before a model is loaded.
 
-    A checkpoint that is not a file, such as a sharded one, passes.
+    A checkpoint that is not on this machine passes.
 
     Args:
         is_grpo: Whether the run is one of GRPO, else of SFT.
@@ -76,9 +74,9 @@ def refuse_unfit(
         UserError: the checkpoint is one of the other training, or has taken more optimizer steps
             or epochs.
     """
-    if not Path(checkpoint).is_file():
+    if not Path(checkpoint).exists():
         return
-    saved = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=False)
+    saved = read_state(Path(checkpoint))
     if "loops" not in saved:  # weights only, which the trainer refuses
         return
     if ("rollout_step" in saved) != is_grpo:

@@ -26,10 +26,12 @@ def roll_back(trainer: L.Trainer, pl_module: L.LightningModule, before_step: int
     path: Path | None = trainer.strategy.broadcast(_choose(trainer, before_step))
     if path is None:
         return None
-    checkpoint = torch.load(path, map_location="cpu", weights_only=False)
+    settings = [_settings(optimizer) for optimizer in trainer.optimizers]
+    checkpoint = trainer.strategy.load_checkpoint(path, weights_only=False)
     # Of this very run, so that only frozen weights can be missing: they are read from elsewhere.
-    pl_module.load_state_dict(checkpoint["state_dict"], strict=False)
-    _load_optimizers(trainer, checkpoint)
+    trainer.strategy.load_model_state_dict(checkpoint, strict=False)
+    trainer.strategy.load_optimizer_state_dict(checkpoint)
+    _apply_settings(trainer, settings)
     pl_module.on_roll_back(checkpoint)  # type: ignore[operator]
     return path
 
@@ -46,10 +48,8 @@ def _choose(trainer: L.Trainer, before_step: int) -> Path | None:
     return next((one for one in usable if healthy[one] < before_step), next(iter(usable), None))
 
 
-def _load_optimizers(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Load the moments; the settings, such as the learning rate, are those of the present."""
-    settings = [_settings(optimizer) for optimizer in trainer.optimizers]
-    trainer.strategy.load_optimizer_state_dict(checkpoint)
+def _apply_settings(trainer: L.Trainer, settings: list[list[dict[str, Any]]]) -> None:
+    """Go on with the present settings of the optimizers, such as the learning rate."""
     for optimizer, groups in zip(trainer.optimizers, settings, strict=True):
         for group, present in zip(optimizer.param_groups, groups, strict=True):
             group.update(present)

@@ -12,6 +12,8 @@ import psutil
 import torch
 from torch import Tensor
 
+from lit_grpo.distributed.checkpoints import local_part
+
 log = logging.getLogger(__name__)
 
 
@@ -43,6 +45,7 @@ def warn_of_space(path: Path, *, num_bytes: int, memory_bytes: int) -> None:
 def checkpoint_bytes(checkpoint: Mapping[str, Any]) -> tuple[int, int]:
     """Return the size of a checkpoint's tensors, and the host memory that writing them takes.
 
+    Of a sharded one, this rank's share.
     A tensor on an accelerator is copied to host memory, one at a time; one that is there is not.
     """
     tensors = {one.data_ptr(): one for one in _tensors(checkpoint)}.values()
@@ -52,7 +55,7 @@ def checkpoint_bytes(checkpoint: Mapping[str, Any]) -> tuple[int, int]:
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if torch.is_tensor(value):
-        yield value
+        yield local_part(value)
     elif isinstance(value, Mapping):
         for one in value.values():
             yield from _tensors(one)

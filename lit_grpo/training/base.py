@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from math import ceil
@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 from lit_grpo.distributed import gather_objects
 from lit_grpo.policy import Policy
 from lit_grpo.policy.loading import max_positions
+from lit_grpo.policy.sharding import WHOLE
 from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
@@ -109,7 +110,9 @@ class PolicyModule(L.LightningModule):
     def load_models(self) -> None:
         """Load what this training needs, before an engine takes its share of the memory."""
         self.policy.load(
-            with_reference=self.needs_reference, refreshes_reference=self.refreshes_reference
+            with_reference=self.needs_reference,
+            refreshes_reference=self.refreshes_reference,
+            sharding=getattr(self.trainer.strategy, "sharding", WHOLE),
         )
 
     def setup(self, stage: str) -> None:
@@ -203,6 +206,12 @@ class PolicyModule(L.LightningModule):
         if self.evaluation.before_training and self.global_step == 0:
             self._evaluate_before_training(loader)
 
+    def whole_policy(self) -> AbstractContextManager[None]:
+        """Keep a sharded policy whole within the context, if the engine samples with it."""
+        if self.engine.samples_with_policy:
+            return self.policy.sharding.gathered(self.policy.model)
+        return nullcontext()
+
     def _val_loader(self) -> Any:
         """Return the loader of the validation prompts, empty if there are none.
 
@@ -257,7 +266,7 @@ class PolicyModule(L.LightningModule):
             return
         seed = self.seeds.derive(SeedPurpose.EVALUATION, batch_idx)
         stage = self.events.stage("evaluation", progress=lambda: self.evaluation.progress())
-        with self._stops_on_failure(), stage:
+        with self._stops_on_failure(), stage, self.whole_policy():
             self.evaluation.add_metrics(
                 self._val_metrics,
                 self.engine,

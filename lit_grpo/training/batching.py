@@ -189,6 +189,11 @@ def rows_with_gradient(batch: TrainBatch, objective: Objective) -> Tensor:
     return trained.nonzero()[:, 0]
 
 
+def first_row(batch: TokenBatch) -> TokenBatch:
+    """Return the first row alone: for a pass that a rank makes only because the others make it."""
+    return batch.select(torch.zeros(1, dtype=torch.long))
+
+
 def minibatches(batch: TrainBatch, num_minibatches: int) -> Iterator[TrainBatch]:
     """Split a batch into ``num_minibatches`` parts of whole groups, for one optimizer step each.
 

@@ -9,6 +9,7 @@ import lightning as L
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
+from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import Policy, Teacher
 from lit_grpo.rollout import RolloutEngine, Sampling
@@ -229,16 +230,15 @@ def refuse_unsupported(trainer: L.Trainer) -> None:
     """Refuse strategies and precisions that would train wrongly without an error.
 
     Raises:
-        UserError: the strategy is neither ``auto`` on one device nor ``ddp``, or the precision is
-            neither ``32-true`` nor ``bf16-mixed``.
+        UserError: the strategy is neither ``auto`` on one device nor ``ddp`` nor ``fsdp2``, or the
+            precision is neither ``32-true`` nor ``bf16-mixed``.
     """
-    if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+    if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy, FSDP2Strategy)):
         raise setting_error(
             "trainer.strategy",
-            "auto or ddp",
+            "auto, ddp or fsdp2",
             type(trainer.strategy).__name__,
-            "sharded policies are untested, and DeepSpeed loses gradients when a step has several "
-            "backward passes",
+            "others would lose gradients or leave weights incomplete without an error",
         )
     if trainer.precision not in ("32-true", "bf16-mixed"):
         raise setting_error(

@@ -249,7 +249,8 @@ class GRPOModule(PolicyModule):
             seeds=self.seeds,
             loader=self.loader,
         )
-        return self.collector.collect(prompts, step, metrics)
+        with self.whole_policy():
+            return self.collector.collect(prompts, step, metrics)
 
     def build_train_batch(self, rollouts: RolloutBatch, metrics: Metrics) -> TrainBatch | None:
         """Return the batch with advantages, old and reference logprobs.

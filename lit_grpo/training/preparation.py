@@ -13,7 +13,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lit_grpo.distributed import gather_objects, gather_rewards
+from lit_grpo.distributed import gather_objects, gather_rewards, max_over_ranks
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.objective.kl import kl_in_reward
@@ -27,6 +27,7 @@ from lit_grpo.training.batching import (
     collate_rollouts,
     collate_token_rewards,
     count_tokens,
+    first_row,
     micro_batches,
     rows_with_gradient,
     to_train_batch,
@@ -197,7 +198,9 @@ class BatchBuilder:
         failure, rows = "", rows_with_gradient(batch, self._objective)
         teacher.on_wait = self._waiting.take_part
         try:
-            self._fill(values, teacher.read, batch, rows, packed=teacher.uses_packing)
+            self._fill(
+                values, teacher.read, batch, rows, packed=teacher.uses_packing, is_collective=False
+            )
         except TeacherFailed as error:
             failure = str(error)
         self._waiting.until_done(lambda _: True)
@@ -213,7 +216,14 @@ class BatchBuilder:
             return [torch.stack(completion_statistics(model, part, temperature=temperature), -1)]
 
         values = [torch.zeros(*batch.completion_ids.shape, 2)]
-        self._fill(values, statistics, batch, rows, packed=model.uses_packing)
+        self._fill(
+            values,
+            statistics,
+            batch,
+            rows,
+            packed=model.uses_packing,
+            is_collective=model.is_sharded,
+        )
         return TokenStatistics(*values[0].unbind(-1))
 
     @torch.no_grad()
@@ -225,14 +235,22 @@ class BatchBuilder:
         rows: Tensor,
         *,
         packed: bool,
+        is_collective: bool,
     ) -> None:
-        """Fill these rows of [N, C, *] with what a function makes of each micro-batch."""
+        """Fill these rows of [N, C, *] with what a function makes of each micro-batch.
+
+        Args:
+            is_collective: Whether every rank must call the function equally often.
+        """
         self._progress = StageProgress(total=len(rows))
         found, max_tokens = [], self._config.max_tokens_per_micro_batch
         parts = micro_batches(batch, rows, max_tokens, packed=packed)
+        num_passes = max_over_ranks(len(parts)) if is_collective else len(parts)
         for part in parts:
             found.append(function(batch.select(part)))
             self._progress = self._progress.advanced(len(part))
+        for _ in range(num_passes - len(parts)):
+            function(first_row(batch))
         if found:
             for number, value in enumerate(values):
                 _copy_to(value, parts, [one[number] for one in found])

@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import AdamW, Optimizer
 
 from lit_grpo.diagnostics import CAUSES
+from lit_grpo.distributed.gradients import grad_norm
 from lit_grpo.policy import Policy
 from lit_grpo.policy.chat_template import end_of_turn
 from lit_grpo.policy.logprobs import completion_statistics
@@ -94,8 +94,7 @@ class SFTModule(PolicyModule):
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Leave out a step whose gradient is not finite; too many in a row end the run."""
-        gradients = [p.grad for p in self.policy.trainable_parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)  # summed over ranks before
+        norm = grad_norm(self.policy.trainable_parameters())
         if norm.isfinite():
             self._num_skipped = 0
             return

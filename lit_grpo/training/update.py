@@ -14,7 +14,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from lit_grpo.distributed import sum_over_ranks
+from lit_grpo.distributed import max_over_ranks, sum_over_ranks
+from lit_grpo.distributed.gradients import clip_grad_norm
 from lit_grpo.objective import Objective, TokenCounts
 from lit_grpo.objective.entropy import EntropyControl
 from lit_grpo.objective.kl import KLControl
@@ -25,6 +26,7 @@ from lit_grpo.rollout import Sampling
 from lit_grpo.training.batching import (
     UpdateConfig,
     count_tokens,
+    first_row,
     micro_batches,
     minibatches,
     rows_with_gradient,
@@ -105,15 +107,15 @@ class PolicyUpdate:
         packed = self.policy.causal_model.uses_packing
         parts = micro_batches(batch, rows, self.config.max_tokens_per_micro_batch, packed=packed)
         entropies = [torch.zeros((), device=self.module.device)]
-        for number, rows in enumerate(parts):
-            with optimizer.toggle_model(sync_grad=number == len(parts) - 1):
-                entropies.append(self._backward(batch.select(rows), counts, number, metrics))
-        if not parts:
-            with optimizer.toggle_model(sync_grad=True):
-                self._backward_nothing(batch)
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.policy.trainable_parameters(), self.config.max_grad_norm
-        )
+        num_passes = self._num_passes(len(parts))
+        for number in range(num_passes):
+            with optimizer.toggle_model(sync_grad=number == num_passes - 1):
+                if number < len(parts):
+                    part = batch.select(parts[number])
+                    entropies.append(self._backward(part, counts, number, metrics))
+                else:
+                    self._backward_nothing(batch)
+        norm = clip_grad_norm(self.policy.trainable_parameters(), self.config.max_grad_norm)
         # _backward adds the loss of each micro-batch with count 0. With the count added here, the
         # metric is the sum over micro-batches and ranks, averaged over optimizer steps.
         metrics.add("policy/loss", 0.0, 1 / counts.num_ranks)
@@ -158,10 +160,19 @@ class PolicyUpdate:
             total / max(1, counts.entropy_tokens)
         )
 
+    def _num_passes(self, num_micro_batches: int) -> int:
+        """Return how many forward and backward passes this rank makes, at least one.
+
+        It joins in the reduction of the gradients over ranks and, if the policy is sharded, in
+        every pass.
+        """
+        if self.policy.causal_model.is_sharded:
+            num_micro_batches = max_over_ranks(num_micro_batches)
+        return max(1, num_micro_batches)
+
     def _backward_nothing(self, batch: TrainBatch) -> None:
-        """Join the gradient reduction over ranks when this rank has no row with a gradient."""
-        row = batch.select(torch.zeros(1, dtype=torch.long))
-        logprobs, _ = completion_statistics(self.policy.causal_model, row)
+        """Make a pass that adds nothing to the gradient, because other ranks make one."""
+        logprobs, _ = completion_statistics(self.policy.causal_model, first_row(batch))
         self.module.manual_backward(0.0 * logprobs.sum())
 
     def _backward(

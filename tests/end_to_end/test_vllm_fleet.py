@@ -19,7 +19,7 @@ from lit_grpo.rollout import Sampling, Supervision, VLLMServerEngine
 
 pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-LONG = Sampling(max_tokens=200)
+LONG = Sampling(max_tokens=200, min_tokens=200)
 PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one: ", "x", "22+3=" * 20)]
 NUM_STEPS = 4
 STARTING_SECONDS = 500

@@ -212,7 +212,7 @@ class Saver(torch.nn.Module):
     def saved_bytes(self):
         return 0, 0
 
-    def save_pretrained(self, path):
+    def save_pretrained(self, path, *, is_writer):
         Path(path).mkdir()
         (Path(path) / "config.json").write_text("{}")
 

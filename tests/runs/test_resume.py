@@ -57,7 +57,8 @@ def test_a_directory_of_a_run_or_a_model_is_no_checkpoint(here):
     (here / "run/final").mkdir(parents=True)
     with pytest.raises(ValueError, match="is a directory: ckpt_path must be .* lit-grpo fit RUN"):
         find_checkpoint("run/final", here / "run")
-    (here / "run/final/meta.pt").touch()  # a sharded one
+    for part in ("meta.pt", ".metadata"):  # a sharded one
+        (here / "run/final" / part).touch()
     assert find_checkpoint("run/final", here / "run") == "run/final"
 
 

@@ -6,7 +6,8 @@ Each rank saves what it has of a training as ``NAME-rankN.pt`` in the working di
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import lightning as L
@@ -27,21 +28,23 @@ from lit_grpo.training import GRPOModule, OutagePolicy
 from lit_grpo.types import Prompt
 
 
-def fit_two_ranks(
+def fit_ranks(
     module: GRPOModule,
     rows: Sequence[Prompt],
     batch_size: int,
     *callbacks: L.Callback,
     ckpt_path: str | None = None,
     max_steps: int = 1,
+    trainer_settings: Mapping[str, Any] = MappingProxyType({"strategy": "ddp", "devices": 2}),
     **loading: Any,
 ) -> L.Trainer:
-    trainer = make_trainer(*callbacks, max_steps=max_steps, devices=2, strategy="ddp")
+    trainer = make_trainer(*callbacks, max_steps=max_steps, **trainer_settings)
 
     class Data(L.LightningDataModule):
         def train_dataloader(self) -> PromptLoader:
             rank = trainer.global_rank
-            return PromptLoader(rows, batch_size, rank=rank, world_size=2, **loading)
+            world_size = trainer.world_size
+            return PromptLoader(rows, batch_size, rank=rank, world_size=world_size, **loading)
 
     trainer.fit(module, datamodule=Data(), ckpt_path=ckpt_path, weights_only=True)
     return trainer
@@ -60,7 +63,7 @@ def one_step(*, rewards_are_lost_on_rank_1: bool) -> dict[str, Any]:
         update={"max_tokens_per_micro_batch": 60},
     )
     keep = Keep()
-    fit_two_ranks(module, PROMPTS, 4, keep, shuffle=False)
+    fit_ranks(module, PROMPTS, 4, keep, shuffle=False)
     (output,) = keep.outputs
     batch = output["batch"]
     return {
@@ -83,7 +86,7 @@ def refill() -> dict[str, Any]:
     keep = Keep()
     # The first rank lacks two groups and then one, the second none.
     rows = prompts("eehhhehhhhhhhhhhhh")
-    fit_two_ranks(module, rows, 4, keep, max_steps=2, shuffle=False)
+    fit_ranks(module, rows, 4, keep, max_steps=2, shuffle=False)
     batches = [output["batch"] for output in keep.outputs]
     return {
         "ids": [[g.prompt.id for g in output["rollouts"].groups] for output in keep.outputs],
@@ -111,7 +114,7 @@ def outage(*, directory: str, num_attempts: float, ckpt_path: str | None = None)
     )
     module = make_module(rewards=[DownOnRank1()], outage=policy)
     saving = Checkpoints(dirpath=str(directory))
-    trainer = fit_two_ranks(module, PROMPTS, 2, saving, ckpt_path=ckpt_path, max_steps=3, seed=3)
+    trainer = fit_ranks(module, PROMPTS, 2, saving, ckpt_path=ckpt_path, max_steps=3, seed=3)
     reason = get_stop_reason(trainer)
     return {
         "weights": weights(module),
@@ -136,7 +139,7 @@ def distillation() -> dict[str, Any]:
             objective=Objective(surrogate="none", distillation=DistillationTerm(coef=1.0)),
         )
         keep = Keep()
-        trainer = fit_two_ranks(module, PROMPTS, 4, keep, max_steps=2, shuffle=False)
+        trainer = fit_ranks(module, PROMPTS, 4, keep, max_steps=2, shuffle=False)
     reason, batch = get_stop_reason(trainer), keep.outputs[0]["batch"]
     return {
         "batch": {name: getattr(batch, name) for name in type(batch).__dataclass_fields__},
@@ -157,7 +160,7 @@ class SpoilRank0(L.Callback):
 def rollback() -> dict[str, Any]:
     module = make_module()
     saving = Checkpoints(dirpath="rollback", every_n_steps=1)
-    fit_two_ranks(module, PROMPTS, 2, SpoilRank0(), HealthMonitor(), saving, max_steps=5, seed=3)
+    fit_ranks(module, PROMPTS, 2, SpoilRank0(), HealthMonitor(), saving, max_steps=5, seed=3)
     return {
         "weights": weights(module),
         "num_rollbacks": module.num_rollbacks,

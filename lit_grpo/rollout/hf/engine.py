@@ -29,6 +29,8 @@ class HFEngine(RolloutEngine):
         UserError: ``max_concurrent`` is less than 1.
     """
 
+    samples_with_policy = True
+
     def __init__(self, max_concurrent: int = 512) -> None:
         check_range(
             "model.engine.init_args.max_concurrent",

@@ -170,10 +170,15 @@ class ServedEngine(RolloutEngine):
         urls, starters = self.urls, None
         if self.launch is not None:
             urls = [launched_url(self.launch.host, port) for port in ports]
+            model = served_model(
+                policy,
+                self._directory.model,
+                dtype=self._dtype,
+                with_adapters=self._is_adapter_sent,
+                is_writer=self._is_rank_zero,
+            )
             if self._is_rank_zero:
                 assert api_key is not None, "a launched server has a key"
-                path, with_adapters = self._directory.model, self._is_adapter_sent
-                model = served_model(policy, path, dtype=self._dtype, with_adapters=with_adapters)
                 logs, guard = self._directory.path, self.api.guard(api_key, self._directory.api_key)
                 starters = process_starters(self.api, self.launch, model, ports, logs, guard)
         for url in urls:

@@ -83,12 +83,17 @@ def launched_url(host: str, port: int) -> str:
 
 
 def served_model(
-    policy: SampledPolicy, directory: Path, *, dtype: str, with_adapters: bool
+    policy: SampledPolicy, directory: Path, *, dtype: str, with_adapters: bool, is_writer: bool
 ) -> ServedModel:
-    """Return the model to start servers with: the policy, or the base of its adapter."""
+    """Return the model to start servers with: the policy, or the base of its adapter.
+
+    Every rank must call this; one writes what is not on the disk yet.
+    """
+    tokenizer = directory / "tokenizer"
+    path = base_model(policy, directory, is_writer=is_writer)
     return ServedModel(
-        path=base_model(policy, directory),
-        tokenizer=save_tokenizer(policy, directory / "tokenizer"),
+        path=path,
+        tokenizer=save_tokenizer(policy, tokenizer) if is_writer else str(tokenizer),
         dtype=dtype,
         adapter_rank=adapter_rank(policy.model) if with_adapters else None,
         adapter_modules=adapted_layers(policy.model) if with_adapters else (),

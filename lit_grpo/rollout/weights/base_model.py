@@ -10,16 +10,16 @@ from lit_grpo.policy.model_files import save_weights
 from lit_grpo.rollout.engine import SampledPolicy
 
 
-def base_model(policy: SampledPolicy, directory: Path) -> str:
+def base_model(policy: SampledPolicy, directory: Path, *, is_writer: bool = True) -> str:
     """Return the directory or hub id of the model that an engine starts with.
 
     It is the policy, or the base of its adapter. Weights that are stored nowhere are written to the
-    directory.
+    directory. Every rank must call this.
     """
     if policy.source is not None:
         return policy.source
     with _without_adapter(policy.model):
-        save_weights(policy.model, directory, dtype=None, is_writer=True)
+        save_weights(policy.model, directory, dtype=None, is_writer=is_writer)
     return str(directory)
 
 

@@ -112,7 +112,7 @@ def test_a_server_is_not_started_if_another_program_took_its_port_meanwhile(tmp_
 
 
 def test_a_policy_from_nowhere_is_written_with_its_tokenizer(policy, tmp_path):
-    model = served_model(policy, tmp_path, dtype="float32", with_adapters=False)
+    model = served_model(policy, tmp_path, dtype="float32", with_adapters=False, is_writer=True)
     assert model.path == str(tmp_path)
     assert (tmp_path / "model.safetensors").exists()
     assert (tmp_path / "tokenizer" / "tokenizer.json").exists()

@@ -1,4 +1,4 @@
-"""Communication between the ranks of a run; every function also works without a process group."""
+"""Communication between the ranks of a run; all functions work without a process group, too."""
 
 from __future__ import annotations
 
@@ -63,6 +63,11 @@ def get_rank() -> int:
 def get_world_size() -> int:
     """Return the number of processes of the run; 1 without a process group."""
     return torch.distributed.get_world_size() if _has_process_group() else 1
+
+
+def max_over_ranks(number: int) -> int:
+    """Return the largest of a number on all ranks; every rank must call this."""
+    return max(gather_objects(number))
 
 
 def sum_over_ranks(module: L.LightningModule, values: Sequence[Tensor]) -> list[float]:

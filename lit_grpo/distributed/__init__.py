@@ -1,0 +1,21 @@
+"""The ranks of a run: what they tell each other, and how a model is sharded over them."""
+
+from lit_grpo.distributed.ranks import (
+    any_failure,
+    gather_objects,
+    gather_rewards,
+    get_rank,
+    get_world_size,
+    max_over_ranks,
+    sum_over_ranks,
+)
+
+__all__ = [
+    "any_failure",
+    "gather_objects",
+    "gather_rewards",
+    "get_rank",
+    "get_world_size",
+    "max_over_ranks",
+    "sum_over_ranks",
+]

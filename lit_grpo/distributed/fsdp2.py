@@ -1,0 +1,194 @@
+"""FSDP2: weights, gradients and optimizer state sharded over all ranks.
+
+Source: Zhao et al. 2023, arXiv 2304.11277, in the form of ``torch.distributed.fsdp.fully_shard``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import MethodType
+from typing import Any, Literal
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.optim import Optimizer
+
+from lit_grpo.distributed.checkpoints import load_sharded, load_whole, read_others
+from lit_grpo.policy.sharding import Sharding, T
+from lit_grpo.types import check_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSDP2Sharding(Sharding):
+    """Shard each layer of a model, and what is outside the layers as one further part."""
+
+    mesh: DeviceMesh
+    mixed_precision: MixedPrecisionPolicy
+    offload: OffloadPolicy
+    reshard_after_forward: bool
+
+    is_sharded = True
+
+    def shard(self, model: Any) -> None:
+        options: dict[str, Any] = {
+            "mesh": self.mesh,
+            "mp_policy": self.mixed_precision,
+            "offload_policy": self.offload,
+        }
+        for layer in _layers(model):
+            fully_shard(layer, reshard_after_forward=self.reshard_after_forward, **options)
+        model.run_forward = MethodType(lambda _, function: function(), model)
+        # True: a pass without gradients would leave embeddings and head gathered.
+        fully_shard(model, reshard_after_forward=True, **options)
+        register_fsdp_forward_method(model, "run_forward")
+
+    def run(self, model: Any, function: Callable[[], T]) -> T:
+        result: T = model.run_forward(function)
+        return result
+
+    @contextmanager
+    def gathered(self, model: Any) -> Iterator[None]:
+        parts = [part for part in model.modules() if isinstance(part, FSDPModule)]
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        try:
+            yield
+        finally:
+            for part in parts:
+                is_layer = part is not model
+                part.set_reshard_after_forward(
+                    self.reshard_after_forward if is_layer else True, recurse=False
+                )
+                part.reshard()
+
+
+def _layers(model: Any) -> list[torch.nn.Module]:
+    names = set(model._no_split_modules or ())
+    return [part for part in model.modules() if type(part).__name__ in names]
+
+
+class FSDP2Strategy(ModelParallelStrategy):
+    """Shard the policy, its gradients, its optimizer state and its reference over all ranks.
+
+    Args:
+        param_dtype: Data type that the weights are gathered and computed in. With ``bfloat16`` the
+            sharded weights and the optimizer stay in float32, gradients are summed over the ranks
+            in float32, and completions are sampled in bfloat16. null leaves it to
+            ``policy.dtype`` and ``trainer.precision``.
+        cpu_offload: Keep the shards and the optimizer state in host memory.
+        reshard_after_forward: Gather a layer again for its backward pass, which saves memory.
+        whole_gradients: Sum the gradients over the ranks once per optimizer step, not once per
+            micro-batch. Needs memory for all gradients; the sum is then rounded as under DDP.
+        timeout_minutes: Time after which a rank that waits for another one fails.
+
+    Raises:
+        UserError: the timeout is not positive.
+    """
+
+    def __init__(
+        self,
+        param_dtype: Literal["bfloat16"] | None = None,
+        cpu_offload: bool = False,
+        reshard_after_forward: bool = True,
+        whole_gradients: bool = False,
+        timeout_minutes: float = 30.0,
+    ) -> None:
+        check_range("trainer.strategy.init_args.timeout_minutes", timeout_minutes, above=0)
+        super().__init__(
+            tensor_parallel_size=1,
+            timeout=timedelta(minutes=timeout_minutes),
+        )
+        self.param_dtype = param_dtype
+        self.cpu_offload = cpu_offload
+        self.reshard_after_forward = reshard_after_forward
+        self.whole_gradients = whole_gradients
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+    @property
+    def sharding(self) -> FSDP2Sharding:
+        """How models are sharded; known once the processes are connected."""
+        dtype = None if self.param_dtype is None else getattr(torch, self.param_dtype)
+        return FSDP2Sharding(
+            mesh=self.device_mesh["data_parallel"],
+            mixed_precision=MixedPrecisionPolicy(
+                param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None
+            ),
+            offload=CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy(),
+            reshard_after_forward=self.reshard_after_forward,
+        )
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Leave gradients unreduced within the context, if whole ones are wanted."""
+        roots = [one for one in self._sharded_roots() if self.whole_gradients]
+        for root in roots:
+            root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            for root in roots:
+                root.set_requires_gradient_sync(True)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the shards of this rank, without a copy."""
+        assert self.model is not None
+        return get_model_state_dict(self.model)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the shards of this rank, without a copy."""
+        assert self.model is not None
+        return get_optimizer_state_dict(self.model, getattr(optimizer, "_optimizer", optimizer))
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+    ) -> None:
+        """Write a directory; every rank must call this."""
+        if type(self.checkpoint_io) is TorchCheckpointIO:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+        else:
+            path = self.broadcast(filepath)
+            self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a directory or the file of a model that was not sharded; every rank must call this.
+
+        Weights that the checkpoint lacks are left alone: `PolicyModule` checks what is missing.
+        """
+        path = Path(self.broadcast(checkpoint_path))
+        assert self.model is not None
+        if path.is_dir():
+            weights = load_sharded(path, self.model, self.optimizers)
+            return read_others(path, weights_only=weights_only) | {"state_dict": weights}
+        checkpoint: dict[str, Any] = torch.load(
+            path, map_location="cpu", mmap=True, weights_only=weights_only
+        )
+        load_whole(checkpoint, self.model, self.optimizers)
+        return checkpoint
+
+    def _sharded_roots(self) -> list[FSDPModule]:
+        assert self.model is not None
+        return [one for one in self.model.modules() if hasattr(one, "run_forward")]  # type: ignore[misc]
+
+
+StrategyRegistry.register("fsdp2", FSDP2Strategy, description="Shard the policy with FSDP2")

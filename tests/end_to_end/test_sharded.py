@@ -1,0 +1,148 @@
+"""Two real processes that share a policy's weights end with those that DDP ends with."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import sharded_trainings
+import torch
+from processes import run_program
+from transformers import AutoModelForCausalLM
+
+from lit_grpo.runs.checkpoint_files import damage, read_manifest
+
+pytestmark = pytest.mark.slow
+
+EQUALITY = [case for case in sharded_trainings.CASES if case != "compile"]
+RESUMED = ["plain", "lora", "moving reference"]
+EARLIER = ["ddp", "fsdp2"]
+
+
+def run(directory: Path, num_ranks: int, *names: str) -> None:
+    program = [sys.executable, sharded_trainings.__file__, str(num_ranks), *names]
+    run_program(program, directory, seconds=900)
+
+
+def load(directory: Path, case: str, training: str, num_ranks: int = 2):
+    names = [f"{case}-{training}-rank{rank}.pt" for rank in range(num_ranks)]
+    return [torch.load(directory / name) for name in names]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """Return the directory with the results of each case under DDP and FSDP2."""
+    directory = tmp_path_factory.mktemp("sharded")
+    names = [f"{case}/{strategy}" for case in EQUALITY for strategy in ("ddp", "fsdp2")]
+    run(directory, 2, *names, "plain/whole", "plain/kept", "plain/bfloat16")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def resumed(trained) -> Path:
+    """Return the same directory after runs that went on from its checkpoints."""
+    names = [
+        f"{case}/{strategy}:{earlier}:5"
+        for case in RESUMED
+        for strategy in EARLIER
+        for earlier in EARLIER
+    ]
+    run(trained, 2, *names)
+    return trained
+
+
+def difference(one, other) -> float:
+    assert one["weights"].keys() == other["weights"].keys()
+    return max(
+        float((weight.float() - other["weights"][name].float()).abs().max())
+        for name, weight in one["weights"].items()
+    )
+
+
+def assert_as_under_ddp(directory, case: str, strategy: str = "fsdp2") -> None:
+    ddp, sharded = load(directory, case, "ddp"), load(directory, case, strategy)
+    for one, other in zip(ddp, sharded, strict=True):
+        assert all(other["is_sharded"])
+        assert not any(one["is_sharded"])
+        assert difference(one, other) < 1e-5
+        for mine, theirs in zip(one["metrics"], other["metrics"], strict=True):
+            norms = mine["policy/grad_norm"], theirs["policy/grad_norm"]
+            assert norms[0] == pytest.approx(norms[1], rel=2e-6)
+    assert difference(*sharded) == 0
+    # The ranks make unlike numbers of passes, so that some make one only for the others.
+    counts = zip(*(rank["num_micro_batches"] for rank in sharded), strict=True)
+    assert any(mine != theirs for mine, theirs in counts)
+
+
+@pytest.mark.parametrize("case", EQUALITY)
+def test_a_sharded_policy_takes_the_steps_of_ddp(trained, case):
+    assert_as_under_ddp(trained, case)
+
+
+@pytest.mark.parametrize("strategy", ["whole", "kept"])
+def test_the_settings_of_the_strategy_change_no_step(trained, strategy):
+    assert_as_under_ddp(trained, "plain", strategy)
+
+
+def test_a_rank_without_rewards_has_nothing_to_train_on_in_one_step(trained):
+    first, second = load(trained, "a rank without rewards", "fsdp2")
+    assert 0 in second["num_micro_batches"]
+    assert 0 not in first["num_micro_batches"]
+
+
+def test_in_bfloat16_the_shards_stay_in_float32(trained):
+    first, second = load(trained, "plain", "bfloat16")
+    assert difference(first, second) == 0
+    start = load(trained, "plain", "ddp")[0]
+    assert 0 < difference(first, start) < 0.02  # 5 steps of at most 1e-3 each, apart at most twice
+    assert all(weight.dtype == torch.float32 for weight in first["weights"].values())
+
+
+def test_a_compiled_sharded_policy_takes_the_steps_of_ddp(tmp_path):
+    run(tmp_path, 2, "compile/ddp", "compile/fsdp2")
+    assert_as_under_ddp(tmp_path, "compile")
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_resumed_run_ends_bit_identically(resumed, case):
+    whole, part = load(resumed, case, "fsdp2"), load(resumed, case, "fsdp2:fsdp2:5")
+    for one, other in zip(whole, part, strict=True):
+        assert difference(one, other) == 0
+
+
+@pytest.mark.parametrize("case", RESUMED)
+@pytest.mark.parametrize(("strategy", "earlier"), [("ddp", "fsdp2"), ("fsdp2", "ddp")])
+def test_a_run_goes_on_under_the_other_strategy(resumed, case, strategy, earlier):
+    whole, part = load(resumed, case, earlier)[0], load(resumed, case, f"{strategy}:{earlier}:5")[0]
+    assert difference(whole, part) < 1e-5
+
+
+@pytest.mark.parametrize("case", ["plain", "lora"])
+def test_a_run_goes_on_with_another_number_of_ranks(resumed, case):
+    """Completions depend on the number of ranks, so DDP goes on from the same checkpoint."""
+    run(resumed, 1, f"{case}/fsdp2:fsdp2:4", f"{case}/ddp:fsdp2:4", f"{case}/one")
+    run(resumed, 2, f"{case}/fsdp2:one:4", f"{case}/ddp:one:4")
+    for earlier, num_ranks in (("fsdp2", 1), ("one", 2)):
+        sharded, whole = (
+            load(resumed, case, f"{strategy}:{earlier}:4", num_ranks)[0]
+            for strategy in ("fsdp2", "ddp")
+        )
+        assert all(sharded["is_sharded"])
+        assert difference(sharded, whole) < 1e-5
+
+
+def test_checkpoints_and_final_models_are_whole(trained):
+    for case in RESUMED:
+        for strategy in EARLIER:
+            directory = trained / f"{case}-{strategy}"
+            checkpoint = directory / "step_000004.ckpt"
+            assert checkpoint.is_dir() == (strategy == "fsdp2")
+            assert damage(checkpoint, reads_all=True) == ""
+            manifest = read_manifest(checkpoint)
+            assert manifest is not None
+            assert manifest.is_healthy
+        ours, theirs = (
+            AutoModelForCausalLM.from_pretrained(trained / f"{case}-{strategy}" / "final")
+            for strategy in EARLIER
+        )
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5)

@@ -1,0 +1,130 @@
+"""Trainings under DDP and sharded: ``python sharded_trainings.py RANKS CASE/STRATEGY...``.
+
+Each rank saves what it has of a training as ``CASE-STRATEGY-rankN.pt`` in the working directory.
+With ``STRATEGY:FROM:STEPS`` it goes on from the checkpoints that ``FROM`` has left, to so many
+steps.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from ddp_trainings import fit_ranks
+from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module
+from tiny import LLAMA
+
+from lit_grpo.callbacks import Checkpoints
+from lit_grpo.distributed import get_rank
+from lit_grpo.distributed.fsdp2 import FSDP2Strategy
+from lit_grpo.objective import EntropyTerm, KLTerm, Objective
+from lit_grpo.policy import LoRA
+from lit_grpo.policy.named_weights import named_weights
+from lit_grpo.runs.files import FinalModel
+from lit_grpo.training import GRPOModule
+from lit_grpo.training.batching import micro_batches, rows_with_gradient
+
+NUM_STEPS = 5
+TOKEN_BUDGET = 25
+
+
+class NoRewardOnRank1(ShareOfLowBytes):
+    """Fail on all rows of the second rank at the second step."""
+
+    def score(self, prompt, completion):
+        if get_rank() == 1 and self.module.rollout_step == 1:
+            raise ConnectionError("lost")
+        return super().score(prompt, completion)
+
+
+MOVING = KLTerm(coef=0.1, refresh_every=2, refresh_mix=0.5)
+LORA = {"lora": LoRA(rank=4)}
+UPDATES = {"epochs": 2, "minibatches": 2}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tied": {"policy": {"architecture": LLAMA | {"tie_word_embeddings": True}}},
+    "padded": {"policy": {"packing": False}},
+    "checkpointing": {"policy": {"gradient_checkpointing": True}},
+    "compile": {"policy": {"compile": True}},
+    "reference": {"objective": Objective(kl=KLTerm(coef=0.1))},
+    "moving reference": {"objective": Objective(kl=MOVING)},
+    "reference in the reward": {"objective": Objective(kl=KLTerm(coef=0.1, place="reward"))},
+    "lora": {"policy": LORA},
+    "lora with a reference": {"policy": LORA, "objective": Objective(kl=KLTerm(coef=0.1))},
+    "lora with a moving reference": {
+        "policy": LORA,
+        "objective": Objective(kl=KLTerm(coef=0.1, refresh_every=2)),
+    },
+    "several updates": {"update": UPDATES},
+    "entropy": {
+        "objective": Objective(entropy=EntropyTerm(coef=0.01), top_entropy_fraction=0.5),
+    },
+    "a rank without rewards": {"rewards": [NoRewardOnRank1()]},
+    "bf16-mixed": {"precision": "bf16-mixed"},
+}
+STRATEGIES: dict[str, Any] = {
+    "ddp": lambda: "ddp",
+    "fsdp2": lambda: FSDP2Strategy(timeout_minutes=1),
+    "one": lambda: FSDP2Strategy(timeout_minutes=1),
+    "whole": lambda: FSDP2Strategy(whole_gradients=True, timeout_minutes=1),
+    "bfloat16": lambda: FSDP2Strategy(param_dtype="bfloat16", timeout_minutes=1),
+    "kept": lambda: FSDP2Strategy(reshard_after_forward=False, timeout_minutes=1),
+}
+
+
+def new_module(
+    *, update: Mapping[str, Any] | None = None, rewards: Any = None, **settings: Any
+) -> GRPOModule:
+    module = make_module(
+        update={"max_tokens_per_micro_batch": TOKEN_BUDGET, "max_grad_norm": 1.0, **(update or {})},
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3),
+        rewards=rewards,
+        **settings,
+    )
+    for reward in rewards or []:
+        reward.module = module
+    return module
+
+
+def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
+    settings, (strategy, *earlier) = dict(CASES[case]), training.split(":")
+    trainer_settings = {"strategy": STRATEGIES[strategy](), "devices": num_ranks}
+    if "precision" in settings:
+        trainer_settings["precision"] = settings.pop("precision")
+    module, keep = new_module(**settings), Keep()
+    directory = f"{case}-{training}"
+    saving = Checkpoints(dirpath=directory, every_n_steps=2, keep_last=9)
+    final = FinalModel(directory)
+    fit_ranks(
+        module,
+        PROMPTS,
+        4,
+        keep,
+        saving,
+        final,
+        max_steps=(int(earlier[1]) if earlier else NUM_STEPS) * module.update.optimizer_steps,
+        ckpt_path=f"{case}-{earlier[0]}/step_000002.ckpt" if earlier else None,
+        trainer_settings=trainer_settings,
+    )
+    return {
+        "weights": {name: one.clone() for name, one in named_weights(module.policy.model)},
+        "metrics": [output["metrics"] for output in keep.outputs],
+        "num_micro_batches": [num_micro_batches(module, one["batch"]) for one in keep.outputs],
+        "is_sharded": [hasattr(one, "placements") for one in module.policy.parameters()],
+    }
+
+
+def num_micro_batches(module: GRPOModule, batch: Any) -> int:
+    rows = rows_with_gradient(batch, module.objective)
+    packed = module.policy.causal_model.uses_packing
+    return len(micro_batches(batch, rows, TOKEN_BUDGET, packed=packed))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[2:]:
+        case, _, training = name.partition("/")
+        result = train(case, training, int(sys.argv[1]))
+        torch.save(result, f"{case}-{training}-rank{get_rank()}.pt")
