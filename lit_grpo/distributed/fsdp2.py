@@ -44,6 +44,10 @@ class FSDP2Sharding(Sharding):
 
     is_sharded = True
 
+    @property
+    def device(self) -> str:  # type: ignore[override]
+        return "cpu" if isinstance(self.offload, CPUOffloadPolicy) else self.mesh.device_type
+
     def shard(self, model: Any) -> None:
         options: dict[str, Any] = {
             "mesh": self.mesh,

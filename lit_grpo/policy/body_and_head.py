@@ -29,7 +29,8 @@ class BodyAndHead:
     """A ``transformers`` causal model as body and head, a ``logprobs.CausalModel``.
 
     Args:
-        use_packing: Run batches as packs, which `supports_packing` must allow.
+        use_packing: Run batches as packs, which `runs_packs` and `runs_packs_rightly` must
+            allow.
         compile: Run the body through ``torch.compile``.
         sharding: How the model is sharded.
     """
@@ -105,7 +106,6 @@ def _logit_scale(config: PreTrainedConfig) -> float:
 
 
 @torch.no_grad()
-@torch.no_grad()
 def check_body_and_head(model: PreTrainedModel, sharding: Sharding = WHOLE) -> None:
     """Check on a few tokens that body and head together give the model's own logits.
 
@@ -159,12 +159,23 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def supports_packing(model: PreTrainedModel, sharding: Sharding = WHOLE) -> bool:
-    """Return whether the body of a model can run packs; if it cannot, log a warning.
+_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def runs_packs(model: PreTrainedModel) -> bool:
+    """Return whether the body of a model takes packs, whatever its weights; else log a warning."""
+    return not _is_obstacle(structural_obstacle(model), model)
+
+
+def runs_packs_rightly(model: PreTrainedModel, sharding: Sharding = WHOLE) -> bool:
+    """Return whether the hidden states of packs are right; if they are not, log a warning.
 
     Every rank of a sharded model must call this.
     """
-    obstacle = packing_obstacle(model, sharding)
+    return not _is_obstacle(numerical_obstacle(model, sharding), model)
+
+
+def _is_obstacle(obstacle: str | None, model: PreTrainedModel) -> bool:
     if obstacle is not None:
         log.warning(
             "%s cannot run packed sequences (%s). Every completion is run padded, with its own "
@@ -172,15 +183,12 @@ def supports_packing(model: PreTrainedModel, sharding: Sharding = WHOLE) -> bool
             type(model).__name__,
             obstacle,
         )
-    return obstacle is None
-
-
-_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+    return obstacle is not None
 
 
 @torch.no_grad()
-def packing_obstacle(model: PreTrainedModel, sharding: Sharding = WHOLE) -> str | None:
-    """Return why this model cannot run packs, or None if it can, tested on three short rows.
+def structural_obstacle(model: PreTrainedModel) -> str | None:
+    """Return why this model does not take packs, or None if it does, tested on three short rows.
 
     Raises:
         UserError: the test fails for a reason that says nothing about packs.
@@ -188,9 +196,12 @@ def packing_obstacle(model: PreTrainedModel, sharding: Sharding = WHOLE) -> str 
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     if others := kinds - _PLAIN_LAYERS:
         return f"it has {' and '.join(sorted(others))} layers"
+    body_and_head = BodyAndHead(model)
+    packed = pack(_short_batch(body_and_head.vocab_size))
     try:
         with _eager_evaluation(model):
-            difference = _packing_difference(BodyAndHead(model, sharding=sharding))
+            _check_runs_packed_attention(body_and_head, packed)
+            body_and_head.packed_hidden_states(packed)
     except NotImplementedError as error:
         return str(error)
     except Exception as error:
@@ -201,24 +212,26 @@ def packing_obstacle(model: PreTrainedModel, sharding: Sharding = WHOLE) -> str 
             f"failed with {type(error).__name__}: {error}. Please report this, and set "
             "model.policy.packing to false to run every completion padded."
         ) from error
-    if not difference < torch.finfo(model.dtype).eps ** 0.5:
-        return f"its hidden states differ by {difference:.1g}"
     return None
 
 
-def _packing_difference(model: BodyAndHead) -> float:
-    """Return the relative difference between the hidden states of a pack and of padded rows."""
-    with torch.device("cpu"):
-        batch = _short_batch(model.vocab_size)
-    _check_runs_packed_attention(model, pack(batch))
-    packed, padded = (
-        hidden_states[predictors].float()
-        for hidden_states, predictors in (
-            model.run(partial(packed_states, model, batch)),
-            model.run(partial(padded_states, model, batch)),
+@torch.no_grad()
+def numerical_obstacle(model: PreTrainedModel, sharding: Sharding = WHOLE) -> str | None:
+    """Return how the hidden states of a pack differ from those of padded rows; None if equal."""
+    body_and_head = BodyAndHead(model, sharding=sharding)
+    batch = _short_batch(body_and_head.vocab_size)
+    with _eager_evaluation(model):
+        packed, padded = (
+            hidden_states[predictors].float()
+            for hidden_states, predictors in (
+                body_and_head.run(partial(packed_states, body_and_head, batch)),
+                body_and_head.run(partial(padded_states, body_and_head, batch)),
+            )
         )
-    )
-    return float((packed - padded).norm() / padded.norm())
+    difference = float((packed - padded).norm() / padded.norm())
+    if not difference < torch.finfo(model.dtype).eps ** 0.5:
+        return f"its hidden states differ by {difference:.1g}"
+    return None
 
 
 def _check_runs_packed_attention(model: BodyAndHead, pack: Pack) -> None:
@@ -227,9 +240,8 @@ def _check_runs_packed_attention(model: BodyAndHead, pack: Pack) -> None:
     A model that ignores the choice runs its own attention. In 16 bits the difference in the hidden
     states may be too small to show this.
     """
-    without_blocks = pack._replace(layout=pack.layout._replace(blocks=()))
     try:
-        model.run(partial(model.packed_hidden_states, without_blocks))
+        model.packed_hidden_states(pack._replace(layout=pack.layout._replace(blocks=())))
     except NotImplementedError:
         return
     raise NotImplementedError("its attention cannot be chosen through transformers")
@@ -237,13 +249,14 @@ def _check_runs_packed_attention(model: BodyAndHead, pack: Pack) -> None:
 
 def _short_batch(vocabulary: int) -> TokenBatch:
     """Return two prompts; the first one has two completions with the same first token."""
-    prompts = torch.tensor([[1, 2, 3], [0, 4, 5]])
-    completions = torch.tensor([[6, 7, 8, 9], [6, 1, 0, 0], [2, 3, 4, 0]])
-    mask = completions > 0
+    with torch.device("cpu"):  # while a model is loaded, Lightning makes its device the default
+        prompts = torch.tensor([[1, 2, 3], [0, 4, 5]])
+        completions = torch.tensor([[6, 7, 8, 9], [6, 1, 0, 0], [2, 3, 4, 0]])
+        prompt_index = torch.tensor([0, 0, 1])
     return TokenBatch(
         prompt_ids=prompts % vocabulary,
         prompt_mask=prompts > 0,
-        prompt_index=torch.tensor([0, 0, 1]),
+        prompt_index=prompt_index,
         completion_ids=completions % vocabulary,
-        completion_mask=mask,
+        completion_mask=completions > 0,
     )

@@ -84,19 +84,27 @@ def outline_model(
 
     Only the config is read.
     """
-    options: dict[str, Any] = {
-        "attn_implementation": attn_implementation,
-        "trust_remote_code": trust_remote_code,
-    }
-    if is_adapter(path):
-        return outline_model(_base_of(path), dtype=dtype, key=key, **options)
+    with torch.device("meta"):
+        return model_without_weights(
+            _base_of(path) if is_adapter(path) else path,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            key=key,
+        )
+
+
+def model_without_weights(
+    path: str, *, dtype: str, key: str = "model.policy.path", **options: Any
+) -> PreTrainedModel:
+    """Build the model of a directory or of the Hub by its config alone."""
     with _explained_errors("model", path, ("config.json",), key):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        trust = options["trust_remote_code"]
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
         factory: Any = AutoModelForCausalLM  # transformers does not annotate from_config
-        with torch.device("meta"):
-            model: PreTrainedModel = factory.from_config(
-                _without_dropout(config), dtype=getattr(torch, dtype), **options
-            )
+        model: PreTrainedModel = factory.from_config(
+            _without_dropout(config), dtype=getattr(torch, dtype), **options
+        )
     return model
 
 

@@ -50,6 +50,13 @@ def named_weights(model: Any) -> Iterator[NamedTensor]:
             yield converted.popitem()
 
 
+def base_weights(model: Any) -> dict[str, Tensor]:
+    """Return the weights, without an adapter, by the base model's own names; tied ones once."""
+    base = unwrap_peft(model)
+    weights = base.state_dict(keep_vars=True)
+    return _without_tied(base, weights if base is model else _base_weights(weights), {})
+
+
 def unwrap_peft(model: Any) -> PreTrainedModel:
     """Return the ``transformers`` model, without ``peft`` around it."""
     return model if isinstance(model, PreTrainedModel) else model.get_base_model()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -14,7 +13,12 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from lit_grpo.policy.body_and_head import BodyAndHead, check_body_and_head, supports_packing
+from lit_grpo.policy.body_and_head import (
+    BodyAndHead,
+    check_body_and_head,
+    runs_packs,
+    runs_packs_rightly,
+)
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.policy.chat_template import end_tokens
 from lit_grpo.policy.loading import build_model, load_model, load_tokenizer, outline_model
@@ -22,6 +26,13 @@ from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
 from lit_grpo.policy.model_files import SHARD_BYTES, save_model
 from lit_grpo.policy.named_weights import gather
 from lit_grpo.policy.packed_attention import same_attention
+from lit_grpo.policy.shard_loading import (
+    copy_model,
+    drop_placeholders,
+    files_to_read_in_parts,
+    load_shards,
+    model_of_placeholders,
+)
 from lit_grpo.policy.sharding import WHOLE, Sharding
 from lit_grpo.types import UserError, setting_error
 
@@ -141,22 +152,39 @@ class Policy(nn.Module):
         if self.model is not None:
             return
         self.sharding = sharding
-        model = self._initial_model()
-        check_body_and_head(model)
-        use_packing = self.packing and supports_packing(model)
+        files = None
+        if sharding.is_sharded:
+            files = files_to_read_in_parts(self.path, self.lora, **self._loading_options)
+        model = self._initial_model(load_model if files is None else model_of_placeholders)
+        use_packing = self.packing and runs_packs(model)
         if with_reference and self.lora is None:
-            self.reference_model = copy.deepcopy(model).requires_grad_(False)
-            sharding.shard(self.reference_model)
+            self.reference_model = copy_model(model).requires_grad_(False)
+            self._shard(self.reference_model, self.reference_model, files)
         if self.gradient_checkpointing:
             self._checkpoint_layers(model)
         self.model = model if self.lora is None else add_lora(model, self.lora)
         self.model.train()
-        sharding.shard(model)
+        self._shard(self.model, model, files)
+        check_body_and_head(model, sharding)
+        use_packing = use_packing and runs_packs_rightly(model, sharding)
         if refreshes_reference and self.lora is not None:
             self.reference_adapter = _frozen_copy(self.trainable_parameters())
         self.causal_model = BodyAndHead(
             model, use_packing=use_packing, compile=self.compile_forward, sharding=sharding
         )
+
+    def _shard(self, model: Any, base: PreTrainedModel, files: Path | None) -> None:
+        """Shard a model in place, and read its weights if it has none yet.
+
+        Args:
+            model: The model, or ``peft`` around it.
+            files: Directory of the weights; None if it has them.
+        """
+        if files is not None:
+            drop_placeholders(base)
+        self.sharding.shard(base)
+        if files is not None:
+            load_shards(model, base, files, self.sharding.device)
 
     def outline(self) -> nn.Module:
         """Return the model that ``load`` would train, on the meta device: shapes without values.
@@ -168,14 +196,17 @@ class Policy(nn.Module):
             model = self._initial_model(outline_model)
             return model if self.lora is None else add_lora(model, self.lora)
 
+    @property
+    def _loading_options(self) -> dict[str, Any]:
+        return {
+            "dtype": self.dtype,
+            "attn_implementation": self.attn_implementation,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
     def _initial_model(self, load: Callable[..., PreTrainedModel] = load_model) -> PreTrainedModel:
         if self.path is not None:
-            return load(
-                self.path,
-                dtype=self.dtype,
-                attn_implementation=self.attn_implementation,
-                trust_remote_code=self.trust_remote_code,
-            )
+            return load(self.path, **self._loading_options)
         assert self.architecture is not None
         return build_model(
             self.architecture,

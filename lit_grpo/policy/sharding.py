@@ -18,6 +18,9 @@ class Sharding:
     is_sharded = False
     """Whether a forward pass is collective, so that every rank must make equally many."""
 
+    device = "cpu"
+    """Type of the device that the shards are on."""
+
     def shard(self, model: Any) -> None:
         """Shard a ``transformers`` model in place; every rank must call this."""
 

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lit_grpo.policy.body_and_head import BodyAndHead, check_body_and_head, supports_packing
+from lit_grpo.policy.body_and_head import (
+    BodyAndHead,
+    check_body_and_head,
+    runs_packs,
+    runs_packs_rightly,
+)
 from lit_grpo.policy.loading import load_model, load_tokenizer, max_positions
 from lit_grpo.policy.logprobs import completion_statistics, top_tokens
 from lit_grpo.policy.policy import Policy
@@ -118,7 +123,7 @@ class LocalTeacher(Teacher):
             key=_KEY,
         )
         check_body_and_head(model)
-        use_packing = policy.packing and supports_packing(model)
+        use_packing = policy.packing and runs_packs(model) and runs_packs_rightly(model)
         causal_model = BodyAndHead(model, use_packing=use_packing)
         needed = policy.causal_model.vocab_size
         if causal_model.vocab_size < needed:

@@ -15,7 +15,7 @@ from lit_grpo.policy.body_and_head import (
     BodyAndHead,
     check_body_and_head,
     num_compilations,
-    packing_obstacle,
+    structural_obstacle,
 )
 from lit_grpo.policy.logprobs import completion_statistics, packed_states
 from lit_grpo.policy.padding import pad
@@ -170,7 +170,7 @@ OBSTACLES = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_that_cannot_run_packs_is_detected_with_the_reason(reason, dtype):
     config = AutoConfig.for_model(vocab_size=16, **OBSTACLES[reason])
-    assert reason in packing_obstacle(AutoModelForCausalLM.from_config(config, dtype=dtype))
+    assert reason in structural_obstacle(AutoModelForCausalLM.from_config(config, dtype=dtype))
 
 
 def test_a_failure_that_says_nothing_about_packs_is_not_swallowed(monkeypatch):

@@ -7,20 +7,23 @@ steps.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from ddp_trainings import fit_ranks
 from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module
-from tiny import LLAMA
+from tiny import LLAMA, tiny_policy
 
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.distributed import get_rank
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.objective import EntropyTerm, KLTerm, Objective
 from lit_grpo.policy import LoRA
+from lit_grpo.policy.model_files import save_model
 from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.runs.files import FinalModel
 from lit_grpo.training import GRPOModule
@@ -42,9 +45,25 @@ class NoRewardOnRank1(ShareOfLowBytes):
 MOVING = KLTerm(coef=0.1, refresh_every=2, refresh_mix=0.5)
 LORA = {"lora": LoRA(rank=4)}
 UPDATES = {"epochs": 2, "minibatches": 2}
+TIED = LLAMA | {"tie_word_embeddings": True}
+
+
+def write_policies() -> None:
+    """Write the policies, in several files each, if they are not there."""
+    for name, architecture in SAVED.items():
+        if not Path(name).exists():
+            policy = tiny_policy(architecture=architecture, seed=7)
+            save_model(policy.model, name, shard_bytes=20_000)
+            policy.tokenizer.save_pretrained(name)
+
+
+def from_files(name: str) -> dict[str, Any]:
+    return {"path": name, "architecture": None}
+
+
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "tied": {"policy": {"architecture": LLAMA | {"tie_word_embeddings": True}}},
+    "tied": {"policy": {"architecture": TIED}},
     "padded": {"policy": {"packing": False}},
     "checkpointing": {"policy": {"gradient_checkpointing": True}},
     "compile": {"policy": {"compile": True}},
@@ -62,8 +81,16 @@ CASES: dict[str, dict[str, Any]] = {
         "objective": Objective(entropy=EntropyTerm(coef=0.01), top_entropy_fraction=0.5),
     },
     "a rank without rewards": {"rewards": [NoRewardOnRank1()]},
+    "files": {
+        "policy": {"path": "untied", "architecture": None},
+        "objective": Objective(kl=KLTerm(coef=0.1)),
+    },
+    "files, tied": {"policy": {"path": "tied", "architecture": None}},
+    "files, lora": {"policy": {"path": "untied", "architecture": None} | LORA},
     "bf16-mixed": {"precision": "bf16-mixed"},
 }
+SAVED = {"untied": LLAMA, "tied": TIED}
+"""Policies whose weights are in files of the working directory."""
 STRATEGIES: dict[str, Any] = {
     "ddp": lambda: "ddp",
     "fsdp2": lambda: FSDP2Strategy(timeout_minutes=1),
@@ -124,6 +151,8 @@ def num_micro_batches(module: GRPOModule, batch: Any) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if "LOCAL_RANK" not in os.environ:  # the first rank, before it starts the others
+        write_policies()
     for name in sys.argv[2:]:
         case, _, training = name.partition("/")
         result = train(case, training, int(sys.argv[1]))

@@ -1,0 +1,94 @@
+"""Load a sharded model from its files, so that no rank ever has all of its weights.
+
+Each rank builds the model with placeholders, which have shapes and no memory. Once it is sharded,
+each rank reads its parts from the safetensors files.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from huggingface_hub import snapshot_download
+from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from transformers import GenerationConfig, PreTrainedModel
+
+from lit_grpo.policy.loading import is_hub_id, model_without_weights, outline_model
+from lit_grpo.policy.lora import LoRA, is_adapter
+from lit_grpo.policy.named_weights import base_weights
+
+PATTERNS = ["*.json", "*.safetensors", "*.py"]
+
+
+def files_to_read_in_parts(path: str | None, lora: LoRA | None, **options: Any) -> Path | None:
+    """Return the directory of files from which every rank can read its parts.
+
+    None if each rank has to load the whole model: there are no safetensors files, their names are
+    not those of the model, or LoRA trains layers in full, which are copied from loaded ones.
+
+    Args:
+        options: As for `load_model`.
+    """
+    if path is None or is_adapter(path) or (lora is not None and lora.modules_to_save):
+        return None
+    directory = Path(snapshot_download(path, allow_patterns=PATTERNS) if is_hub_id(path) else path)
+    if not any(directory.glob("*.safetensors")):
+        return None
+    saved = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
+    needed = base_weights(outline_model(path, **options))
+    return directory if needed.keys() <= saved.keys() else None
+
+
+def model_of_placeholders(path: str, **options: Any) -> PreTrainedModel:
+    """Return what `load_model` would load, with placeholders in host memory for its weights."""
+    with init_empty_weights(include_buffers=False):
+        model = model_without_weights(path, **options)
+    _replace_parameters(model, lambda one: torch.zeros((), dtype=one.dtype).expand(one.shape))
+    with suppress(OSError):
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    return model
+
+
+def drop_placeholders(model: PreTrainedModel) -> None:
+    """Move placeholders to the meta device, from where the model can be sharded."""
+
+    _replace_parameters(model, lambda one: one.to("meta") if _is_placeholder(one) else one)
+
+
+def copy_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy, in which placeholders still take no memory."""
+    placeholders = {id(p): nn.Parameter(p.data) for p in model.parameters() if _is_placeholder(p)}
+    return copy.deepcopy(model, placeholders)
+
+
+def _is_placeholder(parameter: nn.Parameter) -> bool:
+    return parameter.untyped_storage().nbytes() < parameter.nbytes
+
+
+def _replace_parameters(model: PreTrainedModel, make: Callable[[nn.Parameter], Tensor]) -> None:
+    for module in model.modules():
+        for name, one in module.named_parameters(recurse=False):
+            new = nn.Parameter(make(one).detach(), requires_grad=one.requires_grad)
+            module.register_parameter(name, new)
+    model.tie_weights()
+
+
+def load_shards(model: Any, base: PreTrainedModel, directory: Path, device: str) -> None:
+    """Read this rank's parts of a sharded model; every rank must call this.
+
+    Args:
+        model: The model, or ``peft`` around it.
+        device: Where the weights go.
+    """
+    untyped: Any = base  # torch does not annotate _apply
+    untyped._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one)
+    base.tie_weights()
+    weights = {name: one.detach() for name, one in base_weights(model).items()}
+    load(weights, storage_reader=HuggingFaceStorageReader(str(directory)))

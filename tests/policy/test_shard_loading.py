@@ -1,0 +1,132 @@
+"""A sharded policy is read from its files without ever being whole on a rank."""
+
+import ctypes
+import threading
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from forked import run_in_processes
+from tiny import LLAMA, tiny_policy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+
+from lit_grpo.distributed.fsdp2 import FSDP2Sharding
+from lit_grpo.policy import LoRA, Policy
+from lit_grpo.policy.model_files import save_model
+from lit_grpo.policy.named_weights import named_weights
+from lit_grpo.policy.shard_loading import copy_model, files_to_read_in_parts, model_of_placeholders
+
+OPTIONS = {"dtype": "float32", "attn_implementation": None, "trust_remote_code": False}
+M_MMAP_THRESHOLD = -3
+LARGE = LLAMA | {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 8}
+
+
+def saved(directory: Path, **architecture) -> Path:
+    policy = tiny_policy(architecture=LLAMA | architecture, seed=7)
+    policy.save_pretrained(directory)
+    return directory
+
+
+def load_and_measure(path: Path, store: Path, rank: int):
+    """Return what a rank of two has: its peak memory while it loads, and the weights."""
+    torch.set_num_threads(1)
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)  # large tensors are freed at once
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
+    )
+    sharding = FSDP2Sharding(
+        mesh=init_device_mesh("cpu", (2,)),
+        mixed_precision=MixedPrecisionPolicy(),
+        offload=OffloadPolicy(),
+        reshard_after_forward=True,
+    )
+    policy, before = Policy(str(path)), anonymous_bytes()
+    with highest(anonymous_bytes) as measured:
+        policy.load(with_reference=True, sharding=sharding)
+    used = max(measured) - before
+    weights = dict(named_weights(policy.model))
+    reference = dict(named_weights(policy.reference_model))
+    torch.distributed.destroy_process_group()
+    is_equal = all(torch.equal(weights[name], reference[name]) for name in weights)
+    return used, is_equal, {name: float(weight.sum()) for name, weight in weights.items()}
+
+
+def anonymous_bytes() -> int:
+    """Return the memory of this process without the pages of files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [one for one in lines if one.startswith("RssAnon")]
+    return int(line.split()[1]) * 1024
+
+
+@contextmanager
+def highest(measure):
+    """Measure every few milliseconds within the context; yield the list of values."""
+    values, is_done = [], threading.Event()
+
+    def run():
+        while not is_done.wait(0.002):
+            values.append(measure())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield values
+    finally:
+        is_done.set()
+        thread.join()
+
+
+def test_no_rank_has_the_whole_model_in_memory(tmp_path):
+    path = saved(tmp_path / "model", **LARGE)
+    whole = tiny_policy(path=str(path), architecture=None)
+    size = sum(one.nbytes for one in whole.model.parameters())
+    assert size > 200e6
+    ranks = [partial(load_and_measure, path, tmp_path / "store", rank) for rank in (0, 1)]
+    for used, is_equal, sums in run_in_processes(*ranks):
+        assert used < 1.7 * size  # half of the policy, half of its reference, and some layers
+        assert is_equal
+        for name, weight in named_weights(whole.model):
+            assert sums[name] == float(weight.sum())
+
+
+def test_placeholders_have_shapes_buffers_and_ties_but_no_memory(tmp_path):
+    path = saved(tmp_path / "tied", tie_word_embeddings=True)
+    whole = tiny_policy(path=str(path), architecture=None).model
+    model = model_of_placeholders(str(path), **OPTIONS)
+    for one in (model, copy_model(model)):
+        assert {n: p.shape for n, p in one.named_parameters()} == {
+            n: p.shape for n, p in whole.named_parameters()
+        }
+        assert one.lm_head.weight is one.model.embed_tokens.weight
+        assert all(p.untyped_storage().nbytes() == 4 for p in one.parameters())
+        for buffer, expected in zip(one.buffers(), whole.buffers(), strict=True):
+            torch.testing.assert_close(buffer, expected, rtol=0, atol=0)
+    assert model.generation_config.to_dict() == whole.generation_config.to_dict()
+
+
+@pytest.mark.parametrize("why", ["no files", "an adapter", "other names", "layers in full"])
+def test_otherwise_each_rank_loads_the_whole_model(tmp_path, why):
+    path, lora = saved(tmp_path / "model"), None
+    assert files_to_read_in_parts(str(path), lora, **OPTIONS) == path
+    if why == "no files":
+        (path / "model.safetensors").unlink()
+    elif why == "an adapter":
+        (path / "adapter_config.json").write_text("{}")
+    elif why == "other names":
+        config = path / "config.json"
+        config.write_text(
+            config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3')
+        )
+    else:
+        lora = LoRA(modules_to_save=["lm_head"])
+    assert files_to_read_in_parts(str(path), lora, **OPTIONS) is None
+
+
+def test_names_of_several_files_count_together(tmp_path):
+    policy = tiny_policy()
+    save_model(policy.model, tmp_path, shard_bytes=20_000)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert files_to_read_in_parts(str(tmp_path), None, **OPTIONS) == tmp_path
