@@ -1,22 +1,29 @@
 """Attention within a pack, registered with `transformers` under the name ``packed``.
 
-Attention is the only part of a transformer that is not token-wise, so only here the tokens of a
-pack are gathered into padded blocks of rows of similar length. A model runs it inside
-`using_attention` and keeps its own attention everywhere else.
+Attention is the only part of a transformer that is not token-wise. A model runs this one inside
+`using_attention` and keeps its own everywhere else.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
-from lit_grpo.policy.packing import Block, Layout
+from lit_grpo.policy.block_attention import block_attention
+from lit_grpo.policy.merged_attention import merged_attention
+from lit_grpo.policy.pack_parts import Part, full_parts, window_parts
+from lit_grpo.policy.packing import Layout, Rows, pack
+from lit_grpo.types import TokenBatch
+
+log = logging.getLogger(__name__)
 
 PACKED = "packed"
 
@@ -47,82 +54,133 @@ def packed_attention(
         raise NotImplementedError(f"its attention uses {', '.join(sorted(unknown)) or 'dropout'}")
     if layout is None or not layout.blocks:
         raise NotImplementedError("its layers pass no further arguments to their attention")
-    attended = [
-        _attend(
-            _gather(query, block.queries),
-            _gather(key, block.keys),
-            _gather(value, block.keys),
-            _mask(block, attention_mask),
-            scaling,
-            softcap,
+    query, key, value = _autocast(query, key, value)
+    if layout.rows is None or softcap is not None or not _can_merge(query, key, value):
+        attended = block_attention(
+            query, key, value, layout, window=attention_mask, scaling=scaling, softcap=softcap
         )
-        for block in layout.blocks
-    ]
-    flat = torch.cat([block.transpose(1, 2).flatten(0, 1) for block in attended])
-    return flat.index_select(0, layout.restore)[None], None
+    else:
+        parts, window = _parts(layout.rows, layout.derived, attention_mask, query.device)
+        attended = merged_attention(query, key, value, parts, window=window, scaling=scaling)
+    return attended, None
 
 
 _NOT_ATTENTION = {"cache_position", "position_ids", "sliding_window", "use_cache"}
 """Arguments that do not affect the result; the window arrives in place of the mask."""
 
 
-def _gather(states: Tensor, indices: Tensor) -> Tensor:
-    """Return [R, heads, L, D], the tokens of [1, heads, T, D] at indices [R, L]."""
-    tokens = states[0].transpose(0, 1).index_select(0, indices.flatten())
-    return torch.unflatten(tokens, 0, indices.shape).transpose(1, 2)
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Cast as autocast does for torch's own attention: a norm of float32 may have left float32."""
+    device_type = tensors[0].device.type
+    has_autocast = torch.amp.is_autocast_available(device_type)
+    if not (has_autocast and torch.is_autocast_enabled(device_type)):
+        return tensors
+    dtype = torch.get_autocast_dtype(device_type)
+    return tuple(one if one.dtype == torch.float64 else one.to(dtype) for one in tensors)
 
 
-def _mask(block: Block, window: int | None) -> Tensor | None:
-    """Return the mask of a block, without the keys outside the window."""
-    num_keys = block.keys.shape[1]
-    if window is None or window >= num_keys:
-        return block.mask
-    key_positions = torch.arange(num_keys, device=block.keys.device)
-    distance = block.positions[:, None, :, None] - key_positions
-    return (distance >= 0) & (distance < window)
+def _parts(
+    rows: Rows, derived: dict[Any, Any], window: int | None, device: torch.device
+) -> tuple[list[Part], int | None]:
+    """Return the parts, which are computed once for all layers, and the window if it hides any."""
+    if window is not None and window >= int(rows.num_tokens.max()):
+        window = None
+    if window not in derived:
+        with torch.device("cpu"):
+            parts = full_parts(rows) if window is None else window_parts(rows, window)
+        derived[window] = [part.to(device) for part in parts]
+    return derived[window], window
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-) -> Tensor:
-    """Return [R, heads, Q, D]; without a mask query q sees the first q + 1 keys."""
-    groups = query.shape[1] // key.shape[1]
-    if mask is None and softcap is None:
-        return scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1
+def _can_merge(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether the GPU has variable-length FlashAttention for these tensors."""
+    heads, kv_heads, size = query.shape[1], key.shape[1], query.shape[-1]
+    return (
+        query.device.type in FLASH_DEVICES
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.dtype == key.dtype == value.dtype
+        and size == value.shape[-1]
+        and size % 8 == 0
+        and size <= 256
+        and _agrees(query.device, query.dtype, heads, kv_heads, size)
+    )
+
+
+FLASH_DEVICES = {"cuda"}
+"""Types of devices that may have variable-length FlashAttention."""
+
+
+@cache
+def _agrees(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, size: int) -> bool:
+    """Return whether `merged_attention` works here and agrees with `block_attention`.
+
+    Its operators are private to torch and differ between devices, so each kind of tensors is tried
+    once on a few tokens; if it fails, a warning is logged. Another thread has none of the modes
+    and hooks of autograd that may be active here.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        reason = thread.submit(_disagreement, device, dtype, heads, kv_heads, size).result()
+    if reason is not None:
+        log.warning(
+            "%s cannot run variable-length FlashAttention on %s with %d heads of size %d (%s). "
+            "Attention keeps a copy of the prompt's keys and values for every completion, which "
+            "needs more memory.",
+            *(device, dtype, heads, size, reason),
         )
-    if mask is None:
-        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril()
-        mask = mask[None, None]
-    # Query heads that share a key head become further queries of one head, so that keys need not
-    # be repeated.
-    query = torch.unflatten(query, 1, (-1, groups)).flatten(2, 3)
-    mask = mask[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)
-    if softcap is None:
-        attended = scaled_dot_product_attention(query, key, value, mask, scale=scaling)
-    else:
-        attended = _capped_attention(query, key, value, mask, scaling, softcap)
-    return torch.unflatten(attended, 2, (groups, -1)).flatten(1, 2)
+    return reason is None
 
 
-def _capped_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    scaling: float | None,
-    softcap: float,
-) -> Tensor:
-    """Compute attention step by step, because no kernel of torch soft-caps the scores."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = torch.tanh(query @ key.transpose(2, 3) * scale / softcap) * softcap
-    scores = scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
+def _disagreement(
+    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, size: int
+) -> str | None:
+    """Return why merged attention cannot be used, or None."""
+    packed = pack(_few_rows()).to(device)
+    layout, num_tokens = packed.layout, packed.ids.shape[1]
+    assert layout.rows is not None
+    query, key, value, grad = (
+        _waves(count, num_tokens, size).to(device, dtype)
+        for count in (heads, kv_heads, kv_heads, heads)
+    )
+    states = [one.requires_grad_() for one in (query, key, value)]
+    grad = grad.transpose(1, 2)
+    for window in (None, 2):
+        blocks = block_attention(
+            query, key, value, layout, window=window, scaling=None, softcap=None
+        )
+        plain = [blocks, *torch.autograd.grad(blocks, states, grad)]
+        try:
+            parts, _ = _parts(layout.rows, {}, window, device)
+            merged = merged_attention(query, key, value, parts, window=window, scaling=None)
+            ours = [merged, *torch.autograd.grad(merged, states, grad)]
+        except (RuntimeError, TypeError, AttributeError) as error:
+            return f"{type(error).__name__}: {error}"
+        differences = list(map(_difference, ours, plain))
+        if not all(one < 0.05 for one in differences):
+            return f"it differs by {max(differences):.1g}"
+    return None
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    one, other = one.detach().float(), other.detach().float()
+    return float((one - other).norm() / other.norm())
+
+
+def _waves(heads: int, num_tokens: int, size: int) -> Tensor:
+    """Return [1, heads, T, D] different numbers, without a draw from the run's generator."""
+    numbers = torch.arange(heads * num_tokens * size).view(1, heads, num_tokens, size)
+    return (numbers * (1.0 + heads)).sin()
+
+
+def _few_rows() -> TokenBatch:
+    """Return two prompts; of the three completions of the first one two begin alike."""
+    completions = torch.tensor([[6, 7, 8, 9], [6, 1, 0, 0], [2, 3, 4, 5], [7, 3, 4, 0]])
+    return TokenBatch(
+        prompt_ids=torch.tensor([[1, 2, 3], [0, 4, 5]]),
+        prompt_mask=torch.tensor([[True, True, True], [False, True, True]]),
+        prompt_index=torch.tensor([0, 0, 0, 1]),
+        completion_ids=completions,
+        completion_mask=completions > 0,
+    )
 
 
 def _window(*, local_size: int | None = None, **_: Any) -> int | None:

@@ -1,12 +1,13 @@
 """Pack the rows of a batch into one row of tokens that holds every distinct prefix once.
 
 A prompt therefore runs once per group, and nothing is padded outside attention. This module only
-computes where each token is in the pack and which tokens it sees.
+computes where each token is in the pack and which tokens it sees; attention uses either the blocks
+of the layout or its rows.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +27,38 @@ class Block(NamedTuple):
     """[R, K] indices in the pack of all tokens of a row, from its first."""
     positions: Tensor
     """[R, Q] the key that is the query's own token."""
-    mask: Tensor | None
-    """[R, 1, Q, K] True where a query sees a key; None if query q sees the first q + 1 keys."""
+    shares: bool
+    """Whether its rows share a prefix; if not, query q sees the first q + 1 keys."""
+
+
+class Rows(NamedTuple):
+    """Sorted rows, each of which adds to the pack the tokens that it does not share.
+
+    They are on the CPU. The added tokens of all rows, one row after the other, are the pack.
+    """
+
+    num_tokens: Tensor
+    """[N]"""
+    num_shared: Tensor
+    """[N] leading tokens that the row shares with the row before it."""
+    indices: Tensor
+    """[N, L] index in the pack of each token of the row."""
+
+    @property
+    def num_added(self) -> Tensor:
+        """[N] tokens that the row adds to the pack."""
+        return self.num_tokens - self.num_shared
+
+    def select(self, rows: Tensor) -> Rows:
+        return Rows(*(tensor[rows] for tensor in self))
+
+    def by_sharing(self) -> tuple[Rows, Rows]:
+        """Return the rows that share no token, whose attention needs no mask, and the others.
+
+        Rows that add no token are left out.
+        """
+        shares_none, adds = self.num_shared == 0, self.num_added > 0
+        return self.select(shares_none & adds), self.select(~shares_none & adds)
 
 
 class Layout(NamedTuple):
@@ -36,6 +67,10 @@ class Layout(NamedTuple):
     blocks: tuple[Block, ...]
     restore: Tensor
     """[T] index of each token among the queries of all blocks, one block after the other."""
+    rows: Rows | None
+    """None for ``torch.compile``, which needs a layout of fixed form: only the blocks have one."""
+    derived: dict[Any, Any]
+    """What attention computes from this layout in its first layer, for all others."""
 
 
 class Pack(NamedTuple):
@@ -59,48 +94,22 @@ class Pack(NamedTuple):
     """[M] index in the pack of the token before each completion token, row after row."""
 
     def to(self, device: torch.device) -> Pack:
-        """Return the pack on a device, except for the predictors, which stay on the CPU."""
+        """Return the pack on a device, except for predictors and rows, which stay on the CPU."""
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=True)
 
         blocks = tuple(
-            Block(*(t if t is None else move(t) for t in block))  # type: ignore[arg-type]
+            Block(move(block.queries), move(block.keys), move(block.positions), block.shares)
             for block in self.layout.blocks
         )
+        restore = move(self.layout.restore)
         return Pack(
             ids=move(self.ids),
             position_ids=move(self.position_ids),
-            layout=Layout(blocks, move(self.layout.restore)),
+            layout=self.layout._replace(blocks=blocks, restore=restore, derived={}),
             predictors=self.predictors,
         )
-
-
-class _Rows(NamedTuple):
-    """Sorted rows, each of which adds to the pack the tokens that it does not share."""
-
-    num_tokens: Tensor
-    """[N]"""
-    num_shared: Tensor
-    """[N] leading tokens that the row shares with the row before it."""
-    indices: Tensor
-    """[N, L] index in the pack of each token of the row."""
-
-    @property
-    def num_added(self) -> Tensor:
-        """[N] tokens that the row adds to the pack."""
-        return self.num_tokens - self.num_shared
-
-    def select(self, rows: Tensor) -> _Rows:
-        return _Rows(*(tensor[rows] for tensor in self))
-
-    def by_sharing(self) -> tuple[_Rows, _Rows]:
-        """Return the rows that share no token, whose attention needs no mask, and the others.
-
-        Rows that add no token are left out.
-        """
-        shares_none, adds = self.num_shared == 0, self.num_added > 0
-        return self.select(shares_none & adds), self.select(~shares_none & adds)
 
 
 def pack(batch: TokenBatch, *, for_compile: bool = False) -> Pack:
@@ -121,7 +130,7 @@ def pack(batch: TokenBatch, *, for_compile: bool = False) -> Pack:
         return Pack(
             ids=ids[order][is_added][None],
             position_ids=is_added.nonzero()[:, 1][None],
-            layout=_layout(blocks, int(is_added.sum())),
+            layout=_layout(blocks, None if for_compile else rows, int(is_added.sum())),
             predictors=indices.gather(1, before)[batch.completion_mask],
         )
 
@@ -148,7 +157,7 @@ def _lexicographic_order(ids: Tensor) -> Tensor:
     return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
 
 
-def _find_shared(ids: Tensor, num_tokens: Tensor) -> tuple[_Rows, Tensor]:
+def _find_shared(ids: Tensor, num_tokens: Tensor) -> tuple[Rows, Tensor]:
     """Return the sorted rows, and [N, L] True on the tokens not shared with the row above.
 
     A common prefix of less than an eighth of a row is not shared, because attention without a mask
@@ -162,10 +171,10 @@ def _find_shared(ids: Tensor, num_tokens: Tensor) -> tuple[_Rows, Tensor]:
     added_indices = (is_added.flatten().cumsum(0) - 1).view(ids.shape)
     # A shared token has the index of the token above it; indices grow from row to row.
     indices = added_indices.where(is_added, 0).cummax(0).values
-    return _Rows(num_tokens, num_shared, indices), is_added
+    return Rows(num_tokens, num_shared, indices), is_added
 
 
-def _similar_blocks(rows: _Rows) -> list[_Rows]:
+def _similar_blocks(rows: Rows) -> list[Rows]:
     """Group rows into blocks that add similar numbers of tokens and so need little padding."""
     return [
         kind.select(part)
@@ -190,38 +199,36 @@ def _split(rows: Tensor, lengths: Tensor, splits: int) -> list[Tensor]:
     return [*_split(rows[:cut], lengths, splits - 1), *_split(rows[cut:], lengths, splits - 1)]
 
 
-def _fixed_blocks(rows: _Rows) -> list[_Rows]:
+def _fixed_blocks(rows: Rows) -> list[Rows]:
     """Return one block of rows that share no token and one of the others, of two rows or more.
 
     ``torch.compile`` recompiles for a different number of blocks and for a dimension of size one.
     """
     shares_none, others = rows.by_sharing()
     if len(others.num_tokens) == 0:  # repeat the last token of the first row
-        others = _Rows(rows.num_tokens[:1], rows.num_tokens[:1] - 1, rows.indices[:1])
+        others = Rows(rows.num_tokens[:1], rows.num_tokens[:1] - 1, rows.indices[:1])
     return [
         block.select(torch.arange(max(2, len(n := block.num_tokens))) % len(n))
         for block in (shares_none, others)
     ]
 
 
-def _layout(row_blocks: list[_Rows], num_tokens: int) -> Layout:
+def _layout(row_blocks: list[Rows], rows: Rows | None, num_tokens: int) -> Layout:
     restore, offset, blocks = torch.empty(num_tokens, dtype=torch.long), 0, []
-    for rows in row_blocks:
-        block = _block(rows)
-        is_real = torch.arange(block.queries.shape[1]) < rows.num_added[:, None]
+    for block_rows in row_blocks:
+        block = _block(block_rows)
+        is_real = torch.arange(block.queries.shape[1]) < block_rows.num_added[:, None]
         restore[block.queries[is_real]] = offset + is_real.flatten().nonzero()[:, 0]
         offset += is_real.numel()
         blocks.append(block)
-    return Layout(tuple(blocks), restore)
+    return Layout(tuple(blocks), restore, rows, {})
 
 
-def _block(rows: _Rows) -> Block:
+def _block(rows: Rows) -> Block:
     """Return rows padded to the longest, with at least two queries each."""
     num_added = rows.num_added[:, None]
     query = torch.arange(max(2, int(num_added.max()))).minimum(num_added - 1)
     positions = rows.num_shared[:, None] + query
     keys = rows.indices[:, : int(rows.num_tokens.max())]
-    mask = None
-    if rows.num_shared.any():
-        mask = torch.arange(keys.shape[1]) <= positions[:, None, :, None]
-    return Block(rows.indices.gather(1, positions), keys, positions, mask)
+    shares = bool(rows.num_shared.any())
+    return Block(rows.indices.gather(1, positions), keys, positions, shares)

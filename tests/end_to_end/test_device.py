@@ -16,7 +16,7 @@ from processes import run_program
 PRESETS = sorted(path.name for path in (files("lit_grpo.configs") / "presets").iterdir())
 RUNS = (
     *("plain", "lora", "reference", "reference adapter", "KL in the reward", "updates", "entropy"),
-    *("teacher", "top tokens of a teacher"),
+    *("teacher", "top tokens of a teacher", "merged"),
 )
 PADDED = "padded"
 

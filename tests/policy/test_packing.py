@@ -48,7 +48,8 @@ def visible(packed) -> list[list[int]]:
     for block in packed.layout.blocks:
         num_queries, num_keys = block.queries.shape[1], block.keys.shape[1]
         causal = torch.ones(1, 1, num_queries, num_keys, dtype=torch.bool).tril()
-        mask = causal.expand(len(block.keys), -1, -1, -1) if block.mask is None else block.mask
+        shared = torch.arange(num_keys) <= block.positions[:, None, :, None]
+        mask = shared if block.shares else causal.expand(len(block.keys), -1, -1, -1)
         for keys, sees in zip(block.keys, mask[:, 0], strict=True):
             rows += [keys[query].tolist() for query in sees]
     return [rows[place] for place in packed.layout.restore.tolist()]
@@ -85,6 +86,6 @@ def test_a_pack_for_compile_has_two_blocks_without_a_dimension_of_size_one():
         [[5, 6, 7], [[7, 8, 9]], [8, 6, 7], [[1, 8, 9], [2, 2]]],
     ):
         blocks = pack(batch_of(*groups), for_compile=True).layout.blocks
-        assert [block.mask is None for block in blocks] == [True, False]
+        assert [block.shares for block in blocks] == [False, True]
         for block in blocks:
             assert min(*block.queries.shape, *block.keys.shape) >= 2

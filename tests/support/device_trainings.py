@@ -13,7 +13,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
+import flash_on_cpu
 import yaml
 from jsonargparse import ArgumentParser
 from loss_batches import counts_of, random_case
@@ -25,7 +27,7 @@ from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import DistillationTerm, EntropyTerm, KLTerm, Objective
 from lit_grpo.objective.loss import token_losses
-from lit_grpo.policy import LoRA
+from lit_grpo.policy import LoRA, packed_attention
 from lit_grpo.training import Evaluation, GRPOModule
 
 TEACHER = TemporaryDirectory()
@@ -89,6 +91,16 @@ def compare(name: str) -> dict[str, Any]:
         "learned": difference(module, start),
         "uses_packing": module.policy.causal_model.uses_packing,
     }
+
+
+def compare_merged() -> dict[str, Any]:
+    """Train on the device with merged attention, which the CPU does not use."""
+    flash_on_cpu.install()
+    is_on_device = {"pretend": True, "cpu": False}
+    with patch.object(
+        packed_attention, "_can_merge", lambda query, *_: is_on_device[query.device.type]
+    ):
+        return compare("reference")
 
 
 def difference_after_a_resume() -> float:
@@ -155,7 +167,7 @@ if __name__ == "__main__":
     print(
         json.dumps(
             {
-                "runs": {name: compare(name) for name in RUNS},
+                "runs": {name: compare(name) for name in RUNS} | {"merged": compare_merged()},
                 "presets": {preset.name: loss_difference(preset) for preset in PRESETS.iterdir()},
                 "difference_after_a_resume": difference_after_a_resume(),
                 "metrics": [evaluate(on_device=on_device) for on_device in (False, True)],
