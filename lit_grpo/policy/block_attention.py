@@ -85,8 +85,10 @@ def _make_mask(block: Block, window: int | None, groups: int, dtype: torch.dtype
     """
     num_keys = block.keys.shape[1]
     key_positions = torch.arange(-(-num_keys // ALIGNMENT) * ALIGNMENT, device=block.keys.device)
-    distance = block.positions[:, None, :, None] - key_positions
-    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    positions = block.positions[:, None, :, None]
+    hidden = key_positions > positions
+    if window is not None:
+        hidden |= key_positions <= positions - window
     mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
     mask = mask.masked_fill(hidden, -torch.inf)
     # Query heads that share a key head become further queries of one head, see `_attend`.

@@ -157,15 +157,22 @@ def _lexicographic_order(ids: Tensor) -> Tensor:
     return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
 
 
-def _find_shared(ids: Tensor, num_tokens: Tensor) -> tuple[Rows, Tensor]:
-    """Return the sorted rows, and [N, L] True on the tokens not shared with the row above.
+def is_worth_sharing(num_shared: Tensor, num_tokens: Tensor) -> Tensor:
+    """Return True where a row shares the prefix that it has in common with another one.
 
-    A common prefix of less than an eighth of a row is not shared, because attention without a mask
-    saves more.
+    Less than an eighth of the row is not shared, because attention without a mask saves more.
+
+    Args:
+        num_tokens: Of the row, without the last one.
     """
+    return 8 * num_shared >= num_tokens
+
+
+def _find_shared(ids: Tensor, num_tokens: Tensor) -> tuple[Rows, Tensor]:
+    """Return the sorted rows, and [N, L] True on the tokens not shared with the row above."""
     num_equal = (ids[1:] == ids[:-1]).long().cumprod(1).sum(1)
     num_shared = torch.cat([num_equal.new_zeros(1), num_equal]).minimum(num_tokens)
-    num_shared = num_shared.where(8 * num_shared >= num_tokens, 0)
+    num_shared = num_shared.where(is_worth_sharing(num_shared, num_tokens), 0)
     column = torch.arange(ids.shape[1])
     is_added = (column >= num_shared[:, None]) & (column < num_tokens[:, None])
     added_indices = (is_added.flatten().cumsum(0) - 1).view(ids.shape)

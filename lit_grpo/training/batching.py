@@ -15,6 +15,7 @@ from torch import Tensor
 from lit_grpo.distributed import sum_over_ranks
 from lit_grpo.objective import Objective, TokenCounts
 from lit_grpo.objective.token_advantages import TokenRewards
+from lit_grpo.policy.packing import is_worth_sharing
 from lit_grpo.policy.padding import pad
 from lit_grpo.types import RolloutBatch, TokenBatch, TrainBatch, check_range
 
@@ -29,8 +30,9 @@ class UpdateConfig:
         minibatches: Optimizer steps per pass, each on an equal share of the groups.
         max_tokens_per_micro_batch: Token budget of one forward and backward pass (verl:
             ``ppo_max_token_len_per_gpu``). It counts each prompt once per group and each
-            completion, without padding; for a model that the log says runs padded, every row with
-            its prompt and padding. It affects memory, not the gradient.
+            completion, without padding; a prompt of less than an eighth of its row once per
+            completion, since such rows do not share it; for a model that the log says runs padded,
+            every row with its prompt and padding. It affects memory, not the gradient.
         max_grad_norm: The gradient is scaled down to at most this norm.
         max_skipped_steps: Stop the run when so many optimizer steps in a row were skipped because
             their gradients were not finite.
@@ -215,43 +217,61 @@ def micro_batches(
     Args:
         rows: Indices of the rows that go through the model.
         packed: The model runs packed sequences (see `packing`), which contain the prompt once per
-            group, so the rows of a group stay together.
+            group, so the rows of a group stay together. What a micro-batch counts is what its pack
+            holds at most: completions that begin alike share their beginning, too.
 
     Returns:
         Row indices, one tensor per micro-batch; an empty list for no rows.
     """
-    prompts = batch.prompt_mask.sum(1)[batch.prompt_index].tolist()
-    lengths = batch.completion_mask.sum(1).tolist()
+    prompt_tokens = batch.prompt_mask.sum(1)[batch.prompt_index]
+    completion_tokens = batch.completion_mask.sum(1)
+    prompts, lengths = prompt_tokens.tolist(), completion_tokens.tolist()
     longest_first = sorted(rows.tolist(), key=lambda row: -(prompts[row] + lengths[row]))
     if packed:
         groups: dict[int, list[int]] = {}
         index = batch.prompt_index.tolist()
         for row in longest_first:
             groups.setdefault(index[row], []).append(row)
-        parts = _whole_groups(list(groups.values()), prompts, lengths, max_tokens)
+        added = added_tokens(prompt_tokens, completion_tokens).tolist()
+        parts = _whole_groups(list(groups.values()), prompts, lengths, added, max_tokens)
     else:
         parts = _similar_rows(longest_first, prompts, lengths, max_tokens)
     return [torch.tensor(part) for part in parts]
 
 
+def added_tokens(prompt_tokens: Tensor, completion_tokens: Tensor) -> Tensor:
+    """Return how many tokens each row adds to a pack that has another row of the same prompt."""
+    num_tokens = prompt_tokens + completion_tokens
+    shares = is_worth_sharing(prompt_tokens, num_tokens - 1)
+    return completion_tokens.where(shares, num_tokens)
+
+
 def _whole_groups(
-    groups: list[list[int]], prompts: list[int], lengths: list[int], max_tokens: int
+    groups: list[list[int]],
+    prompts: list[int],
+    lengths: list[int],
+    added: list[int],
+    max_tokens: int,
 ) -> list[list[int]]:
     """Fill micro-batches, the largest group first; split a group only if it exceeds the budget."""
-    tokens = [prompts[group[0]] + sum(lengths[row] for row in group) for group in groups]
+    tokens = [
+        prompts[first] + lengths[first] + sum(added[row] for row in others)
+        for first, *others in groups
+    ]
     parts: list[list[int]] = []
     used = max_tokens
     for total, group in sorted(zip(tokens, groups, strict=True), reverse=True):
         if used + total > max_tokens:
             parts.append([])
             used = 0
-        used += prompts[group[0]]
+        is_first = True
         for row in group:
-            if parts[-1] and used + lengths[row] > max_tokens:
+            if parts[-1] and not is_first and used + added[row] > max_tokens:
                 parts.append([])
-                used = prompts[row]
+                used, is_first = 0, True
             parts[-1].append(row)
-            used += lengths[row]
+            used += prompts[row] + lengths[row] if is_first else added[row]
+            is_first = False
     return parts
 
 

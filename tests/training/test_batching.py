@@ -2,6 +2,7 @@ import pytest
 import torch
 from tiny import completion, rollouts, train_batch
 
+from lit_grpo.policy.packing import pack
 from lit_grpo.training.batching import (
     UpdateConfig,
     collate_rollouts,
@@ -76,6 +77,32 @@ def test_micro_batches_contain_every_row_once_within_the_budget(packed):
             width = selected.prompt_ids.shape[1] + selected.completion_ids.shape[1]
             tokens = len(part) * width
         assert tokens <= 80 or len(part) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_packs_of_micro_batches_hold_no_more_tokens_than_the_budget(seed):
+    """Prompts of four tokens are shared by completions of up to 29 tokens, not by longer ones."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 60, (5, 4), generator=generator).tolist()
+    batch = train_batch(
+        rollouts(
+            [[0, 1, 2, 3]] * 5,
+            [[completion([1 + i] * length) for i, length in enumerate(row)] for row in lengths],
+        )
+    )
+    for part in micro_batches(batch, torch.arange(20), max_tokens=150, packed=True):
+        assert pack(batch.select(part)).ids.shape[1] <= 150
+
+
+def test_a_short_prompt_counts_once_per_completion_and_a_longer_one_once():
+    # A row of 4 + 29 tokens shares the prompt: 4 is an eighth of the 32 that the model reads.
+    completions = [[completion([1 + i] * length) for i in range(3)] for length in (29, 30)]
+    batch = train_batch(rollouts([[0, 1, 2]] * 2, completions))
+    rows = torch.arange(6)
+    for group, tokens in enumerate((4 + 3 * 29, 3 * (4 + 30))):
+        own = rows[batch.prompt_index == group]
+        assert len(micro_batches(batch, own, max_tokens=tokens, packed=True)) == 1
+        assert len(micro_batches(batch, own, max_tokens=tokens - 1, packed=True)) == 2
 
 
 def test_the_rows_of_a_group_stay_together_when_packs_contain_the_prompt_once():

@@ -17,6 +17,7 @@ from lit_grpo.cli.doctor.memory import (
     Transformer,
     activation_bytes,
     cache_bytes,
+    copy_bytes,
     gradient_bytes,
     logit_bytes,
     mask_bytes,
@@ -155,13 +156,20 @@ def _update(subject: Subject, sizes: Transformer, plan: Plan) -> Iterator[Part]:
         in_use = copies // sizes.num_layers if checkpointing else copies
         yield Part(name="weights in bfloat16", bytes=in_use, when="update", advice=advice)
     rows, completion_tokens = plan.micro_batch_rows, plan.completion_tokens
-    masks = mask_bytes(
-        *(sizes, rows, completion_tokens, plan.row_tokens, min(per_value, FLOAT32)),
-        checkpointing=checkpointing,
-    )
-    yield Part(name="attention masks", bytes=masks, when="update", advice=advice)
+    if not _merges(subject, sizes):
+        masks = mask_bytes(sizes, rows, completion_tokens, plan.row_tokens, per_value)
+        yield Part(name="attention masks", bytes=masks, when="update", advice=advice)
+        copies = copy_bytes(sizes, rows, plan.row_tokens, per_value, checkpointing=checkpointing)
+        yield Part(name="copied keys and values", bytes=copies, when="update", advice=advice)
     logits = logit_bytes(rows * completion_tokens, sizes.vocab_size)
     yield Part(name="logits", bytes=logits, when="update", advice=fewer)
+
+
+def _merges(subject: Subject, sizes: Transformer) -> bool:
+    """Return whether attention is likely to run without masks, see `merged_attention`."""
+    policy, device = subject.module.policy, subject.trainer.strategy.root_device
+    has_kernel = device.type == "cuda" and value_bytes(subject) < FLOAT32 and not sizes.caps_scores
+    return has_kernel and policy.packing and not policy.compile_forward
 
 
 def _sampling(subject: Subject, sizes: Transformer, plan: Plan, memory: Memory) -> Iterator[Part]:

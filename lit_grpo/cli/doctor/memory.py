@@ -76,6 +76,8 @@ class Transformer:
     """Keys and values of all layers, per token."""
     query_groups: int
     """Query heads that share a key head."""
+    caps_scores: bool
+    """Whether attention soft-caps its scores, which no kernel of torch does."""
 
     @property
     def layer_values(self) -> int:
@@ -103,6 +105,7 @@ def sizes_of(model: nn.Module) -> Transformer:
         linear_values=sum(one.in_features + one.out_features for one in linear),
         kv_values=2 * config.num_hidden_layers * kv_heads * head_size,
         query_groups=heads // kv_heads,
+        caps_scores=getattr(config, "attn_logit_softcapping", None) is not None,
     )
 
 
@@ -126,17 +129,25 @@ def mask_bytes(
     completion_tokens: int,
     row_tokens: int,
     value_bytes: float,
-    *,
-    checkpointing: bool,
 ) -> int:
-    """Return the bytes of the attention masks of a micro-batch: queries x keys of each row.
+    """Return the bytes of the attention mask of a micro-batch: queries x keys of each row.
 
-    Query heads that share a key head are further queries. Kernels keep a mask as numbers, one for
-    each layer that is not recomputed.
+    Query heads that share a key head are further queries. It is one mask for all layers.
     """
     mask = num_rows * completion_tokens * row_tokens * sizes.query_groups
-    num_kept = 1 if checkpointing else sizes.num_layers
-    return round(mask * (1 + num_kept * value_bytes))
+    return round(mask * value_bytes)
+
+
+def copy_bytes(
+    sizes: Transformer, num_rows: int, row_tokens: int, value_bytes: float, *, checkpointing: bool
+) -> int:
+    """Return the bytes of the keys and values of the prompt and completion, copied for each row.
+
+    Args:
+        checkpointing: They are kept for one layer at a time.
+    """
+    copies = cache_bytes(sizes, num_rows, row_tokens, value_bytes)
+    return copies // sizes.num_layers if checkpointing else copies
 
 
 def logit_bytes(num_tokens: int, vocab_size: int) -> int:

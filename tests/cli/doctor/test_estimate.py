@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from cli_base import BASE
 from tiny import tiny_policy
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.doctor import estimate
-from lit_grpo.cli.doctor.estimate import Estimate, Part, gib
+from lit_grpo.cli.doctor.estimate import Estimate, Part, _merges, gib
 from lit_grpo.cli.doctor.machine import GIB, Memory
 
 
@@ -106,3 +108,28 @@ def test_the_peak_is_that_of_the_worst_moment_and_so_is_the_advice():
 )
 def test_sizes_have_three_digits(size, shown):
     assert gib(size) == shown
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"dtype": "float32", "precision": "bf16-mixed"}, True),
+        ({"dtype": "float32"}, False),
+        ({"device": "cpu"}, False),
+        ({"packing": False}, False),
+        ({"compile_forward": True}, False),
+        ({"caps_scores": True}, False),
+    ],
+    ids=str,
+)
+def test_attention_on_a_gpu_in_16_bits_needs_no_masks(changed, expected):
+    usual = {"dtype": "bfloat16", "packing": True, "compile_forward": False, "device": "cuda"}
+    usual |= {"precision": "32-true", "caps_scores": False}
+    chosen = SimpleNamespace(**usual | changed)
+    strategy = SimpleNamespace(root_device=torch.device(chosen.device))
+    subject = SimpleNamespace(
+        module=SimpleNamespace(policy=chosen),
+        trainer=SimpleNamespace(precision=chosen.precision, strategy=strategy),
+    )
+    assert _merges(subject, chosen) is expected

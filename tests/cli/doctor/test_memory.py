@@ -13,6 +13,7 @@ from lit_grpo.cli.doctor.memory import (
     Transformer,
     activation_bytes,
     cache_bytes,
+    copy_bytes,
     gradient_bytes,
     logit_bytes,
     mask_bytes,
@@ -30,6 +31,7 @@ SIZES = Transformer(
     linear_values=160,
     kv_values=32,
     query_groups=2,
+    caps_scores=False,
 )
 
 
@@ -100,8 +102,12 @@ def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer():
 
 def test_a_mask_has_a_number_for_each_query_and_key():
     mask = 3 * 5 * 7 * 2  # rows, queries, keys, query heads of a key head
-    assert mask_bytes(SIZES, 3, 5, 7, 4, checkpointing=True) == mask * (1 + 4)
-    assert mask_bytes(SIZES, 3, 5, 7, 4, checkpointing=False) == mask * (1 + 2 * 4)
+    assert mask_bytes(SIZES, 3, 5, 7, 4) == mask * 4
+
+
+def test_copied_keys_and_values_are_those_of_every_row():
+    assert copy_bytes(SIZES, 3, 7, 4, checkpointing=False) == 32 * 3 * 7 * 4
+    assert copy_bytes(SIZES, 3, 7, 4, checkpointing=True) == 32 * 3 * 7 * 4 // 2
 
 
 def test_logits_exist_in_chunks():
