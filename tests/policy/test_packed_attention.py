@@ -112,6 +112,25 @@ def test_flash_attention_is_used_for_16_bits_and_heads_that_it_takes(decide):
     assert not decide(size=264)
 
 
+@pytest.mark.parametrize(
+    "heads", [(14, 2, 64), (12, 2, 128), (32, 8, 128), (8, 4, 256), (9, 3, 64), (1, 1, 16)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_is_no_reason_against_it(monkeypatch, heads, dtype):
+    flash_on_cpu.install()
+    differences = []
+    difference = packed_attention._difference
+
+    def recorded(*tensors):
+        differences.append(difference(*tensors))
+        return differences[-1]
+
+    monkeypatch.setattr(packed_attention, "_difference", recorded)
+    assert packed_attention._disagreement(torch.device("cpu"), dtype, *heads) is None
+    assert len(differences) == 8  # values and three gradients, without and with a window
+    assert 0 < max(differences) < 0.01  # a fifth of what is allowed
+
+
 def test_a_cpu_runs_blocks(fresh):
     states = random_states(pack_of([([1], [[2]])]), dtype=torch.bfloat16)
     assert not packed_attention._can_merge(*states)
