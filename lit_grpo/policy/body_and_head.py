@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from lit_grpo.policy.cast_head import cast_linear, cast_weight
 from lit_grpo.policy.logprobs import packed_states, padded_states
 from lit_grpo.policy.packed_attention import PACKED, using_attention
 from lit_grpo.policy.packing import Pack, pack
@@ -82,9 +83,17 @@ class BodyAndHead:
             ).last_hidden_state
         return hidden_states[0]
 
-    def logits(self, hidden_states: Tensor) -> Tensor:
+    def cast_head(self) -> Tensor | None:
+        """Return the weight that `logits` may be given, see `cast_weight`."""
+        return cast_weight(self._head)
+
+    def logits(self, hidden_states: Tensor, cast: Tensor | None = None) -> Tensor:
         """Return [T, V] for [T, H], scaled and soft-capped like the model's own logits."""
-        logits: Tensor = self._head(hidden_states) * self._scale
+        if cast is None:
+            logits: Tensor = self._head(hidden_states)
+        else:
+            logits = cast_linear(hidden_states, self._head, cast)
+        logits = logits * self._scale
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits

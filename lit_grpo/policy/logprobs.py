@@ -47,8 +47,15 @@ class CausalModel(Protocol):
     def packed_hidden_states(self, pack: Pack) -> Tensor:
         """Return [T, H] for the tokens of a pack."""
 
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """Return [T, V] for [T, H]."""
+    def cast_head(self) -> Tensor | None:
+        """Return the weight of the head in 16 bits, or None if it need not be cast for a chunk."""
+
+    def logits(self, hidden_states: Tensor, cast: Tensor | None = None) -> Tensor:
+        """Return [T, V] for [T, H].
+
+        Args:
+            cast: What `cast_head` has returned.
+        """
 
 
 class TokenStatistics(NamedTuple):
@@ -150,8 +157,8 @@ def _in_chunks(
     """Run a function over the completion tokens of a batch, in chunks of few logits.
 
     Args:
-        function: Makes tensors [M, *] of hidden states, the [M] indices of those that predict M
-            tokens, and their ids.
+        function: Makes tensors [M, *] of hidden states, the head's weight if it has been cast, the
+            [M] indices of the states that predict M tokens, and their ids.
         ids: [N, C, *] token ids, from which the function gets those of its tokens.
 
     Returns:
@@ -171,11 +178,13 @@ def _run_in_chunks(
     hidden_states, predictors = get_states(model, batch)
     device = hidden_states.device
     size = max(1, chunk_logits // model.vocab_size)
+    cast = None
     if len(predictors) > size:  # with a single chunk, recomputing its logits would save no memory
         function = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
+        cast = model.cast_head()
     flat = [one[batch.completion_mask].to(device, non_blocking=True) for one in ids]
     parts = zip(*(torch.split(one, size) for one in [predictors, *flat]), strict=True)
-    chunks = [function(hidden_states, *part) for part in parts]
+    chunks = [function(hidden_states, cast, *part) for part in parts]
     mask = batch.completion_mask.to(device, non_blocking=True)
     return [_unflatten(torch.cat(parts), mask) for parts in zip(*chunks, strict=True)]
 
@@ -211,6 +220,7 @@ def padded_states(model: CausalModel, batch: TokenBatch) -> tuple[Tensor, Tensor
 def _chunk_statistics(
     model: CausalModel,
     hidden_states: Tensor,
+    cast: Tensor | None,
     predictors: Tensor,
     targets: Tensor,
     *candidates: Tensor,
@@ -218,7 +228,8 @@ def _chunk_statistics(
     entropy_gradient: bool,
 ) -> tuple[Tensor, ...]:
     """Return logprobs [M] and entropies [M] of [M] targets, and [M, K] logprobs of candidates."""
-    log_probabilities, which = _log_probabilities(model, hidden_states, predictors, temperature)
+    states = hidden_states, cast
+    log_probabilities, which = _log_probabilities(model, *states, predictors, temperature)
     grad = entropy_gradient and torch.is_grad_enabled()
     device_type = hidden_states.device.type
     with torch.set_grad_enabled(grad), torch.autocast(device_type, enabled=False):
@@ -230,6 +241,7 @@ def _chunk_statistics(
 def _chunk_top(
     model: CausalModel,
     hidden_states: Tensor,
+    cast: Tensor | None,
     predictors: Tensor,
     *,
     k: int,
@@ -237,13 +249,18 @@ def _chunk_top(
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
     """Return ids and logprobs [M, k] of the most likely tokens."""
-    log_probabilities, which = _log_probabilities(model, hidden_states, predictors, temperature)
+    states = hidden_states, cast
+    log_probabilities, which = _log_probabilities(model, *states, predictors, temperature)
     logprobs, ids = log_probabilities[:, :vocab_size].topk(k)
     return ids.int()[which], logprobs[which]
 
 
 def _log_probabilities(
-    model: CausalModel, hidden_states: Tensor, predictors: Tensor, temperature: float
+    model: CausalModel,
+    hidden_states: Tensor,
+    cast: Tensor | None,
+    predictors: Tensor,
+    temperature: float,
 ) -> tuple[Tensor, Tensor]:
     """Return [T, V] in float32 for any dtype of the model, and [M] the row of each predictor.
 
@@ -251,7 +268,7 @@ def _log_probabilities(
     """
     indices = torch.unique(predictors, return_inverse=True)
     distinct, which = (index.to(hidden_states.device, non_blocking=True) for index in indices)
-    logits = model.logits(hidden_states.index_select(0, distinct)).float()
+    logits = model.logits(hidden_states.index_select(0, distinct), cast).float()
     if temperature != 1:
         logits = logits / temperature
     return logits.log_softmax(-1), which

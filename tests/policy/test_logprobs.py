@@ -126,9 +126,9 @@ class CountingHead(BodyAndHead):
 
     most_tokens = 0
 
-    def logits(self, hidden_states):
+    def logits(self, hidden_states, cast=None):
         self.most_tokens = max(self.most_tokens, len(hidden_states))
-        return super().logits(hidden_states)
+        return super().logits(hidden_states, cast)
 
 
 def test_forward_and_backward_never_hold_more_logits_than_one_chunk(policy, batch):
@@ -152,8 +152,8 @@ def test_the_head_runs_once_per_hidden_state_that_rows_share(policy, batch):
 
 def test_the_entropy_with_impossible_tokens_is_finite(policy, batch):
     class Forbidding(BodyAndHead):
-        def logits(self, hidden_states):
-            return super().logits(hidden_states).index_fill(1, torch.tensor([0]), -torch.inf)
+        def logits(self, hidden_states, cast=None):
+            return super().logits(hidden_states, cast).index_fill(1, torch.tensor([0]), -torch.inf)
 
     model = Forbidding(policy.model, use_packing=True)
     logprobs, entropy = completion_statistics(model, batch, entropy_gradient=True)
