@@ -1,7 +1,7 @@
 """Attention within a pack in padded blocks of rows of similar length, for any device and model.
 
 Every row of a block has a copy of the keys and values that it sees, which the backward pass needs,
-too. The masks are made once for all layers.
+too. The masks are made once for all layers, except under ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def _mask(
 ) -> Tensor | None:
     """Return the mask of a block, or None if plain causal attention does without.
 
-    A program of ``torch.compile`` builds the mask once for all layers by itself.
+    A program of ``torch.compile`` makes it in every layer: under gradient checkpointing it must not
+    store what it has made.
     """
     block = layout.blocks[number]
     if window is not None and window >= block.keys.shape[1]:
