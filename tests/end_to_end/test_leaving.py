@@ -161,8 +161,9 @@ def test_a_signal_leaves_what_is_sampled_or_scored_and_a_resumed_run_repeats_it(
     assert_same_runs(directory, undisturbed)
 
 
-def test_a_signal_to_one_rank_leaves_the_generation_of_all(tmp_path):
-    settings = config(hold("generation"), devices=2, strategy="ddp")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_signal_to_one_rank_leaves_the_generation_of_all(tmp_path, strategy):
+    settings = config(hold("generation"), devices=2, strategy=strategy)
     directory = begin(tmp_path / "run", settings)
     assert leave(directory, num_ranks=2) == 128 + signal.SIGTERM, said(directory)
     assert f"Ended by SIGTERM after {HELD_STEP} rollout steps." in said(directory)

@@ -3,10 +3,13 @@
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import sharded_trainings
 import torch
+from engine_runs import command, run_to_its_end
 from processes import run_program
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from lit_grpo.runs.checkpoint_files import damage, read_manifest
@@ -128,6 +131,32 @@ def test_a_run_goes_on_with_another_number_of_ranks(resumed, case):
         )
         assert all(sharded["is_sharded"])
         assert difference(sharded, whole) < 1e-5
+
+
+@pytest.mark.parametrize("weight_sync", ["full", "adapter"])
+def test_a_server_gets_the_weights_of_a_sharded_policy(tmp_path, weight_sync):
+    """The proof compares what it answers with what the policy answers, at every update."""
+    finals = []
+    for strategy in ("ddp", "fsdp2"):
+        directory = tmp_path / strategy
+        directory.mkdir()
+        settings = {
+            "trainer.strategy": strategy,
+            "trainer.devices": 2,
+            "trainer.max_steps": 3,
+            "trainer.check_val_every_n_epoch": 99,
+            "model.engine.init_args.proof.every": 1,
+            "model.engine.init_args.weight_sync": weight_sync,
+        }
+        if weight_sync == "adapter":
+            settings |= {"model.policy.lora.rank": 4}
+        run_to_its_end(command("fit", "debug", settings, engine="SGLangEngine"), directory)
+        finals.append(load_file(directory / "run" / "final" / "model.safetensors"))
+        checked = pd.read_csv(directory / "run" / "metrics.csv")["sampler/proof_difference"]
+        assert checked.notna().sum() >= 2
+        assert checked.max() < 1e-3
+    for name, weight in finals[0].items():
+        torch.testing.assert_close(finals[1][name], weight, rtol=0, atol=1e-5)
 
 
 def test_checkpoints_and_final_models_are_whole(trained):
