@@ -6,7 +6,7 @@ The names below load on first use, so that ``import lit_grpo`` stays light.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from lit_grpo.runs.trainer import Trainer
     from lit_grpo.training import Evaluation, GRPOModule, OutagePolicy, SFTModule, UpdateConfig
 
-__version__ = version("lit-grpo")
+try:
+    __version__ = version("lit-grpo")
+except PackageNotFoundError:  # a checkout that is used without being installed
+    __version__ = "unknown"
 
 _HOMES = {
     "lit_grpo.data": ("AdditionData", "PromptData", "RubricData"),

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
-
 from lit_grpo.types import UserError
 
 # org/name, org/name:split, org/name:subset:split; a split may be a slice, train[:100]
@@ -110,6 +107,8 @@ def _excerpt(line: bytes) -> str:
 
 
 def _read_parquet(path: Path) -> _Numbered:
+    import pyarrow.parquet  # only here: built-in tasks and text files need no pyarrow
+
     try:
         table = pyarrow.parquet.ParquetFile(path).read()
     except pyarrow.ArrowException as error:
