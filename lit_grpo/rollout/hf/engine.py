@@ -1,11 +1,13 @@
 """Rollouts by the policy's own ``transformers`` model, in this process.
 
-Every prompt is prefilled once and its cache repeated G times; finished rows leave the batch.
+Every prompt is prefilled once and its cache repeated G times; finished rows leave the batch. The
+host waits for the device once a token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -76,9 +78,8 @@ class HFEngine(RolloutEngine):
         """Sample one wave of prompts; yield (row of the wave, completion)."""
         model, tokenizer = self.policy.model, self.policy.tokenizer
         ids, mask = pad(prompt_ids, tokenizer.pad_token_id or 0, torch.long, left=True)
-        batch = _RunningBatch(model, ids, mask, group_size, sampling.max_tokens)
-        stops = _Stops(self.policy, sampling)
-        noise = noise.to(batch.logits.device)
+        batch = _RunningBatch(model, ids, mask, group_size, noise)
+        stops = _Stops(self.policy, sampling, batch.logits.device)
         for step in range(sampling.max_tokens):
             self.leave_if_asked()
             logits = batch.logits.float()
@@ -87,10 +88,10 @@ class HFEngine(RolloutEngine):
             probabilities = allowed = logits.softmax(-1)
             if step < sampling.min_tokens:
                 allowed = stops.forbid(logits).softmax(-1)
-            tokens = _draw(allowed, sampling, noise[batch.rows, step])
-            batch.append(tokens, _logprobs(logits, probabilities, tokens))
-            stopped = stops.reached(batch, tokens) & (step + 1 >= sampling.min_tokens)
-            has_stopped = stopped.tolist()
+            tokens = _draw(allowed, sampling, batch.noise[:, step])
+            is_stop = stops.contain(tokens)
+            ends = batch.append(tokens, _logprobs(logits, probabilities, tokens), is_stop)
+            has_stopped = stops.reached(batch, ends, step + 1)
             is_last = step + 1 == sampling.max_tokens
             finished = [index for index, stop in enumerate(has_stopped) if stop or is_last]
             for index in finished:
@@ -99,7 +100,7 @@ class HFEngine(RolloutEngine):
             self.num_unfinished_tokens = (len(batch.rows) - len(finished)) * (step + 1)
             if len(finished) == len(batch.rows):
                 return
-            batch.advance(tokens, ~stopped if finished else None)
+            batch.advance(tokens, ~torch.tensor(has_stopped) if finished else None)
 
     def _completion(
         self, batch: _RunningBatch, index: int, reason: FinishReason, stops: _Stops
@@ -115,7 +116,13 @@ class HFEngine(RolloutEngine):
 
 
 class _RunningBatch:
-    """The unfinished rows of a wave, their cache and their next logits."""
+    """The unfinished rows of a wave, their cache and their next logits.
+
+    Args:
+        ids: [B, P] prompts, on the CPU.
+        mask: [B, P] True on their tokens.
+        noise: [B * G, max_tokens] a random number for each token of each row, on the CPU.
+    """
 
     def __init__(
         self,
@@ -123,42 +130,60 @@ class _RunningBatch:
         ids: Tensor,
         mask: Tensor,
         group_size: int,
-        max_tokens: int,
+        noise: Tensor,
     ) -> None:
         device = next(model.parameters()).device
         self._model = model
-        mask = mask.to(device)
+        is_padded = not mask.all()
+        mask = mask.to(device, non_blocking=True)
         output = model(
-            input_ids=ids.to(device),
+            input_ids=ids.to(device, non_blocking=True),
             attention_mask=mask.long(),
             position_ids=positions(mask),
             use_cache=True,
             logits_to_keep=1,
         )
         origin = torch.arange(len(ids), device=device).repeat_interleave(group_size)
-        self._cache = RowCache(output.past_key_values, origin, max_tokens)
-        self._mask = None if mask.all() else mask[origin]
+        self._cache = RowCache(output.past_key_values, origin, noise.shape[1])
+        self._mask = mask[origin] if is_padded else None
         self._positions = mask.sum(1)[origin]
         self.logits: Tensor = output.logits[:, -1][origin]
         """[running rows, V]"""
+        self.noise = noise.to(device, non_blocking=True)
+        """[running rows, max_tokens]"""
         self.rows = list(range(len(self.logits)))
         """Index in the wave of each running row."""
         self.sampled: list[tuple[list[int], list[float]]] = [([], []) for _ in self.rows]
         """Tokens and logprobs so far of every row of the wave."""
 
-    def append(self, tokens: Tensor, logprobs: Tensor) -> None:
-        pairs = zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True)
-        for row, token, logprob in pairs:
-            self.sampled[row][0].append(token)
+    def append(self, tokens: Tensor, logprobs: Tensor, is_stop: Tensor) -> list[bool]:
+        """Append [R] tokens to the rows; return which of them are stop tokens.
+
+        All three are copied from the device at once. Float64 holds every token id exactly.
+
+        Raises:
+            Diverged: a logprob is not finite.
+        """
+        read = torch.stack([tokens.double(), logprobs.double(), is_stop.double()], 1).tolist()
+        _check_finite(logprob for _, logprob, _ in read)
+        for row, (token, logprob, _) in zip(self.rows, read, strict=True):
+            self.sampled[row][0].append(int(token))
             self.sampled[row][1].append(logprob)
+        return [bool(stops) for _, _, stops in read]
 
     def advance(self, tokens: Tensor, keep: Tensor | None) -> None:
-        """Run the model on the new tokens of the rows to keep, or of all, and drop the others."""
+        """Run the model on the new tokens of the rows to keep, or of all, and drop the others.
+
+        Args:
+            keep: [R] True on the rows to keep, on the CPU; None for all.
+        """
         if keep is not None:
-            kept = self._cache.drop(keep)
+            on_host = self._cache.drop(keep, tokens.device)
+            self.rows = [self.rows[index] for index in on_host.tolist()]
+            kept = on_host.to(tokens.device, non_blocking=True)
             tokens, self._positions = tokens[kept], self._positions[kept]
             self._mask = None if self._mask is None else self._mask[kept]
-            self.rows = [self.rows[index] for index in kept.tolist()]
+            self.noise = self.noise[kept]
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
         output = self._model(
@@ -176,16 +201,13 @@ class _RunningBatch:
 def _draw(probabilities: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
     """Draw [R] tokens from [R, V] probabilities by inverting the cumulative distribution.
 
+    Probabilities that are NaN draw any token.
+
     Args:
         noise: [R] uniform numbers in [0, 1).
-
-    Raises:
-        Diverged: a probability is NaN.
     """
     if sampling.is_greedy:
-        largest, tokens = probabilities.max(-1)
-        _check_finite(largest)
-        return tokens
+        return probabilities.argmax(-1)
     if sampling.top_k:
         kth = probabilities.topk(min(sampling.top_k, probabilities.shape[-1])).values[:, -1:]
         probabilities = probabilities.where(probabilities >= kth, 0.0)
@@ -196,10 +218,10 @@ def _draw(probabilities: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
         inside = mass - ordered < sampling.top_p * mass[:, -1:]
         probabilities = probabilities.where(inside.gather(-1, order.argsort(-1)), 0.0)
     cumulative = probabilities.cumsum(-1)
-    _check_finite(cumulative[:, -1])
     # Clamp below 1 by more than a rounding error, so that a token of probability 0 is never drawn.
     threshold = noise.clamp(max=1 - 2**-20)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+    drawn = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+    return drawn.clamp(max=probabilities.shape[-1] - 1)  # after the last one if they are NaN
 
 
 def _logprobs(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> Tensor:
@@ -212,8 +234,8 @@ def _logprobs(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> Tensor:
     return below_top + probabilities.amax(-1).log()
 
 
-def _check_finite(values: Tensor) -> None:
-    if not values.isfinite().all():
+def _check_finite(logprobs: Iterable[float]) -> None:
+    if not all(map(math.isfinite, logprobs)):
         raise Diverged(
             "the policy's logits are not finite while sampling: its weights have diverged. "
             "Resume from an earlier checkpoint with a lower learning rate or max_grad_norm."
@@ -226,27 +248,43 @@ class _Stops:
 
     policy: SampledPolicy
     sampling: Sampling
+    device: torch.device
     token_ids: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        ids = stop_token_ids(self.policy, self.sampling)
-        self.token_ids = torch.tensor(ids, dtype=torch.long)
+        ids = torch.tensor(stop_token_ids(self.policy, self.sampling), dtype=torch.long)
+        self.token_ids = ids.to(self.device, non_blocking=True)
 
     def forbid(self, logits: Tensor) -> Tensor:
         """Return the logits with every stop token ruled out."""
-        return logits.index_fill(-1, self.token_ids.to(logits.device), -torch.inf)
+        return logits.index_fill(-1, self.token_ids, -torch.inf)
 
-    def reached(self, batch: _RunningBatch, tokens: Tensor) -> Tensor:
-        """Return [R] True on the running rows that end with this token."""
-        stopped = torch.isin(tokens, self.token_ids.to(tokens.device))
-        if self.sampling.stop:
-            # Every token is at least one byte, so this window contains the longest stop string.
-            window = max(len(text.encode()) for text in self.sampling.stop) + 1
-            for index, row in enumerate(batch.rows):
-                tokens_after_min = batch.sampled[row][0][self.sampling.min_tokens :]
-                tail = self.policy.tokenizer.decode(tokens_after_min[-window:])
-                stopped[index] |= any(text in tail for text in self.sampling.stop)
-        return stopped
+    def contain(self, tokens: Tensor) -> Tensor:
+        """Return [R] True on the tokens that end a completion."""
+        return (tokens[:, None] == self.token_ids).any(1)  # torch.isin may sort, and wait
+
+    def reached(self, batch: _RunningBatch, is_stop: list[bool], num_tokens: int) -> list[bool]:
+        """Return which of the running rows end with their last token.
+
+        Args:
+            is_stop: Whether it is a stop token.
+            num_tokens: Tokens of each row so far.
+        """
+        if num_tokens < self.sampling.min_tokens:
+            return [False] * len(is_stop)
+        if not self.sampling.stop:
+            return is_stop
+        # Every token is at least one byte, so this window contains the longest stop string.
+        window = max(len(text.encode()) for text in self.sampling.stop) + 1
+        return [
+            stops or self._ends_with_stop_string(batch.sampled[row][0], window)
+            for row, stops in zip(batch.rows, is_stop, strict=True)
+        ]
+
+    def _ends_with_stop_string(self, tokens: list[int], window: int) -> bool:
+        tokens_after_min = tokens[self.sampling.min_tokens :]
+        tail = self.policy.tokenizer.decode(tokens_after_min[-window:])
+        return any(text in tail for text in self.sampling.stop)
 
     def text(self, tokens: list[int]) -> str:
         return completion_text(self.policy.tokenizer, tokens, self.sampling)

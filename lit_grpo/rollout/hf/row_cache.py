@@ -88,17 +88,23 @@ class RowCache:
             else:
                 layer.reorder_cache(origin)  # type: ignore[arg-type]
 
-    def drop(self, running: Tensor) -> Tensor:
-        """Remove the rows that are False in [R]; return the old index of each remaining row."""
-        places = torch.arange(len(running), device=running.device)
+    def drop(self, running: Tensor, device: torch.device) -> Tensor:
+        """Remove the rows that are False in [R]; return the old index of each remaining row.
+
+        Args:
+            running: On the CPU, as is the result, so that the host waits for nothing.
+            device: Of the keys and values.
+        """
+        places = torch.arange(len(running))
         num_rows = int(running.sum())
         targets = places[:num_rows][~running[:num_rows]]
         sources = places[num_rows:][running[num_rows:]]
         rows = places[:num_rows].clone()
         rows[targets] = sources
+        moved = [one.to(device, non_blocking=True) for one in (targets, sources, rows)]
         for layer in self.cache.layers:
             if isinstance(layer, RowLayer):
-                layer.keep(num_rows, targets, sources)
+                layer.keep(num_rows, moved[0], moved[1])
             else:
-                layer.reorder_cache(rows)  # type: ignore[arg-type]
+                layer.reorder_cache(moved[2])  # type: ignore[arg-type]
         return rows

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -195,9 +196,14 @@ def test_the_largest_random_number_never_draws_an_impossible_token():
     assert _draw(probabilities, Sampling(), largest).tolist() == [2]
 
 
-def test_diverged_weights_raise_an_error_that_says_so():
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_diverged_weights_raise_an_error_that_says_so(value, temperature):
+    policy = tiny_policy()
+    with torch.no_grad():
+        policy.model.lm_head.weight[7] = value
     with pytest.raises(FloatingPointError, match="earlier checkpoint"):
-        _draw(torch.tensor([[float("nan"), 1.0]]), Sampling(), torch.tensor([0.5]))
+        generate(policy, replace(PLAIN, temperature=temperature))
 
 
 def test_a_token_has_a_finite_logprob_if_a_forbidden_one_is_certain():

@@ -3,6 +3,8 @@ from transformers import DynamicCache
 
 from lit_grpo.rollout.hf.row_cache import INITIAL_TOKENS, RowCache
 
+CPU = torch.device("cpu")
+
 
 def states(*numbers: float, length: int = 1) -> torch.Tensor:
     """Return [R, 1, length, 1], one number per row."""
@@ -23,11 +25,11 @@ def test_a_removed_row_is_replaced_by_one_of_the_last():
     prefilled = DynamicCache()
     prefilled.update(states(0, 1, 2, 3, 4), states(0, 1, 2, 3, 4), 0)
     rows = RowCache(prefilled, torch.arange(5), max_tokens=4)
-    now = rows.drop(torch.tensor([False, True, False, True, True]))
+    now = rows.drop(torch.tensor([False, True, False, True, True]), CPU)
     assert sorted(now.tolist()) == [1, 3, 4]
     keys, _ = rows.cache.update(states(*now.tolist()), states(*now.tolist()), 0)
     assert keys[:, 0].tolist() == [[[row], [row]] for row in now.tolist()]
-    assert rows.drop(torch.tensor([True, False, False])).tolist() == [0]
+    assert rows.drop(torch.tensor([True, False, False]), CPU).tolist() == [0]
 
 
 def test_the_capacity_grows_and_tokens_stay():
