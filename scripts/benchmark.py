@@ -1,4 +1,7 @@
-"""Measure the figures of docs/performance.md: `python scripts/benchmark.py --help`."""
+"""Measure the figures of docs/performance.md: `python scripts/benchmark.py --help`.
+
+`scripts/gpu_check.py` measures those of a GPU.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from _benchmark.parts import compare_engine, compare_head
 from _benchmark.processes import Repetitions
 from _benchmark.results import Result, markdown, print_tables, save
 from _benchmark.rewards import compare_calls, compare_exposed
-from _benchmark.steps import compare_on_gpu, compare_steps
+from _benchmark.steps import compare_steps
 from _benchmark.workloads import SIZES, WORKLOADS
 
 Figures = Callable[[argparse.Namespace], Iterator[Result]]
@@ -55,13 +58,6 @@ def engines(options: argparse.Namespace) -> Iterator[Result]:
     yield from compare_overlap(SIZES[options.size], repetitions(options))
 
 
-def gpu(options: argparse.Namespace) -> Iterator[Result]:
-    if not torch.cuda.is_available():
-        print("gpu is skipped: this machine has no CUDA device.")
-        return
-    yield from compare_on_gpu(repetitions(options))
-
-
 def repetitions(options: argparse.Namespace) -> Repetitions:
     return Repetitions(rounds=options.rounds, steps=options.steps)
 
@@ -74,7 +70,6 @@ FIGURES: dict[str, Figures] = {
     "answers": answers,
     "rewards": rewards,
     "engines": engines,
-    "gpu": gpu,
 }
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from _benchmark.processes import (
     Repetitions,
     TrainerProcess,
@@ -27,14 +26,11 @@ from _benchmark.trainers import (
     step_settings,
     trl,
 )
-from _benchmark.workloads import SIZES, WORKLOADS, ModelSize, Workload, varied_reward, write_inputs
+from _benchmark.workloads import ModelSize, Workload, varied_reward, write_inputs
 
 STEP_TARGETS = {"short_equal": 0.9, "short_varied": 0.6, "long_shared": 0.3}
 UPDATE_TARGET = 1.10
 OVERHEAD_TARGET = 0.02
-GPU_SIZES = ("0.5b", "1.5b")
-PEAK_TFLOPS = {"H100": 989, "H200": 989, "A100": 312, "L40S": 362, "4090": 165}
-"""Part of the device's name -> its peak in dense bfloat16."""
 
 
 def compare_steps(
@@ -126,41 +122,3 @@ def breakdown(process: TrainerProcess) -> Row:
         "mean length": process.mean_length,
     }
     return figures | ({"peak GB": process.peak_gb} if process.peak_gb else {})
-
-
-def compare_on_gpu(repetitions: Repetitions) -> Iterator[Result]:
-    """Measure steps and the utilisation of the update with models of 0.5B and 1.5B parameters."""
-    for size in GPU_SIZES:
-        for workload in WORKLOADS.values():
-            for result in compare_steps(workload, SIZES[size], repetitions):
-                case = f"{size} {result.case}"
-                yield Result(**(vars(result) | {"case": case}))
-                if result.figure == "step":
-                    yield utilisation(result, case, workload, SIZES[size])
-
-
-def utilisation(step: Result, case: str, workload: Workload, size: ModelSize) -> Result:
-    """Compare the update's model FLOP/s, with every prompt counted once, with the device's peak."""
-    ours = min(
-        (row for name, row in step.details.items() if name.startswith("lit-grpo")),
-        key=lambda row: row["step"],
-    )
-    tokens = workload.num_prompts * workload.prompt_tokens + workload.num_rows * ours["mean length"]
-    name = torch.cuda.get_device_name()
-    peak = next((tflops for part, tflops in PEAK_TFLOPS.items() if part in name), float("nan"))
-    return Result(
-        figure="utilisation",
-        case=case,
-        against="the device's peak in bfloat16",
-        ours=6 * num_parameters(size) * tokens / ours["update"] / 1e12,
-        other=peak,
-        unit="TFLOP/s",
-    )
-
-
-def num_parameters(size: ModelSize) -> int:
-    """Count the parameters of the layers and the head."""
-    head_size = size.hidden_size // size.num_heads
-    attention = 2 * size.hidden_size * head_size * (size.num_heads + size.num_kv_heads)
-    mlp = 3 * size.hidden_size * size.intermediate_size
-    return size.num_layers * (attention + mlp) + size.vocab_size * size.hidden_size

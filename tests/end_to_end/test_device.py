@@ -37,6 +37,15 @@ def test_a_training_ends_with_the_policy_that_the_cpu_learns(results, name):
     assert run["uses_packing"] is (name != PADDED)
 
 
+@pytest.mark.parametrize("name", [*RUNS, PADDED])
+def test_the_device_samples_with_the_logprobs_of_the_trainer(results, name):
+    assert 0 < results["runs"][name]["sampler_difference"] < 1e-5
+
+
+def test_the_cpu_learns_the_same_from_the_completions_of_the_device(results):
+    assert results["replayed"]["difference"] < 1e-5 < 1e-3 < results["replayed"]["learned"]
+
+
 def test_every_run_is_compared(results):
     assert set(results["runs"]) == {*RUNS, PADDED}
 
@@ -60,3 +69,10 @@ def test_the_host_waits_for_no_micro_batch(results):
     few, many = results["few_micro_batches"], results["many_micro_batches"]
     assert many["micro_batches"] > few["micro_batches"]
     assert many["waits"] == few["waits"]
+
+
+def test_the_host_waits_once_for_each_sampled_token(results):
+    waits = results["sampling_waits"]
+    assert waits["24 tokens"] == waits["8 tokens"] + 16
+    assert waits["24 tokens, rows end"] == waits["24 tokens"]
+    assert waits["24 tokens, stop strings"] == waits["24 tokens"]

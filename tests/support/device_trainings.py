@@ -1,34 +1,42 @@
-"""Train on the CPU and on the pretend device, and print what came of it as JSON.
+"""Train on the CPU and on another device, and compare what came of it.
 
-This has to be a program of its own: torch makes room for the devices that it knows at the first
-backward pass of a process.
+As a program, it does so with the pretend device and prints the results as JSON. It has to be a
+program of its own: torch makes room for the devices that it knows at the first backward pass of a
+process. The GPU check does it with a GPU; it needs no package that a training does not need.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-from unittest.mock import patch
+from typing import Any, get_args, get_type_hints
 
-import flash_on_cpu
+import torch
 import yaml
-from jsonargparse import ArgumentParser
 from loss_batches import counts_of, random_case
-from pretend_device import pretend_device, pretend_strategy
+from paths import ROOT
 from small_runs import PROMPTS, Keep, make_module, make_trainer, weights
 from tiny import perturbed, tiny_policy
 
-from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import DistillationTerm, EntropyTerm, KLTerm, Objective
 from lit_grpo.objective.loss import token_losses
-from lit_grpo.policy import LoRA, packed_attention
+from lit_grpo.policy import LoRA
+from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.training import Evaluation, GRPOModule
+from lit_grpo.types import Completion
+
+sys.path.append(str(ROOT / "scripts"))
+from _gpu_check.device import Device  # noqa: E402
+from _gpu_check.findings import Recorder  # noqa: E402
 
 TEACHER = TemporaryDirectory()
 perturbed(tiny_policy(seed=1)).save_pretrained(TEACHER.name)
@@ -56,6 +64,29 @@ MAX_STEPS = 4
 PRESETS = files("lit_grpo.configs") / "presets"
 
 
+class Recorded(HFEngine):
+    """Keep what every call sampled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[list[tuple[int, Completion]]] = []
+
+    def generate(self, *args: Any, **options: Any) -> Iterator[tuple[int, Completion]]:
+        self.calls.append(list(super().generate(*args, **options)))
+        yield from self.calls[-1]
+
+
+class Replayed(HFEngine):
+    """Give what another engine sampled: rounding may draw another token on another device."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        super().__init__()
+        self._calls = iter(recorded.calls)
+
+    def generate(self, *_: Any, **__: Any) -> Iterator[tuple[int, Completion]]:
+        yield from next(self._calls)
+
+
 class CountMicroBatches(Keep):
     count = 0
 
@@ -63,13 +94,12 @@ class CountMicroBatches(Keep):
         self.count += stage.micro_batch is not None
 
 
-def trainer_options(*, on_device: bool) -> dict[str, Any]:
-    return {"accelerator": "auto", "strategy": pretend_strategy()} if on_device else {}
+CPU = Device("cpu")
 
 
-def train(settings, *callbacks, on_device=True, max_steps=MAX_STEPS, **fit) -> GRPOModule:
+def train(settings, device: Device, *callbacks, max_steps=MAX_STEPS, **fit) -> GRPOModule:
     module = make_module(**settings)
-    trainer = make_trainer(*callbacks, max_steps=max_steps, **trainer_options(on_device=on_device))
+    trainer = make_trainer(*callbacks, max_steps=max_steps, **device.trainer_options)
     trainer.fit(module, PromptLoader(PROMPTS, 4), weights_only=True, **fit)
     return module
 
@@ -79,47 +109,55 @@ def difference(module: GRPOModule, other: GRPOModule) -> float:
     return max(float((one - another).abs().max()) for one, another in pairs)
 
 
-def compare(name: str) -> dict[str, Any]:
-    """Train one of the runs on both devices."""
-    expected = train(RUNS[name], on_device=False)
-    with pretend_device():
-        module = train(RUNS[name])
+def compare(name: str, device: Device, *, replays: bool = False) -> dict[str, Any]:
+    """Train one of the runs on both devices.
+
+    Args:
+        replays: The CPU trains on the completions that the device has sampled.
+    """
+    keep, recorded = Keep(), Recorded()
+    with device.usable():
+        module = train(RUNS[name] | {"engine": recorded}, device, keep)
+    engine = Replayed(recorded) if replays else HFEngine()
+    expected = train(RUNS[name] | {"engine": engine}, CPU)
     start = make_module(policy=RUNS[name].get("policy"))
     start.configure_model()
+    metrics = [output["metrics"] for output in keep.outputs]
     return {
         "difference": difference(module, expected),
         "learned": difference(module, start),
+        "sampler_difference": max(one["sampler/logprob_difference_max"] for one in metrics),
         "uses_packing": module.policy.causal_model.uses_packing,
     }
 
 
-def compare_merged() -> dict[str, Any]:
-    """Train on the device with merged attention, which the CPU does not use."""
-    flash_on_cpu.install()
-    is_on_device = {"pretend": True, "cpu": False}
-    with patch.object(
-        packed_attention, "_can_merge", lambda query, *_: is_on_device[query.device.type]
-    ):
-        return compare("reference")
+def difference_after_a_resume(device: Device) -> float:
+    from lit_grpo.callbacks import Checkpoints  # needs pyarrow
+
+    with device.usable(), TemporaryDirectory() as directory:
+        expected = train({}, device)
+        train({}, device, Checkpoints(dirpath=str(directory)), max_steps=2)
+        return difference(train({}, device, ckpt_path=Path(directory) / "last.ckpt"), expected)
 
 
-def difference_after_a_resume() -> float:
-    with pretend_device(), TemporaryDirectory() as directory:
-        expected = train({})
-        train({}, Checkpoints(dirpath=str(directory)), max_steps=2)
-        return difference(train({}, ckpt_path=Path(directory) / "last.ckpt"), expected)
+def built(kind: Any, values: Mapping[str, Any]) -> Any:
+    """Return a dataclass with these values, and with dataclasses for the mappings among them."""
+    hints = get_type_hints(kind)
+    made = {}
+    for name, value in values.items():
+        kinds = [one for one in (hints[name], *get_args(hints[name])) if is_dataclass(one)]
+        made[name] = built(kinds[0], value) if isinstance(value, dict) else value
+    return kind(**made)
 
 
 def objective_of(preset: Traversable) -> Objective:
-    parser = ArgumentParser()
-    parser.add_argument("--objective", type=Objective, default=Objective())
-    model = yaml.safe_load(preset.read_text())["model"]
-    made = parser.instantiate(parser.parse_object({"objective": model["objective"]}))
-    assert isinstance(made.objective, Objective)
-    return made.objective
+    objective: Objective = built(
+        Objective, yaml.safe_load(preset.read_text())["model"]["objective"]
+    )
+    return objective
 
 
-def loss_of(objective: Objective, device: str) -> list[float]:
+def loss_of(objective: Objective, device: torch.device) -> list[float]:
     """Return loss and gradient of a random micro-batch on a device."""
     case = random_case(1)
     chosen = {
@@ -137,42 +175,138 @@ def loss_of(objective: Objective, device: str) -> list[float]:
     return [losses.loss.item(), *gradient.cpu().flatten().tolist()]
 
 
-def loss_difference(preset: Traversable) -> float:
+def loss_difference(preset: Traversable, device: Device) -> float:
     """Return how much the loss of a preset and its gradient differ between the devices."""
     objective = objective_of(preset)
-    with pretend_device():
-        on_device = loss_of(objective, "pretend")
-    return max(abs(a - b) for a, b in zip(on_device, loss_of(objective, "cpu"), strict=True))
+    with device.usable():
+        on_device = loss_of(objective, device.device)
+    return max(abs(a - b) for a, b in zip(on_device, loss_of(objective, CPU.device), strict=True))
 
 
-def evaluate(*, on_device: bool) -> dict[str, float]:
+def evaluate(device: Device) -> dict[str, float]:
     module = make_module()
     module.evaluation = Evaluation(num_samples=2)
-    with pretend_device():
-        trainer = make_trainer(**trainer_options(on_device=on_device))
+    with device.usable():
+        trainer = make_trainer(**device.trainer_options)
         (metrics,) = trainer.validate(module, PromptLoader(PROMPTS, 4, training=False))
     return metrics
 
 
-def waits_with(max_tokens: int) -> dict[str, Any]:
+def waits_with(max_tokens: int, device: Device) -> dict[str, Any]:
     """Return the number of micro-batches of a run, and where the host waited how often."""
     update = {"minibatches": 2, "max_tokens_per_micro_batch": max_tokens}
-    with pretend_device() as waits:
-        counter = CountMicroBatches()
-        train({"update": update, "objective": KL}, counter)
+    counter = CountMicroBatches()
+    with device.usable(), device.counted_waits() as waits:
+        train({"update": update, "objective": KL}, device, counter)
         return {"micro_batches": counter.count, "waits": dict(waits)}
 
 
-if __name__ == "__main__":
-    print(
-        json.dumps(
-            {
-                "runs": {name: compare(name) for name in RUNS} | {"merged": compare_merged()},
-                "presets": {preset.name: loss_difference(preset) for preset in PRESETS.iterdir()},
-                "difference_after_a_resume": difference_after_a_resume(),
-                "metrics": [evaluate(on_device=on_device) for on_device in (False, True)],
-                "few_micro_batches": waits_with(10_000),
-                "many_micro_batches": waits_with(1),
-            }
-        )
+def waits_of_sampling(sampling: Sampling, device: Device) -> int:
+    """Return how often the host waits while it samples completions of prompts of one length."""
+    policy, engine = tiny_policy(), HFEngine()
+    with device.usable():
+        engine.load_weights(policy.to(device.device), 0)
+        with device.counted_waits() as waits:
+            completions = engine.generate([PROMPTS[0]] * 2, 4, sampling, seed=0)
+            lengths = [len(completion.token_ids) for _, completion in completions]
+            assert max(lengths) == sampling.max_tokens
+            return waits.total()
+
+
+def sampling_waits(device: Device) -> dict[str, int]:
+    """Return the waits of completions that are of full length, and of some that end earlier."""
+    stops = tuple(range(20))
+    samplings = {
+        "8 tokens": Sampling(max_tokens=8),
+        "24 tokens": Sampling(max_tokens=24),
+        "24 tokens, rows end": Sampling(max_tokens=24, stop_token_ids=stops),
+        "24 tokens, stop strings": Sampling(max_tokens=24, stop=("q",), min_tokens=2, top_p=0.9),
+    }
+    return {name: waits_of_sampling(sampling, device) for name, sampling in samplings.items()}
+
+
+def check_device(recorder: Recorder, device: Device) -> None:
+    """Compare everything with the CPU, and record what differs by more than rounding."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read at the first product of matrices
+    for name in RUNS:
+        with recorder.attempt(f"training on {device.name}: {name}"):
+            _check_run(recorder, device, name)
+    with recorder.attempt("losses of the presets"):
+        worst = max(loss_difference(preset, device) for preset in PRESETS.iterdir())
+        why = "float32 losses and gradients of a few tokens, of about 1."
+        recorder.decide(f"losses of the presets on {device.name}", worst, 1e-5, why)
+    with recorder.attempt("a resumed training"):
+        if find_spec("pyarrow") is None:
+            recorder.skip("a resumed training", "its checkpoints need pyarrow.")
+        else:
+            _check_resume(recorder, device)
+    with recorder.attempt("an evaluation"):
+        recorder.state(f"an evaluation on {device.name}", "val/accuracy" in evaluate(device))
+    with recorder.attempt("waits"):
+        _check_waits(recorder, device)
+
+
+def _check_run(recorder: Recorder, device: Device, name: str) -> None:
+    found = compare(name, device, replays=True)
+    title, why = f"training on {device.name}: {name}", f"learned {found['learned']:.2g}"
+    recorder.decide(
+        f"{title}, difference from the CPU relative to what is learned",
+        found["difference"] / found["learned"],
+        1e-3,
+        f"rounding of float32 grows to 1e-5 in {MAX_STEPS} steps; {why}.",
     )
+    recorder.decide(
+        f"{title}, sampler against trainer",
+        found["sampler_difference"],
+        1e-4,
+        "float32 logprobs of the same tokens, with a cache and in packs.",
+    )
+
+
+def _check_resume(recorder: Recorder, device: Device) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        apart = difference_after_a_resume(device)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    why = "0 with deterministic kernels; the cumulative sum of a GPU has none."
+    recorder.decide(f"a resumed training on {device.name}", apart, 1e-5, why)
+
+
+def _check_waits(recorder: Recorder, device: Device) -> None:
+    few, many = (waits_with(tokens, device) for tokens in (10_000, 1))
+    counts = [
+        sum(n for place, n in one["waits"].items() if not place.startswith("rollout/"))
+        for one in (few, many)
+    ]
+    recorder.state(
+        f"the host waits for no micro-batch on {device.name}",
+        counts[0] == counts[1],
+        f"{counts[0]} waits with {few['micro_batches']} micro-batches, {counts[1]} with "
+        f"{many['micro_batches']}: {many['waits']}",
+    )
+    waits = sampling_waits(device)
+    recorder.state(
+        f"the host waits once a sampled token on {device.name}",
+        waits["24 tokens"] - waits["8 tokens"] == 16,
+        str(waits),
+    )
+
+
+def main() -> None:
+    device = Device("pretend")
+    results = {
+        "runs": {name: compare(name, device) for name in RUNS},
+        "replayed": compare("plain", device, replays=True),
+        "presets": {preset.name: loss_difference(preset, device) for preset in PRESETS.iterdir()},
+        "difference_after_a_resume": difference_after_a_resume(device),
+        "metrics": [evaluate(one) for one in (CPU, device)],
+        "few_micro_batches": waits_with(10_000, device),
+        "many_micro_batches": waits_with(1, device),
+        "sampling_waits": sampling_waits(device),
+    }
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

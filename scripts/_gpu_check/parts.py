@@ -1,0 +1,144 @@
+"""The parts of the check by name, each of which runs in a process of its own."""
+
+from __future__ import annotations
+
+import platform
+import time
+from contextlib import nullcontext
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from _gpu_check.device import Device
+from _gpu_check.equality import check_equality, precision_context
+from _gpu_check.findings import Recorder
+from _gpu_check.profile import Waits, profiled
+from _gpu_check.sizes import CheckSize
+from _gpu_check.steps import NUM_STEPS, RESERVE_SECONDS, Observer, judge, record_figures, train
+
+LIBRARIES = ("torch", "triton", "transformers", "peft", "lightning", "trl", "vllm")
+
+
+def machine(recorder: Recorder, device: Device, size: CheckSize) -> None:
+    """Describe machine and libraries, and measure what a large matrix product reaches."""
+    rows = [("python", platform.python_version()), ("device", device_name(device))]
+    for name in LIBRARIES:
+        try:
+            rows.append((name, version(name)))
+        except PackageNotFoundError:
+            rows.append((name, "not installed"))
+    if device.name == "cuda":
+        properties = torch.cuda.get_device_properties(device.device)
+        rows += [
+            ("memory", f"{properties.total_memory / 2**30:.1f} GB (2^30 bytes)"),
+            ("CUDA", str(torch.version.cuda)),
+            ("compute capability", f"{properties.major}.{properties.minor}"),
+        ]
+    recorder.table("machine", ["", ""], rows)
+    with recorder.attempt("float32 is not computed in TF32"):
+        precision = torch.get_float32_matmul_precision()
+        recorder.state("float32 is not computed in TF32", precision == "highest", precision)
+    with recorder.attempt("matrix product"):
+        side = 8192 if device.name == "cuda" else 256
+        tflops = matrix_product_tflops(device, side)
+        how = f"two bfloat16 matrices of {side} x {side}, median of 10"
+        recorder.figure("matrix product", tflops, "TFLOP/s", how)
+
+
+def device_name(device: Device) -> str:
+    if device.name == "cuda":
+        return torch.cuda.get_device_name(device.device)
+    return {"cpu": "CPU", "pretend": "stand-in for a GPU, which computes on the CPU"}[device.name]
+
+
+def matrix_product_tflops(device: Device, side: int) -> float:
+    one = torch.randn(side, side).to(device.device, torch.bfloat16)
+    seconds = []
+    for _ in range(13):
+        device.synchronize()
+        start = time.perf_counter()
+        one @ one
+        device.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return 2 * side**3 / sorted(seconds[3:])[5] / 1e12
+
+
+def tests(recorder: Recorder, device: Device, size: CheckSize) -> None:
+    """Run the trainings of the device tests; without a GPU, on the stand-in for one."""
+    if find_spec("pytest") is None:
+        recorder.skip("device tests", "the tests' helpers need pytest, which is not installed.")
+        return
+    from device_trainings import check_device
+
+    check_device(recorder, Device("cuda" if device.name == "cuda" else "pretend"))
+
+
+def steps(recorder: Recorder, device: Device, size: CheckSize) -> None:
+    """Make the steps, one more with its waits counted, and one with its update profiled."""
+    waits = Waits(device)
+
+    def profile_update(stage: str) -> Any:
+        return profiled(recorder, device, "update") if stage == "update" else nullcontext()
+
+    contexts = {NUM_STEPS: waits.stage, NUM_STEPS + 1: profile_update}
+    has_time = [True]
+
+    def may_go_on() -> bool:
+        has_time[0] = recorder.seconds_left > RESERVE_SECONDS or len(observer.steps) >= NUM_STEPS
+        if len(observer.steps) == NUM_STEPS:  # before the measurements, which may fail
+            record()
+        return has_time[0]
+
+    def record() -> None:
+        with recorder.attempt("steps"):
+            made = observer.steps[:NUM_STEPS]
+            judge(recorder, made, has_stopped_early=not has_time[0])
+            record_figures(recorder, made, size, device_name(device))
+
+    observer = Observer(device, contexts, may_go_on)
+    with recorder.attempt("training"):
+        module = train(device, size, observer, NUM_STEPS + len(contexts))
+        if len(observer.steps) < NUM_STEPS:
+            record()
+        else:
+            waits.record(recorder)
+        with recorder.attempt("generation, profiled"):
+            profile_generation(recorder, device, size, module.policy)
+
+
+def profile_generation(recorder: Recorder, device: Device, size: CheckSize, policy: Any) -> None:
+    from lit_grpo.rollout import HFEngine, Sampling
+
+    num_tokens, workload = 4, size.workload
+    policy.to(device.device)
+    engine = HFEngine()
+    engine.load_weights(policy, 0)
+    sampling, prompts = Sampling(max_tokens=num_tokens), size.prompts(workload.num_prompts)
+    title = f"generation of {num_tokens} tokens a row"
+    with precision_context(device.precision, device), profiled(recorder, device, title):
+        list(engine.generate(prompts, workload.group_size, sampling, seed=0))
+
+
+def against_trl(recorder: Recorder, device: Device, size: CheckSize) -> None:
+    """Time steps beside TRL and a bare update, with the benchmark's processes and workloads."""
+    needed = ("trl", "datasets", "jsonargparse", "omegaconf", "pyarrow", "matplotlib", "plotly")
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        recorder.skip("beside TRL", f"{', '.join(missing)} not installed.")
+        return
+    if device.name == "pretend":
+        recorder.skip("beside TRL", "its processes do not know this device.")
+        return
+    from _gpu_check.comparison import compare
+
+    compare(recorder, is_tiny=device.name != "cuda")
+
+
+RUN = {
+    "machine": machine,
+    "tests": tests,
+    "equality": check_equality,
+    "steps": steps,
+    "trl": against_trl,
+}

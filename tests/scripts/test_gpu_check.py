@@ -1,0 +1,187 @@
+"""The GPU check runs without a GPU and without most packages, and notices what is wrong."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from closed_machine import make_environment
+from paths import ROOT
+from processes import run_program
+
+from lit_grpo.policy import packed_attention
+
+equality, findings, report, runner, sizes, utilisation = (
+    importlib.import_module(f"_gpu_check.{name}")
+    for name in ("equality", "findings", "report", "runner", "sizes", "utilisation")
+)
+Device = importlib.import_module("_gpu_check.device").Device
+SCRIPT = str(ROOT / "scripts" / "gpu_check.py")
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    return findings.Recorder("part", tmp_path / "records.jsonl", time.monotonic() + 60)
+
+
+def statuses(recorder) -> dict[str, str]:
+    return {one["name"]: one["status"] for one in findings.read(recorder.path)}
+
+
+def run(python: str, *words: str, directory: Path, exit_code: int = 0) -> dict:
+    """Run the command in an empty directory, and return what it found."""
+    output = run_program([python, SCRIPT, *words], directory, exit_code=exit_code).stdout
+    assert output.startswith("NO GPU: this runs a tiny model on the CPU.")
+    return json.loads((directory / "gpu_check.json").read_text())
+
+
+def by_status(found: dict) -> dict[str, set[tuple[str, str]]]:
+    names: dict[str, set[tuple[str, str]]] = {"passed": set(), "failed": set(), "skipped": set()}
+    for one in found["records"]:
+        if one["kind"] == "finding":
+            names[one["status"]].add((one["part"], one["name"]))
+    return names
+
+
+@pytest.mark.slow
+def test_it_runs_without_a_gpu_and_without_packages_that_a_closed_machine_lacks(tmp_path):
+    python = make_environment(tmp_path / "environment")
+    absent = ("jsonargparse", "omegaconf", "datasets", "trl", "wandb", "plotly", "openai")
+    lacking = f"import importlib.util as u; assert not any(map(u.find_spec, {absent}))"
+    run_program([python, "-c", lacking])
+    found = run(python, directory=tmp_path)
+    names = by_status(found)
+    assert not names["failed"]
+    resumed = ("tests", "a resumed training"), ("trl", "beside TRL")
+    assert names["skipped"] == set(resumed)
+    assert {part for part, _ in names["passed"]} == {"machine", "tests", "equality", "steps"}
+    figures = {one["name"] for one in found["records"] if one["kind"] == "figure"}
+    assert {"generation", "update", "waits, update", "MFU of the update"} <= figures
+    titles = [one["title"] for one in found["records"] if one["kind"] == "table"]
+    assert any("operators" in title for title in titles)
+
+
+@pytest.mark.slow
+def test_it_runs_on_the_pretend_device_and_says_where_the_host_waits(tmp_path):
+    words = ["--device", "pretend", "--only", "equality", "steps"]
+    found = run(sys.executable, *words, directory=tmp_path)
+    assert not by_status(found)["failed"]
+    figures = {one["name"]: one["value"] for one in found["records"] if one["kind"] == "figure"}
+    assert figures["waits, update"] == 1  # whether the gradient is finite
+    assert figures["waits, generation"] <= sizes.TINY.workload.max_tokens + 3
+    (table,) = [one for one in found["records"] if one.get("title", "").startswith("where")]
+    assert ["update", "training/update.py _optimizer_step", "1"] in table["rows"]
+
+
+def test_a_part_without_time_is_skipped_with_the_reason(capsys):
+    records = runner.run_parts(["machine", "steps"], ["--device", "cpu"], minutes=0.1)
+    assert [one["status"] for one in records] == ["skipped"] * 2
+    assert "1 s of 0.1 minutes were left" in records[0]["detail"]
+    assert not report.failures(records)
+
+
+@pytest.mark.slow
+def test_a_part_that_crashes_or_hangs_has_failed_and_the_others_run(monkeypatch, tmp_path):
+    program = tmp_path / "part.py"
+    program.write_text(
+        "import sys, time, os\n"
+        "name = sys.argv[sys.argv.index('--part') + 1]\n"
+        "path = sys.argv[sys.argv.index('--records') + 1]\n"
+        'record = \'{"kind": "finding", "status": "passed", "name": "it began"}\\n\'\n'
+        "open(path, 'a').write(record)\n"
+        "if name == 'tests': os.abort()\n"
+        "if name == 'equality': time.sleep(60)\n"
+    )
+    monkeypatch.setattr(runner, "SCRIPT", program)
+    monkeypatch.setitem(runner.PARTS, "equality", runner.Times(least=1, most=2))
+    records = runner.run_parts(["machine", "tests", "equality", "steps"], [], minutes=5)
+    assert [one["name"] for one in records].count("it began") == 4
+    ends = {one["name"]: one["detail"] for one in report.failures(records)}
+    assert ends.keys() == {"the end of the part tests", "the end of the part equality"}
+    assert "exited with -6" in ends["the end of the part tests"]
+    assert "did not end within 2 s" in ends["the end of the part equality"]
+
+
+@pytest.mark.slow
+def test_a_failed_check_is_the_exit_code(tmp_path):
+    words = ["--device", "cuda", "--tiny", "--only", "machine"]  # there is none here
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    result = run_program([sys.executable, SCRIPT, *words], tmp_path, exit_code=1)
+    assert "the part machine" in result.stdout
+
+
+def test_equality_passes_on_a_cpu(recorder):
+    equality.check_equality(recorder, Device("cpu"), sizes.TINY)
+    found = statuses(recorder)
+    assert len(found) == 9
+    assert set(found.values()) == {"passed"}
+
+
+def test_equality_notices_a_wrong_mask_of_packed_attention(recorder, monkeypatch):
+    seen = packed_attention._mask
+
+    def blind(block, window):
+        mask = seen(block, window)
+        return None if mask is None else mask | True
+
+    policy = sizes.TINY.loaded_policy()
+    monkeypatch.setattr(sizes.CheckSize, "loaded_policy", lambda self: policy)
+    monkeypatch.setattr(packed_attention, "_mask", blind)
+    equality.check_equality(recorder, Device("cpu"), sizes.TINY)
+    failed = {name for name, status in statuses(recorder).items() if status == "failed"}
+    assert "float32: packed against padded, largest difference of a logprob" in failed
+    assert "bfloat16: error of packed against error of padded" in failed
+
+
+def test_not_a_number_fails_and_an_exception_is_recorded(recorder):
+    recorder.decide("a value", math.nan, 1.0, "why")
+    with recorder.attempt("an attempt"):
+        raise RuntimeError("no such kernel")
+    recorder.figure("a figure", math.inf, "s")
+    value, attempt, figure = findings.read(recorder.path)
+    assert (value["status"], attempt["status"], figure["value"]) == ("failed", "failed", None)
+    assert "RuntimeError: no such kernel" in attempt["detail"]
+
+
+def test_records_before_a_crash_in_the_middle_of_a_line_are_read(tmp_path):
+    path = tmp_path / "records"
+    path.write_text('{"kind": "finding"}\n{"kind": "fig')
+    assert findings.read(path) == [{"kind": "finding"}]
+    assert findings.read(tmp_path / "absent") == []
+
+
+def test_the_update_counts_a_prompt_once_and_the_head_on_completions():
+    size = sizes.TINY.model
+    # Two layers: queries and outputs 32 x 32, keys and values 32 x 16, three of 32 x 64.
+    assert utilisation.layer_parameters(size) == 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
+    head = 512 * 32
+    expected = 6 * (utilisation.layer_parameters(size) * 15 + head * 5)
+    assert utilisation.update_flop(size, 10, 5) == expected
+    assert utilisation.peak_tflops("NVIDIA H200") == 790
+    assert utilisation.peak_tflops("an unknown one") is None
+
+
+def test_the_large_model_has_the_size_of_qwen_0_5b():
+    size = sizes.FULL.model
+    layers = utilisation.layer_parameters(size)
+    assert layers + size.vocab_size * size.hidden_size == pytest.approx(494e6, rel=0.002)
+
+
+def test_markdown_has_every_record():
+    records = [
+        findings.finding("steps", "it | trains", "passed", "20 steps"),
+        {"kind": "figure", "part": "steps", "name": "update", "value": 1.5, "unit": "s", "how": ""},
+        {"kind": "table", "part": "steps", "title": "profile", "head": ["a"], "rows": [["mm"]]},
+    ]
+    found = {"command": "python x", "date": "2026-01-01", "what": "tiny", "records": records}
+    text = report.markdown(found)
+    for line in ("`python x` on 2026-01-01: tiny", r"| steps | it \| trains | passed | 20 steps |",
+                 "| steps | update | 1.5 | s |  |", "| mm |"):  # fmt: skip
+        assert line in text
