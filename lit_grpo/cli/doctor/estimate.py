@@ -138,6 +138,14 @@ def value_bytes(subject: Subject) -> float:
     return 3 if subject.trainer.precision == "bf16-mixed" else FLOAT32
 
 
+def _bfloat16_copies(subject: Subject) -> int:
+    """Return the bytes of the trained weights in the precision that their layers compute in."""
+    is_mixed = subject.trainer.precision == "bf16-mixed"
+    if not is_mixed or subject.module.policy.dtype != "float32":
+        return 0
+    return size_of(trained(subject.outline.get())) // 2
+
+
 def _update(subject: Subject, sizes: Transformer, plan: Plan) -> Iterator[Part]:
     """Yield what the largest micro-batch needs."""
     policy, per_value = subject.module.policy, value_bytes(subject)
@@ -150,11 +158,10 @@ def _update(subject: Subject, sizes: Transformer, plan: Plan) -> Iterator[Part]:
     tokens = plan.micro_batch_tokens
     activations = activation_bytes(sizes, tokens, per_value, checkpointing=checkpointing)
     yield Part(name="activations", bytes=activations, when="update", advice=advice)
-    if subject.trainer.precision == "bf16-mixed" and policy.dtype == "float32":
-        # Autograd keeps the copy of each trained weight that a layer has computed with.
-        copies = size_of(trained(subject.outline.get())) // 2
-        in_use = copies // sizes.num_layers if checkpointing else copies
-        yield Part(name="weights in bfloat16", bytes=in_use, when="update", advice=advice)
+    # Autograd keeps the copy of each trained weight that a layer has computed with.
+    copies = _bfloat16_copies(subject)
+    in_use = copies // sizes.num_layers if checkpointing else copies
+    yield Part(name="weights in bfloat16", bytes=in_use, when="update", advice=advice)
     rows, completion_tokens = plan.micro_batch_rows, plan.completion_tokens
     if not _merges(subject, sizes):
         masks = mask_bytes(sizes, rows, completion_tokens, plan.row_tokens, per_value)
@@ -184,6 +191,9 @@ def _sampling(subject: Subject, sizes: Transformer, plan: Plan, memory: Memory) 
         is_float32 = value_bytes(subject) == FLOAT32
         cache = cache_bytes(sizes, rows, plan.row_tokens, FLOAT32 if is_float32 else 2)
         yield Part(name="keys and values", bytes=cache, when="sampling", advice=fewer)
+        if not is_float32:  # the engine keeps the copies that the layers compute with
+            copies = _bfloat16_copies(subject)
+            yield Part(name="weights in bfloat16", bytes=copies, when="sampling", advice="")
         logits = FLOAT32 * 4 * rows * sizes.vocab_size
         yield Part(name="logits", bytes=logits, when="sampling", advice=fewer)
     elif memory.is_gpu:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -69,8 +70,11 @@ class HFEngine(RolloutEngine):
                 wave = longest_first[start : start + wave_size]
                 rows = [i * group_size + j for i in wave for j in range(group_size)]
                 ids = [prompts[i].token_ids for i in wave]
-                for n, completion in self._sample(ids, group_size, sampling, noise[rows]):
-                    yield rows[n], completion
+                try:
+                    for n, completion in self._sample(ids, group_size, sampling, noise[rows]):
+                        yield rows[n], completion
+                finally:
+                    torch.clear_autocast_cache()  # before the weights change
 
     def _sample(
         self, prompt_ids: list[tuple[int, ...]], group_size: int, sampling: Sampling, noise: Tensor
@@ -136,13 +140,14 @@ class _RunningBatch:
         self._model = model
         is_padded = not mask.all()
         mask = mask.to(device, non_blocking=True)
-        output = model(
-            input_ids=ids.to(device, non_blocking=True),
-            attention_mask=mask.long(),
-            position_ids=positions(mask),
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with _casts_kept():
+            output = model(
+                input_ids=ids.to(device, non_blocking=True),
+                attention_mask=mask.long(),
+                position_ids=positions(mask),
+                use_cache=True,
+                logits_to_keep=1,
+            )
         origin = torch.arange(len(ids), device=device).repeat_interleave(group_size)
         self._cache = RowCache(output.past_key_values, origin, noise.shape[1])
         self._mask = mask[origin] if is_padded else None
@@ -186,16 +191,32 @@ class _RunningBatch:
             self.noise = self.noise[kept]
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
-        output = self._model(
-            input_ids=tokens[:, None],
-            attention_mask=None if self._mask is None else self._mask.long(),
-            position_ids=self._positions[:, None],
-            past_key_values=self._cache.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with _casts_kept():
+            output = self._model(
+                input_ids=tokens[:, None],
+                attention_mask=None if self._mask is None else self._mask.long(),
+                position_ids=self._positions[:, None],
+                past_key_values=self._cache.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         self._positions = self._positions + 1
         self.logits = output.logits[:, -1]
+
+
+@contextmanager
+def _casts_kept() -> Iterator[None]:
+    """Keep the weights that autocast has cast for the next token, which Lightning turns off.
+
+    Outside of autocast this has no effect. Only here may they be kept: a forward pass that needs a
+    gradient must cast again.
+    """
+    was_enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was_enabled)
 
 
 def _draw(probabilities: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
