@@ -185,15 +185,20 @@ def _run_in_chunks(
     flat = [one[batch.completion_mask].to(device, non_blocking=True) for one in ids]
     parts = zip(*(torch.split(one, size) for one in [predictors, *flat]), strict=True)
     chunks = [function(hidden_states, cast, *part) for part in parts]
-    mask = batch.completion_mask.to(device, non_blocking=True)
-    return [_unflatten(torch.cat(parts), mask) for parts in zip(*chunks, strict=True)]
+    return [
+        _unflatten(torch.cat(parts), batch.completion_mask) for parts in zip(*chunks, strict=True)
+    ]
 
 
 def _unflatten(values: Tensor, mask: Tensor) -> Tensor:
-    """Return [N, C, *] the values [M, *] at the M places in the mask, 0 elsewhere."""
-    shape = mask.shape + values.shape[1:]
-    places = mask.view(*mask.shape, *(1 for _ in values.shape[1:])).expand(shape)
-    return values.new_zeros(shape).masked_scatter(places, values)
+    """Return [N, C, *] the values [M, *] at the M places in the mask, 0 elsewhere.
+
+    The mask is on the CPU, so that the host waits for no device to count its places, as it would
+    in the backward pass of ``masked_scatter``.
+    """
+    places = mask.flatten().nonzero()[:, 0].to(values.device, non_blocking=True)
+    empty = values.new_zeros(mask.numel(), *values.shape[1:])
+    return empty.index_copy(0, places, values).view(*mask.shape, *values.shape[1:])
 
 
 def packed_states(model: CausalModel, batch: TokenBatch) -> tuple[Tensor, Tensor]:

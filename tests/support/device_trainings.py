@@ -32,6 +32,7 @@ from lit_grpo.objective.loss import token_losses
 from lit_grpo.policy import LoRA
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.training import Evaluation, GRPOModule
+from lit_grpo.training.seeds import seed_everything
 from lit_grpo.types import Completion
 
 sys.path.append(str(ROOT / "scripts"))
@@ -99,6 +100,11 @@ CPU = Device("cpu")
 
 def train(settings, device: Device, *callbacks, max_steps=MAX_STEPS, **fit) -> GRPOModule:
     module = make_module(**settings)
+    if device.name == "cuda":  # its own random numbers would make other weights
+        seed_everything(module.seed)
+        module.policy.load(
+            with_reference=module.needs_reference, refreshes_reference=module.refreshes_reference
+        )
     trainer = make_trainer(*callbacks, max_steps=max_steps, **device.trainer_options)
     trainer.fit(module, PromptLoader(PROMPTS, 4), weights_only=True, **fit)
     return module

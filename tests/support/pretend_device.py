@@ -33,7 +33,7 @@ TAKE_CPU_INDICES = {
 }
 READS = {
     *(aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default),
-    *(aten.equal.default, aten._unique2.default),
+    *(aten.equal.default, aten._unique2.default, aten.masked_scatter_backward.default),
 }
 """Operators whose result, or the shape of it, the host needs."""
 
@@ -78,7 +78,8 @@ class PretendTensor(torch.Tensor):
 def _run(operator, args, kwargs):
     _refuse_mixed(operator, args, kwargs)
     goes_to_host = _goes_to_host(operator, args, kwargs)
-    if goes_to_host or operator in READS or _waits_for_upload(operator, args, kwargs):
+    is_read = operator in READS or _selects_by_mask(operator, args)
+    if goes_to_host or is_read or _waits_for_upload(operator, args, kwargs):
         waits[_place()] += 1
     if _is_pretend(kwargs.get("device")):
         kwargs = kwargs | {"device": torch.device("cpu")}
@@ -120,6 +121,13 @@ def _waits_for_upload(operator, args, kwargs) -> bool:
         )
     is_async = kwargs.get("non_blocking", False) or (len(args) > 2 and args[2])
     return not is_async
+
+
+def _selects_by_mask(operator, args) -> bool:
+    """Return whether a mask on the device decides how many elements are read or written."""
+    return operator in TAKE_CPU_INDICES and any(
+        isinstance(one, PretendTensor) and one.dtype == torch.bool for one in tree_leaves(args[1])
+    )
 
 
 def _is_pretend(device: Any) -> bool:
