@@ -88,6 +88,8 @@ def steps(recorder: Recorder, device: Device, size: CheckSize) -> None:
         has_time[0] = recorder.seconds_left > RESERVE_SECONDS or len(observer.steps) >= NUM_STEPS
         if len(observer.steps) == NUM_STEPS:  # before the measurements, which may fail
             record()
+        if len(observer.steps) == NUM_STEPS + 1:
+            waits.record(recorder)
         return has_time[0]
 
     def record() -> None:
@@ -101,8 +103,8 @@ def steps(recorder: Recorder, device: Device, size: CheckSize) -> None:
         module = train(device, size, observer, NUM_STEPS + len(contexts))
         if len(observer.steps) < NUM_STEPS:
             record()
-        else:
-            waits.record(recorder)
+        packs = module.policy.causal_model.uses_packing
+        recorder.state("the model that was loaded on the device runs packed", packs)
         with recorder.attempt("generation, profiled"):
             profile_generation(recorder, device, size, module.policy)
 
