@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 
 from _gpu_check.report import failures, markdown, print_report
-from _gpu_check.runner import PARTS, ROOT, run_parts
+from _gpu_check.runner import MINUTES, PARTS, ROOT, run_parts
 
 WITHOUT_GPU = (
     "NO GPU: this runs a tiny model on the CPU. It shows that the command works, and nothing about "
@@ -35,7 +35,7 @@ def parse() -> argparse.Namespace:
         help="pretend: the tests' stand-in for a GPU",
     )
     parser.add_argument("--tiny", action="store_true", help="use a tiny model on a GPU as well")
-    parser.add_argument("--minutes", type=float, default=8.0, help="time for everything")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="time for everything")
     parser.add_argument("--json", type=Path, default=Path("gpu_check.json"), help="what was found")
     parser.add_argument("--markdown", type=Path, help="check nothing; print such a file's tables")
     parser.add_argument("--part", help=argparse.SUPPRESS)

@@ -20,6 +20,7 @@ from _gpu_check.findings import Record, finding, read
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
+MINUTES = 8.0
 SHUTDOWN_SECONDS = 5
 """Kept of the whole time to end a process and print the tables."""
 
@@ -30,7 +31,7 @@ class Times:
 
     Args:
         least: It is skipped when fewer seconds are left.
-        most: It has failed when it takes more.
+        most: It has failed when it takes more; of `MINUTES`, and in proportion with other times.
     """
 
     least: float
@@ -61,7 +62,8 @@ def run_parts(names: Sequence[str], options: Sequence[str], minutes: float) -> l
             continue
         print(f"{name} …", file=sys.stderr, flush=True)
         start = time.monotonic()
-        records += _run(name, options, seconds=min(left, times.most), is_cut=left < times.most)
+        most = times.most * minutes / MINUTES
+        records += _run(name, options, seconds=min(left, most), is_cut=left < most)
         seconds = {"kind": "figure", "part": name, "name": "the whole part", "unit": "s", "how": ""}
         records.append(seconds | {"value": time.monotonic() - start})
     return records

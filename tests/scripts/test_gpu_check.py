@@ -36,7 +36,8 @@ def statuses(recorder) -> dict[str, str]:
 
 def run(python: str, *words: str, directory: Path, exit_code: int = 0) -> dict:
     """Run the command in an empty directory, and return what it found."""
-    output = run_program([python, SCRIPT, *words], directory, exit_code=exit_code).stdout
+    command = [python, SCRIPT, "--minutes", "20", *words]
+    output = run_program(command, directory, exit_code=exit_code, seconds=1200).stdout
     assert output.startswith("NO GPU: this runs a tiny model on the CPU.")
     return json.loads((directory / "gpu_check.json").read_text())
 
@@ -50,6 +51,7 @@ def by_status(found: dict) -> dict[str, set[tuple[str, str]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1300)
 def test_it_runs_without_a_gpu_and_without_packages_that_a_closed_machine_lacks(tmp_path):
     python = make_environment(tmp_path / "environment")
     absent = ("jsonargparse", "omegaconf", "datasets", "trl", "wandb", "plotly", "openai")
@@ -100,7 +102,7 @@ def test_a_part_that_crashes_or_hangs_has_failed_and_the_others_run(monkeypatch,
     )
     monkeypatch.setattr(runner, "SCRIPT", program)
     monkeypatch.setitem(runner.PARTS, "equality", runner.Times(least=1, most=2))
-    records = runner.run_parts(["machine", "tests", "equality", "steps"], [], minutes=5)
+    records = runner.run_parts(["machine", "tests", "equality", "steps"], [], minutes=8)
     assert [one["name"] for one in records].count("it began") == 4
     ends = {one["name"]: one["detail"] for one in report.failures(records)}
     assert ends.keys() == {"the end of the part tests", "the end of the part equality"}
