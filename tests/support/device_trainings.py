@@ -18,7 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args, get_type_hints
+from unittest.mock import patch
 
+import flash_on_cpu
 import torch
 import yaml
 from loss_batches import counts_of, random_case
@@ -29,7 +31,7 @@ from tiny import perturbed, tiny_policy
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import DistillationTerm, EntropyTerm, KLTerm, Objective
 from lit_grpo.objective.loss import token_losses
-from lit_grpo.policy import LoRA
+from lit_grpo.policy import LoRA, packed_attention
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.training import Evaluation, GRPOModule
 from lit_grpo.training.seeds import seed_everything
@@ -135,6 +137,16 @@ def compare(name: str, device: Device, *, replays: bool = False) -> dict[str, An
         "sampler_difference": max(one["sampler/logprob_difference_max"] for one in metrics),
         "uses_packing": module.policy.causal_model.uses_packing,
     }
+
+
+def compare_merged(device: Device) -> dict[str, Any]:
+    """Train on the pretend device with merged attention, which the CPU does not use."""
+    flash_on_cpu.install()
+    is_on_device = {"pretend": True, "cpu": False}
+    with patch.object(
+        packed_attention, "_can_merge", lambda query, *_: is_on_device[query.device.type]
+    ):
+        return compare("reference", device)
 
 
 def difference_after_a_resume(device: Device) -> float:
@@ -304,7 +316,7 @@ def _check_waits(recorder: Recorder, device: Device) -> None:
 def main() -> None:
     device = Device("pretend")
     results = {
-        "runs": {name: compare(name, device) for name in RUNS},
+        "runs": {name: compare(name, device) for name in RUNS} | {"merged": compare_merged(device)},
         "replayed": compare("plain", device, replays=True),
         "presets": {preset.name: loss_difference(preset, device) for preset in PRESETS.iterdir()},
         "difference_after_a_resume": difference_after_a_resume(device),
