@@ -22,7 +22,7 @@ from lit_grpo.cli.commands import (
 )
 from lit_grpo.cli.errors import did_you_mean, print_error
 from lit_grpo.cli.output import outlive_readers
-from lit_grpo.stopping import SIGNAL_CODE, SIGNAL_MEANING, ExitCode
+from lit_grpo.stopping import SIGNAL_CODE, SIGNAL_MEANING, ExitCode, end_with_launcher
 
 SHUTDOWN_SECONDS = 15.0
 ASKS_FOR_HELP = ("-h", "--help", "--help=all")
@@ -79,6 +79,7 @@ def dispatch(command: str, arguments: list[str]) -> int:
 
         print_help(command)
     elif command in COMMANDS:
+        end_with_launcher()
         from lit_grpo.cli.app import run
 
         return run(command, arguments)

@@ -5,6 +5,10 @@ Imports neither torch nor Lightning, so that ``lit-grpo --help`` can print the c
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+from contextlib import suppress
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -48,6 +52,11 @@ class ExitCode(IntEnum):
         "stopped: its time was up before it was done; resume it, or start it with --ckpt_path auto",
     )
     STALLED = 8, "stopped: no progress (by StallWatchdog with action: stop)"
+    RANK_LOST = (
+        9,
+        "another process of the run, or its machine, is gone; start all again with "
+        "--ckpt_path auto",
+    )
     INTERRUPTED = 130, "interrupted by Ctrl-C"
 
     def __new__(cls, code: int, meaning: str) -> ExitCode:
@@ -56,6 +65,9 @@ class ExitCode(IntEnum):
         member.meaning = meaning
         return member
 
+
+PR_SET_PDEATHSIG = 1
+"""The option of Linux's ``prctl`` for a signal at the death of the parent."""
 
 SIGNAL_CODE = "128 + n"
 SIGNAL_MEANING = "ended by signal n, such as 143 for SIGTERM"
@@ -66,14 +78,27 @@ def exit_code_of_signal(signum: int) -> int:
     return 128 + signum
 
 
+def end_with_launcher() -> None:
+    """Let Linux send SIGTERM to this process, if torchrun started it, when torchrun dies.
+
+    torchrun starts ranks in sessions of their own. Without this they outlive it, and hold their
+    GPUs and the run directory while nobody watches them.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def exit_code_of_error(error: BaseException) -> ExitCode:
     """Return the exit code of a run that an error has ended."""
-    from lit_grpo.types import Diverged, EngineFailed, UserError  # imports torch
+    from lit_grpo.types import Diverged, EngineFailed, RankLost, UserError, as_rank_lost  # torch
 
+    error = as_rank_lost(error) or error
     codes: dict[type[BaseException], ExitCode] = {
         KeyboardInterrupt: ExitCode.INTERRUPTED,
         EngineFailed: ExitCode.ENGINE_FAILED,
         Diverged: ExitCode.DIVERGED,
+        RankLost: ExitCode.RANK_LOST,
         UserError: ExitCode.WRONG_INPUT,
     }
     found = (code for kind, code in codes.items() if isinstance(error, kind))

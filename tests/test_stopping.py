@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sys
+import time
+from contextlib import suppress
 
+import pytest
 from lightning.pytorch.callbacks import Callback
 from paths import ROOT
+from processes import running
 from toy_rollouts import fit, outputs, rollouts
+from worker_processes import is_alive, wait_until
 
 from lit_grpo.stopping import (
     SIGNAL_CODE,
@@ -16,7 +23,7 @@ from lit_grpo.stopping import (
     get_stop_reason,
     stop_run,
 )
-from lit_grpo.types import Diverged, EngineFailed, StopReason, UserError
+from lit_grpo.types import Diverged, EngineFailed, RankLost, StopReason, UserError
 
 
 class StopTwice(Callback):
@@ -56,3 +63,36 @@ def test_the_documented_exit_codes_are_those_of_the_table():
 def test_exit_codes_of_errors_are_those_of_the_command_line():
     errors = (KeyboardInterrupt(), EngineFailed(), Diverged(), UserError(), ValueError())
     assert [exit_code_of_error(error) for error in errors] == [130, 5, 6, 2, 1]
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer [10.0.0.2]:1")
+    assert [exit_code_of_error(error) for error in (RankLost(), lost)] == [9, 9]
+
+
+RANK = """
+import os, subprocess, sys, time
+from lit_grpo.stopping import end_with_launcher
+end_with_launcher()
+print(os.getpid(), flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems send no such signal")
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_a_rank_that_torchrun_has_started_ends_with_it(is_launched, tmp_path):
+    """A shell stands for torchrun; the rank is in a session of its own."""
+    variables = {"TORCHELASTIC_RUN_ID": "none"} if is_launched else {}
+    (tmp_path / "rank.py").write_text(RANK)
+    words = ["sh", "-c", '"$@" & wait', "sh", "setsid", sys.executable, "rank.py"]
+    with running(words, tmp_path, **variables) as launcher:
+        rank = int(launcher.stdout.readline())
+        try:
+            launcher.kill()
+            launcher.wait()
+            if is_launched:
+                wait_until(lambda: not is_alive(rank))
+            else:
+                time.sleep(0.5)
+                assert is_alive(rank)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)

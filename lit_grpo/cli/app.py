@@ -40,7 +40,14 @@ from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.trainer import logged_run, refuse_automatic, silence_chatter
 from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason
 from lit_grpo.training.base import PolicyModule
-from lit_grpo.types import Diverged, OutOfMemory, UserCodeFailed, UserError
+from lit_grpo.types import (
+    Diverged,
+    OutOfMemory,
+    RankLost,
+    UserCodeFailed,
+    UserError,
+    as_rank_lost,
+)
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +146,7 @@ def report_error(error: Exception) -> int:
     Errors whose cause is known are printed as one line, others with a traceback.
     """
     error = constructor_error(error)
+    error = as_rank_lost(error) or error
     if isinstance(error, EngineFailed):
         return print_error(str(error), exit_code_of_error(error))
     if isinstance(error, UserCodeFailed):
@@ -148,7 +156,7 @@ def report_error(error: Exception) -> int:
         return print_error(line, ExitCode.CRASHED)
     if is_out_of_memory(error):
         error = OutOfMemory(describe_out_of_memory("", error))
-    if isinstance(error, OutOfMemory | Diverged | UserError):
+    if isinstance(error, OutOfMemory | Diverged | RankLost | UserError):
         return print_error(str(error), exit_code_of_error(error))
     traceback.print_exception(error)
     return ExitCode.CRASHED

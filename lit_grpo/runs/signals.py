@@ -16,6 +16,7 @@ from typing import Any
 import lightning as L
 import torch
 
+from lit_grpo.distributed import gather_objects
 from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
 from lit_grpo.stopping import exit_code_of_signal
 
@@ -39,6 +40,9 @@ class StopOnSignal(StopAtSafePoints):
         self.received: signal.Signals | None = None
         """The signal that this rank has received, if any."""
         self._received_at = 0.0
+        self._parent = os.getppid()
+        self._is_orphan = False
+        """Whether the process that started this one had died when the signal came."""
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -53,9 +57,11 @@ class StopOnSignal(StopAtSafePoints):
         now = time.monotonic()
         if self.received is None:
             self.received, self._received_at = signal.Signals(signum), now
+            self._is_orphan = os.getppid() != self._parent
+            why = " since the launcher of this process has died" if self._is_orphan else ""
             _write_stderr(
-                f"{self.received.name}: ending with a checkpoint, at once or after this update. "
-                "Send it again to end without one."
+                f"{self.received.name}{why}: ending with a checkpoint, at once or after this "
+                "update. Send it again to end without one."
             )
         elif now - self._received_at > ECHO_SECONDS:
             _show_cursor()
@@ -69,6 +75,10 @@ class StopOnSignal(StopAtSafePoints):
         signum = int(trainer.strategy.reduce(received, reduce_op="max"))
         if signum:
             message = f"Ended by {signal.Signals(signum).name} after {{steps}}."
+            orphans = gather_objects(self._is_orphan)
+            if any(orphans):
+                ranks = ", ".join(str(rank) for rank, one in enumerate(orphans) if one)
+                message += f" The launcher of rank {ranks} has died."
             stop_safely(trainer, exit_code_of_signal(signum), message)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

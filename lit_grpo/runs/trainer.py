@@ -33,7 +33,14 @@ from lit_grpo.runs.signals import StopOnSignal
 from lit_grpo.runs.time_limit import LeaveInTime, requeue_if_asked, with_more_time
 from lit_grpo.runs.watchdog import StallWatchdog
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.types import StopReason, UserError, check_range, check_type, setting_error
+from lit_grpo.types import (
+    StopReason,
+    UserError,
+    as_rank_lost,
+    check_range,
+    check_type,
+    setting_error,
+)
 
 log = logging.getLogger(__name__)
 
@@ -290,10 +297,13 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
         _warn_of_failures(run_dir)
         requeue_if_asked(trainer)
         is_done = get_stop_reason(trainer) is None
-    except Exception:
+    except Exception as error:
         if (reason := get_stop_reason(trainer)) is not None:  # which the error would hide
             rank_zero_only(log.error)("The run was about to end: %s", reason.message)
         log_exception(run_log)
+        lost = as_rank_lost(error)
+        if lost is not None:
+            raise lost from error
         raise
     finally:
         files = [one for one in trainer.callbacks if isinstance(one, EventsFile)]  # type: ignore[attr-defined]

@@ -9,8 +9,10 @@ from lit_grpo.types.errors import (
     Diverged,
     EngineFailed,
     OutOfMemory,
+    RankLost,
     UserCodeFailed,
     UserError,
+    as_rank_lost,
 )
 from lit_grpo.types.events import RunningStage, Stage, StageProgress, StopReason
 from lit_grpo.types.functions import defined_at, users_traceback
@@ -42,6 +44,7 @@ __all__ = [
     "OutOfMemory",
     "Outcome",
     "Prompt",
+    "RankLost",
     "RewardTable",
     "RolloutBatch",
     "RunningStage",
@@ -54,6 +57,7 @@ __all__ = [
     "TrainBatch",
     "UserCodeFailed",
     "UserError",
+    "as_rank_lost",
     "check_range",
     "check_type",
     "counted_rows",

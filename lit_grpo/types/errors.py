@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class UserError(ValueError):
     """The config, the data or the environment is wrong, and the message says what to change.
@@ -25,3 +27,38 @@ class EngineFailed(RuntimeError):
 
 class OutOfMemory(RuntimeError):
     """A stage needed more memory than there is; the message says which, and what to change."""
+
+
+class RankLost(RuntimeError):
+    """Another process of the run has ended, or does not answer, in a collective operation."""
+
+
+OF_GLOO = re.compile(r"gloo/transport/\S+\] (?P<said>.+)")
+OF_NCCL = re.compile(r"(?P<said>(ncclRemoteError|Watchdog caught collective operation timeout).*)")
+OF_STORE = ("DistNetworkError", "DistStoreError")
+"""Errors of the store through which processes of torch.distributed find each other."""
+
+
+def as_rank_lost(error: BaseException) -> RankLost | None:
+    """Return an error of torch.distributed that is due to another process, in words for the user.
+
+    Each backend has errors of its own for this; gloo's is a plain ``RuntimeError``. None if the
+    error has another cause.
+    """
+    if isinstance(error, RankLost):
+        return error
+    if not isinstance(error, RuntimeError):
+        return None
+    text = str(error)
+    found = OF_GLOO.search(text) or OF_NCCL.search(text)
+    if found is None and type(error).__name__ not in OF_STORE:
+        return None
+    said = found["said"] if found else text.partition("\n")[0]
+    said = said.partition(". This is typically")[0].strip().rstrip(".")
+    limit = " (the timeout of trainer.strategy)" if "timed out" in said.lower() else ""
+    return RankLost(
+        f"another process of the run has ended or does not answer: {said}{limit}. Unless it was "
+        "killed, the end of its output says why; ranks above 0 have a log of their own, "
+        "run_rank1.log and so on. Start all processes again with --ckpt_path auto: the run goes on "
+        "from its last checkpoint."
+    )
