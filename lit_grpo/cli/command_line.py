@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 from functools import cached_property
@@ -298,8 +299,12 @@ def _has_grpo_keys(invocation: Invocation) -> bool:
 
 
 def process_rank() -> int:
-    """Return the rank of this process, which is known before there is a trainer."""
-    return getattr(rank_zero_only, "rank", 0)
+    """Return the rank of this process, which is known before there is a trainer.
+
+    Of a machine other than the first it may still be that of the machine.
+    """
+    rank = getattr(rank_zero_only, "rank", 0)
+    return int(rank or os.environ.get("NODE_RANK", 0))
 
 
 def _follow(node: Any, run_dir: str) -> Any:

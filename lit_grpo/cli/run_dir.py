@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
 from lit_grpo.cli.commands import RESUMING, TRAINING
 from lit_grpo.cli.configs import Invocation
 from lit_grpo.runs.checkpoint_files import last_checkpoint
@@ -47,7 +49,7 @@ def choose_run_dir(command: str, invocation: Invocation) -> Iterator[str]:
     """
     if invocation.run_dir is not None:
         yield invocation.run_dir
-    elif "LOCAL_RANK" in os.environ:
+    elif is_launched():
         yield _inherited_run_dir()
     else:
         run_dir = _new_or_latest(command, invocation)
@@ -60,6 +62,15 @@ def choose_run_dir(command: str, invocation: Invocation) -> Iterator[str]:
         finally:
             with suppress(OSError):
                 os.removedirs(run_dir)
+
+
+def is_launched() -> bool:
+    """Return whether a launcher starts the ranks: torchrun, SLURM, a user on each machine.
+
+    The ranks that Lightning's rank 0 starts count, too.
+    """
+    in_slurm = SLURMEnvironment.detect() and int(os.environ["SLURM_NTASKS"]) > 1
+    return in_slurm or any(name in os.environ for name in ("LOCAL_RANK", "NODE_RANK"))
 
 
 def _discard_unused(run_dir: Path) -> None:

@@ -27,6 +27,7 @@ from lit_grpo.runs.checkpoint_files import (
 )
 from lit_grpo.runs.events import num_finished_steps
 from lit_grpo.runs.files import MetricsFile
+from lit_grpo.runs.resume import refuse_unlike
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import check_range
@@ -103,6 +104,9 @@ class Checkpoints(Callback):
             self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = CheckpointWriter()
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        refuse_unlike(trainer.ckpt_path)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_at = time.monotonic()

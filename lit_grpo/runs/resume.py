@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import socket
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from lit_grpo.distributed import gather_objects
 from lit_grpo.distributed.checkpoints import is_complete
 from lit_grpo.runs.checkpoint_files import damage, newest_checkpoints, read_state
 from lit_grpo.types import UserError, setting_error
@@ -97,6 +99,29 @@ def refuse_unfit(
         if 0 <= limit < taken[name]:
             why = f"the checkpoint has taken {taken[name]} {units[name]}"
             raise setting_error(f"trainer.{name}", f">= {taken[name]}", limit, why)
+
+
+def refuse_unlike(checkpoint: str | Path | None) -> None:
+    """Check that all ranks go on from the same checkpoint; every rank must call this.
+
+    Machines that do not share the run directory may have different ones, and those without would
+    begin at the first step.
+
+    Raises:
+        UserError: they do not.
+    """
+    own = "none"
+    if checkpoint is not None:
+        path = Path(checkpoint).resolve()
+        own = f"{path.name} of {path.stat().st_size:,} bytes" if path.is_file() else path.name
+    found = gather_objects((socket.gethostname(), own))
+    if len({one for _, one in found}) > 1:
+        ranks = ", ".join(f"rank {n} on {host}: {one}" for n, (host, one) in enumerate(found))
+        raise UserError(
+            f"ckpt_path must be the same checkpoint on all ranks, got {ranks} (ranks that do not "
+            "go on from the same step would train on different weights). Let all machines share "
+            "run_dir, or copy its checkpoints to each of them."
+        )
 
 
 def run_of(checkpoint: str) -> Path:

@@ -66,3 +66,26 @@ def test_ranks_that_a_launcher_starts_must_be_told_their_directory(here, monkeyp
     monkeypatch.delenv(RUN_DIR_VARIABLE)
     with pytest.raises(ValueError, match="run_dir must be set if a launcher starts the ranks"):
         chosen("fit")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "train"},
+        {"NODE_RANK": "1"},
+    ],
+    ids=["slurm", "by-hand"],
+)
+def test_ranks_of_other_launchers_must_be_told_their_directory_too(here, monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(RUN_DIR_VARIABLE, raising=False)
+    with pytest.raises(ValueError, match="run_dir must be set if a launcher starts the ranks"):
+        chosen("fit")
+
+
+@pytest.mark.parametrize("variables", [{"SLURM_NTASKS": "1"}, {"SLURM_JOB_NAME": "bash"}])
+def test_a_single_process_in_a_job_chooses_its_directory(here, monkeypatch, variables):
+    for name, value in ({"SLURM_NTASKS": "4"} | variables).items():
+        monkeypatch.setenv(name, value)
+    assert chosen("fit") == "runs/base/0"

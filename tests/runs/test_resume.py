@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from forked import run_in_processes
 
-from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
+from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_unlike, refuse_used
+from lit_grpo.types import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +88,35 @@ def test_a_new_run_in_a_directory_with_results_is_refused(left, here):
     touch(here / "run" / left)
     with pytest.raises(ValueError, match="already holds a run, .* Resume it: resume it so"):
         refuse_used(here / "run", "resume it so")
+
+
+def go_on(store: Path, checkpoints: list[Path | None], rank: int) -> str:
+    """Return the error of a rank that goes on from its checkpoint; empty if there is none."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
+    )
+    try:
+        refuse_unlike(checkpoints[rank])
+    except UserError as error:
+        return str(error)
+    finally:
+        torch.distributed.destroy_process_group()
+    return ""
+
+
+def test_ranks_that_would_go_on_from_different_checkpoints_are_refused(here):
+    one, copy, older = (here / name / "step_000007.ckpt" for name in ("one", "copy", "older"))
+    touch(one, copy, older.with_name("step_000006.ckpt"))
+    (one.parent / "last.ckpt").symlink_to(one.name)
+    cases = {
+        "both new": ([None, None], ""),
+        "copied": ([one.parent / "last.ckpt", copy], ""),
+        "one is new": ([one, None], r"step_000007.ckpt of [\d,]+ bytes, rank 1 on .*: none \("),
+        "one is older": ([one, older.with_name("step_000006.ckpt")], "step_000006.ckpt of"),
+    }
+    for name, (checkpoints, expected) in cases.items():
+        ranks = (partial(go_on, here / name, checkpoints, rank) for rank in (0, 1))
+        errors = run_in_processes(*ranks)
+        assert errors[0] == errors[1]
+        assert bool(errors[0]) == bool(expected), name
+        assert re.search(expected, errors[0]), name

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import shutil
+import socket
 from pathlib import Path
+from uuid import uuid4
 
 from lit_grpo.distributed import gather_objects
 from lit_grpo.rollout.scratch import ScratchDirectory
+from lit_grpo.types import setting_error
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +35,33 @@ class EngineDirectory:
         elif is_rank_zero and configured is not None:
             # The note of an earlier run would end this one.
             Path(configured, FAILURE_NOTE).unlink(missing_ok=True)
-        mine = str(self._scratch.path) if self._scratch else configured or ""
-        self.path = Path(gather_objects(mine)[0]).absolute()
+        mine = self._scratch.path if self._scratch else Path(configured or "")
+        self.path = Path(gather_objects(str(mine.absolute()))[0])
+        self._check_shared()
         self.failure_note = FailureNote(self.path / FAILURE_NOTE)
+
+    def _check_shared(self) -> None:
+        """Check that every rank sees what rank 0 writes.
+
+        Raises:
+            UserError: one does not.
+        """
+        mark = self.path / f"shared-{gather_objects(uuid4().hex)[0]}"
+        if self._is_rank_zero:
+            self.path.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        gather_objects(None)  # the mark is there
+        found = gather_objects((socket.gethostname(), mark.exists()))
+        if self._is_rank_zero:
+            mark.unlink(missing_ok=True)
+        if apart := sorted({host for host, is_seen in found if not is_seen}):
+            raise setting_error(
+                "model.engine.init_args.directory",
+                "a directory that all machines see under the same path",
+                f"{self.path}, which rank 0 writes and {', '.join(apart)} does not see",
+                "rank 0 tells the other ranks there that the servers have failed, and servers read "
+                "the weights from it",
+            )
 
     @property
     def weights(self) -> Path:

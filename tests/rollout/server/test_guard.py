@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -44,6 +45,23 @@ def test_memory_that_a_server_creates_after_sigterm_is_removed(tmp_path):
     server.stop()
     assert not is_alive(server.pid)
     assert not Path("/dev/shm", name).exists()
+
+
+def test_a_signal_that_asks_the_run_to_leave_ends_neither_guard_nor_server(tmp_path):
+    ready = tmp_path / "ready"
+    code = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(300)"
+    server = ServerProcess([sys.executable, "-c", code, str(ready)], {}, tmp_path / "log")
+    try:
+        wait_until(ready.exists)
+        guard = psutil.Process(server.pid).parent()
+        for pid in (guard.pid, server.pid):
+            os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        assert server.is_running
+        assert is_alive(server.pid)
+    finally:
+        server.stop()
+    assert not is_alive(server.pid)
 
 
 SEMAPHORE = """
