@@ -319,6 +319,12 @@ def test_every_link_leads_somewhere(page):
         assert not anchor or anchor in anchors(file), target
 
 
+def test_the_tests_that_the_matrix_of_features_names_exist():
+    named = re.findall(r"`(tests/[\w/]+\.py)`", (DOCS / "scale.md").read_text())
+    assert len(named) > 12
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
 def test_every_function_in_the_table_of_equations_exists():
     table = (DOCS / "algorithm.md").read_text().split("## 1.")[0]
     functions = [name for row in table_rows(table) for name in code(row[1])]

@@ -62,6 +62,24 @@ class HoldStage(L.Callback):
         pl_module.policy.model.register_forward_pre_hook(hold)
 
 
+class HoldAtStage(L.Callback):
+    """Hold each rank where a stage of a rollout step begins until ``signalled`` exists.
+
+    ``held0`` and so on say that a rank is held; with the file ``go`` none is.
+    """
+
+    def __init__(self, stage: str, step: int) -> None:
+        self.stage = stage
+        self.step = step
+
+    def on_stage_start(self, trainer, pl_module, name):
+        is_here = name == self.stage and pl_module.rollout_step == self.step
+        if is_here and not Path("go").exists():
+            Path(f"held{trainer.global_rank}").touch()
+            while not Path("signalled").exists():
+                time.sleep(0.02)
+
+
 class HeldReward(ShareOfLowBytes):
     """Gives no score from a call on until the file ``go`` exists."""
 

@@ -4,7 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import (
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+)
 from tiny import prompt
 
 from lit_grpo.rollout import Sampling
@@ -23,6 +27,7 @@ from lit_grpo.types import UserError
     [
         (SingleDeviceStrategy, "64-true", "got 64-true .* Set trainer.precision"),
         (FSDPStrategy, "32-true", "got FSDPStrategy .* Set trainer.strategy"),
+        (ModelParallelStrategy, "32-true", "got ModelParallelStrategy .* Set trainer.strategy"),
     ],
 )
 def test_strategies_and_precisions_that_would_train_wrongly_are_refused(
