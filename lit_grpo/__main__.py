@@ -42,8 +42,8 @@ bundled configs (a file of the same name in the working directory takes preceden
 exit codes:
 {exit_codes}
   A callback that stops a run may choose a different code. doctor exits with 1 if a check failed,
-  rewards with 1 if a reward fails on every completion; judge-check with 1 if a judge does not tell
-  good from bad, and with 2 if it cannot be asked.
+  plan with 1 if a step does not fit, rewards with 1 if a reward fails on every completion;
+  judge-check with 1 if a judge does not tell good from bad, and with 2 if it cannot be asked.
 
 `lit-grpo COMMAND --help` describes a command and lists its keys, `lit-grpo --version` prints the
 version, and `lit-grpo --print_completion bash` (or zsh, fish, tcsh) prints a completion script."""

@@ -38,7 +38,7 @@ def test_version_is_that_of_the_distribution(capsys):
         (
             "--config",
             "error: --config: no such command. Choose from sft, fit, validate, test, doctor, "
-            "rewards, judge-check, rescore, report, checkpoints, wandb-sync.\n",
+            "plan, rewards, judge-check, rescore, report, checkpoints, wandb-sync.\n",
         ),
     ],
 )

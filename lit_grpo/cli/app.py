@@ -20,7 +20,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.cli.command_line import CommandLine, process_rank
-from lit_grpo.cli.commands import CHECKING, REWARD_COMMANDS, TRAINING
+from lit_grpo.cli.commands import CHECKING, PLANNING, REWARD_COMMANDS, TRAINING
 from lit_grpo.cli.configs import read_invocation
 from lit_grpo.cli.environment import log_overridden
 from lit_grpo.cli.errors import (
@@ -89,6 +89,10 @@ def execute(cli: CommandLine) -> int:
             from lit_grpo.cli.doctor.command import run_doctor
 
             return run_doctor(cli)
+        if cli.command == PLANNING:
+            from lit_grpo.cli.plan.command import run_plan
+
+            return run_plan(cli)
         log_overridden(cli.overridden)
         if cli.command in REWARD_COMMANDS:
             return run_reward_command(cli)

@@ -26,6 +26,7 @@ from lit_grpo import __version__
 from lit_grpo.cli.commands import (
     CHECKING,
     OPTIONS,
+    PLANNING,
     REWARD_COMMANDS,
     TRAINING,
     describe,
@@ -220,6 +221,8 @@ class CommandLine(LightningCLI):
         kwargs["default_root_dir"] = given.default_root_dir or run_dir
         if self.command in REWARD_COMMANDS:
             return self.trainer_on_one_device()
+        if self.command == PLANNING:
+            return self.trainer_of_this_machine()
         if self.command not in (*TRAINING, CHECKING):
             shown = with_progress_bar(given.callbacks, given.enable_progress_bar)
             return super().instantiate_trainer(logger=False, callbacks=shown, **kwargs)
@@ -247,6 +250,19 @@ class CommandLine(LightningCLI):
             logger=False,
             default_root_dir=given.default_root_dir or self.config.run_dir,
             **_one_device(given),
+        )
+        return trainer
+
+    def trainer_of_this_machine(self) -> Trainer:
+        """Return a trainer that any machine can make, whatever devices the config asks for."""
+        trainer: Trainer = super().instantiate_trainer(
+            logger=False,
+            default_root_dir=self.config.run_dir,
+            accelerator="cpu",
+            devices=1,
+            num_nodes=1,
+            strategy="auto",
+            precision="32-true",
         )
         return trainer
 
@@ -282,7 +298,7 @@ def choose_model(command: str, invocation: Invocation) -> type[LightningModule]:
             "has. Use lit-grpo fit, or give a config without rewards."
         )
     may_be_sft = command in ("validate", "test")
-    may_be_sft |= command == CHECKING and not _has_grpo_keys(invocation)
+    may_be_sft |= command in (CHECKING, PLANNING) and not _has_grpo_keys(invocation)
     is_plain_sft = may_be_sft and not (invocation.has_rewards or invocation.has_model_class)
     is_sft = command == "sft" or invocation.is_sft or is_plain_sft
     return SFTModule if is_sft else GRPOModule

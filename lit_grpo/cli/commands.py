@@ -14,6 +14,7 @@ COMMANDS = {
     "validate": "evaluate a checkpoint on the validation prompts",
     "test": "evaluate a checkpoint on the test prompts",
     "doctor": "check before a run: data, model, memory, disk, engine, credentials, judges",
+    "plan": "estimate memory and seconds of a step by part, on GPUs that need not be here",
     "rewards": "sample and score a few prompts without training: signal, time and cost of a step",
     "judge-check": "check that the judges of a config answer and tell good answers from bad",
     "rescore": "score the logged completions of a run again with changed rewards and compare",
@@ -27,6 +28,7 @@ RUN_ARGUMENTS = {
     "validate": ("[RUN]", "evaluate the newest checkpoint of this run with its own config"),
     "test": ("[RUN]", "evaluate the newest checkpoint of this run with its own config"),
     "doctor": ("[RUN]", "use the config of this run"),
+    "plan": ("[RUN]", "use the config of this run"),
     "rewards": ("[RUN]", "use the config of this run"),
     "judge-check": ("[RUN]", "use the config of this run"),
     "rescore": ("RUN", "the run whose completions are scored again"),
@@ -46,6 +48,11 @@ EXAMPLES = {
     "validate": ("runs/my/0",),
     "test": ("--config my.yaml --ckpt_path runs/my/0/checkpoints/last.ckpt",),
     "doctor": ("--config my.yaml", "--config my.yaml --probe"),
+    "plan": (
+        "--config my.yaml --gpus 8xH100 --nodes 2",
+        "--config my.yaml --gpus 4xA100-40 --trainer.strategy fsdp2 --json",
+        "--config my.yaml",
+    ),
     "rewards": ("--config my.yaml --n 8",),
     "judge-check": ("--config my.yaml",),
     "rescore": ("runs/my/0 --config other_rewards.yaml --last 10",),
@@ -72,6 +79,8 @@ REWARD_COMMANDS = ("rewards", "judge-check", "rescore")
 """The commands that try the rewards of a config, on one device."""
 CHECKING = "doctor"
 """The command that checks a training run without starting it."""
+PLANNING = "plan"
+"""The command that estimates what a step of a training run will cost."""
 FILE_COMMANDS = ("report", "checkpoints", "wandb-sync")
 """The commands that only read the files of runs, and take no config."""
 
@@ -86,6 +95,29 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "action": "store_true",
             "default": False,
             "help": "Ask nobody: no judge, no server, no Hub.",
+        },
+    },
+    "plan": {
+        "--gpus": {
+            "type": str | None,
+            "help": "GPUs of a node, such as 8xH100; cpu measures this machine's. Null takes the "
+            "devices of this machine.",
+        },
+        "--nodes": {"type": int, "default": 1, "help": "Number of nodes."},
+        "--completion_tokens": {
+            "type": float | None,
+            "help": "Mean length of completions, for the seconds; null takes the longest.",
+        },
+        "--optimizer_bytes": {
+            "type": float | None,
+            "help": "Bytes of optimizer state per trained parameter, such as 2 for an 8-bit AdamW; "
+            "null takes those of model.optimizer.",
+        },
+        "--json": {"action": "store_true", "default": False, "help": "Print JSON, not tables."},
+        "--offline": {
+            "action": "store_true",
+            "default": False,
+            "help": "Do not ask the Hub for the model's config or for data.",
         },
     },
     "rewards": {

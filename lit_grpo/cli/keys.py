@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_grpo.cli.commands import CHECKING, TRAINING
+from lit_grpo.cli.commands import CHECKING, PLANNING, TRAINING
 
 KEYS = {
     "model.policy.path": ("required", "directory or Hub id of the model to start from"),
@@ -69,7 +69,7 @@ ONLY_TRAINING = {
 def main_keys(command: str) -> dict[str, tuple[str, str]]:
     """Return the keys of a command that people set, with defaults and meanings."""
     left_out = ONLY_GRPO if command == "sft" else ONLY_SFT
-    if command not in (*TRAINING, CHECKING):
+    if command not in (*TRAINING, CHECKING, PLANNING):
         left_out = left_out | ONLY_TRAINING
     keys = {key: value for key, value in KEYS.items() if key not in left_out}
     if command == "sft":

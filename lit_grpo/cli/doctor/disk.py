@@ -7,11 +7,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from lit_grpo.cli.doctor.batch import make_plan, planned_steps
-from lit_grpo.cli.doctor.estimate import CLOSE, gib
+from lit_grpo.cli.doctor.batch import planned_steps
+from lit_grpo.cli.doctor.estimate import CLOSE
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
-from lit_grpo.cli.doctor.memory import optimizer_bytes, size_of, trained, weight_bytes
 from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.cli.plan.estimate import gib
+from lit_grpo.cli.plan.model_sizes import optimizer_sizes, size_of, trained, weight_bytes
+from lit_grpo.cli.plan.step import make_step
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.runs.checkpoint_files import last_checkpoint
 
@@ -61,7 +63,7 @@ def written_bytes(subject: Subject) -> dict[str, int]:
     Raises:
         NotChecked: the model cannot be read.
     """
-    outline, plan = subject.outline.get(), make_plan(subject)
+    outline, step = subject.outline.get(), make_step(subject)
     policy = subject.module.policy
     weights, adapter = weight_bytes(outline), size_of(trained(outline))
     # The frozen base of an adapter and a reference that never moves are read from the path again.
@@ -69,10 +71,10 @@ def written_bytes(subject: Subject) -> dict[str, int]:
     if subject.module.needs_reference and policy.lora is None:
         is_reloaded = policy.path is not None and not subject.module.refreshes_reference
         saved += 0 if is_reloaded else weights
-    saved += optimizer_bytes(outline, subject.module.make_optimizer)
+    saved += optimizer_sizes(outline, subject.module.make_optimizer).state_bytes
     final = weights if policy.lora is None or policy.merge_lora else adapter
-    num_rows = plan.num_rows * plan.num_ranks * (planned_steps(subject) or 0)
-    rows = num_rows * (plan.prompt_lengths[0] + plan.completion_tokens) * BYTES_PER_TOKEN
+    num_rows = step.num_rows * step.num_ranks * (planned_steps(subject) or 0)
+    rows = num_rows * step.row_tokens * BYTES_PER_TOKEN
     needs = {"checkpoints": num_checkpoints(subject) * saved, "final model": final}
     if subject.grpo:
         needs["completions (at most)"] = rows

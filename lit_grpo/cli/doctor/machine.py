@@ -18,7 +18,6 @@ from lit_grpo.cli.doctor.subject import Subject
 from lit_grpo.rollout import SGLangEngine, VLLMEngine, VLLMServerEngine
 from lit_grpo.rollout.server.engine import ServedEngine
 
-GIB = 2**30
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 SHOWN = ("torch", "lightning", "transformers", "peft")
 

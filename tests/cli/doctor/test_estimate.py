@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from types import SimpleNamespace
 
 import pytest
-import torch
 import yaml
 from cli_base import BASE
 from tiny import tiny_policy
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.doctor import estimate
-from lit_grpo.cli.doctor.estimate import Estimate, Part, _merges, gib
-from lit_grpo.cli.doctor.machine import GIB, Memory
+from lit_grpo.cli.doctor.machine import Memory
+from lit_grpo.cli.plan.devices import GIB
 
 
 @pytest.fixture
@@ -48,7 +46,10 @@ def test_the_policy_s_own_sampling_needs_its_cache_only(memory):
     ("settings", "expected"),
     [
         (engine("VLLMEngine", memory_fraction=0.5), "while sampling: vLLM 40 GiB"),
-        (engine("VLLMEngine", memory_fraction=0.5, sleep=False), "vLLM 40 GiB in the update"),
+        (
+            engine("VLLMEngine", memory_fraction=0.5, sleep=False),
+            "vLLM 40 GiB except in the forward pass",
+        ),
         (engine("VLLMServerEngine", launch={"memory_fraction": 0.25}), "server 20 GiB"),
         (engine("SGLangEngine", launch={}), "server 72 GiB"),
     ],
@@ -86,50 +87,3 @@ def test_mixed_precision_keeps_copies_of_the_weights(memory):
         "--trainer.precision=bf16-mixed", "--model.policy.gradient_checkpointing=true"
     )
     assert "weights in bfloat16 34.3 KiB" in checkpointing
-
-
-def test_the_peak_is_that_of_the_worst_moment_and_so_is_the_advice():
-    found = Estimate(
-        (
-            Part(name="weights", bytes=5, advice="a"),
-            Part(name="activations", bytes=3, when="update", advice="b"),
-            Part(name="keys and values", bytes=4, when="sampling", advice="c"),
-        )
-    )
-    assert found.peak == 9
-    assert found.moments == ["sampling", "update"]
-    assert found.advice() == ["a", "c"]
-    assert Estimate(found.parts[:1]).moments == ["always"]
-
-
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [(2**30, "1 GiB"), (2000 * 2**30, "2,000 GiB"), (1020 * 2**20, "0.996 GiB"), (1536, "1.5 KiB")],
-)
-def test_sizes_have_three_digits(size, shown):
-    assert gib(size) == shown
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, True),
-        ({"dtype": "float32", "precision": "bf16-mixed"}, True),
-        ({"dtype": "float32"}, False),
-        ({"device": "cpu"}, False),
-        ({"packing": False}, False),
-        ({"compile_forward": True}, False),
-        ({"caps_scores": True}, False),
-    ],
-    ids=str,
-)
-def test_attention_on_a_gpu_in_16_bits_needs_no_masks(changed, expected):
-    usual = {"dtype": "bfloat16", "packing": True, "compile_forward": False, "device": "cuda"}
-    usual |= {"precision": "32-true", "caps_scores": False}
-    chosen = SimpleNamespace(**usual | changed)
-    strategy = SimpleNamespace(root_device=torch.device(chosen.device))
-    subject = SimpleNamespace(
-        module=SimpleNamespace(policy=chosen),
-        trainer=SimpleNamespace(precision=chosen.precision, strategy=strategy),
-    )
-    assert _merges(subject, chosen) is expected

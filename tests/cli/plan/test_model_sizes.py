@@ -1,4 +1,4 @@
-"""Bytes of models on the meta device: exact ones against real models, estimates by hand."""
+"""Bytes of models on the meta device: against those of real models."""
 
 from __future__ import annotations
 
@@ -9,30 +9,15 @@ import torch
 from tiny import LLAMA, tiny_policy
 from torch.optim import SGD, Adagrad, AdamW
 
-from lit_grpo.cli.doctor.memory import (
-    Transformer,
-    activation_bytes,
-    cache_bytes,
-    copy_bytes,
+from lit_grpo.cli.plan.model_sizes import (
     gradient_bytes,
-    logit_bytes,
-    mask_bytes,
-    optimizer_bytes,
+    optimizer_sizes,
     sizes_of,
     weight_bytes,
 )
 from lit_grpo.policy import LoRA, Policy
 
 ADAPTED = {"lora": LoRA(rank=4), "dtype": "bfloat16"}
-SIZES = Transformer(
-    num_layers=2,
-    hidden_size=8,
-    vocab_size=100,
-    linear_values=160,
-    kv_values=32,
-    query_groups=2,
-    caps_scores=False,
-)
 
 
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, ADAPTED])
@@ -66,7 +51,7 @@ def test_the_state_of_the_optimizer_is_that_after_a_real_step(make):
     optimizer.step()
     states = [value for state in optimizer.state.values() for value in state.values()]
     real = sum(one.numel() * one.element_size() for one in states if torch.is_tensor(one))
-    assert optimizer_bytes(outline, make) == real
+    assert optimizer_sizes(outline, make).state_bytes == real
     assert all(one.grad is None for one in outline.parameters())
 
 
@@ -80,7 +65,7 @@ class Reading(torch.optim.Optimizer):
 
 def test_an_optimizer_that_reads_values_is_taken_for_adam():
     outline = Policy(architecture=LLAMA).outline()
-    assert optimizer_bytes(outline, Reading) == 2 * gradient_bytes(outline)
+    assert optimizer_sizes(outline, Reading).state_bytes == 2 * gradient_bytes(outline)
 
 
 def test_the_sizes_are_those_of_the_config_with_and_without_an_adapter():
@@ -92,28 +77,38 @@ def test_the_sizes_are_those_of_the_config_with_and_without_an_adapter():
     assert sizes.linear_values == 2 * layer
     adapted = sizes_of(Policy(architecture=LLAMA, lora=LoRA(rank=4)).outline())
     assert adapted.kv_values == sizes.kv_values
-    assert adapted.linear_values > sizes.linear_values
+    assert adapted.linear_values == sizes.linear_values + 2 * 7 * 4  # the rank of each adapter
+    assert adapted.adapted_values == 2 * (6 * 32 + 64)
+    assert (sizes.inner_values, sizes.adapted_values) == (2 * 64, 0)
 
 
-def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer():
-    assert activation_bytes(SIZES, 10, 4, checkpointing=False) == 10 * 4 * (2 * 80 + 80)
-    assert activation_bytes(SIZES, 10, 4, checkpointing=True) == 10 * 4 * (2 * 8 + 80)
+def test_parameters_are_counted_by_where_they_are():
+    sizes = sizes_of(Policy(architecture=LLAMA | {"vocab_size": 300}).outline())
+    layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64
+    assert sizes.linear_parameters == 2 * layer
+    assert sizes.layer_parameters == layer + 2 * 32  # two norms
+    assert sizes.outer_parameters == 2 * 300 * 32 + 32
+    assert sizes.parameters == sizes.trained_parameters == 2 * (layer + 64) + 2 * 300 * 32 + 32
+    assert (sizes.parameter_bytes, sizes.largest_tensor) == (4, 300 * 32)
 
 
-def test_a_mask_has_a_number_for_each_query_and_key():
-    mask = 3 * 5 * 7 * 2  # rows, queries, keys, query heads of a key head
-    assert mask_bytes(SIZES, 3, 5, 7, 4) == mask * 4
+class AdamW8bit(Reading):
+    """Like that of bitsandbytes, it needs values."""
 
 
-def test_copied_keys_and_values_are_those_of_every_row():
-    assert copy_bytes(SIZES, 3, 7, 4, checkpointing=False) == 32 * 3 * 7 * 4
-    assert copy_bytes(SIZES, 3, 7, 4, checkpointing=True) == 32 * 3 * 7 * 4 // 2
+def test_an_8_bit_optimizer_has_two_bytes_for_each_parameter():
+    outline = Policy(architecture=LLAMA).outline()
+    assert optimizer_sizes(outline, AdamW8bit).state_bytes == 2 * gradient_bytes(outline) // 4
 
 
-def test_logits_exist_in_chunks():
-    assert logit_bytes(10, 100) == 4 * 4 * 1000
-    assert logit_bytes(10**6, 150_000) == 4 * 4 * 2**26
-
-
-def test_the_cache_has_keys_and_values_of_every_token():
-    assert cache_bytes(SIZES, 3, 7, 2) == 32 * 3 * 7 * 2
+@pytest.mark.parametrize(
+    ("make", "copies"),
+    [
+        (partial(AdamW, lr=1.0), True),
+        (partial(AdamW, lr=1.0, foreach=False), False),
+        (partial(AdamW, lr=1.0, fused=True), False),
+        (AdamW8bit, False),
+    ],
+)
+def test_only_an_optimizer_that_runs_on_all_tensors_at_once_copies_them(make, copies):
+    assert optimizer_sizes(Policy(architecture=LLAMA).outline(), make).copies == copies

@@ -1,0 +1,118 @@
+"""The command ``lit-grpo plan``: estimate a step, print it, and say whether it fits."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from typing import Any
+
+import psutil
+import torch
+
+from lit_grpo.cli.command_line import CommandLine
+from lit_grpo.cli.doctor.command import without_the_hub
+from lit_grpo.cli.doctor.machine import trainer_memory
+from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.cli.plan.calibration import measure_cpu
+from lit_grpo.cli.plan.config import count_scores, setup_of
+from lit_grpo.cli.plan.devices import CPU, DEVICES, Cluster, device_of_gpu, parse_gpus
+from lit_grpo.cli.plan.estimate import Part, estimate_memory
+from lit_grpo.cli.plan.model_sizes import sizes_of
+from lit_grpo.cli.plan.report import Plan, print_plan, to_json
+from lit_grpo.cli.plan.seconds import estimate_seconds
+from lit_grpo.stopping import ExitCode
+from lit_grpo.types import check_range
+
+DOES_NOT_FIT = 1
+"""Exit code of ``plan`` if a step needs more memory than there is."""
+
+
+def run_plan(cli: CommandLine) -> int:
+    """Print the plan, and return 1 if it does not fit.
+
+    Raises:
+        UserError: the model cannot be read, or a device, strategy or precision is not known.
+    """
+    subject = Subject(cli)
+    with without_the_hub() if subject.is_offline else nullcontext():
+        plan = make_plan(subject)
+    if cli.config.json:
+        print(json.dumps(to_json(plan), indent=1))
+    else:
+        print_plan(plan)
+    return ExitCode.DONE if plan.fits else DOES_NOT_FIT
+
+
+def make_plan(subject: Subject) -> Plan:
+    """Return the plan of a command line's run."""
+    config: Any = subject.cli.config
+    check_range("nodes", config.nodes, at_least=1)
+    check_range("completion_tokens", config.completion_tokens, above=0)
+    check_range("optimizer_bytes", config.optimizer_bytes, at_least=0)
+    subject.tokenizer.read()
+    outline = subject.outline.read()
+    per_node, name = _devices(config)
+    device = measure_cpu(sizes_of(outline), _num_rows(subject)) if name == CPU else DEVICES[name]
+    cluster = Cluster(device=device, per_node=per_node, num_nodes=config.nodes)
+    trainer: Any = subject.cli.config_init.trainer
+    setup = setup_of(
+        subject,
+        cluster,
+        strategy=trainer.strategy,
+        precision=trainer.precision,
+        gpus=[str(number) for number in range(per_node)],
+        optimizer_bytes=config.optimizer_bytes,
+        mean_completion_tokens=config.completion_tokens,
+    )
+    is_assumed = not subject.prompts
+    libraries = None
+    if not device.is_gpu:
+        rss = psutil.Process().memory_info().rss
+        libraries = Part(name="Python and libraries", bytes=rss)
+    return Plan(
+        setup=setup,
+        memory=estimate_memory(setup, libraries),
+        limit=limit_of(cluster),
+        time=estimate_seconds(setup, count_scores(subject, setup.step.num_rows)),
+        assumed_prompt_tokens=setup.step.prompt_lengths[0] if is_assumed else None,
+    )
+
+
+def _devices(config: Any) -> tuple[int, str]:
+    """Return the devices of a node and their name: given, or those of this machine."""
+    if config.gpus is not None:
+        return parse_gpus(config.gpus)
+    if not torch.cuda.is_available():
+        return max(1, _count(config.trainer.devices, 1)), CPU
+    found = device_of_gpu(torch.cuda.get_device_name())
+    return max(1, _count(config.trainer.devices, torch.cuda.device_count())), found.name
+
+
+def _count(devices: Any, default: int) -> int:
+    """Return how many devices ``trainer.devices`` names; -1 and auto are all."""
+    if isinstance(devices, str) and "," in devices:
+        return len([one for one in devices.split(",") if one])
+    if isinstance(devices, list):
+        return len(devices)
+    number = int(devices) if str(devices).isdecimal() else 0
+    return number or default
+
+
+def _num_rows(subject: Subject) -> int:
+    """Return the completions that are sampled at a time, whose products are timed."""
+    group = subject.grpo.group_size if subject.grpo else 1
+    together: int = getattr(subject.module.engine, "max_concurrent", 256)
+    prompts: int = subject.cli.datamodule.prompts_per_step
+    return max(1, min(prompts * group, together))
+
+
+def limit_of(cluster: Cluster) -> int:
+    """Return the bytes that a rank may take."""
+    if cluster.is_gpu:
+        return round(ALLOCATED_SHARE * cluster.device.memory)
+    memory: int = trainer_memory(torch.device("cpu")).total
+    return memory // cluster.per_node
+
+
+ALLOCATED_SHARE = 0.95
+"""Share of a GPU's memory that can be used: the allocator of torch loses some to gaps."""

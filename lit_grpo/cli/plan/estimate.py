@@ -1,0 +1,228 @@
+"""The memory of a rank, by what needs it and when, with the setting that changes each part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lit_grpo.cli.plan import memory
+from lit_grpo.cli.plan.devices import GIB
+from lit_grpo.cli.plan.setup import Setup
+
+CUDA_CONTEXT = GIB // 2
+NCCL_BUFFERS = GIB
+"""What NCCL allocates for its channels on a GPU."""
+DEEPSPEED_BUCKET = 200_000_000
+"""Values of each of the two buckets of Lightning's DeepSpeed strategy, gathering and reducing."""
+
+ALWAYS, FORWARD, LAYERS = "always", "in the head's chunks", "in a layer's backward pass"
+ENDING = "at the end of the backward pass"
+STEPPING, SAMPLING, SAVING = "in the optimizer's step", "while sampling", "while saving"
+UPDATE = (FORWARD, LAYERS)
+WITH_GRADIENTS = (ENDING, STEPPING, SAMPLING, SAVING)
+"""When the gradients of a single micro-batch exist: they are freed before its forward pass."""
+
+LORA = "train an adapter instead of all weights (model.policy.lora: {rank: 16, alpha: 32})"
+SHARD = "divide it by the ranks (trainer.strategy: fsdp2)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What takes memory, when, and which setting changes it."""
+
+    name: str
+    bytes: int
+    when: tuple[str, ...] = (ALWAYS,)
+    advice: str = ""
+
+    def is_there(self, moment: str) -> bool:
+        return ALWAYS in self.when or moment in self.when
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The memory of one process."""
+
+    parts: tuple[Part, ...]
+
+    def during(self, moment: str) -> int:
+        return sum(one.bytes for one in self.parts if one.is_there(moment))
+
+    @property
+    def peak(self) -> int:
+        return self.during(self.moments[0])
+
+    @property
+    def moments(self) -> list[str]:
+        """What takes memory for a time only, the largest first; ``always`` if nothing does."""
+        found = {moment: 0 for one in self.parts for moment in one.when}
+        found.pop(ALWAYS, None)
+        return sorted(found, key=self.during, reverse=True) or [ALWAYS]
+
+    @property
+    def at_peak(self) -> list[Part]:
+        """The parts that are there at the peak, the largest first."""
+        there = [one for one in self.parts if one.is_there(self.moments[0])]
+        return sorted(there, key=lambda one: -one.bytes)
+
+    @property
+    def binding(self) -> Part:
+        """The largest part of the peak that a setting changes, else the largest of all."""
+        with_advice = [one for one in self.at_peak if one.advice]
+        return (with_advice or self.at_peak)[0]
+
+    def advice(self) -> list[str]:
+        """Return the settings that save most at the peak, the best first."""
+        found = (one.advice for one in self.at_peak if one.advice and one.bytes)
+        return list(dict.fromkeys(found))[:2]
+
+
+def estimate_memory(setup: Setup, fixed: Part | None = None) -> Estimate:
+    """Return the memory that a rank needs.
+
+    Args:
+        fixed: What the process takes before it loads anything; None for a CUDA context.
+    """
+    parts = [
+        fixed or Part(name="CUDA", bytes=CUDA_CONTEXT),
+        *_states(setup),
+        *_communication(setup),
+        *_update(setup),
+        *_sampling(setup),
+        *_saving(setup),
+    ]
+    return Estimate(tuple(one for one in parts if one.bytes))
+
+
+def _states(setup: Setup) -> Iterator[Part]:
+    """Yield what exists during the whole run."""
+    model, sharding = setup.model, setup.sharding
+    trained, has_lora = model.trained_parameters, model.has_adapter
+    share = setup.share(sharding.weights)
+    stored = model.parameters * setup.stored_bytes / share + model.buffer_bytes
+    smaller = "set model.policy.dtype to bfloat16" if setup.stored_bytes > 3 else ""
+    moves = smaller if has_lora else _sharding_or(setup, LORA, is_divided=sharding.weights)
+    yield Part(name="weights", bytes=round(stored), advice=moves)
+    advice = "" if has_lora else _sharding_or(setup, LORA, is_divided=sharding.gradients)
+    size = trained * setup.gradient_bytes / setup.share(sharding.gradients)
+    when = WITH_GRADIENTS if setup.step.micro_batches == 1 else (ALWAYS,)
+    yield Part(name="gradients", bytes=round(size), when=when, advice=advice)
+    advice = "" if has_lora else _sharding_or(setup, LORA, is_divided=sharding.optimizer)
+    divided = setup.share(sharding.optimizer)
+    masters = trained * setup.master_bytes / divided
+    yield Part(name="float32 weights of the optimizer", bytes=round(masters), advice=advice)
+    state = round(setup.optimizer.state_bytes / divided)
+    yield Part(name="optimizer", bytes=state, advice=advice)
+    copy = memory.optimizer_copy_bytes(setup)
+    fused = "set model.optimizer.init_args.fused to true" if setup.optimizer.copies else ""
+    yield Part(name="copies of the optimizer", bytes=copy, when=(STEPPING,), advice=fused)
+    kl = "set model.objective.kl.coef to 0, or train an adapter (model.policy.lora), whose base is "
+    adapter = "" if has_lora else f"{kl}the reference"
+    size = round(setup.reference_bytes / setup.share(sharding.weights and not has_lora))
+    yield Part(name="reference", bytes=size, advice=adapter)
+    bfloat16 = "set model.teacher.dtype to bfloat16, or move it to a server: model.teacher.urls"
+    yield Part(name="teacher", bytes=setup.teacher_bytes, advice=bfloat16)
+
+
+def _sharding_or(setup: Setup, otherwise: str, *, is_divided: bool) -> str:
+    """Return the advice to divide something by the ranks, if it is not and there are several."""
+    if setup.ranks == 1:
+        return otherwise
+    return f"use more GPUs, or {otherwise}" if is_divided else SHARD
+
+
+def _communication(setup: Setup) -> Iterator[Part]:
+    """Yield the buffers of several ranks, and what they gather."""
+    if setup.ranks == 1:
+        return
+    if setup.cluster.is_gpu:
+        yield Part(name="NCCL", bytes=NCCL_BUFFERS)
+    sharding, trained = setup.sharding, setup.model.trained_parameters
+    if sharding.copies_gradients:
+        advice = (
+            "set trainer.strategy to {class_path: DDPStrategy, init_args: "
+            "{gradient_as_bucket_view: true}}, or to fsdp2"
+        )
+        size = round(trained * setup.gradient_bytes)
+        yield Part(name="buckets of ddp", bytes=size, advice=advice)
+    if sharding.own_masters:
+        values = 2 * min(DEEPSPEED_BUCKET, trained)
+        size = round(values * setup.gradient_bytes)
+        yield Part(name="buckets of DeepSpeed", bytes=size, when=(*UPDATE, ENDING, STEPPING))
+    layers = memory.gathered_layer_bytes(setup)
+    yield Part(name="gathered layers", bytes=layers, when=(*UPDATE, ENDING))
+    served = "sample with servers, which need no gathered model (--config engines/vllm_server)"
+    model = memory.gathered_model_bytes(setup)
+    yield Part(name="gathered model", bytes=model, when=(SAMPLING,), advice=served)
+
+
+def _update(setup: Setup) -> Iterator[Part]:
+    """Yield what the largest micro-batch needs."""
+    step = setup.step
+    key = "model.update.max_tokens_per_micro_batch"
+    fewer = f"lower {key} to {max(step.row_tokens, step.micro_batch_tokens // 2)}"
+    if step.budget is None:
+        fewer = "lower data.prompts_per_step"
+    elif step.micro_batch_rows == 1:
+        fewer = "lower model.sampling.max_tokens"
+    advice = fewer if setup.checkpointing else "set model.policy.gradient_checkpointing to true"
+    kept = memory.kept_bytes(setup)
+    yield Part(name="activations", bytes=kept, when=UPDATE, advice=advice)
+    copies = memory.cast_bytes(setup)
+    yield Part(name="weights in bfloat16", bytes=copies, when=UPDATE, advice=advice)
+    masks = memory.mask_bytes(setup)
+    yield Part(name="attention masks", bytes=masks, when=UPDATE, advice=advice)
+    logits = memory.logit_bytes(setup)
+    yield Part(name="logits", bytes=logits, when=(FORWARD,), advice=fewer)
+    yield Part(
+        name="gradient of the head", bytes=memory.head_gradient_bytes(setup), when=(FORWARD,)
+    )
+    backward = memory.backward_bytes(setup)
+    yield Part(name="a layer's backward pass", bytes=backward, when=(LAYERS, ENDING), advice=fewer)
+
+
+def _sampling(setup: Setup) -> Iterator[Part]:
+    """Yield what the engine needs in the trainer's memory."""
+    sampler, key = setup.sampler, "model.engine.init_args"
+    if sampler.kind == "policy":
+        group, rows = setup.step.group_size, memory.cache_rows(setup)
+        fewer = f"lower {key}.max_concurrent to {max(group, rows // 2)}"
+        cache, other = memory.cache_bytes(setup), memory.sampling_bytes(setup)
+        yield Part(name="keys and values", bytes=cache, when=(SAMPLING,), advice=fewer)
+        yield Part(name="logits", bytes=other, when=(SAMPLING,), advice=fewer)
+    elif sampler.kind == "vllm" and setup.cluster.is_gpu:
+        sleep = "" if sampler.sleeps else f", or set {key}.sleep to true"
+        yield Part(
+            name="vLLM",
+            bytes=round(sampler.memory_fraction * setup.cluster.device.memory),
+            when=(SAMPLING,) if sampler.sleeps else (ALWAYS,),
+            advice=f"lower {key}.memory_fraction{sleep}",
+        )
+    elif sampler.kind == "servers" and setup.cluster.is_gpu:
+        size = round(sampler.memory_fraction * setup.cluster.device.memory)
+        advice = f"lower {key}.launch.memory_fraction, or set {key}.launch.devices to other GPUs"
+        yield Part(name="server", bytes=size, advice=advice)
+
+
+def _saving(setup: Setup) -> Iterator[Part]:
+    """Yield what checkpoints and the final model need, which are written tensor by tensor."""
+    model = setup.model
+    # With the adapter's share of it, where one is merged.
+    size = round(model.largest_tensor * setup.stored_bytes * (1 + setup.merges))
+    yield Part(name="largest tensor", bytes=size, when=(SAVING,))
+
+
+def when_in_words(when: tuple[str, ...]) -> str:
+    """Return the moments of a part in a few words."""
+    if when == WITH_GRADIENTS:
+        return "except in the forward pass"
+    return "in the update" if set(UPDATE) <= set(when) else when[0]
+
+
+def gib(size: float) -> str:
+    """Return a size with three digits: ``1.25 GiB``, or in MiB and KiB below."""
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
+        if size >= 0.95 * unit:
+            digits = ".3g" if size < 1000 * unit else ",.0f"
+            return f"{size / unit:{digits}} {name}"
+    return f"{size / 1024:.3g} KiB"

@@ -1,0 +1,190 @@
+"""The sizes of a model that its memory and its time depend on, read from it on the meta device.
+
+Parameters, weights and the optimizer's state are exact: nothing is estimated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+UNKNOWN_STATES = 2
+"""Values per trained parameter of an optimizer that does not run without values: as for Adam."""
+STATE_BYTES_8BIT = 2
+"""Bytes per trained parameter of an 8-bit AdamW: two moments of a byte. Its scales, of which there
+is one for 256 or 2048 values, are left out."""
+
+
+def size_of(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of tensors, each counted once."""
+    return sum({id(one): one.numel() * one.element_size() for one in tensors}.values())
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Return the bytes of all parameters and buffers; tied ones are counted once."""
+    return size_of([*model.parameters(), *model.buffers()])
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [one for one in model.parameters() if one.requires_grad]
+
+
+def gradient_bytes(model: nn.Module) -> int:
+    return size_of(trained(model))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSizes:
+    """What an optimizer keeps, and what it needs beside during a step."""
+
+    state_bytes: int
+    copies: bool
+    """Whether a step on a GPU makes a copy of all trained parameters, as AdamW does unless fused:
+    the square roots of all second moments are there at the same time."""
+
+
+def optimizer_sizes(
+    model: nn.Module, make_optimizer: Callable[[list[nn.Parameter]], Optimizer]
+) -> OptimizerSizes:
+    """Return the sizes of an optimizer, from a step on the meta device.
+
+    The model must be on that device. An optimizer that reads values there is taken for Adam, or for
+    an 8-bit AdamW if its class says so.
+    """
+    parameters = trained(model)
+    optimizer: Optimizer | None = None
+    try:
+        optimizer = make_optimizer(parameters)
+        for one in parameters:
+            one.grad = torch.empty_like(one)
+        optimizer.step()
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        size = size_of([one for one in states if isinstance(one, Tensor)])
+    except (RuntimeError, NotImplementedError):
+        size = UNKNOWN_STATES * size_of(parameters)
+        if "8bit" in type(optimizer).__name__.lower():
+            size = STATE_BYTES_8BIT * sum(one.numel() for one in parameters)
+    finally:
+        for one in parameters:
+            one.grad = None
+    settings = getattr(optimizer, "defaults", {})
+    is_fused = settings.get("fused") or settings.get("foreach") is False
+    return OptimizerSizes(state_bytes=size, copies="foreach" in settings and not is_fused)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """The sizes of a causal language model, with or without an adapter."""
+
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    num_heads: int
+    query_values: int
+    """Values of the queries of a layer, per token."""
+    kv_values: int
+    """Keys and values of all layers, per token."""
+    query_groups: int
+    """Query heads that share a key head."""
+    linear_values: int
+    """Inputs and outputs of all linear layers of the body, per token; of an adapter its rank."""
+    adapted_values: int
+    """Inputs of the linear layers that have an adapter, per token."""
+    inner_values: int
+    """Values between the two halves of all feed-forward parts, per token."""
+    parameters: int
+    """Of the whole model, tied ones counted once."""
+    trained_parameters: int
+    layer_parameters: int
+    """Of the largest layer."""
+    linear_parameters: int
+    """Of all matrices that each token of the body is multiplied by."""
+    largest_tensor: int
+    """Parameters of the largest tensor."""
+    parameter_bytes: float
+    """Bytes per parameter of the model as it is loaded, on average."""
+    trained_bytes: float
+    """The same of the trained parameters; 0 if there are none."""
+    buffer_bytes: int
+    has_adapter: bool
+
+    @property
+    def layer_values(self) -> int:
+        """Values per token that autograd keeps of one layer, without attention's keys and values.
+
+        It keeps the inputs of linear layers, and most of their outputs as inputs of what follows;
+        the inputs that several layers share make up for norms and residuals. Of the feed-forward
+        part it keeps the input and the output of the activation function.
+        """
+        return (self.linear_values + self.inner_values - self.kv_values) // self.num_layers
+
+    @property
+    def outer_parameters(self) -> int:
+        """Parameters outside of the layers: embeddings, head and last norm."""
+        return max(0, self.parameters - self.num_layers * self.layer_parameters)
+
+    @property
+    def head_parameters(self) -> int:
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def trains_head(self) -> bool:
+        return self.trained_parameters == self.parameters
+
+
+def sizes_of(model: nn.Module) -> ModelSizes:
+    """Return the sizes of a causal model of ``transformers``, with or without an adapter."""
+    untyped: Any = model
+    base: Any = untyped.get_base_model() if hasattr(model, "get_base_model") else untyped
+    config: Any = base.config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    body = base.get_decoder()
+    named = [(name, one) for name, one in body.named_modules() if isinstance(one, nn.Linear)]
+    downs = [one for name, one in named if ".lora_A." in name]
+    matrices = [one for name, one in named if ".lora_" not in name]
+    parameters, own = list(model.parameters()), trained(model)
+    total, num_trained = _count(parameters), _count(own)
+    return ModelSizes(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        num_heads=heads,
+        query_values=heads * head_size,
+        kv_values=2 * config.num_hidden_layers * kv_heads * head_size,
+        query_groups=heads // kv_heads,
+        linear_values=sum(one.in_features + one.out_features for one in matrices)
+        + sum(one.out_features for one in downs),
+        adapted_values=sum(one.in_features for one in downs),
+        inner_values=sum(one.in_features for one in matrices if _is_inner(one, config.hidden_size)),
+        parameters=total,
+        trained_parameters=num_trained,
+        layer_parameters=max(_count(list(layer.parameters())) for layer in _layers(body)),
+        linear_parameters=sum(one.weight.numel() for one in matrices),
+        largest_tensor=max(one.numel() for one in parameters),
+        parameter_bytes=size_of(parameters) / total,
+        trained_bytes=size_of(own) / num_trained if num_trained else 0.0,
+        buffer_bytes=size_of(list(model.buffers())),
+        has_adapter=base is not model,
+    )
+
+
+def _count(parameters: Sequence[nn.Parameter]) -> int:
+    return sum(one.numel() for one in parameters)
+
+
+def _layers(body: nn.Module) -> list[nn.Module]:
+    """Return the layers of the body: the longest of its lists of modules."""
+    lists = [list(one) for one in body.modules() if isinstance(one, nn.ModuleList)]
+    return max(lists, key=len, default=[body])
+
+
+def _is_inner(matrix: nn.Linear, hidden_size: int) -> bool:
+    """Return whether a matrix is the second half of a feed-forward part."""
+    return matrix.out_features == hidden_size and matrix.in_features > hidden_size

@@ -1,0 +1,284 @@
+"""How long the parts of a rollout step take on a cluster, and what limits each.
+
+A pass takes the sum of its matrix products and of its memory traffic, since kernels run one after
+another; on a GPU it takes no less than Python needs to issue them. Transfers between GPUs overlap
+with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+from lit_grpo.cli.plan.devices import GB, Device
+from lit_grpo.cli.plan.setup import BFLOAT16, Sampler, Setup
+from lit_grpo.cli.plan.work import (
+    Work,
+    decode_work,
+    forward_work,
+    prefill_work,
+    tokens_of,
+    update_work,
+    waves,
+)
+
+PRODUCT_SHARE = 0.7
+"""Share of the rate of large matrix products that those of a model reach on a GPU: smaller shapes,
+and clocks that fall under load."""
+MEMORY_SHARE = 0.8
+"""Share of the memory's rate that kernels reach which read and write once."""
+LINK_SHARE = 0.8
+"""Share of a link's rate that NCCL reaches with large messages."""
+TENSOR_PARALLEL_SHARE = 0.8
+"""Share of the GPUs of a server with tensor parallelism that does not wait for the others."""
+SERVER_PASS_SECONDS = 2e-3
+"""What a server does between two tokens of a batch besides running the model: vLLM schedules,
+samples and sends on the CPU. CUDA graphs spare it the time of issuing kernels."""
+DISK_RATE = 1.0 * GB
+"""Bytes per second at which weights go through files, written and read."""
+SECONDS_PER_SCORE = 30e-6
+"""Of a reward that follows rules, as measured for MathReward (docs/log.md)."""
+
+COMPUTE, MEMORY, HOST = "matrix products", "memory bandwidth", "issuing kernels from Python"
+LINKS, FILES = "transfers between GPUs", "reading and writing files"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePart:
+    """A part of a step; its seconds are None if they are not known."""
+
+    name: str
+    seconds: float | None
+    bound_by: str = ""
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The seconds of a rollout step."""
+
+    parts: tuple[TimePart, ...]
+
+    @property
+    def total(self) -> float:
+        """The sum of what is known."""
+        return sum(one.seconds or 0.0 for one in self.parts)
+
+    @property
+    def binding(self) -> TimePart:
+        return max(self.parts, key=lambda one: one.seconds or 0.0)
+
+    def __getitem__(self, name: str) -> float:
+        """Return the seconds of all parts whose name begins like that."""
+        return sum(one.seconds or 0.0 for one in self.parts if one.name.startswith(name))
+
+
+def estimate_seconds(setup: Setup, num_scores: int | None = None) -> StepTime:
+    """Return the seconds of a rollout step.
+
+    Args:
+        num_scores: Scores of rewards that follow rules, on a rank; None if the time of scoring is
+            not known.
+    """
+    parts = [
+        *_generation(setup),
+        _scoring(num_scores),
+        *_logprobs(setup),
+        _update(setup),
+        _weight_sync(setup),
+    ]
+    return StepTime(tuple(one for one in parts if one.seconds is None or one.seconds > 0))
+
+
+def seconds_of(work: Work, device: Device, *, compute_bytes: float) -> tuple[float, str]:
+    """Return the seconds of some work, and what limits it."""
+    rate = device.flops if compute_bytes == BFLOAT16 else device.flops_float32
+    rate *= PRODUCT_SHARE if device.is_gpu else 1.0
+    attention = rate * device.attention_share
+    if work.few_rows:
+        rate *= device.few_rows_share
+        attention *= device.few_rows_attention_share
+    products = work.flops / rate + work.attention / attention
+    moving = work.bytes / (device.bandwidth * (MEMORY_SHARE if device.is_gpu else 1.0))
+    moving += work.fresh / device.fresh_bandwidth
+    host = work.layers * device.host_seconds_per_layer
+    host += work.passes * device.host_seconds_per_pass
+    largest = COMPUTE if products >= moving else MEMORY
+    if not device.is_gpu:
+        return products + moving + host, HOST if host > max(products, moving) else largest
+    return max(products + moving, host), HOST if host > products + moving else largest
+
+
+def _generation(setup: Setup) -> Iterator[TimePart]:
+    if setup.sampler.kind == "none":
+        return
+    if setup.sampler.kind == "policy":
+        yield from _own_generation(setup)
+        return
+    sampler, step = setup.sampler, setup.step
+    copies = sampler.num_gpus // sampler.gpus_per_copy if sampler.kind == "servers" else setup.ranks
+    ranks = setup.ranks / max(1, copies)
+    rows = step.num_rows * ranks
+    # Completions of each copy run together up to its limit; the longest takes all its tokens.
+    together = min(rows, sampler.max_concurrent * max(1.0, ranks))
+    passes = step.completion_tokens * ceil(rows / together)
+    work = decode_work(setup, rows, step.mean_completion_tokens, passes, dtype=sampler.value_bytes)
+    prefill = prefill_work(setup, ranks)
+    speed = sampler.gpus_per_copy * (TENSOR_PARALLEL_SHARE if sampler.gpus_per_copy > 1 else 1)
+    device, dtype = setup.cluster.device, sampler.value_bytes
+    prompts, bound = seconds_of(_graphed(prefill), device, compute_bytes=dtype)
+    yield TimePart(name="generation: prompts", seconds=prompts / speed, bound_by=bound)
+    tokens, bound = seconds_of(_graphed(work), device, compute_bytes=dtype)
+    yield TimePart(
+        name="generation: tokens",
+        seconds=tokens / speed + passes * SERVER_PASS_SECONDS,
+        bound_by=bound,
+        advice=_generation_advice(sampler),
+    )
+
+
+def _graphed(work: Work) -> Work:
+    """Return the work without that of issuing kernels, which CUDA graphs replay."""
+    return replace(work, layers=0.0, passes=0.0)
+
+
+def _own_generation(setup: Setup) -> Iterator[TimePart]:
+    step, device = setup.step, setup.cluster.device
+    prompts, bound = seconds_of(prefill_work(setup), device, compute_bytes=setup.compute_bytes)
+    yield TimePart(name="generation: prompts", seconds=prompts, bound_by=bound)
+    # The first token comes from the prompt.
+    passes = (step.completion_tokens - 1) * waves(setup)
+    tokens = max(0.0, step.mean_completion_tokens - 1)
+    work = decode_work(setup, step.num_rows, tokens, passes, dtype=0)
+    seconds, bound = seconds_of(work, device, compute_bytes=setup.compute_bytes)
+    advice = (
+        "sample with vLLM (--config engines/vllm), or raise model.engine.init_args.max_concurrent "
+        "if there are more completions"
+    )
+    if not device.is_gpu:
+        advice = "lower model.sampling.max_tokens or model.group_size"
+    yield TimePart(name="generation: tokens", seconds=seconds, bound_by=bound, advice=advice)
+
+
+def _generation_advice(sampler: Sampler) -> str:
+    if sampler.kind == "servers":
+        return (
+            "use more GPUs for servers (launch.num_servers), or sample during the update "
+            "(model.max_head_offpolicyness)"
+        )
+    return "sample with servers on GPUs of their own (--config engines/vllm_server)"
+
+
+def _scoring(num_scores: int | None) -> TimePart:
+    """Scoring overlaps generation: what is left is that of the last completions."""
+    seconds = None if num_scores is None else num_scores * SECONDS_PER_SCORE
+    return TimePart(
+        name="scoring",
+        seconds=seconds,
+        bound_by="rules" if num_scores else "",
+        advice="" if num_scores else "measure it with lit-grpo rewards",
+    )
+
+
+def _logprobs(setup: Setup) -> Iterator[TimePart]:
+    """Yield the forward passes before the update."""
+    work, gathered = forward_work(setup), tokens_of(setup).micro_batches
+    teacher = setup.teacher_parameters / setup.model.parameters
+    passes = (
+        ("logprobs of the old policy", setup.old_passes, _ONE_STEP),
+        ("logprobs of the reference", setup.reference_passes, _NO_KL),
+        ("logprobs of the teacher", teacher, "move the teacher to a server (model.teacher.urls)"),
+    )
+    for name, times, advice in passes:
+        computing, bound = seconds_of(
+            work * times, setup.cluster.device, compute_bytes=setup.compute_bytes
+        )
+        moved = gather_bytes(setup) * gathered if times else 0.0
+        seconds, bound = _overlapped(setup, computing, moved, bound)
+        yield TimePart(name=name, seconds=seconds, bound_by=bound, advice=advice)
+
+
+_ONE_STEP = "set model.update.epochs and minibatches to 1, which needs no old logprobs"
+_NO_KL = "set model.objective.kl.coef to 0"
+
+
+def gather_bytes(setup: Setup) -> float:
+    """Return the bytes that a rank receives to have each layer once."""
+    if not setup.sharding.weights:
+        return 0.0
+    share = (setup.ranks - 1) / setup.ranks
+    return share * setup.model.parameters * setup.gathered_bytes
+
+
+def update_transfer_bytes(setup: Setup) -> float:
+    """Return the bytes that a rank receives in an epoch of the update.
+
+    Each micro-batch gathers the layers for both passes. A gradient is divided (1 x its bytes) or
+    shared (2 x).
+    """
+    sharding, steps = setup.sharding, setup.step.optimizer_steps / setup.step.epochs
+    share = (setup.ranks - 1) / setup.ranks
+    parts = tokens_of(setup).micro_batches
+    gradient = share * setup.model.trained_parameters * setup.gradient_bytes
+    gathered = 2 * gather_bytes(setup) * parts
+    if sharding.gradients:
+        gathered += gradient * parts
+    else:
+        gathered += (1 if sharding.optimizer else 2) * gradient * steps
+    if sharding.optimizer and not sharding.weights:  # the updated weights come back
+        gathered += share * setup.model.trained_parameters * setup.stored_bytes * steps
+    return gathered
+
+
+def _overlapped(setup: Setup, seconds: float, moved: float, bound: str) -> tuple[float, str]:
+    """Return the longer of computing and of receiving some bytes, and what limits it."""
+    if not moved:
+        return seconds, bound
+    moving = moved / (setup.cluster.collective_rate * LINK_SHARE)
+    return max(seconds, moving), LINKS if moving > seconds else bound
+
+
+def _update(setup: Setup) -> TimePart:
+    computing, bound = seconds_of(
+        update_work(setup), setup.cluster.device, compute_bytes=setup.compute_bytes
+    )
+    seconds, bound = _overlapped(setup, computing, update_transfer_bytes(setup), bound)
+    advice = "use more GPUs"
+    if bound == LINKS:
+        advice = (
+            "raise model.update.max_tokens_per_micro_batch, so that weights are gathered less "
+            "often, or use a strategy that divides less (deepspeed_stage_2, ddp)"
+        )
+    elif setup.checkpointing:
+        advice = "set model.policy.gradient_checkpointing to false if the memory allows it"
+    elif setup.precision == "32-true" and setup.cluster.is_gpu:
+        advice = "set trainer.precision to bf16-mixed"
+    epochs = setup.step.epochs
+    return TimePart(name="update", seconds=seconds * epochs, bound_by=bound, advice=advice)
+
+
+def _weight_sync(setup: Setup) -> TimePart:
+    """The policy's own sampling copies nothing, but gathers weights that are divided."""
+    sampler, device = setup.sampler, setup.cluster.device
+    name = "weight sync"
+    whole = gather_bytes(setup)
+    rate = setup.cluster.collective_rate * LINK_SHARE
+    gathering = whole / rate if whole else 0.0
+    if sampler.kind in ("policy", "none"):
+        return TimePart(name=name, seconds=gathering, bound_by=LINKS)
+    parameters = setup.model.parameters
+    if sampler.sends_adapter:
+        parameters = setup.model.trained_parameters
+    size = parameters * sampler.value_bytes
+    if sampler.kind == "vllm":
+        copying = 2 * size / (device.bandwidth * MEMORY_SHARE)
+        return TimePart(name=name, seconds=gathering + copying, bound_by=MEMORY)
+    if sampler.transfer == "nccl":
+        return TimePart(name=name, seconds=gathering + size / rate, bound_by=LINKS)
+    return TimePart(
+        name=name,
+        seconds=gathering + 2 * size / DISK_RATE,
+        bound_by=FILES,
+        advice="set model.engine.init_args.weight_transfer to nccl",
+    )

@@ -1,0 +1,212 @@
+"""What the cost of a step depends on, in one object that a config or a few numbers make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from lit_grpo.cli.plan.devices import Cluster
+from lit_grpo.cli.plan.model_sizes import (
+    ModelSizes,
+    OptimizerSizes,
+    optimizer_sizes,
+    sizes_of,
+    trained,
+    weight_bytes,
+)
+from lit_grpo.cli.plan.sharding import Sharding, sharding_of
+from lit_grpo.cli.plan.step import StepSizes
+from lit_grpo.types import setting_error
+
+FLOAT32, BFLOAT16 = 4, 2
+
+Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
+PRECISIONS: dict[str, Precision] = {
+    "None": "32-true",
+    "32": "32-true",
+    "32-true": "32-true",
+    "bf16": "bf16-mixed",
+    "bf16-mixed": "bf16-mixed",
+    "bf16-true": "bf16-true",
+}
+SamplerKind = Literal["policy", "vllm", "servers", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """Where completions are sampled, and with what."""
+
+    kind: SamplerKind = "policy"
+    """The policy itself, vLLM in the trainer's process, servers, or nothing."""
+    max_concurrent: int = 512
+    """Completions that are sampled at the same time, by the policy or by each server."""
+    value_bytes: int = BFLOAT16
+    """Bytes of a weight, a key or a value."""
+    num_gpus: int = 1
+    """GPUs that sample: those of all servers."""
+    gpus_per_copy: int = 1
+    memory_fraction: float = 0.0
+    """Share of the trainer's GPU that it takes; 0 if it has others."""
+    sleeps: bool = False
+    """Whether it frees that share while nothing is sampled."""
+    sends_adapter: bool = False
+    transfer: Literal["memory", "disk", "nccl"] = "memory"
+    """How it gets the weights."""
+    sorts: bool = False
+    """Whether top-p sampling sorts the vocabulary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A step on a cluster."""
+
+    model: ModelSizes
+    optimizer: OptimizerSizes
+    step: StepSizes
+    cluster: Cluster
+    sharding: Sharding
+    precision: Precision = "32-true"
+    checkpointing: bool = False
+    sampler: Sampler = Sampler()
+    reference_bytes: int = 0
+    """Of the frozen copy of the weights, or of the adapter, for a KL term."""
+    teacher_bytes: int = 0
+    teacher_parameters: int = 0
+    reference_passes: int = 0
+    """Forward passes of the reference in a rollout step."""
+    old_passes: int = 0
+    """Forward passes for the logprobs before the update."""
+    merges: bool = False
+    """Whether an adapter is merged into the final model."""
+    temperature: float = 1.0
+
+    @property
+    def ranks(self) -> int:
+        return self.cluster.num_ranks
+
+    @property
+    def is_autocast(self) -> bool:
+        """Whether each use of a float32 weight casts it to bfloat16."""
+        is_mixed = self.precision == "bf16-mixed" and not self.computes_in_weights
+        return is_mixed and not (self.sharding.casts_shards or self.sharding.own_masters)
+
+    @property
+    def computes_in_weights(self) -> bool:
+        """Whether the weights are bfloat16 as they are loaded, under whatever precision."""
+        return self.model.parameter_bytes < 3
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of a value in matrix products."""
+        is_16 = self.precision != "32-true" or self.computes_in_weights
+        return BFLOAT16 if is_16 else FLOAT32
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes of an activation; under autocast norms and residuals are float32."""
+        return 3 if self.is_autocast else self.compute_bytes
+
+    @property
+    def stored_bytes(self) -> float:
+        """Bytes of a weight that the strategy keeps for computing."""
+        if self.sharding.own_masters and self.precision != "32-true":
+            return BFLOAT16
+        return self.model.parameter_bytes
+
+    @property
+    def gathered_bytes(self) -> float:
+        """Bytes of a weight that is gathered from the ranks."""
+        if self.sharding.casts_shards and self.precision == "bf16-mixed":
+            return min(BFLOAT16, self.model.parameter_bytes)
+        return self.stored_bytes
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of a gradient of a trained parameter."""
+        if self.sharding.own_masters and self.precision != "32-true":
+            return BFLOAT16
+        return self.model.trained_bytes
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes per trained parameter of weights that the strategy keeps for the optimizer."""
+        return FLOAT32 if self.sharding.own_masters else 0
+
+    def share(self, is_divided: bool) -> int:
+        """Return by how many ranks something is divided."""
+        return self.ranks if is_divided else 1
+
+
+def make_setup(
+    outline: nn.Module,
+    make_optimizer: Callable[[list[nn.Parameter]], Optimizer],
+    step: StepSizes,
+    cluster: Cluster,
+    *,
+    strategy: object = "auto",
+    precision: object = "32-true",
+    optimizer_bytes: float | None = None,
+    with_reference: bool = False,
+    refreshes_reference: bool = False,
+    **settings: object,
+) -> Setup:
+    """Return the setup of a model on the meta device.
+
+    Args:
+        strategy: A name, or a strategy of Lightning.
+        optimizer_bytes: State per trained parameter, in place of that of the optimizer.
+        refreshes_reference: With an adapter, its reference is a second one.
+        settings: Further fields of `Setup`.
+
+    Raises:
+        UserError: the strategy or the precision is not known.
+    """
+    known = parse_precision(precision)
+    sharding = sharding_of(strategy, cluster.num_ranks)
+    if known == "bf16-true":
+        outline = outline.to(torch.bfloat16)
+    sizes, optimizer = sizes_of(outline), optimizer_sizes(outline, make_optimizer)
+    if sharding.own_masters:  # its optimizer sees float32 weights, whatever the model's are
+        scale = FLOAT32 / sizes.trained_bytes if sizes.trained_bytes else 1
+        optimizer = OptimizerSizes(
+            state_bytes=round(optimizer.state_bytes * scale), copies=optimizer.copies
+        )
+    if optimizer_bytes is not None:
+        size = round(optimizer_bytes * sizes.trained_parameters)
+        optimizer = OptimizerSizes(state_bytes=size, copies=False)
+    reference = 0
+    if with_reference and not sizes.has_adapter:
+        reference = weight_bytes(outline)
+    elif refreshes_reference and sizes.has_adapter:
+        reference = sum(one.numel() * one.element_size() for one in trained(outline))
+    return Setup(
+        model=sizes,
+        optimizer=optimizer,
+        step=step,
+        cluster=cluster,
+        sharding=sharding,
+        precision=known,
+        reference_bytes=reference,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def parse_precision(precision: object) -> Precision:
+    """Return the precision that a trainer's setting means.
+
+    Raises:
+        UserError: nothing is known of it.
+    """
+    if str(precision) not in PRECISIONS:
+        raise setting_error(
+            "trainer.precision",
+            "32-true, bf16-mixed or bf16-true",
+            repr(precision),
+            "what others keep of weights and gradients is not known",
+        )
+    return PRECISIONS[str(precision)]

@@ -1,0 +1,144 @@
+"""``lit-grpo plan`` as a user runs it, on devices that are not here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_base import BASE
+
+from lit_grpo.__main__ import main
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}
+
+
+@pytest.fixture(autouse=True)
+def here(here) -> Path:
+    (here / "base.yaml").write_text(yaml.safe_dump(BASE))
+    return here
+
+
+def plan(capsys, *arguments: str) -> tuple[int, dict]:
+    exit_code = main(["plan", "--config=base.yaml", "--offline", "--json", *arguments])
+    captured = capsys.readouterr()
+    assert "error" not in captured.err, captured.err
+    return exit_code, json.loads(captured.out)
+
+
+def big(*arguments: str) -> list[str]:
+    return [f"--model.policy.architecture={json.dumps(LLAMA_8B)}", *arguments]
+
+
+def part(found: dict, name: str) -> float:
+    return next(one["bytes"] for one in found["memory"]["parts"] if one["name"] == name)
+
+
+def test_a_model_that_does_not_fit_is_exit_code_1_and_says_what_to_set(capsys):
+    exit_code, found = plan(capsys, *big("--gpus=H100"))
+    assert (exit_code, found["fits"]) == (1, False)
+    assert found["parameters"] == 8_030_261_248
+    assert part(found, "weights") - 4 * 8_030_261_248 in range(10**6)
+    assert any("model.policy.lora" in one for one in found["memory"]["advice"])
+    assert any("Memory does not fit" in line for line in found["notes"])
+
+
+def test_the_same_model_fits_when_it_is_divided(capsys):
+    strategy = ["--trainer.strategy=fsdp2", "--trainer.precision=bf16-mixed"]
+    exit_code, found = plan(capsys, *big("--gpus=8xH100", "--nodes=2", *strategy))
+    assert (exit_code, found["fits"]) == (0, True)
+    assert (found["gpus_per_node"], found["nodes"], found["strategy"]) == (8, 2, "fsdp2")
+    assert part(found, "gradients") == round(4 * 8_030_261_248 / 16)
+
+
+def test_seconds_are_printed_by_part_with_what_binds(capsys):
+    _, found = plan(capsys, *big("--gpus=8xH100", "--trainer.strategy=fsdp2"))
+    names = [one["name"] for one in found["seconds"]["parts"]]
+    assert names == [
+        "generation: prompts",
+        "generation: tokens",
+        "scoring",
+        "update",
+        "weight sync",
+    ]
+    assert found["seconds"]["total"] == pytest.approx(
+        sum(one["seconds"] for one in found["seconds"]["parts"])
+    )
+    assert found["seconds"]["binding"] in names
+
+
+def test_the_tables_have_every_part(capsys):
+    assert main(["plan", "--config=base.yaml", "--gpus=A100-40", "--offline"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("memory of a rank", "time of a rollout step", "keys and values", "A100-40"):
+        assert words in shown
+    assert "Memory fits" in shown
+    assert "of 37.4 GiB a rank" in shown  # 95% of 39.4
+    assert "The largest part is CUDA" in shown
+
+
+def test_overrides_are_those_of_fit(capsys):
+    _, one = plan(capsys, "--gpus=H100")
+    _, kl = plan(capsys, "--gpus=H100", "--model.objective.kl.coef=0.1")
+    assert part(kl, "reference") == part(one, "weights")
+    names = {entry["name"] for entry in kl["seconds"]["parts"]}
+    assert "logprobs of the reference" in names
+    _, less = plan(capsys, "--gpus=H100", "--optimizer_bytes=2")
+    assert part(less, "optimizer") == 2 * one["trained_parameters"]
+
+
+def test_shorter_completions_change_the_seconds_and_not_the_memory(capsys):
+    _, long = plan(capsys, *big("--gpus=H100"))
+    _, short = plan(capsys, *big("--gpus=H100", "--completion_tokens=1"))
+    assert short["memory"] == long["memory"]
+    assert short["seconds"]["total"] < long["seconds"]["total"]
+
+
+def test_without_a_gpu_this_machine_is_measured(capsys):
+    exit_code, found = plan(capsys)
+    assert (exit_code, found["device"]) == (0, "cpu")
+    assert found["seconds"]["total"] > 0
+    assert found["memory"]["parts"][0]["name"] == "Python and libraries"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpus=8xH900"], "gpus must be a number and a device, such as 8xH100"),
+        (["--gpus=H100", "--trainer.strategy=xla"], "strategy must be one of auto, single, ddp"),
+        (["--gpus=H100", "--nodes=0"], "nodes must be >= 1, got 0"),
+        (["--gpus=H100", "--model.policy.path=./none"], "needs either a path"),
+        (
+            [
+                "--gpus=H100",
+                "--model.policy.path=./none",
+                "--model.policy.architecture=null",
+            ],
+            "no tokenizer could be loaded from './none'",
+        ),
+    ],
+)
+def test_what_is_not_known_is_one_line_and_exit_code_2(arguments, message, capsys):
+    assert main(["plan", "--config=base.yaml", "--offline", *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    assert message in shown
+    assert shown.count("\n") == 1
+
+
+def test_a_warm_up_can_be_planned(here, capsys):
+    model = {key: BASE["model"][key] for key in ("policy", "sampling")}
+    (here / "base.yaml").write_text(yaml.safe_dump(BASE | {"model": model}))
+    _, found = plan(capsys, "--gpus=H100")
+    names = [one["name"] for one in found["seconds"]["parts"]]
+    assert names == ["update"]

@@ -1,0 +1,144 @@
+"""The memory of a rank by strategy and precision: 1,000 parameters, bytes by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from setups import SIZES, adapted, make
+from tiny import LLAMA
+from torch.optim import AdamW
+
+from lit_grpo.cli.plan.devices import DEVICES, Cluster
+from lit_grpo.cli.plan.estimate import (
+    ENDING,
+    FORWARD,
+    SAMPLING,
+    Estimate,
+    Part,
+    estimate_memory,
+    gib,
+)
+from lit_grpo.cli.plan.model_sizes import OptimizerSizes
+from lit_grpo.cli.plan.setup import Sampler, make_setup
+from lit_grpo.policy import Policy
+from lit_grpo.training import UpdateConfig
+
+BF16 = replace(SIZES, parameter_bytes=2, trained_bytes=2)
+MASTERS = "float32 weights of the optimizer"
+
+
+def parts(setup) -> dict[str, int]:
+    return {one.name: one.bytes for one in estimate_memory(setup).parts}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "settings", "expected"),
+    [
+        # weights, gradients, masters, optimizer, reference
+        ("single", 1, {}, (4000, 4000, 0, 8000, 4000)),
+        ("ddp", 4, {"precision": "bf16-mixed"}, (4000, 4000, 0, 8000, 4000)),
+        ("fsdp2", 4, {}, (1000, 1000, 0, 2000, 1000)),
+        ("fsdp2", 4, {"precision": "bf16-mixed"}, (1000, 1000, 0, 2000, 1000)),
+        ("fsdp2", 4, {"precision": "bf16-true", "model": BF16}, (500, 500, 0, 2000, 1000)),
+        ("deepspeed_stage_1", 4, {"precision": "bf16-mixed"}, (2000, 2000, 1000, 2000, 4000)),
+        ("deepspeed_stage_2", 4, {"precision": "bf16-mixed"}, (2000, 500, 1000, 2000, 4000)),
+        ("deepspeed_stage_3", 4, {"precision": "bf16-mixed"}, (500, 500, 1000, 2000, 1000)),
+        ("deepspeed_stage_3", 4, {}, (1000, 1000, 1000, 2000, 1000)),
+    ],
+)
+def test_each_strategy_divides_its_states(strategy, ranks, settings, expected):
+    found = parts(make(strategy, ranks, reference_bytes=4000, **settings))
+    names = ("weights", "gradients", MASTERS, "optimizer", "reference")
+    assert tuple(found.get(name, 0) for name in names) == expected
+
+
+def test_only_ddp_has_buckets_beside_its_gradients():
+    assert parts(make("ddp", 2))["buckets of ddp"] == 4000
+    assert "buckets of ddp" not in parts(make("fsdp2", 2)) | parts(make())
+
+
+def test_bf16_true_counts_weights_gradients_and_state_in_bfloat16():
+    def found(**settings):
+        outline = Policy(architecture=LLAMA).outline()
+        step, cluster = make().step, Cluster(device=DEVICES["H100"])
+        setup = make_setup(outline, AdamW, step, cluster, precision="bf16-true", **settings)
+        return setup.model.parameters, parts(setup)
+
+    number, plain = found()
+    assert plain["weights"] - 2 * number in range(200)  # buffers
+    assert plain["gradients"] == 2 * number
+    assert plain["optimizer"] - 4 * number in range(200)  # a step count for each tensor
+    assert found(optimizer_bytes=2)[1]["optimizer"] == 2 * number
+    assert found(optimizer_bytes=6)[1]["optimizer"] == 6 * number
+    deepspeed = found(strategy="deepspeed_stage_1")[1]
+    assert deepspeed[MASTERS] == 4 * number
+    assert deepspeed["optimizer"] - 8 * number in range(400)
+
+
+def test_the_gradients_of_one_micro_batch_are_freed_before_its_forward_pass():
+    one = estimate_memory(make())
+    assert one.during(ENDING) - one.during(FORWARD) == 4000 + _backward(one) - _forward_only(one)
+    two = estimate_memory(make(update=UpdateConfig(max_tokens_per_micro_batch=26)))
+    assert [part.when for part in two.parts if part.name == "gradients"] == [("always",)]
+
+
+def _backward(estimate: Estimate) -> int:
+    return sum(one.bytes for one in estimate.parts if one.name == "a layer's backward pass")
+
+
+def _forward_only(estimate: Estimate) -> int:
+    return sum(
+        one.bytes
+        for one in estimate.parts
+        if one.is_there(FORWARD) and not one.is_there(ENDING) and one.name != "gradients"
+    )
+
+
+def test_an_adapter_trains_its_own_parameters_and_needs_no_reference():
+    setup = make(model=adapted(), optimizer=OptimizerSizes(state_bytes=800, copies=False))
+    found = parts(setup)
+    assert (found["weights"], found["gradients"], found["optimizer"]) == (4000, 400, 800)
+    assert all("model.policy.lora" not in one.advice for one in estimate_memory(setup).parts)
+
+
+def test_vllm_takes_its_share_while_it_is_awake():
+    for sleeps in (True, False):
+        sampler = Sampler(kind="vllm", memory_fraction=0.5, sleeps=sleeps)
+        (part,) = (
+            one for one in estimate_memory(make(sampler=sampler)).parts if one.name == "vLLM"
+        )
+        assert part.bytes == DEVICES["H100"].memory // 2
+        assert part.when == ((SAMPLING,) if sleeps else ("always",))
+
+
+def test_the_advice_is_to_divide_what_several_ranks_have_whole():
+    whole = estimate_memory(make("ddp", 4))
+    (advice,) = (one.advice for one in whole.parts if one.name == "optimizer")
+    assert "fsdp2" in advice
+    (advice,) = (one.advice for one in estimate_memory(make()).parts if one.name == "optimizer")
+    assert "model.policy.lora" in advice
+
+
+def test_the_peak_is_that_of_the_worst_moment_and_so_is_the_advice():
+    found = Estimate(
+        (
+            Part(name="weights", bytes=5, advice="a"),
+            Part(name="activations", bytes=3, when=("update",), advice="b"),
+            Part(name="keys and values", bytes=4, when=(SAMPLING,), advice="c"),
+            Part(name="CUDA", bytes=6),
+        )
+    )
+    assert found.peak == 15
+    assert found.moments == [SAMPLING, "update"]
+    assert found.advice() == ["a", "c"]
+    assert (found.at_peak[0].name, found.binding.name) == ("CUDA", "weights")
+    assert Estimate(found.parts[:1]).moments == ["always"]
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(2**30, "1 GiB"), (2000 * 2**30, "2,000 GiB"), (1020 * 2**20, "0.996 GiB"), (1536, "1.5 KiB")],
+)
+def test_sizes_have_three_digits(size, shown):
+    assert gib(size) == shown

@@ -1,0 +1,101 @@
+"""Estimated bytes, by hand for a model of small round sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from setups import SIZES, adapted, make
+
+from lit_grpo.cli.plan import memory
+from lit_grpo.cli.plan.model_sizes import OptimizerSizes
+from lit_grpo.cli.plan.setup import Sampler
+from lit_grpo.training import UpdateConfig
+
+TOKENS = 2 * 6 + 4 * 10
+ROWS = 4 * 16
+
+
+def test_a_layer_keeps_its_values_and_the_keys_of_every_row():
+    layer = 4 * (84 * TOKENS + 16 * ROWS)
+    assert memory.layer_bytes(make()) == layer
+    assert memory.kept_bytes(make()) == 2 * layer
+    half = make(model=replace(SIZES, parameter_bytes=2, trained_bytes=2))
+    assert memory.layer_bytes(half) == layer / 2
+    assert memory.layer_bytes(make(precision="bf16-mixed")) == layer * 3 / 4
+
+
+def test_checkpointing_keeps_inputs_and_recomputes_one_layer():
+    gradients = 4 * (20 + 8) * TOKENS
+    assert memory.backward_bytes(make()) == gradients
+    checkpointed = make(checkpointing=True)
+    assert memory.kept_bytes(checkpointed) == 4 * 2 * 8 * TOKENS
+    assert memory.backward_bytes(checkpointed) == gradients + memory.layer_bytes(make())
+
+
+def test_an_adapter_on_a_bfloat16_base_reads_a_copy_in_float32():
+    base = adapted(parameter_bytes=2.1)
+    plain = replace(base, adapted_values=0)
+    assert memory.layer_bytes(make(model=base)) - memory.layer_bytes(make(model=plain)) == (
+        4 * 30 * TOKENS
+    )
+
+
+def test_a_mask_has_a_number_for_each_query_and_key_of_a_row_that_shares_its_prompt():
+    mask = 2 * 10 * 16 * 2  # rows, queries, keys, query heads of a key head
+    assert memory.mask_bytes(make(checkpointing=True)) == mask * (1 + 4)
+    assert memory.mask_bytes(make()) == mask * (1 + 2 * 4)
+
+
+def test_logits_exist_in_chunks():
+    assert memory.logit_bytes(make()) == 3 * 4 * 40 * 100
+    large = make(model=replace(SIZES, vocab_size=2**22), precision="bf16-mixed")
+    assert memory.logit_bytes(large) == 3.5 * 4 * 2**26
+    assert memory.head_gradient_bytes(make()) == 4 * 800
+    assert memory.head_gradient_bytes(large) == 2 * 2 * 8 * 2**22  # that of a chunk, and their sum
+    assert memory.head_gradient_bytes(make(model=adapted())) == 0
+
+
+def test_the_cache_has_keys_and_values_of_rows_that_are_sampled_together():
+    assert memory.cache_bytes(make()) == 32 * 4 * 16 * 4
+    assert memory.cache_bytes(make(sampler=Sampler(max_concurrent=2))) == 32 * 2 * 16 * 4
+
+
+def test_sampling_needs_logits_or_the_prompts_values():
+    assert memory.sampling_bytes(make()) == 4 * 4 * 4 * 100
+    assert memory.sampling_bytes(make(sampler=Sampler(sorts=True))) == 10 * 4 * 4 * 100
+    small = make(model=replace(SIZES, vocab_size=2))
+    assert memory.sampling_bytes(small) == 3 * 20 * 12 * 4
+
+
+def test_two_layers_and_what_is_outside_of_them_are_gathered():
+    gathered = memory.gathered_layer_bytes(make("fsdp2", 4))
+    assert gathered == 4 * (2 * 300 + 400) + 4 * 300
+    assert memory.gathered_layer_bytes(make("fsdp2", 4, precision="bf16-mixed")) == 2000 + 1200
+    assert memory.gathered_layer_bytes(make("fsdp2", 1)) == 0
+    assert memory.gathered_layer_bytes(make("deepspeed_stage_2", 4)) == 0
+
+
+def test_only_the_policy_s_own_sampling_gathers_the_whole_model():
+    assert memory.gathered_model_bytes(make("fsdp2", 4)) == 4000
+    assert memory.gathered_model_bytes(make("fsdp2", 4, sampler=Sampler(kind="servers"))) == 0
+
+
+def test_autocast_keeps_copies_of_weights():
+    assert memory.cast_bytes(make(precision="bf16-mixed")) == 2000
+    assert memory.cast_bytes(make(precision="bf16-mixed", checkpointing=True)) == 1000
+    assert memory.cast_bytes(make("fsdp2", 2, precision="bf16-mixed")) == 0
+    assert memory.cast_bytes(make()) == 0
+
+
+def test_a_step_of_the_optimizer_copies_its_share_of_the_weights():
+    copying = OptimizerSizes(state_bytes=8000, copies=True)
+    assert memory.optimizer_copy_bytes(make(optimizer=copying)) == 4000
+    assert memory.optimizer_copy_bytes(make("fsdp2", 4, optimizer=copying)) == 1000
+    assert memory.optimizer_copy_bytes(make()) == 0
+    assert memory.optimizer_copy_bytes(make("deepspeed_stage_1", 4)) == 1000  # float32 gradients
+
+
+def test_smaller_micro_batches_need_less():
+    small = make(update=UpdateConfig(max_tokens_per_micro_batch=26))
+    assert small.step.micro_batches == 2
+    assert 2 * memory.kept_bytes(small) == memory.kept_bytes(make())

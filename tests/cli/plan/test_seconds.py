@@ -1,0 +1,185 @@
+"""Seconds of a step, by hand for a device of which one rate counts at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from setups import SIZES, UNIT, adapted, make
+
+from lit_grpo.cli.plan import seconds
+from lit_grpo.cli.plan.devices import DEVICES, Cluster
+from lit_grpo.cli.plan.model_sizes import OptimizerSizes
+from lit_grpo.cli.plan.seconds import estimate_seconds, seconds_of, update_transfer_bytes
+from lit_grpo.cli.plan.setup import Sampler
+from lit_grpo.cli.plan.step import step_sizes
+from lit_grpo.cli.plan.work import Work, forward_work, tokens_of, update_work
+from lit_grpo.training import UpdateConfig
+
+PRODUCTS = replace(UNIT, bandwidth=math.inf)
+TOKENS, HEAD = 2 * 6 + 4 * 10, 40
+PAIRS = 2 * 16 * 16 / 2 + 2 * 10 * 16
+"""The first row of each group is causal, the other has a mask."""
+BODY, ATTENTION, LOGITS = 2 * 500 * TOKENS, 4 * 8 * 2 * PAIRS, 2 * 800 * HEAD
+
+
+def test_a_pass_reads_each_prompt_once_if_rows_share_it():
+    assert (tokens_of(make()).model, tokens_of(make()).head) == (TOKENS, HEAD)
+    assert tokens_of(make()).pairs == PAIRS
+    step = step_sizes([6, 6], 10, group_size=2, update=UpdateConfig(), packed=False)
+    padded = tokens_of(make(step=step))
+    assert (padded.model, padded.pairs) == (4 * 16, 4 * 16 * 16 / 2)
+
+
+def test_micro_batches_follow_the_budget_and_the_mean_lengths():
+    assert tokens_of(make(update=UpdateConfig(max_tokens_per_micro_batch=26))).micro_batches == 2
+    update = UpdateConfig(minibatches=2, max_tokens_per_micro_batch=26)
+    step = step_sizes([6, 6], 10, group_size=2, update=update, mean_completion_tokens=2)
+    assert tokens_of(make(step=step)).micro_batches == 2
+    assert tokens_of(make(step=step)).model == 2 * 6 + 4 * 2
+
+
+def test_a_forward_pass_has_body_head_and_attention():
+    work = forward_work(make())
+    assert (work.flops, work.attention) == (BODY + LOGITS, ATTENTION)
+    assert work.layers == 2
+    values = 4 * 4 * 84 * 2 * TOKENS  # touches, bytes, values of a layer, layers
+    logits = 8 * 4 * 100 * HEAD
+    assert work.bytes == values + logits + 4 * 1000
+
+
+@pytest.mark.parametrize(
+    ("settings", "body", "head", "attention"),
+    [
+        ({}, 3, 3, 3),
+        ({"checkpointing": True}, 4, 3, 4),
+        ({"model": adapted()}, 2.1, 2, 3),  # no gradients of nine tenths of the weights
+    ],
+)
+def test_an_update_has_a_forward_and_two_backward_passes(settings, body, head, attention):
+    work = update_work(make(**settings))
+    assert work.flops == pytest.approx(body * BODY + head * LOGITS)
+    assert work.attention == attention * ATTENTION
+
+
+def test_a_head_in_chunks_runs_once_more():
+    model = replace(SIZES, vocab_size=2**22)
+    assert update_work(make(model=model)).flops == 3 * BODY + 4 * 2 * 8 * 2**22 * HEAD
+
+
+def test_a_plain_adamw_moves_more_than_a_fused_one():
+    def moved(*, copies: bool) -> float:
+        sizes = OptimizerSizes(state_bytes=8000, copies=copies)
+        return update_work(make(optimizer=sizes)).bytes
+
+    assert moved(copies=True) - moved(copies=False) == (80 - 28) * 1000
+
+
+def test_kernels_run_one_after_another_and_a_gpu_waits_for_python():
+    work = Work(flops=70.0, bytes=80.0, layers=1000)
+    gpu = replace(DEVICES["H100"], flops=1.0, bandwidth=1.0, host_seconds_per_layer=0.1)
+    assert seconds_of(work, gpu, compute_bytes=2) == (
+        70 / 0.7 + 80 / 0.8,
+        "matrix products",
+    )
+    slow = replace(gpu, host_seconds_per_layer=1.0)
+    assert seconds_of(work, slow, compute_bytes=2) == (1000, "issuing kernels from Python")
+    cpu = replace(UNIT, host_seconds_per_layer=0.1)
+    assert seconds_of(work, cpu, compute_bytes=4) == (70 + 80 + 100, "issuing kernels from Python")
+
+
+def test_few_rows_have_their_own_rates():
+    device = replace(PRODUCTS, attention_share=0.5, few_rows_share=0.25)
+    device = replace(device, few_rows_attention_share=0.1)
+    many, few = Work(flops=1.0, attention=1.0), Work(flops=1.0, attention=1.0, few_rows=True)
+    assert seconds_of(many, device, compute_bytes=4)[0] == pytest.approx(1 + 2)
+    assert seconds_of(few, device, compute_bytes=4)[0] == pytest.approx(4 + 20)
+
+
+def test_sampling_runs_the_model_on_every_token():
+    found = estimate_seconds(make(device=PRODUCTS))
+    attention = 4 * 8 * (6 + 9 / 2) * 2  # of each sampled token: both layers, the mean context
+    assert found["generation: tokens"] == 4 * 9 * (2 * 500 + 2 * 800 + attention)
+    assert found["generation: prompts"] == 2 * 500 * 12 + 2 * 8 * 12 * 6 * 2
+    waves = estimate_seconds(make(device=replace(UNIT, flops_float32=math.inf)))
+    two = make(device=replace(UNIT, flops_float32=math.inf), sampler=Sampler(max_concurrent=2))
+    # Each wave reads all weights at every token but the first, which comes from the prompt.
+    more = estimate_seconds(two)["generation: tokens"] - waves["generation: tokens"]
+    assert more == 9 * 4000
+
+
+def test_passes_before_the_update_cost_a_forward_pass_each():
+    found = estimate_seconds(make(device=PRODUCTS, old_passes=1, reference_passes=1))
+    assert found["logprobs"] == 2 * (BODY + LOGITS + ATTENTION)
+    assert estimate_seconds(make(device=PRODUCTS))["logprobs"] == 0
+
+
+def test_a_teacher_costs_by_its_parameters():
+    found = estimate_seconds(make(device=PRODUCTS, teacher_parameters=3000))
+    assert found["logprobs"] == 3 * (BODY + LOGITS + ATTENTION)
+
+
+def test_every_epoch_is_an_update():
+    one, two = (
+        estimate_seconds(make(device=UNIT, update=UpdateConfig(epochs=epochs)))["update"]
+        for epochs in (1, 2)
+    )
+    assert two == 2 * one
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("single", 0),
+        ("ddp", 0.75 * 2 * 4000),  # an all-reduce
+        ("fsdp2", 0.75 * (2 * 2 * 4000 + 2 * 4000)),  # of both micro-batches: two passes, gradients
+        ("deepspeed_stage_1", 0.75 * (4000 + 4000)),  # gradients divided, weights gathered
+        ("deepspeed_stage_2", 0.75 * (2 * 4000 + 4000)),
+        ("deepspeed_stage_3", 0.75 * (2 * 2 * 4000 + 2 * 4000)),
+    ],
+)
+def test_each_strategy_moves_its_bytes(strategy, expected):
+    ranks = 1 if strategy == "single" else 4
+    setup = make(strategy, ranks, update=UpdateConfig(max_tokens_per_micro_batch=26))
+    assert update_transfer_bytes(setup) == expected
+
+
+def test_transfers_hide_behind_computing_unless_they_are_longer():
+    fast = replace(UNIT, link=math.inf)
+    hidden = estimate_seconds(make("fsdp2", 4, device=fast))
+    alone = estimate_seconds(make(device=fast))
+    assert hidden["update"] == pytest.approx(alone["update"], rel=0.2)  # its share of the optimizer
+    slow = replace(UNIT, link=1e-3)
+    found = estimate_seconds(make("fsdp2", 4, device=slow))
+    assert found["update"] == 0.75 * 3 * 4000 / (1e-3 * seconds.LINK_SHARE)
+    assert found.binding.bound_by == "transfers between GPUs"
+    assert "max_tokens_per_micro_batch" in found.binding.advice
+
+
+def test_weights_are_gathered_or_sent_once_a_step():
+    gathering = estimate_seconds(make("fsdp2", 4, device=UNIT))
+    assert gathering["weight sync"] == 0.75 * 4000 / seconds.LINK_SHARE
+    files = estimate_seconds(make(device=UNIT, sampler=Sampler(kind="servers", transfer="disk")))
+    assert files["weight sync"] == 2 * 2 * 1000 / seconds.DISK_RATE
+    sampler = Sampler(kind="servers", transfer="disk", sends_adapter=True)
+    adapter = estimate_seconds(make(device=UNIT, model=adapted(), sampler=sampler))
+    assert adapter["weight sync"] == 2 * 2 * 100 / seconds.DISK_RATE
+    assert estimate_seconds(make(device=UNIT))["weight sync"] == 0
+
+
+def test_servers_sample_for_all_ranks():
+    def sampling(num_gpus: int) -> float:
+        sampler = Sampler(kind="servers", num_gpus=num_gpus)
+        cluster = Cluster(device=DEVICES["H100"], per_node=8)
+        return estimate_seconds(make("ddp", 8, cluster=cluster, sampler=sampler))["generation"]
+
+    # 10 passes of the server for each batch, and next to nothing to compute.
+    assert sampling(1) == pytest.approx(10 * seconds.SERVER_PASS_SECONDS, rel=0.1)
+    assert sampling(8) < sampling(1)
+
+
+def test_scoring_is_known_for_rules_only():
+    assert estimate_seconds(make(), 100)["scoring"] == pytest.approx(100 * 30e-6)
+    unknown = [one for one in estimate_seconds(make()).parts if one.seconds is None]
+    assert [one.name for one in unknown] == ["scoring"]

@@ -1,0 +1,214 @@
+"""Measure real steps: the peak of the memory in a process of its own, and seconds in turns."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from small_runs import ShareOfLowBytes, make_trainer
+from tiny import prompt
+from torch.optim import AdamW
+
+from lit_grpo.cli.plan.calibration import measure_cpu
+from lit_grpo.cli.plan.config import _old_passes
+from lit_grpo.cli.plan.devices import Cluster, Device
+from lit_grpo.cli.plan.estimate import Part, estimate_memory
+from lit_grpo.cli.plan.seconds import StepTime, estimate_seconds
+from lit_grpo.cli.plan.setup import Sampler, Setup, make_setup
+from lit_grpo.cli.plan.step import step_sizes
+from lit_grpo.data import PromptLoader
+from lit_grpo.objective import KLTerm, Objective
+from lit_grpo.policy import LoRA, Policy
+from lit_grpo.rollout import HFEngine, Sampling
+from lit_grpo.training import Evaluation, GRPOModule, UpdateConfig
+
+PROMPTS = 4
+SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 1024,
+    "vocab_size": 4096,
+}
+STAGES = {
+    "generation": "collect",
+    "logprobs": "build_train_batch",
+    "update": "update_policy",
+}
+"""Part of the plan -> method of the module that takes its time."""
+
+
+def build(case: dict[str, Any]) -> GRPOModule:
+    """Build a training of completions that are all equally long."""
+    tokens = case.get("completion", 64)
+    lora = LoRA(rank=case["rank"]) if "rank" in case else None
+    return GRPOModule(
+        Policy(
+            architecture=SHAPE | case.get("shape", {}),
+            gradient_checkpointing=case.get("checkpointing", False),
+            lora=lora,
+        ),
+        [ShareOfLowBytes()],
+        group_size=case.get("group", 8),
+        sampling=Sampling(max_tokens=tokens, min_tokens=tokens),
+        update=UpdateConfig(
+            max_tokens_per_micro_batch=case.get("budget", 16384),
+            minibatches=case.get("minibatches", 1),
+        ),
+        objective=Objective(kl=KLTerm(coef=case.get("kl", 0.0))),
+        evaluation=Evaluation(before_training=False),
+        optimizer=partial(AdamW, lr=1e-5),
+        engine=HFEngine(),
+    )
+
+
+def loader(case: dict[str, Any]) -> PromptLoader:
+    length = case.get("prompt", 64) - 1
+    prompts = [prompt("a" * length + chr(97 + n), id=str(n)) for n in range(PROMPTS)]
+    return PromptLoader(prompts, PROMPTS, shuffle=False)
+
+
+def setup_of(case: dict[str, Any], device: Device | None = None) -> Setup:
+    """Return what the plan says of the training; without a device its CPU is measured."""
+    module = build(case)
+    outline = module.policy.outline()
+    step = step_sizes(
+        [case.get("prompt", 64)] * PROMPTS,
+        module.sampling.max_tokens,
+        group_size=module.group_size,
+        update=module.update,
+    )
+    from lit_grpo.cli.plan.model_sizes import sizes_of
+
+    device = device or measure_cpu(sizes_of(outline), step.num_rows)
+    return make_setup(
+        outline,
+        module.make_optimizer,
+        step,
+        Cluster(device=device),
+        with_reference=module.needs_reference,
+        checkpointing=module.policy.gradient_checkpointing,
+        sampler=Sampler(),
+        reference_passes=int(module.needs_reference),
+        old_passes=_old_passes(module),
+    )
+
+
+def predict_seconds(case: dict[str, Any]) -> StepTime:
+    return estimate_seconds(setup_of(case), 0)
+
+
+class Running:
+    """A training that goes on by one step at a time, with the seconds of each stage."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.module = build(case)
+        self.prompts = next(iter(loader(case)))
+        self.times: dict[str, list[float]] = {name: [] for name in STAGES}
+        for name, method in STAGES.items():
+            self._time(name, method)
+        self.case = case
+
+    def _time(self, name: str, method: str) -> None:
+        inner = getattr(self.module, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.process_time()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.times[name].append(time.process_time() - start)
+
+        setattr(self.module, method, timed)
+
+    def step(self) -> None:
+        """Train for another rollout step, with a trainer of its own."""
+        steps = self.module.update.optimizer_steps
+        make_trainer(max_steps=steps).fit(self.module, loader(self.case))
+
+    def median(self, name: str) -> float:
+        """Return the median of all steps but the first."""
+        return statistics.median(self.times[name][1:])
+
+
+def measure_in_turns(cases: list[dict[str, Any]], rounds: int) -> list[Running]:
+    """Take steps of all trainings in turns, in a reversed order every other time."""
+    running = [Running(case) for case in cases]
+    for number in range(rounds + 1):
+        for one in running if number % 2 else reversed(running):
+            one.step()
+    return running
+
+
+def measure_memory(case: dict[str, Any]) -> dict[str, Any]:
+    """Return predicted and measured peaks in MiB, from a process of its own."""
+    env = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "MALLOC_MMAP_THRESHOLD_": "65536",  # so that the process gives freed tensors back
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    command = [sys.executable, __file__, json.dumps(case)]
+    result = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+def _measured(case: dict[str, Any]) -> dict[str, int]:
+    """Return the bytes above the start: after loading, after a step, and the peak of each stage."""
+    module, base, found = build(case), _status("VmRSS"), {}
+    stages = {"load": "configure_model", "sampling": "collect", "update": "update_policy"}
+
+    def watch(name: str, method: str) -> None:
+        inner = getattr(module, method)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            gc.collect()
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+            found[f"before {name}"] = _status("VmRSS") - base
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                found[name] = _status("VmHWM") - base
+                found[f"after {name}"] = _status("VmRSS") - base
+
+        setattr(module, method, watched)
+
+    for name, method in stages.items():
+        watch(name, method)
+    make_trainer(max_steps=3 * module.update.optimizer_steps).fit(module, loader(case))
+    return found
+
+
+def main(case: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 300}
+    _measured(case | {"shape": small, "completion": 4})  # loads what every training loads
+    gc.collect()
+    measured = _measured(case)
+    rates = dict.fromkeys(("flops", "flops_float32", "bandwidth", "link", "network"), 1.0)
+    device = Device(name="cpu", memory=1, is_gpu=False, **rates)
+    plan = estimate_memory(setup_of(case, device), Part(name="libraries", bytes=0))
+    parts = {one.name: one.bytes for one in plan.parts}
+    during = {moment: plan.during(moment) for moment in plan.moments}
+    print(json.dumps({"measured": measured, "parts": parts, "during": during}))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
