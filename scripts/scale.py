@@ -84,7 +84,7 @@ METHODS = {
     "deepspeed_stage_3": Method(strategy="deepspeed_stage_3"),
     "ddp, LoRA": Method(strategy="auto", dtype="bfloat16", lora=64),
     "fsdp2, servers": Method(strategy="fsdp2", served=True),
-    "fsdp2, bf16-true, 8-bit AdamW, servers": Method(
+    "fsdp2, 8-bit AdamW, servers": Method(
         strategy="fsdp2", precision="bf16-true", optimizer_bytes=2, served=True
     ),
     "fsdp2, LoRA, servers": Method(strategy="fsdp2", dtype="bfloat16", lora=64, served=True),
@@ -231,6 +231,7 @@ def draw(path: Path = PICTURE) -> None:
         peaks = [_by_group(cell.memory, parts) for cell in cells]
         _bars(axes[0, column], [name for name, _ in parts], peaks)
         axes[0, column].axhline(limit_of(cells[0].setup.cluster) / 2**30, color="black", lw=0.8)
+        axes[0, column].set_ylim(0, 2 * limit_of(cells[0].setup.cluster) / 2**30)
         axes[0, column].set_title(model, fontsize=9)
         seconds = [{name: cell.time[key] for name, key in times} for cell in cells]
         _bars(axes[1, column], [name for name, _ in times], seconds)
@@ -241,7 +242,7 @@ def draw(path: Path = PICTURE) -> None:
     for axis in axes.flat:
         axis.tick_params(axis="y", labelsize=7)
     for row in (0, 1):
-        axes[row, -1].legend(fontsize=6)
+        axes[row, 0].legend(fontsize=6)
     figure.suptitle("One rollout step on 8 x H100 (line: what a GPU has)", fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=90, metadata={"Software": None})
