@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,27 @@ def setup_of(case: dict[str, Any], device: Device | None = None) -> Setup:
     )
 
 
-def predict_seconds(case: dict[str, Any]) -> StepTime:
-    return estimate_seconds(setup_of(case), 0)
+def predict_seconds(cases: list[dict[str, Any]], rounds: int = 3) -> list[StepTime]:
+    """Return what the plan says of trainings whose CPU is measured in turns.
+
+    Rates that do not depend on a model's shapes are the same for all of them; of several
+    measurements the fastest counts, because other work only makes a machine slower.
+    """
+    measured = [[setup_of(case).cluster.device for case in cases] for _ in range(rounds)]
+    everything = [device for devices in measured for device in devices]
+    shared = {
+        "bandwidth": max(one.bandwidth for one in everything),
+        "fresh_bandwidth": max(one.fresh_bandwidth for one in everything),
+        "host_seconds_per_layer": min(one.host_seconds_per_layer for one in everything),
+        "host_seconds_per_pass": min(one.host_seconds_per_pass for one in everything),
+    }
+    fastest = [
+        max(devices, key=lambda one: one.flops_float32) for devices in zip(*measured, strict=True)
+    ]
+    return [
+        estimate_seconds(setup_of(case, replace(device, **shared)), 0)
+        for case, device in zip(cases, fastest, strict=True)
+    ]
 
 
 class Running:

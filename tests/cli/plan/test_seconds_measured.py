@@ -21,7 +21,7 @@ def test_ratios_of_seconds_are_within_15_percent(name):
     found = []
     for rounds in (3, 5):  # rates that were measured while others used the machine may be wrong
         few, many = measure_in_turns([small, large], rounds)
-        one, other = predict_seconds(small), predict_seconds(large)
+        one, other = predict_seconds([small, large])
         measured = [many.median(stage) / few.median(stage) for stage in stages]
         predicted = [other[stage] / one[stage] for stage in stages]
         if predicted == pytest.approx(measured, rel=0.15):
@@ -33,6 +33,6 @@ def test_ratios_of_seconds_are_within_15_percent(name):
 def test_a_pass_of_the_reference_is_predicted_against_the_update():
     case = {"kl": 0.1, "prompt": 128}
     (running,) = measure_in_turns([case], rounds=5)
-    found = predict_seconds(case)
+    (found,) = predict_seconds([case])
     measured = running.median("logprobs") / running.median("update")
     assert found["logprobs"] / found["update"] == pytest.approx(measured, rel=0.15)
