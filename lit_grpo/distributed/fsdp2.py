@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import MethodType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
@@ -90,11 +90,10 @@ def _layers(model: Any) -> list[torch.nn.Module]:
 class FSDP2Strategy(ModelParallelStrategy):
     """Shard the policy, its gradients, its optimizer state and its reference over all ranks.
 
+    With ``trainer.precision: bf16-mixed`` weights are gathered, computed with and sampled from in
+    bfloat16; the shards and the optimizer stay in float32, in which gradients are summed.
+
     Args:
-        param_dtype: Data type that the weights are gathered and computed in. With ``bfloat16`` the
-            sharded weights and the optimizer stay in float32, gradients are summed over the ranks
-            in float32, and completions are sampled in bfloat16. null leaves it to
-            ``policy.dtype`` and ``trainer.precision``.
         cpu_offload: Keep the shards and the optimizer state in host memory.
         reshard_after_forward: Gather a layer again for its backward pass, which saves memory.
         whole_gradients: Sum the gradients over the ranks once per optimizer step, not once per
@@ -107,7 +106,6 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     def __init__(
         self,
-        param_dtype: Literal["bfloat16"] | None = None,
         cpu_offload: bool = False,
         reshard_after_forward: bool = True,
         whole_gradients: bool = False,
@@ -118,7 +116,6 @@ class FSDP2Strategy(ModelParallelStrategy):
             tensor_parallel_size=1,
             timeout=timedelta(minutes=timeout_minutes),
         )
-        self.param_dtype = param_dtype
         self.cpu_offload = cpu_offload
         self.reshard_after_forward = reshard_after_forward
         self.whole_gradients = whole_gradients
@@ -130,11 +127,12 @@ class FSDP2Strategy(ModelParallelStrategy):
     @property
     def sharding(self) -> FSDP2Sharding:
         """How models are sharded; known once the processes are connected."""
-        dtype = None if self.param_dtype is None else getattr(torch, self.param_dtype)
+        is_mixed = self.precision_plugin.precision == "bf16-mixed"
         return FSDP2Sharding(
             mesh=self.device_mesh["data_parallel"],
             mixed_precision=MixedPrecisionPolicy(
-                param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None
+                param_dtype=torch.bfloat16 if is_mixed else None,
+                reduce_dtype=torch.float32 if is_mixed else None,
             ),
             offload=CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy(),
             reshard_after_forward=self.reshard_after_forward,

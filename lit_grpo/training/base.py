@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 from lit_grpo.distributed import gather_objects
 from lit_grpo.policy import Policy
 from lit_grpo.policy.loading import max_positions
-from lit_grpo.policy.sharding import WHOLE
+from lit_grpo.policy.sharding import WHOLE, Sharding
 from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
@@ -107,12 +107,19 @@ class PolicyModule(L.LightningModule):
         check_completions_fit(max_positions(self.policy.model.config), self.sampling)
         self.engine.start(self.policy)
 
+    @property
+    def _sharding(self) -> Sharding:
+        """How the strategy shards models; not at all without a trainer."""
+        strategy = None if self._trainer is None else self.trainer.strategy
+        sharding: Sharding = getattr(strategy, "sharding", WHOLE)
+        return sharding
+
     def load_models(self) -> None:
         """Load what this training needs, before an engine takes its share of the memory."""
         self.policy.load(
             with_reference=self.needs_reference,
             refreshes_reference=self.refreshes_reference,
-            sharding=getattr(self.trainer.strategy, "sharding", WHOLE),
+            sharding=self._sharding,
         )
 
     def setup(self, stage: str) -> None:

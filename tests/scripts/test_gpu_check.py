@@ -15,7 +15,7 @@ from closed_machine import make_environment
 from paths import ROOT
 from processes import run_program
 
-from lit_grpo.policy import packed_attention
+from lit_grpo.policy import block_attention
 
 equality, findings, report, runner, sizes, utilisation = (
     importlib.import_module(f"_gpu_check.{name}")
@@ -127,15 +127,14 @@ def test_equality_passes_on_a_cpu(recorder):
 
 
 def test_equality_notices_a_wrong_mask_of_packed_attention(recorder, monkeypatch):
-    seen = packed_attention._mask
+    made = block_attention._make_mask
 
-    def blind(block, window):
-        mask = seen(block, window)
-        return None if mask is None else mask | True
+    def blind(*arguments):
+        return torch.zeros_like(made(*arguments))  # which hides nothing
 
     policy = sizes.TINY.loaded_policy()
     monkeypatch.setattr(sizes.CheckSize, "loaded_policy", lambda self: policy)
-    monkeypatch.setattr(packed_attention, "_mask", blind)
+    monkeypatch.setattr(block_attention, "_make_mask", blind)
     equality.check_equality(recorder, Device("cpu"), sizes.TINY)
     failed = {name for name, status in statuses(recorder).items() if status == "failed"}
     assert "float32: packed against padded, largest difference of a logprob" in failed

@@ -96,7 +96,6 @@ STRATEGIES: dict[str, Any] = {
     "fsdp2": lambda: FSDP2Strategy(timeout_minutes=1),
     "one": lambda: FSDP2Strategy(timeout_minutes=1),
     "whole": lambda: FSDP2Strategy(whole_gradients=True, timeout_minutes=1),
-    "bfloat16": lambda: FSDP2Strategy(param_dtype="bfloat16", timeout_minutes=1),
     "kept": lambda: FSDP2Strategy(reshard_after_forward=False, timeout_minutes=1),
 }
 

@@ -67,6 +67,7 @@ def setup_of(
         old_passes=_old_passes(grpo) if grpo else 0,
         merges=module.policy.lora is not None and module.policy.merge_lora,
         temperature=module.sampling.temperature,
+        compiles=module.policy.compile_forward,
     )
 
 

@@ -190,6 +190,8 @@ def _sampling(setup: Setup) -> Iterator[Part]:
         cache, other = memory.cache_bytes(setup), memory.sampling_bytes(setup)
         yield Part(name="keys and values", bytes=cache, when=(SAMPLING,), advice=fewer)
         yield Part(name="logits", bytes=other, when=(SAMPLING,), advice=fewer)
+        copies = memory.sampling_cast_bytes(setup)
+        yield Part(name="weights in bfloat16", bytes=copies, when=(SAMPLING,))
     elif sampler.kind == "vllm" and setup.cluster.is_gpu:
         sleep = "" if sampler.sleeps else f", or set {key}.sleep to true"
         yield Part(

@@ -31,11 +31,13 @@ PREFILL_VALUES = 3
 def layer_bytes(setup: Setup) -> int:
     """Return the bytes that autograd keeps of one layer for the largest micro-batch.
 
-    Attention keeps keys and values of each row, those of the prompt included.
+    Attention in blocks keeps keys and values of each row, those of the prompt included.
     """
     step, sizes = setup.step, setup.model
     kv = sizes.kv_values // sizes.num_layers
-    kv_tokens = max(step.micro_batch_tokens, step.micro_batch_rows * step.row_tokens)
+    kv_tokens = step.micro_batch_tokens
+    if not setup.merges_attention:
+        kv_tokens = max(kv_tokens, step.micro_batch_rows * step.row_tokens)
     values = sizes.layer_values * step.micro_batch_tokens + kv * kv_tokens
     copies = sizes.adapted_values // sizes.num_layers * step.micro_batch_tokens
     return round(values * setup.activation_bytes + copies * adapter_input_bytes(setup))
@@ -73,13 +75,14 @@ def backward_bytes(setup: Setup) -> int:
 def mask_bytes(setup: Setup) -> int:
     """Return the bytes of the attention masks of a micro-batch: queries x keys of each row.
 
-    Query heads that share a key head are further queries. Kernels keep a mask as numbers, one for
-    each layer that is not recomputed.
+    Query heads that share a key head are further queries. All layers use the same masks, of
+    numbers.
     """
+    if setup.merges_attention:
+        return 0
     step, sizes = setup.step, setup.model
     entries = step.masked_rows * step.completion_tokens * step.row_tokens * sizes.query_groups
-    num_kept = 1 if setup.checkpointing else sizes.num_layers
-    return round(entries * (1 + num_kept * setup.compute_bytes))
+    return round(entries * setup.compute_bytes)
 
 
 def logit_bytes(setup: Setup) -> int:
@@ -116,6 +119,11 @@ def cast_bytes(setup: Setup) -> int:
         return 0
     copies = 2 * setup.model.trained_parameters
     return copies // setup.model.num_layers if setup.checkpointing else copies
+
+
+def sampling_cast_bytes(setup: Setup) -> int:
+    """Return the bytes of the bfloat16 copies that the policy samples with, for all tokens."""
+    return 2 * setup.model.parameters if setup.is_autocast else 0
 
 
 def gathered_layer_bytes(setup: Setup) -> int:

@@ -112,6 +112,8 @@ class ModelSizes:
     """The same of the trained parameters; 0 if there are none."""
     buffer_bytes: int
     has_adapter: bool
+    caps_scores: bool = False
+    """Whether attention soft-caps its scores, which no kernel of torch does."""
 
     @property
     def layer_values(self) -> int:
@@ -172,6 +174,7 @@ def sizes_of(model: nn.Module) -> ModelSizes:
         trained_bytes=size_of(own) / num_trained if num_trained else 0.0,
         buffer_bytes=size_of(list(model.buffers())),
         has_adapter=base is not model,
+        caps_scores=getattr(config, "attn_logit_softcapping", None) is not None,
     )
 
 

@@ -84,6 +84,13 @@ class Setup:
     merges: bool = False
     """Whether an adapter is merged into the final model."""
     temperature: float = 1.0
+    compiles: bool = False
+
+    @property
+    def merges_attention(self) -> bool:
+        """Whether attention is likely to run without masks and copies, see `merged_attention`."""
+        has_kernel = self.cluster.is_gpu and self.compute_bytes < FLOAT32
+        return has_kernel and self.step.packed and not (self.model.caps_scores or self.compiles)
 
     @property
     def ranks(self) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lit_grpo.cli.doctor.subject import Subject
-from lit_grpo.training.batching import UpdateConfig, micro_batches
+from lit_grpo.training.batching import UpdateConfig, added_tokens, micro_batches
 from lit_grpo.types import TokenBatch
 
 SHARED_FRACTION = 8
@@ -178,8 +179,14 @@ def split(
 def count_tokens(
     rows: Tensor, prompts: list[int], group_size: int, completion_tokens: int, *, packed: bool
 ) -> int:
-    """Return how many tokens the model reads for these rows: a pack has each prompt once."""
+    """Return how many tokens the model reads for these rows: a pack shares prompts."""
     indices: list[int] = (rows // group_size).tolist()
     if packed:
-        return sum(prompts[index] for index in set(indices)) + len(rows) * completion_tokens
+        completions = torch.tensor([completion_tokens])
+        return sum(
+            prompts[index]
+            + completion_tokens
+            + (count - 1) * int(added_tokens(torch.tensor([prompts[index]]), completions))
+            for index, count in Counter(indices).items()
+        )
     return len(rows) * (max(prompts[index] for index in indices) + completion_tokens)

@@ -209,12 +209,14 @@ def decode_work(setup: Setup, rows: float, tokens: float, passes: float, *, dtyp
         rows: Completions in all.
         tokens: Sampled tokens of a completion.
         passes: Forward passes in all.
-        dtype: Bytes of a weight; 0 for those of the policy, under autocast with its copies.
+        dtype: Bytes of a weight; 0 for those of the policy, under autocast of its copies, which
+            are made once.
     """
     model, step = setup.model, setup.step
     read = (dtype or setup.compute_bytes) * model.kv_values
     context = step.mean_prompt_tokens + tokens / 2
-    weights = dtype * model.parameters if dtype else weight_traffic(setup, model.parameters)
+    own = setup.compute_bytes if setup.is_autocast else setup.gathered_bytes
+    weights = (dtype or own) * model.parameters
     logits = SAMPLING_TOUCHES * FLOAT32 * model.vocab_size
     per_token = 2 * (model.linear_parameters + model.head_parameters)
     attention = 4 * model.query_values * context * model.num_layers

@@ -19,9 +19,27 @@ def test_a_layer_keeps_its_values_and_the_keys_of_every_row():
     layer = 4 * (84 * TOKENS + 16 * ROWS)
     assert memory.layer_bytes(make()) == layer
     assert memory.kept_bytes(make()) == 2 * layer
-    half = make(model=replace(SIZES, parameter_bytes=2, trained_bytes=2))
+    half = make(model=replace(SIZES, parameter_bytes=2, trained_bytes=2), compiles=True)
     assert memory.layer_bytes(half) == layer / 2
-    assert memory.layer_bytes(make(precision="bf16-mixed")) == layer * 3 / 4
+    mixed = make(precision="bf16-mixed", compiles=True)
+    assert memory.layer_bytes(mixed) == layer * 3 / 4
+
+
+def test_merged_attention_keeps_each_key_once_and_has_no_masks():
+    merged = make(model=replace(SIZES, parameter_bytes=2, trained_bytes=2))
+    assert merged.merges_attention
+    assert memory.layer_bytes(merged) == 2 * (84 + 16) * TOKENS
+    assert memory.mask_bytes(merged) == 0
+    capped = replace(SIZES, parameter_bytes=2, trained_bytes=2, caps_scores=True)
+    for other in (make(), make(model=capped), make(precision="bf16-mixed", compiles=True)):
+        assert not other.merges_attention
+        assert memory.mask_bytes(other) > 0
+
+
+def test_sampling_keeps_the_copies_that_autocast_makes():
+    assert memory.sampling_cast_bytes(make(precision="bf16-mixed")) == 2 * SIZES.parameters
+    assert memory.sampling_cast_bytes(make("fsdp2", 2, precision="bf16-mixed")) == 0
+    assert memory.sampling_cast_bytes(make()) == 0
 
 
 def test_checkpointing_keeps_inputs_and_recomputes_one_layer():
@@ -42,8 +60,8 @@ def test_an_adapter_on_a_bfloat16_base_reads_a_copy_in_float32():
 
 def test_a_mask_has_a_number_for_each_query_and_key_of_a_row_that_shares_its_prompt():
     mask = 2 * 10 * 16 * 2  # rows, queries, keys, query heads of a key head
-    assert memory.mask_bytes(make(checkpointing=True)) == mask * (1 + 4)
-    assert memory.mask_bytes(make()) == mask * (1 + 2 * 4)
+    assert memory.mask_bytes(make(checkpointing=True)) == mask * 4
+    assert memory.mask_bytes(make()) == mask * 4
 
 
 def test_logits_exist_in_chunks():
