@@ -7,6 +7,7 @@ read; everything else is in one file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,36 +28,77 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lit_grpo.distributed.ranks import get_rank
+from lit_grpo.policy.sharding import is_partitioned
 
 OTHERS = "meta.pt"
 """The file with everything that is not a tensor of the model or of the optimizers."""
+DEEPSPEED = "deepspeed"
+"""Key of the `Partition` of a checkpoint that DeepSpeed wrote."""
+WRITE = "write_tensors"
+"""Key of a function that writes the tensors of a checkpoint to a directory, if that is not done
+here; it is not saved."""
+ZERO_TAG = "zero"
+"""The folder with the tensors that DeepSpeed wrote."""
 _TENSORS = ".metadata"
 _WEIGHTS = "state_dict"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """How DeepSpeed has partitioned the tensors of a checkpoint."""
+
+    stage: int
+    num_ranks: int
+    names: list[str]
+    """Of the weights."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
 def is_sharded(checkpoint: Mapping[str, Any]) -> bool:
     """Return whether the weights of a checkpoint are shards."""
-    return any(isinstance(one, DTensor) for one in checkpoint[_WEIGHTS].values())
+    shards = (isinstance(one, DTensor) for one in checkpoint[_WEIGHTS].values())
+    return WRITE in checkpoint or any(shards)
+
+
+def is_deepspeed(directory: Path) -> bool:
+    """Return whether the tensors of a checkpoint are in DeepSpeed's own format."""
+    return (directory / ZERO_TAG).is_dir()
 
 
 def is_complete(directory: Path) -> bool:
     """Return whether a directory has the parts of a sharded checkpoint."""
-    return (directory / OTHERS).is_file() and (directory / _TENSORS).is_file()
+    has_tensors = (directory / _TENSORS).is_file() or is_deepspeed(directory)
+    return (directory / OTHERS).is_file() and has_tensors
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor; a tensor that is not sharded itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    if is_partitioned(tensor):
+        flat: Any = tensor
+        part: Tensor = flat.ds_tensor
+        return part[: max(0, flat.ds_numel - get_rank() * part.numel())]  # the rest is padding
+    return tensor
 
 
 def save_sharded(checkpoint: Mapping[str, Any], directory: Path) -> None:
     """Write a checkpoint to an existing empty directory; every rank must call this."""
     others = dict(checkpoint)
     weights, optimizers = others.pop(_WEIGHTS), others.pop("optimizer_states", [])
-    writer = FileSystemWriter(directory, single_file_per_rank=True, sync_files=True)
-    save({_WEIGHTS: weights, **_by_number(optimizers)}, storage_writer=writer)
+    if (write := others.pop(WRITE, None)) is not None:
+        write(str(directory))
+    else:
+        _write_shards(weights, optimizers, directory)
     if get_rank() == 0:
         torch.save(others, directory / OTHERS)
+
+
+def _write_shards(weights: Any, optimizers: Sequence[Any], directory: Path) -> None:
+    writer = FileSystemWriter(directory, single_file_per_rank=True, sync_files=True)
+    save({_WEIGHTS: weights, **_by_number(optimizers)}, storage_writer=writer)
 
 
 def _by_number(optimizers: Sequence[Any]) -> dict[str, Any]:
@@ -72,7 +114,15 @@ def read_others(directory: Path, *, weights_only: bool | None = False) -> dict[s
 
 
 def read_whole(directory: Path, *, with_optimizers: bool = True) -> dict[str, Any]:
-    """Return a sharded checkpoint as one that is not sharded, in this process alone."""
+    """Return a sharded checkpoint as one that is not sharded, in this process alone.
+
+    One that DeepSpeed wrote comes without the optimizers.
+    """
+    if is_deepspeed(directory):
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+        weights = get_fp32_state_dict_from_zero_checkpoint(str(directory), tag=ZERO_TAG)
+        return read_others(directory) | {_WEIGHTS: weights}
     tensors: dict[str, Any] = {}
     keys = None if with_optimizers else {_WEIGHTS}
     _load_state_dict(

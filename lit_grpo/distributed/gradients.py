@@ -1,8 +1,9 @@
-"""Norms of gradients, which may be sharded over the ranks."""
+"""Optimizer steps on clipped gradients, which may be sharded over the ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,3 +26,34 @@ def grad_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 def _whole(norm: Tensor) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+class OptimizerSteps:
+    """Clip the gradient, and then take the step.
+
+    A strategy that does this otherwise has an attribute ``steps`` that overrides everything here.
+    """
+
+    def take(self, optimizer: Any, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+        """Take a step on the gradient, scaled down to at most a norm; return its norm before.
+
+        A step whose norm is not finite is left out. Every rank must call this.
+        """
+        norm = clip_grad_norm(parameters, max_norm)
+        if norm.isfinite():
+            optimizer.step()
+        return norm
+
+    def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Return the norm of the gradient of the step that is being taken."""
+        return grad_norm(parameters)
+
+
+STEPS = OptimizerSteps()
+"""Each rank has the gradients, or its shards of them, in the parameters."""
+
+
+def steps_of(strategy: Any) -> OptimizerSteps:
+    """Return how a strategy takes optimizer steps."""
+    steps: OptimizerSteps = getattr(strategy, "steps", STEPS)
+    return steps

@@ -101,7 +101,9 @@ def save_adapter(model: Any, directory: str | Path, *, is_writer: bool) -> None:
         )
     config.inference_mode = True
     # With save_embedding_layers peft would ask the Hub whether the embeddings were resized.
-    adapter = get_peft_model_state_dict(model, save_embedding_layers=False)
+    adapter = get_peft_model_state_dict(
+        model, state_dict=model.state_dict(keep_vars=True), save_embedding_layers=False
+    )
     with _exhausting((name, gather(tensor)) for name, tensor in adapter.items()) as weights:
         if is_writer:
             with replacing(Path(directory)) as folder:

@@ -21,6 +21,8 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
+from lit_grpo.policy.sharding import is_partitioned, whole, whole_shape
+
 NamedTensor = tuple[str, Tensor]
 Deltas = dict[str, Callable[[], Tensor]]
 
@@ -95,7 +97,9 @@ def _delta(layer: Any, adapter: str) -> Tensor:
     """Return what ``merge_and_unload`` of ``peft`` adds to a weight, bit by bit."""
     from peft.tuners.lora import Embedding
 
-    delta: Tensor = layer.get_delta_weight(adapter)
+    factors = [one for name, one in layer.named_parameters() if "lora_" in name]
+    with whole(factors):
+        delta: Tensor = layer.get_delta_weight(adapter)
     is_rounded = isinstance(layer, Embedding)  # others add it as it is
     return delta.to(layer.get_base_layer().weight.dtype) if is_rounded else delta
 
@@ -137,7 +141,8 @@ def _can_convert_apart(
     """Return, by empty tensors, whether converting by groups gives the same names as at once."""
 
     def converted(names: Iterable[str]) -> list[str]:
-        empty = {name: torch.empty(weights[name].shape, device="meta") for name in names}
+        shapes = {name: whole_shape(weights[name]) for name in names}
+        empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
         return list(revert_weight_conversion(base, empty))
 
     return sorted(chain(*map(converted, groups))) == sorted(converted(weights))
@@ -149,7 +154,10 @@ def gather(weight: Tensor, delta: Callable[[], Tensor] | None = None) -> Tensor:
 
     The sum is rounded once to the dtype of the weight, as in ``merge_and_unload`` of ``peft``.
     """
-    weight = weight.detach()
-    if delta is not None:
-        weight = (weight + delta()).to(weight.dtype)
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+    with whole([weight]):
+        value = weight.detach()
+        if delta is not None:
+            value = (value + delta()).to(value.dtype)
+        elif is_partitioned(weight):
+            value = value.clone()  # at the end of the context it is freed
+    return value.full_tensor() if isinstance(value, DTensor) else value

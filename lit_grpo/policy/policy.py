@@ -33,7 +33,7 @@ from lit_grpo.policy.shard_loading import (
     load_shards,
     model_of_placeholders,
 )
-from lit_grpo.policy.sharding import WHOLE, Sharding
+from lit_grpo.policy.sharding import WHOLE, Sharding, whole, whole_shape
 from lit_grpo.types import UserError, setting_error
 
 
@@ -247,7 +247,8 @@ class Policy(nn.Module):
             assert self.reference_model is not None
             pairs = zip(self.reference_model.parameters(), self.model.parameters(), strict=True)
         for reference, current in pairs:
-            reference.lerp_(current, mix)
+            with whole([current]), whole([reference], are_written=True):
+                reference.lerp_(current, mix)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
@@ -256,7 +257,7 @@ class Policy(nn.Module):
         """Return about how much ``save_pretrained`` writes, and the host memory that it takes."""
         writes_adapter = self.lora is not None and not self.merge_lora
         parameters = self.trainable_parameters() if writes_adapter else self.model.parameters()
-        size = sum(parameter.nbytes for parameter in parameters)
+        size = sum(whole_shape(one).numel() * one.element_size() for one in parameters)
         is_copied = self.lora is not None or self.model.device.type != "cpu"
         return size, min(size, SHARD_BYTES) if is_copied else 0
 
@@ -308,9 +309,10 @@ def _swapped(parameters: list[nn.Parameter], others: nn.Module) -> Iterator[None
     @torch.no_grad()
     def swap() -> None:
         for parameter, other in zip(parameters, others.buffers(), strict=True):
-            value = parameter.clone()  # swapped storage would miss the shards that FSDP keeps
-            parameter.copy_(other)
-            other.copy_(value)
+            with whole([parameter], are_written=True):
+                value = parameter.clone()  # swapped storage would miss the shards that FSDP keeps
+                parameter.copy_(other)
+                other.copy_(value)
 
     swap()
     try:

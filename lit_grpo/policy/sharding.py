@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -38,3 +41,31 @@ class Sharding:
 
 WHOLE = Sharding()
 """Every rank has the whole model."""
+
+
+def is_partitioned(tensor: Tensor) -> bool:
+    """Return whether a tensor is a parameter that ZeRO-3 has partitioned, and may be empty here."""
+    return hasattr(tensor, "ds_id")
+
+
+def whole(tensors: Sequence[Tensor], *, are_written: bool = False) -> AbstractContextManager[Any]:
+    """Keep those that ZeRO-3 has partitioned whole within the context; every rank must enter it.
+
+    Args:
+        are_written: Whether every rank writes the same to them.
+    """
+    partitioned = [one for one in tensors if is_partitioned(one)]
+    if not partitioned:
+        return nullcontext()
+    from deepspeed.runtime.zero import GatheredParameters
+
+    context: AbstractContextManager[Any] = GatheredParameters(
+        partitioned, modifier_rank=0 if are_written else None
+    )
+    return context
+
+
+def whole_shape(tensor: Tensor) -> torch.Size:
+    """Return the shape of a tensor when it is whole."""
+    shape: torch.Size = getattr(tensor, "ds_shape", tensor.shape)
+    return shape

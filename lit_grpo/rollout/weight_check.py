@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.policy.body_and_head import evaluation_mode
+from lit_grpo.policy.sharding import whole_shape
 from lit_grpo.rollout.engine import SampledPolicy
 from lit_grpo.rollout.requests import Request, Sample, single_token_request
 from lit_grpo.rollout.weights.store import WeightUpdate
@@ -109,7 +110,7 @@ def expected_logprobs(
         max_length: Longest sequence that the engine accepts.
     """
     model = policy.model
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary = whole_shape(model.get_input_embeddings().weight)[0]
     vocabulary = min(vocabulary, getattr(model.config, "vocab_size", vocabulary))
     length = min(MAX_SEQUENCE_TOKENS, (max_length or MAX_SEQUENCE_TOKENS) - RESERVED_TOKENS)
     drawn = np.random.default_rng(0).integers(vocabulary, size=(proof.num_sequences, length))

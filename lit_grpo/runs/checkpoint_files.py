@@ -262,8 +262,8 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def size_of(checkpoint: Path) -> int:
     """Return the size of a checkpoint in bytes, which may be a directory."""
-    files = sorted(checkpoint.rglob("*")) if checkpoint.is_dir() else [checkpoint]
-    return sum(one.stat().st_size for one in files)
+    files = checkpoint.rglob("*") if checkpoint.is_dir() else [checkpoint]
+    return sum(one.stat().st_size for one in files if one.is_file())
 
 
 def _sha256(path: Path) -> str:

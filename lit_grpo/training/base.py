@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase, get_scheduler
 from lit_grpo.distributed import gather_objects
 from lit_grpo.policy import Policy
 from lit_grpo.policy.loading import max_positions
-from lit_grpo.policy.sharding import WHOLE, Sharding
+from lit_grpo.policy.sharding import WHOLE, Sharding, T
 from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
@@ -84,6 +84,10 @@ class PolicyModule(L.LightningModule):
 
     needs_reference = False
     refreshes_reference = False
+
+    def forward(self, function: Callable[[], T]) -> T:
+        """Call a function; a strategy that wraps the module provides its weights meanwhile."""
+        return function()
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Sequence
 
 import lightning as L
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
+from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import Policy, Teacher
@@ -230,14 +231,20 @@ def refuse_unsupported(trainer: L.Trainer) -> None:
     """Refuse strategies and precisions that would train wrongly without an error.
 
     Raises:
-        UserError: the strategy is neither ``auto`` on one device nor ``ddp`` nor ``fsdp2``, or the
-            precision is neither ``32-true`` nor ``bf16-mixed``.
+        UserError: the strategy is neither ``auto`` on one device nor ``ddp``, ``fsdp2`` or one of
+            ``deepspeed_stage_…``, or the precision is neither ``32-true`` nor ``bf16-mixed``.
     """
-    if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy, FSDP2Strategy)):
+    strategy = trainer.strategy
+    known = (SingleDeviceStrategy, DDPStrategy, FSDP2Strategy)
+    # Lightning's DeepSpeedStrategy is a DDPStrategy, too.
+    is_lightnings = isinstance(strategy, DeepSpeedStrategy) and not isinstance(
+        strategy, ZeROStrategy
+    )
+    if is_lightnings or not isinstance(strategy, known):
         raise setting_error(
             "trainer.strategy",
-            "auto, ddp or fsdp2",
-            type(trainer.strategy).__name__,
+            "auto, ddp, fsdp2 or deepspeed_stage_1, _2, _3, _2_offload or _3_offload",
+            type(strategy).__name__,
             "others would lose gradients or leave weights incomplete without an error",
         )
     if trainer.precision not in ("32-true", "bf16-mixed"):

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import AdamW, Optimizer
 
 from lit_grpo.diagnostics import CAUSES
-from lit_grpo.distributed.gradients import grad_norm
+from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.policy import Policy
 from lit_grpo.policy.chat_template import end_of_turn
 from lit_grpo.policy.logprobs import completion_statistics
@@ -94,7 +94,7 @@ class SFTModule(PolicyModule):
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Leave out a step whose gradient is not finite; too many in a row end the run."""
-        norm = grad_norm(self.policy.trainable_parameters())
+        norm = steps_of(self.trainer.strategy).norm(self.policy.trainable_parameters())
         if norm.isfinite():
             self._num_skipped = 0
             return

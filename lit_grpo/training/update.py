@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from lit_grpo.distributed import max_over_ranks, sum_over_ranks
-from lit_grpo.distributed.gradients import clip_grad_norm
+from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.objective import Objective, TokenCounts
 from lit_grpo.objective.entropy import EntropyControl
 from lit_grpo.objective.kl import KLControl
@@ -115,7 +115,11 @@ class PolicyUpdate:
                     entropies.append(self._backward(part, counts, number, metrics))
                 else:
                     self._backward_nothing(batch)
-        norm = clip_grad_norm(self.policy.trainable_parameters(), self.config.max_grad_norm)
+        steps, parameters = (
+            steps_of(self.module.trainer.strategy),
+            self.policy.trainable_parameters(),
+        )
+        norm = steps.take(optimizer, parameters, self.config.max_grad_norm)
         # _backward adds the loss of each micro-batch with count 0. With the count added here, the
         # metric is the sum over micro-batches and ranks, averaged over optimizer steps.
         metrics.add("policy/loss", 0.0, 1 / counts.num_ranks)
@@ -127,7 +131,6 @@ class PolicyUpdate:
             return
         self.num_skipped = 0
         metrics.add("policy/grad_norm", norm.detach())
-        optimizer.step()
         schedule.step()
         self._update_entropy_coef(torch.stack(entropies).sum(), counts, metrics)
 

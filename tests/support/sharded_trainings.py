@@ -20,6 +20,7 @@ from tiny import LLAMA, tiny_policy
 
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.distributed import get_rank
+from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.objective import EntropyTerm, KLTerm, Objective
 from lit_grpo.policy import LoRA
@@ -91,9 +92,28 @@ CASES: dict[str, dict[str, Any]] = {
 }
 SAVED = {"untied": LLAMA, "tied": TIED}
 """Policies whose weights are in files of the working directory."""
+
+
+def zero(stage, **settings) -> ZeROStrategy:
+    """Partition every parameter: by default small ones stay whole once they were gathered."""
+    config = {
+        "zero_optimization": {
+            "stage3_param_persistence_threshold": 0,
+            "reduce_bucket_size": 20_000,
+            "overlap_comm": False,
+        }
+    }
+    return ZeROStrategy(stage, config=config, timeout_minutes=1, **settings)
+
+
 STRATEGIES: dict[str, Any] = {
     "ddp": lambda: "ddp",
     "fsdp2": lambda: FSDP2Strategy(timeout_minutes=1),
+    "zero1": lambda: zero(1),
+    "zero2": lambda: zero(2),
+    "zero3": lambda: zero(3),
+    "zero2 offloaded": lambda: zero(2, offload_optimizer=True),
+    "zero3 offloaded": lambda: zero(3, offload_optimizer=True, offload_parameters=True),
     "one": lambda: FSDP2Strategy(timeout_minutes=1),
     "whole": lambda: FSDP2Strategy(whole_gradients=True, timeout_minutes=1),
     "kept": lambda: FSDP2Strategy(reshard_after_forward=False, timeout_minutes=1),
@@ -138,7 +158,10 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         "weights": {name: one.clone() for name, one in named_weights(module.policy.model)},
         "metrics": [output["metrics"] for output in keep.outputs],
         "num_micro_batches": [num_micro_batches(module, one["batch"]) for one in keep.outputs],
-        "is_sharded": [hasattr(one, "placements") for one in module.policy.parameters()],
+        "is_sharded": [
+            hasattr(one, "placements") or hasattr(one, "ds_id")
+            for one in module.policy.parameters()
+        ],
     }
 
 

@@ -1,0 +1,398 @@
+"""DeepSpeed ZeRO: optimizer state (1), gradients (2) and weights (3) partitioned over all ranks.
+
+Source: Rajbhandari et al. 2020, arXiv 1910.02054. ``deepspeed`` is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.plugins.precision import DeepSpeedPrecision
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, StrategyRegistry
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lit_grpo.distributed.checkpoints import (
+    DEEPSPEED,
+    WRITE,
+    ZERO_TAG,
+    Partition,
+    is_deepspeed,
+    local_part,
+    read_others,
+    read_whole,
+    save_sharded,
+)
+from lit_grpo.distributed.gradients import OptimizerSteps
+from lit_grpo.policy.sharding import Sharding, T, whole
+from lit_grpo.types import UserError, check_range, setting_error
+
+FIXED = ("gradient_accumulation_steps", "gradient_clipping", "optimizer", "scheduler", "bf16")
+"""Settings of DeepSpeed that this strategy makes itself, or that other settings replace."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeROSharding(Sharding):
+    """Use the weights of a model only inside a call of the engine, which partitions them."""
+
+    strategy: ZeROStrategy
+
+    is_sharded = True
+
+    def run(self, model: Any, function: Callable[[], T]) -> T:
+        engine = self.strategy.engine
+        if engine is None:
+            return function()
+        # The engine turns autocast off, with a warning if it was on.
+        with torch.autocast(self.strategy.root_device.type, enabled=False):
+            result: T = engine(partial(self._with_precision, function))
+        return result
+
+    def _with_precision(self, function: Callable[[], T]) -> T:
+        with self.strategy.precision_plugin.forward_context():
+            return function()
+
+    @contextmanager
+    def gathered(self, model: Any) -> Iterator[None]:
+        if self.strategy.engine is None or self.strategy.stage < 3:
+            yield
+            return
+        with whole(list(model.parameters())), _without_hooks(self.strategy.engine):
+            yield
+
+
+@contextmanager
+def _without_hooks(engine: Any) -> Iterator[None]:
+    """Let the parts of a model run without those hooks that free its weights again.
+
+    As ``unwrap_model_for_generation`` of TRL does it.
+    """
+    offload = engine.optimizer.parameter_offload
+    for parameter in engine.module.parameters():
+        parameter.ds_active_sub_modules.clear()
+    for hook in (*offload.forward_hooks, *offload.backward_hooks):
+        hook.remove()
+    offload.forward_hooks, offload.backward_hooks = [], []
+    try:
+        yield
+    finally:
+        offload._register_deepspeed_module(offload.module)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeROSteps(OptimizerSteps):
+    """Let the engine clip the gradient and take the step; only then is the norm known."""
+
+    strategy: ZeROStrategy
+
+    def take(self, optimizer: Any, parameters: Any, max_norm: float) -> Tensor:
+        engine = self.strategy.engine
+        engine.optimizer.clip_grad = max_norm
+        engine.step()
+        norm = self.norm(parameters)
+        if norm.isfinite():  # else the engine has left the step out
+            optimizer.step()  # only lets Lightning count it
+        return norm
+
+    def norm(self, parameters: Any) -> Tensor:
+        """Return the norm of the gradient of the step that the engine has just taken."""
+        norm = self.strategy.engine.get_global_grad_norm()
+        return torch.as_tensor(norm, device=self.strategy.root_device)
+
+
+class _EnginePrecision(DeepSpeedPrecision):
+    """Leave weights and inputs as they are; autocast as under other strategies."""
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def convert_input(self, data: Any) -> Any:
+        return data
+
+    def tensor_init_context(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def forward_context(self) -> AbstractContextManager[None]:
+        if self.precision != "bf16-mixed":
+            return nullcontext()
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.autocast(device, dtype=torch.bfloat16)
+
+    def optimizer_step(  # type: ignore[override]
+        self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
+    ) -> Any:
+        """Take the step of automatic optimization; a manual one is taken by `ZeROSteps`."""
+        result = closure()
+        if model.automatic_optimization:
+            model.trainer.strategy.engine.step()
+            # Calls on_before_optimizer_step, whose norm the engine computes in its step.
+            self._after_closure(model, optimizer)
+        return result
+
+
+class ZeROStrategy(DeepSpeedStrategy):
+    """Partition what the training of a policy needs over all ranks, by DeepSpeed.
+
+    Args:
+        stage: What is partitioned: the optimizer state (1), the gradients, too (2), the weights of
+            policy and reference, too (3).
+        offload_optimizer: Keep the optimizer state in host memory and take its steps there.
+        offload_parameters: Keep the partitions of the weights in host memory, in stage 3.
+        config: Further settings of DeepSpeed, such as ``{zero_optimization: {overlap_comm:
+            false}}``. They are merged with those of this strategy.
+        timeout_minutes: Time after which a rank that waits for another one fails.
+
+    Raises:
+        UserError: DeepSpeed is not installed, or a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        stage: Literal[1, 2, 3] = 2,
+        offload_optimizer: bool = False,
+        offload_parameters: bool = False,
+        config: dict[str, Any] | None = None,
+        timeout_minutes: float = 30.0,
+    ) -> None:
+        key, given = "trainer.strategy.init_args", config or {}
+        check_range(f"{key}.timeout_minutes", timeout_minutes, above=0)
+        if stage not in (1, 2, 3):
+            raise setting_error(f"{key}.stage", "1, 2 or 3", stage)
+        if offload_parameters and stage < 3:
+            why = "only stage 3 partitions weights"
+            raise setting_error(f"{key}.offload_parameters", "false", offload_parameters, why)
+        if fixed := sorted(given.keys() & {*FIXED}):
+            why = "it follows from other settings, such as model.update"
+            raise setting_error(f"{key}.config", f"a dict without {fixed[0]}", given, why)
+        if find_spec("deepspeed") is None:
+            raise UserError(
+                "trainer.strategy needs the package deepspeed, which is not installed. "
+                "Run: pip install 'lit-grpo[deepspeed]', or set trainer.strategy to fsdp2."
+            )
+        self.stage = stage
+        zero = _zero_config(stage, offload_optimizer, offload_parameters)
+        merged = {
+            "train_micro_batch_size_per_gpu": 1,  # for the engine's own log only
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            **given,
+            "zero_optimization": {**zero, **given.get("zero_optimization", {})},
+        }
+        super().__init__(config=merged, timeout=timedelta(minutes=timeout_minutes))
+
+    @property
+    def engine(self) -> Any:
+        """The engine; None until it is made, and where nothing is trained."""
+        return None if self.model is self.lightning_module else self.model
+
+    @property
+    def _module(self) -> Any:
+        return self.lightning_module
+
+    @property
+    def sharding(self) -> ZeROSharding:
+        return ZeROSharding(strategy=self)
+
+    @property
+    def steps(self) -> ZeROSteps:
+        return ZeROSteps(strategy=self)
+
+    @property
+    def handles_gradient_accumulation(self) -> bool:
+        """False: Lightning accumulates, in `block_backward_sync`, and takes the steps."""
+        return False
+
+    def setup_environment(self) -> None:
+        precision: Any = self.precision_plugin.precision
+        self._precision_plugin = _EnginePrecision(precision)
+        DDPStrategy.setup_environment(self)
+
+    def setup_distributed(self) -> None:
+        if isinstance(self.accelerator, CPUAccelerator):
+            self.set_world_ranks()
+            self._init_deepspeed_distributed()
+        else:
+            super().setup_distributed()
+
+    @contextmanager
+    def model_sharded_context(self) -> Iterator[None]:
+        """Do nothing: a model is loaded whole, and partitioned when the engine is made."""
+        yield
+
+    def _format_config(self) -> None:
+        assert isinstance(self.config, dict)
+        self.config |= {
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": self._module.trainer.gradient_clip_val or 0.0,
+        }
+
+    def _initialize_deepspeed_train(self, model: nn.Module) -> None:
+        import deepspeed
+
+        trained = [one for one in model.parameters() if one.requires_grad]
+        if others := {one.dtype for one in trained} - {torch.float32}:
+            raise setting_error(
+                "model.policy.dtype",
+                "float32 under DeepSpeed, or a frozen base under LoRA",
+                str(others.pop()).removeprefix("torch."),
+                "for bfloat16 compute set trainer.precision to bf16-mixed",
+            )
+        optimizer, schedule = self._init_optimizers()
+        self.model, zero_optimizer, _, _ = deepspeed.initialize(
+            config=self.config,
+            model=model,
+            model_parameters=trained,
+            optimizer=optimizer,
+            dist_init_required=False,
+        )
+        self.optimizers = [zero_optimizer]
+        self.lr_scheduler_configs = [] if schedule is None else [schedule]
+
+    def _initialize_deepspeed_inference(self, model: nn.Module) -> None:
+        """Keep the model whole: nothing is trained."""
+        model.to(self.root_device)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Accumulate the gradient of a micro-batch that is not the last one of a step."""
+        self.engine.set_gradient_accumulation_boundary(False)
+        try:
+            yield
+        finally:
+            self.engine.set_gradient_accumulation_boundary(True)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step outside of the engine, which is called once a micro-batch within it."""
+        with self.precision_plugin.train_step_context():
+            return self._module.training_step(*args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.precision_plugin.val_step_context():
+            return self._module.validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.precision_plugin.test_step_context():
+            return self._module.test_step(*args, **kwargs)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the parts of this rank, without a copy."""
+        state_dict = self._module.state_dict(keep_vars=True)
+        return {name: local_part(one) for name, one in state_dict.items()}
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the parts of this rank, without a copy."""
+        zero_optimizer: Any = getattr(optimizer, "_optimizer", optimizer)
+        return {"state": zero_optimizer.optimizer.state}
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+    ) -> None:
+        """Write a directory; every rank must call this."""
+        path = self.broadcast(filepath)
+        names = list(checkpoint["state_dict"])
+        frozen = {n for n, one in self._module.named_parameters() if not one.requires_grad}
+        checkpoint[DEEPSPEED] = Partition(
+            stage=self.stage, num_ranks=self.world_size, names=names
+        ).as_dict()
+        checkpoint[WRITE] = partial(
+            self.engine.save_checkpoint,
+            tag=ZERO_TAG,
+            save_latest=False,
+            exclude_frozen_parameters=frozen.isdisjoint(names),
+        )
+        if type(self.checkpoint_io) is TorchCheckpointIO:
+            save_sharded(checkpoint, Path(path))
+        else:
+            self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a directory that this strategy wrote with as many ranks; every rank must call this.
+
+        Where nothing is trained, any checkpoint will do.
+        """
+        path = Path(self.broadcast(checkpoint_path))
+        if self.engine is None:
+            checkpoint: dict[str, Any]
+            if path.is_dir():
+                checkpoint = read_whole(path, with_optimizers=False)
+            else:
+                checkpoint = torch.load(
+                    path, map_location="cpu", mmap=True, weights_only=weights_only
+                )
+            self._module.load_state_dict(checkpoint["state_dict"], strict=False)
+            return checkpoint
+        others = self._checked(path, weights_only)
+        names = set(others[DEEPSPEED]["names"])
+        trained = {n for n, one in self._module.named_parameters() if one.requires_grad}
+        if trained <= names:  # else `PolicyModule` says what is missing
+            self.engine.load_checkpoint(
+                str(path), tag=ZERO_TAG, load_module_strict=False, load_lr_scheduler_states=False
+            )
+        return others | {"state_dict": dict.fromkeys(names)}
+
+    def _checked(self, path: Path, weights_only: bool | None) -> dict[str, Any]:
+        """Return a checkpoint without its tensors, if this strategy can go on from it."""
+        remedy = (
+            "To start from its policy, write it by lit-grpo checkpoints RUN --export DIR, and set "
+            "model.policy.path to DIR."
+        )
+        if not path.is_dir() or not is_deepspeed(path):
+            raise UserError(
+                f"{path} was not written under DeepSpeed, whose optimizer state has a form of its "
+                f"own. Set trainer.strategy as in the run that wrote it. {remedy}"
+            )
+        others = read_others(path, weights_only=weights_only)
+        saved = Partition(**others[DEEPSPEED])
+        if (saved.stage, saved.num_ranks) != (self.stage, self.world_size):
+            raise UserError(
+                f"{path} was written by DeepSpeed stage {saved.stage} on {saved.num_ranks} ranks, "
+                f"and this run has stage {self.stage} on {self.world_size} (its parts fit only "
+                "the same). Set trainer.strategy, trainer.devices and trainer.num_nodes as in "
+                f"that run. {remedy}"
+            )
+        return others
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Do nothing: `load_checkpoint` has loaded the weights."""
+
+
+def _zero_config(stage: int, offload_optimizer: bool, offload_parameters: bool) -> dict[str, Any]:
+    offloaded = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    config: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": True}
+    if offload_optimizer:
+        config["offload_optimizer"] = offloaded
+    if offload_parameters:
+        config["offload_param"] = offloaded
+    return config
+
+
+for _stage in (1, 2, 3):
+    StrategyRegistry.register(
+        f"deepspeed_stage_{_stage}",
+        ZeROStrategy,
+        description=f"DeepSpeed ZeRO stage {_stage}",
+        override=True,
+        stage=_stage,
+    )
+for _stage in (2, 3):
+    StrategyRegistry.register(
+        f"deepspeed_stage_{_stage}_offload",
+        ZeROStrategy,
+        description=f"DeepSpeed ZeRO stage {_stage}, offloaded to host memory",
+        override=True,
+        stage=_stage,
+        offload_optimizer=True,
+        offload_parameters=_stage == 3,
+    )
