@@ -160,5 +160,5 @@ def test_rewards_load_nothing_slow_into_worker_processes(loaded):
 
 def test_importing_every_package_loads_no_package_of_a_plugin(loaded):
     assert "lightning" in loaded["lit_grpo.callbacks"]
-    plugins = {"vllm", "wandb", "openai", "diskcache", "azure", "math_verify"}
+    plugins = {"vllm", "wandb", "openai", "diskcache", "azure", "math_verify", "deepspeed"}
     assert not plugins & loaded["lit_grpo.callbacks"]

@@ -7,7 +7,7 @@ read; everything else is in one file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,12 @@ from torch.optim import Optimizer
 
 from lit_grpo.distributed.ranks import get_rank
 from lit_grpo.policy.sharding import is_partitioned
+from lit_grpo.types import UserError
 
 OTHERS = "meta.pt"
 """The file with everything that is not a tensor of the model or of the optimizers."""
 DEEPSPEED = "deepspeed"
-"""Key of the `Partition` of a checkpoint that DeepSpeed wrote."""
+"""Key of the fields of the `Partition` of a checkpoint that DeepSpeed wrote."""
 WRITE = "write_tensors"
 """Key of a function that writes the tensors of a checkpoint to a directory, if that is not done
 here; it is not saved."""
@@ -45,15 +46,36 @@ _WEIGHTS = "state_dict"
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """How DeepSpeed has partitioned the tensors of a checkpoint."""
+    """How DeepSpeed has partitioned the tensors of a checkpoint, which only the same can read."""
 
     stage: int
     num_ranks: int
-    names: list[str]
-    """Of the weights."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def __str__(self) -> str:
+        return f"DeepSpeed stage {self.stage} on {self.num_ranks} ranks"
+
+
+def check_partition(checkpoint: Mapping[str, Any], own: Partition | None, path: object) -> None:
+    """Check that a training can go on from a checkpoint.
+
+    Args:
+        own: How the tensors of this run are partitioned; None without DeepSpeed.
+        path: Of the checkpoint, for the message.
+
+    Raises:
+        UserError: its tensors are partitioned otherwise.
+    """
+    saved: Partition | None = None
+    if DEEPSPEED in checkpoint:
+        saved = Partition(**checkpoint[DEEPSPEED])
+    if saved != own:
+        raise UserError(
+            f"{path} was written {f'by {saved}' if saved else 'without DeepSpeed'}, and this run "
+            f"is {f'by {own}' if own else 'without DeepSpeed'} (its optimizer state has a form "
+            "of its own). Set trainer.strategy, trainer.devices and trainer.num_nodes as in the "
+            "run that wrote it. To start from its policy only, write that by lit-grpo checkpoints "
+            "RUN --export DIR, and set model.policy.path to DIR."
+        )
 
 
 def is_sharded(checkpoint: Mapping[str, Any]) -> bool:

@@ -5,9 +5,10 @@ Source: Rajbhandari et al. 2020, arXiv 1910.02054. ``deepspeed`` is imported whe
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
@@ -27,6 +28,7 @@ from lit_grpo.distributed.checkpoints import (
     WRITE,
     ZERO_TAG,
     Partition,
+    check_partition,
     is_deepspeed,
     local_part,
     read_others,
@@ -113,6 +115,10 @@ class ZeROSteps(OptimizerSteps):
 class _EnginePrecision(DeepSpeedPrecision):
     """Leave weights and inputs as they are; autocast as under other strategies."""
 
+    def __init__(self, precision: Any, strategy: ZeROStrategy) -> None:
+        super().__init__(precision)
+        self.strategy = strategy
+
     def convert_module(self, module: nn.Module) -> nn.Module:
         return module
 
@@ -125,8 +131,7 @@ class _EnginePrecision(DeepSpeedPrecision):
     def forward_context(self) -> AbstractContextManager[None]:
         if self.precision != "bf16-mixed":
             return nullcontext()
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        return torch.autocast(device, dtype=torch.bfloat16)
+        return torch.autocast(self.strategy.root_device.type, dtype=torch.bfloat16)
 
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
@@ -134,7 +139,7 @@ class _EnginePrecision(DeepSpeedPrecision):
         """Take the step of automatic optimization; a manual one is taken by `ZeROSteps`."""
         result = closure()
         if model.automatic_optimization:
-            model.trainer.strategy.engine.step()
+            self.strategy.engine.step()
             # Calls on_before_optimizer_step, whose norm the engine computes in its step.
             self._after_closure(model, optimizer)
         return result
@@ -200,6 +205,11 @@ class ZeROStrategy(DeepSpeedStrategy):
         return self.lightning_module
 
     @property
+    def partition(self) -> Partition:
+        """How tensors are partitioned."""
+        return Partition(stage=self.stage, num_ranks=self.world_size)
+
+    @property
     def sharding(self) -> ZeROSharding:
         return ZeROSharding(strategy=self)
 
@@ -213,8 +223,7 @@ class ZeROStrategy(DeepSpeedStrategy):
         return False
 
     def setup_environment(self) -> None:
-        precision: Any = self.precision_plugin.precision
-        self._precision_plugin = _EnginePrecision(precision)
+        self._precision_plugin = _EnginePrecision(self.precision_plugin.precision, self)
         DDPStrategy.setup_environment(self)
 
     def setup_distributed(self) -> None:
@@ -248,7 +257,9 @@ class ZeROStrategy(DeepSpeedStrategy):
                 "for bfloat16 compute set trainer.precision to bf16-mixed",
             )
         optimizer, schedule = self._init_optimizers()
+        index = self.root_device.index
         self.model, zero_optimizer, _, _ = deepspeed.initialize(
+            args=None if index is None else Namespace(device_rank=index),
             config=self.config,
             model=model,
             model_parameters=trained,
@@ -300,15 +311,13 @@ class ZeROStrategy(DeepSpeedStrategy):
         """Write a directory; every rank must call this."""
         path = self.broadcast(filepath)
         names = list(checkpoint["state_dict"])
-        frozen = {n for n, one in self._module.named_parameters() if not one.requires_grad}
-        checkpoint[DEEPSPEED] = Partition(
-            stage=self.stage, num_ranks=self.world_size, names=names
-        ).as_dict()
+        checkpoint[DEEPSPEED] = asdict(self.partition)
+        checkpoint["weight_names"] = names
         checkpoint[WRITE] = partial(
             self.engine.save_checkpoint,
             tag=ZERO_TAG,
             save_latest=False,
-            exclude_frozen_parameters=frozen.isdisjoint(names),
+            exclude_frozen_parameters=self._names(are_trained=False).isdisjoint(names),
         )
         if type(self.checkpoint_io) is TorchCheckpointIO:
             save_sharded(checkpoint, Path(path))
@@ -324,45 +333,33 @@ class ZeROStrategy(DeepSpeedStrategy):
         """
         path = Path(self.broadcast(checkpoint_path))
         if self.engine is None:
-            checkpoint: dict[str, Any]
-            if path.is_dir():
-                checkpoint = read_whole(path, with_optimizers=False)
-            else:
-                checkpoint = torch.load(
-                    path, map_location="cpu", mmap=True, weights_only=weights_only
-                )
-            self._module.load_state_dict(checkpoint["state_dict"], strict=False)
-            return checkpoint
-        others = self._checked(path, weights_only)
-        names = set(others[DEEPSPEED]["names"])
-        trained = {n for n, one in self._module.named_parameters() if one.requires_grad}
-        if trained <= names:  # else `PolicyModule` says what is missing
+            return self._load_weights(path, weights_only)
+        others: dict[str, Any] = {}
+        if path.is_dir() and is_deepspeed(path):
+            others = read_others(path, weights_only=weights_only)
+        check_partition(others, self.partition, path)
+        names = dict.fromkeys(others.pop("weight_names"))
+        if (
+            self._names(are_trained=True) <= names.keys()
+        ):  # else `PolicyModule` says what is missing
             self.engine.load_checkpoint(
                 str(path), tag=ZERO_TAG, load_module_strict=False, load_lr_scheduler_states=False
             )
-        return others | {"state_dict": dict.fromkeys(names)}
+        return others | {"state_dict": names}
 
-    def _checked(self, path: Path, weights_only: bool | None) -> dict[str, Any]:
-        """Return a checkpoint without its tensors, if this strategy can go on from it."""
-        remedy = (
-            "To start from its policy, write it by lit-grpo checkpoints RUN --export DIR, and set "
-            "model.policy.path to DIR."
-        )
-        if not path.is_dir() or not is_deepspeed(path):
-            raise UserError(
-                f"{path} was not written under DeepSpeed, whose optimizer state has a form of its "
-                f"own. Set trainer.strategy as in the run that wrote it. {remedy}"
-            )
-        others = read_others(path, weights_only=weights_only)
-        saved = Partition(**others[DEEPSPEED])
-        if (saved.stage, saved.num_ranks) != (self.stage, self.world_size):
-            raise UserError(
-                f"{path} was written by DeepSpeed stage {saved.stage} on {saved.num_ranks} ranks, "
-                f"and this run has stage {self.stage} on {self.world_size} (its parts fit only "
-                "the same). Set trainer.strategy, trainer.devices and trainer.num_nodes as in "
-                f"that run. {remedy}"
-            )
-        return others
+    def _load_weights(self, path: Path, weights_only: bool | None) -> dict[str, Any]:
+        """Load the weights of a checkpoint into a model that is not partitioned."""
+        checkpoint: dict[str, Any]
+        if path.is_dir():
+            checkpoint = read_whole(path, with_optimizers=False)
+        else:
+            checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
+        self._module.load_state_dict(checkpoint["state_dict"], strict=False)
+        return checkpoint
+
+    def _names(self, *, are_trained: bool) -> set[str]:
+        named = self._module.named_parameters()
+        return {name for name, one in named if one.requires_grad == are_trained}
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Do nothing: `load_checkpoint` has loaded the weights."""

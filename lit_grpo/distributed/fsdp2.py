@@ -28,7 +28,13 @@ from torch.distributed.fsdp import (
 )
 from torch.optim import Optimizer
 
-from lit_grpo.distributed.checkpoints import load_sharded, load_whole, read_others
+from lit_grpo.distributed.checkpoints import (
+    is_deepspeed,
+    load_sharded,
+    load_whole,
+    read_others,
+    read_whole,
+)
 from lit_grpo.policy.sharding import Sharding, T
 from lit_grpo.types import check_range
 
@@ -179,12 +185,14 @@ class FSDP2Strategy(ModelParallelStrategy):
         """
         path = Path(self.broadcast(checkpoint_path))
         assert self.model is not None
-        if path.is_dir():
+        if path.is_dir() and not is_deepspeed(path):
             weights = load_sharded(path, self.model, self.optimizers)
             return read_others(path, weights_only=weights_only) | {"state_dict": weights}
-        checkpoint: dict[str, Any] = torch.load(
-            path, map_location="cpu", mmap=True, weights_only=weights_only
-        )
+        checkpoint: dict[str, Any]
+        if path.is_dir():
+            checkpoint = read_whole(path)
+        else:
+            checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
         load_whole(checkpoint, self.model, self.optimizers)
         return checkpoint
 

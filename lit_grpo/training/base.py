@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from transformers import PreTrainedTokenizerBase, get_scheduler
 
 from lit_grpo.distributed import gather_objects
+from lit_grpo.distributed.checkpoints import check_partition
 from lit_grpo.policy import Policy
 from lit_grpo.policy.loading import max_positions
 from lit_grpo.policy.sharding import WHOLE, Sharding, T
@@ -345,6 +346,9 @@ class PolicyModule(L.LightningModule):
         checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in reloaded}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.trainer.state.fn == "fit":
+            own = getattr(self.trainer.strategy, "partition", None)
+            check_partition(checkpoint, own, self.trainer.ckpt_path)
         trained = {n for n, p in self.named_parameters() if p.requires_grad}
         if missing := sorted(trained - checkpoint["state_dict"].keys()):
             raise UserError(

@@ -1,6 +1,7 @@
 """Two real processes that share a policy's weights end with those that DDP ends with."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +13,9 @@ from processes import run_program
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from lit_grpo.cli.export import _load_weights
+from lit_grpo.policy import Policy
+from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.runs.checkpoint_files import damage, read_manifest
 
 pytestmark = pytest.mark.slow
@@ -20,6 +24,12 @@ MIXED = "bf16-mixed"
 EQUALITY = [case for case in sharded_trainings.CASES if case not in ("compile", MIXED)]
 RESUMED = ["plain", "lora", "moving reference"]
 EARLIER = ["ddp", "fsdp2"]
+ZERO = ["zero1", "zero2", "zero3"]
+REFUSED = [("zero2", "ddp"), ("zero3", "zero2"), ("ddp", "zero2"), ("fsdp2", "zero3")]
+
+with_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="needs pip install 'lit-grpo[deepspeed]'"
+)
 
 
 def run(directory: Path, num_ranks: int, *names: str) -> None:
@@ -54,6 +64,19 @@ def resumed(trained) -> Path:
     return trained
 
 
+@pytest.fixture(scope="module")
+def zero(trained) -> Path:
+    """Return the same directory with the results under DeepSpeed."""
+    cases = [*EQUALITY, *sharded_trainings.SKIPPING, *sharded_trainings.SFT]
+    only_ddp = [*sharded_trainings.SKIPPING, *sharded_trainings.SFT]
+    names = [f"{case}/ddp" for case in only_ddp]
+    names += [f"{case}/{strategy}" for case in cases for strategy in ZERO]
+    names += [f"{case}/{strategy}:{strategy}:5" for case in RESUMED for strategy in ZERO]
+    names += [f"plain/{strategy}:{earlier}:5" for strategy, earlier in REFUSED]
+    run(trained, 2, *names, "plain/zero2 offloaded", "plain/zero3 offloaded", "plain/persistent")
+    return trained
+
+
 def difference(one, other) -> float:
     assert one["weights"].keys() == other["weights"].keys()
     return max(
@@ -65,12 +88,16 @@ def difference(one, other) -> float:
 def assert_as_under_ddp(directory, case: str, strategy: str = "fsdp2") -> None:
     ddp, sharded = load(directory, case, "ddp"), load(directory, case, strategy)
     for one, other in zip(ddp, sharded, strict=True):
-        assert all(other["is_sharded"])
         assert not any(one["is_sharded"])
+        assert all(other["is_sharded"]) == (strategy[:5] not in ("zero1", "zero2"))
+        # Half of it, but for padding and counts of steps.
+        assert other["num_optimizer_values"] < 0.6 * one["num_optimizer_values"]
         assert difference(one, other) < 1e-5
         for mine, theirs in zip(one["metrics"], other["metrics"], strict=True):
-            norms = mine["policy/grad_norm"], theirs["policy/grad_norm"]
-            assert norms[0] == pytest.approx(norms[1], rel=2e-6)
+            assert mine["policy/skipped_fraction"] == theirs["policy/skipped_fraction"]
+            if not mine["policy/skipped_fraction"]:
+                norms = mine["policy/grad_norm"], theirs["policy/grad_norm"]
+                assert norms[0] == pytest.approx(norms[1], rel=2e-6)
     assert difference(*sharded) == 0
     # The ranks make unlike numbers of passes, so that some make one only for the others.
     counts = zip(*(rank["num_micro_batches"] for rank in sharded), strict=True)
@@ -176,3 +203,89 @@ def test_checkpoints_and_final_models_are_whole(trained):
         )
         for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+@with_deepspeed
+@pytest.mark.parametrize("strategy", ZERO)
+@pytest.mark.parametrize("case", [*EQUALITY, *sharded_trainings.SKIPPING])
+def test_deepspeed_takes_the_steps_of_ddp(zero, case, strategy):
+    """A wrong order of its calls, or several calls in one of them, would differ by 1e-3."""
+    assert_as_under_ddp(zero, case, strategy)
+
+
+@with_deepspeed
+@pytest.mark.parametrize("strategy", ["zero2 offloaded", "zero3 offloaded", "persistent"])
+def test_the_settings_of_deepspeed_change_no_step(zero, strategy):
+    assert_as_under_ddp(zero, "plain", strategy)
+
+
+@with_deepspeed
+@pytest.mark.parametrize("strategy", ZERO)
+def test_deepspeed_leaves_out_a_step_without_a_finite_gradient(zero, strategy):
+    for rank in load(zero, "not finite", strategy):
+        assert [one["policy/skipped_fraction"] for one in rank["metrics"]] == [0, 1, 0, 0, 0, 0]
+
+
+@with_deepspeed
+@pytest.mark.parametrize("strategy", ZERO)
+@pytest.mark.parametrize("case", sharded_trainings.SFT)
+def test_sft_under_deepspeed_takes_the_steps_of_ddp(zero, case, strategy):
+    for one, other in zip(load(zero, case, "ddp"), load(zero, case, strategy), strict=True):
+        assert difference(one, other) < 1e-5
+        assert one["num_skipped"] == other["num_skipped"]
+        assert sum(one["num_skipped"]) == (case == "sft not finite")
+
+
+@with_deepspeed
+@pytest.mark.parametrize("strategy", ZERO)
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_run_under_deepspeed_resumes_bit_identically(zero, case, strategy):
+    whole, part = load(zero, case, strategy), load(zero, case, f"{strategy}:{strategy}:5")
+    for one, other in zip(whole, part, strict=True):
+        assert len(other["metrics"]) == 3
+        assert difference(one, other) == 0
+
+
+@with_deepspeed
+@pytest.mark.parametrize(("strategy", "earlier"), REFUSED)
+def test_deepspeed_and_others_refuse_each_others_checkpoints(zero, strategy, earlier):
+    for rank in load(zero, "plain", f"{strategy}:{earlier}:5"):
+        assert "Set trainer.strategy" in rank["error"]
+        assert "lit-grpo checkpoints RUN --export" in rank["error"]
+
+
+@with_deepspeed
+def test_deepspeed_refuses_another_number_of_ranks(zero):
+    run(zero, 1, "plain/zero2:zero2:4")
+    (rank,) = load(zero, "plain", "zero2:zero2:4", num_ranks=1)
+    assert (
+        "by DeepSpeed stage 2 on 2 ranks, and this run is by DeepSpeed stage 2 on 1"
+        in (rank["error"])
+    )
+
+
+@with_deepspeed
+@pytest.mark.parametrize("strategy", ZERO)
+@pytest.mark.parametrize("case", ["plain", "tied", "lora"])
+def test_checkpoints_of_deepspeed_are_whole_and_can_be_exported(zero, case, strategy):
+    directory = zero / f"{case}-{strategy}"
+    checkpoint = directory / "step_000005.ckpt"
+    assert damage(checkpoint, reads_all=True) == ""
+    manifest = read_manifest(checkpoint)
+    assert manifest is not None
+    assert manifest.is_healthy
+    settings = {"architecture": sharded_trainings.LLAMA, "packing": False}
+    policy = Policy(**(settings | sharded_trainings.CASES[case].get("policy", {})))
+    policy.load(with_reference=False)
+    _load_weights(policy, checkpoint)
+    trained = load(zero, case, strategy)[0]
+    assert difference({"weights": dict(named_weights(policy.model))}, trained) == 0
+    final = AutoModelForCausalLM.from_pretrained(directory / "final")
+    for name, weight in final.named_parameters():
+        assert weight.equal(trained["weights"][name]), name
+
+
+@with_deepspeed
+def test_a_compiled_policy_under_deepspeed_takes_the_steps_of_ddp(tmp_path):
+    run(tmp_path, 2, "compile/ddp", "compile/zero2")
+    assert_as_under_ddp(tmp_path, "compile", "zero2")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import (
+    DeepSpeedStrategy,
     FSDPStrategy,
     ModelParallelStrategy,
     SingleDeviceStrategy,
@@ -28,6 +29,12 @@ from lit_grpo.types import UserError
         (SingleDeviceStrategy, "64-true", "got 64-true .* Set trainer.precision"),
         (FSDPStrategy, "32-true", "got FSDPStrategy .* Set trainer.strategy"),
         (ModelParallelStrategy, "32-true", "got ModelParallelStrategy .* Set trainer.strategy"),
+        # Without its constructor, which needs the package.
+        (
+            lambda: object.__new__(DeepSpeedStrategy),
+            "32-true",
+            "deepspeed_stage_1, _2, .* got DeepSpeedStrategy .* Set trainer.strategy",
+        ),
     ],
 )
 def test_strategies_and_precisions_that_would_train_wrongly_are_refused(

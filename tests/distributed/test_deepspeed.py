@@ -1,0 +1,76 @@
+"""The settings of DeepSpeed; `tests/end_to_end/test_sharded.py` trains under it."""
+
+from importlib.util import find_spec
+
+import pytest
+from lightning.pytorch.strategies import StrategyRegistry
+
+from lit_grpo.distributed import deepspeed
+from lit_grpo.distributed.checkpoints import Partition, check_partition
+from lit_grpo.distributed.deepspeed import ZeROStrategy
+from lit_grpo.types import UserError
+
+with_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="needs pip install 'lit-grpo[deepspeed]'"
+)
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(deepspeed, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'lit-grpo\[deepspeed\]'"):
+        ZeROStrategy()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stage": 0}, "stage must be 1, 2 or 3, got 0"),
+        ({"stage": 2, "offload_parameters": True}, "only stage 3 partitions weights"),
+        ({"timeout_minutes": 0}, "timeout_minutes"),
+        ({"config": {"gradient_clipping": 1.0}}, "config must be a dict without gradient_clipping"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        ZeROStrategy(**settings)
+
+
+@with_deepspeed
+@pytest.mark.parametrize(
+    ("name", "stage", "offloaded"),
+    [
+        ("deepspeed_stage_1", 1, set()),
+        ("deepspeed_stage_2", 2, set()),
+        ("deepspeed_stage_3", 3, set()),
+        ("deepspeed_stage_2_offload", 2, {"offload_optimizer"}),
+        ("deepspeed_stage_3_offload", 3, {"offload_optimizer", "offload_param"}),
+    ],
+)
+def test_lightnings_names_of_strategies_make_this_one(name, stage, offloaded):
+    strategy = StrategyRegistry.get(name)
+    assert type(strategy) is ZeROStrategy
+    assert strategy.stage == strategy.config["zero_optimization"]["stage"] == stage
+    found = {one for one in strategy.config["zero_optimization"] if one.startswith("offload")}
+    assert found == offloaded
+
+
+@with_deepspeed
+def test_further_settings_are_merged_with_those_of_the_stage():
+    given = {"zero_optimization": {"overlap_comm": False}, "wall_clock_breakdown": True}
+    config = ZeROStrategy(3, config=given).config
+    assert config["zero_optimization"]["stage"] == 3
+    assert config["zero_optimization"]["overlap_comm"] is False
+    assert config["zero_optimization"]["contiguous_gradients"] is True
+    assert config["wall_clock_breakdown"] is True
+
+
+def test_only_the_same_partition_can_read_a_checkpoint():
+    saved, same = {"deepspeed": {"stage": 2, "num_ranks": 4}}, Partition(stage=2, num_ranks=4)
+    check_partition({}, None, "x.ckpt")
+    check_partition(saved, same, "x.ckpt")
+    with pytest.raises(UserError, match="by DeepSpeed stage 2 on 4 ranks, and .* without Deep"):
+        check_partition(saved, None, "x.ckpt")
+    with pytest.raises(UserError, match="without DeepSpeed, and this run is by DeepSpeed stage 2"):
+        check_partition({}, same, "x.ckpt")
+    with pytest.raises(UserError, match="on 4 ranks, and this run is by DeepSpeed stage 2 on 8"):
+        check_partition(saved, Partition(stage=2, num_ranks=8), "x.ckpt")
