@@ -6,13 +6,15 @@ read; everything else is in one file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import (
@@ -23,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -106,21 +108,33 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def save_sharded(checkpoint: Mapping[str, Any], directory: Path) -> None:
-    """Write a checkpoint to an existing empty directory; every rank must call this."""
+def save_sharded(
+    checkpoint: Mapping[str, Any], directory: Path, *, background: ProcessGroup | None = None
+) -> Callable[[], object]:
+    """Write a checkpoint to an existing empty directory; every rank must call this.
+
+    Args:
+        background: A group of all ranks, with a backend for the CPU, that only this uses. With one,
+            shards are copied to host memory and written by a thread; those of DeepSpeed are not.
+
+    Returns:
+        A function that waits until this rank's part is written, and those of all on rank 0.
+    """
     others = dict(checkpoint)
     weights, optimizers = others.pop(_WEIGHTS), others.pop("optimizer_states", [])
-    if (write := others.pop(WRITE, None)) is not None:
-        write(str(directory))
-    else:
-        _write_shards(weights, optimizers, directory)
     if get_rank() == 0:
-        torch.save(others, directory / OTHERS)
-
-
-def _write_shards(weights: Any, optimizers: Sequence[Any], directory: Path) -> None:
+        torch.save({name: one for name, one in others.items() if name != WRITE}, directory / OTHERS)
+    if WRITE in others:
+        others[WRITE](str(directory))
+        return lambda: None
+    tensors = {_WEIGHTS: weights, **_by_number(optimizers)}
     writer = FileSystemWriter(directory, single_file_per_rank=True, sync_files=True)
-    save({_WEIGHTS: weights, **_by_number(optimizers)}, storage_writer=writer)
+    if background is None:
+        save(tensors, storage_writer=writer)
+        return lambda: None
+    future = async_save(tensors, storage_writer=writer, process_group=background)
+    assert isinstance(future, Future)
+    return future.result
 
 
 def _by_number(optimizers: Sequence[Any]) -> dict[str, Any]:

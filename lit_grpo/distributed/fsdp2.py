@@ -49,6 +49,7 @@ class FSDP2Sharding(Sharding):
     reshard_after_forward: bool
 
     is_sharded = True
+    loads_parts = True
 
     @property
     def device(self) -> str:  # type: ignore[override]

@@ -153,7 +153,7 @@ class Policy(nn.Module):
             return
         self.sharding = sharding
         files = None
-        if sharding.is_sharded:
+        if sharding.loads_parts:
             files = files_to_read_in_parts(self.path, self.lora, **self._loading_options)
         model = self._initial_model(load_model if files is None else model_of_placeholders)
         use_packing = self.packing and runs_packs(model)

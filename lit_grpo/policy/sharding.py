@@ -21,6 +21,9 @@ class Sharding:
     is_sharded = False
     """Whether a forward pass is collective, so that every rank must make equally many."""
 
+    loads_parts = False
+    """Whether a model can be sharded before it has weights, so that each rank reads its parts."""
+
     device = "cpu"
     """Type of the device that the shards are on."""
 

@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -77,7 +78,30 @@ class CheckpointWriter(TorchCheckpointIO):
     A kill or a full disk leaves the earlier checkpoint of that name. Lightning would copy the
     whole checkpoint in memory first. Each one gets a ``Manifest``. The checkpoint of a sharded
     model is a directory, which all ranks write.
+
+    Args:
+        in_background: Write sharded checkpoints in a thread, from a copy in host memory. One is
+            written at a time, and an error is raised at the next save.
     """
+
+    def __init__(self, *, in_background: bool = False) -> None:
+        super().__init__()
+        self._in_background = in_background
+        self._group: torch.distributed.ProcessGroup | None = None
+        self._thread = ThreadPoolExecutor(1)
+        self._unfinished: list[Future[None]] = []
+
+    def wait(self) -> None:
+        """Wait until everything is written."""
+        while self._unfinished:
+            self._unfinished.pop(0).result()
+
+    def when_written(self, function: Callable[[], None]) -> None:
+        """Call a function after what has been saved so far, in the background if that is there."""
+        if self._unfinished:
+            self._unfinished.append(self._thread.submit(function))
+        else:
+            function()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
@@ -85,9 +109,10 @@ class CheckpointWriter(TorchCheckpointIO):
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
+        self.wait()
         target = Path(path)
         if is_sharded(checkpoint):
-            _save_directory(checkpoint, target)
+            self._save_directory(checkpoint, target)
             return
         num_bytes, memory_bytes = checkpoint_bytes(checkpoint)
         warn_of_space(target, num_bytes=num_bytes, memory_bytes=memory_bytes)
@@ -117,25 +142,39 @@ class CheckpointWriter(TorchCheckpointIO):
         loaded: dict[str, Any] = super().load_checkpoint(path, *args, **options)
         return loaded
 
-
-def _save_directory(checkpoint: dict[str, Any], target: Path) -> None:
-    """Write a sharded checkpoint; every rank must call this."""
-    num_bytes, memory_bytes = checkpoint_bytes(checkpoint)
-    num_bytes = sum(gather_objects(num_bytes))
-    partial = target.with_name(f"{target.name}.partial")
-    if get_rank() == 0:
-        warn_of_space(target, num_bytes=num_bytes, memory_bytes=memory_bytes)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    is_finite = all(gather_objects(_is_finite(checkpoint["state_dict"])))
-    save_sharded(checkpoint, partial)
-    if get_rank() == 0:
-        size, sha256 = size_of(partial), _sha256(partial)
+    def _save_directory(self, checkpoint: dict[str, Any], target: Path) -> None:
+        """Write a sharded checkpoint; every rank must call this."""
+        num_bytes, memory_bytes = checkpoint_bytes(checkpoint)
+        if self._in_background:
+            self._group = self._group or torch.distributed.new_group(backend="gloo")
+            memory_bytes = num_bytes
+        num_bytes = sum(gather_objects(num_bytes))
+        partial = target.with_name(f"{target.name}.partial")
+        if get_rank() == 0:
+            warn_of_space(target, num_bytes=num_bytes, memory_bytes=memory_bytes)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        is_finite = all(gather_objects(_is_finite(checkpoint["state_dict"])))
+        wait = save_sharded(checkpoint, partial, background=self._group)
         summary = checkpoint.get("summary", {})
-        manifest_path(target).unlink(missing_ok=True)
-        _replace_directory(partial, target)
-        manifest = Manifest(size=size, sha256=sha256, is_finite=is_finite, **summary)
-        _write_manifest(manifest, target)
+
+        def finish() -> None:
+            wait()
+            if get_rank() == 0:
+                _move_directory(partial, target, is_finite=is_finite, **summary)
+
+        if self._in_background:
+            self._unfinished.append(self._thread.submit(finish))
+        else:
+            finish()
+
+
+def _move_directory(partial: Path, target: Path, **known: Any) -> None:
+    """Move a complete directory to its place, and write its manifest."""
+    size, sha256 = size_of(partial), _sha256(partial)
+    manifest_path(target).unlink(missing_ok=True)
+    _replace_directory(partial, target)
+    _write_manifest(Manifest(size=size, sha256=sha256, **known), target)
 
 
 def _replace_directory(partial: Path, target: Path) -> None:

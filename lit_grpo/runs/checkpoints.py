@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +57,8 @@ class Checkpoints(Callback):
             ``val/accuracy``; null writes none.
         mode: Whether the highest or the lowest value is the best.
         dirpath: Directory of the checkpoints; null is ``checkpoints`` in the run directory.
+        in_background: Write the checkpoints of ``fsdp2`` while training goes on. Each rank needs
+            host memory for a copy of its part. Others are written at once.
 
     Raises:
         UserError: a number is out of range.
@@ -69,6 +72,7 @@ class Checkpoints(Callback):
         monitor: str | None = None,
         mode: Literal["max", "min"] = "max",
         dirpath: str | None = None,
+        in_background: bool = False,
     ) -> None:
         key = "Checkpoints.init_args."
         if every_n_steps is not None:
@@ -82,6 +86,7 @@ class Checkpoints(Callback):
         self.monitor = monitor
         self.mode = mode
         self.dirpath = dirpath
+        self.in_background = in_background
         self.best: float | None = None
         """The best value of the monitored metric so far."""
         self.longest_save = 0.0
@@ -103,7 +108,7 @@ class Checkpoints(Callback):
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = CheckpointWriter()
+            trainer.strategy.checkpoint_io = CheckpointWriter(in_background=self.in_background)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         refuse_unlike(trainer.ckpt_path)
@@ -171,6 +176,7 @@ class Checkpoints(Callback):
             return
         self._moment = "end"
         self._save(trainer)
+        wait_until_written(trainer)
         for other in self._sharing_callbacks(trainer):
             # Otherwise it would write the file again if training ends before its own first save.
             other._last_checkpoint_saved = str(self.directory / LAST)
@@ -180,12 +186,16 @@ class Checkpoints(Callback):
         path = self.directory / f"step_{num_finished_steps(trainer):06d}.ckpt"
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
-            link_last(path)
-            self._remove_old()
+            _when_written(trainer, partial(self._settle, path))
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - start
         self.longest_save = max(self.longest_save, self._save_seconds)
         trainer.strategy.barrier("Checkpoints")
+
+    def _settle(self, path: Path) -> None:
+        """Link the newest checkpoint, and remove those that are no longer wanted."""
+        link_last(path)
+        self._remove_old()
 
     def _remove_old(self) -> None:
         """Keep the newest checkpoints, and the newest one of a healthy run."""
@@ -236,6 +246,23 @@ class Checkpoints(Callback):
             and other.save_last
             and Path(other.dirpath or "").resolve() == self.directory.resolve()
         ]
+
+
+def _when_written(trainer: L.Trainer, function: Callable[[], None]) -> None:
+    """Call a function once the checkpoint that was saved last is written."""
+    writer = trainer.strategy.checkpoint_io
+    if isinstance(writer, CheckpointWriter):
+        writer.when_written(function)
+    else:
+        function()
+
+
+def wait_until_written(trainer: L.Trainer) -> None:
+    """Wait until every rank has written what was saved; every rank must call this."""
+    writer = trainer.strategy.checkpoint_io
+    if isinstance(writer, CheckpointWriter):
+        writer.wait()
+    trainer.strategy.barrier("Checkpoints")
 
 
 def _log_step(trainer: L.Trainer, outputs: Any) -> None:

@@ -9,7 +9,7 @@ import lightning as L
 import torch
 
 from lit_grpo.runs.checkpoint_files import damage, newest_first, read_manifest
-from lit_grpo.runs.checkpoints import Checkpoints
+from lit_grpo.runs.checkpoints import Checkpoints, wait_until_written
 
 
 def roll_back(trainer: L.Trainer, pl_module: L.LightningModule, before_step: int) -> Path | None:
@@ -23,6 +23,7 @@ def roll_back(trainer: L.Trainer, pl_module: L.LightningModule, before_step: int
         before_step: Finished rollout steps at which the weights are known to be bad. A checkpoint
             from before is preferred to one from this step.
     """
+    wait_until_written(trainer)
     path: Path | None = trainer.strategy.broadcast(_choose(trainer, before_step))
     if path is None:
         return None

@@ -140,6 +140,23 @@ def test_a_resumed_run_ends_bit_identically(resumed, case):
         assert difference(one, other) == 0
 
 
+def test_a_checkpoint_written_in_the_background_is_of_its_step(trained):
+    run(trained, 2, "plain/background")
+    run(trained, 2, "plain/fsdp2:background:5")
+    results = load(trained, "plain", "background")
+    for rank in results:
+        assert not any(rank["is_written"][:3])
+    for earlier, later in zip(
+        load(trained, "plain", "fsdp2"), load(trained, "plain", "fsdp2:background:5"), strict=True
+    ):
+        assert difference(earlier, later) == 0
+    directory = trained / "plain-background"
+    assert (directory / "last.ckpt").resolve().name == "step_000005.ckpt"
+    for step in (2, 4, 5):
+        assert damage(directory / f"step_{step:06d}.ckpt", reads_all=True) == ""
+    assert not list(directory.glob("*.partial"))
+
+
 @pytest.mark.parametrize("case", RESUMED)
 @pytest.mark.parametrize(("strategy", "earlier"), [("ddp", "fsdp2"), ("fsdp2", "ddp")])
 def test_a_run_goes_on_under_the_other_strategy(resumed, case, strategy, earlier):

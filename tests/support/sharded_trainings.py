@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from typing import Any
 import lightning as L
 import torch
 from ddp_trainings import fit_ranks
+from lightning.pytorch.callbacks import LambdaCallback
 from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module
 from tiny import LLAMA, prompt, tiny_policy
+from torch.distributed.checkpoint import FileSystemWriter
 
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.distributed import get_rank
@@ -158,6 +161,7 @@ STRATEGIES: dict[str, Any] = {
     "persistent": lambda: zero(3, max_persistent=10**5),
     "zero2 offloaded": lambda: zero(2, offload_optimizer=True),
     "zero3 offloaded": lambda: zero(3, offload_optimizer=True, offload_parameters=True),
+    "background": lambda: FSDP2Strategy(timeout_minutes=1),
     "one": lambda: FSDP2Strategy(timeout_minutes=1),
     "whole": lambda: FSDP2Strategy(whole_gradients=True, timeout_minutes=1),
     "kept": lambda: FSDP2Strategy(reshard_after_forward=False, timeout_minutes=1),
@@ -186,7 +190,14 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     callbacks = settings.pop("callbacks", [])
     module, keep = new_module(**settings), Keep()
     directory = f"{case}-{training}"
-    saving = Checkpoints(dirpath=directory, every_n_steps=2, keep_last=9)
+    in_background, is_written = strategy == "background", []
+    if in_background:
+        write_slowly()
+    saving = Checkpoints(
+        dirpath=directory, every_n_steps=2, keep_last=9, in_background=in_background
+    )
+    first = Path(directory) / "step_000002.ckpt"
+    seeing = LambdaCallback(on_train_batch_start=lambda *_: is_written.append(first.exists()))
     final = FinalModel(directory)
     fit_ranks(
         module,
@@ -194,6 +205,7 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         4,
         keep,
         *callbacks,
+        seeing,
         saving,
         final,
         max_steps=(int(earlier[1]) if earlier else NUM_STEPS) * module.update.optimizer_steps,
@@ -202,6 +214,7 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     )
     return {
         "weights": {name: one.clone() for name, one in named_weights(module.policy.model)},
+        "is_written": is_written,
         "metrics": [output["metrics"] for output in keep.outputs],
         "num_micro_batches": [num_micro_batches(module, one["batch"]) for one in keep.outputs],
         "is_sharded": [
@@ -244,6 +257,17 @@ def num_optimizer_values(module: GRPOModule) -> int:
     states = getattr(optimizer, "optimizer", optimizer).state.values()
     found = (one for state in states for one in state.values() if torch.is_tensor(one))
     return sum(local_part(one).numel() for one in found)
+
+
+def write_slowly() -> None:
+    """Begin to write a checkpoint half a second later, so that steps are taken meanwhile."""
+    write = FileSystemWriter.write_data
+
+    def write_later(self: FileSystemWriter, *arguments: Any) -> Any:
+        time.sleep(0.5)
+        return write(self, *arguments)
+
+    FileSystemWriter.write_data = write_later
 
 
 def num_micro_batches(module: GRPOModule, batch: Any) -> int:
