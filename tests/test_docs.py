@@ -25,6 +25,7 @@ from tiny import LLAMA, completion, prompt, tiny_policy
 
 from lit_grpo import callbacks, data, rewards
 from lit_grpo.__main__ import main
+from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.judge import Judge, Limits, Price
 from lit_grpo.judge.reply import Form, Grade, Text, read_reply
 from lit_grpo.objective import (
@@ -364,7 +365,8 @@ SHIPPED = [
     GRPOModule, SFTModule, Policy, LoRA, LocalTeacher, VLLMTeacher, Sampling, HFEngine, Objective,
     KLTerm, DistillationTerm, EntropyTerm, SamplerCorrection, AdvantageConfig, UpdateConfig,
     Evaluation, OutagePolicy, Reward, Judge, ServedEngine, VLLMServerEngine, VLLMEngine, Launch,
-    Proof, Supervision, Limits, Price, data.PromptData, data.RubricData, data.AdditionData,
+    Proof, Supervision, Limits, Price, ZeROStrategy, data.PromptData, data.RubricData,
+    data.AdditionData,
     *(kind for kind in vars(rewards).values()
       if inspect.isclass(kind) and issubclass(kind, Reward) and kind not in (Reward, JudgedReward)),
     *(getattr(callbacks, name) for name in callbacks.__all__),

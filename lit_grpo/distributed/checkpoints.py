@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +157,8 @@ def read_whole(directory: Path, *, with_optimizers: bool = True) -> dict[str, An
     One that DeepSpeed wrote comes without the optimizers.
     """
     if is_deepspeed(directory):
-        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-        weights = get_fp32_state_dict_from_zero_checkpoint(str(directory), tag=ZERO_TAG)
-        return read_others(directory) | {_WEIGHTS: weights}
+        others = read_others(directory)
+        return others | {_WEIGHTS: _zero_weights(directory, others["weight_names"])}
     tensors: dict[str, Any] = {}
     keys = None if with_optimizers else {_WEIGHTS}
     _load_state_dict(
@@ -172,6 +172,19 @@ def read_whole(directory: Path, *, with_optimizers: bool = True) -> dict[str, An
         _WEIGHTS: tensors[_WEIGHTS],
         "optimizer_states": [_with_numbers(one) for one in optimizers],
     }
+
+
+def _zero_weights(directory: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return the weights of a checkpoint that DeepSpeed wrote."""
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    found: dict[str, Tensor] = {}
+    whole = directory / ZERO_TAG / "mp_rank_00_model_states.pt"  # has frozen weights in stage 1
+    if whole.is_file():
+        found |= torch.load(whole, map_location="cpu", mmap=True, weights_only=False)["module"]
+    with redirect_stdout(StringIO()):  # it prints its progress
+        found |= get_fp32_state_dict_from_zero_checkpoint(str(directory), tag=ZERO_TAG)
+    return {name: found[name] for name in names}
 
 
 def _with_numbers(optimizer: dict[str, Any]) -> dict[str, Any]:
