@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,8 @@ from torch.distributed import group
 class IsolatedProcessState:
     """A context with its own copy of the process's state.
 
-    Changes within it are undone on exit, and restored when it is entered again.
+    Changes within it are undone on exit, and restored when it is entered again. Within it, neither
+    autocast nor a default device of the trainer applies.
 
     Args:
         env: Environment variables to set when it is first entered.
@@ -30,6 +32,7 @@ class IsolatedProcessState:
         self._env = env
         self._outside: list[Any] = []
         self._inside: list[Any] = []
+        self._neutral = ExitStack()
 
     def __enter__(self) -> None:
         assert not self._outside, "entered twice"
@@ -38,11 +41,24 @@ class IsolatedProcessState:
             _restore_state(self._inside)
         else:
             os.environ.update(self._env)
+        for context in _neutral_contexts():
+            self._neutral.enter_context(context)
 
     def __exit__(self, *error: object) -> None:
+        self._neutral.close()
         self._inside = _read_state()
         _restore_state(self._outside)
         self._outside = []
+
+
+def _neutral_contexts() -> Iterator[AbstractContextManager[Any]]:
+    """Yield what turns off the trainer's contexts that are active in this thread."""
+    device = torch.get_default_device()
+    if device.type != "cpu":
+        yield torch.device("cpu")
+    for kind in {device.type, "cpu", "cuda"}:
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            yield torch.autocast(kind, enabled=False)
 
 
 def _read_state() -> list[Any]:
