@@ -13,13 +13,17 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from lit_grpo.policy.body_and_head import evaluation_mode
 from lit_grpo.policy.padding import pad, positions
 from lit_grpo.rollout.engine import RolloutEngine, SampledPolicy, Sampling
-from lit_grpo.rollout.hf.row_cache import RowCache
+from lit_grpo.rollout.hf.row_cache import RowCache, can_join, join_caches
 from lit_grpo.rollout.requests import completion_text, stop_token_ids
 from lit_grpo.types import Completion, Diverged, FinishReason, Prompt, check_range
+
+PREFILL_TOKENS = 2**15
+"""Tokens of prompts that are read in one forward pass; more would only need more memory."""
 
 
 class HFEngine(RolloutEngine):
@@ -119,6 +123,34 @@ class HFEngine(RolloutEngine):
         )
 
 
+def _prefill(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, DynamicCache]:
+    """Return [B, V] next logits and the cache of [B, P] prompts, which are read some at a time.
+
+    Those of a model whose layers keep other states than keys and values are read together.
+    """
+    num_rows = max(1, PREFILL_TOKENS // ids.shape[1])
+    logits, cache = _read(model, ids[:num_rows], mask[:num_rows])
+    if len(ids) <= num_rows:
+        return logits, cache
+    if not can_join(cache):
+        return _read(model, ids, mask)
+    rest = (torch.split(one[num_rows:], num_rows) for one in (ids, mask))
+    others = [_read(model, *part) for part in zip(*rest, strict=True)]
+    joined = join_caches([cache, *(one for _, one in others)])
+    return torch.cat([logits, *(one for one, _ in others)]), joined
+
+
+def _read(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, DynamicCache]:
+    output = model(
+        input_ids=ids,
+        attention_mask=mask.long(),
+        position_ids=positions(mask),
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return output.logits[:, -1], output.past_key_values
+
+
 class _RunningBatch:
     """The unfinished rows of a wave, their cache and their next logits.
 
@@ -141,18 +173,12 @@ class _RunningBatch:
         is_padded = not mask.all()
         mask = mask.to(device, non_blocking=True)
         with _casts_kept():
-            output = model(
-                input_ids=ids.to(device, non_blocking=True),
-                attention_mask=mask.long(),
-                position_ids=positions(mask),
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            logits, prefilled = _prefill(model, ids.to(device, non_blocking=True), mask)
         origin = torch.arange(len(ids), device=device).repeat_interleave(group_size)
-        self._cache = RowCache(output.past_key_values, origin, noise.shape[1])
+        self._cache = RowCache(prefilled, origin, noise.shape[1])
         self._mask = mask[origin] if is_padded else None
         self._positions = mask.sum(1)[origin]
-        self.logits: Tensor = output.logits[:, -1][origin]
+        self.logits: Tensor = logits[origin]
         """[running rows, V]"""
         self.noise = noise.to(device, non_blocking=True)
         """[running rows, max_tokens]"""

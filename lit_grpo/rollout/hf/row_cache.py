@@ -69,6 +69,22 @@ class RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self.keys, self.values = (b[: self._num_rows, :, : self._length] for b in self._buffers)
 
 
+def can_join(cache: DynamicCache) -> bool:
+    """Return whether all layers keep keys and values only, and no state of their own."""
+    return all(isinstance(layer, DynamicLayer) for layer in cache.layers)
+
+
+def join_caches(caches: list[DynamicCache]) -> DynamicCache:
+    """Return one cache for the rows of several, if `can_join` and they have as many tokens."""
+    first, *others = caches
+    for index, layer in enumerate(first.layers if others else ()):
+        parts: list[Any] = [layer, *(one.layers[index] for one in others)]
+        assert isinstance(layer, DynamicLayer)
+        layer.keys = torch.cat([part.keys for part in parts])
+        layer.values = torch.cat([part.values for part in parts])
+    return first
+
+
 class RowCache:
     """The cache of a running batch.
 

@@ -10,6 +10,7 @@ from lit_grpo.policy import LoRA
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.rollout import engine as engine_interface
+from lit_grpo.rollout.hf import engine as hf_engine
 from lit_grpo.rollout.hf.engine import _draw
 from lit_grpo.types import Group, RolloutBatch
 
@@ -150,22 +151,44 @@ def test_a_stop_string_before_min_tokens_neither_ends_nor_cuts(policy):
         assert stop not in completion.text[len(head) :]
 
 
+HYBRID = LLAMA | {
+    "model_type": "qwen3_next",
+    "head_dim": 8,
+    "num_hidden_layers": 4,
+    "num_experts": 0,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+
+
 def test_hybrid_models_are_sampled_like_others():
-    architecture = LLAMA | {
-        "model_type": "qwen3_next",
-        "head_dim": 8,
-        "num_hidden_layers": 4,
-        "num_experts": 0,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    }
-    policy = tiny_policy(architecture=architecture)
+    policy = tiny_policy(architecture=HYBRID)
     greedy = replace(PLAIN, temperature=0.0)
     alone = [generate(policy, greedy, prompts=[one], group_size=1)[0] for one in PROMPTS]
     grouped = generate(policy, greedy, prompts=PROMPTS[:1], group_size=3)
     assert {c.token_ids for c in grouped} == {alone[0].token_ids}
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [LLAMA, LLAMA | {"model_type": "gemma2", "head_dim": 8, "sliding_window": 8}, HYBRID],
+    ids=lambda architecture: architecture["model_type"],
+)
+def test_prompts_that_are_read_some_at_a_time_have_the_same_completions(architecture, monkeypatch):
+    policy = tiny_policy(architecture=architecture)
+    together = generate(policy)
+    rows = []
+    policy.model.register_forward_pre_hook(
+        lambda _, __, inputs: rows.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    monkeypatch.setattr(hf_engine, "PREFILL_TOKENS", 2 * 15)  # two of the longest prompt
+    apart = generate(policy)
+    assert rows[:2] == [2, 3 if architecture is HYBRID else 1]
+    for one, other in zip(together, apart, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
 
 
 def test_max_tokens_ends_a_completion_as_truncated(policy):
