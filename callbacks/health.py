@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -14,12 +16,20 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics import CAUSES, Action, Cause
-from lit_grpo.diagnostics.checks import BEFORE_UPDATE, CHECKS, ObservedStep
+from lit_grpo.diagnostics.checks import BEFORE_UPDATE, CHECKS, COMPARED, ObservedStep
 from lit_grpo.distributed.checkpoints import local_part
 from lit_grpo.runs.events import num_finished_steps, record_event
-from lit_grpo.runs.rollback import roll_back
-from lit_grpo.stopping import ExitCode, stop_run
-from lit_grpo.types import RolloutBatch, Stage, StopReason, UserError, check_range, setting_error
+from lit_grpo.runs.rollback import roll_back, step_of
+from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
+from lit_grpo.types import (
+    Diverged,
+    RolloutBatch,
+    Stage,
+    StopReason,
+    UserError,
+    check_range,
+    setting_error,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,17 +56,38 @@ class _Watched:
     num_due: int = 0
     """Steps of the run at which the patience was over."""
 
+    num_steps: int = 0
+    """Steps until now in which the trouble was there, noticed or not."""
+
     @property
     def is_due(self) -> bool:
         return self.streak >= self.patience
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finding:
+    """What is wrong with a step."""
+
+    message: str
+    num_steps: int
+    """Steps until this one in which the metric was as bad; 1 if nothing is compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rollback:
+    """A rollback of this run, in finished rollout steps."""
+
+    at: int
+    to: int
+    """The step of the checkpoint."""
 
 
 class HealthMonitor(Callback):
     """Look for causes of trouble after every rollout step, and act on those that last.
 
     What it knows is the table of ``docs/troubleshooting.md``; each cause has its own patience and
-    action. Values are compared with those of the last 50 steps. All ranks act together, on what
-    rank 0 has seen.
+    action. Values are compared with those of the last 50 steps, from the 11th step on. All ranks
+    act together, on what rank 0 has seen.
 
     Args:
         rules: By cause, what differs from its defaults, for example
@@ -84,8 +115,14 @@ class HealthMonitor(Callback):
         self.num_rollbacks = 0
         self._watched = {name: _watch(name, (rules or {}).get(name, Rule())) for name in CHECKS}
         if unknown := sorted({*(rules or {})} - {*CHECKS}):
-            raise setting_error(f"{key}rules", f"causes among {', '.join(CHECKS)}", unknown[0])
+            near = difflib.get_close_matches(unknown[0], CHECKS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            error = setting_error(f"{key}rules", f"causes among {', '.join(CHECKS)}", unknown[0])
+            raise UserError(f"{error}{hint}")
         self._past: deque[dict[str, float]] = deque(maxlen=NUM_REMEMBERED)
+        self._rollbacks: list[_Rollback] = []
+        self._passed_over: list[tuple[int, int]] = []
+        """First and last steps of the checkpoints that rollbacks have left."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._is_left_out = False
 
@@ -98,9 +135,30 @@ class HealthMonitor(Callback):
             if one.streak and one.cause.is_trouble and one.action != "ignore"
         )
 
-    def on_train_batch_start(self, *args: Any) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         self._seconds.clear()
         self._is_left_out = False
+        self._check_weights(trainer, pl_module)
+
+    def _check_weights(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Act on weights that something has spoilt since the step before: sampling would fail.
+
+        Raises:
+            Diverged: they are not finite, and the run is to stop.
+        """
+        one = self._watched["not_finite_weights"]
+        if one.action not in ("roll_back", "stop") or not hasattr(pl_module, "on_roll_back"):
+            return
+        if trainer.strategy.reduce_boolean_decision(_are_finite(pl_module)):
+            return
+        one.streak = one.num_steps = 1
+        remedy = "Something other than an optimizer step, such as a callback, may have changed them"
+        message = f"Weights of the policy are NaN or infinite before this step. {remedy}."
+        self._act(trainer, pl_module, one, message)
+        if (reason := get_stop_reason(trainer)) is not None:
+            raise Diverged(reason.message)
 
     def on_stage_end(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
         if stage.micro_batch is None:  # micro-batches are part of the update
@@ -108,19 +166,20 @@ class HealthMonitor(Callback):
 
     def on_rollouts(
         self, trainer: L.Trainer, pl_module: L.LightningModule, rollouts: RolloutBatch
-    ) -> bool:
-        """Return whether to leave out the update on these rollouts, the same on all ranks."""
+    ) -> str:
+        """Return why to leave out the update on these rollouts, the same on all ranks, or ""."""
         due = [
-            CHECKS[name]
+            name
             for name, one in self._watched.items()
             if one.action == "skip" and one.streak + 1 >= one.patience
         ]
         if not due:  # the streaks are the same on all ranks
-            return False
+            return ""
         step = ObservedStep(rollouts=rollouts, metrics={})
-        is_found = trainer.is_global_zero and any(check(step) for check in due)
-        self._is_left_out = bool(trainer.strategy.broadcast(is_found))
-        return self._is_left_out
+        found = [name for name in due if CHECKS[name](step)] if trainer.is_global_zero else []
+        cause: str = trainer.strategy.broadcast(found[0] if found else "")
+        self._is_left_out = bool(cause)
+        return cause
 
     def on_train_batch_end(
         self,
@@ -137,13 +196,14 @@ class HealthMonitor(Callback):
         found = trainer.strategy.broadcast(found)
         for name, one in self._watched.items():
             one.streak = one.streak + 1 if name in found else 0
-        for name, message in found.items():
+            one.num_steps = max(one.streak, found[name].num_steps) if name in found else 0
+        for name, finding in found.items():
             if self._watched[name].is_due:
-                self._act(trainer, pl_module, self._watched[name], message)
+                self._act(trainer, pl_module, self._watched[name], finding.message)
 
     def _find(
         self, pl_module: L.LightningModule, outputs: Mapping[str, Any], are_weights_finite: bool
-    ) -> dict[str, str]:
+    ) -> dict[str, _Finding]:
         """Return what is wrong with the step, by cause, and remember its metrics."""
         step = ObservedStep(
             rollouts=outputs["rollouts"],
@@ -159,7 +219,8 @@ class HealthMonitor(Callback):
             if one.action == "ignore" or (name == "nothing_trained" and self._is_left_out):
                 continue
             if message := CHECKS[name](step):
-                found[name] = message
+                away = step.num_steps_away(COMPARED[name]) if name in COMPARED else 1
+                found[name] = _Finding(message=message, num_steps=away)
         return found
 
     def _act(
@@ -185,16 +246,31 @@ class HealthMonitor(Callback):
     def _roll_back(
         self, trainer: L.Trainer, pl_module: L.LightningModule, one: _Watched, message: str
     ) -> None:
+        begin = num_finished_steps(trainer) - one.num_steps  # the weights were bad after it
+        is_compared = one.cause.name in COMPARED
+        if self._rollbacks and begin <= self._rollbacks[-1].at:
+            last = self._rollbacks[-1]
+            message = f"The rollback to step_{last.to:06d}.ckpt has not helped. {message}"
+            if is_compared:  # with these weights the trouble was there from the first step on
+                self._passed_over.append((last.to, last.at))
         path, why = None, "there is no healthy checkpoint"
+        if is_compared:
+            why += f" from before step {begin}, when it began"
         if self.num_rollbacks >= self.max_rollbacks:
             why = f"it was rolled back {self.num_rollbacks} times already (max_rollbacks)"
         else:
-            path = roll_back(trainer, pl_module, num_finished_steps(trainer) - one.streak)
+            path = roll_back(
+                trainer,
+                pl_module,
+                begin,
+                passed_over=self._passed_over,
+                only_before=is_compared,
+            )
         if path is None:
             self._stop(trainer, one, f"{message} The run is not rolled back: {why}.")
             return
         self.num_rollbacks += 1
-        self._past.clear()
+        self._remember_rollback(trainer, path, one)
         for other in self._watched.values():
             other.streak = 0
         number = f"{self.num_rollbacks} of at most {self.max_rollbacks} times"
@@ -202,19 +278,29 @@ class HealthMonitor(Callback):
         self._warn(trainer, one, what)
         record_event(trainer, "rollback", what, one.cause.name)
 
+    def _remember_rollback(self, trainer: L.Trainer, path: Path, one: _Watched) -> None:
+        """Forget the troubled steps, and never take a checkpoint that the rollback has left."""
+        done = num_finished_steps(trainer)
+        self._rollbacks.append(_Rollback(at=done, to=step_of(path)))
+        self._passed_over.append((step_of(path) + 1, done - 1))
+        for _ in range(min(one.num_steps, len(self._past))):
+            self._past.pop()
+
     def _stop(self, trainer: L.Trainer, one: _Watched, message: str) -> None:
         code = one.cause.exit_code or (
             ExitCode.DIVERGED if one.cause.is_trouble else ExitCode.NO_REWARD
         )
         for_steps = "" if one.streak == 1 else f" ({one.streak} rollout steps in a row)"
         text = f"Stopped by HealthMonitor, {one.cause.name}{for_steps}: {message}"
-        stop_run(trainer, StopReason(exit_code=code, message=text))
+        stop_run(trainer, StopReason(exit_code=code, message=text, cause=one.cause.name))
 
     def state_dict(self) -> dict[str, Any]:
         watched = self._watched.items()
         return {
             "num_rollbacks": self.num_rollbacks,
             "past": list(self._past),
+            "rollbacks": [(one.at, one.to) for one in self._rollbacks],
+            "passed_over": self._passed_over,
             "streaks": {name: one.streak for name, one in watched if one.streak},
             "num_due": {name: one.num_due for name, one in watched if one.num_due},
         }
@@ -222,6 +308,9 @@ class HealthMonitor(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.num_rollbacks = state_dict["num_rollbacks"]
         self._past.extend(state_dict["past"])
+        rollbacks = state_dict.get("rollbacks", [])  # not in checkpoints of earlier versions
+        self._rollbacks = [_Rollback(at=at, to=to) for at, to in rollbacks]
+        self._passed_over = [(first, last) for first, last in state_dict.get("passed_over", [])]
         for name, one in self._watched.items():
             one.streak = state_dict["streaks"].get(name, 0)
             one.num_due = state_dict["num_due"].get(name, 0)

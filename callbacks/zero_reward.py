@@ -86,7 +86,9 @@ class ZeroRewardBreaker(Callback):
             return
         self._count(trainer.fit_loop.total_batch_idx, unscored=num_valid == 0)
         if self.streak >= self.stop_after:
-            reason = StopReason(exit_code=ExitCode.NO_REWARD, message=self._describe(rollouts))
+            reason = StopReason(
+                exit_code=ExitCode.NO_REWARD, message=self._describe(rollouts), cause="no_reward"
+            )
             stop_run(trainer, reason)
         elif self.streak == self.alert_after and trainer.is_global_zero:
             then = f"The run will be stopped after {self.stop_after} such steps."

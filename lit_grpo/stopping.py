@@ -78,6 +78,13 @@ def exit_code_of_signal(signum: int) -> int:
     return 128 + signum
 
 
+def name_of(exit_code: int) -> str:
+    """Return a word for an exit code, such as ``engine_failed`` or ``sigterm``."""
+    signals = {exit_code_of_signal(one): one.name.lower() for one in signal.Signals}
+    names = signals | {code.value: code.name.lower() for code in ExitCode}
+    return names.get(exit_code, f"exit_code_{exit_code}")
+
+
 def end_with_launcher() -> None:
     """Let Linux send SIGTERM to this process, if torchrun started it, when torchrun dies.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from lit_grpo.diagnostics.causes import CAUSES
 from lit_grpo.diagnostics.step import (
@@ -64,6 +66,20 @@ class ObservedStep:
         """Return by how much a metric differs from the usual; None if that is not known."""
         usual, value = self.usual(name), self.metrics.get(name)
         return value / usual if value is not None and usual else None
+
+    def num_steps_away(self, name: str) -> int:
+        """Return for how many steps until now a metric has been away from its usual value.
+
+        A value is away if it is nearer, as a factor, to the present than to the usual one.
+        """
+        usual, value = self.usual(name), self.metrics.get(name)
+        if usual is None or value is None:
+            return 1
+        is_ratio = usual > 0 and value > 0
+        middle = math.sqrt(usual * value) if is_ratio else (usual + value) / 2
+        sign = 1 if value > usual else -1
+        before = reversed([one.get(name, value) for one in self.past])
+        return 1 + len(list(takewhile(lambda one: sign * one > sign * middle, before)))
 
 
 Check = Callable[[ObservedStep], str | None]
@@ -305,3 +321,10 @@ CHECKS: Mapping[str, Check] = {
 
 BEFORE_UPDATE = ("certain_policy", "identical_completions", "truncated", "empty", "unparseable")
 """Causes that the rollouts show, before they are trained on."""
+
+COMPARED = {
+    "collapse": "reward/mean",
+    "kl_explosion": "policy/kl",
+    "sampler_mismatch": "sampler/logprob_difference_mean",
+}
+"""Cause that a comparison with the past shows, and that lies in the weights -> its metric."""

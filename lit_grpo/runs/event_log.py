@@ -24,7 +24,8 @@ class Event:
     kind: EventKind
     message: str = ""
     cause: str = ""
-    """Name of the cause in ``diagnostics.causes``, if one was found."""
+    """Name of the cause in ``diagnostics.causes``, if one was found; a stop or crash without one
+    has that of its exit code, such as ``time_is_up``, ``crashed`` or ``sigterm``."""
 
 
 def read_events(run_dir: str | Path) -> list[Event]:

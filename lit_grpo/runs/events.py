@@ -16,7 +16,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.runs.event_log import NAME, Event, EventKind, read_events
-from lit_grpo.stopping import get_stop_reason
+from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason, name_of
 
 __all__ = ["Event", "EventKind", "EventsFile", "read_events", "record_event"]
 
@@ -72,10 +72,13 @@ class EventsFile(Callback):
         if reason is None:
             record_event(trainer, "done")
         else:
-            record_event(trainer, "stop", reason.message)
+            record_event(trainer, "stop", reason.message, reason.cause or name_of(reason.exit_code))
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         if self.has_begun:  # else there may be no run directory
-            record_event(trainer, "crash", f"{type(exception).__name__}: {exception}")
+            code = exit_code_of_error(exception)
+            is_known = code == ExitCode.DIVERGED
+            cause = "not_finite_weights" if is_known else name_of(code)
+            record_event(trainer, "crash", f"{type(exception).__name__}: {exception}", cause)

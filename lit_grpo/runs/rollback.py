@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ from lit_grpo.runs.checkpoint_files import damage, newest_first, read_manifest
 from lit_grpo.runs.checkpoints import Checkpoints, wait_until_written
 
 
-def roll_back(trainer: L.Trainer, pl_module: L.LightningModule, before_step: int) -> Path | None:
+def roll_back(
+    trainer: L.Trainer,
+    pl_module: L.LightningModule,
+    before_step: int,
+    *,
+    passed_over: Sequence[Sequence[int]] = (),
+    only_before: bool = False,
+) -> Path | None:
     """Restore the policy and the optimizer from the newest healthy checkpoint; return its path.
 
     Everything else goes on: the position in the data, the counts of steps, the schedule of the
@@ -22,9 +30,14 @@ def roll_back(trainer: L.Trainer, pl_module: L.LightningModule, before_step: int
     Args:
         before_step: Finished rollout steps at which the weights are known to be bad. A checkpoint
             from before is preferred to one from this step.
+        passed_over: First and last steps of checkpoints that are not used: those of a part of the
+            run that an earlier rollback has left.
+        only_before: Whether a checkpoint from this step or later is not used at all.
     """
     wait_until_written(trainer)
-    path: Path | None = trainer.strategy.broadcast(_choose(trainer, before_step))
+    path: Path | None = trainer.strategy.broadcast(
+        _choose(trainer, before_step, passed_over, only_before)
+    )
     if path is None:
         return None
     settings = [_settings(optimizer) for optimizer in trainer.optimizers]
@@ -37,14 +50,28 @@ def roll_back(trainer: L.Trainer, pl_module: L.LightningModule, before_step: int
     return path
 
 
-def _choose(trainer: L.Trainer, before_step: int) -> Path | None:
+def step_of(checkpoint: Path) -> int:
+    """Return the finished rollout steps of a checkpoint that a rollback has chosen."""
+    return int(checkpoint.stem.removeprefix("step_"))
+
+
+def _choose(
+    trainer: L.Trainer,
+    before_step: int,
+    passed_over: Sequence[Sequence[int]],
+    only_before: bool,
+) -> Path | None:
     """Return the newest checkpoint of a healthy run, one from before the step if there is any."""
     writers = [one for one in trainer.callbacks if isinstance(one, Checkpoints)]  # type: ignore[attr-defined]
     healthy = {}
     for path in newest_first(writers[0].directory, "step_*.ckpt") if writers else []:
         manifest = read_manifest(path)
-        if manifest is not None and manifest.is_healthy and manifest.rollout_step is not None:
-            healthy[path] = manifest.rollout_step
+        if manifest is None or not manifest.is_healthy or manifest.rollout_step is None:
+            continue
+        step = manifest.rollout_step
+        is_left = any(first <= step <= last for first, last in passed_over)
+        if not is_left and (step < before_step or not only_before):
+            healthy[path] = step
     usable = [path for path in healthy if not damage(path, reads_all=True)]
     return next((one for one in usable if healthy[one] < before_step), next(iter(usable), None))
 

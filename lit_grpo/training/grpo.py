@@ -225,10 +225,10 @@ class GRPOModule(PolicyModule):
             return None
         if batch is None:
             self._count_empty_step(NOTHING_TO_TRAIN)
-        elif self.events.leaves_out_update(rollouts):
+        elif left_out := self.events.leaves_out_update(rollouts):
             batch = None
             metrics.add("policy/skipped_fraction", 1.0)
-            self._count_empty_step("a callback left out the update.")
+            self._count_empty_step(f"{left_out}.", left_out.cause)
         else:
             self._num_empty_steps = 0
             self.update_policy(batch, metrics)
@@ -267,7 +267,7 @@ class GRPOModule(PolicyModule):
             metrics=metrics,
         )
 
-    def _count_empty_step(self, why: str) -> None:
+    def _count_empty_step(self, why: str, cause: str = "nothing_trained") -> None:
         """Log a rollout step without an optimizer step, and end a run that has too many in a row.
 
         It would never reach ``max_steps``, which counts optimizer steps.
@@ -283,7 +283,8 @@ class GRPOModule(PolicyModule):
                 f"Stopped because {MAX_EMPTY_STEPS} rollout steps in a row took no optimizer step: "
                 f"{why}"
             )
-            stop_run(self.trainer, StopReason(exit_code=ExitCode.NO_REWARD, message=message))
+            code = ExitCode.NO_REWARD
+            stop_run(self.trainer, StopReason(exit_code=code, message=message, cause=cause))
 
     def update_policy(self, batch: TrainBatch, metrics: Metrics) -> None:
         """Take the optimizer steps; nothing else changes parameters."""
@@ -305,7 +306,8 @@ class GRPOModule(PolicyModule):
             f"{self.objective.advice_if_not_finite}Resume with a lower learning rate, or from an "
             "earlier checkpoint (lit-grpo checkpoints RUN lists them)."
         )
-        stop_run(self.trainer, StopReason(exit_code=ExitCode.DIVERGED, message=message))
+        code, cause = ExitCode.DIVERGED, "not_finite_gradient"
+        stop_run(self.trainer, StopReason(exit_code=code, message=message, cause=cause))
 
     @property
     def num_skipped_at_limit(self) -> int:
@@ -316,6 +318,7 @@ class GRPOModule(PolicyModule):
         """Take from a checkpoint what belongs to the policy that it restored."""
         self.num_rollbacks += 1
         self.policy_update.num_skipped = 0
+        self.policy_update._total_skipped = 0  # the next one is logged as the first
         self._load_coefficients(checkpoint)
         self.collector.close()  # rollouts ahead were sampled with the weights that are gone
 

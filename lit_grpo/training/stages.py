@@ -3,8 +3,9 @@
 A callback may define ``on_stage_start(trainer, pl_module, name)`` and
 ``on_stage_end(trainer, pl_module, stage)``. One that may end the run while it samples, or
 waits for servers or rewards, defines ``on_wait(trainer, pl_module, _)``. One that may leave out the
-update on some rollouts defines ``on_rollouts(trainer, pl_module, rollouts)`` and returns True for
-these. One that shows how far a stage is reads ``pl_module.events.running`` whenever it likes.
+update on some rollouts defines ``on_rollouts(trainer, pl_module, rollouts)`` and returns True, or
+the name of a cause, for these. One that shows how far a stage is reads
+``pl_module.events.running`` whenever it likes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,19 @@ import torch
 from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import OutOfMemory, RolloutBatch, RunningStage, Stage, StageProgress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Who left out an update, and why."""
+
+    by: str
+    """Class of the callback."""
+    cause: str
+    """Name of the cause; empty if it is not known."""
+
+    def __str__(self) -> str:
+        return f"{self.by} left out the update" + (f" because of {self.cause}" * bool(self.cause))
 
 
 class Clock(Protocol):
@@ -161,12 +175,18 @@ class StageEvents:
         is_stopped = get_stop_reason(trainer) is not None
         return is_stopped or bool(trainer.should_stop and not trainer.validating)
 
-    def leaves_out_update(self, rollouts: RolloutBatch) -> bool:
-        """Call ``on_rollouts`` of the callbacks; return whether one of them says yes.
+    def leaves_out_update(self, rollouts: RolloutBatch) -> LeftOut | None:
+        """Call ``on_rollouts`` of the callbacks; return who leaves out the update and why, if any.
 
         Such a callback must say the same on all ranks.
         """
-        return any(self._notify("on_rollouts", rollouts))
+        answers = self._notify("on_rollouts", rollouts)
+        callbacks = self._module.trainer.callbacks  # type: ignore[attr-defined]
+        names = [type(one).__name__ for one in callbacks if hasattr(one, "on_rollouts")]
+        for name, answer in zip(names, answers, strict=True):
+            if answer:
+                return LeftOut(by=name, cause=answer if isinstance(answer, str) else "")
+        return None
 
     def _notify(self, hook: str, argument: object) -> list[Any]:
         """Call a hook on every callback that defines it; Lightning does not know these hooks."""

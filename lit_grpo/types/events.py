@@ -54,6 +54,8 @@ class StopReason:
 
     exit_code: int
     message: str
+    cause: str = ""
+    """Name of the cause in ``diagnostics.causes``, if one was found; else the exit code says it."""
     is_step_unfinished: bool = False
     """Whether the current rollout step was not trained on, so that a resumed run repeats it."""
     is_validation_unfinished: bool = False

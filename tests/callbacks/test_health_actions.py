@@ -13,10 +13,11 @@ from toy_rollouts import completion, outputs, rollouts, train_batch
 from toy_rollouts import fit as fit_toy
 
 from lit_grpo.callbacks import Checkpoints, HealthMonitor, Rule
+from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.rollout import Sampling
 from lit_grpo.runs.events import EventsFile, read_events
 from lit_grpo.stopping import ExitCode, get_stop_reason
-from lit_grpo.types import UserError
+from lit_grpo.types import Diverged, UserError
 
 CUT = outputs(
     rollouts([[0.0, 1.0]], [completion("a", "length"), completion("b", "length")]),
@@ -227,7 +228,7 @@ def test_trouble_is_what_makes_a_checkpoint_unhealthy():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"rules": {"truncatd": Rule()}}, "rules must be causes among"),
+        ({"rules": {"truncatd": Rule()}}, "Did you mean truncated?"),
         (
             {"rules": {"truncated": Rule(patience=0)}},
             "truncated.patience must be >= 1, got 0",
@@ -244,3 +245,126 @@ def test_wrong_settings_are_refused(settings, words):
     with pytest.raises(UserError) as caught:
         HealthMonitor(**settings)
     assert words in str(caught.value)
+
+
+class NoiseInWeights(Callback):
+    """Change all weights a lot after some rollout steps."""
+
+    def __init__(self, *numbers):
+        self.numbers = numbers
+
+    def on_train_batch_end(self, trainer, module, *args):
+        if module.rollout_step in self.numbers:
+            generator = torch.Generator().manual_seed(0)
+            for one in module.policy.trainable_parameters():
+                one.data += 3 * torch.randn(one.shape, generator=generator)
+
+
+class Divergence(Callback):
+    """Replace the KL divergence of each rollout step, numbered from 1."""
+
+    def __init__(self, of_step):
+        self.of_step = of_step
+
+    def on_train_batch_end(self, trainer, module, outputs, *args):
+        outputs["metrics"]["policy/kl"] = self.of_step(module.rollout_step, module.num_rollbacks)
+
+
+EXPLODING = {
+    "kl_explosion": Rule(action="roll_back", patience=1),
+    "collapse": Rule(action="ignore"),
+}
+
+
+def test_a_rollback_goes_to_before_the_trouble_began_though_it_was_noticed_later(tmp_path):
+    """Ten steps must have passed before step 11 is compared; the trouble began with step 8."""
+    divergence = Divergence(lambda step, num_rollbacks: 0.8 if 8 <= step <= 11 else 0.005)
+    module, (rollback, done) = train(
+        tmp_path, divergence, monitor=HealthMonitor(EXPLODING), steps=14
+    )
+    assert rollback.step == 11
+    assert "Rolled back to step_000006.ckpt" in rollback.message  # 7 may be what sampled step 8
+    assert done.kind == "done"
+
+
+def test_real_noise_in_the_weights_is_rolled_back_to_before_it(tmp_path):
+    first = FirstWeights()
+    settings = {"objective": Objective(kl=KLTerm(coef=0.01))}
+    module, events = train(
+        tmp_path,
+        NoiseInWeights(7),
+        first,
+        monitor=HealthMonitor(EXPLODING),
+        steps=14,
+        **settings,
+    )
+    assert [one.kind for one in events] == ["rollback", "done"], events
+    assert "Rolled back to step_000006.ckpt" in events[0].message
+    assert_equal(first.weights[events[0].step], first.weights[6])
+
+
+def test_trouble_that_a_rollback_does_not_end_is_noticed_at_once_and_goes_further_back(tmp_path):
+    divergence = Divergence(lambda step, num_rollbacks: 0.8 if step >= 12 else 0.005)
+    monitor = HealthMonitor(EXPLODING)
+    module, events = train(tmp_path, divergence, monitor=monitor, steps=30)
+    assert [(one.kind, one.step) for one in events] == [
+        ("rollback", 12),
+        ("rollback", 13),
+        ("stop", 14),
+    ]
+    assert "Rolled back to step_000010.ckpt" in events[0].message
+    assert events[1].message.startswith("The rollback to step_000010.ckpt has not helped. The KL")
+    assert "Rolled back to step_000009.ckpt" in events[1].message
+    assert {one.cause for one in events} == {"kl_explosion"}
+    assert get_stop_reason(module.trainer).exit_code == ExitCode.DIVERGED
+
+
+def test_without_a_checkpoint_from_before_the_trouble_the_run_stops(tmp_path):
+    divergence = Divergence(lambda step, num_rollbacks: 0.8 if step >= 8 else 0.005)
+    saving = Checkpoints(dirpath=str(tmp_path / "checkpoints"), every_n_steps=1, keep_last=2)
+    callbacks = [divergence, HealthMonitor(EXPLODING), saving, EventsFile(tmp_path)]
+    module = make_module(optimizer=adam)
+    fit(module, callbacks=callbacks, max_steps=20)
+    *_, stop = read_events(tmp_path)
+    assert (stop.kind, stop.step, stop.cause) == ("stop", 11, "kl_explosion")
+    assert "no healthy checkpoint from before step 7" in stop.message
+
+
+class SpoilLate(SpoilWeights):
+    """Spoil the weights when all other callbacks have seen the step."""
+
+
+def test_weights_spoilt_after_the_monitor_has_looked_are_rolled_back_before_sampling(tmp_path):
+    saving = Checkpoints(dirpath=str(tmp_path / "checkpoints"), every_n_steps=1, keep_last=9)
+    module, first = make_module(optimizer=adam), FirstWeights()
+    callbacks = [HealthMonitor(), saving, EventsFile(tmp_path), SpoilLate(4), first]
+    fit(module, callbacks=callbacks, max_steps=8)
+    _, rollback, done = read_events(tmp_path)
+    assert (rollback.kind, rollback.cause, rollback.step) == ("rollback", "not_finite_weights", 4)
+    assert "before this step" in rollback.message
+    assert done.kind == "done"
+    assert all(weight.isfinite().all() for weight in weights(module).values())
+
+
+def test_weights_spoilt_without_a_checkpoint_end_the_run_with_words_and_a_cause(tmp_path):
+    callbacks = [HealthMonitor(), EventsFile(tmp_path), SpoilLate(2)]
+    with pytest.raises(Diverged, match="not_finite_weights.*no healthy checkpoint"):
+        fit(make_module(), callbacks=callbacks, max_steps=8)
+    *_, crash = read_events(tmp_path)
+    assert (crash.kind, crash.cause) == ("crash", "not_finite_weights")
+
+
+def test_the_event_of_a_stop_after_too_many_updates_left_out_names_the_rule(tmp_path):
+    rules = {"truncated": Rule(action="skip", patience=1)}
+    module = make_module(sampling=Sampling(max_tokens=1))
+    fit(module, callbacks=[HealthMonitor(rules), EventsFile(tmp_path)], max_steps=9)
+    *_, stop = read_events(tmp_path)
+    assert (stop.kind, stop.cause) == ("stop", "truncated")
+    assert stop.message.endswith("HealthMonitor left out the update because of truncated.")
+
+
+def test_what_the_rollbacks_have_left_is_resumed():
+    monitor, again = HealthMonitor(), HealthMonitor()
+    monitor._passed_over.append((3, 5))
+    again.load_state_dict(monitor.state_dict())
+    assert again.state_dict() == monitor.state_dict()

@@ -284,8 +284,9 @@ def _logprobs(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> Tensor:
 def _check_finite(logprobs: Iterable[float]) -> None:
     if not all(map(math.isfinite, logprobs)):
         raise Diverged(
-            "the policy's logits are not finite while sampling: its weights have diverged. "
-            "Resume from an earlier checkpoint with a lower learning rate or max_grad_norm."
+            "the policy's logits are not finite while sampling: its weights are NaN or infinite. "
+            "Resuming goes on from the newest checkpoint with finite weights; lower the learning "
+            "rate or model.update.max_grad_norm."
         )
 
 
