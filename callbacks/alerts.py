@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import subprocess
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -37,7 +38,7 @@ class Alerts(Callback):
         kinds: Kinds of events to send.
 
     Raises:
-        UserError: neither a command nor a webhook is given.
+        UserError: neither a command nor a webhook is given, or there is no such program.
     """
 
     def __init__(
@@ -54,6 +55,19 @@ class Alerts(Callback):
         if webhook and not webhook.startswith(("http://", "https://")):
             raise UserError(
                 f"Alerts.init_args.webhook must be a URL with http:// or https://, got {webhook!r}."
+            )
+        try:
+            self._words = shlex.split(command) if isinstance(command, str) else list(command or [])
+        except ValueError as error:
+            raise UserError(
+                "Alerts.init_args.command must be words as a shell reads them, got "
+                f"{command!r} ({error}). Close the quotation, or give a list of words."
+            ) from error
+        if self._words and shutil.which(self._words[0]) is None:
+            raise UserError(
+                "Alerts.init_args.command must begin with a program that exists and may be "
+                f"executed, got {self._words[0]!r} (alerts would be lost). Set its path, or use a "
+                "shell: [sh, -c, '...']."
             )
         self.command = command
         self.webhook = webhook
@@ -83,7 +97,7 @@ class Alerts(Callback):
             return
         values = {"RUN": run, "KIND": event.kind, "STEP": str(event.step), "CAUSE": event.cause}
         subprocess.run(
-            shlex.split(self.command) if isinstance(self.command, str) else self.command,
+            self._words,
             input=text,
             text=True,
             env=os.environ | {f"LIT_GRPO_{name}": value for name, value in values.items()},

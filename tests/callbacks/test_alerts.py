@@ -74,9 +74,8 @@ def test_a_webhook_gets_the_event_as_json(tmp_path, hook):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"command": "/no/such/program"},
         {"command": ["false", "an argument"]},
-        {"command": "sh -c 'exit 1"},  # a quote is missing
+        {"command": "sh -c 'exit 1'"},
         {"webhook": "http://127.0.0.1:1/"},
     ],
 )
@@ -88,7 +87,13 @@ def test_an_alert_that_cannot_be_sent_is_logged_and_the_run_goes_on(tmp_path, se
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({}, "must have a command or a webhook"), ({"webhook": "hooks.example"}, "must be a URL")],
+    [
+        ({}, "must have a command or a webhook"),
+        ({"webhook": "hooks.example"}, "must be a URL"),
+        ({"command": "/no/such/program -x"}, "a program that exists.*got '/no/such/program'"),
+        ({"command": ["no-such-program"]}, "a program that exists.*got 'no-such-program'"),
+        ({"command": "sh -c 'exit 1"}, "No closing quotation"),
+    ],
 )
 def test_alerts_without_a_place_to_go_are_refused(settings, words):
     with pytest.raises(UserError, match=words):
