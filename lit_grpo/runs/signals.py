@@ -22,9 +22,11 @@ from lit_grpo.stopping import exit_code_of_signal
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
-ECHO_SECONDS = 0.5
-"""A second signal within this time is the same request: a launcher may forward the signal that the
-whole process group has already received."""
+ECHO_SECONDS, ECHO_SECONDS_OF_LAUNCHER = 0.1, 0.5
+"""A second signal within this time is the same request: ``timeout``, a container, or later a
+launcher may forward the signal that the whole process group has already received."""
+LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+"""Environment variables of processes that a launcher has started."""
 
 
 class StopOnSignal(StopAtSafePoints):
@@ -63,7 +65,7 @@ class StopOnSignal(StopAtSafePoints):
                 f"{self.received.name}{why}: ending with a checkpoint, at once or after this "
                 "update. Send it again to end without one."
             )
-        elif now - self._received_at > ECHO_SECONDS:
+        elif now - self._received_at > _echo_seconds():
             _show_cursor()
             _write_stderr(f"{signal.Signals(signum).name} again: ending now.")
             signal.signal(signum, signal.SIG_DFL)
@@ -95,6 +97,11 @@ class StopOnSignal(StopAtSafePoints):
             if signal.getsignal(signum) == self._receive:  # Lightning may have restored its own
                 signal.signal(signum, handler)
         self._previous_handlers = {}
+
+
+def _echo_seconds() -> float:
+    has_launcher = any(name in os.environ for name in LAUNCHERS)
+    return ECHO_SECONDS_OF_LAUNCHER if has_launcher else ECHO_SECONDS
 
 
 def _write_stderr(message: str) -> None:

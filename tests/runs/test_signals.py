@@ -20,7 +20,7 @@ from toy_rollouts import fit, outputs, rollouts
 from worker_processes import wait_until
 
 from lit_grpo.callbacks import Checkpoints
-from lit_grpo.runs.signals import StopOnSignal
+from lit_grpo.runs.signals import LAUNCHERS, StopOnSignal
 from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.types import StopReason
 
@@ -93,13 +93,21 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum
     ]
 
 
+@pytest.mark.parametrize(
+    ("launcher", "soon", "later"),
+    [(None, 0.05, 0.4), ("TORCHELASTIC_RUN_ID", 0.4, 0.6), ("SLURM_JOB_ID", 0.4, 0.6)],
+)
 def test_a_second_signal_soon_is_the_same_request_and_a_later_one_ends_the_process(
-    tmp_path, monkeypatch
+    launcher, soon, later, monkeypatch
 ):
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    if launcher is not None:
+        monkeypatch.setenv(launcher, "1")
     sent = []
     monkeypatch.setattr(os, "kill", lambda pid, signum: sent.append((pid, signum)))
     monkeypatch.setattr(signal, "signal", lambda signum, handler: sent.append((signum, handler)))
-    now = iter([10.0, 10.4, 10.6])
+    now = iter([10.0, 10.0 + soon, 10.0 + later])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     callback = StopOnSignal()
     callback._receive(signal.SIGTERM, None)
