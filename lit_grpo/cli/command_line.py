@@ -47,6 +47,7 @@ from lit_grpo.runs.resume import (
 from lit_grpo.runs.trainer import (
     TRAINER_DEFAULTS,
     has_lightnings_checkpoints,
+    refuse_durations,
     refuse_float16,
     refuse_intervals,
     run_callbacks,
@@ -217,6 +218,7 @@ class CommandLine(LightningCLI):
         """Add the loggers and callbacks of a training run; other commands get none."""
         given, run_dir = self.config_init.trainer, self.config.run_dir
         refuse_float16(given.precision)
+        refuse_durations(given.max_time)
         refuse_intervals(given.val_check_interval, given.check_val_every_n_epoch)
         kwargs["default_root_dir"] = given.default_root_dir or run_dir
         if self.command in REWARD_COMMANDS:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
 from lit_grpo.runs.signals import StopOnSignal
 from lit_grpo.runs.time_limit import LeaveInTime, requeue_if_asked, with_more_time
 from lit_grpo.runs.watchdog import StallWatchdog
-from lit_grpo.stopping import get_stop_reason
+from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.types import (
     StopReason,
     UserError,
@@ -125,8 +127,9 @@ class Trainer(L.Trainer):
 
     ``fit`` writes ``metrics.csv``, ``completions/``, ``run.log``, ``final/`` and, to resume from,
     ``checkpoints/`` into ``run_dir``.
-    Errors are raised. If a callback stopped the run, ``stop_reason`` says why. ``config.yaml`` is
-    the one file that only the command line writes.
+    Errors are raised. A stop is none: ``fit`` returns with a checkpoint written, ``stop_reason``
+    says why, and ``exit_code`` is not 0. That is so for a reward with a bug, too. ``config.yaml``
+    is the one file that only the command line writes.
 
     Args:
         run_dir: Directory of all files. One that holds a run is refused unless ``fit`` resumes it.
@@ -152,6 +155,7 @@ class Trainer(L.Trainer):
     ) -> None:
         silence_chatter()
         refuse_float16(settings.get("precision"))
+        refuse_durations(settings.get("max_time"))
         for callback in _as_list(callbacks):
             check_type("callbacks", callback, Callback)
         check_range("max_steps", settings.get("max_steps"))
@@ -176,6 +180,11 @@ class Trainer(L.Trainer):
 
     stop_reason: StopReason | None = None
     """Why a callback or the step itself stopped the run; None if it was not stopped."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that ``lit-grpo fit`` would return after this training; 0 if it is done."""
+        return int(ExitCode.DONE if self.stop_reason is None else self.stop_reason.exit_code)
 
     def fit(  # type: ignore[override]
         self,
@@ -248,6 +257,19 @@ def refuse_float16(precision: object) -> None:
             precision,
             "float16 gradients would be clipped before they are unscaled",
         )
+
+
+def refuse_durations(max_time: object) -> None:
+    """Check the form of a time limit; Lightning would not name its key.
+
+    Raises:
+        UserError: it is not a text as ``DD:HH:MM:SS``.
+    """
+    is_other = max_time is None or isinstance(max_time, dict | timedelta)
+    if not is_other and not re.fullmatch(r"\d+:\d\d:\d\d:\d\d", str(max_time).strip()):
+        rule = "days, hours, minutes and seconds as 'DD:HH:MM:SS'"
+        error = setting_error("trainer.max_time", rule, max_time)
+        raise UserError(f"{error} One hour is '00:01:00:00'.")
 
 
 def refuse_intervals(val_check_interval: object, check_val_every_n_epoch: object) -> None:

@@ -178,7 +178,8 @@ class ScoreGate:
             raise StepAbandoned(
                 f"Stopped because of a bug in reward {name!r}, which no retry heals. The step was "
                 f"not trained on. {status.bugs[name]}\nTry the reward without training, "
-                "with the same config: lit-grpo rewards.",
+                "with the same config: lit-grpo rewards; in Python, call its function on a few "
+                "completions.",
                 ExitCode.CRASHED,
             )
         self._has_worked |= status.not_bugs

@@ -54,6 +54,7 @@ def test_it_writes_the_files_of_a_run(whole):
 def test_a_stopped_run_says_why_and_resumes_to_the_undisturbed_one(whole, tmp_path):
     stopped, _ = train(tmp_path, StopAfter(1))
     assert stopped.stop_reason.message == "enough for now"
+    assert (stopped.exit_code, whole[1].exit_code) == (20, 0)
     assert not (tmp_path / "final").exists()
     resumed, module = train(tmp_path, ckpt_path="last")
     assert resumed.stop_reason is None
