@@ -156,17 +156,13 @@ class _PartialParser(argparse.ArgumentParser):
 
 
 def find_config(name: str) -> Path:
-    """Return the file with that name, else the bundled config with that name.
-
-    For a bundled config ``.yaml`` may be left out.
-    """
-    candidates = [Path(name), BUNDLED / name, BUNDLED / f"{name}.yaml"]
+    """Return the file with that name, else the bundled config; ``.yaml`` may be left out."""
+    folders = (Path(), BUNDLED)
+    candidates = [folder / one for folder in folders for one in (name, f"{name}.yaml")]
     path = next((path for path in candidates if path.is_file()), None)
     if path is None:
-        known, own = bundled_configs(), Path(f"{name}.yaml")
+        known = bundled_configs()
         hint = did_you_mean(name.removesuffix(".yaml"), known)
-        if own.is_file():
-            hint = f" Did you mean {own}?"
         raise UserError(f"{name}: no such config.{hint} Bundled configs: {', '.join(known)}.")
     return path
 
@@ -191,6 +187,7 @@ def read_config(path: Path) -> dict[str, Any]:
         got = "nothing" if config is None else f"a {type(config).__name__}"
         raise UserError(f"{path}: a config must be a mapping of keys to values, got {got}.")
     refuse_empty(config, "", path)
+    refuse_mapping(config, path)
     refuse_secrets(config, str(path))
     return config
 
@@ -206,6 +203,21 @@ def refuse_empty(config: Any, prefix: str, path: Path) -> None:
             )
         if isinstance(value, dict | list):
             refuse_empty(value, f"{prefix}{key}.", path)
+
+
+def refuse_mapping(config: dict[str, Any], path: Path) -> None:
+    """Raise UserError if the callbacks are a mapping by class: the parser would not say so."""
+    trainer = config.get("trainer")
+    callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
+    listed = callbacks if isinstance(callbacks, list) else [callbacks]
+    for one in listed:
+        if isinstance(one, dict) and "class_path" not in one and one:
+            name = next(iter(one))
+            raise UserError(
+                f"{path}: trainer.callbacks must be a list of classes, got a mapping with the key "
+                f"{name}. Write callbacks: [{name}], or with settings "
+                f"[{{class_path: {name}, init_args: {{...}}}}]."
+            )
 
 
 def refuse_repeated_keys(root: yaml.Node | None, path: Path) -> None:

@@ -6,10 +6,10 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from lit_grpo.cli.errors import broken_import, did_you_mean, one_line
 from lit_grpo.cli.keys import KEYS
@@ -21,9 +21,25 @@ from lit_grpo.cli.type_hints import (
     type_name,
     type_of,
 )
+from lit_grpo.diagnostics import Action
+from lit_grpo.rewards import Reward
 
 BEGIN, END = "\x02", "\x03"
 """Marks around an error message that the parser of a nested class has already reworded."""
+
+OTHER_NAMES = {
+    "seed": "seed_everything (or model.seed for the training alone)",
+    "beta": "model.objective.kl.coef",
+    "epsilon": "model.objective.clip_low and clip_high",
+    "learning_rate": "model.optimizer.lr",
+    "num_generations": "model.group_size",
+    "max_completion_length": "model.sampling.max_tokens",
+    "reward_funcs": "model.rewards",
+    "num_iterations": "model.update.epochs",
+    "output_dir": "run_dir",
+    "per_device_train_batch_size": "data.prompts_per_step",
+}
+"""Names of TRL, and other likely ones -> what to set here."""
 
 MAPPING = re.compile(r"Unable to load config .*?\n\s*- (?=Parser key)", re.DOTALL)
 """What the parser says of a mapping that it was given as one value, before the key inside it."""
@@ -87,6 +103,14 @@ def unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
     hint = did_you_mean(name, known)
     if not hint and any(plain in get_args(expected) for plain in (bool, int, float, str)):
         return wrong_type(parser, key, match)
+    if name in set(class_names(Reward)):  # and not among the classes that are expected
+        return f"{key}: {name} is a reward. Put it into model.rewards: --model.rewards+={name}."
+    if "Rule" in known:
+        hint = did_you_mean(name, get_args(Action)).replace("Did you mean", "Action: did you mean")
+        return (
+            f"{key}: expected the keys patience and action of a rule, got {name}; an action is one "
+            f"of {', '.join(get_args(Action))}, as in {{truncated: {{action: stop}}}}.{hint}"
+        )
     few = f" Known: {', '.join(known)}." if len(known) <= 20 else ""
     path = f"{few} A class of yours needs its path, such as my_module.{name}."
     return f"{key}: no class is called {name}.{hint or path}"
@@ -128,7 +152,7 @@ def unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
     if match["key"] == "class_path":
         return "class_path: put the arguments of a class under init_args, next to class_path."
     full_key = ".".join(filter(None, [match["group"], match["key"]]))
-    return f"{full_key}: no such key.{suggest(full_key, keys(parser))}"
+    return f"{full_key}: no such key.{suggest_key(parser, full_key, keys(parser))}"
 
 
 def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -136,7 +160,7 @@ def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
     if not argument.startswith("--"):
         return f"{argument}: unexpected argument. Use --config FILE and --KEY VALUE."
     argument = argument.removeprefix("--")
-    return f"{argument}: no such key.{suggest(argument, [*keys(parser), *KEYS])}"
+    return f"{argument}: no such key.{suggest_key(parser, argument, [*keys(parser), *KEYS])}"
 
 
 def missing_keys(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -154,7 +178,9 @@ def no_section(parser: Any, key: str, match: re.Match[str]) -> str:
     few = ", ".join(known[:4]) + (", …" if len(known) > 4 else "")
     if match["value"] == "None":
         return f"{key}: expected keys under it ({few}), got nothing. Remove it for the defaults."
-    return f"{key}: expected keys under it ({few}), got {match['value']}."
+    is_coef = "coef" in known and re.fullmatch(r"[\d.e-]+", match["value"])
+    hint = f" Set {key}.coef to it." if is_coef else ""
+    return f"{key}: expected keys under it ({few}), got {match['value']}.{hint}"
 
 
 def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -164,8 +190,11 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     if value == "None":
         return f"{key}: expected {type_name(expected)}, got null. Remove it for the default."
     shown = value if len(value) <= 60 else f"{value[:57]}..."
-    choices = [str(choice) for choice in get_args(expected)]
-    hint = did_you_mean(value, choices) if get_origin(expected) is Literal else ""
+    hint = did_you_mean(value, literals(expected))
+    if key == "model.policy" and re.fullmatch(r"[\w./-]+", value):
+        return f"{key}: expected keys under it, got {shown}. Set model.policy.path to it."
+    if expected is int and re.fullmatch(r"\d+\.0+", value):
+        hint = f" Write {int(float(value))}."
     if get_origin(expected) is list and re.fullmatch(r"[\w.]+", value):
         hint = f" A list of one is '[{value}]'."
     return f"{key}: expected {type_name(expected)}, got {shown}.{hint}"
@@ -189,6 +218,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (r"a callable class: (?P<reason>.+)\. Got value", bad_callable),
     (r"Import path (?P<path>\S+) does not correspond to a subclass of (?P<base>\w+)", wrong_class),
     (r"(Group '(?P<group>.+)' does not accept o|O)ption '(?P<key>[^']+)'", unknown_key),
+    (r"model\.policy.*Unexpected import path format: (?P<value>\S+)", wrong_type),
     (r"unrecognized arguments: (?P<argument>\S+)", unknown_argument),
     (r"the following arguments are required: (?P<keys>.+)", missing_keys),
     (r"(Got|Given) value: (?P<value>.*?)(\n\s*Subclass types expect.*)?$", wrong_type),
@@ -198,6 +228,14 @@ RULES: tuple[tuple[str, Rule], ...] = (
 def keys(parser: Any) -> list[str]:
     """Return every option of a parser without its dashes: ``trainer.max_steps``."""
     return [option.lstrip("-") for action in parser._actions for option in action.option_strings]
+
+
+def suggest_key(parser: Any, key: str, known: Sequence[str]) -> str:
+    """Suggest what is called so elsewhere, else the closest key."""
+    name = key.rsplit(".", 1)[-1]
+    if name == "learning_rate" and "lr" in known:  # of an optimizer
+        return " Did you mean lr?"
+    return f" Set {OTHER_NAMES[name]}." if name in OTHER_NAMES else suggest(key, known)
 
 
 def suggest(key: str, known: Iterable[str]) -> str:

@@ -69,10 +69,13 @@ def test_a_file_in_the_working_directory_takes_precedence_over_a_bundled_one(tmp
     assert find_config("quickstart.yaml").resolve() == tmp_path / "quickstart.yaml"
 
 
-def test_a_file_of_ones_own_without_its_suffix_is_suggested(tmp_path):
-    write(tmp_path, mine="a: 1")
-    with pytest.raises(ValueError, match=r"mine: no such config\. Did you mean mine\.yaml\?"):
-        find_config("mine")
+def test_a_file_of_the_working_directory_is_found_without_its_ending_and_first(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "debug"):
+        (tmp_path / f"{name}.yaml").write_text("run_dir: x")
+        assert find_config(name).resolve() == tmp_path / f"{name}.yaml"
 
 
 def test_two_presets_are_refused():

@@ -48,6 +48,24 @@ print(json.dumps(answers))
 
 ARGUMENTS = {
     "--trainer.max_stepz=3": "trainer.max_stepz: no such key. Did you mean max_steps?",
+    "--seed 3": "seed: no such key. Set seed_everything",
+    "--trainer.max_time 1h": "trainer.max_time must be days, hours, minutes and seconds as",
+    "--trainer.max_time 3600": "got 3600. Set trainer.max_time. One hour is '00:01:00:00'.",
+    "--trainer.max_steps 1e3": "trainer.max_steps: expected int, got 1000.0. Write 1000.",
+    "--model.objective.kl 0.05": "got 0.05. Set model.objective.kl.coef to it.",
+    "--model.beta 0.05": "model.beta: no such key. Set model.objective.kl.coef.",
+    "--model.num_generations 4": "model.num_generations: no such key. Set model.group_size.",
+    "--model.optimizer.learning_rate 1": "AdamW.learning_rate: no such key. Did you mean lr?",
+    "--trainer.callbacks+=FormatReward": (
+        "trainer.callbacks: FormatReward is a reward. Put it into model.rewards: "
+        "--model.rewards+=FormatReward."
+    ),
+    "--trainer.callbacks+=HealthMonitor --trainer.callbacks.rules.truncated.action=stopp": (
+        "an action is one of ignore, warn, alert, skip, roll_back, stop"
+    ),
+    "--trainer.callbacks+=HealthMonitor --trainer.callbacks.rules.truncated=stop": (
+        "as in {truncated: {action: stop}}"
+    ),
     "--trainer.max_stepz 3": "trainer.max_stepz: no such key. Did you mean max_steps?",
     "--trainr.max_steps=3": "trainr.max_steps: no such key. Did you mean trainer?",
     "--trainer.max_steps=three": "trainer.max_steps: expected int, got three.",
@@ -231,6 +249,20 @@ FILES = {
     ),
     "{trainer: {callbacks: [EarlyStoping]}}": (
         "trainer.callbacks: no class is called EarlyStoping. Did you mean EarlyStopping?"
+    ),
+    "{trainer: {callbacks: {HealthMonitor: null}}}": (
+        "trainer.callbacks must be a list of classes, got a mapping with the key HealthMonitor. "
+        "Write callbacks: [HealthMonitor]"
+    ),
+    "{trainer: {callbacks: [{class_path: HealthMonitor, init_args: "
+    "{rules: {truncated: {action: rollback}}}}]}}": "got rollback. Did you mean roll_back?",
+    "{trainer: {callbacks: [{class_path: HealthMonitor, init_args: "
+    "{rules: {truncatd: {action: stop}}}}]}}": "Did you mean truncated?",
+    "{trainer: {callbacks: [{class_path: Alerts, init_args: {command: no-such-program -x}}]}}": (
+        "Alerts.init_args.command must begin with a program that exists"
+    ),
+    "{model: {policy: Qwen/Qwen2.5-0.5B}}": (
+        "model.policy: expected keys under it, got Qwen/Qwen2.5-0.5B. Set model.policy.path to it."
     ),
     "{trainer: {callbacks+: [{class_path: EarlyStopping}]}}": (
         "trainer.callbacks: EarlyStopping.monitor: required, but not set."
