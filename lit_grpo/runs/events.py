@@ -63,6 +63,10 @@ class EventsFile(Callback):
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(event), ensure_ascii=False) + "\n")
 
+    def on_outage(self, trainer: L.Trainer, pl_module: L.LightningModule, outage: Any) -> None:
+        """Record that a run waits for something, or has had to restart it."""
+        record_event(trainer, "alert", outage.message, outage.cause)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.has_begun = True
         record_event(trainer, "resume" if num_finished_steps(trainer) else "start")

@@ -93,8 +93,12 @@ class Collector:
         )
         add_rollout_metrics(metrics, rollouts)  # of the groups as first sampled
         rollouts = self._refill(rollouts, step, metrics)
-        for measured in [*self._rewards.observe(), self._engine.observe()]:
+        of_engine = self._engine.observe()
+        for measured in [*self._rewards.observe(), of_engine]:
             add_measurements(metrics, measured)
+        if num_restarts := int(of_engine.totals.get("rollout/restarts", 0)):
+            message = f"Servers were restarted {num_restarts} times during this step: see run.log."
+            self._events.report_outage("engine_outage", message)
         return rollouts
 
     def close(self) -> None:

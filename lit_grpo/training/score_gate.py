@@ -148,6 +148,9 @@ class ScoreGate:
             rank_zero_only(log.warning)(
                 "Too many scores are missing to train on this step: %s Retrying %s.", status, when
             )
+            if not has_retried:
+                message = f"Too many scores are missing to train on this step: {status}"
+                self._waiting.report_outage("score_outage", message)
             self._waiting.pause(pause)
             has_retried = True
             if scoring is not None:

@@ -4,7 +4,8 @@ A callback may define ``on_stage_start(trainer, pl_module, name)`` and
 ``on_stage_end(trainer, pl_module, stage)``. One that may end the run while it samples, or
 waits for servers or rewards, defines ``on_wait(trainer, pl_module, _)``. One that may leave out the
 update on some rollouts defines ``on_rollouts(trainer, pl_module, rollouts)`` and returns True, or
-the name of a cause, for these. One that shows how far a stage is reads
+the name of a cause, for these. One that tells of outages that a run waits out or has survived
+defines ``on_outage(trainer, pl_module, outage)``. One that shows how far a stage is reads
 ``pl_module.events.running`` whenever it likes.
 """
 
@@ -35,6 +36,15 @@ class LeftOut:
 
     def __str__(self) -> str:
         return f"{self.by} left out the update" + (f" because of {self.cause}" * bool(self.cause))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """An engine or rewards that do not answer, or did not."""
+
+    cause: str
+    """Its name in the table of causes."""
+    message: str
 
 
 class Clock(Protocol):
@@ -187,6 +197,10 @@ class StageEvents:
             if answer:
                 return LeftOut(by=name, cause=answer if isinstance(answer, str) else "")
         return None
+
+    def report_outage(self, cause: str, message: str) -> None:
+        """Call ``on_outage`` of the callbacks."""
+        self._notify("on_outage", Outage(cause=cause, message=message))
 
     def _notify(self, hook: str, argument: object) -> list[Any]:
         """Call a hook on every callback that defines it; Lightning does not know these hooks."""

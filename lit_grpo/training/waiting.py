@@ -58,6 +58,10 @@ class Waiting:
     def __init__(self, events: StageEvents) -> None:
         self._events = events
 
+    def report_outage(self, cause: str, message: str) -> None:
+        """Tell the callbacks why the run waits."""
+        self._events.report_outage(cause, message)
+
     def pause(self, seconds: float) -> None:
         """Wait for an outage to end, on all ranks for the longest of their pauses.
 

@@ -6,6 +6,7 @@ from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import ZeroRewardBreaker
 from lit_grpo.runs.events import EventsFile, read_events, record_event
+from lit_grpo.training.stages import StageEvents
 
 STEP = outputs(rollouts([[0.0, 1.0]]))
 ZERO = outputs(rollouts([[0.0, 0.0]]))
@@ -50,6 +51,17 @@ def test_callbacks_add_events_with_a_cause(tmp_path):
         "Kürzer",
         "truncated",
     )
+
+
+def test_an_outage_that_is_waited_out_is_an_alert_with_its_cause(tmp_path):
+    class Waits(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            StageEvents(pl_module).report_outage("score_outage", "The judge does not answer.")
+
+    fit(lambda step: STEP, [Waits(), EventsFile(tmp_path)], steps=1)
+    alert = read_events(tmp_path)[1]
+    assert (alert.kind, alert.cause) == ("alert", "score_outage")
+    assert alert.message == "The judge does not answer."
 
 
 def test_a_line_that_was_cut_short_is_left_out(tmp_path):

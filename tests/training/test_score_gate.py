@@ -86,12 +86,25 @@ def test_a_setting_that_is_out_of_range_is_refused_with_its_key(setting, value):
         OutagePolicy(**{setting: value})
 
 
+class Told(Callback):
+    """Keep what callbacks are told of outages."""
+
+    def __init__(self):
+        self.outages = []
+
+    def on_outage(self, trainer, pl_module, outage):
+        self.outages.append((outage.cause, outage.message))
+
+
 def test_a_short_outage_delays_a_run_and_changes_nothing_else(undisturbed, caplog):
     # The eight scores of the second step are missing at first and at the first retry.
     reward = Flaky(down=range(8, 24))
     with caplog.at_level("INFO", logger="lit_grpo"):
-        trainer, module, outputs = train(reward, outage=SHORT_PAUSES)
+        trainer, module, outputs = train(reward, None, told := Told(), outage=SHORT_PAUSES)
     assert get_stop_reason(trainer) is None
+    ((cause, message),) = told.outages
+    assert cause == "score_outage"
+    assert "8 of the 8 rows (100%) have no score" in message
     assert caplog.text.count("Enough scores have arrived: training goes on.") == 1
     assert reward.num_calls == 8 * 4 + 16
     assert all(output["rollouts"].valid.all() for output in outputs)
