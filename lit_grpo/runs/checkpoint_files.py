@@ -139,6 +139,9 @@ class CheckpointWriter(TorchCheckpointIO):
     def load_checkpoint(self, path: str | Path, *args: Any, **options: Any) -> dict[str, Any]:
         if Path(path).is_dir():
             return read_whole(Path(path))
+        if not args:
+            # Lightning's default is a function, which the 8-bit states of torchao cannot take.
+            options.setdefault("map_location", "cpu")
         loaded: dict[str, Any] = super().load_checkpoint(path, *args, **options)
         return loaded
 

@@ -17,7 +17,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_only
 from transformers import PreTrainedTokenizerBase, get_scheduler
 
-from lit_grpo.distributed import gather_objects
+from lit_grpo.distributed import gather_objects, get_world_size
 from lit_grpo.distributed.checkpoints import check_partition
 from lit_grpo.policy import Policy
 from lit_grpo.policy.loading import max_positions
@@ -27,6 +27,7 @@ from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
 from lit_grpo.training.compatibility import (
     check_completions_fit,
+    check_updates,
     refuse_unsupported,
     warn_of_monitors,
     warn_of_warm_up,
@@ -150,6 +151,11 @@ class PolicyModule(L.LightningModule):
             raise UserError(
                 f"optimizer must be one that can be made ({error}). Set model.optimizer."
             ) from error
+        check_updates(
+            optimizer,
+            world_size=get_world_size(),
+            is_sharded=self.policy.sharding.is_sharded,
+        )
         if self.lr_schedule == "constant":
             schedule = get_scheduler("constant_with_warmup", optimizer, self.warmup_steps)
         else:

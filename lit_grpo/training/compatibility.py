@@ -6,14 +6,17 @@ import logging
 from collections.abc import Sequence
 
 import lightning as L
+import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
+from torch.optim import Optimizer
 
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import Policy, Teacher
 from lit_grpo.rollout import RolloutEngine, Sampling
+from lit_grpo.training.master_weights import MasterAdamW
 from lit_grpo.types import Prompt, UserError, check_range, setting_error
 
 log = logging.getLogger(__name__)
@@ -252,5 +255,49 @@ def refuse_unsupported(trainer: L.Trainer) -> None:
             "trainer.precision",
             "32-true or bf16-mixed",
             trainer.precision,
-            "others are untested; for bfloat16 weights set model.policy.dtype",
+            "others are untested; for bfloat16 weights set model.policy.dtype to bfloat16, and "
+            "model.optimizer to MasterAdamW, which keeps the small updates that they lose",
         )
+
+
+def check_updates(optimizer: Optimizer, *, world_size: int, is_sharded: bool) -> None:
+    """Check how an optimizer updates bfloat16 weights; float32 weights suit every one.
+
+    Raises:
+        UserError: it would do it wrongly with several ranks.
+    """
+    weights = [one for group in optimizer.param_groups for one in group["params"]]
+    if all(one.dtype == torch.float32 for one in weights):
+        return
+    keeps_masters = isinstance(optimizer, MasterAdamW)
+    # The attribute of the optimizers of torchao.
+    rounds_at_random = getattr(optimizer, "bf16_stochastic_round", False)
+    if is_sharded and (keeps_masters or rounds_at_random):
+        raise setting_error(
+            "model.policy.dtype",
+            f"float32 with trainer.strategy fsdp2 and {type(optimizer).__name__}",
+            "bfloat16",
+            "with trainer.precision bf16-mixed shards stay float32, which need no other masters, "
+            "and are gathered in bfloat16",
+        )
+    if rounds_at_random and world_size > 1:
+        raise UserError(
+            f"bf16_stochastic_round must be false on several processes, got true on {world_size} "
+            "(each would round the same weights in its own way, and their policies would part). "
+            "Set model.optimizer to MasterAdamW, or trainer.strategy to fsdp2 with "
+            "model.policy.dtype float32."
+        )
+    if not keeps_masters and not rounds_at_random:
+        _warn_of_lost_updates(type(optimizer).__name__)
+
+
+@rank_zero_only
+def _warn_of_lost_updates(optimizer: str) -> None:
+    log.warning(
+        "%s trains bfloat16 weights (model.policy.dtype), which lose changes below 1/512 of a "
+        "weight: at a learning rate of 1e-6 nearly all. Set model.optimizer to MasterAdamW, which "
+        "keeps float32 weights of its own; or to torchao.optim.AdamW8bit with init_args "
+        "{bf16_stochastic_round: true}; or model.policy.dtype to float32 with trainer.precision "
+        "bf16-mixed. Leave it if the optimizer keeps the changes in its own way.",
+        optimizer,
+    )

@@ -13,6 +13,7 @@ from cli_base import BASE
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.configs import read_invocation
 from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile
+from lit_grpo.training import MasterAdamW
 
 MINE = """
 from lightning.pytorch import Callback
@@ -164,3 +165,12 @@ def test_a_user_s_loggers_and_callbacks_are_added_to_the_built_in_ones():
     assert [type(logger).__name__ for logger in cli.trainer.loggers] == ["MetricsFile", "CSVLogger"]
     names = {type(callback).__name__ for callback in cli.trainer.callbacks}
     assert {"Plain", CompletionsFile.__name__, FinalModel.__name__} <= names
+
+
+def test_an_optimizer_with_masters_is_named_like_those_of_torch(here):
+    (here / "more.yaml").write_text("model: {optimizer: MasterAdamW, policy: {dtype: bfloat16}}")
+    arguments = ["--config=more.yaml", "--model.optimizer.lr=2e-6"]
+    module = command_line(*arguments).model
+    optimizer = module.make_optimizer([torch.nn.Parameter(torch.ones(1))])
+    assert type(optimizer) is MasterAdamW
+    assert optimizer.param_groups[0]["lr"] == 2e-6

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import (
     DeepSpeedStrategy,
@@ -11,15 +12,18 @@ from lightning.pytorch.strategies import (
     SingleDeviceStrategy,
 )
 from tiny import prompt
+from torch.optim import SGD
 
 from lit_grpo.rollout import Sampling
 from lit_grpo.training.compatibility import (
     check_completions_fit,
     check_prompts_fit,
+    check_updates,
     refuse_unsupported,
     warn_of_monitors,
     warn_of_warm_up,
 )
+from lit_grpo.training.master_weights import MasterAdamW
 from lit_grpo.types import UserError
 
 
@@ -27,6 +31,7 @@ from lit_grpo.types import UserError
     ("strategy", "precision", "message"),
     [
         (SingleDeviceStrategy, "64-true", "got 64-true .* Set trainer.precision"),
+        (SingleDeviceStrategy, "bf16-true", "policy.dtype to bfloat16, and .* MasterAdamW"),
         (FSDPStrategy, "32-true", "got FSDPStrategy .* Set trainer.strategy"),
         (ModelParallelStrategy, "32-true", "got ModelParallelStrategy .* Set trainer.strategy"),
         # Without its constructor, which needs the package.
@@ -81,3 +86,30 @@ def test_a_warm_up_that_lasts_to_the_end_is_named(max_steps, warmup_steps, is_dr
     assert [line.split(":")[0] for line in caplog.messages] == warns * [
         "the learning rate is never reached"
     ]
+
+
+class AtRandom(SGD):
+    bf16_stochastic_round = True
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "world_size", "is_sharded", "message"),
+    [
+        (MasterAdamW, 2, False, ""),
+        (MasterAdamW, 2, True, "dtype must be float32 with .* fsdp2 and MasterAdamW"),
+        (AtRandom, 1, False, ""),
+        (AtRandom, 2, False, "stochastic_round must be false .* true on 2 .* MasterAdamW"),
+        (AtRandom, 2, True, "dtype must be float32 with .* fsdp2 and AtRandom"),
+    ],
+)
+def test_optimizers_that_would_let_bfloat16_ranks_part_are_refused(
+    optimizer, world_size, is_sharded, message, caplog
+):
+    for dtype in (torch.float32, torch.bfloat16):
+        made = optimizer([torch.nn.Parameter(torch.ones(2, dtype=dtype))], lr=1.0)
+        if message and dtype == torch.bfloat16:
+            with pytest.raises(UserError, match=message):
+                check_updates(made, world_size=world_size, is_sharded=is_sharded)
+        else:
+            check_updates(made, world_size=world_size, is_sharded=is_sharded)
+    assert not caplog.messages

@@ -180,4 +180,4 @@ def optimizer_copy_bytes(setup: Setup) -> int:
     of_step = trained * kept * copies
     # DeepSpeed casts its part of the gradients to float32.
     of_gradient = FLOAT32 * trained if setup.sharding.own_masters else 0
-    return round((of_step + of_gradient) / share)
+    return round((of_step + of_gradient) / share) + setup.optimizer.step_bytes

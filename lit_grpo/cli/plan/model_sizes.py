@@ -46,6 +46,8 @@ class OptimizerSizes:
     copies: bool
     """Whether a step on a GPU makes a copy of all trained parameters, as AdamW does unless fused:
     the square roots of all second moments are there at the same time."""
+    step_bytes: int = 0
+    """Bytes that exist only during a step, of an optimizer that tells them."""
 
 
 def optimizer_sizes(
@@ -74,7 +76,11 @@ def optimizer_sizes(
             one.grad = None
     settings = getattr(optimizer, "defaults", {})
     is_fused = settings.get("fused") or settings.get("foreach") is False
-    return OptimizerSizes(state_bytes=size, copies="foreach" in settings and not is_fused)
+    return OptimizerSizes(
+        state_bytes=size,
+        copies="foreach" in settings and not is_fused,
+        step_bytes=getattr(optimizer, "step_bytes", 0),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from lit_grpo.cli.plan.model_sizes import (
     weight_bytes,
 )
 from lit_grpo.policy import LoRA, Policy
+from lit_grpo.training import MasterAdamW
 
 ADAPTED = {"lora": LoRA(rank=4), "dtype": "bfloat16"}
 
@@ -53,6 +54,22 @@ def test_the_state_of_the_optimizer_is_that_after_a_real_step(make):
     real = sum(one.numel() * one.element_size() for one in states if torch.is_tensor(one))
     assert optimizer_sizes(outline, make).state_bytes == real
     assert all(one.grad is None for one in outline.parameters())
+
+
+@pytest.mark.parametrize("fused", [None, True])
+def test_float32_masters_of_bfloat16_weights_are_state_and_gradients_a_part_at_a_time(fused):
+    outline = Policy(architecture=LLAMA, dtype="bfloat16").outline()
+    parameters = tiny_policy(dtype="bfloat16").trainable_parameters()
+    optimizer = MasterAdamW(parameters, fused=fused)
+    for one in parameters:
+        one.grad = torch.zeros_like(one)
+    optimizer.step()
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    number = sum(one.numel() for one in parameters)
+    sizes = optimizer_sizes(outline, lambda given: MasterAdamW(given, fused=fused))
+    assert sizes.state_bytes == sum(one.numel() * one.element_size() for one in states)
+    assert sizes.state_bytes == 12 * number + 4 * len(parameters)
+    assert (sizes.copies, sizes.step_bytes) == (False, 4 * number if fused else 8 * number)
 
 
 class Reading(torch.optim.Optimizer):
