@@ -14,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from lit_grpo.cli.plan.command import limit_of
 from lit_grpo.cli.plan.devices import DEVICES, Cluster
@@ -23,7 +23,7 @@ from lit_grpo.cli.plan.seconds import StepTime, estimate_seconds
 from lit_grpo.cli.plan.setup import Sampler, Setup, make_setup
 from lit_grpo.cli.plan.step import step_sizes
 from lit_grpo.policy import LoRA, Policy
-from lit_grpo.training import UpdateConfig
+from lit_grpo.training import MasterAdamW, UpdateConfig
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE, PICTURE = DOCS / "scale.md", DOCS / "scale.png"
@@ -73,8 +73,11 @@ class Method:
     served: bool = False
     """Whether servers sample, on as many further GPUs."""
 
-    def optimizer(self) -> Callable[..., AdamW]:
-        return partial(AdamW, fused=self.fused)
+    masters: bool = False
+    """Whether the optimizer keeps float32 weights of its own."""
+
+    def optimizer(self) -> Callable[..., Optimizer]:
+        return partial(MasterAdamW if self.masters else AdamW, fused=self.fused)
 
 
 METHODS = {
@@ -92,16 +95,13 @@ METHODS = {
 ON_ONE_GPU = {
     "float32 weights, bf16-mixed, AdamW": Method(strategy="auto"),
     "float32 weights, bf16-mixed, 8-bit AdamW": Method(strategy="auto", optimizer_bytes=2),
-    "bf16-true, AdamW with float32 weights and state": Method(
-        strategy="auto", precision="bf16-true", optimizer_bytes=12
+    "bfloat16 weights, MasterAdamW": Method(strategy="auto", dtype="bfloat16", masters=True),
+    "bfloat16 weights, AdamW of torchao with stochastic rounding": Method(
+        strategy="auto", dtype="bfloat16", optimizer_bytes=4
     ),
-    "bf16-true, 8-bit AdamW with float32 weights": Method(
-        strategy="auto", precision="bf16-true", optimizer_bytes=6
+    "bfloat16 weights, 8-bit AdamW of torchao with stochastic rounding": Method(
+        strategy="auto", dtype="bfloat16", optimizer_bytes=2
     ),
-    "bf16-true, AdamW with a bfloat16 state": Method(
-        strategy="auto", precision="bf16-true", optimizer_bytes=4
-    ),
-    "bf16-true, 8-bit AdamW": Method(strategy="auto", precision="bf16-true", optimizer_bytes=2),
     "LoRA of rank 64 on bfloat16 weights": Method(strategy="auto", dtype="bfloat16", lora=64),
 }
 

@@ -49,9 +49,9 @@ class Policy(nn.Module):
             ``{model_type: llama, hidden_size: 128, …}``. Unless ``tokenizer`` is set, a byte
             tokenizer is used.
         tokenizer: Directory or hub id of a tokenizer other than the model's own.
-        dtype: Data type of the weights. ``bfloat16`` suits a frozen base under LoRA. Small updates
-            are lost in bfloat16 weights: for full training keep float32 and set trainer.precision
-            to bf16-mixed.
+        dtype: Data type of the weights. ``bfloat16`` suits a frozen base under LoRA. Trained
+            weights lose small updates in bfloat16: keep float32 and set trainer.precision to
+            bf16-mixed, or train them with ``MasterAdamW``.
         attn_implementation: Attention implementation of ``transformers``, for example ``sdpa`` or
             ``flash_attention_2``; null leaves the choice to it.
         gradient_checkpointing: Recompute activations in the backward pass to save memory.

@@ -124,3 +124,17 @@ def test_ranks_roll_back_together_although_one_has_seen_the_trouble(results):
     assert [rank["step"] for rank in ranks] == [5, 5]
     assert_same_weights(*ranks)
     assert all(weight.isfinite().all() for weight in ranks[0]["weights"].values())
+
+
+def test_two_ranks_with_masters_keep_the_same_bfloat16_weights(results):
+    ranks = results["masters"]
+    assert_same_weights(*ranks)
+    for rank in ranks:
+        masters = rank["masters"]
+        assert all(one.dtype == torch.float32 for one in masters)
+        weights = rank["weights"].values()
+        assert all(
+            torch.equal(weight, master.bfloat16())
+            for weight, master in zip(weights, masters, strict=True)
+        )
+    assert all(map(torch.equal, ranks[0]["masters"], ranks[1]["masters"]))

@@ -20,11 +20,11 @@ from tiny import perturbed, tiny_policy
 
 from lit_grpo.callbacks import Checkpoints, HealthMonitor
 from lit_grpo.data import PromptLoader
-from lit_grpo.objective import AdvantageConfig, DistillationTerm, EntropyTerm, Objective
+from lit_grpo.objective import AdvantageConfig, DistillationTerm, EntropyTerm, KLTerm, Objective
 from lit_grpo.policy import Policy
 from lit_grpo.rollout import VLLMTeacher
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.training import GRPOModule, OutagePolicy
+from lit_grpo.training import GRPOModule, MasterAdamW, OutagePolicy
 from lit_grpo.types import Prompt
 
 
@@ -168,6 +168,22 @@ def rollback() -> dict[str, Any]:
     }
 
 
+def masters() -> dict[str, Any]:
+    """Train bfloat16 weights on float32 masters."""
+    module = make_module(
+        policy={"dtype": "bfloat16"},
+        optimizer=lambda params: MasterAdamW(params, lr=1e-3),
+        objective=Objective(kl=KLTerm(coef=0.1)),
+        update={"max_grad_norm": 0.1},
+    )
+    trainer = fit_ranks(module, PROMPTS, 4, max_steps=2, shuffle=False)
+    states = trainer.optimizers[0].state
+    return {
+        "weights": weights(module),
+        "masters": [states[one]["master"] for one in module.policy.trainable_parameters()],
+    }
+
+
 def start_teacher() -> Policy:
     return perturbed(tiny_policy(seed=1))
 
@@ -178,6 +194,7 @@ TRAININGS: dict[str, Callable[[], dict[str, Any]]] = {
     "refill": refill,
     "distillation": distillation,
     "rollback": rollback,
+    "masters": masters,
     "undisturbed": lambda: outage(directory="undisturbed", num_attempts=0),
     "short-outage": lambda: outage(directory="short-outage", num_attempts=2),
     "long-outage": lambda: outage(directory="long-outage", num_attempts=float("inf")),

@@ -208,6 +208,7 @@ def project(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_reward_of_the_working_directory_can_be_configured(project, monkeypatch):
     monkeypatch.syspath_prepend(project)
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # that of another test
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--rewards", type=list[Reward])
     parsed = parser.parse_object({"rewards": [CONFIG]})
