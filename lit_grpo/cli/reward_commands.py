@@ -15,6 +15,7 @@ from lit_grpo.cli.judge_check import check_judges
 from lit_grpo.cli.rescore import rescore
 from lit_grpo.cli.reward_trial import try_rewards
 from lit_grpo.rewards.scoring import RewardFailed
+from lit_grpo.runs.checkpoint_files import read_checkpoint
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.compatibility import refuse_unsupported
 from lit_grpo.training.seeds import seed_everything
@@ -105,7 +106,7 @@ def load_policy(cli: CommandLine, module: GRPOModule) -> None:
     seed_everything(module.seed)
     module.policy.load(with_reference=False)
     if cli.config.ckpt_path is not None:
-        checkpoint = strategy.load_checkpoint(cli.config.ckpt_path, weights_only=True)
+        checkpoint = read_checkpoint(Path(cli.config.ckpt_path), with_optimizers=False)
         module.on_load_checkpoint(checkpoint)
         # Not strict: a moving reference, which is not loaded here, may be in it.
         module.load_state_dict(checkpoint["state_dict"], strict=False)

@@ -352,7 +352,7 @@ class PolicyModule(L.LightningModule):
         checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in reloaded}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self.trainer.state.fn == "fit":
+        if self._trainer is not None and self.trainer.state.fn == "fit":
             own = getattr(self.trainer.strategy, "partition", None)
             check_partition(checkpoint, own, self.trainer.ckpt_path)
         trained = {n for n, p in self.named_parameters() if p.requires_grad}

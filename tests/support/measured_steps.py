@@ -77,7 +77,7 @@ def build(case: dict[str, Any]) -> GRPOModule:
 
 def loader(case: dict[str, Any]) -> PromptLoader:
     length = case.get("prompt", 64) - 1
-    prompts = [prompt("a" * length + chr(97 + n), id=str(n)) for n in range(PROMPTS)]
+    prompts = [prompt(chr(97 + n) + "a" * length, id=str(n)) for n in range(PROMPTS)]
     return PromptLoader(prompts, PROMPTS, shuffle=False)
 
 

@@ -225,7 +225,7 @@ def test_diverged_weights_raise_an_error_that_says_so(value, temperature):
     policy = tiny_policy()
     with torch.no_grad():
         policy.model.lm_head.weight[7] = value
-    with pytest.raises(FloatingPointError, match="earlier checkpoint"):
+    with pytest.raises(FloatingPointError, match="newest checkpoint with finite weights"):
         generate(policy, replace(PLAIN, temperature=temperature))
 
 
