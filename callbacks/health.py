@@ -205,12 +205,13 @@ class HealthMonitor(Callback):
         self, pl_module: L.LightningModule, outputs: Mapping[str, Any], are_weights_finite: bool
     ) -> dict[str, _Finding]:
         """Return what is wrong with the step, by cause, and remember its metrics."""
+        skipped = getattr(pl_module, "skipped_steps", None)  # of a GRPOModule
         step = ObservedStep(
             rollouts=outputs["rollouts"],
             batch=outputs.get("batch"),
             metrics=outputs.get("metrics", {}) | self._seconds | _memory(),
             past=tuple(self._past),
-            num_skipped=getattr(pl_module, "num_skipped_at_limit", 0),
+            num_skipped=skipped.num_at_limit if skipped else 0,
             weights_are_finite=are_weights_finite,
         )
         self._past.append(dict(step.metrics))

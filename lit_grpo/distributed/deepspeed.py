@@ -97,14 +97,15 @@ class ZeROSteps(OptimizerSteps):
 
     strategy: ZeROStrategy
 
-    def take(self, optimizer: Any, parameters: Any, max_norm: float) -> Tensor:
+    def take(self, optimizer: Any, parameters: Any, max_norm: float) -> tuple[Tensor, bool]:
         engine = self.strategy.engine
         engine.optimizer.clip_grad = max_norm
         engine.step()
         norm = self.norm(parameters)
-        if norm.isfinite():  # else the engine has left the step out
+        is_finite = bool(norm.isfinite())
+        if is_finite:  # else the engine has left the step out
             optimizer.step()  # only lets Lightning count it
-        return norm
+        return norm, is_finite
 
     def norm(self, parameters: Any) -> Tensor:
         """Return the norm of the gradient of the step that the engine has just taken."""

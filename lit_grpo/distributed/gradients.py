@@ -34,15 +34,21 @@ class OptimizerSteps:
     A strategy that does this otherwise has an attribute ``steps`` that overrides everything here.
     """
 
-    def take(self, optimizer: Any, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-        """Take a step on the gradient, scaled down to at most a norm; return its norm before.
+    def take(
+        self, optimizer: Any, parameters: Sequence[nn.Parameter], max_norm: float
+    ) -> tuple[Tensor, bool]:
+        """Take a step on the gradient, scaled down to at most a norm.
 
-        A step whose norm is not finite is left out. Every rank must call this.
+        Every rank must call this.
+
+        Returns:
+            The norm before, and whether it is finite; if not, the step is left out.
         """
         norm = clip_grad_norm(parameters, max_norm)
-        if norm.isfinite():
+        is_finite = bool(norm.isfinite())  # the one wait for a GPU
+        if is_finite:
             optimizer.step()
-        return norm
+        return norm, is_finite
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Return the norm of the gradient of the step that is being taken."""

@@ -41,6 +41,7 @@ from lit_grpo.training.prefetch import StepContext
 from lit_grpo.training.preparation import BatchBuilder
 from lit_grpo.training.score_gate import OutagePolicy
 from lit_grpo.training.seeds import SeedPurpose
+from lit_grpo.training.skipped_steps import SkippedSteps
 from lit_grpo.training.unused_settings import settings_without_effect
 from lit_grpo.training.update import PolicyUpdate
 from lit_grpo.training.waiting import StepAbandoned
@@ -298,34 +299,25 @@ class GRPOModule(PolicyModule):
 
         Its checkpoint has the weights before the steps that were skipped.
         """
-        if not self.num_skipped_at_limit:
-            return
-        message = (
-            f"Stopped because the gradients of {self.num_skipped_at_limit} optimizer steps in "
-            "a row were not finite. They were not applied. "
-            f"{self.objective.advice_if_not_finite}Resume with a lower learning rate, or from an "
-            "earlier checkpoint (lit-grpo checkpoints RUN lists them)."
-        )
-        code, cause = ExitCode.DIVERGED, "not_finite_gradient"
-        stop_run(self.trainer, StopReason(exit_code=code, message=message, cause=cause))
+        if self.skipped_steps.num_at_limit:
+            stop_run(self.trainer, self.skipped_steps.stop_reason())
 
     @property
-    def num_skipped_at_limit(self) -> int:
-        """Optimizer steps in a row that were skipped, if they are too many to go on, else 0."""
-        return self.policy_update.num_skipped if self.policy_update.has_diverged else 0
+    def skipped_steps(self) -> SkippedSteps:
+        """Count of optimizer steps whose gradient was not finite."""
+        return self.policy_update.skipped_steps
 
     def on_roll_back(self, checkpoint: dict[str, Any]) -> None:
         """Take from a checkpoint what belongs to the policy that it restored."""
         self.num_rollbacks += 1
-        self.policy_update.num_skipped = 0
-        self.policy_update._total_skipped = 0  # the next one is logged as the first
+        self.skipped_steps.forget()
         self._load_coefficients(checkpoint)
         self.collector.close()  # rollouts ahead were sampled with the weights that are gone
 
     @property
     def trouble(self) -> str:
         """What is wrong at the moment, which `Checkpoints` asks for; empty if nothing is."""
-        num_skipped = self.policy_update.num_skipped
+        num_skipped = self.skipped_steps.in_a_row
         return f"{num_skipped} optimizer steps in a row were skipped" if num_skipped else ""
 
     def refresh_reference(self) -> None:
@@ -354,7 +346,7 @@ class GRPOModule(PolicyModule):
         checkpoint["rollout_step"] = self.rollout_step
         checkpoint["rewards"] = self.rewards.state_dict()
         control = self.policy_update.entropy_control
-        checkpoint["num_skipped"] = self.policy_update.num_skipped
+        checkpoint["num_skipped"] = self.skipped_steps.in_a_row
         checkpoint["num_rollbacks"] = self.num_rollbacks
         checkpoint["kl_coef"] = self.policy_update.kl_control.coef
         checkpoint["entropy_control"] = {"coef": control.coef, "last_entropy": control.last_entropy}
@@ -364,9 +356,7 @@ class GRPOModule(PolicyModule):
         self.rollout_step = checkpoint["rollout_step"]
         self.num_rollbacks = checkpoint.get("num_rollbacks", 0)
         self.rewards.load_state_dict(checkpoint["rewards"])
-        # A run that was stopped for them gets as many again.
-        num_skipped = checkpoint["num_skipped"] % self.update.max_skipped_steps
-        self.policy_update.num_skipped = num_skipped
+        self.skipped_steps.load(checkpoint["num_skipped"])
         self._load_coefficients(checkpoint)
 
     def _load_coefficients(self, checkpoint: dict[str, Any]) -> None:

@@ -5,35 +5,30 @@ GRPO starts from the final model, whose completions then earn some reward.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import AdamW, Optimizer
 
-from lit_grpo.diagnostics import CAUSES
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.policy import Policy
 from lit_grpo.policy.chat_template import end_of_turn
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import RolloutEngine, Sampling
-from lit_grpo.stopping import ExitCode, stop_run
+from lit_grpo.stopping import stop_run
 from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batching import collate_tokens
 from lit_grpo.training.evaluation import Evaluation
+from lit_grpo.training.skipped_steps import SkippedSteps
 from lit_grpo.types import (
     Prompt,
     RunningStage,
     StageProgress,
-    StopReason,
     TokenBatch,
     UserError,
 )
-
-log = logging.getLogger(__name__)
 
 MAX_SKIPPED_STEPS = 5
 """Optimizer steps in a row without a finite gradient after which a warm-up ends."""
@@ -80,8 +75,7 @@ class SFTModule(PolicyModule):
         )
         self.target_column = target_column
         self._num_tokens = 0
-        self._num_skipped = 0
-        """Optimizer steps in a row that were skipped until now."""
+        self.skipped_steps = SkippedSteps(MAX_SKIPPED_STEPS)
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:
         # A stage would need to contain the backward pass, which is Lightning's.
@@ -96,23 +90,13 @@ class SFTModule(PolicyModule):
         """Leave out a step whose gradient is not finite; too many in a row end the run."""
         norm = steps_of(self.trainer.strategy).norm(self.policy.trainable_parameters())
         if norm.isfinite():
-            self._num_skipped = 0
+            self.skipped_steps.count_taken()
             return
         for parameter in self.policy.trainable_parameters():
             parameter.grad = None  # an optimizer leaves such a parameter as it is
-        self._num_skipped += 1
-        rank_zero_only(log.warning)(
-            "the gradient of optimizer step %d is not finite (norm %s), so the step is skipped: %d "
-            "in a row, of at most %d. %s",
-            *(self.global_step + 1, float(norm), self._num_skipped, MAX_SKIPPED_STEPS),
-            CAUSES["not_finite_gradient"].remedy,
-        )
-        if self._num_skipped == MAX_SKIPPED_STEPS:
-            message = (
-                f"Stopped because the gradients of {MAX_SKIPPED_STEPS} optimizer steps in a row "
-                "were not finite. They were not applied. Resume with a lower learning rate."
-            )
-            stop_run(self.trainer, StopReason(exit_code=ExitCode.DIVERGED, message=message))
+        self.skipped_steps.count(self.global_step + 1, norm)
+        if self.skipped_steps.num_at_limit:
+            stop_run(self.trainer, self.skipped_steps.stop_reason())
 
     def progress(self) -> StageProgress:
         """Return how many target tokens have been trained on in this process."""

@@ -32,6 +32,7 @@ from lit_grpo.training.batching import (
     rows_with_gradient,
 )
 from lit_grpo.training.metrics import Metrics, add_update_metrics
+from lit_grpo.training.skipped_steps import SkippedSteps
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.types import StageProgress, TrainBatch
 
@@ -62,9 +63,11 @@ class PolicyUpdate:
         self.objective = objective
         self.config = config
         self._progress, self._has_warned = StageProgress(), False
-        self.num_skipped = 0
-        """Optimizer steps in a row that were skipped until now."""
-        self._total_skipped = 0
+        self.skipped_steps = SkippedSteps(
+            config.max_skipped_steps,
+            setting="model.update.max_skipped_steps",
+            advice=objective.advice_if_not_finite,
+        )
         self.entropy_control = EntropyControl(term=objective.entropy, coef=objective.entropy.coef)
         self.kl_control = KLControl(term=objective.kl, coef=objective.kl.coef)
 
@@ -80,13 +83,8 @@ class PolicyUpdate:
         for _ in range(self.config.epochs):
             for minibatch in minibatches(batch, self.config.minibatches):
                 counts = count_tokens(self.module, minibatch, self.sampling.max_tokens)
-                if counts.tokens and not self.has_diverged:
+                if counts.tokens and not self.skipped_steps.num_at_limit:
                     self._optimizer_step(minibatch, counts, metrics)
-
-    @property
-    def has_diverged(self) -> bool:
-        """Whether so many steps in a row were skipped that the run must stop."""
-        return self.num_skipped >= self.config.max_skipped_steps
 
     def _warn_of_few_groups(self, num_groups: int) -> None:
         """Log once that a rollout step takes fewer optimizer steps than configured."""
@@ -115,41 +113,21 @@ class PolicyUpdate:
                     entropies.append(self._backward(part, counts, number, metrics))
                 else:
                     self._backward_nothing(batch)
-        steps, parameters = (
-            steps_of(self.module.trainer.strategy),
-            self.policy.trainable_parameters(),
-        )
-        norm = steps.take(optimizer, parameters, self.config.max_grad_norm)
+        steps = steps_of(self.module.trainer.strategy)
+        parameters = self.policy.trainable_parameters()
+        norm, is_taken = steps.take(optimizer, parameters, self.config.max_grad_norm)
         # _backward adds the loss of each micro-batch with count 0. With the count added here, the
         # metric is the sum over micro-batches and ranks, averaged over optimizer steps.
         metrics.add("policy/loss", 0.0, 1 / counts.num_ranks)
         metrics.add("policy/lr", optimizer.param_groups[0]["lr"])
-        is_skipped = not norm.isfinite()
-        metrics.add("policy/skipped_fraction", float(is_skipped))
-        if is_skipped:
-            self._count_skipped_step(norm)
+        metrics.add("policy/skipped_fraction", float(not is_taken))
+        if not is_taken:
+            self.skipped_steps.count(self.module.global_step + 1, norm)
             return
-        self.num_skipped = 0
+        self.skipped_steps.count_taken()
         metrics.add("policy/grad_norm", norm.detach())
         schedule.step()
         self._update_entropy_coef(torch.stack(entropies).sum(), counts, metrics)
-
-    def _count_skipped_step(self, norm: Tensor) -> None:
-        """Log an optimizer step that is not taken; the weights and the optimizer stay as they are.
-
-        The norm is that of the gradient over all ranks, so that all of them skip it. The first of a
-        row is logged only at the 1st, 2nd, 4th, 8th, … of all.
-        """
-        self.num_skipped += 1
-        self._total_skipped += 1
-        if self.num_skipped == 1 and self._total_skipped.bit_count() > 1:
-            return
-        rank_zero_only(log.warning)(
-            "the gradient of optimizer step %d is not finite (norm %s), so the step is skipped: %d "
-            "in a row, of at most %d (model.update.max_skipped_steps). %s",
-            *(self.module.global_step + 1, float(norm), self.num_skipped),
-            *(self.config.max_skipped_steps, self.objective.advice_if_not_finite),
-        )
 
     def _update_entropy_coef(
         self, entropy_sum: Tensor, counts: TokenCounts, metrics: Metrics

@@ -19,8 +19,9 @@ from lit_grpo.rollout import Sampling, Supervision, VLLMServerEngine
 
 pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-LONG = Sampling(max_tokens=200, min_tokens=200)
+LONG = Sampling(max_tokens=200)
 PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one: ", "x", "22+3=" * 20)]
+MANY = PROMPTS * 4
 NUM_STEPS = 4
 STARTING_SECONDS = 500
 
@@ -57,7 +58,8 @@ def policy():
 def started(policy, tmp_path_factory):
     """An engine that is started once for all tests; each leaves both servers healthy."""
     engine = SharedEngine(
-        launch=launch_on_cpu(num_servers=2),
+        # So few sequences at a time that a server is not done before the test has acted on it.
+        launch=launch_on_cpu(num_servers=2, flags={"max-num-seqs": 16}),
         directory=str(tmp_path_factory.mktemp("engine")),
         supervision=Supervision(health_interval=0.5, health_timeout=10, first_backoff=0.1),
     )
@@ -82,12 +84,12 @@ def test_the_other_server_takes_over_and_the_killed_one_is_restarted_and_checked
     urls = [server.url for server in engine.servers]
     processes, (before, _) = processes_of(urls[0]), num_generated(urls)
     with ThreadPoolExecutor(1) as pool:
-        sampling = pool.submit(generate, engine, PROMPTS, LONG, group_size=32)
+        sampling = pool.submit(generate, engine, MANY, LONG, group_size=16)
         # Not until the other one samples as well: by then, this one might be done.
         wait_until(lambda: num_generated(urls)[0] > before)
         processes[0].kill()
         completions = sampling.result(STARTING_SECONDS)
-    assert_written_by({engine.version: policy.model}, PROMPTS, completions)
+    assert_written_by({engine.version: policy.model}, MANY, completions)
     wait_until(lambda: engine._supervisor.num_restarts)
     wait_until(lambda: all(server.is_ready for server in engine.servers), STARTING_SECONDS)
     assert not any(is_alive(process.pid) for process in processes)

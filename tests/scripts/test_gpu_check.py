@@ -78,7 +78,7 @@ def test_it_runs_on_the_pretend_device_and_says_where_the_host_waits(tmp_path):
     assert figures["waits, update"] == 1  # whether the gradient is finite
     assert figures["waits, generation"] <= sizes.TINY.workload.max_tokens + 3
     (table,) = [one for one in found["records"] if one.get("title", "").startswith("where")]
-    assert ["update", "training/update.py _optimizer_step", "1"] in table["rows"]
+    assert ["update", "distributed/gradients.py take", "1"] in table["rows"]
 
 
 def test_a_part_without_time_is_skipped_with_the_reason(capsys):

@@ -70,7 +70,7 @@ class CountSkipped(L.Callback):
         self.found = []
 
     def on_train_batch_end(self, trainer, pl_module, *args):
-        self.found.append(pl_module._num_skipped)
+        self.found.append(pl_module.skipped_steps.in_a_row)
 
 
 class RollBack(L.Callback):

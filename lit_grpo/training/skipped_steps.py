@@ -1,0 +1,78 @@
+"""Optimizer steps that are left out because their gradient is not finite."""
+
+from __future__ import annotations
+
+import logging
+
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from lit_grpo.stopping import ExitCode
+from lit_grpo.types import StopReason
+
+log = logging.getLogger(__name__)
+
+
+class SkippedSteps:
+    """Count the optimizer steps that are skipped in a row, log them, and say when to stop.
+
+    The norm of a gradient is that over all ranks, so that all of them skip the same steps.
+
+    Args:
+        limit: The run must stop when so many steps in a row were skipped.
+        setting: The key that sets the limit, if one does.
+        advice: What to look at first; empty, or a sentence with a space after it.
+    """
+
+    def __init__(self, limit: int, *, setting: str = "", advice: str = "") -> None:
+        self.limit = limit
+        self.in_a_row = 0
+        self._total = 0
+        self._setting = f" ({setting})" if setting else ""
+        self._advice = advice
+
+    @property
+    def num_at_limit(self) -> int:
+        """Steps in a row that were skipped, if they are too many to go on, else 0."""
+        return self.in_a_row if self.in_a_row >= self.limit else 0
+
+    def count(self, step: int, norm: Tensor) -> None:
+        """Count a skipped optimizer step and log it.
+
+        The first of a row is logged only at the 1st, 2nd, 4th, 8th, … of all.
+
+        Args:
+            step: Number of the optimizer step, from 1.
+            norm: Norm of its gradient.
+        """
+        self.in_a_row += 1
+        self._total += 1
+        if self.in_a_row == 1 and self._total.bit_count() > 1:
+            return
+        message = (
+            f"the gradient of optimizer step {step} is not finite (norm {float(norm)}), so the "
+            f"step is skipped: {self.in_a_row} in a row, of at most {self.limit}{self._setting}. "
+            f"{self._advice}"
+        )
+        rank_zero_only(log.warning)(message.rstrip())
+
+    def count_taken(self) -> None:
+        """Note that an optimizer step was taken."""
+        self.in_a_row = 0
+
+    def forget(self) -> None:
+        """Begin anew after a rollback: the next skipped step is logged as the first."""
+        self.in_a_row = self._total = 0
+
+    def load(self, in_a_row: int) -> None:
+        """Go on from a checkpoint; a run that was stopped at the limit gets as many again."""
+        self.in_a_row = in_a_row % self.limit
+
+    def stop_reason(self) -> StopReason:
+        message = (
+            f"Stopped because the gradients of {self.in_a_row} optimizer steps in a row were not "
+            f"finite. They were not applied. {self._advice}Resume with a lower learning rate, or "
+            "from an earlier checkpoint (lit-grpo checkpoints RUN lists them)."
+        )
+        code = ExitCode.DIVERGED
+        return StopReason(exit_code=code, message=message, cause="not_finite_gradient")

@@ -1,0 +1,49 @@
+import logging
+
+import pytest
+import torch
+
+from lit_grpo.stopping import ExitCode
+from lit_grpo.training.skipped_steps import SkippedSteps
+
+NAN = torch.tensor(float("nan"))
+
+
+def test_only_steps_in_a_row_reach_the_limit():
+    steps = SkippedSteps(3)
+    for number in (1, 2):
+        steps.count(number, NAN)
+    steps.count_taken()
+    for number in (4, 5):
+        steps.count(number, NAN)
+    assert (steps.in_a_row, steps.num_at_limit) == (2, 0)
+    steps.count(6, NAN)
+    assert steps.num_at_limit == 3
+    reason = steps.stop_reason()
+    assert (reason.exit_code, reason.cause) == (ExitCode.DIVERGED, "not_finite_gradient")
+    assert reason.message.startswith("Stopped because the gradients of 3 optimizer steps in a row")
+
+
+@pytest.mark.parametrize(("saved", "expected"), [(0, 0), (2, 2), (3, 0), (5, 2)])
+def test_a_resumed_run_that_was_stopped_at_the_limit_gets_as_many_again(saved, expected):
+    steps = SkippedSteps(3)
+    steps.load(saved)
+    assert steps.in_a_row == expected
+
+
+def test_single_ones_are_logged_ever_more_rarely(caplog):
+    steps = SkippedSteps(3, setting="the.key", advice="Look there. ")
+    with caplog.at_level(logging.WARNING):
+        for number in range(1, 10):
+            steps.count(number, NAN)
+            steps.count_taken()
+    assert [one.getMessage().split("step ")[1].split()[0] for one in caplog.records] == [
+        *("1", "2", "4", "8")
+    ]
+    assert caplog.messages[0] == (
+        "the gradient of optimizer step 1 is not finite (norm nan), so the step is skipped: 1 in a "
+        "row, of at most 3 (the.key). Look there."
+    )
+    steps.forget()
+    steps.count(10, NAN)
+    assert "optimizer step 10 " in caplog.messages[-1]
