@@ -43,8 +43,6 @@ class StopOnSignal(StopAtSafePoints):
         """The signal that this rank has received, if any."""
         self._received_at = 0.0
         self._parent = os.getppid()
-        self._is_orphan = False
-        """Whether the process that started this one had died when the signal came."""
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -59,11 +57,9 @@ class StopOnSignal(StopAtSafePoints):
         now = time.monotonic()
         if self.received is None:
             self.received, self._received_at = signal.Signals(signum), now
-            self._is_orphan = os.getppid() != self._parent
-            why = " since the launcher of this process has died" if self._is_orphan else ""
             _write_stderr(
-                f"{self.received.name}{why}: ending with a checkpoint, at once or after this "
-                "update. Send it again to end without one."
+                f"{self.received.name}: ending with a checkpoint, at once or after this update. "
+                "Send it again to end without one."
             )
         elif now - self._received_at > _echo_seconds():
             _show_cursor()
@@ -77,7 +73,8 @@ class StopOnSignal(StopAtSafePoints):
         signum = int(trainer.strategy.reduce(received, reduce_op="max"))
         if signum:
             message = f"Ended by {signal.Signals(signum).name} after {{steps}}."
-            orphans = gather_objects(self._is_orphan)
+            # Not asked when the signal comes: a launcher that is killed may still be dying then.
+            orphans = gather_objects(self.received and os.getppid() != self._parent)
             if any(orphans):
                 ranks = ", ".join(str(rank) for rank, one in enumerate(orphans) if one)
                 message += f" The launcher of rank {ranks} has died."

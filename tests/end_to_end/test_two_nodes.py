@@ -263,7 +263,7 @@ def test_a_rank_leaves_with_a_checkpoint_when_its_torchrun_is_killed(
     directory = begin(tmp_path, config(model, launched(nodes)))
     with held(nodes, directory) as agents:
         agents[rank].kill()
-    assert "since the launcher of this process has died: ending with" in said(directory, rank)
+    assert "SIGTERM: ending with a checkpoint" in said(directory, rank)
     assert f"The launcher of rank {rank} has died." in said(directory, 0)
     assert_left_with_a_checkpoint(directory)
     assert_goes_on(nodes, directory, undisturbed)
