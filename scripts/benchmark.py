@@ -17,6 +17,7 @@ from _benchmark.answers import compare_answers
 from _benchmark.engines import compare_client
 from _benchmark.overlap import compare_overlap
 from _benchmark.parts import compare_engine, compare_head
+from _benchmark.plan import compare_plan
 from _benchmark.processes import Repetitions
 from _benchmark.results import Result, markdown, print_tables, save
 from _benchmark.rewards import compare_calls, compare_exposed
@@ -58,6 +59,10 @@ def engines(options: argparse.Namespace) -> Iterator[Result]:
     yield from compare_overlap(SIZES[options.size], repetitions(options))
 
 
+def plan(options: argparse.Namespace) -> Iterator[Result]:
+    return compare_plan(options.rounds)
+
+
 def repetitions(options: argparse.Namespace) -> Repetitions:
     return Repetitions(rounds=options.rounds, steps=options.steps)
 
@@ -70,6 +75,7 @@ FIGURES: dict[str, Figures] = {
     "answers": answers,
     "rewards": rewards,
     "engines": engines,
+    "plan": plan,
 }
 
 

@@ -49,6 +49,9 @@ STAGES = {
     "update": "update_policy",
 }
 """Part of the plan -> method of the module that takes its time."""
+_RATES = dict.fromkeys(("flops", "flops_float32", "bandwidth", "link", "network"), 1.0)
+CPU = Device(name="cpu", memory=1, is_gpu=False, **_RATES)
+"""A device for what does not depend on how fast it is."""
 
 
 def build(case: dict[str, Any]) -> GRPOModule:
@@ -222,9 +225,7 @@ def main(case: dict[str, Any]) -> None:
     _measured(case | {"shape": small, "completion": 4})  # loads what every training loads
     gc.collect()
     measured = _measured(case)
-    rates = dict.fromkeys(("flops", "flops_float32", "bandwidth", "link", "network"), 1.0)
-    device = Device(name="cpu", memory=1, is_gpu=False, **rates)
-    plan = estimate_memory(setup_of(case, device), Part(name="libraries", bytes=0))
+    plan = estimate_memory(setup_of(case, CPU), Part(name="libraries", bytes=0))
     parts = {one.name: one.bytes for one in plan.parts}
     during = {moment: plan.during(moment) for moment in plan.moments}
     print(json.dumps({"measured": measured, "parts": parts, "during": during}))
