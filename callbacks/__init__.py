@@ -1,17 +1,18 @@
 """Callbacks for ``trainer.callbacks``: they observe a run and may stop it, but change no result.
 
-The exception is `HealthMonitor`, which may leave out an update or roll back the policy.
+The exception is `HealthMonitor`, which may leave out an update or roll back the policy. Those that
+every run has come from ``runs``.
 """
 
 from lit_grpo.callbacks.alerts import Alerts
-from lit_grpo.callbacks.health import HealthMonitor, Rule
 from lit_grpo.callbacks.push_to_hub import PushToHub
 from lit_grpo.callbacks.timing import TimingLog
-from lit_grpo.callbacks.wandb_teardown import WandbTeardown
-from lit_grpo.callbacks.zero_reward import ZeroRewardBreaker
 from lit_grpo.runs.checkpoints import Checkpoints
+from lit_grpo.runs.health import HealthMonitor, Rule
 from lit_grpo.runs.progress import RolloutProgressBar
+from lit_grpo.runs.wandb_teardown import WandbTeardown
 from lit_grpo.runs.watchdog import StallWatchdog
+from lit_grpo.runs.zero_reward import ZeroRewardBreaker
 
 __all__ = [
     "Alerts",

@@ -127,3 +127,19 @@ def stop_run(trainer: L.Trainer, reason: StopReason) -> None:
 def get_stop_reason(trainer: L.Trainer) -> StopReason | None:
     """Return why the run was stopped, or None if it was not."""
     return getattr(trainer, "stop_reason", None)
+
+
+def how_it_ended(trainer: L.Trainer) -> str:
+    """Return why training ended."""
+    if stopped := get_stop_reason(trainer):
+        return stopped.message
+    step = f"after optimizer step {trainer.global_step}"
+    if 0 <= trainer.max_steps <= trainer.global_step:
+        return f"done {step}: max_steps is reached"
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    reasons = (getattr(one, "stopping_reason_message", None) for one in callbacks)
+    if reason := next(filter(None, reasons), None):
+        return f"ended {step}: {reason}"
+    if trainer.should_stop:
+        return f"ended {step}: a callback stopped it"
+    return f"done {step}: max_epochs is reached"

@@ -229,12 +229,14 @@ class CommandLine(LightningCLI):
             shown = with_progress_bar(given.callbacks, given.enable_progress_bar)
             return super().instantiate_trainer(logger=False, callbacks=shown, **kwargs)
         kwargs["enable_checkpointing"] = has_lightnings_checkpoints(given.callbacks)
+        loggers = run_loggers(run_dir, given.logger)
         return super().instantiate_trainer(
-            logger=run_loggers(run_dir, given.logger),
+            logger=loggers,
             callbacks=[
                 *run_callbacks(
                     run_dir,
                     given.callbacks,
+                    loggers=loggers,
                     enable_progress_bar=given.enable_progress_bar,
                     enable_checkpointing=given.enable_checkpointing,
                     leave_by=self.config.leave_by,

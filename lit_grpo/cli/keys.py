@@ -35,7 +35,7 @@ KEYS = {
     "trainer.val_check_interval": ("null", "steps between validations"),
     "trainer.devices": ("auto", "GPUs; with trainer.strategy ddp several"),
     "trainer.precision": ("null", "32-true or bf16-mixed; null is 32-true"),
-    "trainer.callbacks": ("null", "checkpoints, timing, warnings, breaker, wandb"),
+    "trainer.callbacks": ("null", "timing, alerts, and settings of what every run has"),
     "seed_everything": ("0", "seed of the run"),
     "run_dir": ("runs/NAME/N", "directory of all files"),
     "ckpt_path": (

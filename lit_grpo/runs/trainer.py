@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ import lightning as L
 from huggingface_hub.utils.logging import set_verbosity_error
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.callbacks import Checkpoint as LightningCheckpoint
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
@@ -27,14 +28,17 @@ from lit_grpo.runs.checkpoint_files import last_checkpoint
 from lit_grpo.runs.checkpoints import Checkpoints
 from lit_grpo.runs.events import EventsFile
 from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile
+from lit_grpo.runs.health import HealthMonitor
 from lit_grpo.runs.lock import locked
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.progress import RolloutProgressBar
 from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
 from lit_grpo.runs.signals import StopOnSignal
 from lit_grpo.runs.time_limit import LeaveInTime, requeue_if_asked, with_more_time
+from lit_grpo.runs.wandb_teardown import WandbTeardown
 from lit_grpo.runs.watchdog import StallWatchdog
-from lit_grpo.stopping import ExitCode, get_stop_reason
+from lit_grpo.runs.zero_reward import ZeroRewardBreaker
+from lit_grpo.stopping import ExitCode, get_stop_reason, how_it_ended
 from lit_grpo.types import (
     StopReason,
     UserError,
@@ -56,6 +60,9 @@ TRAINER_DEFAULTS = {
 }
 """Defaults that differ from Lightning's. A run without max_steps and max_epochs never ends; only a
 linear or cosine schedule refuses it."""
+
+GUARDS = (HealthMonitor, ZeroRewardBreaker, StallWatchdog)
+"""Callbacks that every run has, unless one is listed with ``enabled: false``."""
 
 EXPECTED_WARNINGS = [
     "You have overridden `transfer_batch_to_device`",
@@ -81,6 +88,7 @@ def run_callbacks(
     run_dir: str | Path,
     given: Any,
     *,
+    loggers: Sequence[Logger] = (),
     enable_progress_bar: bool | None = None,
     enable_checkpointing: bool | None = None,
     leave_by: str = "auto",
@@ -91,6 +99,9 @@ def run_callbacks(
     Checkpoints come after all that they save the state of, and before the final model. Without
     them a signal ends the process at once, and so does the end of a SLURM job.
 
+    Args:
+        loggers: The loggers of the run.
+
     Raises:
         UserError: several are to write the checkpoints.
     """
@@ -99,14 +110,27 @@ def run_callbacks(
     if len(checkpoints) > 1:
         raise setting_error("trainer.callbacks", "a list with one Checkpoints", len(checkpoints))
     others = [one for one in callbacks if not isinstance(one, Checkpoints)]
-    if not any(isinstance(one, StallWatchdog) for one in others):
-        others.append(StallWatchdog())
+    others = with_guards(others, loggers)
     saving: list[Callback] = []
     if enable_checkpointing is not False:
         (checkpoint,) = checkpoints or [Checkpoints()]
         checkpoint.dirpath = checkpoint.dirpath or str(Path(run_dir) / "checkpoints")
         saving = [StopOnSignal(), LeaveInTime(leave_by, requeue), checkpoint]
     return [*others, CompletionsFile(run_dir), EventsFile(run_dir), *saving, FinalModel(run_dir)]
+
+
+def with_guards(given: Sequence[Callback], loggers: Sequence[Logger]) -> list[Callback]:
+    """Return the user's callbacks, and those that guard every run, unless they are switched off.
+
+    One of the user's, with settings of its own, replaces the one of its class. In an SFT run
+    `HealthMonitor` and `ZeroRewardBreaker` find no rollouts, and do nothing.
+    """
+    callbacks = [*given]
+    kinds: list[type[Callback]] = [*GUARDS]
+    if any(isinstance(one, WandbLogger) for one in loggers):
+        kinds.append(WandbTeardown)
+    callbacks += [kind() for kind in kinds if not any(isinstance(one, kind) for one in given)]
+    return [one for one in callbacks if not isinstance(one, GUARDS) or one.enabled]
 
 
 def has_lightnings_checkpoints(given: Any) -> bool:
@@ -163,11 +187,13 @@ class Trainer(L.Trainer):
             settings.get("val_check_interval"), settings.get("check_val_every_n_epoch", 1)
         )
         self.run_dir = Path(run_dir)
+        loggers = run_loggers(run_dir, logger)
         super().__init__(
-            logger=run_loggers(run_dir, logger),
+            logger=loggers,
             callbacks=run_callbacks(
                 run_dir,
                 callbacks,
+                loggers=loggers,
                 enable_progress_bar=enable_progress_bar,
                 enable_checkpointing=settings.pop("enable_checkpointing", None),
                 leave_by=leave_by,
@@ -347,22 +373,6 @@ def _warn_of_failures(run_dir: Path) -> None:
         (run,) = load_runs([run_dir])
         for line in describe_failures(run):
             log.warning("%s", line)
-
-
-def how_it_ended(trainer: L.Trainer) -> str:
-    """Return why training ended."""
-    if stopped := get_stop_reason(trainer):
-        return stopped.message
-    step = f"after optimizer step {trainer.global_step}"
-    if 0 <= trainer.max_steps <= trainer.global_step:
-        return f"done {step}: max_steps is reached"
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    reasons = (getattr(one, "stopping_reason_message", None) for one in callbacks)
-    if reason := next(filter(None, reasons), None):
-        return f"ended {step}: {reason}"
-    if trainer.should_stop:
-        return f"ended {step}: a callback stopped it"
-    return f"done {step}: max_epochs is reached"
 
 
 def silence_chatter() -> None:

@@ -50,6 +50,7 @@ class StallWatchdog(StopAtSafePoints):
             servers, and between stages.
         factor: Later, a stall takes this many times the longest stage of its kind, if that is more
             than ``min_seconds``.
+        enabled: False leaves it out of the run, which has one otherwise.
 
     Raises:
         UserError: a number is out of range.
@@ -61,6 +62,7 @@ class StallWatchdog(StopAtSafePoints):
         min_seconds: float = 300.0,
         first_seconds: float = 1800.0,
         factor: float = 5.0,
+        enabled: bool = True,
     ) -> None:
         key = "StallWatchdog.init_args."
         check_range(f"{key}min_seconds", min_seconds, above=0)
@@ -70,6 +72,7 @@ class StallWatchdog(StopAtSafePoints):
         self.min_seconds = min_seconds
         self.first_seconds = first_seconds
         self.factor = factor
+        self.enabled = enabled
         self._longest: dict[str, float] = {}
         """Name of a stage -> the seconds of the longest one."""
         self._num_ended = 0

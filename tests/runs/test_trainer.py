@@ -4,12 +4,26 @@ import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ProgressBar, TQDMProgressBar
+from lightning.pytorch.loggers import WandbLogger
 from run_logs import close_logs
-from small_runs import make_module, weights
+from small_runs import make_module, sgd, weights
+from tiny import LLAMA
 
 from lit_grpo import AdditionData, Trainer
-from lit_grpo.callbacks import Checkpoints, RolloutProgressBar
+from lit_grpo.callbacks import (
+    Checkpoints,
+    HealthMonitor,
+    RolloutProgressBar,
+    StallWatchdog,
+    WandbTeardown,
+    ZeroRewardBreaker,
+)
+from lit_grpo.policy import Policy
+from lit_grpo.rewards import Reward
+from lit_grpo.rollout import Sampling
+from lit_grpo.runs.events import read_events
 from lit_grpo.stopping import stop_run
+from lit_grpo.training import SFTModule
 from lit_grpo.types import StopReason, UserError
 
 
@@ -119,6 +133,56 @@ def test_there_is_a_progress_bar_unless_the_user_has_another_or_wants_none(
     trainer = Trainer(tmp_path, accelerator="cpu", **settings)
     bars = [one for one in trainer.callbacks if isinstance(one, ProgressBar)]
     assert [type(bar).__name__ for bar in bars] == expected
+
+
+GUARDS = {HealthMonitor, ZeroRewardBreaker, StallWatchdog, WandbTeardown}
+
+
+def guards(run_dir, *callbacks, **settings) -> list[Callback]:
+    settings = {"accelerator": "cpu", "enable_progress_bar": False} | settings
+    trainer = Trainer(run_dir, callbacks=list(callbacks), **settings)
+    return [one for one in trainer.callbacks if type(one) in GUARDS]
+
+
+def test_every_run_is_guarded_and_one_that_logs_to_wandb_against_its_failures(tmp_path):
+    assert list(map(type, guards(tmp_path))) == [HealthMonitor, ZeroRewardBreaker, StallWatchdog]
+    with_wandb = guards(tmp_path, logger=WandbLogger(project="test", offline=True))
+    assert {type(one) for one in with_wandb} == GUARDS
+
+
+def test_a_guard_of_the_user_replaces_the_default_and_may_switch_it_off(tmp_path):
+    own = ZeroRewardBreaker(alert_after=2, stop_after=3)
+    assert guards(tmp_path, own)[0] is own
+    assert list(map(type, guards(tmp_path, own))).count(ZeroRewardBreaker) == 1
+    off = [kind(enabled=False) for kind in (HealthMonitor, ZeroRewardBreaker, StallWatchdog)]
+    assert guards(tmp_path, *off) == []
+
+
+class Nothing(Reward):
+    def score(self, prompt, completion):
+        return 0.0
+
+
+def test_a_run_without_any_reward_is_stopped_although_no_callback_is_listed(tmp_path):
+    module = make_module(group_size=2, rewards=[Nothing()])
+    data = AdditionData(1, train_size=32, validation_size=0, prompts_per_step=2)
+    trainer = Trainer(tmp_path, max_steps=15, accelerator="cpu", enable_progress_bar=False)
+    trainer.fit(module, data)
+    close_logs()
+    assert trainer.exit_code == 3
+    alert, stop = (one for one in read_events(tmp_path) if one.cause == "no_reward")
+    assert (alert.kind, alert.step, stop.kind, stop.step) == ("alert", 5, "stop", 10)
+
+
+def test_the_guards_find_nothing_in_an_sft_run(tmp_path):
+    settings = {"optimizer": sgd, "sampling": Sampling(max_tokens=8)}
+    module = SFTModule(Policy(architecture=LLAMA), **settings)
+    data = AdditionData(1, train_size=32, validation_size=0, prompts_per_step=2)
+    trainer = Trainer(tmp_path, max_steps=3, accelerator="cpu", enable_progress_bar=False)
+    trainer.fit(module, data)
+    close_logs()
+    assert [one.kind for one in read_events(tmp_path)] == ["start", "done"]
+    assert "WARNING" not in (tmp_path / "run.log").read_text()
 
 
 def test_float16_is_refused_although_lightning_would_take_bfloat16_on_a_cpu(tmp_path):

@@ -19,8 +19,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.concurrency import call_with_timeout
-from lit_grpo.runs.trainer import how_it_ended
-from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason
+from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason, how_it_ended
 
 log = logging.getLogger(__name__)
 

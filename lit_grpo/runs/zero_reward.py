@@ -37,12 +37,13 @@ class ZeroRewardBreaker(Callback):
     Args:
         alert_after: Length of a streak at which to warn.
         stop_after: Length of a streak at which to stop the run, with exit code 3.
+        enabled: False leaves it out of the run, which has one otherwise.
 
     Raises:
         UserError: not 1 <= alert_after <= stop_after.
     """
 
-    def __init__(self, alert_after: int = 5, stop_after: int = 10) -> None:
+    def __init__(self, alert_after: int = 5, stop_after: int = 10, enabled: bool = True) -> None:
         key = "ZeroRewardBreaker.init_args."
         check_range(f"{key}stop_after", stop_after, at_least=1)
         check_range(
@@ -54,6 +55,7 @@ class ZeroRewardBreaker(Callback):
         )
         self.alert_after = alert_after
         self.stop_after = stop_after
+        self.enabled = enabled
         self._shares: deque[float] = deque(maxlen=NUM_REMEMBERED)
         """Share of completions with a reward in the last steps that had any."""
         self._reset()

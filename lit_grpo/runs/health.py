@@ -96,6 +96,7 @@ class HealthMonitor(Callback):
             stops, with exit code 6. It also stops if there is no healthy checkpoint.
         repeat_every: A warning is logged when the patience is over, and then once in this many
             such steps.
+        enabled: False leaves it out of the run, which has one otherwise.
 
     Raises:
         UserError: a cause is not known, or a number is out of range.
@@ -106,12 +107,14 @@ class HealthMonitor(Callback):
         rules: dict[str, Rule] | None = None,
         max_rollbacks: int = 2,
         repeat_every: int = 50,
+        enabled: bool = True,
     ) -> None:
         key = "HealthMonitor.init_args."
         check_range(f"{key}max_rollbacks", max_rollbacks, at_least=0)
         check_range(f"{key}repeat_every", repeat_every, at_least=1)
         self.max_rollbacks = max_rollbacks
         self.repeat_every = repeat_every
+        self.enabled = enabled
         self.num_rollbacks = 0
         self._watched = {name: _watch(name, (rules or {}).get(name, Rule())) for name in CHECKS}
         if unknown := sorted({*(rules or {})} - {*CHECKS}):
