@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics import StepLog, describe_wait
+from lit_grpo.runs.events import record_event
 from lit_grpo.types import RolloutBatch, Stage
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,8 @@ class TimingLog(Callback):
             # The first step of a process includes the start of workers and clients.
             if trainer.is_global_zero and self._num_steps:
                 exposed = metrics.get("timing/reward_exposed_duration_s", 0.0)
-                self._warn_of_wait(describe_wait(outputs["metrics"], exposed, step_seconds))
+                wait = describe_wait(outputs["metrics"], exposed, step_seconds)
+                self._warn_of_wait(trainer, wait)
             if self.stages and trainer.is_global_zero:
                 step = trainer.fit_loop.total_batch_idx
                 memory = memory_gb(pl_module.device)
@@ -90,11 +92,12 @@ class TimingLog(Callback):
             self._num_steps += 1
         self._step_log.log(pl_module, metrics)
 
-    def _warn_of_wait(self, reason: str | None) -> None:
+    def _warn_of_wait(self, trainer: L.Trainer, reason: str | None) -> None:
         if reason is None:
             return
         if self._num_waiting_steps % REPEAT_EVERY == 0:
             log.warning("%s", reason)
+            record_event(trainer, "warning", reason, "slow_stage")
         self._num_waiting_steps += 1
 
     def _stage_metrics(self, step_seconds: float) -> dict[str, float]:

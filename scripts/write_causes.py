@@ -20,8 +20,8 @@ HEAD = """
 
 Each cause has a patience, in rollout steps in a row, and an action;
 [`HealthMonitor`](configuration.md#healthmonitor) has a key to change them. The message in
-`run.log` gives the evidence and the first remedies. `events.jsonl` lists alerts, rollbacks and
-stops, and [`Alerts`](configuration.md#alerts) sends them.
+`run.log` gives the evidence and the first remedies. `events.jsonl` and the report list warnings,
+alerts, rollbacks and stops, and [`Alerts`](configuration.md#alerts) sends all but the warnings.
 
 | cause | noticed by | action | exit code |
 |---|---|---|---|

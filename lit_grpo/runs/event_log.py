@@ -10,7 +10,9 @@ from typing import Literal
 
 NAME = "events.jsonl"
 
-EventKind = Literal["start", "resume", "alert", "rollback", "stall", "stop", "crash", "done"]
+EventKind = Literal[
+    "start", "resume", "warning", "alert", "rollback", "stall", "stop", "crash", "done"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from lit_grpo.diagnostics import CAUSES, Action, Cause
 from lit_grpo.diagnostics.checks import BEFORE_UPDATE, CHECKS, COMPARED, ObservedStep
 from lit_grpo.distributed.checkpoints import local_part
-from lit_grpo.runs.events import num_finished_steps, record_event
+from lit_grpo.runs.events import EventKind, num_finished_steps, record_event
 from lit_grpo.runs.rollback import roll_back, step_of
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
 from lit_grpo.types import (
@@ -238,8 +238,8 @@ class HealthMonitor(Callback):
         elif one.num_due == 1 or one.num_due % self.repeat_every == 0:
             left_out = " The update was left out." if self._is_left_out else ""
             self._warn(trainer, one, f"{message}{left_out}")
-            if one.action == "alert":
-                record_event(trainer, "alert", message, one.cause.name)
+            kind: EventKind = "alert" if one.action == "alert" else "warning"
+            record_event(trainer, kind, f"{message}{left_out}", one.cause.name)
 
     def _warn(self, trainer: L.Trainer, one: _Watched, message: str) -> None:
         often = "" if one.num_due == 1 else f" ({one.num_due} steps so far)"

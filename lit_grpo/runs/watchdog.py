@@ -140,9 +140,9 @@ class StallWatchdog(StopAtSafePoints):
                     self._end(is_over)
                     return
             elif watch.is_slow_due(allowed):
-                log.warning(
-                    "%s", watch.describe_slow(_where(trainer, look), _max_tokens(pl_module))
-                )
+                message = watch.describe_slow(_where(trainer, look), _max_tokens(pl_module))
+                log.warning("%s", message)
+                record_event(trainer, "warning", message, "slow_stage")
 
     def _allowed_seconds(self, name: str) -> float:
         """Return how long a stage may make no progress."""

@@ -5,10 +5,11 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from lightning.pytorch.callbacks import Callback
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import Alerts, ZeroRewardBreaker
-from lit_grpo.runs.events import EventsFile
+from lit_grpo.runs.events import EventsFile, record_event
 from lit_grpo.types import UserError
 
 ZERO = outputs(rollouts([[0.0, 0.0]]))
@@ -98,3 +99,16 @@ def test_an_alert_that_cannot_be_sent_is_logged_and_the_run_goes_on(tmp_path, se
 def test_alerts_without_a_place_to_go_are_refused(settings, words):
     with pytest.raises(UserError, match=words):
         Alerts(**settings)
+
+
+def test_a_warning_is_sent_only_if_its_kind_is_listed(tmp_path):
+    class Warns(Callback):
+        def on_train_start(self, trainer, pl_module):
+            record_event(trainer, "warning", "Rather slow", "slow_stage")
+
+    script = tmp_path / "tell"
+    script.write_text(f"#!/bin/sh\necho \"$LIT_GRPO_KIND\" >> '{tmp_path}/told'\n")
+    script.chmod(0o755)
+    run(tmp_path, Alerts(command=str(script)), Warns())
+    run(tmp_path, Alerts(command=str(script), kinds=("warning", "stop")), Warns())
+    assert (tmp_path / "told").read_text().split() == ["alert", "stop", "warning", "stop"]

@@ -71,12 +71,14 @@ def adam(params):
 
 
 def train(tmp_path, *callbacks, steps=8, monitor=None, **settings):
-    """Train with a checkpoint after every step; return the module and its events."""
+    """Train with a checkpoint after every step; return the module and its grave events."""
     saving = Checkpoints(dirpath=str(tmp_path / "checkpoints"), every_n_steps=1, keep_last=9)
     module = make_module(**({"optimizer": adam} | settings))
     watching = [monitor or HealthMonitor(), saving, EventsFile(tmp_path)]
     fit(module, callbacks=[*callbacks, *watching], max_steps=steps)
-    return module, [event for event in read_events(tmp_path) if event.kind != "start"]
+    return module, [
+        event for event in read_events(tmp_path) if event.kind not in ("start", "warning")
+    ]
 
 
 def assert_equal(one, other):
@@ -177,7 +179,7 @@ def run_toy(caplog, tmp_path):
         with caplog.at_level(logging.WARNING, logger="lit_grpo"):
             callbacks = [monitor, EventsFile(tmp_path)]
             trainer = fit_toy(lambda step: steps[step], callbacks, steps=len(steps))
-        alerts = [event for event in read_events(tmp_path) if event.kind == "alert"]
+        alerts = [event for event in read_events(tmp_path) if event.kind in ("alert", "warning")]
         return trainer, [record.getMessage() for record in caplog.records], alerts
 
     return run
@@ -187,8 +189,18 @@ def test_an_alert_is_a_warning_and_an_event(run_toy):
     monitor = HealthMonitor({"truncated": Rule(patience=2, action="alert")})
     _, (message,), (alert,) = run_toy(monitor, [CUT, HEALTHY, CUT, CUT, CUT])
     assert message.startswith("rollout step 3: 100% of the completions were cut off")
-    assert (alert.step, alert.cause) == (4, "truncated")
+    assert (alert.kind, alert.step, alert.cause) == ("alert", 4, "truncated")
     assert alert.message in message
+
+
+def test_a_warning_is_an_event_as_often_as_it_is_logged(run_toy):
+    monitor = HealthMonitor({"truncated": Rule(patience=2)}, repeat_every=2)
+    _, messages, events = run_toy(monitor, [HEALTHY, CUT, CUT, CUT, CUT])
+    assert [(one.kind, one.step, one.cause) for one in events] == [
+        ("warning", 3, "truncated"),
+        ("warning", 4, "truncated"),
+    ]
+    assert len(messages) == 2
 
 
 def test_a_cause_may_stop_the_run(run_toy):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from lit_grpo.runs.event_log import Event, read_events
+from lit_grpo.runs.event_log import Event, EventKind, read_events
 from lit_grpo.runs.failures import describe_failures
 from lit_grpo.runs.history import Run
 from lit_grpo.runs.lock import is_locked
@@ -37,10 +37,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Alerts with the same cause."""
+    """Alerts, or warnings, with the same cause."""
 
     name: str
-    num_alerts: int
+    kind: str
+    """``alert`` or ``warning``."""
+    num_events: int
     first_step: int
     last_step: int
     message: str
@@ -58,7 +60,7 @@ class Diagnosis:
     failures: list[str]
     """Sentences about rewards that failed."""
     causes: list[Cause]
-    """The most frequent one first."""
+    """Those of alerts, then those of warnings, the most frequent one first."""
 
 
 def find_marks(number: int, run: Run) -> list[Mark]:
@@ -95,7 +97,7 @@ def diagnose(run: Run) -> Diagnosis:
         state=state,
         end=end,
         failures=describe_failures(run),
-        causes=_causes([event for event in events if event.kind == "alert"]),
+        causes=[*_causes(events, "alert"), *_causes(events, "warning")],
     )
 
 
@@ -111,21 +113,23 @@ def _end(events: list[Event], *, is_running: bool) -> tuple[str, str]:
     return last.kind, last.message or ENDS[last.kind]
 
 
-def _causes(alerts: list[Event]) -> list[Cause]:
+def _causes(events: list[Event], kind: EventKind) -> list[Cause]:
     by_cause: defaultdict[str, list[Event]] = defaultdict(list)
-    for alert in alerts:
-        by_cause[alert.cause or NO_CAUSE].append(alert)
+    for event in events:
+        if event.kind == kind:
+            by_cause[event.cause or NO_CAUSE].append(event)
     causes = [
         Cause(
             name=name,
-            num_alerts=len(found),
+            kind=kind,
+            num_events=len(found),
             first_step=found[0].step,
             last_step=found[-1].step,
             message=found[-1].message,
         )
         for name, found in by_cause.items()
     ]
-    return sorted(causes, key=lambda cause: -cause.num_alerts)
+    return sorted(causes, key=lambda cause: -cause.num_events)
 
 
 def _clock_time(time: str) -> str:

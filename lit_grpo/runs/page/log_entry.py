@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lit_grpo.runs.event_log import read_events
+from lit_grpo.runs.event_log import EventKind, read_events
 from lit_grpo.runs.history import ACCURACY, Run, argument, read_config
 from lit_grpo.runs.page.diagnosis import Diagnosis
 from lit_grpo.runs.summary import UNKNOWN, change, clock, num_tokens
@@ -67,7 +67,6 @@ def _setup(config: Any) -> dict[str, str]:
 
 def _outcome(run: Run, diagnosis: Diagnosis) -> dict[str, str]:
     tokens = num_tokens(run)
-    alerts = [f"{cause.name} × {cause.num_alerts}" for cause in diagnosis.causes]
     return {
         "Steps": f"{run.num_steps} in {clock(run.seconds)}"
         + (f", {tokens} tokens" if tokens != UNKNOWN else ""),
@@ -77,9 +76,16 @@ def _outcome(run: Run, diagnosis: Diagnosis) -> dict[str, str]:
             if run.has(metric)
         },
         "End": diagnosis.end,
-        "Alerts": ", ".join(alerts),
+        "Alerts": _counts(diagnosis, "alert"),
+        "Warnings": _counts(diagnosis, "warning"),
         "Failures": " ".join(diagnosis.failures),
     }
+
+
+def _counts(diagnosis: Diagnosis, kind: EventKind) -> str:
+    """Return ``truncated × 2, empty × 1`` of the alerts or the warnings."""
+    found = [cause for cause in diagnosis.causes if cause.kind == kind]
+    return ", ".join(f"{cause.name} × {cause.num_events}" for cause in found)
 
 
 def _rewards(rewards: Any) -> Iterator[str]:

@@ -50,10 +50,25 @@ def test_alerts_are_counted_by_cause_the_most_frequent_first(tmp_path):
     alerts = [("truncated", 1, "a"), ("", 2, "b"), ("truncated", 3, "c")]
     events = [{"kind": "alert", "cause": c, "step": s, "message": m} for c, s, m in alerts]
     one, other = diagnose(make_run(tmp_path, events)).causes
-    assert (one.name, one.num_alerts, one.first_step, one.last_step, one.message) == (
+    assert (one.name, one.num_events, one.first_step, one.last_step, one.message) == (
         "truncated", 2, 1, 3, "c",
     )  # fmt: skip
-    assert (other.name, other.num_alerts) == ("(no cause given)", 1)
+    assert (other.name, other.num_events) == ("(no cause given)", 1)
+
+
+def test_warnings_are_counted_apart_from_alerts_and_after_them(tmp_path):
+    kinds = ["warning", "warning", "alert"]
+    events = [{"kind": k, "cause": "truncated", "step": n} for n, k in enumerate(kinds, 1)]
+    run = make_run(tmp_path, events)
+    assert [(one.kind, one.num_events) for one in diagnose(run).causes] == [
+        ("alert", 1),
+        ("warning", 2),
+    ]
+    assert [(mark.kind, mark.step, mark.is_drawn) for mark in find_marks(0, run)] == [
+        ("warning", 1, True),
+        ("warning", 2, True),
+        ("alert", 3, True),
+    ]
 
 
 def test_events_and_restarts_of_servers_are_marked_by_step(tmp_path):

@@ -24,6 +24,8 @@ CONFIG = {
 EVENTS = [
     {"step": 0, "kind": "start"},
     {"step": 1, "kind": "alert", "cause": "truncated", "message": "x"},
+    {"step": 1, "kind": "warning", "cause": "slow_stage", "message": "x"},
+    {"step": 2, "kind": "warning", "cause": "slow_stage", "message": "x"},
     {"step": 2, "kind": "stop", "message": "Ended by SIGTERM\nafter 2 steps."},
 ]
 METRICS = {
@@ -54,6 +56,7 @@ def test_an_entry_says_what_a_run_was_and_what_came_out_of_it(tmp_path):
         "- **Reward:** 0.500 → 0.750",
         "- **End:** Ended by SIGTERM after 2 steps.",
         "- **Alerts:** truncated × 1",
+        "- **Warnings:** slow_stage × 2",
         "- **Notes:** ",
     ]
 
