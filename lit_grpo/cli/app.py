@@ -178,7 +178,6 @@ def as_user_errors() -> Iterator[None]:
         cause = constructor_error(error)
         frames = {frame.name for frame in traceback.extract_tb(cause.__traceback__)}
         has_begun = "_run_stage" in frames and "setup_data" not in frames
-        is_wandbs = type(cause).__module__.startswith("wandb.errors")
-        if (isinstance(cause, USER_ERRORS) or is_wandbs) and not has_begun:
+        if isinstance(cause, USER_ERRORS) and not has_begun:
             raise UserError(reworded(str(cause))) from cause
         raise

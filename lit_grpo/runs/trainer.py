@@ -35,7 +35,7 @@ from lit_grpo.runs.progress import RolloutProgressBar
 from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
 from lit_grpo.runs.signals import StopOnSignal
 from lit_grpo.runs.time_limit import LeaveInTime, requeue_if_asked, with_more_time
-from lit_grpo.runs.wandb_teardown import WandbTeardown
+from lit_grpo.runs.wandb_teardown import WandbTeardown, write_into_run
 from lit_grpo.runs.watchdog import StallWatchdog
 from lit_grpo.runs.zero_reward import ZeroRewardBreaker
 from lit_grpo.stopping import ExitCode, get_stop_reason, how_it_ended
@@ -81,7 +81,11 @@ EXPECTED_WARNINGS = [
 
 def run_loggers(run_dir: str | Path, given: Any) -> list[Logger]:
     """Return the loggers of a training run: ``metrics.csv`` first, then the user's."""
-    return [MetricsFile(run_dir), *_as_list(given)]
+    loggers = _as_list(given)
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            write_into_run(logger, run_dir)
+    return [MetricsFile(run_dir), *loggers]
 
 
 def run_callbacks(
@@ -110,7 +114,7 @@ def run_callbacks(
     if len(checkpoints) > 1:
         raise setting_error("trainer.callbacks", "a list with one Checkpoints", len(checkpoints))
     others = [one for one in callbacks if not isinstance(one, Checkpoints)]
-    others = with_guards(others, loggers)
+    others = with_guards(others, loggers, run_dir)
     saving: list[Callback] = []
     if enable_checkpointing is not False:
         (checkpoint,) = checkpoints or [Checkpoints()]
@@ -119,17 +123,21 @@ def run_callbacks(
     return [*others, CompletionsFile(run_dir), EventsFile(run_dir), *saving, FinalModel(run_dir)]
 
 
-def with_guards(given: Sequence[Callback], loggers: Sequence[Logger]) -> list[Callback]:
+def with_guards(
+    given: Sequence[Callback], loggers: Sequence[Logger], run_dir: str | Path
+) -> list[Callback]:
     """Return the user's callbacks, and those that guard every run, unless they are switched off.
 
     One of the user's, with settings of its own, replaces the one of its class. In an SFT run
     `HealthMonitor` and `ZeroRewardBreaker` find no rollouts, and do nothing.
     """
     callbacks = [*given]
-    kinds: list[type[Callback]] = [*GUARDS]
-    if any(isinstance(one, WandbLogger) for one in loggers):
-        kinds.append(WandbTeardown)
+    to_wandb = [one for one in loggers if isinstance(one, WandbLogger)]
+    kinds: list[type[Callback]] = [*GUARDS, *([WandbTeardown] if to_wandb else [])]
     callbacks += [kind() for kind in kinds if not any(isinstance(one, kind) for one in given)]
+    teardowns = [one for one in callbacks if isinstance(one, WandbTeardown)]
+    for logger in to_wandb:
+        teardowns[0].guard_start(logger, run_dir)
     return [one for one in callbacks if not isinstance(one, GUARDS) or one.enabled]
 
 

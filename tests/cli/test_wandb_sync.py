@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import yaml
 from processes import LIT_GRPO, run_program
 
 from lit_grpo.__main__ import main
@@ -56,6 +57,27 @@ def test_all_that_was_not_sent_is_given_to_wandb(here, wandb, capfd):
     assert capfd.readouterr().out == "wandb: Syncing...\n"
     assert main(["wandb-sync", "run", "--include_online"]) == 0
     assert json.loads(wandb.read_text()) == ["sync", "--include-online", online]
+
+
+@pytest.mark.parametrize(
+    ("save_dir", "place"),
+    [("${run_dir}/logs", "run/logs"), ("elsewhere", "elsewhere"), (".", "run")],
+)
+@pytest.mark.parametrize("is_list", [False, True])
+def test_the_config_of_a_run_says_where_wandb_wrote(save_dir, place, is_list, here, wandb):
+    logger = {
+        "class_path": "lightning.pytorch.loggers.WandbLogger",
+        "init_args": {"save_dir": save_dir},
+    }
+    other = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "x"}}
+    config = {"trainer": {"logger": [other, logger] if is_list else logger}}
+    left = here / place / "wandb" / "offline-run-20261123_100000-abc"
+    left.mkdir(parents=True)
+    (left / "run-abc.wandb").touch()
+    (here / "run").mkdir(exist_ok=True)
+    (here / "run/config.yaml").write_text(yaml.safe_dump(config))
+    assert main(["wandb-sync", "run"]) == 0
+    assert json.loads(wandb.read_text()) == ["sync", f"{place}/wandb/{left.name}"]
 
 
 @pytest.mark.parametrize(("sends", "exit_code"), [("all", "1"), ("none", "0")])

@@ -15,6 +15,8 @@ from processes import run_program
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import WandbTeardown, ZeroRewardBreaker
+from lit_grpo.runs.events import Event, EventsFile, read_events
+from lit_grpo.runs.wandb_teardown import write_into_run
 
 ZERO = outputs(rollouts([[0.0, 0.0]]))
 
@@ -102,6 +104,107 @@ def test_a_call_that_hangs_is_abandoned_and_reported(caplog):
 def test_without_a_wandb_logger_wandb_is_not_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # an import would raise
     fit(lambda step: ZERO, [WandbTeardown()], steps=1)
+
+
+class StartedLogger(WandbLogger):
+    """A logger that starts its run as wandb's does, by functions for both modes."""
+
+    name = version = None
+
+    def __init__(self, online, offline=Run):
+        self._experiment = None
+        self._wandb_init = {"dir": "."}
+        self._save_dir = "."
+        self._starts = {None: online, "offline": offline}
+
+    @property
+    def experiment(self):
+        if self._experiment is None:
+            self._experiment = self._starts[self._wandb_init.get("mode")]()
+        return self._experiment
+
+    def log_metrics(self, metrics, step=None):
+        self.experiment.log()
+
+    def log_hyperparams(self, *args): ...
+
+    def log_graph(self, *args): ...
+
+    def save(self): ...
+
+    def after_save_checkpoint(self, checkpoint): ...
+
+    def finalize(self, status): ...
+
+
+def refuse():
+    raise RuntimeError("No API key configured.")
+
+
+def train_from_start(tmp_path, logger, **settings) -> list[Event]:
+    """Train with a guarded start, and return the events of the run."""
+    teardown = WandbTeardown(**settings)
+    teardown.guard_start(logger, tmp_path)
+    trainer = fit(lambda step: ZERO, [teardown, EventsFile(tmp_path)], steps=4, logger=logger)
+    assert trainer.global_step == 4
+    return read_events(tmp_path)
+
+
+def test_a_start_that_succeeds_is_used_once_and_without_a_word(tmp_path, caplog):
+    run = Run()
+    with caplog.at_level(logging.WARNING, logger="lit_grpo"):
+        events = train_from_start(tmp_path, StartedLogger(iter([run]).__next__))
+    assert caplog.records == []
+    assert [one.kind for one in events] == ["start", "done"]
+    assert (run.num_logs, run.finished) == (4, [0])
+
+
+def test_without_a_login_the_run_goes_on_and_wandb_logs_offline(tmp_path, caplog):
+    offline = Run()
+    logger = StartedLogger(refuse, lambda: offline)
+    with caplog.at_level(logging.WARNING, logger="lit_grpo"):
+        _, warning, _ = train_from_start(tmp_path, logger)
+    assert (offline.num_logs, offline.finished) == (4, [0])
+    (record,) = caplog.records
+    assert "wandb could not start (RuntimeError: No API key configured.)" in record.getMessage()
+    assert f"lit-grpo wandb-sync {tmp_path}`" in record.getMessage()
+    assert (warning.kind, warning.message) == ("warning", record.getMessage())
+
+
+def test_a_start_that_hangs_is_given_up_and_cannot_come_back(tmp_path, caplog):
+    late, offline, forever = Run(), Run(), threading.Event()
+    is_over = threading.Event()
+
+    def hang():
+        forever.wait()
+        is_over.set()
+        return late
+
+    logger = StartedLogger(hang, lambda: offline)
+    with caplog.at_level(logging.WARNING, logger="lit_grpo"):
+        train_from_start(tmp_path, logger, start_timeout_seconds=0.3)
+    forever.set()
+    assert is_over.wait(60)
+    assert logger.experiment is offline
+    assert (late.num_logs, offline.num_logs) == (0, 4)
+    assert "(TimeoutError: no answer within 0.3 s)" in caplog.records[0].getMessage()
+
+
+def test_a_wandb_that_cannot_start_at_all_is_left_out(tmp_path, caplog):
+    logger = StartedLogger(refuse, refuse)
+    with caplog.at_level(logging.WARNING, logger="lit_grpo"):
+        train_from_start(tmp_path, logger)
+    (record,) = caplog.records
+    assert "nor offline (RuntimeError: No API key configured.)" in record.getMessage()
+    logger.experiment.log({"x": 1})  # of a user's callback
+
+
+def test_a_logger_without_a_directory_writes_into_the_run():
+    here, elsewhere = (WandbLogger(project="test", **one) for one in ({}, {"save_dir": "x"}))
+    for logger in (here, elsewhere):
+        write_into_run(logger, "runs/my/0")
+    assert (here.save_dir, here._wandb_init["dir"]) == ("runs/my/0", "runs/my/0")
+    assert (elsewhere.save_dir, elsewhere._wandb_init["dir"]) == ("x", "x")
 
 
 REAL_RUN = """
