@@ -1,6 +1,7 @@
 """What a step or a run shows of its health: findings, causes, what to do."""
 
 from lit_grpo.diagnostics.causes import CAUSES, Action, Cause
+from lit_grpo.diagnostics.counts import StepCounts, count_step
 from lit_grpo.diagnostics.step import (
     LIKELY_FRACTION,
     Failure,
@@ -22,7 +23,9 @@ __all__ = [
     "Action",
     "Cause",
     "Failure",
+    "StepCounts",
     "StepLog",
+    "count_step",
     "describe_wait",
     "empty_fraction",
     "find_failure",

@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import math
 import statistics
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from lit_grpo.diagnostics.causes import CAUSES
+from lit_grpo.diagnostics.counts import StepCounts
 from lit_grpo.diagnostics.step import (
     LIKELY_FRACTION,
-    are_solved,
     describe_empty,
     describe_truncated,
-    differing_parts,
-    empty_fraction,
     equal_rewards,
-    find_failure,
-    identical_fraction,
+    most_common_failure,
     nothing_to_compare,
-    truncated_fraction,
 )
-from lit_grpo.objective.advantages import has_signal
-from lit_grpo.types import Outcome, RolloutBatch, Score, TrainBatch
+from lit_grpo.types import Outcome
 
 CERTAIN = 0.01
 """A sequence with a log-probability this close to 0 would be sampled 99 times out of 100."""
 MIN_STEPS = 10
 """Steps before a value counts as usual."""
-REPETITIVE, MIN_CHARACTERS = 0.15, 200
-"""A completion of so many characters that compresses to such a share repeats itself."""
 SLOW_FACTOR, SLOW_SHARE, SLOW_SECONDS = 3.0, 0.2, 1.0
 LITTLE_MEMORY = 0.05
 
@@ -40,9 +32,8 @@ LITTLE_MEMORY = 0.05
 class ObservedStep:
     """A rollout step that is over, and what the steps before it were like."""
 
-    rollouts: RolloutBatch
-    batch: TrainBatch | None = None
-    """None if no optimizer step was taken."""
+    counts: StepCounts
+    """Those of all ranks."""
     metrics: Mapping[str, float]
     """The metrics of the step over all ranks, and ``seconds/<stage>`` of its stages."""
     past: Sequence[Mapping[str, float]] = ()
@@ -52,11 +43,8 @@ class ObservedStep:
     weights_are_finite: bool = True
 
     def usual(self, name: str) -> float | None:
-        """Return the median of a metric over the older half of the past; None if it is short."""
-        values = [step[name] for step in self.past if name in step]
-        if len(values) < MIN_STEPS:
-            return None
-        return statistics.median(values[: len(values) // 2])
+        """Return what a metric usually is; None if the past is short."""
+        return usual_value(self.past, name)
 
     def has_grown(self, name: str) -> bool:
         """Return whether a count is larger than after the step before."""
@@ -82,29 +70,36 @@ class ObservedStep:
         return 1 + len(list(takewhile(lambda one: sign * one > sign * middle, before)))
 
 
+def usual_value(past: Sequence[Mapping[str, float]], name: str) -> float | None:
+    """Return the median of a metric over the older half of the past; None if it is short."""
+    values = [step[name] for step in past if name in step]
+    if len(values) < MIN_STEPS:
+        return None
+    return statistics.median(values[: len(values) // 2])
+
+
 Check = Callable[[ObservedStep], str | None]
 """Returns what is wrong and what to do, or None."""
 
 
 def nothing_trained(step: ObservedStep) -> str | None:
-    if step.batch is not None and step.batch.loss_mask.any():
+    if step.counts.num_trained:
         return None
-    why = nothing_to_compare(step.rollouts) or (
+    why = nothing_to_compare(step.counts) or (
         "every valid row is filtered. See model.objective.overlong_filtering and "
-        f"model.sampling.max_tokens: {truncated_fraction(step.rollouts):.0%} of the completions "
+        f"model.sampling.max_tokens: {step.counts.truncated_fraction:.0%} of the completions "
         "were cut off."
     )
     return f"No token contributes to the loss, so the policy did not change: {why}"
 
 
 def cancelling_rewards(step: ObservedStep) -> str | None:
-    rollouts = step.rollouts
-    is_cancelled = _all_equal(step) and differing_parts(rollouts)
-    return equal_rewards(rollouts) if is_cancelled else None
+    is_cancelled = _all_equal(step.counts) and step.counts.differing
+    return equal_rewards(step.counts) if is_cancelled else None
 
 
 def solved(step: ObservedStep) -> str | None:
-    if not (_all_equal(step) and all(are_solved(step.rollouts))):
+    if not (_all_equal(step.counts) and step.counts.are_all_solved):
         return None
     means = [one["reward/mean"] for one in step.past if "reward/mean" in one]
     has_varied = any(one.get("reward/std", 0.0) > 0 for one in step.past)
@@ -117,98 +112,96 @@ def solved(step: ObservedStep) -> str | None:
 
 
 def equal(step: ObservedStep) -> str | None:
-    if not _all_equal(step) or differing_parts(step.rollouts) or solved(step):
+    if not _all_equal(step.counts) or step.counts.differing or solved(step):
         return None
-    return equal_rewards(step.rollouts)
+    return equal_rewards(step.counts)
 
 
 def no_advantage(step: ObservedStep) -> str | None:
-    batch, rollouts = step.batch, step.rollouts
-    if batch is None or not _is_without_advantage(batch) or _all_equal(step):
+    counts = step.counts
+    if not _is_without_advantage(counts) or _all_equal(counts):
         return None
-    num_trained = int(batch.loss_mask.any(1).sum())
-    num_filtered = int(rollouts.counted.sum()) - num_trained
+    num_filtered = counts.num_counted - counts.num_trained
     if not num_filtered:
         return (
             "All advantages are 0 although rewards differ inside groups. Check "
             "model.advantage.function."
         )
     return (
-        f"All advantages are 0 on the {num_trained} rows that are left to train on; "
-        f"{num_filtered} others are filtered, {truncated_fraction(rollouts):.0%} of the "
+        f"All advantages are 0 on the {counts.num_trained} rows that are left to train on; "
+        f"{num_filtered} others are filtered, {counts.truncated_fraction:.0%} of the "
         "completions were cut off. Raise model.sampling.max_tokens, or set "
         "model.objective.overlong_filtering to false."
     )
 
 
-def _all_equal(step: ObservedStep) -> bool:
+def _all_equal(counts: StepCounts) -> bool:
     """Return whether the step trains on advantages that are 0 because all rewards are equal."""
-    batch, rollouts = step.batch, step.rollouts
-    if batch is None or not _is_without_advantage(batch):
-        return False
-    return not has_signal(rollouts.rewards, rollouts.valid).any()
+    return _is_without_advantage(counts) and not counts.num_with_signal
 
 
-def _is_without_advantage(batch: TrainBatch) -> bool:
-    trained = batch.loss_mask.any(1)
-    return bool(trained.any()) and not batch.advantages[trained].any()
+def _is_without_advantage(counts: StepCounts) -> bool:
+    return bool(counts.num_trained) and not counts.has_advantage
 
 
 def certain_policy(step: ObservedStep) -> str | None:
-    sums = [sum(c.sampler_logprobs) for c in step.rollouts.completions if c.token_ids]
-    if not sums or max(map(abs, sums)) >= CERTAIN:
+    counts = step.counts
+    if not counts.num_with_tokens or counts.largest_logprob >= CERTAIN:
         return None
-    if not any(sums):
+    if not counts.largest_logprob:
         return (
             "All sequence log-probabilities of the sampler are exactly 0: the rollout engine "
             "reports none, or it samples greedily. Set model.sampling.temperature above 0 and "
             "have the engine return the log-probabilities of the tokens that it samples."
         )
     return (
-        f"All sequence log-probabilities are near 0 (the lowest is {min(sums):.2g}): the policy "
-        "is certain of all its completions, so there is nothing to compare. Raise "
+        f"All sequence log-probabilities are near 0 (the lowest is {counts.lowest_logprob:.2g}): "
+        "the policy is certain of all its completions, so there is nothing to compare. Raise "
         "model.sampling.temperature or model.objective.entropy.coef, or use harder prompts."
     )
 
 
 def identical_completions(step: ObservedStep) -> str | None:
-    if (fraction := identical_fraction(step.rollouts)) < LIKELY_FRACTION:
+    if (fraction := step.counts.identical_fraction) < LIKELY_FRACTION:
         return None
     return (
-        f"In {fraction:.0%} of the groups all {step.rollouts.group_size} completions are "
+        f"In {fraction:.0%} of the groups all {step.counts.group_size} completions are "
         f"identical, so they cannot be compared. {CAUSES['identical_completions'].remedy}"
     )
 
 
 def truncated(step: ObservedStep) -> str | None:
-    fraction = truncated_fraction(step.rollouts)
+    fraction = step.counts.truncated_fraction
     return describe_truncated(fraction) if fraction > LIKELY_FRACTION else None
 
 
 def empty(step: ObservedStep) -> str | None:
-    fraction = empty_fraction(step.rollouts)
+    fraction = step.counts.empty_fraction
     return describe_empty(fraction) if fraction >= LIKELY_FRACTION else None
 
 
 def unparseable(step: ObservedStep) -> str | None:
-    def is_unparseable(score: Score) -> bool:
-        return score.outcome is Outcome.PARSE_ERROR
-
-    failure = find_failure(step.rollouts, counts_as_failure=is_unparseable)
+    failure = most_common_failure(step.counts, Outcome.PARSE_ERROR)
     return str(failure) if failure and failure.fraction >= LIKELY_FRACTION else None
+
+
+def has_fallen(past: Sequence[Mapping[str, float]], metrics: Mapping[str, float]) -> bool:
+    """Return whether the reward is far below the usual, so that the texts are worth a look."""
+    reward, usual = metrics.get("reward/mean"), usual_value(past, "reward/mean")
+    return reward is not None and usual is not None and usual > 0 and reward < 0.8 * usual
 
 
 def collapse(step: ObservedStep) -> str | None:
     """Look for shorter, more certain or repetitive completions with a lower reward."""
-    reward, usual = step.metrics.get("reward/mean"), step.usual("reward/mean")
-    if reward is None or usual is None or usual <= 0 or reward >= 0.8 * usual:
+    if not has_fallen(step.past, step.metrics):
         return None
+    reward, usual = step.metrics["reward/mean"], step.usual("reward/mean")
     signs = []
     if (length := step.factor("completions/mean_length")) is not None and length < 1 / 3:
         signs.append(f"completions have {length:.0%} of their usual length")
     if (entropy := step.factor("policy/entropy")) is not None and entropy < 0.1:
         signs.append(f"the entropy is {entropy:.1%} of the usual")
-    if (repeating := repetitive_fraction(step.rollouts)) >= LIKELY_FRACTION:
+    if (repeating := step.counts.repetitive_fraction) >= LIKELY_FRACTION:
         signs.append(f"{repeating:.0%} of the completions repeat themselves")
     if not signs:
         return None
@@ -216,16 +209,6 @@ def collapse(step: ObservedStep) -> str | None:
         f"The policy collapses: the reward is {reward:.3g} and was {usual:.3g}, and "
         f"{' and '.join(signs)}. {CAUSES['collapse'].remedy}"
     )
-
-
-def repetitive_fraction(rollouts: RolloutBatch) -> float:
-    """Return the share of completions that are long and compress to almost nothing."""
-    texts = [completion.text.encode() for completion in rollouts.sampled]
-    repeating = [
-        len(text) >= MIN_CHARACTERS and len(zlib.compress(text)) < REPETITIVE * len(text)
-        for text in texts
-    ]
-    return sum(repeating) / max(1, len(repeating))
 
 
 def kl_explosion(step: ObservedStep) -> str | None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lit_grpo.diagnostics.causes import CAUSES
-from lit_grpo.objective.advantages import has_signal
+from lit_grpo.diagnostics.counts import Scores, StepCounts, count_step
 from lit_grpo.types import Outcome, RolloutBatch, Score
 
 SHOWN_CHARACTERS = 120
@@ -73,8 +73,8 @@ def find_failure(
         rewards: Names of the rewards to look at; all of them if None.
         counts_as_failure: Whether a score counts; by default every score without a value does.
     """
-    counts: Counter[tuple[str, Outcome]] = Counter()
-    details: dict[tuple[str, Outcome], str] = {}
+    counts: Counter[Scores] = Counter()
+    details: dict[Scores, str] = {}
     num_rows = 0
     for group in rollouts.groups:
         num_rows += len(group.completions)
@@ -82,6 +82,24 @@ def find_failure(
             for score in filter(counts_as_failure, group.scores[name]):
                 counts[name, score.outcome] += 1
                 details.setdefault((name, score.outcome), score.detail)
+    return _most_common(counts, details, num_rows)
+
+
+def most_common_failure(counts: StepCounts, outcome: Outcome | None = None) -> Failure | None:
+    """Return the reward and outcome that most rows without a value share, as `find_failure` does.
+
+    Args:
+        outcome: The only one to look at; null looks at all.
+    """
+    failures = counts.failures
+    if outcome is not None:
+        failures = Counter({one: number for one, number in failures.items() if one[1] == outcome})
+    return _most_common(failures, counts.details, counts.num_rows)
+
+
+def _most_common(
+    counts: Counter[Scores], details: Mapping[Scores, str], num_rows: int
+) -> Failure | None:
     if not counts:
         return None
     (name, outcome), count = counts.most_common(1)[0]
@@ -97,46 +115,31 @@ def shorten(text: str) -> str:
 
 
 def truncated_fraction(rollouts: RolloutBatch) -> float:
-    return _fraction(completion.is_truncated for completion in rollouts.sampled)
+    return count_step(rollouts).truncated_fraction
 
 
 def empty_fraction(rollouts: RolloutBatch) -> float:
-    return _fraction(not completion.text.strip() for completion in rollouts.sampled)
+    return count_step(rollouts).empty_fraction
 
 
-def identical_fraction(rollouts: RolloutBatch) -> float:
-    """Return the share of groups whose completions are all the same, but for solved ones."""
-    return _fraction(
-        len({c.token_ids for c in group.completions}) == 1 and not solved
-        for group, solved in zip(rollouts.groups, are_solved(rollouts), strict=True)
-    )
+def likely_causes(rollouts: RolloutBatch, counts: StepCounts | None = None) -> list[str]:
+    """Return why a step has no reward and what to do, the likeliest cause first.
 
-
-def are_solved(rollouts: RolloutBatch) -> list[bool]:
-    """Return for each group whether all its rewards are the best of the step, and above 0."""
-    rewards = rollouts.rewards.nan_to_num(nan=-math.inf)
-    solved: list[bool] = ((rewards == rewards.max()) & (rewards > 0)).all(1).tolist()
-    return solved
-
-
-def _fraction(holds: Iterable[bool]) -> float:
-    counted = list(holds)
-    return sum(counted) / max(1, len(counted))
-
-
-def likely_causes(rollouts: RolloutBatch) -> list[str]:
-    """Return why a step has no reward and what to do, the likeliest cause first."""
+    Args:
+        counts: Those of all ranks; null counts the rollouts.
+    """
+    counts = counts or count_step(rollouts)
     causes = []
-    if differing_parts(rollouts) and not has_signal(rollouts.rewards, rollouts.valid).any():
-        causes.append(equal_rewards(rollouts))
-    failure = find_failure(rollouts)
+    if counts.differing and not counts.num_with_signal:
+        causes.append(equal_rewards(counts))
+    failure = most_common_failure(counts)
     if failure and failure.fraction >= LIKELY_FRACTION:
         causes.append(str(failure))
-    if (fraction := empty_fraction(rollouts)) >= LIKELY_FRACTION:
-        causes.append(describe_empty(fraction))
-    if (fraction := truncated_fraction(rollouts)) >= LIKELY_FRACTION:
-        causes.append(describe_truncated(fraction))
-    if identical_fraction(rollouts) == 1:
+    if counts.empty_fraction >= LIKELY_FRACTION:
+        causes.append(describe_empty(counts.empty_fraction))
+    if counts.truncated_fraction >= LIKELY_FRACTION:
+        causes.append(describe_truncated(counts.truncated_fraction))
+    if counts.identical_fraction == 1:
         remedy = CAUSES["identical_completions"].remedy
         causes.append(f"In every group all completions are identical. {remedy}")
     return causes or [_never_matched(rollouts)]
@@ -209,44 +212,36 @@ def sample_completions(rollouts: RolloutBatch, number: int) -> list[str]:
 
 def no_signal(rollouts: RolloutBatch) -> list[str]:
     """Return sentences on why no group has a signal; empty if at least one has."""
-    rewards, valid = rollouts.rewards, rollouts.valid
-    if has_signal(rewards, valid).any():
+    counts = count_step(rollouts)
+    if counts.num_with_signal:
         return []
-    if reason := nothing_to_compare(rollouts):
+    if reason := nothing_to_compare(counts):
         return [f"There is no signal: {reason}"]
-    if not rewards[valid].any():
-        return ["There is no signal: every reward is exactly 0.", *likely_causes(rollouts)]
-    return [equal_rewards(rollouts)]
+    if not counts.num_rewarded:
+        return ["There is no signal: every reward is exactly 0.", *likely_causes(rollouts, counts)]
+    return [equal_rewards(counts)]
 
 
-def nothing_to_compare(rollouts: RolloutBatch) -> str | None:
+def nothing_to_compare(counts: StepCounts) -> str | None:
     """Return why no group has rows to compare, or None if at least one has."""
-    if not rollouts.valid.any():
-        failure = find_failure(rollouts)
+    if not counts.num_valid:
+        failure = most_common_failure(counts)
         return f"no row is valid: {failure}" if failure else "no row is valid."
-    if not rollouts.counted.any():
+    if not counts.num_counted:
         return "no group has two valid rows to compare."
     return None
 
 
-def equal_rewards(rollouts: RolloutBatch) -> str:
+def equal_rewards(counts: StepCounts) -> str:
     """Explain that the rewards inside every group are equal, and what may help."""
-    if cancelling := differing_parts(rollouts):
+    if counts.differing:
+        cancelling = " and ".join(map(repr, counts.differing))
         return (
-            f"All advantages are 0 although {' and '.join(cancelling)} differ inside groups: they "
+            f"All advantages are 0 although {cancelling} differ inside groups: they "
             f"cancel out in the weighted sum. {CAUSES['cancelling_rewards'].remedy}"
         )
-    mean = rollouts.rewards[rollouts.valid].mean()
+    mean = counts.reward_sum / counts.num_valid if counts.num_valid else math.nan
     return (
         f"All advantages are 0: inside each group all rewards are equal (their mean is {mean:.3g})"
         f", so this step learns nothing from them. {CAUSES['equal_rewards'].remedy}"
     )
-
-
-def differing_parts(rollouts: RolloutBatch) -> list[str]:
-    """Return the rewards that differ inside a group."""
-    return [
-        repr(name)
-        for name, part in rollouts.parts.items()
-        if has_signal(part, rollouts.valid & ~part.isnan()).any()
-    ]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import logging
+import operator
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,15 @@ import psutil
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.diagnostics import CAUSES, Action, Cause
-from lit_grpo.diagnostics.checks import BEFORE_UPDATE, CHECKS, COMPARED, ObservedStep
+from lit_grpo.diagnostics import CAUSES, Action, Cause, StepCounts, count_step
+from lit_grpo.diagnostics.checks import (
+    BEFORE_UPDATE,
+    CHECKS,
+    COMPARED,
+    ObservedStep,
+    has_fallen,
+)
+from lit_grpo.distributed import gather_objects
 from lit_grpo.distributed.checkpoints import local_part
 from lit_grpo.runs.events import EventKind, num_finished_steps, record_event
 from lit_grpo.runs.rollback import roll_back, step_of
@@ -87,7 +96,7 @@ class HealthMonitor(Callback):
 
     What it knows is the table of ``docs/troubleshooting.md``; each cause has its own patience and
     action. Values are compared with those of the last 50 steps, from the 11th step on. All ranks
-    act together, on what rank 0 has seen.
+    act together, on the rollouts of all, and on the seconds and the memory of rank 0.
 
     Args:
         rules: By cause, what differs from its defaults, for example
@@ -178,9 +187,8 @@ class HealthMonitor(Callback):
         ]
         if not due:  # the streaks are the same on all ranks
             return ""
-        step = ObservedStep(rollouts=rollouts, metrics={})
-        found = [name for name in due if CHECKS[name](step)] if trainer.is_global_zero else []
-        cause: str = trainer.strategy.broadcast(found[0] if found else "")
+        step = ObservedStep(counts=of_all_ranks(count_step(rollouts)), metrics={})
+        cause = next((name for name in due if CHECKS[name](step)), "")
         self._is_left_out = bool(cause)
         return cause
 
@@ -195,8 +203,8 @@ class HealthMonitor(Callback):
         if not isinstance(outputs, Mapping) or "rollouts" not in outputs:
             return
         is_finite = trainer.strategy.reduce_boolean_decision(_are_finite(pl_module))
-        found = self._find(pl_module, outputs, is_finite) if trainer.is_global_zero else {}
-        found = trainer.strategy.broadcast(found)
+        # Ranks have the same counts, but each has seconds and memory of its own.
+        found = trainer.strategy.broadcast(self._find(pl_module, outputs, is_finite))
         for name, one in self._watched.items():
             one.streak = one.streak + 1 if name in found else 0
             one.num_steps = max(one.streak, found[name].num_steps) if name in found else 0
@@ -207,12 +215,14 @@ class HealthMonitor(Callback):
     def _find(
         self, pl_module: L.LightningModule, outputs: Mapping[str, Any], are_weights_finite: bool
     ) -> dict[str, _Finding]:
-        """Return what is wrong with the step, by cause, and remember its metrics."""
+        """Return what is wrong with the step, by cause, and remember its metrics, on all ranks."""
         skipped = getattr(pl_module, "skipped_steps", None)  # of a GRPOModule
+        metrics = outputs.get("metrics", {}) | self._seconds | _memory()
+        rollouts, batch = outputs["rollouts"], outputs.get("batch")
+        own = count_step(rollouts, batch, with_repetition=has_fallen(self._past, metrics))
         step = ObservedStep(
-            rollouts=outputs["rollouts"],
-            batch=outputs.get("batch"),
-            metrics=outputs.get("metrics", {}) | self._seconds | _memory(),
+            counts=of_all_ranks(own),
+            metrics=metrics,
             past=tuple(self._past),
             num_skipped=skipped.num_at_limit if skipped else 0,
             weights_are_finite=are_weights_finite,
@@ -318,6 +328,11 @@ class HealthMonitor(Callback):
         for name, one in self._watched.items():
             one.streak = state_dict["streaks"].get(name, 0)
             one.num_due = state_dict["num_due"].get(name, 0)
+
+
+def of_all_ranks(counts: StepCounts) -> StepCounts:
+    """Return the counts of all ranks together; every rank must call this."""
+    return reduce(operator.add, gather_objects(counts))
 
 
 def _watch(name: str, rule: Rule) -> _Watched:

@@ -12,11 +12,18 @@ from datetime import datetime
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.diagnostics import how_it_began, likely_causes, sample_completions
+from lit_grpo.diagnostics import (
+    StepCounts,
+    count_step,
+    how_it_began,
+    likely_causes,
+    sample_completions,
+)
+from lit_grpo.distributed import gather_objects
 from lit_grpo.runs.events import record_event
+from lit_grpo.runs.health import of_all_ranks
 from lit_grpo.stopping import ExitCode, stop_run
 from lit_grpo.types import RolloutBatch, StopReason, check_range
 
@@ -81,20 +88,22 @@ class ZeroRewardBreaker(Callback):
         if not isinstance(outputs, Mapping) or "rollouts" not in outputs:
             return
         rollouts: RolloutBatch = outputs["rollouts"]
-        num_valid, num_rewarded = _count_rows(trainer, rollouts)
+        own = int(rollouts.valid.sum()), int((rollouts.rewards[rollouts.valid] != 0).sum())
+        num_valid, num_rewarded = map(sum, zip(*gather_objects(own), strict=True))
         if num_rewarded:
             self._shares.append(num_rewarded / num_valid)
             self._reset()
             return
         self._count(trainer.fit_loop.total_batch_idx, unscored=num_valid == 0)
-        if self.streak >= self.stop_after:
-            reason = StopReason(
-                exit_code=ExitCode.NO_REWARD, message=self._describe(rollouts), cause="no_reward"
-            )
+        is_last = self.streak >= self.stop_after
+        if not is_last and self.streak != self.alert_after:
+            return
+        message = self._describe(rollouts, of_all_ranks(count_step(rollouts)))
+        if is_last:
+            reason = StopReason(exit_code=ExitCode.NO_REWARD, message=message, cause="no_reward")
             stop_run(trainer, reason)
-        elif self.streak == self.alert_after and trainer.is_global_zero:
-            then = f"The run will be stopped after {self.stop_after} such steps."
-            message = f"{self._describe(rollouts)}\n{then}"
+        elif trainer.is_global_zero:
+            message += f"\nThe run will be stopped after {self.stop_after} such steps."
             log.warning("%s", message)
             record_event(trainer, "alert", message, "no_reward")
 
@@ -104,7 +113,7 @@ class ZeroRewardBreaker(Callback):
         self.streak += 1
         self._unscored_steps += unscored
 
-    def _describe(self, rollouts: RolloutBatch) -> str:
+    def _describe(self, rollouts: RolloutBatch, counts: StepCounts) -> str:
         zero_steps = self.streak - self._unscored_steps
         kinds = {
             "every valid reward was exactly 0": zero_steps,
@@ -118,7 +127,7 @@ class ZeroRewardBreaker(Callback):
         lines = [
             f"No reward for {self.streak} rollout steps in a row, since {self._since}: {what}. "
             f"{how_it_began(self._shares)} Likely cause:",
-            *(f"- {cause}" for cause in likely_causes(rollouts)),
+            *(f"- {cause}" for cause in likely_causes(rollouts, counts)),
             "Completions of this step:",
             *(f"- {line}" for line in sample_completions(rollouts, NUM_SHOWN)),
             "If such streaks are normal for this task, raise stop_after of ZeroRewardBreaker.",
@@ -138,13 +147,3 @@ class ZeroRewardBreaker(Callback):
         self._unscored_steps = state_dict["unscored_steps"]
         self._since = state_dict["since"]
         self._shares.extend(state_dict["shares"])
-
-
-def _count_rows(trainer: L.Trainer, rollouts: RolloutBatch) -> tuple[int, int]:
-    """Return the number of valid rows and of those with a reward other than 0, over all ranks."""
-    rewards = rollouts.rewards[rollouts.valid]
-    counts = torch.tensor(
-        [rewards.numel(), int((rewards != 0).sum())], device=trainer.strategy.root_device
-    )
-    num_valid, num_rewarded = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
-    return num_valid, num_rewarded

@@ -5,7 +5,8 @@ import torch
 from toy_rollouts import completion, failed, rollouts, train_batch
 
 from lit_grpo.diagnostics.causes import CAUSES
-from lit_grpo.diagnostics.checks import BEFORE_UPDATE, CHECKS, ObservedStep, repetitive_fraction
+from lit_grpo.diagnostics.checks import BEFORE_UPDATE, CHECKS, ObservedStep
+from lit_grpo.diagnostics.counts import count_step
 from lit_grpo.types import Outcome
 
 USUAL = {
@@ -23,12 +24,15 @@ PAST = [USUAL] * 20
 GOOD = rollouts([[0.0, 1.0]])
 
 
+def counts(batch=GOOD, trained=None):
+    return count_step(batch, trained, with_repetition=True)
+
+
 def found(batch=GOOD, trained=None, past=PAST, **metrics):
     """Return the causes of a step whose metrics differ from the usual ones in some."""
     renamed = {name.replace("__", "/"): value for name, value in metrics.items()}
     step = ObservedStep(
-        rollouts=batch,
-        batch=train_batch([-1.0, 1.0]) if trained is None else trained,
+        counts=counts(batch, train_batch([-1.0, 1.0]) if trained is None else trained),
         metrics=USUAL | renamed,
         past=past,
     )
@@ -60,7 +64,7 @@ def test_a_collapse_is_a_lower_reward_with_another_sign(metrics, is_collapse):
 
 def test_completions_that_repeat_themselves_are_a_collapse_if_the_reward_falls():
     batch = rollouts([[0.0, 1.0]], [completion("so so " * 60), completion("so " * 90)])
-    assert repetitive_fraction(batch) == 1
+    assert counts(batch).repetitive_fraction == 1
     assert found(batch, reward__mean=0.1) == {"collapse"}
     assert found(batch) == set()
 
@@ -71,9 +75,8 @@ def test_short_texts_and_prose_do_not_repeat_themselves():
         "speed is 80 km/h; the bus needs 40 minutes more for the same way, that is 60 km/h on "
         "average, and arrives at a quarter to twelve if it starts at the same time."
     )
-    assert (
-        repetitive_fraction(rollouts([[0.0, 1.0]], [completion("7" * 99), completion(prose)])) == 0
-    )
+    batch = rollouts([[0.0, 1.0]], [completion("7" * 99), completion(prose)])
+    assert counts(batch).repetitive_fraction == 0
 
 
 def test_a_kl_far_above_the_usual_is_an_explosion():
@@ -118,7 +121,7 @@ def test_what_is_usual_is_not_learned_from_the_newest_steps():
     ],
 )
 def test_a_slow_stage_is_named_with_what_is_known_of_the_reason(metrics, words):
-    step = ObservedStep(rollouts=GOOD, metrics=USUAL | metrics, past=PAST)
+    step = ObservedStep(counts=counts(), metrics=USUAL | metrics, past=PAST)
     assert words in CHECKS["slow_stage"](step)
 
 
@@ -146,7 +149,7 @@ def test_empty_completions_of_half_the_rows_are_found():
 def test_replies_that_cannot_be_parsed_are_found_by_reward():
     bad = failed(Outcome.PARSE_ERROR, "not a number: 'good'")
     step = ObservedStep(
-        rollouts=rollouts([[bad, 1.0], [0.0, bad]]), metrics={}, batch=train_batch([1.0] * 4)
+        counts=counts(rollouts([[bad, 1.0], [0.0, bad]]), train_batch([1.0] * 4)), metrics={}
     )
     assert CHECKS["unparseable"](step).startswith(
         "50% of the scores of reward 'math' ended as parse_error, for instance: not a number"
@@ -155,8 +158,7 @@ def test_replies_that_cannot_be_parsed_are_found_by_reward():
 
 def test_weights_and_gradients_that_are_not_finite_are_found():
     step = ObservedStep(
-        rollouts=GOOD,
-        batch=train_batch([-1.0, 1.0]),
+        counts=counts(GOOD, train_batch([-1.0, 1.0])),
         metrics={"reward/mean": torch.nan},
         num_skipped=5,
         weights_are_finite=False,

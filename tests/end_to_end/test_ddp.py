@@ -126,6 +126,12 @@ def test_ranks_roll_back_together_although_one_has_seen_the_trouble(results):
     assert all(weight.isfinite().all() for weight in ranks[0]["weights"].values())
 
 
+def test_what_only_the_first_rank_shows_is_not_found(results):
+    for rank in results["health"]:
+        assert "equal_rewards" not in rank["num_due"]
+        assert "identical_completions" not in rank["num_due"]
+
+
 def test_two_ranks_with_masters_keep_the_same_bfloat16_weights(results):
     ranks = results["masters"]
     assert_same_weights(*ranks)

@@ -18,7 +18,7 @@ from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module, make_trainer
 from teacher_server import vllm_replies
 from tiny import perturbed, tiny_policy
 
-from lit_grpo.callbacks import Checkpoints, HealthMonitor
+from lit_grpo.callbacks import Checkpoints, HealthMonitor, Rule
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import AdvantageConfig, DistillationTerm, EntropyTerm, KLTerm, Objective
 from lit_grpo.policy import Policy
@@ -168,6 +168,19 @@ def rollback() -> dict[str, Any]:
     }
 
 
+def health() -> dict[str, Any]:
+    """Train with equal rewards on the first rank only, and a rule that leaves out updates."""
+
+    class EqualOnRank0(ShareOfLowBytes):
+        def score(self, prompt, completion):
+            return 0.5 if module.global_rank == 0 else super().score(prompt, completion)
+
+    module = make_module(rewards=[EqualOnRank0()])
+    monitor = HealthMonitor({"identical_completions": Rule(action="skip")})
+    fit_ranks(module, PROMPTS, 4, monitor, max_steps=2, shuffle=False)
+    return {"num_due": {n: one.num_due for n, one in monitor._watched.items() if one.num_due}}
+
+
 def masters() -> dict[str, Any]:
     """Train bfloat16 weights on float32 masters."""
     module = make_module(
@@ -194,6 +207,7 @@ TRAININGS: dict[str, Callable[[], dict[str, Any]]] = {
     "refill": refill,
     "distillation": distillation,
     "rollback": rollback,
+    "health": health,
     "masters": masters,
     "undisturbed": lambda: outage(directory="undisturbed", num_attempts=0),
     "short-outage": lambda: outage(directory="short-outage", num_attempts=2),

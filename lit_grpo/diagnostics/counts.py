@@ -1,0 +1,188 @@
+"""Count in the rollouts of a step what the checks need, so that ranks can add up their counts.
+
+A rank sees only its own groups: that all of them are equal says nothing of those of other ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from lit_grpo.objective.advantages import has_signal
+from lit_grpo.types import Outcome, RolloutBatch, TrainBatch
+
+REPETITIVE, MIN_CHARACTERS = 0.15, 200
+"""A completion of so many characters that compresses to such a share repeats itself."""
+
+Scores = tuple[str, Outcome]
+"""The name of a reward, and how scores of it ended."""
+
+
+def _merged_by(merge: Callable[[Any, Any], Any]) -> Any:
+    return field(metadata={"merge": merge})
+
+
+def _first_of_each(one: Mapping[Scores, str], other: Mapping[Scores, str]) -> dict[Scores, str]:
+    return {**other, **one}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCounts:
+    """What a step's rollouts are like; the counts of two ranks are added with ``+``."""
+
+    group_size: int = _merged_by(max)
+    num_groups: int
+    num_rows: int
+    """Completions, sampled or not."""
+    num_sampled: int
+    num_truncated: int
+    num_empty: int
+    num_repetitive: int
+    """Completions that repeat themselves; 0 if they were not counted."""
+
+    num_valid: int
+    reward_sum: float
+    """Of the valid rows."""
+    num_rewarded: int
+    """Valid rows with a reward other than 0."""
+    num_counted: int
+    """Rows with something to be compared with, as in ``RolloutBatch.counted``."""
+    num_with_signal: int
+    """Groups whose rewards differ."""
+    differing: tuple[str, ...] = _merged_by(lambda one, other: tuple(dict.fromkeys(one + other)))
+    """Names of the rewards that differ inside a group."""
+
+    best: float = _merged_by(max)
+    """The highest reward; minus infinity without one."""
+    equal: Counter[float]
+    """Reward above 0 -> groups with all rows at that reward."""
+    num_identical: int
+    """Groups whose completions are all the same."""
+    equal_identical: Counter[float]
+    """Those among them with equal rewards, as in ``equal``."""
+
+    num_with_tokens: int
+    lowest_logprob: float = _merged_by(min)
+    """The lowest log-probability of a sequence."""
+    largest_logprob: float = _merged_by(max)
+    """The largest absolute value of one."""
+
+    num_trained: int
+    """Rows in the loss."""
+    has_advantage: bool = _merged_by(operator.or_)
+    """Whether one of them has an advantage other than 0."""
+
+    failures: Counter[Scores]
+    """Scores without a value."""
+    details: Mapping[Scores, str] = _merged_by(_first_of_each)
+    """The detail of one of each."""
+
+    def __add__(self, other: StepCounts) -> StepCounts:
+        def merge(name: str, by: Callable[[Any, Any], Any]) -> Any:
+            return by(getattr(self, name), getattr(other, name))
+
+        merged = {
+            one.name: merge(one.name, one.metadata.get("merge", operator.add))
+            for one in fields(self)
+        }
+        return StepCounts(**merged)
+
+    @property
+    def truncated_fraction(self) -> float:
+        return self.num_truncated / max(1, self.num_sampled)
+
+    @property
+    def empty_fraction(self) -> float:
+        return self.num_empty / max(1, self.num_sampled)
+
+    @property
+    def repetitive_fraction(self) -> float:
+        return self.num_repetitive / max(1, self.num_sampled)
+
+    @property
+    def identical_fraction(self) -> float:
+        """The share of groups whose completions are all the same, but for solved ones."""
+        return (self.num_identical - self.equal_identical[self.best]) / max(1, self.num_groups)
+
+    @property
+    def are_all_solved(self) -> bool:
+        """Whether all rewards of all groups are the best of the step, and above 0."""
+        return self.equal[self.best] == self.num_groups
+
+
+def count_step(
+    rollouts: RolloutBatch, batch: TrainBatch | None = None, *, with_repetition: bool = False
+) -> StepCounts:
+    """Count what one rank has sampled, and what it trains on.
+
+    Args:
+        batch: None if no optimizer step was taken.
+        with_repetition: Whether to count the completions that repeat themselves, which compresses
+            all their texts.
+    """
+    sampled = rollouts.sampled
+    rewards, valid = rollouts.rewards, rollouts.valid
+    filled = rewards.nan_to_num(nan=-math.inf)
+    firsts = filled[:, 0].tolist()
+    is_equal = ((filled == filled[:, :1]) & (filled > 0)).all(1).tolist()
+    is_identical = [len({c.token_ids for c in group.completions}) == 1 for group in rollouts.groups]
+    logprobs = [sum(c.sampler_logprobs) for c in rollouts.completions if c.token_ids]
+    trained = None if batch is None else batch.loss_mask.any(1)
+    failures, details = _count_failures(rollouts)
+    return StepCounts(
+        group_size=rollouts.group_size,
+        num_groups=len(rollouts.groups),
+        num_rows=valid.numel(),
+        num_sampled=len(sampled),
+        num_truncated=sum(one.is_truncated for one in sampled),
+        num_empty=sum(not one.text.strip() for one in sampled),
+        num_repetitive=sum(_repeats_itself(one.text) for one in sampled) if with_repetition else 0,
+        num_valid=int(valid.sum()),
+        reward_sum=float(rewards[valid].sum()),
+        num_rewarded=int((rewards[valid] != 0).sum()),
+        num_counted=int(rollouts.counted.sum()),
+        num_with_signal=int(has_signal(rewards, valid).sum()),
+        differing=tuple(
+            name
+            for name, part in rollouts.parts.items()
+            if has_signal(part, valid & ~part.isnan()).any()
+        ),
+        best=float(filled.max()),
+        equal=Counter(value for value, equal in zip(firsts, is_equal, strict=True) if equal),
+        num_identical=sum(is_identical),
+        equal_identical=Counter(
+            value
+            for value, equal, identical in zip(firsts, is_equal, is_identical, strict=True)
+            if equal and identical
+        ),
+        num_with_tokens=len(logprobs),
+        lowest_logprob=min(logprobs, default=0.0),
+        largest_logprob=max(map(abs, logprobs), default=0.0),
+        num_trained=0 if trained is None else int(trained.sum()),
+        has_advantage=batch is not None and bool(batch.advantages[trained].any()),
+        failures=failures,
+        details=details,
+    )
+
+
+def _count_failures(rollouts: RolloutBatch) -> tuple[Counter[Scores], dict[Scores, str]]:
+    counts: Counter[Scores] = Counter()
+    details: dict[Scores, str] = {}
+    for group in rollouts.groups:
+        for name, scores in group.scores.items():
+            for score in scores:
+                if not score.is_ok:
+                    counts[name, score.outcome] += 1
+                    details.setdefault((name, score.outcome), score.detail)
+    return counts, details
+
+
+def _repeats_itself(text: str) -> bool:
+    """Return whether a text is long and compresses to almost nothing."""
+    data = text.encode()
+    return len(data) >= MIN_CHARACTERS and len(zlib.compress(data)) < REPETITIVE * len(data)
