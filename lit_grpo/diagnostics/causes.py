@@ -54,9 +54,13 @@ class Cause:
     """Whether a checkpoint of such a step is not a healthy one."""
 
     @property
+    def remedies(self) -> tuple[str, ...]:
+        """The advice as sentences of a message, without marks of Markdown."""
+        return tuple(one.replace("`", "") for one in self.advice)
+
+    @property
     def remedy(self) -> str:
-        """The advice as text of a message, without marks of Markdown."""
-        return " ".join(self.advice).replace("`", "")
+        return " ".join(self.remedies)
 
     @property
     def actions(self) -> str:
@@ -256,7 +260,8 @@ _TABLE = (
         meaning="What is left after filtering has advantages of exactly 0.",
         advice=(
             "Raise `model.sampling.max_tokens`, or set `model.objective.overlong_filtering` to "
-            "`false`, or check `model.advantage.function`.",
+            "`false`.",
+            "If nothing is filtered, check `model.advantage.function`.",
         ),
         noticed_by=_MONITOR,
     ),
@@ -278,8 +283,9 @@ _TABLE = (
         advice=(
             "Raise `model.sampling.temperature` or `model.objective.entropy.coef`, or use harder "
             "prompts.",
-            "If they are exactly 0, have the engine return the log-probabilities of the tokens "
-            "that it samples.",
+            "If they are exactly 0, the engine reports none, or it samples greedily: set "
+            "`model.sampling.temperature` above 0, and have the engine return the "
+            "log-probabilities of the tokens that it samples.",
         ),
         noticed_by=_MONITOR,
     ),

@@ -121,17 +121,14 @@ def no_advantage(step: ObservedStep) -> str | None:
     counts = step.counts
     if not _is_without_advantage(counts) or _all_equal(counts):
         return None
+    remedies = CAUSES["no_advantage"].remedies
     num_filtered = counts.num_counted - counts.num_trained
     if not num_filtered:
-        return (
-            "All advantages are 0 although rewards differ inside groups. Check "
-            "model.advantage.function."
-        )
+        return f"All advantages are 0 although rewards differ inside groups. {remedies[1]}"
     return (
         f"All advantages are 0 on the {counts.num_trained} rows that are left to train on; "
         f"{num_filtered} others are filtered, {counts.truncated_fraction:.0%} of the "
-        "completions were cut off. Raise model.sampling.max_tokens, or set "
-        "model.objective.overlong_filtering to false."
+        f"completions were cut off. {remedies[0]}"
     )
 
 
@@ -148,16 +145,13 @@ def certain_policy(step: ObservedStep) -> str | None:
     counts = step.counts
     if not counts.num_with_tokens or counts.largest_logprob >= CERTAIN:
         return None
+    remedies = CAUSES["certain_policy"].remedies
     if not counts.largest_logprob:
-        return (
-            "All sequence log-probabilities of the sampler are exactly 0: the rollout engine "
-            "reports none, or it samples greedily. Set model.sampling.temperature above 0 and "
-            "have the engine return the log-probabilities of the tokens that it samples."
-        )
+        return f"All sequence log-probabilities of the sampler are exactly 0. {remedies[1]}"
     return (
         f"All sequence log-probabilities are near 0 (the lowest is {counts.lowest_logprob:.2g}): "
-        "the policy is certain of all its completions, so there is nothing to compare. Raise "
-        "model.sampling.temperature or model.objective.entropy.coef, or use harder prompts."
+        f"the policy is certain of all its completions, so there is nothing to compare. "
+        f"{remedies[0]}"
     )
 
 

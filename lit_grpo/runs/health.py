@@ -124,7 +124,6 @@ class HealthMonitor(Callback):
         self.max_rollbacks = max_rollbacks
         self.repeat_every = repeat_every
         self.enabled = enabled
-        self.num_rollbacks = 0
         self._watched = {name: _watch(name, (rules or {}).get(name, Rule())) for name in CHECKS}
         if unknown := sorted({*(rules or {})} - {*CHECKS}):
             near = difflib.get_close_matches(unknown[0], CHECKS, n=1)
@@ -270,8 +269,9 @@ class HealthMonitor(Callback):
         path, why = None, "there is no healthy checkpoint"
         if is_compared:
             why += f" from before step {begin}, when it began"
-        if self.num_rollbacks >= self.max_rollbacks:
-            why = f"it was rolled back {self.num_rollbacks} times already (max_rollbacks)"
+        num_rollbacks = getattr(pl_module, "num_rollbacks", 0)
+        if num_rollbacks >= self.max_rollbacks:
+            why = f"it was rolled back {num_rollbacks} times already (max_rollbacks)"
         else:
             path = roll_back(
                 trainer,
@@ -283,11 +283,10 @@ class HealthMonitor(Callback):
         if path is None:
             self._stop(trainer, one, f"{message} The run is not rolled back: {why}.")
             return
-        self.num_rollbacks += 1
         self._remember_rollback(trainer, path, one)
         for other in self._watched.values():
             other.streak = 0
-        number = f"{self.num_rollbacks} of at most {self.max_rollbacks} times"
+        number = f"{num_rollbacks + 1} of at most {self.max_rollbacks} times"
         what = f"{message} Rolled back to {path.name}, {number}; the data goes on."
         self._warn(trainer, one, what)
         record_event(trainer, "rollback", what, one.cause.name)
@@ -311,7 +310,6 @@ class HealthMonitor(Callback):
     def state_dict(self) -> dict[str, Any]:
         watched = self._watched.items()
         return {
-            "num_rollbacks": self.num_rollbacks,
             "past": list(self._past),
             "rollbacks": [(one.at, one.to) for one in self._rollbacks],
             "passed_over": self._passed_over,
@@ -320,7 +318,6 @@ class HealthMonitor(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.num_rollbacks = state_dict["num_rollbacks"]
         self._past.extend(state_dict["past"])
         rollbacks = state_dict.get("rollbacks", [])  # not in checkpoints of earlier versions
         self._rollbacks = [_Rollback(at=at, to=to) for at, to in rollbacks]

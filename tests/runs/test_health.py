@@ -54,7 +54,7 @@ def test_an_advantage_of_0_on_what_filtering_leaves_says_so(warnings_of):
 
 def test_advantages_of_0_from_differing_rewards_point_at_the_function_that_made_them(warnings_of):
     (message,) = warnings_of(outputs(rollouts([[0.0, 1.0]]), train_batch([0.0, 0.0])))
-    assert message.endswith("Check model.advantage.function.")
+    assert message.endswith("check model.advantage.function.")
 
 
 def test_rewards_that_cancel_out_are_named(warnings_of):

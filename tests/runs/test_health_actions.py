@@ -154,7 +154,7 @@ def test_a_run_resumed_after_a_rollback_goes_on_as_if_it_had_not_been_interrupte
     monitor = HealthMonitor()
     last = tmp_path / "checkpoints" / "last.ckpt"
     fit(again, callbacks=[monitor], max_steps=8, ckpt_path=last)
-    assert monitor.num_rollbacks == again.num_rollbacks == 1
+    assert again.num_rollbacks == 1
     assert_equal(weights(again), weights(whole))
 
 
