@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command, *arguments = argv or ["--help"]
     try:
         exit_code = dispatch(command, arguments)
+    except SystemExit as leave:
+        end_within(SHUTDOWN_SECONDS, leave.code if isinstance(leave.code, int) else 1)
+        raise
     except KeyboardInterrupt:
         exit_code = print_error("interrupted.", ExitCode.INTERRUPTED)
     end_within(SHUTDOWN_SECONDS, exit_code)

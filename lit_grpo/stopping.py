@@ -96,8 +96,10 @@ def end_with_launcher() -> None:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def exit_code_of_error(error: BaseException) -> ExitCode:
-    """Return the exit code of a run that an error has ended."""
+def exit_code_of_error(error: BaseException) -> int:
+    """Return the exit code of a run that an error, or a signal as ``SystemExit``, has ended."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
     from lit_grpo.types import Diverged, EngineFailed, RankLost, UserError, as_rank_lost  # torch
 
     error = as_rank_lost(error) or error

@@ -6,10 +6,13 @@ DDP.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -20,13 +23,116 @@ from lit_grpo.distributed import gather_objects
 from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
 from lit_grpo.stopping import exit_code_of_signal
 
+log = logging.getLogger(__name__)
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+LEAVING = {exit_code_of_signal(signum): signum for signum in SIGNALS}
+"""Exit code -> the signal that it stands for."""
+LEAVE_SECONDS = 10.0
+"""Time for the main thread to leave at a signal before a training has begun."""
 
 ECHO_SECONDS, ECHO_SECONDS_OF_LAUNCHER = 0.1, 0.5
 """A second signal within this time is the same request: ``timeout``, a container, or later a
 launcher may forward the signal that the whole process group has already received."""
 LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 """Environment variables of processes that a launcher has started."""
+
+
+@contextmanager
+def leave_on_signal(trainer: L.Trainer) -> Iterator[None]:
+    """Leave with exit code 128 + signal while no `StopOnSignal` looks: a model loads, for instance.
+
+    A thread sees the signal even if the main thread is in a long call of a library, and ends the
+    process if that does not leave in time.
+
+    Raises:
+        SystemExit: a signal came.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    is_over = threading.Event()
+    threading.Thread(target=_end_if_stuck, args=[reader, is_over], daemon=True).start()
+    previous = {signum: signal.signal(signum, _leave) for signum in SIGNALS}
+    previous_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    _writers.add(writer)
+    try:
+        yield
+    except SystemExit as leave:
+        if isinstance(leave.code, int) and (signum := LEAVING.get(leave.code)) is not None:
+            log.info("Ended by %s, without a new checkpoint.", signum.name)
+            if (launcher := trainer.strategy.launcher) is not None:
+                launcher.kill(signum)
+        raise
+    finally:
+        is_over.set()
+        signal.set_wakeup_fd(previous_fd)
+        _writers.discard(writer)
+        os.close(writer)
+        for signum, handler in previous.items():
+            if signal.getsignal(signum) in (_leave, signal.SIG_IGN):
+                signal.signal(signum, handler)
+
+
+_writers: set[int] = set()
+"""Where the kernel's signals are written for `_end_if_stuck`."""
+
+
+_masks: list[set[int]] = []
+"""The signals that were blocked before a fork, while one is under way."""
+
+
+def _hold_signals() -> None:
+    """Hold signals back during a fork: the new process must not take this one's handlers."""
+    if _writers:
+        _masks.append({*signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)})
+
+
+def _release_signals() -> None:
+    if _masks:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
+
+
+def _forget_in_child() -> None:
+    """Let a process that a library forks handle its own signals, and not tell this one of them."""
+    if _writers:
+        signal.set_wakeup_fd(-1)
+        for signum in SIGNALS:
+            if signal.getsignal(signum) == _leave:
+                is_ctrl_c = signum == signal.SIGINT
+                signal.signal(signum, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
+        _writers.clear()
+    _release_signals()
+
+
+os.register_at_fork(
+    before=_hold_signals, after_in_parent=_release_signals, after_in_child=_forget_in_child
+)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    for one in SIGNALS:  # what follows is not repeated
+        signal.signal(one, signal.SIG_IGN)
+    raise SystemExit(exit_code_of_signal(signum))
+
+
+def _end_if_stuck(reader: int, is_over: threading.Event) -> None:
+    """Say that a signal has come, and end the process unless the main thread leaves in time."""
+    with open(reader, "rb", buffering=0) as signals:
+        while received := signals.read(1):
+            signum = received[0]
+            handler = getattr(signal.getsignal(signum), "__self__", None)
+            if signum not in SIGNALS or isinstance(handler, StopOnSignal):
+                continue
+            name = signal.Signals(signum).name
+            _write_stderr(f"{name}: ending now, without a new checkpoint.")
+            if not is_over.wait(LEAVE_SECONDS):
+                _show_cursor()
+                os._exit(exit_code_of_signal(signum))
+            return
 
 
 class StopOnSignal(StopAtSafePoints):

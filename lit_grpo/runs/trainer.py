@@ -33,7 +33,7 @@ from lit_grpo.runs.lock import locked
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.progress import RolloutProgressBar
 from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
-from lit_grpo.runs.signals import StopOnSignal
+from lit_grpo.runs.signals import StopOnSignal, leave_on_signal
 from lit_grpo.runs.time_limit import LeaveInTime, requeue_if_asked, with_more_time
 from lit_grpo.runs.wandb_teardown import WandbTeardown, write_into_run
 from lit_grpo.runs.watchdog import StallWatchdog
@@ -339,7 +339,7 @@ def logged_run(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[
         UserError: another process trains in the directory.
     """
     lock = locked(run_dir) if trainer.global_rank == 0 else nullcontext()
-    with lock, _run_log(trainer, run_dir, resume_with):
+    with lock, _run_log(trainer, run_dir, resume_with), leave_on_signal(trainer):
         yield
 
 

@@ -13,6 +13,7 @@ from subprocess import Popen
 
 import pytest
 import torch
+from forked import FORK
 from lightning.pytorch.callbacks import Callback
 from paths import SUPPORT
 from processes import running
@@ -20,7 +21,7 @@ from toy_rollouts import fit, outputs, rollouts
 from worker_processes import wait_until
 
 from lit_grpo.callbacks import Checkpoints
-from lit_grpo.runs.signals import LAUNCHERS, StopOnSignal
+from lit_grpo.runs.signals import LAUNCHERS, SIGNALS, StopOnSignal, leave_on_signal
 from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.types import StopReason
 
@@ -173,6 +174,106 @@ def test_the_handlers_are_there_until_the_end_and_then_those_of_before(tmp_path)
     assert during
     assert not set(during) & set(before)
     assert [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+class NoLauncher:
+    strategy = type("Strategy", (), {"launcher": None})
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_signal_before_the_training_leaves_at_once_and_says_so(signum, capfd):
+    before = [signal.getsignal(one) for one in SIGNALS]
+
+    def load():
+        with leave_on_signal(NoLauncher()):
+            os.kill(os.getpid(), signum)
+            time.sleep(60)
+
+    with pytest.raises(SystemExit) as leave:
+        load()
+    assert leave.value.code == 128 + signum
+    wait_until(lambda: f"{signum.name}: ending now, without" in capfd.readouterr().err)
+    assert signal.set_wakeup_fd(-1) == -1
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+
+
+def test_a_signal_to_a_forked_process_is_not_one_to_the_run(capfd):
+    with leave_on_signal(NoLauncher()):
+        child = FORK.Process(target=time.sleep, args=(60,))
+        child.start()
+        child.terminate()
+        child.join(60)
+        time.sleep(0.3)
+    assert child.exitcode == -signal.SIGTERM
+    assert "ending now" not in capfd.readouterr().err
+
+
+STUCK = """
+import os, signal, time
+from lit_grpo.runs import signals
+
+class Trainer:
+    strategy = type("Strategy", (), {"launcher": None})
+
+signals.LEAVE_SECONDS = 0.2
+with signals.leave_on_signal(Trainer()):
+    os.kill(os.getpid(), signal.SIGTERM)
+    while True:  # a library that swallows what a handler raises
+        try:
+            time.sleep(1)
+        except BaseException:
+            pass
+"""
+
+
+def test_a_process_that_does_not_leave_at_a_signal_is_ended():
+    with running([sys.executable, "-c", STUCK]) as process:
+        _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM: ending now" in stderr
+
+
+LOADING = """
+import sys, time
+from pathlib import Path
+from lightning.pytorch.callbacks import Callback
+from small_runs import make_module
+from lit_grpo import AdditionData, Trainer
+
+class Hold(Callback):
+    def hold(self, *args, **kwargs):
+        Path("held").touch()
+        time.sleep(600)
+
+setattr(Hold, sys.argv[1], Hold.hold)
+data = AdditionData(1, train_size=8, validation_size=8, prompts_per_step=2)
+settings = {"accelerator": "cpu", "num_sanity_val_steps": 1, "limit_val_batches": 1}
+Trainer("run", max_steps=2, callbacks=[Hold()], **settings).fit(make_module(), data)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hook", "signum"),
+    [
+        ("setup", signal.SIGTERM),
+        ("setup", signal.SIGINT),
+        ("on_sanity_check_start", signal.SIGTERM),
+        ("on_sanity_check_start", signal.SIGUSR1),
+        ("on_fit_start", signal.SIGUSR1),
+    ],
+)
+def test_a_run_that_loads_or_checks_its_validation_leaves_at_a_signal(hook, signum, tmp_path):
+    words = [sys.executable, "-c", LOADING, hook]
+    with running(words, tmp_path, PYTHONPATH=str(SUPPORT)) as process:
+        wait_until((tmp_path / "held").exists, 120)
+        process.send_signal(signum)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + signum, stderr
+    assert f"{signum.name}: ending now, without a new checkpoint." in stderr
+    assert "Traceback" not in stderr
+    assert f"Ended by {signum.name}" in (tmp_path / "run/run.log").read_text()
+    assert not (tmp_path / "run/events.jsonl").exists()
 
 
 def test_a_crash_restores_the_handlers():
