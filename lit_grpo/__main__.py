@@ -58,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         exit_code = dispatch(command, arguments)
     except SystemExit as leave:
-        end_within(SHUTDOWN_SECONDS, leave.code if isinstance(leave.code, int) else 1)
-        raise
+        if not isinstance(leave.code, int):
+            raise
+        exit_code = leave.code
     except KeyboardInterrupt:
         exit_code = print_error("interrupted.", ExitCode.INTERRUPTED)
     end_within(SHUTDOWN_SECONDS, exit_code)

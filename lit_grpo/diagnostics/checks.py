@@ -18,6 +18,7 @@ from lit_grpo.diagnostics.step import (
     most_common_failure,
     nothing_to_compare,
 )
+from lit_grpo.diagnostics.waits import why_judges_are_slow
 from lit_grpo.types import Outcome
 
 CERTAIN = 0.01
@@ -252,12 +253,12 @@ def slow_stage(step: ObservedStep) -> str | None:
             stage = name.removeprefix("seconds/")
             return (
                 f"The stage {stage} took {value:.1f} s, {factor:.1f} times as long as usual"
-                f"{_why_slow(step, stage)}. {CAUSES['slow_stage'].remedy}"
+                f"{_why_slow(step, stage, value)}. {CAUSES['slow_stage'].remedy}"
             )
     return None
 
 
-def _why_slow(step: ObservedStep, stage: str) -> str:
+def _why_slow(step: ObservedStep, stage: str, seconds: float) -> str:
     """Return what is known of the reason, to be added to a sentence."""
     if step.has_grown("memory/num_alloc_retries"):
         return ": the GPU is out of memory again and again, and frees what it had kept"
@@ -271,9 +272,7 @@ def _why_slow(step: ObservedStep, stage: str) -> str:
         return ": the model was compiled again for new shapes"
     if step.metrics.get("rollout/restarts"):
         return ": a server was restarted"
-    if stage == "reward":
-        return ": see the warnings of TimingLog on what held the calls of a judge back"
-    return ""
+    return why_judges_are_slow(step.metrics, seconds) if stage == "reward" else ""
 
 
 CHECKS: Mapping[str, Check] = {

@@ -38,14 +38,13 @@ def describe_wait(
     """Return why a step spent most of its time waiting for rewards; None if it did not."""
     if exposed_seconds < SLOW_FRACTION * step_seconds:
         return None
+    held = longest_wait(metrics)
     spent = f"The step spent {exposed_seconds:.1f} of its {step_seconds:.1f} s waiting for rewards"
-    waits = {cause: metrics.get(f"timing/judge_wait_{cause}_s", 0.0) for cause in WAITS}
-    cause = max(waits, key=lambda one: waits[one])
-    answering = metrics.get("timing/judge_api_latency_s", 0.0) * metrics.get("judge/calls", 0.0)
-    if waits[cause] > answering:
-        resource, advice = WAITS[cause]
+    answering = _answering_seconds(metrics)
+    if held is not None:
+        resource, advice = WAITS[held[0]]
         return (
-            f"{spent}. Calls to the judge are held back: over all calls, {waits[cause]:.0f} s were "
+            f"{spent}. Calls to the judge are held back: over all calls, {held[1]:.0f} s were "
             f"spent waiting for {resource}, {answering:.0f} s waiting for replies. {advice}."
         )
     if answering:
@@ -59,3 +58,36 @@ def describe_wait(
         "reward runs in one thread: make it async, or run it in several processes with "
         "ProcessReward."
     )
+
+
+def longest_wait(metrics: Mapping[str, float]) -> tuple[str, float] | None:
+    """Return what held the calls of judges back longest, a key of `WAITS`, and for how long.
+
+    The seconds are those of all calls. None if the calls spent more time waiting for replies.
+    """
+    waits = {cause: metrics.get(f"timing/judge_wait_{cause}_s", 0.0) for cause in WAITS}
+    cause = max(waits, key=lambda one: waits[one])
+    return (cause, waits[cause]) if waits[cause] > _answering_seconds(metrics) else None
+
+
+def why_judges_are_slow(metrics: Mapping[str, float], seconds: float) -> str:
+    """Return why a stage that waits for rewards takes so long, if a judge is the reason, else "".
+
+    Args:
+        seconds: Those of the stage. Calls overlap, so that theirs add up to more, over all calls.
+    """
+    held, answering = longest_wait(metrics), _answering_seconds(metrics)
+    if held is not None and held[1] >= SLOW_FRACTION * seconds:
+        resource, advice = WAITS[held[0]]
+        return (
+            f": the judge's calls waited {held[1]:.0f} s, over all calls, for {resource}. {advice}"
+        )
+    if answering >= SLOW_FRACTION * seconds:
+        latency = metrics["timing/judge_api_latency_s"]
+        return f": the judge's replies take {latency:.1f} s per call"
+    return ""
+
+
+def _answering_seconds(metrics: Mapping[str, float]) -> float:
+    """Return for how long the calls of judges waited for replies, over all calls."""
+    return metrics.get("timing/judge_api_latency_s", 0.0) * metrics.get("judge/calls", 0.0)

@@ -171,6 +171,10 @@ class RolloutEngine(ABC):
         """Return whether the engine can sample now."""
         return True
 
+    def describe_pending(self) -> str:
+        """Return what it works on, for the report of a stall; empty if that is not known."""
+        return ""
+
     def observe(self) -> Measurements:
         """Return what was measured since the last call, for the metrics of a rollout step."""
         return Measurements()

@@ -296,13 +296,32 @@ def _max_tokens(module: L.LightningModule) -> int | None:
 
 
 def _hints(module: L.LightningModule, stage: str) -> str:
-    """Say what may hold up a stage."""
+    """Say what may hold up a stage: what is pending, where."""
     if stage in ("generation", "weight_sync", "evaluation"):
-        engine: Any = getattr(module, "engine", None)
-        state = "can" if engine is not None and engine.health() else "cannot"
-        return f"{type(engine).__name__} says that it {state} sample now. "
-    if stage == "reward":
-        rewards = getattr(getattr(module, "rewards", None), "rewards", ())
-        endless = [one.name for one in rewards if one.timeout_seconds is None]
-        return f"Without timeout_seconds: {', '.join(endless)}. " if endless else ""
-    return ""
+        return f"{_engine_state(getattr(module, 'engine', None))}{_unscored(module)}"
+    return _unscored(module) if stage == "reward" else ""
+
+
+def _engine_state(engine: Any) -> str:
+    state = "can" if engine is not None and engine.health() else "cannot"
+    pending = ""
+    with suppress(Exception):  # its own thread works on what is read
+        pending = engine.describe_pending()
+    more = f": {pending}" if pending else ""
+    return f"{type(engine).__name__} says that it {state} sample now{more}. "
+
+
+def _unscored(module: L.LightningModule) -> str:
+    """Return how many completions wait for which rewards, and which of these have no timeout."""
+    suite: Any = getattr(module, "rewards", None)
+    counts: dict[str, int] = {}
+    with suppress(Exception):  # scores arrive while they are counted
+        counts = suite.num_unscored() if suite is not None else {}
+    if not counts:
+        return ""
+    waiting = ", ".join(f"{name} {number}" for name, number in counts.items())
+    endless = [
+        one.name for one in suite.rewards if one.name in counts and one.timeout_seconds is None
+    ]
+    without = f" Without timeout_seconds: {', '.join(endless)}." if endless else ""
+    return f"Completions without a score: {waiting}.{without} "

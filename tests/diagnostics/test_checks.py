@@ -117,7 +117,28 @@ def test_what_is_usual_is_not_learned_from_the_newest_steps():
             {"seconds/update": 40.0, "memory/available_fraction": 0.02},
             "usual: only 2% of the machine's memory is left. ",
         ),
-        ({"seconds/reward": 30.0}, "what held the calls of a judge back"),
+        ({"seconds/reward": 30.0}, "15.0 times as long as usual. Compare"),
+        (
+            {"seconds/reward": 30.0, "timing/judge_wait_requests_per_minute_s": 400.0},
+            "usual: the judge's calls waited 400 s, over all calls, for limits.requests_per_minute",
+        ),
+        (
+            {"seconds/reward": 30.0, "timing/judge_wait_retry_after_s": 100.0},
+            "for the server, which answered 429 and asked to wait (Retry-After). Raise the deploy",
+        ),
+        (
+            {"seconds/reward": 30.0, "timing/judge_wait_retry_after_s": 10.0},
+            "15.0 times as long as usual. Compare",  # other seconds than these explain it
+        ),
+        (
+            {
+                "seconds/reward": 30.0,
+                "timing/judge_wait_retry_after_s": 100.0,
+                "timing/judge_api_latency_s": 12.5,
+                "judge/calls": 64.0,
+            },
+            "usual: the judge's replies take 12.5 s per call. ",
+        ),
     ],
 )
 def test_a_slow_stage_is_named_with_what_is_known_of_the_reason(metrics, words):

@@ -127,6 +127,7 @@ def test_a_reward_that_deadlocks_ends_the_run_with_its_own_code_and_a_checkpoint
     assert exit_code == ExitCode.STALLED, said
     assert "in stage reward of rollout step 1, at 9 of 40 completions" in said
     assert DEADLOCK in said
+    assert "Completions without a score: stuck " in said
     assert "Without timeout_seconds: stuck." in said
     assert "Stopped after 1 rollout step. No progress for" in said
     assert (tmp_path / "run/checkpoints/step_000001.ckpt").exists()

@@ -171,6 +171,13 @@ class Scoring:
         num_scored = sum(None not in scores for scores in zip(*self._scores.values(), strict=True))
         return replace(self.sampled(), num_done=num_scored)
 
+    def num_unscored(self) -> dict[str, int]:
+        """Return by reward how many of the completions so far have no score."""
+        rows = [row for row, one in enumerate(self._completions) if one is not None]
+        return {
+            name: sum(scores[row] is None for row in rows) for name, scores in self._scores.items()
+        }
+
     @property
     def counted_rewards(self) -> list[str]:
         """Names of the rewards with a weight other than 0."""

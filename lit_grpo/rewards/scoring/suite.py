@@ -6,8 +6,10 @@ Scores are summed with their weights; normalising is left to the advantages.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from lit_grpo.rewards.function import as_reward
 from lit_grpo.rewards.reward import Reward, check_settings
@@ -45,6 +47,7 @@ class RewardSuite:
         self._runners: Runners | None = None
         self._reasoning: Reasoning | None = None
         self._started: list[Reward] = []
+        self._open: WeakSet[Scoring] | None = None  # made late, since it cannot be copied
         self._warned: set[tuple[str, Outcome, bool]] = set()
 
     @property
@@ -87,9 +90,20 @@ class RewardSuite:
 
     def open(self, prompts: Sequence[Prompt], group_size: int) -> Scoring:
         """Open the scoring of a rollout step with ``group_size`` completions for each prompt."""
-        return Scoring(
+        scoring = Scoring(
             *(self.rewards, self._running(), self._warn, self._reasoning), prompts, group_size
         )
+        self._open = WeakSet() if self._open is None else self._open
+        self._open.add(scoring)
+        return scoring
+
+    def num_unscored(self) -> dict[str, int]:
+        """Return by reward how many completions wait for its score, where any do."""
+        counts: Counter[str] = Counter()
+        for scoring in [*(self._open or ())]:
+            if not scoring.is_cancelled:
+                counts.update(scoring.num_unscored())
+        return dict(+counts)
 
     def score(
         self, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]

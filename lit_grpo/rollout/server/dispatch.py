@@ -56,6 +56,11 @@ class Dispatcher:
         else:
             await gather_or_cancel([self._sample(part, deliver) for part in parts])
 
+    @property
+    def num_waiting(self) -> int:
+        """Completions that wait for a server with room."""
+        return sum(number for number, _ in self._waiting)
+
     def fail(self, failure: EngineFailed) -> None:
         """Raise the failure in all waiting and later requests: no server is left."""
         self._failure = failure

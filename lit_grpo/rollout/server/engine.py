@@ -220,6 +220,16 @@ class ServedEngine(RolloutEngine):
     def health(self) -> bool:
         return any(server.is_ready for server in self._supervisor.servers)
 
+    def describe_pending(self) -> str:
+        """Return how many completions of this process are at each server, and wait for one."""
+        supervisor = self._supervisor
+        parts = [
+            f"{server.load.num_running} completions are at {server.url}"
+            f"{'' if server.is_ready else ', which is not ready'}"
+            for server in supervisor.servers
+        ]
+        return ", ".join([*parts, f"{supervisor.dispatcher.num_waiting} wait for a server"])
+
     def observe(self) -> Measurements:
         """Return what happened since the last call, and the share of servers that are ready."""
         supervisor, dispatcher = self._supervisor, self._supervisor.dispatcher

@@ -52,6 +52,28 @@ class AsyncRank(Rank):
         return super().score_group(prompt, completions)
 
 
+def test_completions_without_a_score_are_counted_by_reward_until_they_have_one():
+    go = threading.Event()
+
+    class Held(Reward):
+        def score(self, prompt, completion):
+            go.wait(60)
+            return 1.0
+
+    with RewardSuite([Held(), LengthReward(start_tokens=1, end_tokens=4)]) as suite:
+        assert suite.num_unscored() == {}
+        scoring = suite.open([prompt(id="a"), prompt(id="b")], 2)
+        for row in range(3):
+            scoring.add(row, completion(text="1"))
+        while suite.num_unscored() != {"held": 3}:
+            time.sleep(0.01)
+        assert scoring.num_unscored() == {"held": 3, "length": 0}
+        go.set()
+        scoring.add(3, completion(text="1"))
+        scoring.result()
+        assert suite.num_unscored() == {}
+
+
 def test_every_kind_of_reward_is_scored_and_summed():
     rewards = [Value(), AsyncValue(weight=10), Rank(weight=100), AsyncRank(weight=1000)]
     with RewardSuite(rewards) as suite:

@@ -81,8 +81,11 @@ def test_no_more_completions_than_max_concurrency_run_at_once(policy, directory)
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(generate, engine, PROMPTS, PLAIN, group_size=8)
             wait_until(lambda: fresh.log()["held"] == 3)
+            pending = f"3 completions are at {fresh.url}, 21 wait for a server"
+            assert engine.describe_pending() == pending
             fresh.faults()
             running.result(60)
+            assert engine.describe_pending().startswith("0 completions are at")
         after = fresh.log()
         assert after["requests"]["/generate"] == before + 24
         assert after["most_unfinished"] == 3
