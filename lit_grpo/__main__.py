@@ -22,9 +22,16 @@ from lit_grpo.cli.commands import (
 )
 from lit_grpo.cli.errors import did_you_mean, print_error
 from lit_grpo.cli.output import outlive_readers
-from lit_grpo.stopping import SIGNAL_CODE, SIGNAL_MEANING, ExitCode, end_with_launcher
+from lit_grpo.stopping import (
+    SIGNAL_CODE,
+    SIGNAL_MEANING,
+    ExitCode,
+    end_with_launcher,
+    exit_code_of_signal,
+)
 
 SHUTDOWN_SECONDS = 15.0
+SIGNAL_BASE = exit_code_of_signal(0)
 ASKS_FOR_HELP = ("-h", "--help", "--help=all")
 
 HELP = """\
@@ -58,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         exit_code = dispatch(command, arguments)
     except SystemExit as leave:
-        if not isinstance(leave.code, int):
-            raise
+        if not isinstance(leave.code, int) or leave.code <= SIGNAL_BASE:
+            raise  # of the parser, such as after --print_config
         exit_code = leave.code
     except KeyboardInterrupt:
         exit_code = print_error("interrupted.", ExitCode.INTERRUPTED)
