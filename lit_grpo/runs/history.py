@@ -19,6 +19,8 @@ import yaml
 from lit_grpo.types import UserError
 
 ACCURACY = "val/accuracy"
+MARKS = ("config.yaml", "run.log", "events.jsonl", "run.lock", "completions", "checkpoints")
+"""What a run directory has before its first step is finished; it has at least one of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,11 +40,12 @@ class Run:
 
     @property
     def num_steps(self) -> int:
-        return int(self.metrics["step"].iloc[-1]) + 1
+        """The steps that were finished: 0 if the run ended, or still is, in its first one."""
+        return 0 if self.metrics.empty else int(self.metrics["step"].iloc[-1]) + 1
 
     @property
     def seconds(self) -> float:
-        return float(self.metrics["seconds"].iloc[-1])
+        return 0.0 if self.metrics.empty else float(self.metrics["seconds"].iloc[-1])
 
     def has(self, metric: str) -> bool:
         return metric in self.metrics and bool(self.metrics[metric].notna().any())
@@ -81,7 +84,7 @@ def load_runs(run_dirs: Sequence[str | Path], num_steps: int | None = None) -> l
         num_steps: Read this many of the first steps of each run; None reads all of them.
 
     Raises:
-        UserError: a directory does not exist, or has no metrics.
+        UserError: a directory does not exist, or is not that of a run.
     """
     paths = list({Path(path).resolve(): Path(path) for path in run_dirs}.values())
     metrics = {path: _read_metrics(path, num_steps) for path in paths}
@@ -106,18 +109,24 @@ def are_stages(runs: Sequence[Run]) -> bool:
 
 
 def _read_metrics(path: Path, num_steps: int | None) -> pd.DataFrame:
+    """Return the rows of ``metrics.csv``; none if the run has not finished a step."""
     if not path.is_dir():
         raise UserError(f"{path}: no such run directory. Example: runs/quickstart/0.")
     file = path / "metrics.csv"
-    if not file.exists():
-        versions = sorted(str(inner) for inner in path.glob("*") if (inner / file.name).exists())
-        hint = f" Did you mean {' or '.join(versions)}?" if versions else ""
-        raise UserError(f"{path} has no metrics.csv, so no run has taken a step in it.{hint}")
-    text = _whole_rows(file.read_text())
-    metrics = pd.read_csv(StringIO(text)) if text else pd.DataFrame()
-    if metrics.empty:
-        raise UserError(f"{file} has no rows: the run ended before its first step. See run.log.")
+    if not (file.exists() or _is_run(path)):
+        inside = sorted(one for one in path.glob("*") if (one / file.name).exists() or _is_run(one))
+        hint = f" Did you mean {' or '.join(map(str, inside))}?" if inside else ""
+        raise UserError(
+            f"{path} is not the directory of a run: it has no metrics.csv, and nothing else that a "
+            f"run writes.{hint}"
+        )
+    text = _whole_rows(file.read_text()) if file.exists() else ""
+    metrics = pd.read_csv(StringIO(text)) if text else pd.DataFrame(columns=["step", "seconds"])
     return metrics if num_steps is None else metrics[metrics["step"] < num_steps]
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).exists() for name in MARKS)
 
 
 def _whole_rows(text: str) -> str:

@@ -17,10 +17,14 @@ from lit_grpo.runs.curves import draw_curves
 from lit_grpo.runs.failures import describe_failures
 from lit_grpo.runs.history import ACCURACY, Run, are_stages, load_runs
 from lit_grpo.runs.lock import is_locked
+from lit_grpo.runs.page.diagnosis import diagnose
 from lit_grpo.runs.page.page import write_page
 from lit_grpo.runs.summary import HEADINGS, clock, summary_row
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.types import UserError, check_range
+
+NO_STEPS = {"Config": "config.yaml", "Log": "run.log"}
+"""What is named of a run that has no step to show."""
 
 
 def report(run_dirs: Sequence[str | Path], *, num_steps: int | None = None) -> None:
@@ -30,7 +34,7 @@ def report(run_dirs: Sequence[str | Path], *, num_steps: int | None = None) -> N
         num_steps: Read this many of the first steps of each run; None reads all of them.
 
     Raises:
-        UserError: a directory is not a run or cannot be written, or a run has no metrics.
+        UserError: a directory is not a run or cannot be written.
     """
     check_range("--steps", num_steps, at_least=1)
     runs = load_runs(run_dirs, num_steps)
@@ -68,7 +72,7 @@ def follow(
 
 
 def _load_live(run_dirs: Sequence[str | Path], num_steps: int | None) -> list[Run]:
-    """Return the runs, or none as long as one of them has not finished its first step."""
+    """Return the runs, or none as long as a directory has nothing of a run yet."""
     try:
         return load_runs(run_dirs, num_steps)
     except UserError:
@@ -94,9 +98,17 @@ def _report(runs: Sequence[Run], page: Path, num_steps: int | None) -> None:
         paths = {"Comparison": page.with_suffix(".png"), "Page": page}
         lines = [describe(run) for run in runs if run.started_from is not None]
     console.print(_table(runs))
+    lines += [_first_step(run) for run in runs if run.num_steps == 0]
     failures = [line for run in runs for line in describe_failures(run)]
     for line in [*lines, *failures, *(f"{name:<13}{path}" for name, path in paths.items())]:
         console.print(line, soft_wrap=True)
+
+
+def _first_step(run: Run) -> str:
+    """Return what became of a run that has not finished its first step, which has no numbers."""
+    found = diagnose(run)
+    alerts = [f"Alert ({cause.name}): {cause.message}" for cause in found.causes]
+    return " ".join(f"{run.label} ({found.state}) {' '.join([found.end, *alerts])}".split())
 
 
 @contextmanager
@@ -147,5 +159,5 @@ def _file_paths(run: Run) -> dict[str, Path]:
         "Completions": "completions",
         "Checkpoints": "checkpoints",
         "Final model": "final",
-    }
+    } | (NO_STEPS if run.num_steps == 0 else {})
     return {name: run.path / part for name, part in names.items() if (run.path / part).exists()}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -200,10 +201,70 @@ def test_the_parent_of_runs_names_its_runs(tmp_path):
         load_runs([tmp_path / "grpo"])
 
 
-@pytest.mark.parametrize("metrics", ["", "step,seconds\n"])
-def test_for_a_run_without_a_step_the_log_is_named(tmp_path, metrics):
-    with pytest.raises(ValueError, match="ended before its first step. See run.log"):
-        load_runs([make_run(tmp_path / "run", metrics)])
+STOPPED = [
+    {"time": "2026-11-23T16:05:01", "step": 0, "kind": "start"},
+    {"time": "2026-11-23T16:06:01", "step": 0, "kind": "alert", "cause": "judge_outage",
+     "message": "waiting for the judge"},
+    {"time": "2026-11-23T16:07:01", "step": 0, "kind": "stop", "cause": "scores_absent",
+     "message": "all scores are missing"},
+]  # fmt: skip
+
+
+def make_run_without_steps(path: Path, metrics: str | None) -> Path:
+    """Write what a run leaves that was stopped in its first step."""
+    path.mkdir(parents=True)
+    if metrics is not None:
+        (path / "metrics.csv").write_text(metrics)
+    (path / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in STOPPED))
+    settings = {"model": {"group_size": 77}, "trainer": {"max_steps": 5}}
+    (path / "config.yaml").write_text(yaml.safe_dump(settings))
+    (path / "run.log").write_text("INFO: begun\n")
+    return path
+
+
+@pytest.mark.parametrize("metrics", [None, "", "step,seconds\n", "step,seconds\n0,1."])
+def test_a_run_that_ended_in_its_first_step_shows_what_there_is(tmp_path, capsys, metrics):
+    run = make_run_without_steps(tmp_path / "grpo" / "0", metrics)
+    assert __main__.main(["report", str(run)]) == 0
+    said = "grpo/0 (stop) all scores are missing Alert (judge_outage): waiting for the judge"
+    assert shown(capsys) == [
+        "run steps time tokens accuracy reward",
+        "grpo/0 0 0 s – – –",
+        said,
+        f"Run {run}",
+        f"Page {run}/report.html",
+        f"Curves {run}/curves.png",
+        f"Config {run}/config.yaml",
+        f"Log {run}/run.log",
+    ]
+    page = (run / "report.html").read_text()
+    for text in ("all scores are missing", "waiting for the judge", "group_size 77"):
+        assert text in page
+
+
+def test_a_run_that_failed_before_training_shows_the_error_of_its_log(tmp_path, capsys):
+    run = make_run(tmp_path / "grpo" / "0", "")
+    (run / "run.log").write_text("INFO: begun\nTraceback …\nValueError: no such model\n\n")
+    report([run])
+    (line,) = (line for line in shown(capsys) if line.startswith("grpo/0 (unknown)"))
+    expected = "It ended before training began. The last line of run.log: ValueError: no such model"
+    assert line == f"grpo/0 (unknown) {expected}"
+
+
+def test_a_run_without_a_step_is_compared_with_others(tmp_path, capsys):
+    empty = make_run_without_steps(tmp_path / "grpo" / "0", None)
+    report([empty, make_run(tmp_path / "grpo" / "1", GRPO)])
+    lines = shown(capsys)
+    assert lines[1:3] == [
+        "grpo/0 0 0 s – – –",
+        "grpo/1 3 2 min 3 s 4.0 k 0.250 → 0.875 0.500 → 0.750",
+    ]
+    assert lines[3].startswith("grpo/0 (stop) all scores are missing")
+
+
+def test_a_directory_without_anything_of_a_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="is not the directory of a run: it has no metrics.csv"):
+        report([tmp_path])
 
 
 def test_a_wrong_directory_is_one_line_and_exit_code_2(tmp_path, capsys):
@@ -272,6 +333,7 @@ def test_a_live_run_is_followed_through_half_written_files_until_it_ends(tmp_pat
     page = run / "report.html"
     holder, follower = follow_live(run, tmp_path)
     try:
+        wait_for("it has not finished its first step", page)
         (run / "metrics.csv").write_text("step,seconds,reward/mean\n0,1.0,0.5\n1,2.0,0.")
         (run / "events.jsonl").write_text('{"time": "2026-11-23T16:05:01", "step": 0, "ki')
         (run / "completions" / "step_000000.parquet").write_bytes(b"PAR1")

@@ -110,11 +110,14 @@ def _evenly(items: Sequence[Any], number: int) -> list[Any]:
 
 
 def _files(run: Run) -> dict[int, list[Path]]:
-    """Return step -> its files, one for each rank, within the steps of the run."""
+    """Return step -> its files, one for each rank, within the steps of the run.
+
+    A run that ended in its first step may have its completions, but no row of metrics.
+    """
     files: defaultdict[int, list[Path]] = defaultdict(list)
     for path in sorted((run.path / "completions").glob("step_*.parquet")):
         match = NAME.fullmatch(path.name)
-        if match and int(match[1]) < run.num_steps:
+        if match and int(match[1]) < max(1, run.num_steps):
             files[int(match[1])].append(path)
     return files
 

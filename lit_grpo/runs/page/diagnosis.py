@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 
@@ -12,9 +13,12 @@ from lit_grpo.runs.event_log import Event, EventKind, read_events
 from lit_grpo.runs.failures import describe_failures
 from lit_grpo.runs.history import Run
 from lit_grpo.runs.lock import is_locked
+from lit_grpo.runs.page.completions import shorten
 
 RESTARTS = "rollout/restarts"
 NO_CAUSE = "(no cause given)"
+MAX_CHARACTERS = 1000
+"""Of a line of ``run.log``."""
 ENDS = {"done": "Done.", "stop": "Stopped.", "crash": "Crashed."}
 """Kinds of events that end a run, and what is said of one without a message."""
 UNREMARKABLE = ("start", "done")
@@ -91,7 +95,7 @@ def _restarts(number: int, run: Run) -> Iterator[Mark]:
 
 def diagnose(run: Run) -> Diagnosis:
     events = read_events(run.path)
-    state, end = _end(events, is_running=is_locked(run.path))
+    state, end = _end(run, events, is_running=is_locked(run.path))
     return Diagnosis(
         label=run.label,
         state=state,
@@ -101,16 +105,30 @@ def diagnose(run: Run) -> Diagnosis:
     )
 
 
-def _end(events: list[Event], *, is_running: bool) -> tuple[str, str]:
+def _end(run: Run, events: list[Event], *, is_running: bool) -> tuple[str, str]:
     """Return the state of a run and a sentence on its end."""
     if is_running:
-        return "running", "A process trains in this directory."
+        step = "" if run.num_steps else "; it has not finished its first step"
+        return "running", f"A process trains in this directory{step}."
+    if not events and run.num_steps == 0:
+        said = _last_line(run.path / "run.log")
+        return "unknown", "It ended before training began." + (f" {said}" if said else "")
     if not events:
         return "unknown", "It has no events.jsonl, so how it ended is not known. See run.log."
     last = events[-1]
     if last.kind not in ENDS:
         return "unknown", f"No end was recorded after step {last.step}: its process was killed."
     return last.kind, last.message or ENDS[last.kind]
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log, where a traceback has its error; empty if it has none."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"The last line of run.log: {shorten(last, MAX_CHARACTERS)}" if last else ""
 
 
 def _causes(events: list[Event], kind: EventKind) -> list[Cause]:
