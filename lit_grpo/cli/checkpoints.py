@@ -20,6 +20,7 @@ from lit_grpo.runs.checkpoint_files import (
     read_manifest,
     size_of,
 )
+from lit_grpo.runs.saves import EARLIER, find_leftovers, is_saving
 from lit_grpo.runs.space import format_size
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
@@ -40,7 +41,10 @@ def manage_checkpoints(arguments: Sequence[str]) -> int:
     found = _find(run_dir, given.before_step)
     if not (given.latest or given.recover or given.export):
         why = {path: damage(path, reads_all=given.verify) for path in found}
-        open_console().print(_table(found, why, is_verified=given.verify))
+        console = open_console()
+        console.print(_table(found, why, is_verified=given.verify))
+        for line in _describe_leftovers(run_dir / "checkpoints"):
+            console.print(line, soft_wrap=True)
         return ExitCode.CRASHED if any(why.values()) else ExitCode.DONE
     reads_all = given.verify or given.export is not None
     usable = next((path for path in found if not damage(path, reads_all=reads_all)), None)
@@ -64,7 +68,8 @@ def _find(run_dir: Path, before_step: int | None) -> Found:
         path: read_manifest(path) for path in paths if not (path.name == LAST and path.is_symlink())
     }
     if not found:
-        raise UserError(f"{run_dir} has no checkpoint.")
+        left = " ".join(_describe_leftovers(run_dir / "checkpoints"))
+        raise UserError(f"{run_dir} has no checkpoint. {left}".strip())
     if before_step is None:
         return found
     steps = {path: one.rollout_step for path, one in found.items() if one is not None}
@@ -72,6 +77,22 @@ def _find(run_dir: Path, before_step: int | None) -> Found:
     if not early:
         raise UserError(f"{run_dir} has no checkpoint from before step {before_step}.")
     return {path: found[path] for path in sorted(early, key=early.__getitem__, reverse=True)}
+
+
+def _describe_leftovers(directory: Path) -> list[str]:
+    """Return what is said of the files of saves that have not ended; nothing if there are none."""
+    left = find_leftovers(directory)
+    if not left:
+        return []
+    size = format_size(sum(map(size_of, left)))
+    listed = f"{', '.join(path.name for path in left)} ({size} together)"
+    if is_saving(directory):
+        return [f"A checkpoint is being written: {listed}."]
+    lines = [f"Left by a save that was killed: {listed}. The next save or resume removes this."]
+    replaced = [path.with_suffix("") for path in left if path.suffix == EARLIER]
+    if missing := [path.name for path in replaced if not path.exists()]:
+        lines.append(f"Until then {', '.join(missing)} is missing: it was being replaced.")
+    return lines
 
 
 def _table(found: Found, why: Mapping[Path, str], *, is_verified: bool) -> Table:

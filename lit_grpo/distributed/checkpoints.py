@@ -6,9 +6,10 @@ read; everything else is in one file.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -128,6 +129,7 @@ def save_sharded(
         torch.save({name: one for name, one in others.items() if name != WRITE}, directory / OTHERS)
     if WRITE in others:
         others[WRITE](str(directory))
+        sync_files(directory)
         return lambda: None
     tensors = {_WEIGHTS: weights, **_by_number(optimizers)}
     writer = FileSystemWriter(directory, single_file_per_rank=True, sync_files=True)
@@ -137,6 +139,17 @@ def save_sharded(
     future = async_save(tensors, storage_writer=writer, process_group=background)
     assert isinstance(future, Future)
     return future.result
+
+
+def sync_files(directory: Path) -> None:
+    """Let the disk have all files of a directory, and their names, before it is relied upon."""
+    for path in (*directory.rglob("*"), directory):
+        with suppress(FileNotFoundError):  # another rank's temporary one
+            opened = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(opened)
+            finally:
+                os.close(opened)
 
 
 def _by_number(optimizers: Sequence[Any]) -> dict[str, Any]:

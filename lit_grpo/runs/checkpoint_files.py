@@ -9,7 +9,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +25,14 @@ from lit_grpo.distributed.checkpoints import (
     read_others,
     read_whole,
     save_sharded,
+    sync_files,
+)
+from lit_grpo.runs.saves import (
+    forget_earlier,
+    manifest_path,
+    partial_path,
+    replace_directory,
+    saving,
 )
 from lit_grpo.runs.space import checkpoint_bytes, warn_of_space
 
@@ -58,10 +66,6 @@ class Manifest:
         return self.is_finite and not self.trouble
 
 
-def manifest_path(checkpoint: Path) -> Path:
-    return checkpoint.with_name(f"{checkpoint.name}.json")
-
-
 def read_manifest(checkpoint: Path) -> Manifest | None:
     """Return the manifest of a checkpoint, or None if it has none that can be read."""
     try:
@@ -75,9 +79,9 @@ def read_manifest(checkpoint: Path) -> Manifest | None:
 class CheckpointWriter(TorchCheckpointIO):
     """Write checkpoints beside their targets, tensor by tensor, and move them into place.
 
-    A kill or a full disk leaves the earlier checkpoint of that name. Lightning would copy the
-    whole checkpoint in memory first. Each one gets a ``Manifest``. The checkpoint of a sharded
-    model is a directory, which all ranks write.
+    A kill or a full disk leaves the earlier checkpoint of that name. What a killed process has left
+    is removed by the next save. Lightning would copy the whole checkpoint in memory first. Each one
+    gets a ``Manifest``. The checkpoint of a sharded model is a directory, which all ranks write.
 
     Args:
         in_background: Write sharded checkpoints in a thread, from a copy in host memory. One is
@@ -114,10 +118,14 @@ class CheckpointWriter(TorchCheckpointIO):
         if is_sharded(checkpoint):
             self._save_directory(checkpoint, target)
             return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with saving(target.parent):
+            self._save_file(checkpoint, target)
+
+    def _save_file(self, checkpoint: dict[str, Any], target: Path) -> None:
         num_bytes, memory_bytes = checkpoint_bytes(checkpoint)
         warn_of_space(target, num_bytes=num_bytes, memory_bytes=memory_bytes)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f"{target.name}.partial")
+        partial = partial_path(target)
         try:
             with partial.open("wb") as file:
                 hashed = _HashedFile(file)
@@ -152,19 +160,24 @@ class CheckpointWriter(TorchCheckpointIO):
             self._group = self._group or torch.distributed.new_group(backend="gloo")
             memory_bytes = num_bytes
         num_bytes = sum(gather_objects(num_bytes))
-        partial = target.with_name(f"{target.name}.partial")
-        if get_rank() == 0:
-            warn_of_space(target, num_bytes=num_bytes, memory_bytes=memory_bytes)
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        is_finite = all(gather_objects(_is_finite(checkpoint["state_dict"])))
-        wait = save_sharded(checkpoint, partial, background=self._group)
-        summary = checkpoint.get("summary", {})
+        partial = partial_path(target)
+        with ExitStack() as stack:
+            if get_rank() == 0:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(saving(target.parent))
+                warn_of_space(target, num_bytes=num_bytes, memory_bytes=memory_bytes)
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+            is_finite = all(gather_objects(_is_finite(checkpoint["state_dict"])))
+            wait = save_sharded(checkpoint, partial, background=self._group)
+            summary = checkpoint.get("summary", {})
+            lock = stack.pop_all()
 
         def finish() -> None:
-            wait()
-            if get_rank() == 0:
-                _move_directory(partial, target, is_finite=is_finite, **summary)
+            with lock:
+                wait()
+                if get_rank() == 0:
+                    move_directory(partial, target, is_finite=is_finite, **summary)
 
         if self._in_background:
             self._unfinished.append(self._thread.submit(finish))
@@ -172,22 +185,13 @@ class CheckpointWriter(TorchCheckpointIO):
             finish()
 
 
-def _move_directory(partial: Path, target: Path, **known: Any) -> None:
+def move_directory(partial: Path, target: Path, **known: Any) -> None:
     """Move a complete directory to its place, and write its manifest."""
-    size, sha256 = size_of(partial), _sha256(partial)
-    manifest_path(target).unlink(missing_ok=True)
-    _replace_directory(partial, target)
-    _write_manifest(Manifest(size=size, sha256=sha256, **known), target)
-
-
-def _replace_directory(partial: Path, target: Path) -> None:
-    """Move a directory to its place; one that is there is moved away first, and then removed."""
-    earlier = target.with_name(f"{target.name}.earlier")
-    shutil.rmtree(earlier, ignore_errors=True)
-    if target.exists():
-        os.replace(target, earlier)
-    os.replace(partial, target)
-    shutil.rmtree(earlier, ignore_errors=True)
+    sync_files(partial)
+    manifest = Manifest(size=size_of(partial), sha256=_sha256(partial), **known)
+    replace_directory(partial, target)
+    _write_manifest(manifest, target)
+    forget_earlier(target)
 
 
 class _HashedFile:
@@ -207,7 +211,7 @@ class _HashedFile:
 
 def _write_manifest(manifest: Manifest, checkpoint: Path) -> None:
     path = manifest_path(checkpoint)
-    partial = path.with_name(f"{path.name}.partial")
+    partial = partial_path(path)
     with partial.open("wb") as file:
         file.write(json.dumps(asdict(manifest), indent=2).encode())
         _flush(file)
@@ -233,7 +237,7 @@ def _is_finite(weights: Mapping[str, Any]) -> bool:
 
 def link_last(checkpoint: Path) -> None:
     """Let ``last.ckpt`` name a checkpoint of the same directory, where links are possible."""
-    partial = checkpoint.with_name(f"{LAST}.partial")
+    partial = partial_path(checkpoint.with_name(LAST))
     partial.unlink(missing_ok=True)
     with suppress(OSError):
         partial.symlink_to(checkpoint.name)

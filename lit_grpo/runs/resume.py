@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lit_grpo.distributed import gather_objects
 from lit_grpo.distributed.checkpoints import is_complete
 from lit_grpo.runs.checkpoint_files import damage, newest_checkpoints, read_state
+from lit_grpo.runs.saves import earlier_path, settle
 from lit_grpo.types import UserError, setting_error
 
 log = logging.getLogger(__name__)
@@ -22,15 +23,21 @@ AUTO = "auto"
 def find_checkpoint(name: str, run_dir: Path) -> str | None:
     """Return the path of a checkpoint; ``last`` is the newest intact one of the run.
 
-    ``auto`` is the same, and None if the run has no checkpoint yet.
+    ``auto`` is the same, and None if the run has no checkpoint yet. A run whose checkpoints are all
+    damaged is refused, too: to start it again would overwrite what it has.
 
     Raises:
         UserError: there is none, or it cannot be used.
     """
-    if name == AUTO and not newest_checkpoints(run_dir):
+    is_own = name in ("last", AUTO)
+    if is_own:
+        settle(run_dir / "checkpoints")
+    elif earlier_path(Path(name)).exists():
+        settle(Path(name).parent)
+    if name == AUTO and not _named_checkpoints(run_dir):
         rank_zero_only(log.info)("%s has no checkpoint yet: starting at its first step", run_dir)
         return None
-    if name in ("last", AUTO):
+    if is_own:
         return str(_newest_intact(run_dir))
     if "://" not in name and not Path(name).exists():
         raise UserError(f"{name}: no such checkpoint. Set ckpt_path to a file or to last.")
@@ -48,15 +55,32 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
     return name
 
 
+def _named_checkpoints(run_dir: Path) -> list[Path]:
+    """Return all checkpoints of a run, a link included that has lost its file."""
+    return sorted(Path(run_dir, "checkpoints").glob("*.ckpt"))
+
+
 def _newest_intact(run_dir: Path) -> Path:
+    found: dict[str, str] = {}
     for checkpoint in newest_checkpoints(run_dir):
         why = damage(checkpoint, reads_all=True)
         if not why:
             return checkpoint
         log.warning("%s is damaged: %s", checkpoint, why)
+        found[checkpoint.resolve().name] = why
+    lost = [one for one in _named_checkpoints(run_dir) if not one.exists()]
+    found |= {one.name: "the file that it names is gone" for one in lost}
+    if not found:
+        raise UserError(
+            f"{run_dir} has no intact checkpoint to go on from: it has none at all. Start a new "
+            "run, or name a checkpoint of a different one in ckpt_path."
+        )
+    listed = "; ".join(f"{name}: {why}" for name, why in found.items())
     raise UserError(
-        f"{run_dir} has no intact checkpoint to go on from. Start a new run, or name a checkpoint "
-        "of a different one in ckpt_path."
+        f"{run_dir} has no intact checkpoint to go on from, and starting again would overwrite the "
+        f"run. Damaged in its checkpoints/ ({listed}). Put an intact copy of one of them back, or "
+        f"name another checkpoint in ckpt_path; to start again move {run_dir} away, or set another "
+        "run_dir."
     )
 
 

@@ -188,7 +188,7 @@ def test_a_save_needs_no_second_copy_of_the_weights_in_memory(tmp_path):
     )
     command = [sys.executable, "-c", program, tmp_path / "large.ckpt"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 50  # MB
+    assert float(done.stdout) < 100  # MB; a copy would be 200
 
 
 def test_the_link_to_the_last_one_is_replaced_and_counts_as_it(tmp_path):

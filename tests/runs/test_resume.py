@@ -8,6 +8,7 @@ import pytest
 import torch
 from forked import run_in_processes
 
+from lit_grpo.__main__ import main
 from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_unlike, refuse_used
 from lit_grpo.types import UserError
 
@@ -52,9 +53,36 @@ def test_auto_is_the_last_one_or_none_where_there_is_none(here):
     last = here / "run/checkpoints/last.ckpt"
     touch(last)
     assert find_checkpoint("auto", here / "run") == str(last)
-    last.write_bytes(b"torn")
-    with pytest.raises(ValueError, match="has no intact checkpoint to go on from"):
-        find_checkpoint("auto", here / "run")  # starting again would throw a run away
+
+
+def test_auto_refuses_a_run_whose_checkpoints_are_all_damaged_and_names_the_ways_out(here):
+    torn, link = (here / "run/checkpoints" / name for name in ("step_1.ckpt", "last.ckpt"))
+    touch(torn)
+    link.symlink_to(torn.name)
+    torn.write_bytes(b"torn")
+    ways = (
+        r"Put an intact copy .* in ckpt_path; to start again move .*run away, or set another run_d"
+    )
+    with pytest.raises(
+        UserError, match=rf"\(step_1.ckpt: it was not written to its end\)\. {ways}"
+    ):
+        find_checkpoint("auto", here / "run")  # starting again would overwrite the run
+    torn.unlink()
+    with pytest.raises(UserError, match=r"\(last.ckpt: the file that it names is gone\)\. Put"):
+        find_checkpoint("auto", here / "run")
+
+
+def test_auto_with_damaged_checkpoints_only_ends_with_exit_code_2_and_changes_nothing(here, capsys):
+    torn = here / "run/checkpoints/step_000001.ckpt"
+    touch(torn)
+    torn.write_bytes(b"torn")
+    (here / "run/metrics.csv").write_text("step,seconds\n0,1\n")
+    arguments = ["fit", "--config", "debug", "--run_dir", "run", "--ckpt_path", "auto"]
+    assert main(arguments) == 2
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("error: ")]
+    assert "step_000001.ckpt: it was not written to its end" in line
+    assert (here / "run/metrics.csv").read_text() == "step,seconds\n0,1\n"
+    assert torn.read_bytes() == b"torn"
 
 
 def test_a_directory_of_a_run_or_a_model_is_no_checkpoint(here):
