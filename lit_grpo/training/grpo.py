@@ -347,6 +347,7 @@ class GRPOModule(PolicyModule):
         checkpoint["rewards"] = self.rewards.state_dict()
         control = self.policy_update.entropy_control
         checkpoint["num_skipped"] = self.skipped_steps.in_a_row
+        checkpoint["num_empty_steps"] = self._num_empty_steps
         checkpoint["num_rollbacks"] = self.num_rollbacks
         checkpoint["kl_coef"] = self.policy_update.kl_control.coef
         checkpoint["entropy_control"] = {"coef": control.coef, "last_entropy": control.last_entropy}
@@ -357,6 +358,8 @@ class GRPOModule(PolicyModule):
         self.num_rollbacks = checkpoint.get("num_rollbacks", 0)
         self.rewards.load_state_dict(checkpoint["rewards"])
         self.skipped_steps.load(checkpoint["num_skipped"])
+        # One that was stopped at the limit gets as many again.
+        self._num_empty_steps = checkpoint.get("num_empty_steps", 0) % MAX_EMPTY_STEPS
         self._load_coefficients(checkpoint)
 
     def _load_coefficients(self, checkpoint: dict[str, Any]) -> None:

@@ -121,6 +121,27 @@ def test_a_run_without_anything_to_train_on_ends_although_max_steps_is_far(caplo
     assert f"{MAX_EMPTY_STEPS} rollout steps in a row" in reason.message
 
 
+def test_steps_without_anything_to_train_on_are_counted_over_a_resume(tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_grpo.training.grpo.MAX_EMPTY_STEPS", 5)
+
+    class Abstains(Reward):
+        def score(self, prompt, completion):
+            return None
+
+    def train(*, ckpt_path=None, **limits):
+        module = make_module(rewards=[Abstains()])
+        outputs = fit(module, max_steps=1, ckpt_path=ckpt_path, **limits)
+        module.trainer.save_checkpoint(tmp_path / "last.ckpt")
+        return len(outputs), get_stop_reason(module.trainer)
+
+    assert train(max_epochs=3) == (3, None)
+    num_steps, reason = train(max_epochs=-1, ckpt_path=tmp_path / "last.ckpt")
+    assert (num_steps, reason.exit_code) == (2, ExitCode.NO_REWARD)
+    assert "5 rollout steps in a row" in reason.message
+    num_steps, _ = train(max_epochs=-1, ckpt_path=tmp_path / "last.ckpt")
+    assert num_steps == 5  # as many again
+
+
 def test_only_valid_rows_count_in_the_group_mean_and_are_trained_on():
     class HalfDown(Reward):
         def score(self, prompt, completion):

@@ -143,6 +143,28 @@ def test_the_next_step_is_sampled_while_the_policy_is_updated():
 
 
 @pytest.mark.slow
+def test_a_resumed_run_samples_what_was_ahead_again_with_the_newer_weights(tmp_path):
+    """The update is that of one step less of staleness, so the run is another one from there."""
+    path = tmp_path / "some.ckpt"
+    whole, expected = run(OverlappingEngine(), 1, max_steps=5)
+    first, _ = run(OverlappingEngine(), 1, max_steps=3)
+    first.trainer.save_checkpoint(path)
+
+    def go_on():
+        module = make_module(engine=OverlappingEngine(), max_head_offpolicyness=1)
+        return module, fit(module, max_steps=5, ckpt_path=path)
+
+    (resumed, outputs), (again, _) = go_on(), go_on()
+    assert versions(expected[3:]) == [{2}, {3}]
+    assert versions(outputs) == [{3}, {3}]
+    assert [group.prompt.id for o in outputs for group in o["rollouts"].groups] == [
+        group.prompt.id for o in expected[3:] for group in o["rollouts"].groups
+    ]
+    name = "lm_head.weight"
+    assert not weights(resumed)[name].equal(weights(whole)[name])
+    torch.testing.assert_close(weights(resumed), weights(again), rtol=0, atol=0)
+
+
 def test_the_prompts_are_those_of_the_synchronous_run_over_epochs():
     prompts = [prompt(f"{n}+1=", id=str(n)) for n in range(10)]  # an epoch has 2 batches of 4
     ids = []
