@@ -72,8 +72,8 @@ def _newest_intact(run_dir: Path) -> Path:
     found |= {one.name: "the file that it names is gone" for one in lost}
     if not found:
         raise UserError(
-            f"{run_dir} has no intact checkpoint to go on from: it has none at all. Start a new "
-            "run, or name a checkpoint of a different one in ckpt_path."
+            f"{run_dir} has no checkpoint to go on from. Start a new run, or name a checkpoint "
+            "of a different one in ckpt_path."
         )
     listed = "; ".join(f"{name}: {why}" for name, why in found.items())
     raise UserError(

@@ -164,7 +164,7 @@ ARGUMENTS = {
         "model: mine.MyGRP cannot be imported: module 'mine' has no attribute 'MyGRP'. "
         "Did you mean MyGRPO?"
     ),
-    "--ckpt_path=last": ("run has no intact checkpoint to go on from. Start a new run, or name"),
+    "--ckpt_path=last": ("run has no checkpoint to go on from. Start a new run, or name"),
     "--ckpt_path=no.ckpt": "no.ckpt: no such checkpoint. Set ckpt_path to a file or to last.",
 }
 
