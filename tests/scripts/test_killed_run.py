@@ -19,7 +19,7 @@ COMMAND = [sys.executable, str(ROOT / "scripts" / "killed_run.py")]
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed_at_random_moments_ends_as_the_undisturbed_one(tmp_path):
     run_program([*COMMAND, "--kills", "2", "--seed", "3", "--dir", str(tmp_path)], tmp_path)
-    assert len(pd.read_csv(tmp_path / "killed/run/metrics.csv")) == 12
+    assert len(pd.read_csv(tmp_path / "killed/run/metrics.csv")) == 42
 
 
 @pytest.fixture
@@ -43,13 +43,18 @@ def runs(tmp_path) -> tuple[Path, Path]:
     return tmp_path / "whole", tmp_path / "killed"
 
 
-def failed(runs) -> list[str]:
-    checks = script.compare(*runs, Counter(generation=2), 2)
+def failed(runs, **kills: int) -> list[str]:
+    every = dict.fromkeys(script.STAGES, 1)
+    checks = script.compare(*runs, Counter(every | kills), 2)
     return [statement for statement, (holds, _) in checks.items() if not holds]
 
 
 def test_equal_runs_pass(runs):
     assert failed(runs) == []
+
+
+def test_a_stage_without_a_kill_is_noticed(runs):
+    assert failed(runs, reward=0) == ["it was killed in every stage"]
 
 
 @pytest.mark.parametrize(
