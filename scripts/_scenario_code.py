@@ -8,14 +8,22 @@ import resource
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import psutil
 import torch
+from _toy_judge import ToyJudge
+from failing_engine import find_process
 
 from lit_grpo.rewards import Reward
 from lit_grpo.types import Completion, Prompt
+
+SIGNALLED = "signalled"
+"""File with the ids of the processes that a scenario has killed or stopped."""
+JUDGE_VARIABLE = "SCENARIO_JUDGE"
+"""Environment variable with the address of the judge, for what ends it."""
 
 
 class ShareOfDigits(Reward):
@@ -107,6 +115,20 @@ class NaNGradients(L.Callback):
         parameter.register_hook(spoil)
 
 
+class JudgeDown(At):
+    """Let the judge of the run answer nothing from now on."""
+
+    def act(self, module: Any) -> None:
+        ToyJudge(os.environ[JUDGE_VARIABLE]).set(is_down=True)
+
+
+class ServerDown(At):
+    """Kill the main process of the inference server."""
+
+    def act(self, module: Any) -> None:
+        find_process(os.getpid(), "main process").kill()
+
+
 class NaNWeights(At):
     """Spoil a weight."""
 
@@ -140,3 +162,5 @@ class SignalToWandb(At):
         for child in psutil.Process().children(recursive=True):
             if "wandb" in " ".join(child.cmdline()):
                 os.kill(child.pid, signal.Signals[self.name])
+                with Path(SIGNALLED).open("a") as file:
+                    file.write(f"{child.pid}\n")

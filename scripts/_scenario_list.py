@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from _toy_judge import ToyJudge
-from failing_engine import find_process
 
 ROOT = Path(__file__).parent.parent
 VLLM = ROOT / ".venv-vllm" / "bin" / "python"
 SERVER = ROOT / "configs" / "engines" / "vllm_server_cpu.yaml"
 NUM_STEPS = 8
+SOME = -1
 SMALL_DISK = (
     *("unshare", "--map-root-user", "--mount", "sh", "-c"),
     'mount -t tmpfs -o size=2m tmpfs run && "$@"; code=$?; cp -r run kept; exit $code',
@@ -31,7 +30,6 @@ class Running:
 
     process: subprocess.Popen[str]
     run: Path
-    judge: ToyJudge | None
 
     def wait_for_rows(self, number: int) -> None:
         """Wait until so many rollout steps are logged, or the process has ended."""
@@ -50,10 +48,14 @@ class Scenario:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys of the config that differ from the base."""
     says: str
-    """Pattern of the line that names the cause."""
+    """Pattern of the first line that is not said of every run: it names the cause."""
+    ends: str = ""
+    """Pattern of a later line; a number in a group of it is that of the steps that are kept."""
     exit_code: int = 0
-    keeps: bool = True
-    """Whether an intact checkpoint is left."""
+    keeps: int | None = NUM_STEPS
+    """Finished rollout steps of the newest intact checkpoint; None if there is no checkpoint, and
+    `SOME` if a clock decides. The completions of all these steps are kept, and ``final/`` is there
+    if and only if the exit code is 0."""
     shows_traceback: bool = False
     """Whether the traceback of the user's code belongs to the message."""
     prepare: Callable[[Path], None] | None = None
@@ -77,7 +79,6 @@ BASE: dict[str, Any] = {
         "max_steps": NUM_STEPS,
         "callbacks": [
             {"class_path": "Checkpoints", "init_args": {"every_n_steps": 1}},
-            {"class_path": "HealthMonitor"},
             {"class_path": "ZeroRewardBreaker", "init_args": {"alert_after": 2, "stop_after": 4}},
         ],
     },
@@ -127,17 +128,6 @@ def send(signum: signal.Signals) -> Callable[[Running], None]:
     return drive
 
 
-def end_the_judge(running: Running) -> None:
-    running.wait_for_rows(3)
-    assert running.judge is not None
-    running.judge.set(is_down=True)
-
-
-def kill_the_server(running: Running) -> None:
-    running.wait_for_rows(3)
-    find_process(running.process.pid, "main process").kill()
-
-
 def flip_a_byte(run: Path) -> None:
     path = (run / "checkpoints" / "last.ckpt").resolve()
     content = bytearray(path.read_bytes())
@@ -175,7 +165,8 @@ def watchdog(**arguments: Any) -> dict[str, Any]:
     return {"class_path": "StallWatchdog", "init_args": times | arguments}
 
 
-LONG = {"trainer.max_steps": 10_000}
+LONG = {"trainer.max_steps": 10_000, "model.optimizer.init_args.lr": 1e-6}
+"""A clock or a signal ends it before the policy has changed."""
 EVERY_STEP = {"class_path": "Checkpoints", "init_args": {"every_n_steps": 1, "keep_last": 99}}
 
 SCENARIOS = (
@@ -184,29 +175,32 @@ SCENARIOS = (
         judge={"is_denied": True},
         says=r"answered 401 for model",
         exit_code=2,
-        keeps=False,
+        keeps=None,
     ),
     Scenario(
-        title="the judge dies at step 3",
+        title="the judge dies at step 20",
         judge={},
-        settings=LONG,
-        drive=end_the_judge,
-        says=r"Too many scores are missing.*unavailable",
+        settings=LONG | callback("JudgeDown", step=20),
+        says=r"reward 'judge' gave no value for prompt .* unavailable: Error code: 503",
+        ends=r"Stopped because too many scores are missing: 32 of the 32 rows",
         exit_code=4,
+        keeps=20,
     ),
     Scenario(
-        title="the inference server dies at step 3",
-        settings=with_server(),
-        drive=kill_the_server,
-        says=r"Server .* was stopped: .* Restart 1 of 3",
+        title="the inference server dies at step 20",
+        settings=with_server() | callback("ServerDown", step=20) | {"trainer.max_steps": 24},
+        says=r"the weight update failed, retrying: POST /pause: ",
+        ends=r"Server .* was stopped: .* Restart 1 of 3",
+        keeps=24,
         needs=VLLM,
     ),
     Scenario(
         title="the inference server dies and may not be restarted",
-        settings=with_server(max_restarts=0),
-        drive=kill_the_server,
-        says=r"the inference server at .* is still unhealthy",
+        settings=with_server(max_restarts=0) | callback("ServerDown", step=3),
+        says=r"the weight update failed, retrying: POST /pause: ",
+        ends=r"Stopped: the inference server at .* is still unhealthy",
         exit_code=5,
+        keeps=3,
         needs=VLLM,
     ),
     Scenario(
@@ -217,14 +211,18 @@ SCENARIOS = (
     Scenario(
         title="a scorer that never matches",
         settings={"model.rewards": [reward("Never")]},
-        says=r"No reward for 4 rollout steps in a row",
+        says=r"All advantages are 0: .* all rewards are equal \(their mean is 0\)",
+        ends=r"No reward for 4 rollout steps in a row",
         exit_code=3,
+        keeps=4,
     ),
     Scenario(
         title="a column that does not reach the reward",
         settings={"model.rewards": [reward("NeedsColumn")]},
         says=r"KeyError: 'difficulty'",
+        ends=r"Stopped because of a bug in reward 'needs_column'",
         exit_code=1,
+        keeps=0,
         shows_traceback=True,
     ),
     Scenario(
@@ -236,9 +234,9 @@ SCENARIOS = (
             },
             "model.rewards": [{"class_path": "MathReward"}],
         },
-        says=r"rows\.jsonl.*(null|answer)",
+        says=r"error: 8 of 16 rows have no gold answer in 'answer': rows\.jsonl, row 2",
         exit_code=2,
-        keeps=False,
+        keeps=None,
         prepare=write_null_answers,
     ),
     Scenario(
@@ -250,7 +248,9 @@ SCENARIOS = (
         title="rewards that cancel out",
         settings={"model.rewards": [reward("ShareOfDigits"), reward("Opposite", name="opposite")]},
         says=r"differ inside groups: they cancel out in the weighted sum",
+        ends=r"No reward for 4 rollout steps in a row",
         exit_code=3,
+        keeps=4,
     ),
     Scenario(
         title="a reward that never returns",
@@ -259,7 +259,9 @@ SCENARIOS = (
             "trainer.callbacks": [*BASE["trainer"]["callbacks"], watchdog(action="stop")],
         },
         says=r"No progress for .* in stage reward of rollout step 3.* It looks like a deadlock",
+        ends=r"Stopped after (\d+) rollout steps\. No progress",
         exit_code=8,
+        keeps=3,
     ),
     Scenario(
         title="an oversized first step",
@@ -269,28 +271,33 @@ SCENARIOS = (
             "trainer.max_steps": 1,
         },
         says=r"of rollout step 0 is slow but advances, .* of 32 completions",
+        keeps=1,
     ),
     Scenario(
         title="the time is up",
-        settings=LONG | {"trainer.max_time": "00:00:00:12"},
-        says=r"trainer.max_time is reached",
+        settings=LONG | {"trainer.max_time": "00:00:00:12", "model.sampling.max_tokens": 24},
+        says=r"Ended after (\d+) rollout steps: trainer.max_time is reached",
         exit_code=7,
+        keeps=SOME,
     ),
     Scenario(
-        title="one NaN gradient",
-        settings=callback("NaNGradients"),
-        says=r"the gradient of optimizer step 4 is not finite .* so the step is skipped",
+        title="a NaN gradient at step 15",
+        settings=callback("NaNGradients", first=15, last=15) | {"trainer.max_steps": 24},
+        says=r"the gradient of optimizer step 16 is not finite .* so the step is skipped",
+        keeps=25,
     ),
     Scenario(
         title="NaN gradients from step 3 on",
         settings=callback("NaNGradients", last=10_000),
-        says=r"Rolled back to step_000003.ckpt, 1 of at most 2 times",
+        says=r"the gradient of optimizer step 4 is not finite .*: 1 in a row, of at most 5",
+        ends=r"Rolled back to step_000003.ckpt, 1 of at most 2 times",
         exit_code=6,
+        keeps=18,
     ),
     Scenario(
         title="a NaN weight",
         settings=callback("NaNWeights"),
-        says=r"Rolled back to step_",
+        says=r"rollout step 3: Weights of the policy are NaN .* Rolled back to step_000002.ckpt",
     ),
     Scenario(
         title="out of memory in the update",
@@ -298,13 +305,16 @@ SCENARIOS = (
         environment={"MALLOC_MMAP_THRESHOLD_": "65536"},  # freed memory is given back
         says=r"out of memory in the stage micro_batch.*max_tokens_per_micro_batch",
         exit_code=1,
+        keeps=3,
     ),
     Scenario(
         title="the disk is full while saving",
         settings=LONG | {"trainer.callbacks": [EVERY_STEP]},
         command=SMALL_DISK,
-        says=r"error: the disk is full",
+        says=r"needs .* and its disk has .* left, so writing it will probably fail",
+        ends=r"error: the disk is full",
         exit_code=1,
+        keeps=SOME,
     ),
     Scenario(
         title="the newest checkpoint is damaged",
@@ -315,15 +325,19 @@ SCENARIOS = (
         title="SIGTERM",
         settings=LONG,
         drive=send(signal.SIGTERM),
-        says=r"Ended by SIGTERM after \d+ rollout steps",
+        says=r"SIGTERM: ending with a checkpoint",
+        ends=r"Ended by SIGTERM after (\d+) rollout steps",
         exit_code=143,
+        keeps=SOME,
     ),
     Scenario(
         title="Ctrl-C",
         settings=LONG,
         drive=send(signal.SIGINT),
-        says=r"Ended by SIGINT after \d+ rollout steps",
+        says=r"SIGINT: ending with a checkpoint",
+        ends=r"Ended by SIGINT after (\d+) rollout steps",
         exit_code=130,
+        keeps=SOME,
     ),
     Scenario(
         title="SIGKILL, then --ckpt_path auto",
@@ -331,6 +345,7 @@ SCENARIOS = (
         drive=send(signal.SIGKILL),
         then=lambda run: None,
         says=r"resuming from .*\.ckpt at rollout step",
+        keeps=60,
     ),
     Scenario(
         title="wandb's service is killed",

@@ -15,15 +15,17 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pandas as pd
 import yaml
-from _scenario_list import BASE, SCENARIOS, Running, Scenario
+from _scenario_code import JUDGE_VARIABLE, SIGNALLED
+from _scenario_list import BASE, SCENARIOS, SOME, Running, Scenario
 from _toy_judge import ToyJudge, toy_judge
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -31,11 +33,17 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from lit_grpo.runs.checkpoint_files import damage, last_checkpoint
+from lit_grpo.runs.checkpoint_files import damage, last_checkpoint, read_manifest
 
 SCRIPTS = Path(__file__).parent
 TIMEOUT_SECONDS = 300
 SHOWN_CHARACTERS = 110
+USUAL = re.compile(
+    r"run directory: |reading and tokenizing |(train|validation) data: |loading the model |"
+    r"no validation will run |Server .* is ready |step \d+/|writing the final model |wandb: |"
+    r"done after |resuming from |Curves and a summary: |Resume with: "
+)
+"""What a run says that nothing is wrong with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,25 +51,64 @@ class Ending:
     """How a scenario ended."""
 
     exit_code: int
-    line: str
-    """The line that names the cause; empty if there is none."""
-    kept: str
+    kept: Kept
     output: str
+
+    def line(self, scenario: Scenario) -> str:
+        """Return the first line that is not said of every run; empty if there is none."""
+        lines = (line for line in self.output.splitlines() if line.strip())
+        return next(
+            (one for one in lines if re.search(scenario.says, one) or not re.match(USUAL, one)), ""
+        )
 
     def problems(self, scenario: Scenario) -> list[str]:
         """Return what is not as it must be."""
-        expected = scenario.exit_code
+        expected, line = scenario.exit_code, self.line(scenario)
+        end = re.search(scenario.ends, self.output)
+        said = [int(found[1]) for found in (re.search(scenario.says, line), end) if _number(found)]
+        steps = self.kept.step or 0
         return [
             problem
             for problem, holds in {
                 f"exit code {expected} was expected": self.exit_code == expected,
-                f"no line with {scenario.says!r}": bool(self.line),
-                "no checkpoint is left": bool(self.kept) or not scenario.keeps,
+                f"the first line is not {scenario.says!r}": re.search(scenario.says, line),
+                f"no line with {scenario.ends!r}": end,
+                f"a checkpoint of {steps} steps is kept, not of {scenario.keeps}": self.kept.step
+                == scenario.keeps
+                or (scenario.keeps == SOME and steps > 0),
+                f"a checkpoint of {steps} steps is kept, {said} were said": {*said} <= {steps},
+                f"not all of {steps} steps have completions": self.kept.completions
+                >= set(range(steps)),
+                "final/ must be there if and only if the run is done": self.kept.has_final
+                == (expected == 0),
                 "there is a traceback": scenario.shows_traceback
                 or "Traceback (most recent call last)" not in self.output,
             }.items()
             if not holds
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a run has left."""
+
+    step: int | None
+    """Finished rollout steps of the newest intact checkpoint; None without one."""
+    num_rows: int
+    completions: frozenset[int]
+    """Steps whose completions can be read."""
+    has_final: bool
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return "–"
+        parts = [f"checkpoint of {self.step} steps, {self.num_rows} rows of metrics"]
+        parts += [f"completions of {len(self.completions)}"] + ["final/"] * self.has_final
+        return ", ".join(parts)
+
+
+def _number(found: re.Match[str] | None) -> bool:
+    return found is not None and found.re.groups > 0
 
 
 def run_scenario(scenario: Scenario, directory: Path) -> Ending:
@@ -116,6 +163,8 @@ def train(
         "COLUMNS": "200",
     }
     environment |= scenario.environment
+    if judge is not None:
+        environment[JUDGE_VARIABLE] = judge.url
     with (run.parent / "output.txt").open("w+") as file:
         process = subprocess.Popen(
             command,
@@ -128,43 +177,53 @@ def train(
         )
         try:
             if drive is not None:
-                drive(Running(process=process, run=run, judge=judge))
+                drive(Running(process=process, run=run))
             code = process.wait(TIMEOUT_SECONDS)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            end_signalled(run.parent / SIGNALLED)
         output = (run.parent / "output.txt").read_text()
-    found = (line for line in output.splitlines() if re.search(scenario.says, line))
     kept = run.parent / "kept" if scenario.command else run
-    return Ending(exit_code=code, line=next(found, ""), kept=what_is_kept(kept), output=output)
+    return Ending(exit_code=code, kept=what_is_kept(kept), output=output)
 
 
-def what_is_kept(run: Path) -> str:
-    """Return the newest intact checkpoint and the number of rows; empty without a checkpoint."""
+def end_signalled(file: Path) -> None:
+    """End the processes that a scenario has stopped: they would stay."""
+    for line in file.read_text().splitlines() if file.exists() else ():
+        with suppress(ProcessLookupError):
+            os.kill(int(line), signal.SIGKILL)
+
+
+def what_is_kept(run: Path) -> Kept:
     checkpoint = last_checkpoint(run)
-    if checkpoint is None or damage(checkpoint, reads_all=True):
-        return ""
+    if checkpoint is not None and damage(checkpoint, reads_all=True):
+        checkpoint = None
+    manifest = None if checkpoint is None else read_manifest(checkpoint)
     metrics = run / "metrics.csv"
-    num_rows = len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0
-    return f"{checkpoint.resolve().stem}, {num_rows} rows of metrics"
+    return Kept(
+        step=None if manifest is None else manifest.rollout_step,
+        num_rows=len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0,
+        completions=frozenset(_steps_with_completions(run / "completions")),
+        has_final=(run / "final" / "model.safetensors").exists(),
+    )
+
+
+def _steps_with_completions(directory: Path) -> Iterator[int]:
+    for path in directory.glob("step_*.parquet"):
+        if len(pd.read_parquet(path)):
+            yield int(path.stem.removeprefix("step_"))
 
 
 def print_table(
     scenarios: Sequence[Scenario], found: Mapping[str, Ending], *, as_markdown: bool
 ) -> int:
-    """Print a row for each scenario, then what is wrong; return the exit code."""
-    heads = ("what happens", "what the user reads", "exit code", "what is kept", "as expected")
-    rows = [
-        (
-            one.title,
-            shorten(ending.line),
-            str(ending.exit_code),
-            ending.kept or "–",
-            "no" if ending.problems(one) else "yes",
-        )
-        for one in scenarios
-        for ending in [found[one.title]]
-    ]
+    """Print a row for each scenario, then what is wrong; return the exit code.
+
+    One that was not run has a row, too, which says what is missing.
+    """
+    heads = ("what happens", "what the user reads first", "exit code", "what is kept", "as it must")
+    rows = [_row(one, found.get(one.title)) for one in scenarios]
     if as_markdown:
         for row in (heads, ["---"] * len(heads), *rows):
             print(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |")
@@ -176,11 +235,21 @@ def print_table(
             table.add_row(*map(escape, row))
         Console(width=None if sys.stdout.isatty() else 180).print(table)
     wrong = {
-        one.title: problems for one in scenarios if (problems := found[one.title].problems(one))
+        one.title: problems
+        for one in scenarios
+        if one.title in found and (problems := found[one.title].problems(one))
     }
     for title, problems in wrong.items():
         print(f"{title}: {'; '.join(problems)}", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def _row(scenario: Scenario, ending: Ending | None) -> tuple[str, ...]:
+    if ending is None:
+        return (scenario.title, f"not run: it needs {scenario.needs}", "–", "–", "–")
+    holds = "no" if ending.problems(scenario) else "yes"
+    line = shorten(ending.line(scenario))
+    return (scenario.title, line, str(ending.exit_code), str(ending.kept), holds)
 
 
 def shorten(line: str) -> str:
@@ -202,15 +271,12 @@ def main() -> int:
         if not arguments.words or any(word in one.title for word in arguments.words)
     ]
     chosen = [one for one in named if one.needs is None or one.needs.exists()]
-    for one in named:
-        if one not in chosen:
-            print(f"left out, for lack of {one.needs}: {one.title}", file=sys.stderr)
     with TemporaryDirectory() as temporary, ThreadPoolExecutor(arguments.jobs) as pool:
         root = (arguments.dir or Path(temporary)).absolute()
         endings = pool.map(lambda one: run_scenario(one, root / one.title), chosen)
         shown = track(endings, "scenarios", len(chosen), console=Console(stderr=True))
         found = {one.title: ending for one, ending in zip(chosen, shown, strict=True)}
-    return print_table(chosen, found, as_markdown=arguments.markdown)
+    return print_table(named, found, as_markdown=arguments.markdown)
 
 
 if __name__ == "__main__":

@@ -216,7 +216,7 @@ def test_running_requests_continue_with_new_weights_and_label_each_token(policy,
         pause(url(fresh), headers(fresh))
         fresh.load_weights(new, old + 1)
 
-    for _ in range(5):
+    for _ in range(20):
         old, new = fresh.version, changed(policy, by=0.2)
         for found in generate_during(fresh, update, prompts):
             if any(set(one.policy_versions) == {old, old + 1} for one in found):
