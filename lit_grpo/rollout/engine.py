@@ -100,6 +100,9 @@ class RolloutEngine(ABC):
     samples_with_policy: bool = False
     """Whether it runs the policy's own model to sample; a sharded one is then gathered."""
 
+    max_group_size: int | None = None
+    """Most completions of a prompt that it samples; None without a limit."""
+
     precision: str = "32-true"
     """The trainer's; it is set before ``start``."""
 

@@ -44,6 +44,22 @@ def check_sampling(group_size: int, dynamic_sampling_rounds: int, sampling: Samp
         )
 
 
+def check_group_fits(group_size: int, engine: RolloutEngine) -> None:
+    """Check that the engine samples as many completions of a prompt.
+
+    Raises:
+        UserError: it does not.
+    """
+    limit = engine.max_group_size
+    if limit is not None and group_size > limit:
+        raise UserError(
+            f"model.group_size must be <= {limit} with the max-num-seqs of the servers, got "
+            f"{group_size} (a server refuses a request for more samples than it runs at a time). "
+            "Set model.engine.init_args.launch.flags.max-num-seqs to the group size or more, or "
+            "lower model.group_size."
+        )
+
+
 def check_overlap(
     max_head_offpolicyness: int, optimizer_steps: int, rounds: int, engine: RolloutEngine
 ) -> None:

@@ -29,6 +29,7 @@ from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.collector import Collector
 from lit_grpo.training.compatibility import (
+    check_group_fits,
     check_overlap,
     check_prompts_fit,
     check_sampling,
@@ -132,6 +133,7 @@ class GRPOModule(PolicyModule):
         check_overlap(
             max_head_offpolicyness, update.optimizer_steps, dynamic_sampling_rounds, self.engine
         )
+        check_group_fits(group_size, self.engine)
         self.automatic_optimization = False
         self.rewards = RewardSuite(rewards)
         self.group_size = group_size

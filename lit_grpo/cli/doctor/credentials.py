@@ -36,9 +36,10 @@ def check_credentials(subject: Subject) -> Iterator[Finding]:
         yield ok(f"{reward.name}: {address_of(reward.judge)}")
     workers = [one.name for one in subject.rewards if isinstance(one, ProcessReward)]
     if workers:
-        yield ok(
-            f"The worker processes of {', '.join(workers)} inherit the environment variables of "
-            "this process, credentials included."
+        yield remark(
+            f"The rewards in the worker processes of {', '.join(workers)} are not asked for their "
+            "credentials. They inherit the environment variables of this process; --probe scores "
+            "some completions with them."
         )
     path = subject.module.policy.path
     if path is not None and is_hub_id(path):

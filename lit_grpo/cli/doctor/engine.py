@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lit_grpo.cli.doctor.findings import Finding, NotChecked, failed, ok
+from lit_grpo.cli.doctor.findings import Finding, NotChecked, failed, ok, remark
 from lit_grpo.cli.doctor.machine import package_of
 from lit_grpo.cli.doctor.subject import Subject
 from lit_grpo.concurrency import EventLoopThread
@@ -169,8 +170,25 @@ def _running(engine: ServedEngine, subject: Subject) -> Iterator[Finding]:
                 f"{url} serves {', '.join(names)}, but the run asks for a model called policy. "
                 "Start it with --served-model-name policy."
             )
+        if isinstance(engine.api, VLLMAPI):
+            yield _reported(url, reply["mode"], engine.api.logprobs_mode)
         for model in reply["models"]:
             yield from _length(model.get("max_model_len"), f"--max-model-len of {url}", subject)
+
+
+def _reported(url: str, mode: str, expected: str) -> Finding:
+    """Compare the logprobs that a server reports with those that the run expects."""
+    if not mode:
+        return remark(
+            f"{url} samples no token for the model called policy, so which logprobs it reports is "
+            "not known."
+        )
+    if mode != expected:
+        return failed(
+            f"{url} reports {mode}, but the run expects {expected}: training would compare wrong "
+            f"probabilities. Start it with --logprobs-mode {expected}, or set {KEY}.logprobs_mode."
+        )
+    return ok(f"{url} reports {mode}, as its sampled tokens show.")
 
 
 def _length(limit: int | None, setting: str, subject: Subject) -> Iterator[Finding]:
@@ -200,18 +218,27 @@ def _visit(
 async def _ask(url: str, key: str | None, engine: ServedEngine | None) -> Mapping[str, Any]:
     endpoint = Endpoint(url, ANSWER_SECONDS, key)
     try:
-        weights = None
+        weights, mode = None, ""
         if engine is None:
             await endpoint.call("GET", "/health", seconds=ANSWER_SECONDS)
         else:
             await engine.api.check_health(endpoint, ANSWER_SECONDS)
             weights = await engine.api.read_version(endpoint, ANSWER_SECONDS)
+            if isinstance(engine.api, VLLMAPI):
+                mode = await _mode(engine.api, endpoint)
         version = await _field(endpoint, ("/version", "/server_info"), "version")
         models = await _field(endpoint, ("/v1/models",), "data")
         known = [one for one in models or [] if isinstance(one, dict) and "id" in one]
-        return {"weights": weights, "version": version, "models": known}
+        return {"weights": weights, "version": version, "models": known, "mode": mode}
     finally:
         await endpoint.close()
+
+
+async def _mode(api: VLLMAPI, endpoint: Endpoint) -> str:
+    """Return which logprobs a server reports; empty if it samples nothing."""
+    with suppress(RequestRefused, ServerError, TimeoutError):
+        return await asyncio.wait_for(api.read_logprobs_mode(endpoint), ANSWER_SECONDS)
+    return ""
 
 
 async def _field(endpoint: Endpoint, paths: Sequence[str], name: str) -> Any:

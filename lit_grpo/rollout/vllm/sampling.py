@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 from lit_grpo.rollout.engine import Sampling
 from lit_grpo.rollout.requests import Request
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, check_range
 
 LogprobsMode = Literal["processed_logprobs", "raw_logprobs"]
+
+MAX_TEMPERATURE = 2.0
 
 MAX_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Allowed values of vLLM's setting ``max_lora_rank``."""
@@ -23,6 +25,9 @@ def check_sampling(sampling: Sampling, logprobs_mode: LogprobsMode) -> None:
     Raises:
         UserError: it does not with these settings.
     """
+    check_range(
+        "model.sampling.temperature", sampling.temperature, at_most=MAX_TEMPERATURE, why="with vLLM"
+    )
     truncates = sampling.top_p < 1 or sampling.top_k > 0
     is_raw = logprobs_mode == "raw_logprobs"
     if truncates and not is_raw and not sampling.is_greedy:

@@ -6,7 +6,7 @@ Source: vLLM's RL endpoints, checked against release 0.32.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,11 @@ from lit_grpo.rollout.weights.sync import sends_adapter
 
 GUARD_MODULE = "lit_grpo_key_guard"
 """Name of the copy of `key_guard` that servers import."""
+MAX_SEQUENCES = ("max-num-seqs", "max_num_seqs")
+"""Spellings of the flag for how many samples a server runs at a time."""
+NUM_ASKED = 8
+"""Tokens that tell which logprobs a server reports."""
+CERTAIN_LOGPROB = -1e-3
 
 
 class VLLMServerEngine(ServedEngine):
@@ -73,6 +78,10 @@ class VLLMServerEngine(ServedEngine):
         transfer = NCCLTransfer() if weight_transfer == "nccl" else None
         super().__init__(VLLMAPI(logprobs_mode, transfer), **engine)
         self.weight_transfer = weight_transfer
+        flags = (self.launch and self.launch.flags) or {}
+        # vLLM refuses a request for more samples than it runs at a time.
+        limits = (flags.get(name) for name in MAX_SEQUENCES)
+        self.max_group_size = next((one for one in limits if isinstance(one, int)), None)
 
     def start(self, policy: SampledPolicy) -> None:
         if self.weight_transfer == "nccl":
@@ -151,13 +160,27 @@ class VLLMAPI(ServerAPI):
         info = await endpoint.call("GET", "/weight_info", seconds=seconds)
         return str(require_field(info, "weight_version"))
 
+    async def read_logprobs_mode(self, endpoint: Endpoint) -> LogprobsMode:
+        """Return which logprobs the server reports, from a few tokens that it samples.
+
+        With a single candidate for each token processed logprobs are 0. So are raw ones of a model
+        without any doubt, which are then taken for processed ones.
+        """
+        sampling = Sampling(top_k=1, max_tokens=NUM_ASKED)
+        request = Request(token_ids=(1,), sampling=sampling, stop_token_ids=(), seeds={0: 0})
+        lowest = 0.0
+        async with aclosing(self.stream(endpoint, request)) as samples:
+            async for _, sample in samples:
+                lowest = min(lowest, *sample.logprobs)
+        return "raw_logprobs" if lowest < CERTAIN_LOGPROB else "processed_logprobs"
+
     async def stream(
         self, endpoint: Endpoint, request: Request
     ) -> AsyncGenerator[tuple[int, Sample]]:
         """Send one request for all samples; vLLM seeds sample j with ``seed + j``."""
         samples = {index: Sample() for index in request.seeds}
         indices = list(samples)
-        async with aclosing(endpoint.events("/inference/v1/generate", _body(request))) as events:
+        async with _events(endpoint, request) as events:
             async for event in events:
                 with reading(event):
                     grown = [indices[choice["index"]] for choice in event["choices"]]
@@ -207,6 +230,21 @@ class VLLMAPI(ServerAPI):
     ) -> None:
         name = {"lora_name": update.name}
         await endpoint.call("POST", "/v1/unload_lora_adapter", name, seconds=seconds)
+
+
+@asynccontextmanager
+async def _events(endpoint: Endpoint, request: Request) -> AsyncGenerator[AsyncGenerator[Any]]:
+    """Send a request; say what to set where vLLM refuses it for a setting of its own."""
+    try:
+        async with aclosing(endpoint.events("/inference/v1/generate", _body(request))) as events:
+            yield events
+    except RequestRefused as error:
+        if "max_num_seqs" not in str(error):
+            raise
+        raise RequestRefused(
+            f"{error}. A group is one request: start the server with a --max-num-seqs of at least "
+            "model.group_size, or lower model.group_size."
+        ) from error
 
 
 def _body(request: Request) -> dict[str, Any]:

@@ -40,6 +40,11 @@ def test_other_sampling_is_accepted(settings, mode):
     check_sampling(Sampling(**settings), mode)
 
 
+def test_a_temperature_above_that_of_vllm_is_refused():
+    with pytest.raises(ValueError, match=r"model\.sampling\.temperature must be <= 2"):
+        check_sampling(Sampling(temperature=2.5), "processed_logprobs")
+
+
 def test_sampling_parameters_have_vllms_names():
     sampling = Sampling(max_tokens=5, top_k=3, stop=("a",))
     request = Request(token_ids=(1,), sampling=sampling, stop_token_ids=(9,), seeds={0: 7, 1: 8})

@@ -198,6 +198,16 @@ def test_closing_early_aborts_running_requests(fresh):
     wait_until(lambda: counter(url(fresh), "num_requests_running") == 0)
 
 
+def test_the_server_is_asked_which_logprobs_it_reports(fresh):
+    endpoint = fresh._supervisor.servers[0].endpoint
+    assert fresh._loop.run(fresh.api.read_logprobs_mode(endpoint)) == "processed_logprobs"
+
+
+def test_a_group_that_the_server_refuses_says_what_to_set(fresh):
+    (*_, last) = generate(fresh, PROMPTS[:1], SHORT, group_size=3000)
+    assert "model.group_size" in last.failure
+
+
 def test_new_weights_are_sampled_with(policy, fresh):
     other = changed(policy)
     generate(fresh, PROMPTS, SHORT)  # fills the prefix cache with the old ones
