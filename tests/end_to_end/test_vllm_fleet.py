@@ -86,7 +86,8 @@ def test_the_other_server_takes_over_and_the_killed_one_is_restarted_and_checked
     with ThreadPoolExecutor(1) as pool:
         sampling = pool.submit(generate, engine, MANY, LONG, group_size=16)
         # Not until the other one samples as well: by then, this one might be done.
-        wait_until(lambda: num_generated(urls)[0] > before)
+        # The tokens of the check of weights may be counted late; they are fewer than these.
+        wait_until(lambda: num_generated(urls)[0] > before + 64)
         processes[0].kill()
         completions = sampling.result(STARTING_SECONDS)
     assert_written_by({engine.version: policy.model}, MANY, completions)

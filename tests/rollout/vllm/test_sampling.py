@@ -41,7 +41,7 @@ def test_other_sampling_is_accepted(settings, mode):
 
 
 def test_a_temperature_above_that_of_vllm_is_refused():
-    with pytest.raises(ValueError, match=r"model\.sampling\.temperature must be <= 2"):
+    with pytest.raises(ValueError, match=r"sampling\.temperature must be <= 2, got 2\.5"):
         check_sampling(Sampling(temperature=2.5), "processed_logprobs")
 
 

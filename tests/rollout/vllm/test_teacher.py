@@ -167,6 +167,8 @@ def test_more_tokens_than_the_server_reports_are_refused_before_training(address
 
 
 def test_no_server_and_a_server_without_a_model_are_refused_before_training(recwarn):
+    gc.collect()  # what earlier tests left
+    recwarn.clear()
     unknown = pytest.raises(UserError, match=r"must answer before training.*unknown format")
     with answering({"GET /v1/models": {"object": "list"}}) as url, unknown:
         loaded(url)
