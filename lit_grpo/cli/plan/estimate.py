@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lit_grpo.cli.plan import memory
 from lit_grpo.cli.plan.devices import GIB
 from lit_grpo.cli.plan.setup import Setup
+from lit_grpo.policy.model_files import SHARD_BYTES
 
 CUDA_CONTEXT = GIB // 2
 NCCL_BUFFERS = GIB
@@ -212,6 +213,9 @@ def _saving(setup: Setup) -> Iterator[Part]:
     # With the adapter's share of it, where one is merged.
     size = round(model.largest_tensor * setup.stored_bytes * (1 + setup.merges))
     yield Part(name="largest tensor", bytes=size, when=(SAVING,))
+    if setup.merges and not setup.cluster.is_gpu:  # else the copies are not in this memory
+        merged = round(model.parameters * setup.stored_bytes)
+        yield Part(name="a file of the model", bytes=min(merged, SHARD_BYTES), when=(SAVING,))
 
 
 def when_in_words(when: tuple[str, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from setups import SIZES, adapted, make
+from setups import SIZES, UNIT, adapted, make
 from tiny import LLAMA
 from torch.optim import AdamW
 
@@ -22,6 +22,7 @@ from lit_grpo.cli.plan.estimate import (
 from lit_grpo.cli.plan.model_sizes import OptimizerSizes
 from lit_grpo.cli.plan.setup import Sampler, make_setup
 from lit_grpo.policy import Policy
+from lit_grpo.policy.model_files import SHARD_BYTES
 from lit_grpo.training import UpdateConfig
 
 BF16 = replace(SIZES, parameter_bytes=2, trained_bytes=2)
@@ -51,6 +52,15 @@ def test_each_strategy_divides_its_states(strategy, ranks, settings, expected):
     found = parts(make(strategy, ranks, reference_bytes=4000, **settings))
     names = ("weights", "gradients", MASTERS, "optimizer", "reference")
     assert tuple(found.get(name, 0) for name in names) == expected
+
+
+def test_a_merge_on_a_cpu_holds_a_file_of_the_model():
+    merging = parts(make(merges=True, device=UNIT))
+    # The largest of its tensors has 200 values, of which a merge holds two copies.
+    assert (merging["a file of the model"], merging["largest tensor"]) == (4000, 1600)
+    large = replace(SIZES, parameters=10**10)
+    assert parts(make(merges=True, device=UNIT, model=large))["a file of the model"] == SHARD_BYTES
+    assert "a file of the model" not in parts(make(device=UNIT)) | parts(make(merges=True))
 
 
 def test_only_ddp_has_buckets_beside_its_gradients():

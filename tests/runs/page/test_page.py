@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -26,6 +28,18 @@ METRICS = {
     "timing/generation_duration_s": [1.0, 1.5, 1.0],
 }
 NUM_CHARTS = 6
+READABLE = 4.5
+"""The contrast that WCAG 2.2, success criterion 1.4.3, asks of a text."""
+COLORS = """(() => {
+  const element = document.querySelector(%s);
+  const style = getComputedStyle(element);
+  let behind = element;
+  while (behind.parentElement && /, 0\\)$/.test(getComputedStyle(behind).backgroundColor))
+    behind = behind.parentElement;
+  const text = element instanceof SVGElement ? style.fill : style.color;
+  return [text, getComputedStyle(behind).backgroundColor];
+})()"""
+"""The colours of an element's text and of what is behind it."""
 EVENTS = [
     {"step": 0, "kind": "start"},
     {"step": 2, "kind": "alert", "cause": EVIL, "message": f"Half are truncated. {EVIL}"},
@@ -128,6 +142,18 @@ def test_a_run_with_metrics_only_has_a_page(tmp_path):
     assert "None were logged." in page.text
 
 
+def contrast(*colors: str) -> float:
+    """Return the contrast of two colours as the browser writes them, by WCAG 2.2's definition."""
+    low, high = sorted(luminance(one) for one in colors)
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(color: str) -> float:
+    shares = [int(one) / 255 for one in re.findall(r"\d+", color)[:3]]
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in shares]
+    return sum(weight * one for weight, one in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
 def browse(tmp_path: Path, page: Path, look) -> None:
     """Open a page in a browser and look at it; it must have no error and ask for nothing."""
 
@@ -198,7 +224,7 @@ def test_a_link_keeps_what_is_filtered_and_a_live_page_reloads_with_it(tmp_path)
 
 @pytest.mark.slow
 @needs_chromium
-def test_a_browser_compares_runs_hides_one_and_fits_a_phone(tmp_path):
+def test_a_browser_compares_runs_and_hides_one(tmp_path):
     runs = [make_run(tmp_path / ("a_long_name" * 8) / name) for name in "01"]
     page = make_page(tmp_path / "comparison-1.html", *runs)
     lines = "document.querySelectorAll('.plot .scatterlayer .trace').length"
@@ -208,8 +234,24 @@ def test_a_browser_compares_runs_hides_one_and_fits_a_phone(tmp_path):
         await tab.evaluate("document.querySelector('#legend button').click()")
         await tab.wait_for(f"{lines} < {before}")
         assert await tab.evaluate("document.querySelectorAll('#legend button').length") == 2
-        await tab.open(f"{page.as_uri()}#", width=390, is_dark=True)
-        assert await tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+    browse(tmp_path, page, look)
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_a_page_fits_a_phone_and_is_readable_by_day_and_by_night(tmp_path):
+    runs = [make_run(tmp_path / ("a_long_name" * 8) / name) for name in "01"]
+    page = make_page(tmp_path / "comparison-1.html", *runs)
+
+    async def look(tab):
+        for width, is_dark in itertools.product((390, 1400), (False, True)):
+            view = f"{width} wide, {'dark' if is_dark else 'light'}"
+            await tab.open(f"{page.as_uri()}#", width=width, is_dark=is_dark)
+            assert await tab.evaluate("document.documentElement.scrollWidth") <= width, view
+            for element in ("body", ".plot .gtitle, .plot .xtick text", "#rows tr.row", "#legend"):
+                ratio = contrast(*await tab.evaluate(COLORS % json.dumps(element)))
+                assert ratio >= READABLE, (view, element)
         tab.requests = [url.split("#")[0] for url in tab.requests]
 
     browse(tmp_path, page, look)
