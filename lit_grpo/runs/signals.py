@@ -202,6 +202,12 @@ class StopOnSignal(StopAtSafePoints):
         self._previous_handlers = {}
 
 
+def handles_signals() -> bool:
+    """Return whether a `StopOnSignal` receives this process's signals: the training has begun."""
+    handlers = map(signal.getsignal, SIGNALS)
+    return any(isinstance(getattr(one, "__self__", None), StopOnSignal) for one in handlers)
+
+
 def _echo_seconds() -> float:
     has_launcher = any(name in os.environ for name in LAUNCHERS)
     return ECHO_SECONDS_OF_LAUNCHER if has_launcher else ECHO_SECONDS

@@ -29,6 +29,7 @@ from lit_grpo.runs.checkpoints import Checkpoints
 from lit_grpo.runs.events import EventsFile
 from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile
 from lit_grpo.runs.health import HealthMonitor
+from lit_grpo.runs.launcher import watch_ranks
 from lit_grpo.runs.lock import locked
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.progress import RolloutProgressBar
@@ -340,6 +341,7 @@ def logged_run(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[
     Raises:
         UserError: another process trains in the directory.
     """
+    watch_ranks(trainer)
     lock = locked(run_dir) if trainer.global_rank == 0 else nullcontext()
     with lock, _run_log(trainer, run_dir, resume_with), leave_on_signal(trainer):
         yield

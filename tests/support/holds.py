@@ -24,6 +24,20 @@ class HoldRun(L.Callback):
             time.sleep(0.02)
 
 
+class LoseRank(L.Callback):
+    """End rank 1 before the training with a signal; the other waits as in a collective."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+
+    def setup(self, trainer, pl_module, stage):
+        if trainer.global_rank == 1:
+            if self.signum != signal.SIGKILL:
+                signal.signal(self.signum, signal.SIG_DFL)
+            os.kill(os.getpid(), self.signum)
+        time.sleep(600)
+
+
 class HoldServer(L.Callback):
     """Hold the completions of the run's server after a rollout step, until it is killed."""
 

@@ -1,0 +1,96 @@
+"""Start the ranks of a machine, and say why the run ends if one of them does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning as L
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+
+from lit_grpo.runs.signals import LEAVING, SIGNALS, handles_signals
+from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 15.0
+"""Time for this process to end after another has, before it is taken for stuck in a collective."""
+
+
+class RankLauncher(_SubprocessScriptLauncher):
+    """Lightning's launcher of the other ranks of a machine, with a message when one of them ends.
+
+    Lightning's own sends SIGKILL to all processes 5 seconds after one has failed, without a word.
+    """
+
+    def launch(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        trainer: L.Trainer | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Start the ranks that no other program starts, watch them, and call the function."""
+        self.cluster_environment.validate_settings(self.num_processes, self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            self._call_children_scripts()
+            watched = (self.procs, trainer)
+            threading.Thread(target=end_with_ranks, args=watched, daemon=True).start()
+        _set_num_threads_if_needed(self.num_processes)
+        return function(*args, **kwargs)
+
+
+def watch_ranks(trainer: L.Trainer) -> None:
+    """Let the trainer start its ranks with a `RankLauncher`, if it starts any."""
+    launcher = trainer.strategy.launcher
+    if type(launcher) is _SubprocessScriptLauncher:
+        trainer.strategy._launcher = RankLauncher(
+            launcher.cluster_environment, launcher.num_processes, launcher.num_nodes
+        )
+
+
+def end_with_ranks(processes: Sequence[subprocess.Popen[bytes]], trainer: L.Trainer | None) -> None:
+    """Wait for the other ranks; if one fails, end this process with a message and an exit code.
+
+    A signal that ended the rank is passed on, unless the run is ending already. This process is
+    ended after `GRACE_SECONDS`, whatever it does: it may wait for the lost rank for ever.
+    """
+    while not any(process.poll() for process in processes):
+        if all(process.returncode == 0 for process in processes):
+            return
+        time.sleep(POLL_SECONDS)
+    rank, process = next((n, one) for n, one in enumerate(processes, 1) if one.returncode)
+    code, words = how_it_ended(process.returncode)
+    message = f"Rank {rank} (process {process.pid}) {words}, which ends the run."
+    has_signal = process.returncode < 0 or code in LEAVING
+    if has_signal and (trainer is None or get_stop_reason(trainer) is None):
+        log.error(message)
+        if code in LEAVING and not handles_signals():
+            os.kill(os.getpid(), LEAVING[code])
+    time.sleep(GRACE_SECONDS)
+    if not has_signal:  # else this process has not failed of itself, as the rank has
+        log.error(message)
+    for one in processes:
+        one.kill()
+    logging.shutdown()
+    os._exit(code)
+
+
+def how_it_ended(returncode: int) -> tuple[int, str]:
+    """Return the exit code of a run that a rank with this code of `subprocess` ends, and words."""
+    signum = LEAVING.get(returncode, -returncode)
+    if signum <= 0:
+        return ExitCode.RANK_LOST, f"ended with exit code {returncode}"
+    name = signal.Signals(signum).name
+    if signum in SIGNALS:
+        return exit_code_of_signal(signum), f"was ended by {name}"
+    reason = " (is the machine out of memory?)" if signum == signal.SIGKILL else ""
+    return ExitCode.RANK_LOST, f"was killed by {name}{reason}"

@@ -1,0 +1,69 @@
+"""A rank that ends: how the run's exit code follows, and what real processes say."""
+
+import json
+import signal
+
+import pytest
+from engine_runs import command, running
+from paths import SUPPORT
+
+from lit_grpo.runs.launcher import how_it_ended
+from lit_grpo.stopping import ExitCode
+
+
+@pytest.mark.parametrize(
+    ("returncode", "code", "words"),
+    [
+        (1, ExitCode.RANK_LOST, "ended with exit code 1"),
+        (-9, ExitCode.RANK_LOST, "was killed by SIGKILL (is the machine out of memory?)"),
+        (-11, ExitCode.RANK_LOST, "was killed by SIGSEGV"),
+        (-15, 143, "was ended by SIGTERM"),
+        (143, 143, "was ended by SIGTERM"),
+        (130, 130, "was ended by SIGINT"),
+    ],
+)
+def test_the_exit_code_of_a_run_follows_from_that_of_its_rank(returncode, code, words):
+    assert how_it_ended(returncode) == (code, words)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGKILL, ExitCode.RANK_LOST), (signal.SIGTERM, 143)]
+)
+def test_a_rank_that_ends_before_the_training_ends_the_run_with_a_message(signum, code, tmp_path):
+    settings = {
+        "trainer": {
+            "accelerator": "cpu",
+            "devices": 2,
+            "strategy": "ddp",
+            "max_steps": 1,
+            "enable_progress_bar": False,
+            "callbacks": [{"class_path": "holds.LoseRank", "init_args": {"signum": int(signum)}}],
+        },
+        "model": {
+            "policy": {"architecture": ARCHITECTURE},
+            "rewards": [{"class_path": "small_runs.ShareOfLowBytes"}],
+            "group_size": 2,
+        },
+        "data": {"class_path": "AdditionData", "init_args": {"prompts_per_step": 2}},
+    }
+    (tmp_path / "run.json").write_text(json.dumps(settings))
+    words = command("fit", "run.json", {})
+    with running(words, tmp_path, PYTHONPATH=str(SUPPORT)) as process:
+        exit_code = process.wait(200)
+    said = (tmp_path / "said.txt").read_text()
+    assert exit_code == code, said
+    name = signal.Signals(signum).name
+    assert f"by {name}" in (tmp_path / "run" / "run.log").read_text(), said
+    assert "Rank 1 (process " in said
+
+
+ARCHITECTURE = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
