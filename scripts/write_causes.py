@@ -18,8 +18,8 @@ MARKS = re.compile(r"(<!-- causes: .*? -->\n).*?(<!-- end of causes -->)", re.DO
 HEAD = """
 ## What a run notices by itself
 
-Who notices a cause acts after a number of rollout steps in a row, its patience. The key `rules` of
-[`HealthMonitor`](configuration.md#healthmonitor) changes patience and action of those that it
+Each cause is acted on once it has lasted for a number of rollout steps, its patience. The key
+`rules` of [`HealthMonitor`](configuration.md#healthmonitor) changes patience and action of those it
 notices; the others have settings of their own, which their sections name. The message in `run.log`
 gives the evidence and the first remedies. `events.jsonl` and the report list warnings, alerts,
 rollbacks and stops, and [`Alerts`](configuration.md#alerts) sends all but the warnings.

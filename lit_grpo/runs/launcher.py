@@ -76,7 +76,7 @@ def end_with_ranks(processes: Sequence[subprocess.Popen[bytes]], trainer: L.Trai
         if code in LEAVING and not handles_signals():
             os.kill(os.getpid(), LEAVING[code])
     time.sleep(GRACE_SECONDS)
-    if not has_signal:  # else this process has not failed of itself, as the rank has
+    if not has_signal:  # else it was written above, or the run was ending already
         log.error(message)
     for one in processes:
         one.kill()

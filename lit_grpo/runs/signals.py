@@ -124,8 +124,7 @@ def _end_if_stuck(reader: int, is_over: threading.Event) -> None:
     with open(reader, "rb", buffering=0) as signals:
         while received := signals.read(1):
             signum = received[0]
-            handler = getattr(signal.getsignal(signum), "__self__", None)
-            if signum not in SIGNALS or isinstance(handler, StopOnSignal):
+            if signum not in SIGNALS or _stops_training(signum):
                 continue
             name = signal.Signals(signum).name
             _write_stderr(f"{name}: ending now, without a new checkpoint.")
@@ -204,8 +203,11 @@ class StopOnSignal(StopAtSafePoints):
 
 def handles_signals() -> bool:
     """Return whether a `StopOnSignal` receives this process's signals: the training has begun."""
-    handlers = map(signal.getsignal, SIGNALS)
-    return any(isinstance(getattr(one, "__self__", None), StopOnSignal) for one in handlers)
+    return any(map(_stops_training, SIGNALS))
+
+
+def _stops_training(signum: int) -> bool:
+    return isinstance(getattr(signal.getsignal(signum), "__self__", None), StopOnSignal)
 
 
 def _echo_seconds() -> float:

@@ -6,6 +6,7 @@ import signal
 import pytest
 from engine_runs import command, running
 from paths import SUPPORT
+from tiny import LLAMA
 
 from lit_grpo.runs.launcher import how_it_ended
 from lit_grpo.stopping import ExitCode
@@ -42,7 +43,7 @@ def test_a_rank_that_ends_before_the_training_ends_the_run_with_a_message(signum
             "callbacks": [{"class_path": "holds.LoseRank", "init_args": {"signum": int(signum)}}],
         },
         "model": {
-            "policy": {"architecture": ARCHITECTURE},
+            "policy": {"architecture": LLAMA},
             "rewards": [{"class_path": "small_runs.ShareOfLowBytes"}],
             "group_size": 2,
         },
@@ -57,13 +58,3 @@ def test_a_rank_that_ends_before_the_training_ends_the_run_with_a_message(signum
     name = signal.Signals(signum).name
     assert f"by {name}" in (tmp_path / "run" / "run.log").read_text(), said
     assert "Rank 1 (process " in said
-
-
-ARCHITECTURE = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}

@@ -14,6 +14,8 @@ from tiny import tiny_policy
 from transformers import AutoModelForCausalLM, DynamicCache
 from worker_processes import is_alive, wait_until
 
+from lit_grpo.rollout.hf.row_cache import cache_name
+
 PROMPT = list(b"1+1=")
 
 
@@ -265,13 +267,15 @@ def test_a_request_frozen_in_place_continues_with_new_weights_and_the_old_cache(
     last, split = change_during_request(server, directories, "in_place")
     ids, cache = torch.tensor([PROMPT + last["output_ids"]]), DynamicCache()
     num_old = len(PROMPT) + split - 1
+    old, new = load(directories["default"]), load(directories["v1"])
+    kept = {cache_name(old): cache}
     with torch.no_grad():
-        load(directories["default"])(ids[:, :num_old], past_key_values=cache)
-        logits = load(directories["v1"])(ids[:, num_old:-1], past_key_values=cache).logits[0]
+        old(ids[:, :num_old], **kept)
+        logits = new(ids[:, num_old:-1], **kept).logits[0]
     expected = logits.log_softmax(-1).gather(1, ids[0, num_old + 1 :, None])[:, 0]
     assert is_close(logprobs(last)[split:], expected)
-    new = scored(load(directories["v1"]), PROMPT, last["output_ids"])
-    assert not is_close(logprobs(last)[split:], new[split:])
+    new_logprobs = scored(new, PROMPT, last["output_ids"])
+    assert not is_close(logprobs(last)[split:], new_logprobs[split:])
     assert last["meta_info"]["num_retractions"] == 0
 
 

@@ -15,6 +15,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 from lit_grpo.cli.plan.devices import CPU, GB, Device
 from lit_grpo.cli.plan.model_sizes import ModelSizes
+from lit_grpo.rollout.hf.row_cache import cache_name
 
 REPEATS = 9
 MANY_ROWS = 1024
@@ -135,12 +136,13 @@ def _decoding(num_layers: int) -> Callable[[], None]:
     )
     model: Any = LlamaModel(config)
     model.eval()
+    name = cache_name(model)
     token: Tensor = torch.ones(1, 1, dtype=torch.long)
 
     @torch.no_grad()
     def decode() -> None:
         cache = DynamicCache()
         for _ in range(DECODED_TOKENS):
-            model(input_ids=token, past_key_values=cache, use_cache=True)
+            model(input_ids=token, use_cache=True, **{name: cache})
 
     return decode

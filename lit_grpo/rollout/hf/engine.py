@@ -18,7 +18,7 @@ from transformers import DynamicCache
 from lit_grpo.policy.body_and_head import evaluation_mode
 from lit_grpo.policy.padding import pad, positions
 from lit_grpo.rollout.engine import RolloutEngine, SampledPolicy, Sampling
-from lit_grpo.rollout.hf.row_cache import RowCache, can_join, join_caches
+from lit_grpo.rollout.hf.row_cache import RowCache, cache_name, can_join, join_caches
 from lit_grpo.rollout.requests import completion_text, stop_token_ids
 from lit_grpo.types import Completion, Diverged, FinishReason, Prompt, check_range
 
@@ -148,7 +148,7 @@ def _read(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, Dy
         use_cache=True,
         logits_to_keep=1,
     )
-    return output.logits[:, -1], output.past_key_values
+    return output.logits[:, -1], getattr(output, cache_name(model))
 
 
 class _RunningBatch:
@@ -169,7 +169,7 @@ class _RunningBatch:
         noise: Tensor,
     ) -> None:
         device = next(model.parameters()).device
-        self._model = model
+        self._model, self._cache_name = model, cache_name(model)
         is_padded = not mask.all()
         mask = mask.to(device, non_blocking=True)
         with _casts_kept():
@@ -222,9 +222,9 @@ class _RunningBatch:
                 input_ids=tokens[:, None],
                 attention_mask=None if self._mask is None else self._mask.long(),
                 position_ids=self._positions[:, None],
-                past_key_values=self._cache.cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **{self._cache_name: self._cache.cache},
             )
         self._positions = self._positions + 1
         self.logits = output.logits[:, -1]

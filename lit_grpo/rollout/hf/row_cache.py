@@ -5,6 +5,7 @@ The dynamic cache of ``transformers`` copies itself at every token and whenever 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -12,9 +13,20 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from lit_grpo.policy.named_weights import unwrap_peft
+
 INITIAL_TOKENS = 64
 """Tokens allocated for completions at first. The capacity doubles when it is used up,
 because allocating the longest possible completion at once is slow."""
+
+
+def cache_name(model: torch.nn.Module) -> str:
+    """Return the name under which the model takes its cache and returns it.
+
+    ``transformers`` 5.24 renamed it; models that bring their own code keep the former name.
+    """
+    is_renamed = "cache" in inspect.signature(unwrap_peft(model).forward).parameters
+    return "cache" if is_renamed else "past_key_values"
 
 
 class RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]

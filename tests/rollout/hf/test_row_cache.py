@@ -1,7 +1,9 @@
 import torch
-from transformers import DynamicCache
+from peft import LoraConfig, get_peft_model
+from tiny import tiny_policy
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from lit_grpo.rollout.hf.row_cache import INITIAL_TOKENS, RowCache
+from lit_grpo.rollout.hf.row_cache import INITIAL_TOKENS, RowCache, cache_name
 
 CPU = torch.device("cpu")
 
@@ -39,3 +41,20 @@ def test_the_capacity_grows_and_tokens_stay():
     for number in range(3 * INITIAL_TOKENS):
         keys, _ = rows.cache.update(states(number), states(number), 0)
     assert keys.flatten().tolist() == [1, *range(3 * INITIAL_TOKENS)]
+
+
+class ModelWithItsOwnCode(PreTrainedModel):
+    def forward(self, input_ids=None, past_key_values=None):
+        return input_ids
+
+
+def test_a_model_takes_its_cache_under_the_name_of_its_forward():
+    model = tiny_policy().model
+    name = cache_name(model)
+    cache = DynamicCache()
+    output = model(input_ids=torch.ones(1, 3, dtype=torch.long), use_cache=True, **{name: cache})
+    assert getattr(output, name) is cache
+    assert cache.get_seq_length() == 3
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    assert cache_name(adapted) == name
+    assert cache_name(ModelWithItsOwnCode(PreTrainedConfig())) == "past_key_values"

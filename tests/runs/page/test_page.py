@@ -87,6 +87,12 @@ def make_run(path: Path, **changes) -> Path:
     return write_run(path, METRICS, **given)
 
 
+def make_comparison(directory: Path) -> Path:
+    """Write two runs with long names and return the page that compares them."""
+    runs = [make_run(directory / ("a_long_name" * 8) / name) for name in "01"]
+    return make_page(directory / "comparison-1.html", *runs)
+
+
 def make_page(path: Path, *run_dirs: Path, **settings) -> Path:
     write_page(load_runs(run_dirs), path, **settings)
     return path
@@ -225,8 +231,7 @@ def test_a_link_keeps_what_is_filtered_and_a_live_page_reloads_with_it(tmp_path)
 @pytest.mark.slow
 @needs_chromium
 def test_a_browser_compares_runs_and_hides_one(tmp_path):
-    runs = [make_run(tmp_path / ("a_long_name" * 8) / name) for name in "01"]
-    page = make_page(tmp_path / "comparison-1.html", *runs)
+    page = make_comparison(tmp_path)
     lines = "document.querySelectorAll('.plot .scatterlayer .trace').length"
 
     async def look(tab):
@@ -241,8 +246,7 @@ def test_a_browser_compares_runs_and_hides_one(tmp_path):
 @pytest.mark.slow
 @needs_chromium
 def test_a_page_fits_a_phone_and_is_readable_by_day_and_by_night(tmp_path):
-    runs = [make_run(tmp_path / ("a_long_name" * 8) / name) for name in "01"]
-    page = make_page(tmp_path / "comparison-1.html", *runs)
+    page = make_comparison(tmp_path)
 
     async def look(tab):
         for width, is_dark in itertools.product((390, 1400), (False, True)):
