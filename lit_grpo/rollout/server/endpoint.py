@@ -168,12 +168,9 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
     try:
         async for chunk in response.content.iter_any():
             yield chunk
-    except RuntimeError:  # aiohttp's, if data woke the reader as the connection was closed
-        if response.closed:
-            raise ServerError(STOPPED) from None
-        if (lost := response.content.exception()) is not None:
-            raise lost from None
-        raise
+    except RuntimeError as error:  # aiohttp's, if a reader wakes up after its connection was closed
+        reason = STOPPED if response.closed else response.content.exception() or error
+        raise ServerError(str(reason)) from None
 
 
 async def _read_text(response: aiohttp.ClientResponse) -> str:
