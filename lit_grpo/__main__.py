@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from lit_grpo import __version__
 from lit_grpo.cli.commands import (
     COMMANDS,
-    FILE_COMMANDS,
+    WITHOUT_CONFIG,
     bundled_configs,
     describe,
     examples,
@@ -83,8 +83,8 @@ def dispatch(command: str, arguments: list[str]) -> int:
         from lit_grpo.cli.completion import print_completion
 
         return print_completion(arguments)
-    elif command in FILE_COMMANDS:
-        return run_on_files(command, arguments)
+    elif command in WITHOUT_CONFIG:
+        return run_without_config(command, arguments)
     elif command in COMMANDS and {"-h", "--help"}.intersection(arguments):
         from lit_grpo.cli.help import print_help
 
@@ -110,12 +110,16 @@ def help_text() -> str:
     )
 
 
-def run_on_files(command: str, arguments: list[str]) -> int:
-    """Run a command that only reads the files of runs."""
+def run_without_config(command: str, arguments: list[str]) -> int:
+    """Run a command that takes options of its own and no config."""
     if {*ASKS_FOR_HELP}.intersection(arguments):
         print(f"usage: {usage(command)}\n\n{describe(command)}")
         return ExitCode.DONE
     try:
+        if command == "prepare":
+            from lit_grpo.cli.prepare.command import prepare
+
+            return prepare(arguments)
         if command == "checkpoints":
             from lit_grpo.cli.checkpoints import manage_checkpoints
 

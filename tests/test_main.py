@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.commands import COMMANDS, FILE_COMMANDS
+from lit_grpo.cli.commands import COMMANDS, WITHOUT_CONFIG
 from lit_grpo.stopping import SIGNAL_CODE, ExitCode
 
 
@@ -37,8 +37,8 @@ def test_version_is_that_of_the_distribution(capsys):
         ("validat", "error: validat: no such command. Did you mean validate?\n"),
         (
             "--config",
-            "error: --config: no such command. Choose from sft, fit, validate, test, doctor, "
-            "plan, rewards, judge-check, rescore, report, checkpoints, wandb-sync.\n",
+            "error: --config: no such command. Choose from sft, fit, validate, test, prepare, "
+            "doctor, plan, rewards, judge-check, rescore, report, checkpoints, wandb-sync.\n",
         ),
     ],
 )
@@ -61,7 +61,7 @@ def test_help_of_report_says_what_it_does_and_gives_examples(arguments, capsys):
         assert words in shown
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in FILE_COMMANDS])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in WITHOUT_CONFIG])
 def test_help_of_a_command_says_what_it_does_and_gives_examples(command, capsys):
     assert main([command, "--help"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
@@ -72,6 +72,16 @@ def test_help_of_a_command_says_what_it_does_and_gives_examples(command, capsys)
     assert lines[6].startswith(f"  lit-grpo {command} ")
 
 
+def test_help_of_a_command_without_an_argument_has_its_options_and_examples(capsys):
+    assert main(["prepare", "--help"]) == 0
+    usage, _, purpose, _, *lines = capsys.readouterr().out.splitlines()
+    assert usage == "usage: lit-grpo prepare [OPTIONS]"
+    assert purpose.lower() == f"{COMMANDS['prepare']}."
+    assert lines[0] == "options:"
+    assert lines[1].startswith("  --list ")
+    assert lines[3:] == ["examples:", "  lit-grpo prepare --list", ""]
+
+
 @pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS), ["fit", "runs/my/0"]])
 def test_all_of_the_help_can_be_asked_of_every_command(words, capsys):
     assert main([*words, "--help=all"]) == 0
@@ -80,7 +90,9 @@ def test_all_of_the_help_can_be_asked_of_every_command(words, capsys):
     assert shown.err == ""
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["fit", "--help"], ["report", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], *([name, "--help"] for name in ("fit", "report", "prepare"))]
+)
 def test_help_imports_nothing_heavy(arguments):
     script = (
         f"import sys; from lit_grpo.__main__ import main; main({arguments})\n"

@@ -13,6 +13,7 @@ COMMANDS = {
     "fit": "train a policy with GRPO",
     "validate": "evaluate a checkpoint on the validation prompts",
     "test": "evaluate a checkpoint on the test prompts",
+    "prepare": "show the recipes by which training data are made",
     "doctor": "check before a run: data, model, memory, disk, engine, credentials, judges",
     "plan": "estimate memory and seconds of a step by part, on GPUs that need not be here",
     "rewards": "sample and score a few prompts without training: signal, time and cost of a step",
@@ -22,7 +23,7 @@ COMMANDS = {
     "checkpoints": "list the checkpoints of a run, verify them, go back to one, or export one",
     "wandb-sync": "send to wandb what a run has logged while it was offline",
 }
-RUN_ARGUMENTS = {
+ARGUMENTS = {
     "sft": ("[RUN]", "resume this run with its own config"),
     "fit": ("[RUN]", "resume this run with its own config"),
     "validate": ("[RUN]", "evaluate the newest checkpoint of this run with its own config"),
@@ -36,7 +37,7 @@ RUN_ARGUMENTS = {
     "checkpoints": ("RUN", "the run whose checkpoints are meant"),
     "wandb-sync": ("RUN", "the run whose directory wandb/ has what was not sent"),
 }
-"""Command -> its first argument, the directory of a run, and what it is for."""
+"""Command -> its first argument and what that is for, if it takes one."""
 EXAMPLES = {
     "sft": ("--config quickstart_sft",),
     "fit": (
@@ -47,6 +48,7 @@ EXAMPLES = {
     ),
     "validate": ("runs/my/0",),
     "test": ("--config my.yaml --ckpt_path runs/my/0/checkpoints/last.ckpt",),
+    "prepare": ("--list",),
     "doctor": ("--config my.yaml", "--config my.yaml --probe"),
     "plan": (
         "--config my.yaml --gpus 8xH100 --nodes 2",
@@ -81,10 +83,17 @@ CHECKING = "doctor"
 """The command that checks a training run without starting it."""
 PLANNING = "plan"
 """The command that estimates what a step of a training run will cost."""
-FILE_COMMANDS = ("report", "checkpoints", "wandb-sync")
-"""The commands that only read the files of runs, and take no config."""
+WITHOUT_CONFIG = ("prepare", "report", "checkpoints", "wandb-sync")
+"""The commands that take options of their own in place of the keys of a config."""
 
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "prepare": {
+        "--list": {
+            "action": "store_true",
+            "required": True,
+            "help": "show what the data of each recipe are made of",
+        },
+    },
     "doctor": {
         "--probe": {
             "action": "store_true",
@@ -186,12 +195,18 @@ runs are drawn over each other, into a new comparison-1.html and .png (or 2, ...
 The page needs no network. It has curves, events, completions, and an entry for a log."""
 
 BUNDLED = Path(__file__).parent.parent / "configs"
+RECIPES = Path("data")
+"""The directory of recipes of training data among the configs."""
 
 
 def bundled_configs() -> list[str]:
-    """Return the names of the bundled configs, such as ``quickstart`` and ``presets/dapo``."""
+    """Return the names of the bundled configs, such as ``quickstart`` and ``presets/dapo``.
+
+    Recipes of training data are no configs.
+    """
     paths = (path.relative_to(BUNDLED).with_suffix("") for path in BUNDLED.rglob("*.yaml"))
-    return sorted((path.as_posix() for path in paths), key=lambda name: (name.count("/"), name))
+    names = (path.as_posix() for path in paths if path.parent != RECIPES)
+    return sorted(names, key=lambda name: (name.count("/"), name))
 
 
 def examples(command: str) -> str:
@@ -200,18 +215,17 @@ def examples(command: str) -> str:
 
 
 def usage(command: str) -> str:
-    keys = " [--config FILE ...] [--KEY VALUE ...]"
-    if command in FILE_COMMANDS:
-        keys = " [OPTIONS]" if command in OPTIONS else ""
-    return f"lit-grpo {command} {RUN_ARGUMENTS[command][0]}{keys}"
+    argument, _ = ARGUMENTS.get(command, ("", ""))
+    options = "[OPTIONS]" if command in WITHOUT_CONFIG else "[--config FILE ...] [--KEY VALUE ...]"
+    return " ".join(filter(None, ("lit-grpo", command, argument, options)))
 
 
 def describe(command: str) -> str:
     """Return what a command does, what its first argument is, and examples, for its help."""
-    run, meaning = RUN_ARGUMENTS[command]
     purpose = COMMANDS[command]
+    argument = "  {:<9}{}\n\n".format(*ARGUMENTS[command]) if command in ARGUMENTS else ""
     return (
-        f"{purpose[0].upper()}{purpose[1:]}.\n\n  {run:<9}{meaning}\n\n"
+        f"{purpose[0].upper()}{purpose[1:]}.\n\n{argument}"
         f"{_options(command)}examples:\n{examples(command)}\n"
         f"{REPORT_OUTPUT if command == 'report' else ''}"
     )
@@ -219,7 +233,7 @@ def describe(command: str) -> str:
 
 def _options(command: str) -> str:
     """Return the options of a command without keys, a line each."""
-    if command not in FILE_COMMANDS or command not in OPTIONS:
+    if command not in WITHOUT_CONFIG:
         return ""
     named = {
         f"{name} {one.get('metavar', '')}": one["help"] for name, one in OPTIONS[command].items()

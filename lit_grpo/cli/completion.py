@@ -16,7 +16,7 @@ from jsonargparse import capture_parser
 
 from lit_grpo.cli.app import import_plugins
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.commands import COMMANDS, FILE_COMMANDS, OPTIONS, RUN_ARGUMENTS
+from lit_grpo.cli.commands import ARGUMENTS, COMMANDS, OPTIONS, WITHOUT_CONFIG
 from lit_grpo.cli.configs import read_invocation
 from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.type_hints import class_names
@@ -50,13 +50,14 @@ def _dispatcher() -> argparse.ArgumentParser:
     commands = dispatcher.add_subparsers()
     for name, purpose in COMMANDS.items():
         parser = commands.add_parser(name, help=purpose)
-        nargs = {"[RUN]": "?", "RUN": None, "RUN ...": "+"}[RUN_ARGUMENTS[name][0]]
-        run_dir: Any = parser.add_argument("run_dir", nargs=nargs)
-        run_dir.complete = shtab.DIRECTORY
-        if name not in FILE_COMMANDS:
+        if name in ARGUMENTS:
+            nargs = {"[RUN]": "?", "RUN": None, "RUN ...": "+"}[ARGUMENTS[name][0]]
+            run_dir: Any = parser.add_argument("run_dir", nargs=nargs)
+            run_dir.complete = shtab.DIRECTORY
+        if name not in WITHOUT_CONFIG:
             _add_keys(parser, name)
         else:
-            for option, settings in OPTIONS.get(name, {}).items():
+            for option, settings in OPTIONS[name].items():
                 parser.add_argument(option, **settings)
     return dispatcher
 

@@ -1,13 +1,23 @@
-"""Parse the arguments of the commands that only read the files of runs."""
+"""Parse the arguments of the commands that take options of their own and no config."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import NoReturn
 
 from lit_grpo.cli.commands import OPTIONS
 from lit_grpo.types import UserError
+
+
+def parse_options(command: str, arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a command that takes nothing else.
+
+    Raises:
+        UserError: the arguments are wrong.
+    """
+    return _Parser(command).parse_args(_with_underscores(arguments))
 
 
 def parse_run(command: str, arguments: Sequence[str]) -> argparse.Namespace:
@@ -18,7 +28,7 @@ def parse_run(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     """
     parser = _Parser(command)
     parser.add_argument("run_dir")
-    return parser.parse_args(arguments)
+    return parser.parse_args(_with_underscores(arguments))
 
 
 def parse_runs(command: str, arguments: Sequence[str]) -> argparse.Namespace:
@@ -29,12 +39,20 @@ def parse_runs(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     """
     parser = _Parser(command)
     parser.add_argument("run_dirs", nargs="*", metavar="RUN")
-    given = parser.parse_intermixed_args(arguments)
+    given = parser.parse_intermixed_args(_with_underscores(arguments))
     if not given.run_dirs:
         raise UserError(
             f"{command} needs the directories of one or more runs: lit-grpo {command} runs/my/0"
         )
     return given
+
+
+def _with_underscores(arguments: Sequence[str]) -> list[str]:
+    """Spell options as the table does: ``--dry-run`` is the same as ``--dry_run``."""
+    return [
+        re.sub(r"^--[\w-]+", lambda option: f"--{option[0][2:].replace('-', '_')}", one)
+        for one in arguments
+    ]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -5,9 +5,9 @@ Rows whose prompt is no longer in the data are counted and left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,7 +38,7 @@ class LoggedStep:
 def rescore(
     module: GRPOModule,
     run_dir: Path,
-    read_prompts: Callable[[], Sequence[Prompt]],
+    find_prompts: Callable[[Collection[str]], Mapping[str, Prompt]],
     *,
     last: int | None,
     name: str,
@@ -50,7 +50,7 @@ def rescore(
     Args:
         module: The module with the rewards to score with, and the group size of the run.
         run_dir: Directory of the run.
-        read_prompts: Reads the prompts that the run was trained on.
+        find_prompts: Reads those of the prompts with these ids that are in the data.
         last: Rescore only this many of the last rollout steps; None rescores all.
         name: Name of the file in ``rescored/``; numbered if it exists already.
 
@@ -59,7 +59,8 @@ def rescore(
         RewardFailed: a reward with ``on_error: raise`` gave no value.
     """
     paths, group_size = logged_steps(run_dir, last), module.group_size
-    prompts = {prompt.id: prompt for prompt in read_prompts()}
+    logged = [pq.read_table(path, columns=["prompt_id"])["prompt_id"].to_pylist() for path in paths]
+    prompts = find_prompts(set(chain.from_iterable(logged)))
     steps = [read_step(path, prompts, group_size) for path in paths]
     num_lost = sum(step.num_lost for step in steps)
     steps = [step for step in steps if step.rows]

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.judge_check import check_judges
 from lit_grpo.cli.rescore import rescore
 from lit_grpo.cli.reward_trial import try_rewards
+from lit_grpo.data import TrainingLoader
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.runs.checkpoint_files import read_checkpoint
 from lit_grpo.training import GRPOModule
@@ -26,16 +26,16 @@ def _run_rewards(cli: CommandLine) -> int:
     """Sample and score the first prompts of the training data."""
     module, num_prompts = _grpo_module(cli), cli.config.n
     check_range("n", num_prompts, at_least=1)
-    prompts = read_prompts(cli)
+    loader = read_prompts(cli)
     # Before the policy is loaded, so that errors show at once.
     module.rewards.start(module.reasoning)
-    module.rewards.check(prompts.prompts)
+    module.rewards.check(loader.some_prompts())
     load_policy(cli, module)
     with cli.trainer.precision_plugin.val_step_context():
         return try_rewards(
             module,
-            list(islice(chain.from_iterable(prompts), num_prompts)),
-            num_rows_per_step=prompts.batch_size * module.group_size,
+            list(islice(chain.from_iterable(loader), num_prompts)),
+            num_rows_per_step=loader.batch_size * module.group_size,
             path=Path(cli.config.run_dir) / "rewards.parquet",
         )
 
@@ -44,7 +44,7 @@ def _run_judge_check(cli: CommandLine) -> int:
     """Ask the judges of all rewards."""
     module = _grpo_module(cli)
     rewards = [*module.rewards.rewards, *module.evaluation.suite.rewards]
-    return check_judges(rewards, lambda: read_prompts(cli).prompts)
+    return check_judges(rewards, lambda: read_prompts(cli).some_prompts())
 
 
 def _run_rescore(cli: CommandLine) -> int:
@@ -54,7 +54,7 @@ def _run_rescore(cli: CommandLine) -> int:
     return rescore(
         module,
         Path(cli.config.run_dir),
-        lambda: read_prompts(cli).prompts,
+        lambda ids: read_prompts(cli).find(ids),
         last=last,
         name=cli.config_name.removeprefix("config").lstrip("-") or "rescored",
     )
@@ -88,14 +88,15 @@ def _grpo_module(cli: CommandLine) -> GRPOModule:
     return cli.model
 
 
-def read_prompts(cli: CommandLine) -> Any:
+def read_prompts(cli: CommandLine) -> TrainingLoader:
     """Return the loader of the training prompts, set up as in a training run."""
     trainer, data = cli.trainer, cli.datamodule
     trainer.strategy.connect(cli.model)  # the data reads the tokenizer of the model
     data.trainer = trainer
     data.prepare_data()
     data.setup("fit")
-    return data.train_dataloader()
+    loader: TrainingLoader = data.train_dataloader()
+    return loader
 
 
 def load_policy(cli: CommandLine, module: GRPOModule) -> None:

@@ -5,8 +5,8 @@ Every rank gets its share of the same batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,53 @@ Order = NDArray[np.integer[Any]]
 """Indices of prompts."""
 
 
-class PromptLoader:
-    """A sized, stateful loader of ``list[Prompt]``.
+class TrainingLoader(Protocol):
+    """What a training asks of its loader: a sized, stateful iterable of ``list[Prompt]``.
+
+    Every rank has one with the same state, and gets its share of the same batches.
+    """
+
+    batch_size: int
+    """Prompts per batch, over all ranks."""
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch. Lightning would read ahead without it."""
+
+    def __iter__(self) -> Iterator[list[Prompt]]: ...
+
+    def take(self, needed: Mapping[str, int]) -> dict[str, list[Prompt]]:
+        """Return extra prompts for this rank by source; the next batch starts after them.
+
+        Every rank must call this with the same numbers.
+        """
+
+    def peek(self, number: int) -> list[Prompt]:
+        """Return this rank's share of an upcoming batch, 1 for the next, without taking it."""
+
+    def rewind(self) -> None:
+        """Undo the last batch and every `take` since, so that they come again."""
+
+    @property
+    def num_prompts(self) -> int:
+        """The number of prompts to train on."""
+
+    def some_prompts(self) -> Sequence[Prompt]:
+        """Return the prompts that a run is checked with at its start.
+
+        These are all that are in memory, or a few thousand spread over data that are not.
+        """
+
+    def find(self, ids: Collection[str]) -> dict[str, Prompt]:
+        """Return the prompts with these ids; those that are no longer in the data are left out."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next batch be the one after the state was saved."""
+
+
+class PromptLoader(TrainingLoader):
+    """A loader of prompts that are in memory.
 
     All ranks get the same number of batches. Each batch is a contiguous, nearly equal part of the
     same ``batch_size`` prompts.
@@ -89,19 +134,21 @@ class PromptLoader:
             self._before_batch = self.state_dict()
             yield self._take_until(self._next_stop(), order)
 
-    def take(self, num_prompts: int) -> list[Prompt]:
-        """Return extra prompts for this rank; the next batch starts after them.
+    def take(self, needed: Mapping[str, int]) -> dict[str, list[Prompt]]:
+        """Return extra prompts for this rank: the next ones, whatever source is named.
 
-        Every rank must call this with the same number, which is at most its share of a batch. If
-        the epoch has too few prompts left, they come from the next one.
+        There are at most as many as its share of a batch. If the epoch has too few prompts left,
+        they come from the next one.
         """
+        return {source: self._take(number) for source, number in needed.items()}
+
+    def _take(self, num_prompts: int) -> list[Prompt]:
         num_over_ranks = num_prompts * self.world_size
         if self._epoch_size - self.position < num_over_ranks:
             self.epoch, self.position = self.epoch + 1, 0
         return self._take_until(self.position + num_over_ranks, self._order())
 
     def peek(self, number: int) -> list[Prompt]:
-        """Return this rank's share of an upcoming batch, 1 for the next, without taking it."""
         state, before = self.state_dict(), self._before_batch
         for _ in range(number):
             prompts = self._take_until(self._next_stop(), self._order())
@@ -110,8 +157,19 @@ class PromptLoader:
         return prompts
 
     def rewind(self) -> None:
-        """Undo the last batch and every `take` since, so that they come again."""
         self.load_state_dict(self._before_batch)
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompts)
+
+    def some_prompts(self) -> Sequence[Prompt]:
+        """Return all prompts."""
+        return self.prompts
+
+    def find(self, ids: Collection[str]) -> dict[str, Prompt]:
+        wanted = set(ids)
+        return {prompt.id: prompt for prompt in self.prompts if prompt.id in wanted}
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch, and how many of its prompts all ranks together have taken."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from lightning.pytorch import LightningDataModule
 
-from lit_grpo.data.loader import PromptLoader
+from lit_grpo.data.loader import PromptLoader, TrainingLoader
 from lit_grpo.data.prompts import PromptFormat, build_prompts
 from lit_grpo.data.sources import Row, read_rows
 from lit_grpo.types import Prompt, Tokenizer, UserError, check_range
@@ -60,7 +60,7 @@ class PromptDataModule(LightningDataModule, ABC):
                 fix = "" if split == "train" else ", or data.validation_size to hold out rows"
                 raise UserError(f"{split} data is needed, got none. Set data.{split}{fix}.")
 
-    def train_dataloader(self) -> PromptLoader:
+    def train_dataloader(self) -> TrainingLoader:
         return self._loaders["train"]
 
     def val_dataloader(self) -> PromptLoader | list[Any]:

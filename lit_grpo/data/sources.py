@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,14 @@ def _read_parquet(path: Path) -> _Numbered:
         raise UserError(
             f"{path} is not a complete parquet file: {error}. Write it again."
         ) from error
-    return enumerate(table.to_pylist(), start=1)
+    of_json = [field.name for field in table.schema if isinstance(field.type, pyarrow.JsonType)]
+    return enumerate((_decoded(row, of_json) for row in table.to_pylist()), start=1)
+
+
+def _decoded(row: dict[str, Any], of_json: Sequence[str]) -> dict[str, Any]:
+    """Return a row with the objects of the columns whose type is JSON, which Arrow has as text."""
+    texts = {name: row[name] for name in of_json if row[name] is not None}
+    return row | {name: json.loads(text) for name, text in texts.items()}
 
 
 def _read_csv(path: Path) -> _Numbered:

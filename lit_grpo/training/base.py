@@ -218,7 +218,7 @@ class PolicyModule(L.LightningModule):
         if not loader:
             return
         warn_of_monitors(self.trainer, self.evaluation.metric_names)
-        self.evaluation.check(loader.prompts)
+        self.evaluation.check(loader.some_prompts())
         if self.trainer.max_steps > 0 and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             warn_without_validation(self.trainer, self.num_batches(self.trainer.max_steps))
         if self.evaluation.before_training and self.global_step == 0:

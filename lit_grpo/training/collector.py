@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
+from operator import or_
 
 from lit_grpo.distributed import gather_objects
 from lit_grpo.objective import AdvantageConfig
@@ -153,11 +156,13 @@ class Collector:
         num_sampled = len(rollouts.groups)
         for round_number in range(1, self._max_refill_rounds + 1):
             indices = self._groups_without_advantage(rollouts)
-            num_missing = max(gather_objects(len(indices)))
-            if num_missing == 0:
+            sources = [rollouts.groups[index].prompt.source for index in indices]
+            # Every rank takes as many as the one that needs most, so that the loaders stay in step.
+            needed = reduce(or_, gather_objects(Counter(sources)))
+            if not needed:
                 break
-            # Every rank takes the same number, so that the loaders stay in step.
-            prompts = step.loader.take(num_missing)[: len(indices)]
+            taken = {name: iter(found) for name, found in step.loader.take(needed).items()}
+            prompts = [next(taken[source]) for source in sources]
             num_sampled += len(prompts)
             seed = step.seeds.derive(SeedPurpose.REFILL, step.number, round_number)
             if fresh := self._finish(self._factory.create(prompts, seed)):

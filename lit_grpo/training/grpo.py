@@ -15,7 +15,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import AdamW
 
-from lit_grpo.data import PromptLoader
+from lit_grpo.data import TrainingLoader
 from lit_grpo.diagnostics import StepLog
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import LocalTeacher, Policy
@@ -194,7 +194,7 @@ class GRPOModule(PolicyModule):
             self.rewards.start(self.reasoning)
 
     def on_train_start(self) -> None:
-        prompts = self.loader.prompts
+        prompts = self.loader.some_prompts()
         check_prompts_fit(max_positions(self.policy.model.config), self.sampling, prompts)
         if self.teacher is not None:
             self.teacher.to(self.device)
@@ -210,9 +210,9 @@ class GRPOModule(PolicyModule):
         super().close()
 
     @property
-    def loader(self) -> PromptLoader:
+    def loader(self) -> TrainingLoader:
         """The stateful loader of the training prompts."""
-        return cast(PromptLoader, self.trainer.train_dataloader)
+        return cast(TrainingLoader, self.trainer.train_dataloader)
 
     def training_step(self, prompts: Sequence[Prompt], batch_idx: int) -> dict[str, Any] | None:
         """Run one rollout step: sample, score, compute advantages, update.

@@ -12,7 +12,7 @@ from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, replace
 
 from lit_grpo.concurrency import run_in_daemon_thread
-from lit_grpo.data import PromptLoader
+from lit_grpo.data import TrainingLoader
 from lit_grpo.rewards.scoring import RewardSuite, Scoring
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
 from lit_grpo.training.metrics import Metrics
@@ -31,7 +31,7 @@ class StepContext:
     max_policy_version: int | None
     """Number of optimizer steps of the whole run; None if there is no such limit."""
     seeds: Seeds
-    loader: PromptLoader
+    loader: TrainingLoader
     """Supplies the prompts of later steps, and those of replacement groups."""
 
 

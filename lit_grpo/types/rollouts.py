@@ -29,6 +29,10 @@ class Prompt:
     """The gold answer."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Every column of the row under its own name, for the rewards."""
+    source: str = ""
+    """The source of the mixture that the row comes from; empty without a mixture."""
+    row: int = -1
+    """Its row in that source, from 0; -1 without a mixture."""
 
 
 FinishReason = Literal["stop", "length", "failed"]

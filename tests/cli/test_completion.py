@@ -53,6 +53,8 @@ def complete(script, *words: str) -> list[str]:
         (["rewards", "--n"], {"--n"}),
         (["rescore", "--la"], {"--last"}),
         (["report", ""], {"runs"}),
+        (["prepare", "--li"], {"--list"}),
+        (["prepare", ""], set()),
         (["rewards", "ru"], {"runs"}),
         (["judge-check", "ru"], {"runs"}),
     ],

@@ -14,6 +14,10 @@ def loader(number: int, batch_size: int, **choices) -> PromptLoader:
     return PromptLoader(prompts(number), batch_size, **choices)
 
 
+def take(source: PromptLoader, number: int) -> list[Prompt]:
+    return source.take({"": number})[""]
+
+
 def ids(batches) -> list[list[int]]:
     return [[int(prompt.id) for prompt in batch] for batch in batches]
 
@@ -131,10 +135,10 @@ def test_taken_prompts_come_before_the_next_batch_and_end_an_epoch_that_is_too_s
     in_order = {"shuffle": False}
     source = loader(8, 3, **in_order)
     batches = iter(source)
-    assert ids([next(batches), source.take(1), next(batches)]) == [[0, 1, 2], [3], [4, 5, 6]]
+    assert ids([next(batches), take(source, 1), next(batches)]) == [[0, 1, 2], [3], [4, 5, 6]]
     assert source.state_dict() == {"epoch": 1, "position": 0}
     ranks = [loader(8, 4, rank=rank, world_size=2, **in_order) for rank in range(2)]
-    assert [ids([rank.take(1), rank.take(2)]) for rank in ranks] == [[[0], [2, 3]], [[1], [4, 5]]]
+    assert [ids([take(rank, 1), take(rank, 2)]) for rank in ranks] == [[[0], [2, 3]], [[1], [4, 5]]]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -162,11 +166,27 @@ def test_rewinding_undoes_the_last_batch_and_what_was_taken_since():
     batches = iter(source)
     next(batches)
     last = next(batches)
-    source.take(1)
+    take(source, 1)
     source.peek(1)
     source.rewind()
     assert source.state_dict() == {"epoch": 0, "position": 3}
     assert next(iter(source)) == last
+
+
+def test_extra_prompts_of_several_sources_follow_each_other():
+    source = loader(8, 3, shuffle=False)
+    taken = source.take({"one": 2, "other": 1})
+    assert list(taken) == ["one", "other"]
+    assert ids(taken.values()) == [[0, 1], [2]]
+    assert ids([next(iter(source))]) == [[3, 4, 5]]
+
+
+def test_prompts_are_counted_and_found_by_their_ids_without_moving_the_position():
+    source = loader(8, 3)
+    assert source.num_prompts == len(source.some_prompts()) == 8
+    found = source.find(["5", "no such id", "2"])
+    assert {name: prompt.id for name, prompt in found.items()} == {"2": "2", "5": "5"}
+    assert source.state_dict() == {"epoch": 0, "position": 0}
 
 
 def test_too_few_prompts_for_a_batch_are_refused():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import datasets
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from processes import run_program
 
@@ -53,6 +55,17 @@ def test_a_jsonl_line_in_another_encoding_is_named(tmp_path):
     path = write(tmp_path / "t.jsonl", b'{"a": 1}\n{"a": "caf\xe9"}\n')
     with pytest.raises(ValueError, match=r"t\.jsonl, row 2 is not UTF-8"):
         read_rows(path)
+
+
+def test_a_parquet_column_whose_type_is_json_holds_objects(tmp_path):
+    texts = ['[{"criterion": "short", "weight": 2}]', None, '{"criteria": []}', '"plain"']
+    table = pa.table({"rubric": pa.array(texts), "text": pa.array(texts)})
+    schema = pa.schema({"rubric": pa.json_(), "text": pa.string()})
+    pq.write_table(table.cast(schema), tmp_path / "data.parquet")
+    rows = read_rows(str(tmp_path / "data.parquet"))
+    expected = [[{"criterion": "short", "weight": 2}], None, {"criteria": []}, "plain"]
+    assert [row.columns["rubric"] for row in rows] == expected
+    assert [row.columns["text"] for row in rows] == texts
 
 
 def test_nested_columns_survive_parquet_as_plain_python(tmp_path):

@@ -1,8 +1,10 @@
 """Groups without an advantage are replaced with groups from further prompts, in data order."""
 
+from dataclasses import replace
+
 import torch
 from easy_prompts import EqualOnEasyPrompts, prompts
-from small_runs import fit, make_module, make_trainer, weights
+from small_runs import Keep, fit, make_module, make_trainer, weights
 
 from lit_grpo.data import PromptLoader
 
@@ -53,6 +55,30 @@ def test_prompts_of_the_next_epoch_are_used_when_an_epoch_has_too_few():
     assert ids(first) == ["hard0", "hard0", "hard2", "hard3"]
     assert ids(second) == ["hard0", "hard2", "hard3", "hard4"]
     assert ids(third) == ids(second)
+
+
+def test_a_group_is_replaced_by_one_of_the_same_source():
+    class BySource(PromptLoader):
+        def take(self, needed):
+            asked.append(dict(needed))
+            return {
+                name: [replace(one, source=name) for one in self._take(number)]
+                for name, number in needed.items()
+            }
+
+    asked: list[dict[str, int]] = []
+    names = ["sums", "essays", "sums", "essays", *([""] * 8)]
+    rows = [
+        replace(one, source=name) for one, name in zip(prompts("heeehhhhhhhh"), names, strict=True)
+    ]
+    module = make_module(rewards=[EqualOnEasyPrompts()], dynamic_sampling_rounds=1)
+    keep = Keep()
+    make_trainer(keep).fit(module, BySource(rows, 4, shuffle=False))
+    (output,) = keep.outputs
+    assert asked == [{"essays": 2, "sums": 1}]
+    found = [group.prompt for group in output["rollouts"].groups]
+    assert [one.id for one in found] == ["hard0", "hard4", "hard6", "hard5"]
+    assert [one.source for one in found] == names[:4]
 
 
 def test_a_resumed_run_samples_the_same_further_prompts(tmp_path):

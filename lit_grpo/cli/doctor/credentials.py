@@ -97,6 +97,6 @@ def check_judges(subject: Subject) -> Iterator[Finding]:
         if not _has_access(reward):
             yield remark(f"{reward.name}: not asked, since its credentials are missing.")
             continue
-        exit_code, verdict = verdict_on(reward, lambda: subject.loader.get().prompts)
+        exit_code, verdict = verdict_on(reward, lambda: subject.loader.get().some_prompts())
         say = ok if exit_code == PASSED else failed
         yield say(f"{reward.name}: {verdict}")

@@ -25,8 +25,8 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
         rows = data.rows("train")  # a wrong path shows all the same
         yield ok(f"{len(rows):,} rows can be read.")
         raise NotChecked("Not tokenized, since the tokenizer could not be read.")
-    train, held_out = subject.loader.read().prompts, subject.val_prompts
-    yield ok(f"{len(train):,} training prompts, {len(held_out):,} held-out prompts.")
+    loader, held_out = subject.loader.read(), subject.val_prompts
+    yield ok(f"{loader.num_prompts:,} training prompts, {len(held_out):,} held-out prompts.")
     lengths = np.array(subject.prompt_lengths)
     limit = getattr(getattr(data, "prompt_format", None), "max_prompt_tokens", None)
     allowed = "" if limit is None else f" (data.max_prompt_tokens: {limit:,})"
@@ -34,7 +34,7 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
         f"Tokens of a training prompt: median {np.median(lengths):,.0f}, 95% at most "
         f"{np.percentile(lengths, 95):,.0f}, longest {lengths[0]:,}{allowed}."
     )
-    yield from _suspicious(train, held_out)
+    yield from _suspicious(subject.prompts, held_out)
 
 
 def _suspicious(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Iterator[Finding]:

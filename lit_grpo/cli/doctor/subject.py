@@ -10,7 +10,7 @@ from torch import nn
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.doctor.findings import Once
 from lit_grpo.cli.reward_commands import read_prompts
-from lit_grpo.data import PromptLoader
+from lit_grpo.data import TrainingLoader
 from lit_grpo.policy.loading import max_positions
 from lit_grpo.rewards import JudgedReward, ProcessReward, Reward
 from lit_grpo.runs.checkpoints import Checkpoints
@@ -45,10 +45,9 @@ class Subject:
             self.tokenizer.get()
         return self.module.policy.outline()
 
-    def _read_data(self) -> PromptLoader:
+    def _read_data(self) -> TrainingLoader:
         self.tokenizer.get()
-        loader: PromptLoader = read_prompts(self.cli)
-        return loader
+        return read_prompts(self.cli)
 
     @property
     def grpo(self) -> GRPOModule | None:
@@ -57,9 +56,9 @@ class Subject:
 
     @property
     def prompts(self) -> list[Prompt]:
-        """The training prompts; none if they cannot be read."""
+        """The training prompts, or some of very many; none if they cannot be read."""
         loader = self.loader.or_none()
-        return list(loader.prompts) if loader else []
+        return list(loader.some_prompts()) if loader else []
 
     @property
     def val_prompts(self) -> list[Prompt]:
@@ -67,7 +66,7 @@ class Subject:
         if self.loader.or_none() is None or not self.trainer.enable_validation:
             return []
         loader = self.cli.datamodule.val_dataloader()
-        return list(loader.prompts) if loader else []
+        return list(loader.some_prompts()) if loader else []
 
     @cached_property
     def positions(self) -> int | None:

@@ -1,0 +1,1 @@
+"""The command ``lit-grpo prepare``: recipes of training data."""

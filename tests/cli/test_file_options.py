@@ -1,0 +1,24 @@
+"""Options of the commands without a config: spelled as people do, and refused in one line."""
+
+import pytest
+
+from lit_grpo.cli.file_options import parse_options, parse_run, parse_runs
+
+
+@pytest.mark.parametrize("option", ["--before_step", "--before-step"])
+def test_an_option_may_be_written_with_dashes(option):
+    for words in ([option, "12"], [f"{option}=12"]):
+        given = parse_run("checkpoints", ["runs/my-run/0", *words, "--export=a-b"])
+        assert (given.run_dir, given.before_step) == ("runs/my-run/0", 12)
+        assert given.export == "a-b"
+
+
+def test_options_may_stand_between_several_runs():
+    given = parse_runs("report", ["runs/a-b", "--steps", "3", "runs/c"])
+    assert (given.run_dirs, given.steps) == (["runs/a-b", "runs/c"], 3)
+
+
+def test_a_command_that_takes_options_only_refuses_anything_else():
+    assert parse_options("prepare", ["--list"]).list
+    with pytest.raises(ValueError, match=r"unrecognized arguments: rows\.jsonl\. See lit-grpo pre"):
+        parse_options("prepare", ["--list", "rows.jsonl"])
