@@ -47,6 +47,9 @@ class Checkpoints(Callback):
     checkpoint is written under another name and moved, so that a kill during the save leaves the
     earlier ones; ``lit-grpo checkpoints RUN`` lists them.
 
+    With an interval, the first healthy step has one, too: trouble that comes before the first
+    interval is over finds a state to go back to, and a save that fails does so at once.
+
     Args:
         every_n_steps: Rollout steps between two checkpoints; null writes none by their number.
         every_n_seconds: Time between two checkpoints, written after a rollout step; null writes
@@ -93,6 +96,8 @@ class Checkpoints(Callback):
         """Seconds that the longest checkpoint of this process took."""
         self._saved_at = 0.0
         self._save_seconds = 0.0
+        self._has_healthy = False
+        """Whether the run has a checkpoint from before any trouble."""
         self._moment: Literal["step", "validation", "end"] = "step"
         """What has just ended."""
         self._validated_step = -1
@@ -115,6 +120,8 @@ class Checkpoints(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_at = time.monotonic()
+        found = newest_first(self.directory, "step_*.ckpt") if trainer.ckpt_path else []
+        self._has_healthy = any(map(_is_healthy, found))
         for other in self._sharing_callbacks(trainer):
             # Otherwise it would avoid a ``last.ckpt`` that it did not write itself.
             other.last_model_path = other.last_model_path or os.path.join(str(other.dirpath), LAST)
@@ -138,16 +145,21 @@ class Checkpoints(Callback):
             self._save(trainer)
 
     def _is_due(self, trainer: L.Trainer) -> bool:
-        """Return whether an interval has passed, on all ranks by the clock of the first."""
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        """Return whether an interval has passed, or the first healthy step, on all ranks alike."""
+        has_interval = self.every_n_steps is not None or self.every_n_seconds is not None
+        if trainer.fast_dev_run or not has_interval:  # type: ignore[attr-defined]
             return False
         if self.every_n_steps is not None and num_finished_steps(trainer) % self.every_n_steps == 0:
             return True
+        is_first = not self._has_healthy and not trouble_of(trainer)
+        is_due: bool = trainer.strategy.broadcast(is_first or self._has_time_passed())
+        return is_due
+
+    def _has_time_passed(self) -> bool:
         if self.every_n_seconds is None:
             return False
         seconds = max(self.every_n_seconds, self._save_seconds / MAX_SHARE)
-        is_due: bool = trainer.strategy.broadcast(time.monotonic() - self._saved_at >= seconds)
-        return is_due
+        return time.monotonic() - self._saved_at >= seconds
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.global_step == 0:
@@ -187,6 +199,7 @@ class Checkpoints(Callback):
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
             _when_written(trainer, partial(self._settle, path))
+        self._has_healthy = self._has_healthy or not trouble_of(trainer)
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - start
         self.longest_save = max(self.longest_save, self._save_seconds)

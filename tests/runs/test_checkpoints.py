@@ -17,6 +17,7 @@ from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import UserError
 
 STEP = outputs(rollouts([[0.0, 1.0]]))
+ZERO = outputs(rollouts([[0.0, 0.0]]))
 
 
 def test_a_finished_run_has_a_last_checkpoint(tmp_path):
@@ -44,9 +45,8 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint(tmp_path):
 
 
 def test_a_stop_by_another_callback_is_saved_and_keeps_its_reason(tmp_path):
-    zero = outputs(rollouts([[0.0, 0.0]]))
     breaker = ZeroRewardBreaker(alert_after=1, stop_after=2)
-    trainer = fit(lambda step: zero, [breaker, Checkpoints(dirpath=str(tmp_path))], steps=9)
+    trainer = fit(lambda step: ZERO, [breaker, Checkpoints(dirpath=str(tmp_path))], steps=9)
     assert get_stop_reason(trainer).exit_code == 3
     state = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert state["global_step"] == 2
@@ -165,8 +165,8 @@ def test_rollout_steps_are_counted_whatever_number_of_optimizer_steps_they_take(
         steps=7 * num_updates,
         num_updates=num_updates,
     )
-    assert names_in(tmp_path) == [f"step_00000{n}.ckpt" for n in (2, 4, 6, 7)]
-    assert steps.seen[3] == ["step_000002.ckpt"]
+    assert names_in(tmp_path) == [f"step_00000{n}.ckpt" for n in (1, 2, 4, 6, 7)]
+    assert steps.seen[3] == ["step_000001.ckpt", "step_000002.ckpt"]
     assert os.readlink(tmp_path / "last.ckpt") == "step_000007.ckpt"
     saved = torch.load(tmp_path / "step_000004.ckpt", weights_only=True)
     assert saved["global_step"] == 4 * num_updates
@@ -193,7 +193,52 @@ def test_by_time_a_checkpoint_is_written_once_the_time_has_passed(tmp_path, monk
         return STEP
 
     fit(step, [Checkpoints(every_n_seconds=25.0, keep_last=9, dirpath=str(tmp_path))], steps=8)
-    assert names_in(tmp_path) == [f"step_00000{n}.ckpt" for n in (3, 6, 8)]
+    assert names_in(tmp_path) == [f"step_00000{n}.ckpt" for n in (1, 4, 7, 8)]
+
+
+@pytest.fixture
+def stopped_clock(monkeypatch):
+    """No interval of time passes."""
+    monkeypatch.setattr("lit_grpo.runs.checkpoints.time.monotonic", lambda: 0.0)
+
+
+def healthy_steps(directory):
+    manifests = [read_manifest(path) for path in directory.glob("step_*.ckpt")]
+    return sorted(one.rollout_step for one in manifests if one.is_healthy)
+
+
+def test_with_defaults_a_reward_that_dies_within_minutes_leaves_a_healthy_checkpoint(
+    tmp_path, stopped_clock
+):
+    breaker, saving = ZeroRewardBreaker(), Checkpoints(dirpath=str(tmp_path))
+    trainer = fit(lambda step: STEP if step < 5 else ZERO, [breaker, saving], steps=99)
+    assert get_stop_reason(trainer).exit_code == 3
+    assert names_in(tmp_path) == ["step_000001.ckpt", "step_000015.ckpt"]
+    assert healthy_steps(tmp_path) == [1]
+
+
+def test_the_first_checkpoint_is_that_of_the_first_healthy_step(tmp_path, stopped_clock):
+    breaker, saving = ZeroRewardBreaker(), Checkpoints(dirpath=str(tmp_path))
+    fit(lambda step: STEP if step in (2, 3) else ZERO, [breaker, saving], steps=6)
+    assert names_in(tmp_path) == ["step_000003.ckpt", "step_000006.ckpt"]
+    assert healthy_steps(tmp_path) == [3]
+
+
+def test_a_resumed_run_that_has_a_healthy_checkpoint_writes_none_at_its_first_step(
+    tmp_path, stopped_clock
+):
+    def run(steps, **options):
+        saving = Checkpoints(keep_last=9, dirpath=str(tmp_path))
+        fit(lambda step: STEP, [saving], steps=steps, **options)
+
+    run(2)
+    run(5, ckpt_path=tmp_path / "last.ckpt")
+    assert names_in(tmp_path) == [f"step_00000{n}.ckpt" for n in (1, 2, 5)]
+
+
+def test_without_intervals_only_the_end_is_written(tmp_path):
+    fit(lambda step: STEP, [every(None, tmp_path)], steps=3)
+    assert names_in(tmp_path) == ["step_000003.ckpt"]
 
 
 def test_checkpoints_by_time_take_no_more_than_a_twentieth_of_it(tmp_path, monkeypatch):
@@ -272,11 +317,10 @@ def test_the_best_of_a_resumed_run_must_be_better_than_before(tmp_path):
 
 
 def test_the_checkpoint_from_before_the_trouble_is_kept_until_it_is_over(tmp_path):
-    zero = outputs(rollouts([[0.0, 0.0]]))
     seen = Recorded(tmp_path)
     breaker = ZeroRewardBreaker(alert_after=5, stop_after=9)
     saving = every(1, tmp_path, keep_last=1)
-    fit(lambda step: zero if 3 <= step < 7 else STEP, [breaker, saving, seen], steps=9)
+    fit(lambda step: ZERO if 3 <= step < 7 else STEP, [breaker, saving, seen], steps=9)
     assert seen.seen[3] == ["step_000003.ckpt"]
     assert seen.seen[6] == ["step_000003.ckpt", "step_000006.ckpt"]
     assert seen.seen[8] == ["step_000008.ckpt"]
@@ -285,10 +329,9 @@ def test_the_checkpoint_from_before_the_trouble_is_kept_until_it_is_over(tmp_pat
 def test_a_run_that_ends_in_trouble_has_a_checkpoint_from_before_it_and_says_which_is_which(
     tmp_path,
 ):
-    zero = outputs(rollouts([[0.0, 0.0]]))
     breaker = ZeroRewardBreaker(alert_after=1, stop_after=3)
     saving = every(1, tmp_path, keep_last=1)
-    fit(lambda step: zero if step >= 2 else STEP, [breaker, saving], steps=9)
+    fit(lambda step: ZERO if step >= 2 else STEP, [breaker, saving], steps=9)
     trouble = {name: read_manifest(tmp_path / name).trouble for name in names_in(tmp_path)}
     assert trouble == {
         "step_000002.ckpt": "",

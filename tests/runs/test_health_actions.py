@@ -342,6 +342,20 @@ def test_without_a_checkpoint_from_before_the_trouble_the_run_stops(tmp_path):
     assert "no healthy checkpoint from before step 7" in stop.message
 
 
+def test_with_defaults_a_run_is_rolled_back_also_before_the_first_interval_of_time(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("lit_grpo.runs.checkpoints.time.monotonic", lambda: 0.0)
+    first, saving = FirstWeights(), Checkpoints(dirpath=str(tmp_path / "checkpoints"))
+    spoil = SpoilWeights(4)
+    module = make_module(optimizer=adam)
+    callbacks = [spoil, HealthMonitor(), saving, EventsFile(tmp_path), first]
+    fit(module, callbacks=callbacks, max_steps=6)
+    _, rollback, done = read_events(tmp_path)
+    assert (rollback.kind, rollback.step, done.kind) == ("rollback", 4, "done")
+    assert_equal(first.weights[4], spoil.before[1])
+
+
 class SpoilLate(SpoilWeights):
     """Spoil the weights when all other callbacks have seen the step."""
 

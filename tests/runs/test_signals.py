@@ -89,6 +89,8 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum
     assert saved(tmp_path)["global_step"] == trainer.global_step == 2
     assert sorted(os.listdir(tmp_path / "checkpoints")) == [
         "last.ckpt",
+        "step_000001.ckpt",
+        "step_000001.ckpt.json",
         "step_000002.ckpt",
         "step_000002.ckpt.json",
     ]

@@ -117,6 +117,8 @@ def _checkpoints(subject: Subject) -> Finding:
         intervals.append(f"every {several(callback.every_n_steps, 'step')}{times}")
     if callback.every_n_seconds is not None:
         intervals.append(f"every {callback.every_n_seconds / 60:g} minutes")
+    if intervals:
+        intervals = ["after the first step", *intervals]
     best = f", and the best by {callback.monitor}" if callback.monitor else ""
     when = ", ".join(intervals) + (" and " if intervals else "") + "at the end"
     return ok(f"Checkpoints {when}; the last {callback.keep_last} are kept{best}.")
