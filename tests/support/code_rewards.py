@@ -75,6 +75,16 @@ class NeedsSandbox(Reward):
         return 1.0
 
 
+class NeedsKey(Reward):
+    """Read a key of a service when it starts."""
+
+    def start(self):
+        self.key = os.environ["KEY_OF_A_SERVICE"]
+
+    def score(self, prompt, completion):
+        return 1.0
+
+
 class HoldsLambda(RunCode):
     def __init__(self, **settings):
         super().__init__(**settings)

@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 from huggingface_hub import get_token
 from lightning.pytorch.loggers import WandbLogger
 
-from lit_grpo.cli.doctor.findings import Finding, NotChecked, failed, ok, remark
+from lit_grpo.cli.doctor.findings import Finding, NotChecked, State, finding_of, ok, refused, remark
 from lit_grpo.cli.doctor.subject import Subject
 from lit_grpo.cli.environment import log_overridden
 from lit_grpo.cli.errors import reworded
 from lit_grpo.cli.judge_check import PASSED, address_of, verdict_on
 from lit_grpo.judge.connection import connect
 from lit_grpo.policy.loading import is_hub_id
-from lit_grpo.rewards import JudgedReward, ProcessReward
+from lit_grpo.rewards import JudgedReward, ProcessReward, Reward
 from lit_grpo.types import UserError
 
 WANDB_URL = "https://api.wandb.ai"
@@ -31,16 +31,10 @@ WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
 def check_credentials(subject: Subject) -> Iterator[Finding]:
     """Check that the variables of judges are set, and that the Hub and wandb can be accessed."""
     log_overridden(subject.cli.overridden)
-    for reward in subject.judged:
-        connect(reward.judge)  # needs the network for nothing yet
-        yield ok(f"{reward.name}: {address_of(reward.judge)}")
-    workers = [one.name for one in subject.rewards if isinstance(one, ProcessReward)]
-    if workers:
-        yield remark(
-            f"The rewards in the worker processes of {', '.join(workers)} are not asked for their "
-            "credentials. They inherit the environment variables of this process; --probe scores "
-            "some completions with them."
-        )
+    for judged in subject.judged:
+        yield _connect(judged)
+    for reward in subject.started:
+        yield _start(reward, subject)
     path = subject.module.policy.path
     if path is not None and is_hub_id(path):
         has = "with the token of this machine" if get_token() else "without a token (HF_TOKEN)"
@@ -48,8 +42,30 @@ def check_credentials(subject: Subject) -> Iterator[Finding]:
     loggers = [one for one in subject.trainer.loggers if isinstance(one, WandbLogger)]
     if loggers:
         yield _wandb(loggers[0])
-    elif not (subject.judged or workers):
+    elif not (subject.judged or subject.started):
         yield ok("No reward asks a judge, and nothing is logged to wandb.")
+
+
+def _connect(reward: JudgedReward) -> Finding:
+    try:
+        connect(reward.judge)  # needs the network for nothing yet
+    except UserError as error:
+        return refused(str(error))
+    return ok(f"{reward.name}: {address_of(reward.judge)}")
+
+
+def _start(reward: Reward, subject: Subject) -> Finding:
+    """Start a reward where the run does, which finds a variable that its ``start`` lacks."""
+    if not subject.may_start(reward):
+        return remark(f"{reward.name}: not started (--offline).")
+    try:
+        subject.start_of(reward).read()
+    except Exception as error:  # of the user's code
+        return finding_of(error, is_offline=subject.is_offline)
+    where = "this process"
+    if isinstance(reward, ProcessReward):
+        where = "a worker process, with the environment variables of this one"
+    return ok(f"{reward.name} starts in {where}. --probe lets it score some completions.")
 
 
 def _wandb(logger: Any) -> Finding:
@@ -61,7 +77,7 @@ def _wandb(logger: Any) -> Finding:
         )
     if has_wandb_login():
         return ok("wandb is online, and there is a login.")
-    return failed(reworded("No API key configured"))
+    return refused(reworded("No API key configured"))
 
 
 def has_wandb_login() -> bool:
@@ -77,15 +93,6 @@ def has_wandb_login() -> bool:
     return False
 
 
-def _has_access(reward: JudgedReward) -> bool:
-    """Return whether a judge has an address and a key, which `check_credentials` reports."""
-    try:
-        connect(reward.judge)
-    except UserError:
-        return False
-    return True
-
-
 def check_judges(subject: Subject) -> Iterator[Finding]:
     """Ask each judge about good and bad answers, as ``lit-grpo judge-check`` does."""
     direct = [one for one in subject.rewards if isinstance(one, JudgedReward)]
@@ -94,9 +101,9 @@ def check_judges(subject: Subject) -> Iterator[Finding]:
     if subject.is_offline:
         raise NotChecked(f"{len(direct)} judge(s) not asked (--offline).")
     for reward in direct:
-        if not _has_access(reward):
+        if _connect(reward).state is State.FAILED:  # `check_credentials` says why
             yield remark(f"{reward.name}: not asked, since its credentials are missing.")
             continue
         exit_code, verdict = verdict_on(reward, lambda: subject.loader.get().some_prompts())
-        say = ok if exit_code == PASSED else failed
+        say = ok if exit_code == PASSED else refused
         yield say(f"{reward.name}: {verdict}")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from lit_grpo.cli.doctor.findings import Finding, NotChecked, ok, remark
-from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.cli.doctor.subject import Subject, own_reward, suite_of
 from lit_grpo.data import PromptDataModule
 from lit_grpo.rewards import JudgedReward, Reward
-from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.training import Evaluation
 from lit_grpo.training.compatibility import check_prompts_fit
 from lit_grpo.types import Prompt
 
@@ -75,60 +74,59 @@ def check_lengths(subject: Subject) -> Iterator[Finding]:
 
 def check_scoring(subject: Subject) -> Iterator[Finding]:
     """Let the rewards check the data as at the start of training."""
-    prompts = subject.prompts
+    prompts, held_out = subject.prompts, subject.val_prompts
     if not prompts:
         return
     trained = subject.grpo.rewards.rewards if subject.grpo else ()
-    checked = [reward for reward in trained if _check_prompts(reward, prompts, subject)]
+    checked = [one for one in trained if _check_prompts(subject, one, prompts)]
+    yield from _scored(trained, checked, "training")
+    if held_out:
+        evaluation = subject.module.evaluation
+        rewards = evaluation.suite.rewards
+        checked = [one for one in rewards if _check_prompts(subject, one, held_out, evaluation)]
+        yield from _scored(rewards, checked, "held-out")
+
+
+def _scored(rewards: Sequence[Reward], checked: Sequence[Reward], which: str) -> Iterator[Finding]:
+    """Say which rewards can score prompts, and of which that is not known."""
     if checked:
-        yield ok(f"{_names(checked)} can score every training prompt.")
-    yield from _unchecked([one for one in trained if one not in checked], "training")
-    held_out, suite = subject.val_prompts, subject.module.evaluation.suite
-    if held_out and not any(isinstance(reward, JudgedReward) for reward in suite.rewards):
-        try:
-            suite.start(subject.module.reasoning)
-            subject.module.evaluation.check(held_out)
-        finally:
-            suite.close()
-        unchecked = [one for one in suite.rewards if not _has_check(one)]
-        if found := [one for one in suite.rewards if one not in unchecked]:
-            yield ok(f"{_names(found)} can score every held-out prompt.")
-        yield from _unchecked(unchecked, "held-out")
-
-
-def _unchecked(rewards: Sequence[Reward], which: str) -> Iterator[Finding]:
-    if rewards:
-        has = "has" if len(rewards) == 1 else "have"
+        yield ok(f"{_names(checked)} can score every {which} prompt.")
+    if unchecked := [one for one in rewards if one not in checked]:
+        has = "has" if len(unchecked) == 1 else "have"
         yield remark(
-            f"Whether {_names(rewards)} can score the {which} prompts is not checked: {has} no "
-            "check() for that, or would ask a service. --probe scores some completions."
+            f"Whether {_names(unchecked)} can score the {which} prompts is not checked: {has} no "
+            "check() for that, or did not start here. --probe scores some completions."
         )
 
 
-def _has_check(reward: Reward) -> bool:
-    return type(reward).check is not Reward.check
+def _check_prompts(
+    subject: Subject,
+    reward: Reward,
+    prompts: Sequence[Prompt],
+    evaluation: Evaluation | None = None,
+) -> bool:
+    """Let a reward check the prompts; return False if it does not check, or does not start.
 
-
-def _check_prompts(reward: Reward, prompts: Sequence[Prompt], subject: Subject) -> bool:
-    """Let a reward check the prompts; return False if it does not check, or must not start.
+    Args:
+        evaluation: That of the reward, if it is the held-out accuracy.
 
     Raises:
         UserError: it can never score some of them.
     """
-    if not _has_check(reward):
+    if type(own_reward(reward)).check is Reward.check:
         return False
     if isinstance(reward, JudgedReward):  # its start asks the judge
         checked = reward.check(prompts)
         if inspect.isawaitable(checked):
             asyncio.run(_wait(checked))
         return True
-    is_ours = type(reward).__module__.startswith("lit_grpo.")
-    if subject.is_offline and not is_ours:  # its start may use the network
+    if not subject.may_start(reward):
         return False
-    alone = copy.copy(reward)
-    alone.weight = 1.0
-    with RewardSuite([alone]) as suite:
-        suite.check(prompts)
+    if reward in subject.started and not subject.start_of(reward).or_none():
+        return False  # `check_credentials` says why
+    suite = evaluation.suite if evaluation else suite_of(reward)
+    with subject.running(suite):
+        (evaluation or suite).check(prompts)
     return True
 
 

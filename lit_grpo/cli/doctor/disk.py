@@ -29,7 +29,9 @@ def check_disk(subject: Subject) -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        yield failed(f"{place} cannot be written: {error.strerror}. Set run_dir.")
+        yield failed(
+            f"{place} cannot be written: {error.strerror}.", "Set run_dir to another directory."
+        )
         return
     if last_checkpoint(run_dir) is not None or (run_dir / "metrics.csv").exists():
         command = "fit" if subject.grpo else "sft"
@@ -42,11 +44,11 @@ def check_disk(subject: Subject) -> Iterator[Finding]:
     total = sum(needs.values())
     listed = ", ".join(f"{name} {gib(size)}" for name, size in needs.items() if size)
     text = f"The run writes about {gib(total)} to {run_dir}, where {gib(free)} are free: {listed}."
-    fix = " Set run_dir to a directory with more space, or keep_last of Checkpoints to 1."
+    fix = "Set run_dir to a directory with more space, or keep_last of Checkpoints to 1."
     if total > free:
-        yield failed(f"{text}{fix}")
+        yield failed(text, fix)
     elif total > CLOSE * free:
-        yield remark(f"{text}{fix}")
+        yield remark(f"{text} {fix}")
     else:
         yield ok(text)
 
@@ -93,5 +95,5 @@ def num_checkpoints(subject: Subject) -> int:
     num_steps, every = planned_steps(subject), callback.every_n_steps
     kept = callback.keep_last + 1  # the newest one of a healthy run
     if num_steps is not None and every is not None and callback.every_n_seconds is None:
-        kept = min(kept, num_steps // every + 1)
+        kept = min(kept, num_steps // every + 2)  # the first step and the end
     return kept + 1 + (callback.monitor is not None)

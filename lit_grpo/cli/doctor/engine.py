@@ -70,8 +70,8 @@ def check_teacher(subject: Subject) -> Iterator[Finding]:
         reply = _visit(url, key)
         if isinstance(reply, str):
             yield failed(
-                f"the teacher's server {url} does not answer: {reply}. Start it with `vllm serve`, "
-                "or set model.teacher.urls to its address."
+                f"the teacher's server {url} does not answer: {reply}.",
+                "Start it with `vllm serve`, or set model.teacher.urls to its address.",
             )
         else:
             yield ok(f"The teacher's server {url} answers: {_describe(reply)}.")
@@ -83,15 +83,15 @@ def _in_process(engine: VLLMEngine, subject: Subject) -> Iterator[Finding]:
     version = _version_in(sys.executable, "vllm")
     if not version:
         yield failed(
-            "vLLM is not installed in this environment. Install it with: pip install "
-            "'lit-grpo[vllm]', or set model.engine to HFEngine."
+            "vLLM is not installed in this environment.",
+            "Install it with: pip install 'lit-grpo[vllm]', or set model.engine to HFEngine.",
         )
     else:
         yield ok(f"vLLM {version} in the trainer's process.")
     if subject.trainer.world_size > 1:
         yield failed(
-            f"VLLMEngine needs a run with a single process, got {subject.trainer.world_size}. Set "
-            "trainer.devices to 1, or model.engine to VLLMServerEngine."
+            f"VLLMEngine needs a run with a single process, got {subject.trainer.world_size}.",
+            "Set trainer.devices to 1, or model.engine to VLLMServerEngine.",
         )
     yield ok(FITTING.format(mode=engine.logprobs_mode))
     yield from _length(engine.max_model_len, f"{KEY}.max_model_len", subject)
@@ -118,7 +118,8 @@ def _launched(engine: ServedEngine, launch: Launch, subject: Subject) -> Iterato
         setting = "program" if launch.program else "python"
         yield failed(
             f"there is no program {program} to start the server with (looked in PATH and in "
-            f"{Path.cwd()}). Set {KEY}.launch.{setting}."
+            f"{Path.cwd()}).",
+            f"Set {KEY}.launch.{setting}.",
         )
     elif launch.program:
         yield ok(f"The run starts {launch.num_servers} server(s) with {shutil.which(program)}.")
@@ -135,8 +136,9 @@ def _installed(engine: ServedEngine, python: str, launch: Launch) -> Finding:
     version = _version_in(python, name)
     if not version:
         return failed(
-            f"{python} has no package {name}. Install it there, or set {KEY}.launch.python to the "
-            "interpreter of the environment that has it."
+            f"{python} has no package {name}.",
+            f"Install it there, or set {KEY}.launch.python to the interpreter of the environment "
+            "that has it.",
         )
     return ok(f"The run starts {launch.num_servers} server(s) with {name} {version} of {python}.")
 
@@ -160,15 +162,16 @@ def _running(engine: ServedEngine, subject: Subject) -> Iterator[Finding]:
         if isinstance(reply, str):
             yield failed(
                 f"{url} does not answer as a server of {type(engine).__name__}: {reply}. It needs "
-                f"{engine.api.requirements}. Start it, or set {KEY}.urls to its address."
+                f"{engine.api.requirements}.",
+                f"Start it, or set {KEY}.urls to its address.",
             )
             continue
         yield ok(f"{url} answers: {_describe(reply)}.")
         names = [model["id"] for model in reply["models"]]
         if isinstance(engine, VLLMServerEngine) and names and "policy" not in names:
             yield failed(
-                f"{url} serves {', '.join(names)}, but the run asks for a model called policy. "
-                "Start it with --served-model-name policy."
+                f"{url} serves {', '.join(names)}, but the run asks for a model called policy.",
+                "Start it with --served-model-name policy.",
             )
         if isinstance(engine.api, VLLMAPI):
             yield _reported(url, reply["mode"], engine.api.logprobs_mode)
@@ -186,7 +189,8 @@ def _reported(url: str, mode: str, expected: str) -> Finding:
     if mode != expected:
         return failed(
             f"{url} reports {mode}, but the run expects {expected}: training would compare wrong "
-            f"probabilities. Start it with --logprobs-mode {expected}, or set {KEY}.logprobs_mode."
+            "probabilities.",
+            f"Start it with --logprobs-mode {expected}, or set {KEY}.logprobs_mode.",
         )
     return ok(f"{url} reports {mode}, as its sampled tokens show.")
 
@@ -197,8 +201,8 @@ def _length(limit: int | None, setting: str, subject: Subject) -> Iterator[Findi
     if limit is not None and subject.prompts and longest > limit:
         yield failed(
             f"the engine takes {limit:,} tokens of prompt and completion together, but the longest "
-            f"have {longest:,}. Raise {setting}, or lower model.sampling.max_tokens or "
-            "data.max_prompt_tokens."
+            f"have {longest:,}.",
+            f"Raise {setting}, or lower model.sampling.max_tokens or data.max_prompt_tokens.",
         )
 
 

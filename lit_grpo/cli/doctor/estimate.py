@@ -65,11 +65,11 @@ def check_memory(subject: Subject) -> Iterator[Finding]:
     each = f" for {num_processes} processes" if num_processes > 1 else ""
     has = f"{gib(memory.available)} of the {gib(memory.total)} of {memory.name} are free"
     summary = f"Needs at most about {gib(needed)}{each}{during}; {has}."
-    fix = f" To save memory, {'; or '.join(found.advice())}."
+    fix = f"To save memory, {'; or '.join(found.advice())}."
     if needed > memory.available:
-        yield failed(f"{summary}{fix}")
+        yield failed(summary, fix)
     elif needed > CLOSE * memory.available:
-        yield remark(f"{summary} That is close for an estimate.{fix}")
+        yield remark(f"{summary} That is close for an estimate. {fix}")
     else:
         yield ok(summary)
     for when in dict.fromkeys(one.when for one in found.parts):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -14,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lit_grpo.cli.errors import one_line
+from lit_grpo.cli.errors import one_line, place
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.types import Diverged, UserError
@@ -42,7 +44,7 @@ STYLES = {State.OK: "green", State.REMARK: "yellow", State.FAILED: "bold red"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a check has found; a failed one says what to set."""
+    """One thing that a check has found; a failed one says what to do."""
 
     state: State
     text: str
@@ -56,7 +58,13 @@ def remark(text: str) -> Finding:
     return Finding(State.REMARK, text)
 
 
-def failed(text: str) -> Finding:
+def failed(text: str, fix: str) -> Finding:
+    """Return a failure with what to do about it, in sentences that begin with a verb."""
+    return Finding(State.FAILED, f"{text} {fix}")
+
+
+def refused(text: str) -> Finding:
+    """Return a failure whose text says what to do already, such as that of an error for users."""
     return Finding(State.FAILED, text)
 
 
@@ -118,16 +126,35 @@ def run_check(check: Callable[[], Iterable[Finding]], *, is_offline: bool) -> li
         try:
             for finding in check():
                 findings.append(finding)
-        except NotChecked as error:
-            findings.append(remark(str(error)))
-        except REPORTED as error:
-            if is_offline and _needs_network(error):
-                findings.append(remark(f"Not checked (--offline): {error}"))
-            else:
-                findings.append(failed(str(error)))
         except Exception as error:
-            findings.append(failed(f"unexpectedly raised {type(error).__name__}: {error}"))
+            findings.append(finding_of(error, is_offline=is_offline))
     return findings
+
+
+def finding_of(error: Exception, *, is_offline: bool) -> Finding:
+    """Return what an error says about the run; the arguments are as in `run_check`."""
+    if isinstance(error, NotChecked):
+        return remark(str(error))
+    if not isinstance(error, REPORTED):
+        return failed(
+            f"unexpectedly raised {type(error).__name__}: {error} ({_where(error)}).",
+            "Mend that line, or set what it asks for; if it is one of lit-grpo, report it.",
+        )
+    if is_offline and _needs_network(error):
+        return remark(f"Not checked (--offline): {error}")
+    return refused(str(error))
+
+
+def _where(error: Exception) -> str:
+    """Return the line that raised an error, the last one of the user's if there is any."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if _is_own(Path(one.filename))]
+    last = (own or frames)[-1]
+    return place(last.filename, last.lineno)
+
+
+def _is_own(file: Path) -> bool:
+    return file.is_relative_to(Path.cwd()) and "site-packages" not in file.parts
 
 
 def _needs_network(error: BaseException | None) -> bool:

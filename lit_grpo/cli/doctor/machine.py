@@ -64,8 +64,8 @@ def check_versions(subject: Subject) -> Iterator[Finding]:
     yield ok(f"{listed}, {f'CUDA {cuda}' if cuda else 'no CUDA: torch is a build for CPUs'}")
     for requirement, version in unmet_requirements():
         yield failed(
-            f"{requirement.name} must be {requirement.specifier}, got {version}. Install it with: "
-            f"pip install '{requirement}'"
+            f"{requirement.name} must be {requirement.specifier}, got {version}.",
+            f"Install it with: pip install '{requirement}'",
         )
     yield from _devices(subject)
 

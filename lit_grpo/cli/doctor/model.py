@@ -38,8 +38,8 @@ def _weight_files(directory: Path) -> Iterator[Finding]:
         return
     if not any(any(directory.glob(pattern)) for pattern in WEIGHT_FILES):
         yield failed(
-            f"{directory} has a config but no weights ({' or '.join(WEIGHT_FILES)}). Set "
-            "model.policy.path to a directory that save_pretrained wrote or to a hub id."
+            f"{directory} has a config but no weights ({' or '.join(WEIGHT_FILES)}).",
+            "Set model.policy.path to a directory that save_pretrained wrote or to a hub id.",
         )
 
 

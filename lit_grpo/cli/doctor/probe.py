@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 
 from lit_grpo.cli.doctor.batch import planned_steps
-from lit_grpo.cli.doctor.findings import Finding, NotChecked, failed, ok, remark
+from lit_grpo.cli.doctor.findings import Finding, NotChecked, failed, ok, refused, remark
 from lit_grpo.cli.doctor.subject import Subject
 from lit_grpo.cli.reward_commands import load_policy
 from lit_grpo.cli.reward_trial import Trial, failed_everywhere, projected_seconds, run_trial
@@ -20,6 +20,7 @@ from lit_grpo.diagnostics import (
 )
 from lit_grpo.objective.advantages import has_signal
 from lit_grpo.training import GRPOModule
+from lit_grpo.types import RolloutBatch
 
 NUM_PROMPTS = 4
 NUM_SHOWN = 2
@@ -72,14 +73,32 @@ def _signal(trial: Trial) -> Finding:
     if fraction:
         return ok(text)
     causes = " ".join(no_signal(rollouts))
+    if (name := _constant(rollouts)) is not None:
+        return failed(
+            f"{text} {causes} Reward {name!r} gives different completions one value.",
+            "Check that it reads the completion, and that its settings and its model fit.",
+        )
     is_broken = max(truncated, empty) >= LIKELY_FRACTION or bool(failed_everywhere(rollouts))
-    return (failed if is_broken else remark)(f"{text} {causes}")
+    return (refused if is_broken else remark)(f"{text} {causes}")
+
+
+def _constant(rollouts: RolloutBatch) -> str | None:
+    """Return a reward that gives different completions of several prompts the same value.
+
+    All 0 or all 1 may be right: a task can be too hard or too easy.
+    """
+    num_different = len({one.token_ids for one in rollouts.completions})
+    for name, part in rollouts.parts.items():
+        values = [*{*part[~part.isnan()].tolist()}]
+        if len(values) == 1 and values[0] not in (0, 1) and num_different > len(rollouts.groups):
+            return name
+    return None
 
 
 def _failures(trial: Trial) -> Iterator[Finding]:
     failures = failed_everywhere(trial.rollouts)
     for failure in failures:
-        yield failed(f"A reward failed on every completion: {failure}")
+        yield refused(f"A reward failed on every completion: {failure}")
     some = find_failure(trial.rollouts)
     if some is not None and not failures:
         yield remark(f"Some rows could not be scored: {some}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +16,7 @@ from lit_grpo.cli.reward_commands import read_prompts
 from lit_grpo.data import TrainingLoader
 from lit_grpo.policy.loading import max_positions
 from lit_grpo.rewards import JudgedReward, ProcessReward, Reward
+from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.runs.checkpoints import Checkpoints
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.base import PolicyModule
@@ -39,6 +43,7 @@ class Subject:
         self.tokenizer = Once("the tokenizer", lambda: self.module.tokenizer)
         self.outline = Once("the model", self._outline)
         self.loader = Once("the data", self._read_data)
+        self._starts: dict[Reward, Once[bool]] = {}
 
     def _outline(self) -> nn.Module:
         if self.module.policy.tokenizer_path is None:  # both come from one place
@@ -104,12 +109,60 @@ class Subject:
 
     @property
     def judged(self) -> list[JudgedReward]:
-        """The rewards that ask a judge, also those in worker processes."""
-        inner = (one.reward if isinstance(one, ProcessReward) else one for one in self.rewards)
-        return [one for one in inner if isinstance(one, JudgedReward)]
+        """The rewards that ask a judge."""
+        return [one for one in self.rewards if isinstance(one, JudgedReward)]
+
+    @property
+    def started(self) -> list[Reward]:
+        """The rewards whose start is tried: in worker processes, and by the user's own code."""
+        return [one for one in self.rewards if isinstance(one, ProcessReward) or _has_start(one)]
+
+    def may_start(self, reward: Reward) -> bool:
+        """Return whether a check may start a reward: offline, one of the user's may ask someone."""
+        return not self.is_offline or _is_ours(own_reward(reward))
+
+    def start_of(self, reward: Reward) -> Once[bool]:
+        """Return whether a reward starts, which is tried once."""
+        start = Once(reward.name, lambda: self._try_start(reward))
+        return self._starts.setdefault(reward, start)
+
+    def _try_start(self, reward: Reward) -> bool:
+        with self.running(suite_of(reward)):
+            return True
+
+    @contextmanager
+    def running(self, suite: RewardSuite) -> Iterator[None]:
+        """Start rewards, and close them at the end."""
+        try:
+            suite.start(self.module.reasoning)
+            yield
+        finally:
+            suite.close()
 
     @property
     def checkpoints(self) -> Checkpoints | None:
         """The callback that writes checkpoints; None if they are turned off."""
         found = (one for one in self.trainer.callbacks if isinstance(one, Checkpoints))
         return next(found, None)
+
+
+def suite_of(reward: Reward) -> RewardSuite:
+    """Return a suite of one reward, whatever its weight."""
+    alone = copy.copy(reward)
+    alone.weight = 1.0
+    return RewardSuite([alone])
+
+
+def own_reward(reward: Reward) -> Reward:
+    """Return a reward itself where it is wrapped to run in worker processes."""
+    return reward.reward if isinstance(reward, ProcessReward) else reward
+
+
+def _has_start(reward: Reward) -> bool:
+    """Return whether a reward starts by code of the user's; a judge's is asked by another check."""
+    has_own = type(reward).start is not Reward.start and not _is_ours(reward)
+    return has_own and not isinstance(reward, JudgedReward)
+
+
+def _is_ours(reward: Reward) -> bool:
+    return type(reward).__module__.startswith("lit_grpo.")

@@ -76,8 +76,7 @@ class ProcessReward(Reward):
         """Start the first worker and the reward in it.
 
         Raises:
-            UserError: the reward cannot be pickled.
-            RuntimeError: the reward could not be imported or started in the worker.
+            UserError: the reward cannot be pickled, or imported or started in the worker.
         """
         self._pool = WorkerPool(
             FUNCTIONS,
@@ -89,10 +88,10 @@ class ProcessReward(Reward):
         try:
             await self._pool.start()
         except WorkerStartError as error:
-            raise RuntimeError(
+            raise UserError(
                 f"reward {self.name} must start in a worker process, but {error}. Define it in a "
-                "module that can be imported (not in the script that is run), and make sure that "
-                "its start works there."
+                "module that can be imported (not in the script that is run), and set what its "
+                "start reads: a worker has the environment variables of this process."
             ) from error
 
     async def check(self, prompts: Sequence[Prompt]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_base import BASE
+from doctor_runs import doctor, engine, policy_from, rewarded, write_rows
 from http_answers import answering
 from judge_server import JudgeServer, judges
 from processes import ENV, LIT_GRPO
@@ -29,41 +30,6 @@ from lit_grpo.cli.doctor.findings import State
 
 HUGE = {**LLAMA, "hidden_size": 2**15, "intermediate_size": 2**17, "num_hidden_layers": 100}
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
-
-
-@pytest.fixture(autouse=True)
-def here(here) -> Path:
-    (here / "base.yaml").write_text(yaml.safe_dump(BASE))
-    return here
-
-
-def doctor(capsys, *arguments: str, config: str = "base.yaml") -> tuple[int, dict[str, str]]:
-    """Return the exit code and the lines of each check, the summary last."""
-    exit_code = main(["doctor", f"--config={config}", *arguments])
-    shown: dict[str, str] = {}
-    name = ""
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    for line in captured.out.splitlines():
-        match = re.match(r"(ok|remark|failed) +(\w*)  ", line)
-        name = (match[2] or name) if match else "summary" if line and line[0] != " " else name
-        shown[name] = shown.get(name, "") + " " + " ".join(line.split())
-    return exit_code, shown
-
-
-def write_rows(*rows: dict, **settings) -> list[str]:
-    """Write rows to train on, and return the arguments for them."""
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = {"train": "rows.jsonl", "prompts_per_step": 2, "validation_size": 0} | settings
-    return [f"--data={json.dumps({'class_path': 'PromptData', 'init_args': given})}"]
-
-
-def policy_from(path: str) -> list[str]:
-    return ["--model.policy.architecture=null", f"--model.policy.path={path}"]
-
-
-def engine(kind: str, **settings) -> str:
-    return f"--model.engine={json.dumps({'class_path': kind, 'init_args': settings})}"
 
 
 def test_a_run_that_can_start_is_0_and_says_what_it_will_do(here, capsys):
@@ -271,8 +237,7 @@ def test_sampling_that_an_engine_cannot_do_is_failed(capsys):
 
 def judged(server_url: str, **settings) -> str:
     judge = {"model": "m", "base_url": server_url, "auth": "none"} | settings
-    reward = {"class_path": "JudgeReward", "init_args": {"judge": judge}}
-    return f"--model.rewards={json.dumps([reward])}"
+    return rewarded("JudgeReward", judge=judge)
 
 
 def test_a_blind_judge_is_failed_and_asked_nothing_offline(capsys):
@@ -304,7 +269,8 @@ def test_an_exception_in_a_check_is_a_failed_check_and_the_others_go_on(monkeypa
     monkeypatch.setitem(command.CHECKS, "batch", (broken,))
     exit_code, shown = doctor(capsys)
     assert exit_code == 1
-    assert shown["batch"].strip() == "failed batch unexpectedly raised KeyError: 'nothing'"
+    assert "failed batch unexpectedly raised KeyError: 'nothing' (" in shown["batch"]
+    assert re.search(r"test_command.py, line \d+\). Mend that line", shown["batch"])
     assert "Needs at most" in shown["memory"]
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
-import yaml
-from cli_base import BASE
+from doctor_runs import engine
 from tiny import tiny_policy
 
 from lit_grpo.__main__ import main
@@ -19,7 +17,6 @@ from lit_grpo.cli.plan.devices import GIB
 @pytest.fixture
 def memory(here, monkeypatch, capsys):
     """The lines of the memory check for an engine on a GPU of 80 GiB, of which some are free."""
-    (here / "base.yaml").write_text(yaml.safe_dump(BASE))
 
     def check(*arguments: str, free: int = 80) -> str:
         gpu = Memory(name="A GPU", total=80 * GIB, available=free * GIB, is_gpu=True)
@@ -29,10 +26,6 @@ def memory(here, monkeypatch, capsys):
         return re.search(r"(ok|remark|failed) memory .*? disk ", shown)[0]
 
     return check
-
-
-def engine(kind: str, **settings) -> str:
-    return f"--model.engine={json.dumps({'class_path': kind, 'init_args': settings})}"
 
 
 def test_the_policy_s_own_sampling_needs_its_cache_only(memory):

@@ -20,6 +20,7 @@ from worker_processes import guards_of, wait_until
 
 from lit_grpo.rewards import ProcessReward, Reward
 from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.types import UserError
 
 FINE = "value = 1.5"
 
@@ -162,7 +163,7 @@ def test_unsuitable_reward_or_limit_is_refused_with_what_to_do(make, message):
     ("reward", "error", "message"),
     [
         (HoldsLambda(), ValueError, "holds_lambda is not .*lambda.* in its start"),
-        (NeedsSandbox(), RuntimeError, "FileNotFoundError: no sandbox at nowhere/sandbox"),
+        (NeedsSandbox(), UserError, "FileNotFoundError: no sandbox at nowhere/sandbox.*Define"),
     ],
 )
 def test_reward_that_cannot_start_in_a_worker_stops_the_run_with_the_cause(reward, error, message):

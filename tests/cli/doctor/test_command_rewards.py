@@ -1,0 +1,102 @@
+"""What ``lit-grpo doctor`` finds in rewards: whether they start, can score, and have a signal."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from doctor_runs import doctor, rewarded
+
+from lit_grpo.rewards import Reward
+
+KEY = "KEY_OF_A_SERVICE"
+
+
+def in_worker(class_path: str, **settings) -> str:
+    inner = {"class_path": class_path, "init_args": settings}
+    return rewarded("ProcessReward", reward=inner, num_workers=1)
+
+
+WHERE = {
+    "a worker": in_worker("code_rewards.NeedsKey"),
+    "this process": rewarded("code_rewards.NeedsKey"),
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_reward_is_started_where_the_run_starts_it(where, monkeypatch, capsys):
+    monkeypatch.setenv(KEY, "secret")
+    exit_code, shown = doctor(capsys, WHERE[where])
+    assert exit_code == 0
+    assert f"needs_key starts in {where}" in shown["credentials"]
+    # It has no check(), whatever wraps it.
+    assert "Whether needs_key can score the training prompts is not checked" in shown["data"]
+    assert "needs_key can score every" not in shown["data"]
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_key_that_a_reward_lacks_when_it_starts_is_failed(where, monkeypatch, capsys):
+    monkeypatch.delenv(KEY, raising=False)
+    exit_code, shown = doctor(capsys, WHERE[where])
+    assert exit_code == 1
+    assert f"KeyError: '{KEY}'" in shown["credentials"]
+    assert shown["summary"].strip() == "Do not start yet: credentials failed."
+
+
+RECORDING = ("code_rewards.RecordsHooks", {"file": "hooks.txt"})
+
+
+@pytest.mark.parametrize("make", [in_worker, rewarded])
+@pytest.mark.parametrize("is_accuracy", [False, True])
+def test_offline_no_reward_of_the_user_s_is_started(make, is_accuracy, capsys):
+    reward = make(RECORDING[0], **RECORDING[1])
+    if is_accuracy:
+        (key, value) = reward.split("=", 1)
+        reward = f"--model.evaluation.accuracy={value[1:-1]}"
+    which = "held-out" if is_accuracy else "training"
+    exit_code, shown = doctor(capsys, reward, "--offline")
+    assert exit_code == 0
+    assert "records_hooks: not started (--offline)" in shown["credentials"]
+    assert f"Whether records_hooks can score the {which} prompts is not checked" in shown["data"]
+    assert not Path("hooks.txt").exists()
+    exit_code, shown = doctor(capsys, reward)
+    assert exit_code == 0
+    assert f"records_hooks can score every {which} prompt" in shown["data"]
+    assert Path("hooks.txt").read_text().count("check") == 1
+
+
+class Constant(Reward):
+    """Give every completion the same value."""
+
+    def __init__(self, value: float, **settings) -> None:
+        super().__init__(**settings)
+        self.value = value
+
+    def score(self, prompt, completion):
+        return self.value
+
+
+# Random weights seldom end: a quarter of their tokens do here.
+ENDING = "--model.sampling.stop_token_ids=[" + ",".join(map(str, range(64, 128))) + "]"
+
+
+def probe(capsys, value: float) -> tuple[int, dict[str, str]]:
+    reward = rewarded(f"{__name__}.Constant", value=value)
+    settings = [ENDING, "--model.sampling.max_tokens=24", "--model.group_size=4"]
+    return doctor(capsys, "--probe", reward, *settings)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_task_that_is_too_hard_or_too_easy_is_a_remark(value, capsys):
+    exit_code, shown = probe(capsys, value)
+    assert exit_code == 0
+    assert shown["summary"].strip() == "Ready to start, with remarks on data, probe."
+    assert re.search(r"remark probe .* the rewards differ in 0% of the groups", shown["probe"])
+
+
+def test_a_value_that_depends_on_no_completion_is_failed(capsys):
+    exit_code, shown = probe(capsys, 0.25)
+    assert exit_code == 1
+    assert "Reward 'constant' gives different completions" in shown["probe"]
+    assert "mean reward 0.25" in shown["probe"]
