@@ -1,5 +1,6 @@
 """Kill a training at many random moments, resume it each time, and compare the end with that of an
 undisturbed one: `python scripts/killed_run.py`. Stages that no moment has hit are aimed at then.
+With `--signal TERM` or `--signal INT` it is asked to leave, which it must say in its exit code.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,6 +36,9 @@ MAX_SECONDS = 300
 STAGES = ("generation", "reward", "micro_batch", "optimizer step", "checkpoint")
 """In each of these the run must have been killed: sampling, scoring, backward, update, saving."""
 MAX_AIMED = 2 * len(STAGES)
+MAX_PAUSE = 4
+"""Longest time from the first step to a kill, in steps, so that the kills spread over the run."""
+SIGNALS = {name: getattr(signal, f"SIG{name}") for name in ("KILL", "TERM", "INT")}
 CONSOLE = Console(stderr=True)
 CONFIG = {
     "trainer": {
@@ -141,14 +146,25 @@ def run_to_its_end(directory: Path) -> int:
         kill(process)
 
 
-def kill_once(directory: Path, seconds: float, aim: str = "") -> str:
-    """Start or resume the run, kill it some seconds after it has begun to train.
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """How a start of the run ended."""
+
+    stage: str
+    """What it was doing when the signal came."""
+    exit_code: int
+    seconds: float
+    """From the signal to the exit."""
+
+
+def kill_once(directory: Path, seconds: float, signum: int, aim: str = "") -> Kill | None:
+    """Start or resume the run, send it a signal some seconds after it has begun to train.
 
     Args:
         aim: A stage that is waited for, then.
 
     Returns:
-        What the run was doing; empty if it had ended.
+        None if it had ended by itself.
     """
     process = start(directory)
     try:
@@ -161,26 +177,39 @@ def kill_once(directory: Path, seconds: float, aim: str = "") -> str:
             process.wait(seconds)
         while aim and process.poll() is None and stage_of(directory) != aim:
             time.sleep(0.0002)
-        has_ended = process.poll() is not None
+        if process.poll() is not None:
+            return None
+        stage, begin = stage_of(directory), time.monotonic()
+        os.killpg(process.pid, signum)
+        exit_code = process.wait(MAX_SECONDS)
+        if signum == signal.SIGKILL:
+            stage = stage_of(directory)  # exactly, since nothing is done after it
+        return Kill(stage=stage, exit_code=exit_code, seconds=time.monotonic() - begin)
     finally:
         kill(process)
-    return "" if has_ended else stage_of(directory)
 
 
-def kill_often(directory: Path, pauses: Sequence[float], num_random: int) -> Counter[str]:
-    """Kill the run after these seconds, each time anew; return how often it was in which stage.
+def kill_often(
+    directory: Path, pauses: Sequence[float], num_random: int, signum: int
+) -> list[Kill]:
+    """Kill the run after these seconds, each time anew.
 
     The kills after the random ones wait for stages that were not hit, while there are any.
     """
-    kills: Counter[str] = Counter()
+    kills: list[Kill] = []
     for number, seconds in track(enumerate(pauses), "killing", len(pauses), console=CONSOLE):
-        missed = [stage for stage in STAGES if not kills[stage]]
+        missed = missed_stages(kills)
         if number >= num_random and not missed:
             break
         aim = missed[0] if number >= num_random else ""
-        if stage := kill_once(directory, seconds, aim):
-            kills[stage] += 1
+        if end := kill_once(directory, seconds, signum, aim):
+            kills.append(end)
     return kills
+
+
+def missed_stages(kills: Sequence[Kill]) -> list[str]:
+    hit = {one.stage for one in kills}
+    return [stage for stage in STAGES if stage not in hit]
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -195,25 +224,39 @@ def digest(directory: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "none"
 
 
-def compare(whole: Path, killed: Path, kills: Counter[str], num_kills: int) -> Checks:
+def compare(
+    whole: Path, killed: Path, kills: Sequence[Kill], num_kills: int, signum: int = signal.SIGKILL
+) -> Checks:
     """Return all statements about the two runs, each with whether it holds."""
     ours, theirs = (read_run(directory / "run") for directory in (whole, killed))
     names = ["step", *(name for name in ours["metrics"] if name.startswith(TIMELESS))]
     hashes = [digest(directory)[:12] for directory in (whole, killed)]
     num_rows = [len(one["metrics"]) for one in (ours, theirs)]
     rows = [one["completions"][ROWS].astype(str) for one in (ours, theirs)]
-    resumes = int(theirs["metrics"]["resumes"].max())
-    missed = [stage for stage in STAGES if not kills[stage]]
+    said = (killed / "said.txt").read_text()
+    resumes, starts = said.count("resuming from "), said.count("run directory: ")
+    stages = Counter(one.stage for one in kills)
+    missed = missed_stages(kills)
+    expected = -signum if signum == signal.SIGKILL else 128 + signum
+    others = sorted({one.exit_code for one in kills} - {expected})
+    longest = max((one.seconds for one in kills), default=0.0)
     return {
         "the run was killed as often as asked": (
-            kills.total() >= num_kills,
-            ", ".join(f"{stage} {count}" for stage, count in kills.most_common()),
+            len(kills) >= num_kills,
+            ", ".join(f"{stage} {count}" for stage, count in stages.most_common()),
         ),
         "it was killed in every stage": (
             not missed,
             f"not in {', '.join(missed)}" if missed else ", ".join(STAGES),
         ),
-        "it was resumed": (resumes > 0, f"{resumes} of its starts found a run to resume"),
+        "it ended with the exit code of the signal": (
+            not others,
+            f"{', '.join(map(str, others or [expected]))}, at most {longest:.1f} s after it",
+        ),
+        "it was resumed": (
+            resumes > 0,
+            f"{resumes} of its {starts} starts went on from a checkpoint",
+        ),
         "its final model is the undisturbed one, bit for bit": (
             hashes[0] == hashes[1] != "none",
             f"SHA-256 {hashes[0]}… and {hashes[1]}…",
@@ -237,6 +280,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=30, help="number of kills (default: 30)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default: 0)")
+    parser.add_argument("--signal", choices=SIGNALS, default="KILL", help="default: KILL")
     parser.add_argument("--dir", type=Path, help="keep the runs there (default: delete them)")
     arguments = parser.parse_args()
     moments = random.Random(arguments.seed)
@@ -256,10 +300,12 @@ def main() -> int:
         mean_step = (training.iloc[-1] - training.iloc[0]) / (len(training) - 1)
         seconds = time.monotonic() - begin
         print(f"undisturbed: {num_steps} steps of {mean_step:.2f} s ({seconds:.0f} s)")
-        pauses = [moments.uniform(0, 2 * mean_step) for _ in range(arguments.kills + MAX_AIMED)]
-        kills = kill_often(killed, pauses, arguments.kills)
+        num_pauses = arguments.kills + MAX_AIMED
+        pauses = [moments.uniform(0, MAX_PAUSE * mean_step) for _ in range(num_pauses)]
+        signum = SIGNALS[arguments.signal]
+        kills = kill_often(killed, pauses, arguments.kills, signum)
         run_to_its_end(killed)
-        return print_checks(compare(whole, killed, kills, arguments.kills))
+        return print_checks(compare(whole, killed, kills, arguments.kills, signum))
 
 
 if __name__ == "__main__":

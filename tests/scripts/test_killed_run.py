@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from pathlib import Path
 
 import killed_run as script
@@ -17,8 +16,10 @@ COMMAND = [sys.executable, str(ROOT / "scripts" / "killed_run.py")]
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_that_is_killed_at_random_moments_ends_as_the_undisturbed_one(tmp_path):
-    run_program([*COMMAND, "--kills", "2", "--seed", "3", "--dir", str(tmp_path)], tmp_path)
+@pytest.mark.parametrize("name", ["KILL", "TERM"])
+def test_a_run_that_is_killed_at_random_moments_ends_as_the_undisturbed_one(name, tmp_path):
+    words = ["--kills", "2", "--seed", "3", "--signal", name, "--dir", str(tmp_path)]
+    run_program([*COMMAND, *words], tmp_path)
     assert len(pd.read_csv(tmp_path / "killed/run/metrics.csv")) == 42
 
 
@@ -30,7 +31,8 @@ def runs(tmp_path) -> tuple[Path, Path]:
         (run / "completions").mkdir(parents=True)
         (run / "final").mkdir()
         (run / "final/model.safetensors").write_bytes(b"weights")
-        metrics = {"step": [0, 1], "resumes": [0, 1], "reward/mean": [0.1, 0.2], "seconds": [1, 2]}
+        (tmp_path / name / "said.txt").write_text("run directory: run\n" * 2 + "resuming from x\n")
+        metrics = {"step": [0, 1], "reward/mean": [0.1, 0.2], "seconds": [1, 2]}
         pd.DataFrame(metrics).to_csv(run / "metrics.csv", index=False)
         rows = {
             "step": [0],
@@ -43,27 +45,50 @@ def runs(tmp_path) -> tuple[Path, Path]:
     return tmp_path / "whole", tmp_path / "killed"
 
 
-def failed(runs, **kills: int) -> list[str]:
-    every = dict.fromkeys(script.STAGES, 1)
-    checks = script.compare(*runs, Counter(every | kills), 2)
-    return [statement for statement, (holds, _) in checks.items() if not holds]
+def kill(stage: str, exit_code: int = -9) -> script.Kill:
+    return script.Kill(stage=stage, exit_code=exit_code, seconds=0.5)
+
+
+KILLS = [*map(kill, script.STAGES)]
+
+
+def checks(runs, kills=KILLS, signum=9) -> dict[str, tuple[bool, str]]:
+    return script.compare(*runs, kills, 2, signum)
+
+
+def failed(runs, *arguments) -> list[str]:
+    return [one for one, (holds, _) in checks(runs, *arguments).items() if not holds]
 
 
 def test_equal_runs_pass(runs):
     assert failed(runs) == []
 
 
+def test_a_start_counts_as_resumed_if_it_has_gone_on_from_a_checkpoint(runs):
+    assert checks(runs)["it was resumed"][1] == "1 of its 2 starts went on from a checkpoint"
+    (runs[1] / "said.txt").write_text("run directory: run\n" * 2)
+    assert failed(runs) == ["it was resumed"]
+
+
 def test_a_stage_without_a_kill_is_noticed(runs):
-    assert failed(runs, reward=0) == ["it was killed in every stage"]
+    others = [one for one in KILLS if one.stage != "reward"]
+    assert failed(runs, others) == ["it was killed in every stage"]
+
+
+def test_an_exit_code_that_hides_the_signal_is_noticed(runs):
+    left = [kill(one.stage, 143) for one in KILLS]
+    assert failed(runs, left, 15) == []
+    assert failed(runs, [*left, kill("reward", 1)], 15) == [
+        "it ended with the exit code of the signal"
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "noticed"),
     [
         ("final/model.safetensors", b"other", "final model"),
-        ("metrics.csv", b"step,resumes,reward/mean,seconds\n0,1,0.1,1\n", "metrics"),
-        ("metrics.csv", b"step,resumes,reward/mean,seconds\n0,0,0.1,1\n1,1,0.3,2\n", "metrics"),
-        ("metrics.csv", b"step,resumes,reward/mean,seconds\n0,0,0.1,1\n1,0,0.2,2\n", "resumed"),
+        ("metrics.csv", b"step,reward/mean,seconds\n0,0.1,1\n", "metrics"),
+        ("metrics.csv", b"step,reward/mean,seconds\n0,0.1,1\n1,0.3,2\n", "metrics"),
     ],
 )
 def test_a_difference_is_noticed(runs, name, content, noticed):
