@@ -27,8 +27,13 @@ from lit_grpo.policy.named_weights import NamedTensor, gather, named_weights, un
 from lit_grpo.types import UserError
 
 SHARD_BYTES = 2 * 2**30
-"""Largest size of a file, unless a single tensor is larger; also the host memory that a save takes:
-`transformers` would write files of 50 GB."""
+"""Largest size of a file, unless a single tensor is larger; also about the host memory that a save
+takes: `transformers` would write files of 50 GB."""
+
+
+def file_bytes(total: int, largest: int, shard_bytes: int = SHARD_BYTES) -> int:
+    """Return the size of the largest file of a model, from that of its weights and its largest."""
+    return min(total, max(shard_bytes, largest))
 
 
 def save_model(

@@ -23,8 +23,8 @@ from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.policy.chat_template import end_tokens
 from lit_grpo.policy.loading import build_model, load_model, load_tokenizer, outline_model
 from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
-from lit_grpo.policy.model_files import SHARD_BYTES, save_model
-from lit_grpo.policy.named_weights import gather
+from lit_grpo.policy.model_files import file_bytes, save_model
+from lit_grpo.policy.named_weights import base_weights, gather
 from lit_grpo.policy.packed_attention import same_attention
 from lit_grpo.policy.shard_loading import (
     copy_model,
@@ -254,12 +254,18 @@ class Policy(nn.Module):
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def saved_bytes(self) -> tuple[int, int]:
-        """Return about how much ``save_pretrained`` writes, and the host memory that it takes."""
-        writes_adapter = self.lora is not None and not self.merge_lora
-        parameters = self.trainable_parameters() if writes_adapter else self.model.parameters()
-        size = sum(whole_shape(one).numel() * one.element_size() for one in parameters)
-        is_copied = self.lora is not None or self.model.device.type != "cpu"
-        return size, min(size, SHARD_BYTES) if is_copied else 0
+        """Return how much ``save_pretrained`` writes, and about the host memory that it takes."""
+        merges = self.lora is not None and self.merge_lora
+        writes_adapter = self.lora is not None and not merges
+        whole_model = base_weights(self.model).values()
+        weights = self.trainable_parameters() if writes_adapter else whole_model
+        sizes = [whole_shape(one).numel() * one.element_size() for one in weights]
+        total, largest = sum(sizes), max(sizes)
+        if not (merges or self.sharding.is_sharded or self.model.device.type != "cpu"):
+            return total, 0  # nothing is copied
+        # The tensor after those of a file is there before the file is written.
+        copied = total if writes_adapter else file_bytes(total, largest) + largest
+        return total, min(total, copied)
 
     def save_pretrained(self, directory: str | Path, *, is_writer: bool = True) -> None:
         """Write a directory that ``AutoModelForCausalLM`` loads; the policy itself is unchanged.

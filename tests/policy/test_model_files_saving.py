@@ -6,14 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from paths import SUPPORT
 from processes import run_program
-from tiny import tiny_policy
+from tiny import LLAMA, tiny_policy
 from transformers import AutoModelForCausalLM
 from weight_policies import POLICIES, perturbed, read_weights
 
-from lit_grpo.policy.model_files import save_model
+from lit_grpo.policy.lora import LoRA
+from lit_grpo.policy.model_files import file_bytes, save_model
 
 
 def write_with_peft(policy, directory: Path, **settings) -> None:
@@ -49,6 +51,39 @@ def test_several_files_have_the_index_of_transformers(name, tmp_path):
     assert ours["weight_map"].keys() == theirs["weight_map"].keys()
     written = [read_weights(tmp_path / one) for one in ("ours", "theirs")]
     torch.testing.assert_close(*written, rtol=0, atol=0)
+
+
+WRITTEN = {
+    "full": {},
+    "tied": {"architecture": LLAMA | {"tie_word_embeddings": True}},
+    "merged": {"lora": LoRA(rank=2)},
+    "adapter": {"lora": LoRA(rank=2), "merge_lora": False},
+}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_what_a_save_writes_and_copies_is_known_before(kind, tmp_path):
+    settings = WRITTEN[kind]
+    if kind == "adapter":
+        tiny_policy().save_pretrained(tmp_path / "base")
+        settings = settings | {"architecture": None, "path": str(tmp_path / "base")}
+    policy = tiny_policy(**settings)
+    policy.save_pretrained(tmp_path / "new")
+    weights = [*read_weights(tmp_path / "new").values()]
+    num_bytes, copied = policy.saved_bytes()
+    assert num_bytes == sum(one.nbytes for one in weights)
+    assert copied == (num_bytes if kind == "merged" else 0)
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 20_000, 10**9])
+def test_a_file_is_as_large_as_is_said(shard_bytes, tmp_path):
+    model = tiny_policy().model
+    save_model(model, tmp_path, shard_bytes=shard_bytes)
+    sizes = [one.nbytes for one in model.parameters()]
+    files = [safetensors.torch.load_file(one) for one in tmp_path.glob("*.safetensors")]
+    largest = max(sum(one.nbytes for one in file.values()) for file in files)
+    said = file_bytes(sum(sizes), max(sizes), shard_bytes)
+    assert said / 2 < largest <= said
 
 
 def test_weights_of_an_earlier_save_are_replaced_and_other_files_stay(tmp_path):
@@ -104,7 +139,8 @@ import re, sys
 from pathlib import Path
 from tiny import tiny_policy
 from lit_grpo.policy import LoRA
-from lit_grpo.policy.model_files import save_model
+from lit_grpo.policy.lora import LoRA
+from lit_grpo.policy.model_files import file_bytes, save_model
 
 def peak():  # in MB
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024

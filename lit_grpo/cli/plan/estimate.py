@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lit_grpo.cli.plan import memory
 from lit_grpo.cli.plan.devices import GIB
 from lit_grpo.cli.plan.setup import Setup
-from lit_grpo.policy.model_files import SHARD_BYTES
+from lit_grpo.policy.model_files import file_bytes
 
 CUDA_CONTEXT = GIB // 2
 NCCL_BUFFERS = GIB
@@ -214,8 +214,9 @@ def _saving(setup: Setup) -> Iterator[Part]:
     size = round(model.largest_tensor * setup.stored_bytes * (1 + setup.merges))
     yield Part(name="largest tensor", bytes=size, when=(SAVING,))
     if setup.merges and not setup.cluster.is_gpu:  # else the copies are not in this memory
-        merged = round(model.parameters * setup.stored_bytes)
-        yield Part(name="a file of the model", bytes=min(merged, SHARD_BYTES), when=(SAVING,))
+        sizes = model.parameters, model.largest_tensor
+        total, largest = (round(one * setup.stored_bytes) for one in sizes)
+        yield Part(name="a file of the model", bytes=file_bytes(total, largest), when=(SAVING,))
 
 
 def when_in_words(when: tuple[str, ...]) -> str:

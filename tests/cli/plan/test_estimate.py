@@ -60,6 +60,9 @@ def test_a_merge_on_a_cpu_holds_a_file_of_the_model():
     assert (merging["a file of the model"], merging["largest tensor"]) == (4000, 1600)
     large = replace(SIZES, parameters=10**10)
     assert parts(make(merges=True, device=UNIT, model=large))["a file of the model"] == SHARD_BYTES
+    fused = replace(large, largest_tensor=SHARD_BYTES)  # of 4 bytes each
+    found = parts(make(merges=True, device=UNIT, model=fused))
+    assert found["a file of the model"] == 4 * SHARD_BYTES
     assert "a file of the model" not in parts(make(device=UNIT)) | parts(make(merges=True))
 
 
