@@ -145,11 +145,16 @@ def sync_files(directory: Path) -> None:
     """Let the disk have all files of a directory, and their names, before it is relied upon."""
     for path in (*directory.rglob("*"), directory):
         with suppress(FileNotFoundError):  # another rank's temporary one
-            opened = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(opened)
-            finally:
-                os.close(opened)
+            sync(path)
+
+
+def sync(path: Path) -> None:
+    """Let the disk have a file, or the names in a directory."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _by_number(optimizers: Sequence[Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from lit_grpo.distributed.checkpoints import (
     read_others,
     read_whole,
     save_sharded,
+    sync,
     sync_files,
 )
 from lit_grpo.runs.saves import (
@@ -216,11 +217,7 @@ def _write_manifest(manifest: Manifest, checkpoint: Path) -> None:
         file.write(json.dumps(asdict(manifest), indent=2).encode())
         _flush(file)
     os.replace(partial, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the moves
-    finally:
-        os.close(directory)
+    sync(path.parent)  # the moves
 
 
 def _flush(file: BinaryIO) -> None:

@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from lit_grpo.distributed.checkpoints import sync, sync_files
+
 log = logging.getLogger(__name__)
 
 LOCK = ".saving"
@@ -71,6 +73,27 @@ def is_saving(directory: Path) -> bool:
         return False
     with _locked(directory, 0.0) as is_alone:
         return not is_alone
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yield a new folder that becomes the directory, flushed to the disk, if no error is raised.
+
+    What a process that was killed has left here is put back or removed first.
+    """
+    partial = partial_path(target)
+    if earlier_path(target).exists():
+        _put_back(earlier_path(target), target)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        sync_files(partial)
+        replace_directory(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    sync(target.parent)
+    forget_earlier(target)
 
 
 def replace_directory(partial: Path, target: Path) -> None:

@@ -9,8 +9,11 @@ import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from safetensors.torch import load_file
+from tiny import tiny_policy
 from toy_rollouts import completion, failed, fit, outputs, rollouts, train_batch
 
+from lit_grpo.callbacks import Checkpoints
 from lit_grpo.runs.files import (
     CompletionsFile,
     FinalModel,
@@ -208,20 +211,11 @@ def test_a_path_that_exists_is_numbered(tmp_path):
     assert free_path(tmp_path / "a.parquet") == tmp_path / "a-2.parquet"
 
 
-class Saver(torch.nn.Module):
-    def saved_bytes(self):
-        return 0, 0
-
-    def save_pretrained(self, path, *, is_writer):
-        Path(path).mkdir()
-        (Path(path) / "config.json").write_text("{}")
-
-
 class WithPolicy(FinalModel):
     """Adds the policy that a real module has to the toy module."""
 
-    def on_train_start(self, trainer, pl_module):
-        pl_module.policy = Saver()
+    def setup(self, trainer, pl_module, stage):
+        pl_module.policy = tiny_policy()
 
 
 def test_final_model_replaces_an_older_one(tmp_path):
@@ -229,7 +223,22 @@ def test_final_model_replaces_an_older_one(tmp_path):
     (tmp_path / "final" / "old").touch()
     fit(lambda step: STEP, [WithPolicy(tmp_path)], steps=1)
     assert [path.name for path in tmp_path.iterdir()] == ["final"]
-    assert [path.name for path in (tmp_path / "final").iterdir()] == ["config.json"]
+    names = {path.name for path in (tmp_path / "final").iterdir()}
+    assert names >= {"config.json", "model.safetensors"}
+    assert "old" not in names
+
+
+def test_a_final_model_that_a_kill_at_the_end_has_prevented_comes_with_the_next_start(tmp_path):
+    def run(**options):
+        saving = Checkpoints(dirpath=str(tmp_path / "checkpoints"))
+        fit(lambda step: STEP, [saving, WithPolicy(tmp_path)], steps=2, **options)
+
+    run()
+    written = tmp_path / "final" / "model.safetensors"
+    weights = load_file(written)
+    written.parent.rename(tmp_path / "elsewhere")
+    run(ckpt_path=tmp_path / "checkpoints" / "last.ckpt")
+    torch.testing.assert_close(load_file(written), weights, rtol=0, atol=0)
 
 
 def test_a_stopped_run_has_no_final_model(tmp_path):

@@ -14,7 +14,7 @@ from processes import kill_group, start
 from lit_grpo.__main__ import main
 from lit_grpo.runs.checkpoint_files import CheckpointWriter, damage, move_directory, read_manifest
 from lit_grpo.runs.resume import find_checkpoint
-from lit_grpo.runs.saves import find_leftovers, saving, settle
+from lit_grpo.runs.saves import find_leftovers, replacing, saving, settle
 
 NAME = "step_000012.ckpt"
 STATE = {"state_dict": {"weight": torch.ones(1000)}}
@@ -23,17 +23,21 @@ REPLACE_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
 from lit_grpo.runs.checkpoint_files import move_directory
-from lit_grpo.runs.saves import partial_path, saving
+from lit_grpo.runs.saves import partial_path, replacing, saving
 
 def fill(directory, text):
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / "meta.pt").write_text(text)
     (directory / ".metadata").write_text(text)
     return directory
 
-def replace(target):
-    with saving(target.parent):
-        move_directory(fill(partial_path(target), "the new"), target, is_finite=True)
+def replace(target, text):
+    if target.name == "final":
+        with replacing(target) as folder:
+            fill(folder, text)
+    else:
+        with saving(target.parent):
+            move_directory(fill(partial_path(target), text), target, is_finite=True)
 
 def die_at(moment):
     left = [moment]
@@ -45,13 +49,13 @@ def die_at(moment):
     sys.addaudithook(audit)
 
 for moment in range(200):
-    target = Path(sys.argv[1], str(moment), "checkpoints", "step_000012.ckpt")
+    target = Path(sys.argv[1], str(moment), sys.argv[2])
     target.parent.mkdir(parents=True)
-    move_directory(fill(partial_path(target), "old"), target, is_finite=True)
+    replace(target, "old")
     child = os.fork()
     if not child:
         die_at(moment)
-        replace(target)
+        replace(target, "the new")
         os._exit(0)
     if os.waitpid(child, 0)[1] == 0:
         break
@@ -59,13 +63,18 @@ print(moment)
 """
 
 
-def test_a_directory_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at_any_moment(
+def replace_and_die(directory: Path, name: str) -> int:
+    """Kill processes that replace a directory, each one moment later; return their number."""
+    command = [sys.executable, "-c", REPLACE_AND_DIE, str(directory), name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert 10 < int(done.stdout) < 199
+    return int(done.stdout)
+
+
+def test_a_checkpoint_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at_any_moment(
     tmp_path,
 ):
-    command = [sys.executable, "-c", REPLACE_AND_DIE, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    num_moments = int(done.stdout)
-    assert 10 < num_moments < 199
+    num_moments = replace_and_die(tmp_path, f"checkpoints/{NAME}")
     contents, missing = [], 0
     for moment in range(num_moments + 1):
         path = tmp_path / str(moment) / "checkpoints" / NAME
@@ -78,6 +87,26 @@ def test_a_directory_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at_
         if contents[-1] == "old":  # with the manifest that describes it
             assert read_manifest(path) is not None
     assert contents == sorted(contents)  # the new one from some moment on
+    assert {"old", "the new"} == set(contents)
+    assert missing  # the kills have hit the moment between the two moves
+
+
+def test_a_final_model_that_is_replaced_is_never_lost_by_a_kill(tmp_path):
+    contents, missing = [], 0
+    for moment in range(replace_and_die(tmp_path, "final") + 1):
+        path = tmp_path / str(moment) / "final"
+        missing += not path.exists()
+        kept = path if path.exists() else path.with_name("final.earlier")
+        contents.append((kept / "meta.pt").read_text())
+        assert (kept / ".metadata").read_text() == contents[-1]
+        with pytest.raises(ZeroDivisionError), replacing(path):  # puts back what there was
+            1 / 0  # noqa: B018
+        assert (path / "meta.pt").read_text() == contents[-1]
+        with replacing(path) as folder:
+            (folder / "meta.pt").write_text("newer")
+        assert [one.name for one in path.parent.iterdir()] == ["final"]
+        assert [one.name for one in path.iterdir()] == ["meta.pt"]
+    assert contents == sorted(contents)
     assert {"old", "the new"} == set(contents)
     assert missing  # the kills have hit the moment between the two moves
 
