@@ -15,6 +15,7 @@ import torch
 from _benchmark.accuracy import compare_accuracy
 from _benchmark.answers import compare_answers
 from _benchmark.engines import compare_client
+from _benchmark.leaving import compare_leaving
 from _benchmark.overlap import compare_overlap
 from _benchmark.parts import compare_engine, compare_head
 from _benchmark.plan import compare_plan
@@ -63,6 +64,10 @@ def plan(options: argparse.Namespace) -> Iterator[Result]:
     return compare_plan(options.rounds)
 
 
+def leaving(options: argparse.Namespace) -> Iterator[Result]:
+    return compare_leaving(options.rounds)
+
+
 def repetitions(options: argparse.Namespace) -> Repetitions:
     return Repetitions(rounds=options.rounds, steps=options.steps)
 
@@ -76,6 +81,7 @@ FIGURES: dict[str, Figures] = {
     "rewards": rewards,
     "engines": engines,
     "plan": plan,
+    "leaving": leaving,
 }
 
 
