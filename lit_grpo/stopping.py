@@ -78,11 +78,9 @@ def exit_code_of_signal(signum: int) -> int:
     return 128 + signum
 
 
-def name_of(exit_code: int) -> str:
-    """Return a word for an exit code, such as ``engine_failed`` or ``sigterm``."""
-    signals = {exit_code_of_signal(one): one.name.lower() for one in signal.Signals}
-    names = signals | {code.value: code.name.lower() for code in ExitCode}
-    return names.get(exit_code, f"exit_code_{exit_code}")
+def is_of_signal(exit_code: int) -> bool:
+    """Return whether it is that of a process that a signal has ended."""
+    return any(exit_code == exit_code_of_signal(one) for one in signal.Signals)
 
 
 def end_with_launcher() -> None:

@@ -1,6 +1,6 @@
 """Write the causes of trouble into ``docs/troubleshooting.md``, from the table of the package.
 
-Run it after a change of ``lit_grpo/diagnostics/causes.py``:
+Run it after a change in ``lit_grpo/diagnostics/causes/``, or of the exit codes:
 
     python scripts/write_causes.py
 """
@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from lit_grpo.diagnostics import CAUSES, Cause
+from lit_grpo.stopping import SIGNAL_CODE, SIGNAL_MEANING, ExitCode
 
 PAGE = Path(__file__).parent.parent / "docs" / "troubleshooting.md"
 MARKS = re.compile(r"(<!-- causes: .*? -->\n).*?(<!-- end of causes -->)", re.DOTALL)
@@ -29,16 +30,45 @@ rollbacks and stops, and [`Alerts`](configuration.md#alerts) sends all but the w
 """
 
 
+CODES_HEAD = """
+### What an exit code says
+
+The last lines on the terminal say why a run ended, and the exit code which causes come into
+question. A run that was stopped has no `final/`: remove the cause, and resume it with
+`lit-grpo fit RUN`. Other codes are those of callbacks of your own.
+
+| exit code | meaning | causes |
+|---|---|---|
+"""
+
+
 def causes_page() -> str:
     """Return the section of the page that is about the causes."""
     rows = "\n".join(map(_row, CAUSES.values()))
-    return f"{HEAD}{rows}\n\n" + "\n".join(map(_section, CAUSES.values()))
+    codes = "\n".join(map(_code_row, ExitCode))
+    sections = "\n".join(map(_section, CAUSES.values()))
+    return f"{HEAD}{rows}\n{CODES_HEAD}{codes}\n\n{sections}"
 
 
 def _row(cause: Cause) -> str:
-    code = "" if cause.exit_code is None else str(cause.exit_code.value)
-    link = f"[{cause.title}](#{_anchor(cause.title)})"
-    return f"| {link}: `{cause.name}` | {cause.noticed_by} | {cause.actions} | {code} |"
+    code = "" if cause.exit_code is None else _shown(cause.exit_code)
+    return f"| {link(cause)}: `{cause.name}` | {cause.noticed_by} | {cause.actions} | {code} |"
+
+
+def _code_row(code: ExitCode) -> str:
+    meaning = SIGNAL_MEANING if code == ExitCode.INTERRUPTED else code.meaning
+    causes = ", ".join(link(cause) for cause in CAUSES.values() if cause.exit_code == code)
+    return f"| {_shown(code)} | {meaning} | {causes} |"
+
+
+def _shown(code: ExitCode) -> str:
+    """Return an exit code; that of Ctrl-C stands for those of all signals."""
+    return SIGNAL_CODE if code == ExitCode.INTERRUPTED else str(code.value)
+
+
+def link(cause: Cause, page: str = "") -> str:
+    """Return a link to the section of a cause."""
+    return f"[{cause.title}]({page}#{_anchor(cause.title)})"
 
 
 def _anchor(title: str) -> str:

@@ -26,13 +26,13 @@ from lit_grpo.cli.environment import log_overridden
 from lit_grpo.cli.errors import (
     broken_import,
     constructor_error,
-    full_disk,
     print_error,
     reworded,
 )
 from lit_grpo.cli.help import print_all_keys
 from lit_grpo.cli.reward_commands import run_reward_command
 from lit_grpo.cli.run_dir import choose_run_dir, with_run
+from lit_grpo.diagnostics.errors import describe_full_disk
 from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.runs.log import log_to_terminal
@@ -156,7 +156,7 @@ def report_error(error: Exception) -> int:
     if isinstance(error, UserCodeFailed):
         print(f"error: {error}", file=sys.stderr)  # its lines are the traceback of the user's code
         return ExitCode.CRASHED
-    if line := full_disk(error):
+    if line := describe_full_disk(error):
         return print_error(line, ExitCode.CRASHED)
     if is_out_of_memory(error):
         error = OutOfMemory(describe_out_of_memory("", error))

@@ -6,7 +6,6 @@ Whether an error is the user's is decided in ``app``; ``parser_errors`` rewords 
 from __future__ import annotations
 
 import difflib
-import errno
 import os
 import sys
 import traceback
@@ -54,20 +53,6 @@ def broken_import(error: BaseException | None) -> str | None:
             last = frames[-1]
             return f"{place(last.filename, last.lineno)}: {type(error).__name__}: {error}"
         error = error.__cause__
-    return None
-
-
-def full_disk(error: BaseException | None) -> str | None:
-    """Describe an error that a full disk has caused; None for other errors."""
-    seen = []
-    while error is not None:
-        seen.append(error)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return (
-                f"the disk is full: {error.filename or seen[0]}. Checkpoints that were written "
-                "before are intact. Free some space and resume the run."
-            )
-        error = error.__cause__ or error.__context__
     return None
 
 

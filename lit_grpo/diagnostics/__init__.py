@@ -1,6 +1,6 @@
 """What a step or a run shows of its health: findings, causes, what to do."""
 
-from lit_grpo.diagnostics.causes import CAUSES, Action, Cause
+from lit_grpo.diagnostics.causes import CAUSES, Action, Cause, cause_of_exit
 from lit_grpo.diagnostics.counts import StepCounts, count_step
 from lit_grpo.diagnostics.step import (
     LIKELY_FRACTION,
@@ -25,6 +25,7 @@ __all__ = [
     "Failure",
     "StepCounts",
     "StepLog",
+    "cause_of_exit",
     "count_step",
     "describe_wait",
     "empty_fraction",

@@ -26,8 +26,8 @@ class Event:
     kind: EventKind
     message: str = ""
     cause: str = ""
-    """Name of the cause in ``diagnostics.causes``, if one was found; a stop or crash without one
-    has that of its exit code, such as ``time_is_up``, ``crashed`` or ``sigterm``."""
+    """Name of the cause in ``diagnostics.causes``; empty if nothing was wrong. A stop that a
+    callback of the user's has chosen has its exit code, such as ``exit_code_20``."""
 
 
 def read_events(run_dir: str | Path) -> list[Event]:

@@ -15,8 +15,10 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
+from lit_grpo.diagnostics.causes import cause_of_exit
+from lit_grpo.diagnostics.errors import cause_of_error
 from lit_grpo.runs.event_log import NAME, Event, EventKind, read_events
-from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason, name_of
+from lit_grpo.stopping import get_stop_reason
 
 __all__ = ["Event", "EventKind", "EventsFile", "read_events", "record_event"]
 
@@ -76,13 +78,12 @@ class EventsFile(Callback):
         if reason is None:
             record_event(trainer, "done")
         else:
-            record_event(trainer, "stop", reason.message, reason.cause or name_of(reason.exit_code))
+            cause = reason.cause or cause_of_exit(reason.exit_code)
+            record_event(trainer, "stop", reason.message, cause)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         if self.has_begun:  # else there may be no run directory
-            code = exit_code_of_error(exception)
-            is_known = code == ExitCode.DIVERGED
-            cause = "not_finite_weights" if is_known else name_of(code)
-            record_event(trainer, "crash", f"{type(exception).__name__}: {exception}", cause)
+            message = f"{type(exception).__name__}: {exception}"
+            record_event(trainer, "crash", message, cause_of_error(exception))

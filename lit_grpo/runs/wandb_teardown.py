@@ -138,7 +138,7 @@ class WandbTeardown(Callback):
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         """Record what has failed, also before the training began, as an event."""
         if self._untold:
-            record_event(trainer, "warning", self._untold)
+            record_event(trainer, "warning", self._untold, "wandb_failed")
             self._untold = ""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

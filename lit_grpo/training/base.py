@@ -321,8 +321,9 @@ class PolicyModule(L.LightningModule):
             raise failure  # there is no training progress to save
         is_engines = isinstance(failure, EngineFailed)
         exit_code = ExitCode.ENGINE_FAILED if is_engines else ExitCode.CRASHED
+        cause = "engine_outage" if is_engines else "reward_bug"
         message = f"Stopped at an evaluation: {failure}"
-        stop_run(self.trainer, StopReason(exit_code=exit_code, message=message))
+        stop_run(self.trainer, StopReason(exit_code=exit_code, message=message, cause=cause))
         self._leave_evaluation()
 
     def _leave_evaluation(self) -> None:

@@ -184,6 +184,7 @@ class ScoreGate:
                 "with the same config: lit-grpo rewards; in Python, call its function on a few "
                 "completions.",
                 ExitCode.CRASHED,
+                "reward_bug",
             )
         self._has_worked |= status.not_bugs
 
@@ -198,7 +199,8 @@ class ScoreGate:
             raise StepAbandoned(f"Stopped: {status.fatal}")
         limit = self._policy.max_absent_fraction * status.num_rows
         if status.num_not_sampled > limit:
-            raise StepAbandoned(f"Stopped because completions could not be sampled: {status}")
+            message = f"Stopped because completions could not be sampled: {status}"
+            raise StepAbandoned(message, cause="engine_outage")
         return status.num_absent <= limit
 
     def _wait(self, scoring: Scoring | None) -> None:

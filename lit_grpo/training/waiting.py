@@ -24,9 +24,13 @@ Wait = Callable[[float], bool]
 class StepAbandoned(Exception):
     """The rollout step is not trained on, and the run ends; raised on every rank."""
 
-    def __init__(self, message: str, exit_code: int = ExitCode.SCORES_ABSENT) -> None:
+    def __init__(
+        self, message: str, exit_code: int = ExitCode.SCORES_ABSENT, cause: str = ""
+    ) -> None:
         super().__init__(message)
-        self.reason = StopReason(exit_code=exit_code, message=message, is_step_unfinished=True)
+        self.reason = StopReason(
+            exit_code=exit_code, message=message, cause=cause, is_step_unfinished=True
+        )
 
 
 def abandon_if_failed(failure: str) -> None:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import errno
+
 import pytest
 from lightning.pytorch.callbacks import Callback
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import ZeroRewardBreaker
+from lit_grpo.diagnostics import CAUSES
 from lit_grpo.runs.events import EventsFile, read_events, record_event
+from lit_grpo.stopping import ExitCode, stop_run
 from lit_grpo.training.stages import StageEvents
+from lit_grpo.types import StopReason
 
 STEP = outputs(rollouts([[0.0, 1.0]]))
 ZERO = outputs(rollouts([[0.0, 0.0]]))
@@ -32,10 +37,46 @@ def test_a_crash_is_recorded_with_its_error(tmp_path):
     with pytest.raises(ZeroDivisionError):
         fit(lambda step: 1 // 0, [EventsFile(tmp_path)], steps=1)
     *_, last = read_events(tmp_path)
-    assert (last.kind, last.message) == (
+    assert (last.kind, last.message, last.cause) == (
         "crash",
         "ZeroDivisionError: integer division or modulo by zero",
+        "crashed",
     )
+
+
+class Stop(Callback):
+    def __init__(self, exit_code, cause=""):
+        self.reason = StopReason(exit_code=exit_code, message="Enough.", cause=cause)
+
+    def on_train_batch_end(self, trainer, *args):
+        stop_run(trainer, self.reason)
+
+
+@pytest.mark.parametrize(
+    ("stop", "cause"),
+    [
+        (Stop(ExitCode.SCORES_ABSENT), "score_outage"),
+        (Stop(ExitCode.SCORES_ABSENT, "engine_outage"), "engine_outage"),
+        (Stop(143), "signal"),
+        (Stop(20), "exit_code_20"),
+    ],
+    ids=["by its exit code", "by its own cause", "a signal", "of the user's"],
+)
+def test_a_stop_has_a_cause_of_the_table(tmp_path, stop, cause):
+    fit(lambda step: STEP, [stop, EventsFile(tmp_path)], steps=2)
+    *_, last = read_events(tmp_path)
+    assert (last.kind, last.message, last.cause) == ("stop", "Enough.", cause)
+    assert cause in CAUSES or cause == "exit_code_20"
+
+
+def test_a_crash_on_a_full_disk_has_that_cause(tmp_path):
+    def step(number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        fit(step, [EventsFile(tmp_path)], steps=1)
+    *_, last = read_events(tmp_path)
+    assert last.cause == "disk_full"
 
 
 def test_callbacks_add_events_with_a_cause(tmp_path):

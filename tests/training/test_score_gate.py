@@ -241,7 +241,7 @@ def test_a_step_without_enough_completions_is_not_trained_on():
     trainer, (output,) = train_without(set(range(9)), max_steps=2)
     reason = get_stop_reason(trainer)
     assert (output, trainer.global_step) == ({}, 0)
-    assert reason.exit_code == ExitCode.SCORES_ABSENT
+    assert (reason.exit_code, reason.cause) == (ExitCode.SCORES_ABSENT, "engine_outage")
     assert "completions could not be sampled: 9 of the 16 rows (56%)" in reason.message
     assert "400: the prompt is too long" in reason.message
 
