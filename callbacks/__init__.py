@@ -8,8 +8,9 @@ from lit_grpo.callbacks.alerts import Alerts
 from lit_grpo.callbacks.push_to_hub import PushToHub
 from lit_grpo.callbacks.timing import TimingLog
 from lit_grpo.runs.checkpoints import Checkpoints
-from lit_grpo.runs.health import HealthMonitor, Rule
+from lit_grpo.runs.health import HealthMonitor
 from lit_grpo.runs.progress import RolloutProgressBar
+from lit_grpo.runs.rules import Rule
 from lit_grpo.runs.wandb_teardown import WandbTeardown
 from lit_grpo.runs.watchdog import StallWatchdog
 from lit_grpo.runs.zero_reward import ZeroRewardBreaker

@@ -39,6 +39,8 @@ class ObservedStep:
     """The metrics of the step over all ranks, and ``seconds/<stage>`` of its stages."""
     past: Sequence[Mapping[str, float]] = ()
     """Those of the last steps, the oldest first."""
+    reward_range: tuple[float, float] | None = None
+    """The lowest and the highest reward of the run before this step; None if it had none."""
     num_skipped: int = 0
     """Optimizer steps in a row that were skipped until now, if those are too many, else 0."""
     weights_are_finite: bool = True
@@ -100,22 +102,45 @@ def cancelling_rewards(step: ObservedStep) -> str | None:
 
 
 def solved(step: ObservedStep) -> str | None:
-    if not (_all_equal(step.counts) and step.counts.are_all_solved):
-        return None
-    means = [one["reward/mean"] for one in step.past if "reward/mean" in one]
-    has_varied = any(one.get("reward/std", 0.0) > 0 for one in step.past)
-    if not has_varied or step.metrics.get("reward/mean", 0.0) < max(means, default=0.0):
+    if not _is_solved(step):
         return None
     return (
-        f"All groups are solved: every reward is {step.metrics['reward/mean']:.3g}, the best so "
-        f"far, so there is nothing left to learn from these prompts. {CAUSES['solved'].remedy}"
+        f"All groups are solved: every reward is {step.counts.only_reward:.3g}, the best so far, "
+        f"so there is nothing left to learn from these prompts. {CAUSES['solved'].remedy}"
+    )
+
+
+def unsolved(step: ObservedStep) -> str | None:
+    if not _is_unsolved(step):
+        return None
+    return (
+        f"All groups fail: every reward is {step.counts.only_reward:.3g}, the worst so far, so "
+        f"this step learns nothing from them. {CAUSES['unsolved'].remedy}"
     )
 
 
 def equal(step: ObservedStep) -> str | None:
-    if not _all_equal(step.counts) or step.counts.differing or solved(step):
+    is_extreme = _is_solved(step) or _is_unsolved(step)
+    if not _all_equal(step.counts) or step.counts.differing or is_extreme:
         return None
     return equal_rewards(step.counts)
+
+
+def _is_solved(step: ObservedStep) -> bool:
+    """Return whether the step's only reward is the best of a run in which rewards differed."""
+    reward, (low, high) = _only_reward(step), step.reward_range or (math.inf, math.inf)
+    return reward is not None and reward >= high and reward > low
+
+
+def _is_unsolved(step: ObservedStep) -> bool:
+    """Return whether it is the worst."""
+    reward, (low, high) = _only_reward(step), step.reward_range or (-math.inf, -math.inf)
+    return reward is not None and reward <= low and reward < high
+
+
+def _only_reward(step: ObservedStep) -> float | None:
+    counts = step.counts
+    return counts.only_reward if _all_equal(counts) and not counts.differing else None
 
 
 def no_advantage(step: ObservedStep) -> str | None:
@@ -280,6 +305,7 @@ CHECKS: Mapping[str, Check] = {
     "not_finite_gradient": not_finite_gradient,
     "nothing_trained": nothing_trained,
     "solved": solved,
+    "unsolved": unsolved,
     "cancelling_rewards": cancelling_rewards,
     "equal_rewards": equal,
     "no_advantage": no_advantage,

@@ -59,6 +59,8 @@ class StepCounts:
 
     best: float = _merged_by(max)
     """The highest reward; minus infinity without one."""
+    worst: float = _merged_by(min)
+    """The lowest reward; infinity without one."""
     equal: Counter[float]
     """Reward above 0 -> groups with all rows at that reward."""
     num_identical: int
@@ -110,9 +112,9 @@ class StepCounts:
         return (self.num_identical - self.equal_identical[self.best]) / max(1, self.num_groups)
 
     @property
-    def are_all_solved(self) -> bool:
-        """Whether all rewards of all groups are the best of the step, and above 0."""
-        return self.equal[self.best] == self.num_groups
+    def only_reward(self) -> float | None:
+        """The reward that every valid row of the step has; None if they differ or there is none."""
+        return self.best if self.best == self.worst else None
 
 
 def count_step(
@@ -153,6 +155,7 @@ def count_step(
             if has_signal(part, valid & ~part.isnan()).any()
         ),
         best=float(filled.max()),
+        worst=min(rewards[valid].tolist(), default=math.inf),
         equal=Counter(value for value, equal in zip(firsts, is_equal, strict=True) if equal),
         num_identical=sum(is_identical),
         equal_identical=Counter(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
+import math
 import operator
 from collections import defaultdict, deque
 from collections.abc import Mapping
@@ -17,60 +17,25 @@ import psutil
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.diagnostics import CAUSES, Action, Cause, StepCounts, count_step
-from lit_grpo.diagnostics.checks import (
-    BEFORE_UPDATE,
-    CHECKS,
-    COMPARED,
-    ObservedStep,
-    has_fallen,
-)
+from lit_grpo.diagnostics import StepCounts, count_step
+from lit_grpo.diagnostics.checks import CHECKS, COMPARED, ObservedStep, has_fallen
 from lit_grpo.distributed import gather_objects
 from lit_grpo.distributed.checkpoints import local_part
 from lit_grpo.runs.events import EventKind, num_finished_steps, record_event
 from lit_grpo.runs.rollback import roll_back, step_of
+from lit_grpo.runs.rules import Rule, WatchedCause, watch_causes
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
 from lit_grpo.types import (
     Diverged,
     RolloutBatch,
     Stage,
     StopReason,
-    UserError,
     check_range,
-    setting_error,
 )
 
 log = logging.getLogger(__name__)
 
 NUM_REMEMBERED = 50
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """When to act on a cause of trouble, and how; null is the default of the cause."""
-
-    patience: int | None = None
-    """Rollout steps in a row."""
-    action: Action | None = None
-
-
-@dataclass(slots=True)
-class _Watched:
-    """A cause with its rule, and how often it was found."""
-
-    cause: Cause
-    patience: int
-    action: Action
-    streak: int = 0
-    num_due: int = 0
-    """Steps of the run at which the patience was over."""
-
-    num_steps: int = 0
-    """Steps until now in which the trouble was there, noticed or not."""
-
-    @property
-    def is_due(self) -> bool:
-        return self.streak >= self.patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +65,12 @@ class HealthMonitor(Callback):
 
     Args:
         rules: By cause, what differs from its defaults, for example
-            ``{kl_explosion: {patience: 2, action: roll_back}}``.
+            ``{kl_explosion: {patience: 2, action: roll_back}}``. A warning of a cause with
+            ``alert_after`` becomes an alert when it has lasted for so many steps.
         max_rollbacks: Number of times that the run may be rolled back, in all. The next time it
             stops, with exit code 6. It also stops if there is no healthy checkpoint.
-        repeat_every: A warning is logged when the patience is over, and then once in this many
-            such steps.
+        repeat_every: A warning is logged when the patience is over, when it becomes an alert, and
+            then once in this many such steps.
         enabled: False leaves it out of the run, which has one otherwise.
 
     Raises:
@@ -124,13 +90,10 @@ class HealthMonitor(Callback):
         self.max_rollbacks = max_rollbacks
         self.repeat_every = repeat_every
         self.enabled = enabled
-        self._watched = {name: _watch(name, (rules or {}).get(name, Rule())) for name in CHECKS}
-        if unknown := sorted({*(rules or {})} - {*CHECKS}):
-            near = difflib.get_close_matches(unknown[0], CHECKS, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            error = setting_error(f"{key}rules", f"causes among {', '.join(CHECKS)}", unknown[0])
-            raise UserError(f"{error}{hint}")
+        self._watched = watch_causes(rules or {})
         self._past: deque[dict[str, float]] = deque(maxlen=NUM_REMEMBERED)
+        self._reward_range: tuple[float, float] | None = None
+        """The lowest and the highest reward of the run until now."""
         self._rollbacks: list[_Rollback] = []
         self._passed_over: list[tuple[int, int]] = []
         """First and last steps of the checkpoints that rollbacks have left."""
@@ -223,10 +186,14 @@ class HealthMonitor(Callback):
             counts=of_all_ranks(own),
             metrics=metrics,
             past=tuple(self._past),
+            reward_range=self._reward_range,
             num_skipped=skipped.num_at_limit if skipped else 0,
             weights_are_finite=are_weights_finite,
         )
         self._past.append(dict(step.metrics))
+        if step.counts.num_valid:
+            low, high = self._reward_range or (math.inf, -math.inf)
+            self._reward_range = min(low, step.counts.worst), max(high, step.counts.best)
         found = {}
         for name, one in self._watched.items():
             if one.action == "ignore" or (name == "nothing_trained" and self._is_left_out):
@@ -237,27 +204,32 @@ class HealthMonitor(Callback):
         return found
 
     def _act(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, one: _Watched, message: str
+        self, trainer: L.Trainer, pl_module: L.LightningModule, one: WatchedCause, message: str
     ) -> None:
         one.num_due += 1
         if one.action == "stop":
             self._stop(trainer, one, message)
         elif one.action == "roll_back":
             self._roll_back(trainer, pl_module, one, message)
-        elif one.num_due == 1 or one.num_due % self.repeat_every == 0:
-            left_out = " The update was left out." if self._is_left_out else ""
-            self._warn(trainer, one, f"{message}{left_out}")
-            kind: EventKind = "alert" if one.action == "alert" else "warning"
-            record_event(trainer, kind, f"{message}{left_out}", one.cause.name)
+        elif one.is_told(self.repeat_every):
+            if self._is_left_out:
+                message += " The update was left out."
+            if one.has_lasted:
+                message += f" Rollout steps in a row like this one: {one.streak}."
+            self._warn(trainer, one, message)
+            is_alert = one.has_lasted or one.action == "alert"
+            kind: EventKind = "alert" if is_alert else "warning"
+            record_event(trainer, kind, message, one.cause.name)
 
-    def _warn(self, trainer: L.Trainer, one: _Watched, message: str) -> None:
-        often = "" if one.num_due == 1 else f" ({one.num_due} steps so far)"
+    def _warn(self, trainer: L.Trainer, one: WatchedCause, message: str) -> None:
+        is_said = one.num_due == 1 or one.has_lasted
+        often = "" if is_said else f" ({one.num_due} steps so far)"
         if trainer.is_global_zero:
             step = trainer.fit_loop.total_batch_idx
             log.warning("rollout step %d%s: %s", step, often, message)
 
     def _roll_back(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, one: _Watched, message: str
+        self, trainer: L.Trainer, pl_module: L.LightningModule, one: WatchedCause, message: str
     ) -> None:
         begin = num_finished_steps(trainer) - one.num_steps  # the weights were bad after it
         is_compared = one.cause.name in COMPARED
@@ -291,7 +263,7 @@ class HealthMonitor(Callback):
         self._warn(trainer, one, what)
         record_event(trainer, "rollback", what, one.cause.name)
 
-    def _remember_rollback(self, trainer: L.Trainer, path: Path, one: _Watched) -> None:
+    def _remember_rollback(self, trainer: L.Trainer, path: Path, one: WatchedCause) -> None:
         """Forget the troubled steps, and never take a checkpoint that the rollback has left."""
         done = num_finished_steps(trainer)
         self._rollbacks.append(_Rollback(at=done, to=step_of(path)))
@@ -299,7 +271,7 @@ class HealthMonitor(Callback):
         for _ in range(min(one.num_steps, len(self._past))):
             self._past.pop()
 
-    def _stop(self, trainer: L.Trainer, one: _Watched, message: str) -> None:
+    def _stop(self, trainer: L.Trainer, one: WatchedCause, message: str) -> None:
         code = one.cause.exit_code or (
             ExitCode.DIVERGED if one.cause.is_trouble else ExitCode.NO_REWARD
         )
@@ -311,6 +283,7 @@ class HealthMonitor(Callback):
         watched = self._watched.items()
         return {
             "past": list(self._past),
+            "reward_range": self._reward_range,
             "rollbacks": [(one.at, one.to) for one in self._rollbacks],
             "passed_over": self._passed_over,
             "streaks": {name: one.streak for name, one in watched if one.streak},
@@ -319,7 +292,9 @@ class HealthMonitor(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._past.extend(state_dict["past"])
-        rollbacks = state_dict.get("rollbacks", [])  # not in checkpoints of earlier versions
+        # Checkpoints of earlier versions lack some of these.
+        self._reward_range = state_dict.get("reward_range")
+        rollbacks = state_dict.get("rollbacks", [])
         self._rollbacks = [_Rollback(at=at, to=to) for at, to in rollbacks]
         self._passed_over = [(first, last) for first, last in state_dict.get("passed_over", [])]
         for name, one in self._watched.items():
@@ -330,20 +305,6 @@ class HealthMonitor(Callback):
 def of_all_ranks(counts: StepCounts) -> StepCounts:
     """Return the counts of all ranks together; every rank must call this."""
     return reduce(operator.add, gather_objects(counts))
-
-
-def _watch(name: str, rule: Rule) -> _Watched:
-    cause = CAUSES[name]
-    patience = cause.patience if rule.patience is None else rule.patience
-    check_range(f"HealthMonitor.init_args.rules.{name}.patience", patience, at_least=1)
-    action = rule.action or cause.action
-    if action == "skip" and name not in BEFORE_UPDATE:
-        raise UserError(
-            f"HealthMonitor cannot skip an update because of {name}, which shows only after it. "
-            f"Causes that show before are {', '.join(BEFORE_UPDATE)}. Set another action of "
-            f"HealthMonitor.init_args.rules.{name}."
-        )
-    return _Watched(cause, patience, action)
 
 
 def _memory() -> dict[str, float]:

@@ -1,5 +1,7 @@
 """Checks of a step against the steps before it; tests/callbacks/test_health.py has the others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toy_rollouts import completion, failed, rollouts, train_batch
@@ -28,13 +30,14 @@ def counts(batch=GOOD, trained=None):
     return count_step(batch, trained, with_repetition=True)
 
 
-def found(batch=GOOD, trained=None, past=PAST, **metrics):
+def found(batch=GOOD, trained=None, past=PAST, reward_range=(0.0, 1.0), **metrics):
     """Return the causes of a step whose metrics differ from the usual ones in some."""
     renamed = {name.replace("__", "/"): value for name, value in metrics.items()}
     step = ObservedStep(
         counts=counts(batch, train_batch([-1.0, 1.0]) if trained is None else trained),
         metrics=USUAL | renamed,
         past=past,
+        reward_range=reward_range,
     )
     return {name for name, check in CHECKS.items() if check(step)}
 
@@ -153,13 +156,38 @@ def test_a_stage_that_takes_a_small_part_of_the_step_is_not_slow():
     assert found(seconds__reward=6.0, past=usual) == {"slow_stage"}  # 6 times; 23%
 
 
-def test_a_step_with_only_the_best_rewards_is_solved_if_they_once_differed():
-    batch, trained = rollouts([[1.0, 1.0]]), train_batch([0.0, 0.0])
-    assert found(batch, trained, reward__mean=1.0) == {"solved"}
-    constant = [USUAL | {"reward/mean": 1.0, "reward/std": 0.0}] * 20
-    assert found(batch, trained, constant, reward__mean=1.0) == {"equal_rewards"}
-    better = [*PAST, USUAL | {"reward/mean": 1.2}]
-    assert found(batch, trained, better, reward__mean=1.0) == {"equal_rewards"}
+@pytest.mark.parametrize(
+    ("rewards", "reward_range", "cause"),
+    [
+        ([1.0, 1.0], (0.0, 1.0), "solved"),
+        ([1.2, 1.2], (0.0, 1.0), "solved"),  # better than ever
+        ([0.0, 0.0], (-1.0, 0.0), "solved"),  # the best of a penalty
+        ([-1.0, -1.0], (-1.0, 1.0), "unsolved"),
+        ([0.0, 0.0], (0.0, 1.0), "unsolved"),
+        ([-0.2, -0.2], (0.0, 1.0), "unsolved"),  # worse than ever
+        ([1.0, 1.0], (0.0, 1.2), "equal_rewards"),
+        ([0.5, 0.5], (0.0, 1.0), "equal_rewards"),
+        ([1.0, 1.0], (1.0, 1.0), "equal_rewards"),  # they never differed
+        ([1.0, 1.0], None, "equal_rewards"),  # the first step
+        ([-1.0, None], (-1.0, 1.0), "unsolved"),  # a score that is missing is none
+    ],
+)
+def test_a_step_with_one_reward_is_solved_or_fails_if_it_is_the_best_or_worst_of_a_run_that_varied(
+    rewards, reward_range, cause
+):
+    step = found(rollouts([rewards]), train_batch([0.0, 0.0]), reward_range=reward_range)
+    assert step == {cause}
+
+
+def test_groups_with_different_rewards_are_equal_inside_and_neither_solved_nor_failed():
+    batch = rollouts([[1.0, 1.0], [0.0, 0.0]])
+    assert found(batch, train_batch([0.0] * 4)) == {"equal_rewards"}
+
+
+def test_rewards_that_cancel_out_at_the_worst_value_do_not_fail():
+    batch = rollouts([[0.0, 0.0]])
+    batch = replace(batch, parts={"math": torch.tensor([[0.5, -0.5]])})
+    assert found(batch, train_batch([0.0, 0.0])) == {"cancelling_rewards"}
 
 
 def test_empty_completions_of_half_the_rows_are_found():

@@ -7,7 +7,6 @@ from lit_grpo.diagnostics.checks import CHECKS, ObservedStep
 from lit_grpo.diagnostics.counts import count_step
 from lit_grpo.types import Outcome
 
-PAST = [{"reward/mean": 0.5, "reward/std": 0.2}] * 20
 DOWN = failed(Outcome.PARSE_ERROR, "no number")
 SPLITS = {
     "values": ([[0.0, 1.0], [1.0, 1.0]], "abcc", [[2.0, 2.0], [0.5, -0.5]], "ddef"),
@@ -48,9 +47,9 @@ def test_counts_by_hand():
         2,
     )
     assert (counts.num_with_signal, counts.num_identical, counts.num_truncated) == (0, 1, 1)
-    assert (counts.best, counts.equal) == (1.0, {1.0: 1})
+    assert (counts.best, counts.worst, counts.equal) == (1.0, 0.0, {1.0: 1})
     assert counts.identical_fraction == 0  # the identical group is solved
-    assert not counts.are_all_solved
+    assert counts.only_reward is None
     assert (counts.num_trained, counts.has_advantage, counts.lowest_logprob) == (1, False, -0.5)
     assert counts.failures == {("math", Outcome.ABSTAIN): 1}
 
@@ -58,7 +57,9 @@ def test_counts_by_hand():
 def findings(*ranks):
     """Return what is found in the rollouts and advantages of several ranks."""
     counts = [count_step(batch, trained) for batch, trained in ranks]
-    step = ObservedStep(counts=sum(counts[1:], counts[0]), metrics={"reward/mean": 1.0}, past=PAST)
+    step = ObservedStep(
+        counts=sum(counts[1:], counts[0]), metrics={"reward/mean": 1.0}, reward_range=(0.0, 1.0)
+    )
     return {name for name, check in CHECKS.items() if check(step)}
 
 
@@ -80,6 +81,12 @@ def test_a_group_that_is_solved_on_its_rank_is_not_if_another_has_a_better_rewar
     better = rollouts([[2.0, 2.0]], texts("ef")), train_batch([0.0, 0.0])
     assert "solved" in findings(better)
     assert findings(EQUAL, better) == {"equal_rewards", "identical_completions"}
+
+
+def test_a_group_that_fails_on_its_rank_does_not_mean_that_all_fail():
+    worst = rollouts([[0.0, 0.0]], texts("ef")), train_batch([0.0, 0.0])
+    assert findings(worst, worst) == {"unsolved"}
+    assert findings(worst, EQUAL) == {"equal_rewards"}
 
 
 def test_rewards_of_another_name_on_another_rank_are_kept():
