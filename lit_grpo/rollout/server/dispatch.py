@@ -15,7 +15,7 @@ from lit_grpo.concurrency import backoff, gather_or_cancel
 from lit_grpo.rollout.engine import EngineFailed
 from lit_grpo.rollout.requests import Request, Sample
 from lit_grpo.rollout.server.api import ServerAPI
-from lit_grpo.rollout.server.endpoint import RequestRefused, ServerError
+from lit_grpo.rollout.server.endpoint import RequestRefused, ServerError, in_words
 from lit_grpo.rollout.server.server import Server
 
 Deliver = Callable[[int, Sample | str], None]
@@ -90,7 +90,7 @@ class Dispatcher:
             if await server.monitor.find_weight_problem() is None:
                 _give_up(pending, problem, deliver)
         except ServerError as error:
-            problem = str(error)
+            problem = in_words(error)
         if not pending:
             return
         if is_still_up():

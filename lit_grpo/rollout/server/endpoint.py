@@ -33,8 +33,19 @@ class ServerError(Exception):
     """The server is down, silent, broken or overloaded, so a retry may succeed."""
 
 
-class ServerUnreachable(ServerError):
+class ConnectionFailed(ServerError):
+    """The connection was refused, or broke off."""
+
+
+class ServerUnreachable(ConnectionFailed):
     """Nothing listens at the server's address."""
+
+
+def in_words(error: ServerError | RequestRefused) -> str:
+    """Return the error of a server that has answered before, with what it means before it."""
+    if isinstance(error, ConnectionFailed):
+        return f"the server does not answer (its process may have died): {error}"
+    return str(error)
 
 
 class Endpoint:
@@ -149,6 +160,8 @@ async def _as_server_errors(what: str, seconds: float | None) -> AsyncGenerator[
         raise ServerError(f"{what}: no answer{limit}") from None
     except aiohttp.ClientConnectorError as error:
         raise ServerUnreachable(f"{what}: {error}") from None
+    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+        raise ConnectionFailed(f"{what}: {type(error).__name__}: {error}") from None
     except (aiohttp.ClientError, OSError) as error:
         raise ServerError(f"{what}: {type(error).__name__}: {error}") from None
 

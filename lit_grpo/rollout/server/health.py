@@ -14,6 +14,7 @@ from lit_grpo.rollout.server.endpoint import (
     RequestRefused,
     ServerError,
     ServerUnreachable,
+    in_words,
 )
 from lit_grpo.rollout.server.load import ServerLoad
 from lit_grpo.rollout.server.weights import ServerWeights
@@ -96,15 +97,16 @@ class HealthMonitor:
         self._check_requested.clear()
 
     async def _find_problem(self) -> str | None:
-        if self._weights.is_updating:  # an update has its own timeout, and may delay other replies
-            return await self.find_health_problem(is_busy=True)
-        return (
-            await self.find_health_problem()
-            or await self.find_weight_problem()
-            or await self._find_hang()
-        )
+        is_busy = self._weights.is_updating
+        if error := await self.find_health_error(is_busy=is_busy):
+            return in_words(error)
+        if is_busy:  # an update has its own timeout, and may delay other replies
+            return None
+        return await self.find_weight_problem() or await self._find_hang()
 
-    async def find_health_problem(self, *, is_busy: bool = False) -> str | None:
+    async def find_health_error(
+        self, *, is_busy: bool = False
+    ) -> ServerError | RequestRefused | None:
         """Return why the server is unhealthy, if it is.
 
         Args:
@@ -114,7 +116,7 @@ class HealthMonitor:
         try:
             await self._api.check_health(self._endpoint, self._supervision.health_timeout)
         except (ServerError, RequestRefused) as error:
-            return None if is_busy and not isinstance(error, ServerUnreachable) else str(error)
+            return None if is_busy and not isinstance(error, ServerUnreachable) else error
         return None
 
     async def find_weight_problem(self) -> str | None:
@@ -125,7 +127,7 @@ class HealthMonitor:
         try:
             wrong = await self._weights.find_label_problem()
         except (ServerError, RequestRefused) as error:
-            return str(error)
+            return in_words(error)
         if wrong is not None:
             self.mark_unhealthy(wrong)
         return wrong

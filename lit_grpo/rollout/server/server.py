@@ -132,13 +132,15 @@ class Server:
                 raise ServerError(f"it did not answer within {seconds:g} s ({problem})")
             await asyncio.sleep(STARTUP_POLL_SECONDS)
 
-    async def _find_startup_problem(self, monitor: HealthMonitor) -> str | None:
+    async def _find_startup_problem(
+        self, monitor: HealthMonitor
+    ) -> ServerError | RequestRefused | None:
         try:
             if self.is_attached and self._is_rank_zero:
                 await self._api.recover(self.endpoint, self._supervision.health_timeout)
         except ServerError as error:
-            return str(error)
-        return await monitor.find_health_problem()
+            return error
+        return await monitor.find_health_error()
 
     async def stop(self) -> None:
         """Abort its requests, and end its process if it was launched here."""

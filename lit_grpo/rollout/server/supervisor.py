@@ -14,7 +14,7 @@ from lit_grpo.rollout.engine import EngineFailed
 from lit_grpo.rollout.server.config import Supervision
 from lit_grpo.rollout.server.directory import FailureNote
 from lit_grpo.rollout.server.dispatch import Dispatcher
-from lit_grpo.rollout.server.endpoint import RequestRefused, ServerError
+from lit_grpo.rollout.server.endpoint import RequestRefused, ServerError, in_words
 from lit_grpo.rollout.server.server import Server
 from lit_grpo.rollout.server.weights import TargetWeights
 from lit_grpo.rollout.weight_check import WeightMismatch
@@ -102,7 +102,7 @@ class Supervisor:
             self.fail(str(error))
         except (ServerError, RequestRefused) as error:
             if server.num_stops == num_stops:  # otherwise it is being restarted anyway
-                server.mark_unhealthy(f"its weights could not be updated: {error}")
+                server.mark_unhealthy(f"its weights could not be updated: {in_words(error)}")
 
     async def _update(self, server: Server) -> None:
         """Update a server to the latest target, which may change during an update."""

@@ -14,7 +14,7 @@ from lit_grpo.concurrency import gather_or_cancel
 from lit_grpo.rollout.requests import Request
 from lit_grpo.rollout.server.api import ServerAPI
 from lit_grpo.rollout.server.config import Supervision
-from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError
+from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError, in_words
 from lit_grpo.rollout.weight_check import ExpectedLogprobs, check_logprobs, logprob_pair
 from lit_grpo.rollout.weights.store import WeightUpdate
 
@@ -110,7 +110,8 @@ class ServerWeights:
                 self._is_checked = False
                 if attempt == MAX_UPDATE_ATTEMPTS:
                     raise
-                log.warning("%s: the weight update failed, retrying: %s", self._endpoint.url, error)
+                why, url = in_words(error), self._endpoint.url
+                log.warning("%s: the weight update failed, retrying: %s", url, why)
             else:
                 if label != str(update.version):
                     raise ServerError(

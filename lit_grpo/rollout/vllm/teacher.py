@@ -21,7 +21,13 @@ from lit_grpo.concurrency import EventLoopThread, backoff, gather_or_cancel, wai
 from lit_grpo.policy import Policy, Teacher
 from lit_grpo.policy.teacher import TeacherFailed, probe_text, wrong_tokenizer
 from lit_grpo.rollout.server.api_key import check_variable, choose_key
-from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError, reading
+from lit_grpo.rollout.server.endpoint import (
+    Endpoint,
+    RequestRefused,
+    ServerError,
+    in_words,
+    reading,
+)
 from lit_grpo.rollout.server.launching import check_url
 from lit_grpo.types import TokenBatch, UserError, check_range, setting_error
 
@@ -220,7 +226,7 @@ class VLLMTeacher(Teacher):
                 if seconds >= self.give_up_after_seconds:
                     raise TeacherFailed(
                         f"{self._failed(server)} did not read a completion for {seconds:.0f} s: "
-                        f"{error}. Start it again and resume, or raise "
+                        f"{in_words(error)}. Start it again and resume, or raise "
                         f"{_KEY}.give_up_after_seconds."
                     ) from None
                 self._warn_once(server, error)
@@ -234,7 +240,7 @@ class VLLMTeacher(Teacher):
         if not self._is_failing:
             log.warning(
                 "%s failed: %s. Asking again for up to %.0f s.",
-                *(self._failed(server), error, self.give_up_after_seconds),
+                *(self._failed(server), in_words(error), self.give_up_after_seconds),
             )
         self._is_failing = True
 

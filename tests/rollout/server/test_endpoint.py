@@ -9,7 +9,14 @@ from served_engines import QUICK
 from tiny import tiny_policy
 
 from lit_grpo.rollout import EngineFailed, Supervision, VLLMServerEngine
-from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError, reading
+from lit_grpo.rollout.server.endpoint import (
+    ConnectionFailed,
+    Endpoint,
+    RequestRefused,
+    ServerError,
+    in_words,
+    reading,
+)
 
 GENERATE = "POST /inference/v1/generate"
 HEALTHY = {"GET /health": {}, "POST /resume": {}, "POST /pause": {}, "POST /collective_rpc": {}}
@@ -130,3 +137,52 @@ def test_a_stream_that_is_closed_as_its_reader_wakes_up_is_the_servers_error(has
 
     with pytest.raises(ServerError, match=reason):
         asyncio.run(read())
+
+
+async def reset(writer):
+    """End a connection at once, so that what was sent is answered by a reset."""
+    writer.transport.abort()
+
+
+async def cut_short(writer):
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf")
+    await writer.drain()
+    writer.close()
+
+
+def failure_of_call(answer=None) -> ServerError:
+    """Return the error of a call to a server that ends the connection; None listens no longer."""
+
+    async def handle(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        await answer(writer)
+
+    async def call():
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        if answer is None:
+            server.close()
+            await server.wait_closed()
+        endpoint = Endpoint(f"http://{host}:{port}", 10.0)
+        try:
+            with pytest.raises(ConnectionFailed) as caught:
+                await endpoint.call("POST", "/pause", {}, seconds=10)
+        finally:
+            await endpoint.close()
+            server.close()
+        return caught.value
+
+    return asyncio.run(call())
+
+
+@pytest.mark.parametrize("answer", [None, reset, cut_short], ids=["refused", "reset", "cut short"])
+def test_a_lost_connection_says_what_that_means_before_the_technical_part(answer):
+    assert in_words(failure_of_call(answer)).startswith(
+        "the server does not answer (its process may have died): POST /pause: "
+    )
+
+
+def test_a_server_that_answers_with_an_error_has_not_died():
+    with answering({"GET /health": {}}) as url, pytest.raises(RequestRefused) as caught:
+        read_events(url)
+    assert in_words(caught.value) == str(caught.value)
