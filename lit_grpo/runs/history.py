@@ -47,6 +47,11 @@ class Run:
     def seconds(self) -> float:
         return 0.0 if self.metrics.empty else float(self.metrics["seconds"].iloc[-1])
 
+    @property
+    def clock(self) -> pd.Series:
+        """The seconds at which steps were logged, indexed by step from 1."""
+        return self.values("seconds").astype(float).cummax()
+
     def has(self, metric: str) -> bool:
         return metric in self.metrics and bool(self.metrics[metric].notna().any())
 

@@ -57,7 +57,14 @@ class Chart:
 
     def offset(self, run: Run) -> int:
         """Return the number of steps of the earlier stages that are in the chart."""
-        return sum(stage.num_steps for stage in run.stages[:-1] if self.fits(stage))
+        return sum(stage.num_steps for stage in self._before(run))
+
+    def seconds_before(self, run: Run) -> float:
+        """Return the time that those stages took."""
+        return sum(stage.seconds for stage in self._before(run))
+
+    def _before(self, run: Run) -> list[Run]:
+        return [stage for stage in run.stages[:-1] if self.fits(stage)]
 
     def lines(self, run: Run) -> dict[str, str]:
         """Return metric -> name of the lines of a run."""
@@ -70,7 +77,10 @@ class Chart:
 
 
 def draw_charts(runs: Sequence[Run], *, is_comparison: bool) -> list[dict[str, Any]]:
-    """Return the charts that fit one of the runs: title, unit, traces and offsets of its runs."""
+    """Return the charts that fit one of the runs.
+
+    Each has a title, a unit, traces over steps, and by run the steps and the seconds before it.
+    """
     return [
         _draw(chart, runs, is_comparison)
         for chart in (*CHARTS[:2], *_parts(runs, is_comparison), *CHARTS[2:])
@@ -116,6 +126,7 @@ def _draw(chart: Chart, runs: Sequence[Run], is_comparison: bool) -> dict[str, A
         "metric": chart.metric,
         "traces": traces,
         "offsets": {number: chart.offset(run) for number, run in fitting.items()},
+        "secondsBefore": {number: chart.seconds_before(run) for number, run in fitting.items()},
     }
 
 
@@ -197,6 +208,17 @@ def thin(values: pd.Series) -> pd.Series:
     means = values.groupby(groups).mean()
     means.index = pd.Series(values.index).groupby(groups).last()
     return means
+
+
+def draw_clock(run: Run) -> dict[str, list[float]]:
+    """Return at most about `MAX_POINTS` steps of a run, from 0, and the seconds until each."""
+    clock = run.clock
+    places = range(len(clock) - 1, -1, -max(1, -(-len(clock) // MAX_POINTS)))
+    chosen = clock.iloc[[*reversed(places)]]
+    return {
+        "steps": [0, *map(int, chosen.index)],
+        "seconds": [0.0, *(round(float(one), 3) for one in chosen)],
+    }
 
 
 def reward_band(run: Run) -> tuple[pd.Series, pd.Series]:

@@ -17,6 +17,26 @@ async function loadPlotly(nonce) {
   document.head.append(make("script", { nonce, textContent: await new Response(code).text() }));
 }
 
+/* ---- What is shown ---- */
+
+const DEFAULTS = { axis: "steps", q: "", step: "", run: "", kind: "", sort: "", down: "", page: "0" };
+/** The axis of the curves, and what is shown of the completions. What differs from this stands in the address, so that a reload keeps it. */
+
+const view = { ...DEFAULTS };
+
+function readView() {
+  for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
+    if (name in view) view[name] = value;
+  }
+}
+
+function keepView() {
+  const set = Object.entries(view).filter(([name, value]) => value && value !== DEFAULTS[name]);
+  const state = new URLSearchParams(set).toString();
+  // An empty fragment would scroll to the top.
+  if (location.hash.slice(1) !== state) location.replace(`#${state || "all"}`);
+}
+
 /* ---- Curves ---- */
 
 const RED = "#e5484d", AMBER = "#e08700", GREY = "#8d8780";
@@ -24,6 +44,31 @@ const MARK_COLORS = { crash: RED, stop: RED, rollback: RED, alert: AMBER, stall:
 const MAX_HOVER_CHARACTERS = 160;
 const hiddenRuns = new Set();
 const plots = [];
+
+const MINUTE = 60, HOUR = 3600;
+
+/** Return the seconds that had passed after a number of steps of a run. */
+function secondsAt(run, step) {
+  const { steps, seconds } = data.runs[run].clock;
+  let low = 0, high = steps.length - 1;
+  if (step >= steps[high]) return seconds[high];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (steps[middle] <= step) low = middle;
+    else high = middle;
+  }
+  const share = (step - steps[low]) / (steps[high] - steps[low]);
+  return seconds[low] + share * (seconds[high] - seconds[low]);
+}
+
+/** Return how steps of runs lie on the axis of a chart: their places, and the unit. */
+function axisOf(chart) {
+  if (view.axis !== "time") return { unit: "", place: (run, step) => step + chart.offsets[run] };
+  const passed = (run, step) => chart.secondsBefore[run] + secondsAt(run, step);
+  const longest = Math.max(...Object.keys(chart.offsets).map((run) => passed(run, Infinity)));
+  const [unit, size] = longest > 2 * HOUR ? ["h", HOUR] : longest > 2 * MINUTE ? ["min", MINUTE] : ["s", 1];
+  return { unit, place: (run, step) => passed(run, step) / size };
+}
 
 function css(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -54,10 +99,10 @@ function verticalLine(x, color) {
 }
 
 /** Return the events of a chart's runs, as one trace of points above its lines. */
-function drawMarks(chart) {
+function drawMarks(chart, axis) {
   const marks = data.marks
     .filter((mark) => mark.run in chart.offsets && !hiddenRuns.has(mark.run))
-    .map((mark) => ({ ...mark, x: mark.step + chart.offsets[mark.run] }));
+    .map((mark) => ({ ...mark, x: axis.place(mark.run, mark.step) }));
   const color = (mark) => MARK_COLORS[mark.kind] || GREY;
   const trace = {
     type: "scatter", mode: "markers", yaxis: "y2", name: "event", showlegend: false,
@@ -72,24 +117,26 @@ function drawMarks(chart) {
 }
 
 /** Return a line and a name where one stage of a training ends and the next begins. */
-function drawStages(chart) {
-  const stages = Object.entries(chart.offsets);
+function drawStages(chart, axis, end) {
+  const stages = Object.keys(chart.offsets).map((run) => [run, axis.place(run, axis.unit ? 0 : 0.5)]);
   if (data.isComparison || stages.length < 2) return { shapes: [], annotations: [] };
-  const end = Math.max(...chart.traces.flatMap((trace) => trace.x));
   const label = (run, x) => ({
     text: escaped(data.runs[run].label), x, y: 1, xref: "x", yref: "paper", xanchor: x > 0.7 * end ? "right" : "left", yanchor: "bottom",
     showarrow: false, font: { size: 10, color: css("--quiet") },
   });
   return {
-    shapes: stages.filter(([, offset]) => offset > 0).map(([, offset]) => verticalLine(offset + 0.5, GREY)),
-    annotations: stages.map(([run, offset]) => label(run, offset + 0.5)),
+    shapes: stages.slice(1).map(([, start]) => verticalLine(start, GREY)),
+    annotations: stages.map(([run, start]) => label(run, start)),
   };
 }
 
-function layoutOf(chart, traces, shapes, annotations) {
+function layoutOf(chart, traces, { unit }, shapes, annotations) {
   const values = traces.flatMap((trace) => trace.y).filter((value) => value !== null);
   const isAccuracy = chart.metric === "val/accuracy";
   const axis = { gridcolor: css("--grid"), linecolor: css("--line"), zeroline: false, automargin: true };
+  const across = unit
+    ? { ticksuffix: ` ${unit}`, showticksuffix: "last", hoverformat: ".3~r", unifiedhovertitle: { text: `%{x} ${unit}` } }
+    : { tickformat: "d", hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } };
   return {
     height: 240,
     margin: { l: 44, r: 14, t: annotations.length ? 22 : 10, b: 22 },
@@ -99,7 +146,7 @@ function layoutOf(chart, traces, shapes, annotations) {
     hovermode: "x unified",
     hoverlabel: { bgcolor: css("--raised"), bordercolor: css("--line"), font: { color: css("--ink"), size: 11 } },
     showlegend: false,
-    xaxis: { ...axis, showspikes: false, tickformat: "d", nticks: 7, hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } },
+    xaxis: { ...axis, ...across, showspikes: false, nticks: 7 },
     yaxis: {
       ...axis,
       nticks: 6,
@@ -112,10 +159,13 @@ function layoutOf(chart, traces, shapes, annotations) {
 }
 
 function drawChart({ chart, place }) {
-  const marks = drawMarks(chart);
-  const stages = drawStages(chart);
-  const curves = chart.traces.filter((trace) => !hiddenRuns.has(trace.meta));
-  const layout = layoutOf(chart, curves, [...stages.shapes, ...marks.shapes], stages.annotations);
+  const axis = axisOf(chart);
+  const curves = chart.traces
+    .filter((trace) => !hiddenRuns.has(trace.meta))
+    .map((trace) => ({ ...trace, x: trace.x.map((one) => axis.place(trace.meta, one - chart.offsets[trace.meta])) }));
+  const marks = drawMarks(chart, axis);
+  const stages = drawStages(chart, axis, Math.max(...curves.flatMap((trace) => trace.x)));
+  const layout = layoutOf(chart, curves, axis, [...stages.shapes, ...marks.shapes], stages.annotations);
   return Plotly.react(place, [...curves, ...marks.traces], layout, { responsive: true, displayModeBar: false });
 }
 
@@ -140,6 +190,21 @@ function addCharts() {
   }
 }
 
+/** Let the buttons draw the curves over steps or over time. */
+function addAxis() {
+  const buttons = document.querySelectorAll("[data-axis]");
+  const press = () => buttons.forEach((one) => one.setAttribute("aria-pressed", String(one.dataset.axis === view.axis)));
+  buttons.forEach((button) => {
+    button.addEventListener("click", () => {
+      view.axis = button.dataset.axis;
+      keepView();
+      press();
+      if (window.Plotly) drawCharts();
+    });
+  });
+  press();
+}
+
 /** Add a button for each of several runs, which shows or hides it in all charts. */
 function addLegend() {
   if (!data.isComparison) return;
@@ -162,9 +227,6 @@ function addLegend() {
 
 const ROWS_PER_PAGE = 50;
 const { prompts, rows, rewards } = data.completions;
-const view = { q: "", step: "", run: "", kind: "", sort: "", down: "", page: "0" };
-/** What is shown of the completions. It also stands in the address, so that a reload keeps it. */
-
 const KINDS = {
   truncated: (row) => row.finish_reason === "length",
   excluded: (row) => row.valid === false,
@@ -272,10 +334,7 @@ function drawHeader() {
 /** Change what is shown of the completions, and draw it. */
 function show(changes) {
   Object.assign(view, { page: "0" }, changes);
-  const set = Object.entries(view).filter(([name, value]) => value && !(name === "page" && value === "0"));
-  const state = new URLSearchParams(set).toString();
-  // An empty fragment would scroll to the top.
-  if (location.hash.slice(1) !== state) location.replace(`#${state || "all"}`);
+  keepView();
   const found = selectedRows();
   const numPages = Math.max(1, Math.ceil(found.length / ROWS_PER_PAGE));
   const page = Math.min(Number(view.page) || 0, numPages - 1);
@@ -295,9 +354,6 @@ function addFilters() {
   byId("step").append(make("option", { value: "" }, "all steps"), ...steps.map((step) => make("option", { value: step }, `step ${step}`)));
   byId("run").append(make("option", { value: "" }, "all runs"), ...runs.map((run) => make("option", { value: run }, data.runs[run].label)));
   byId("run").hidden = runs.length < 2;
-  for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
-    if (name in view) view[name] = value;
-  }
   if (!(view.kind in KINDS)) view.kind = "";
   for (const [id, name] of [["search", "q"], ["step", "step"], ["run", "run"], ["kind", "kind"]]) {
     byId(id).value = view[name];
@@ -334,6 +390,8 @@ document.querySelectorAll(".copy").forEach((button) => {
   button.addEventListener("click", () => copyEntry(button));
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => window.Plotly && drawCharts());
+readView();
+addAxis();
 addLegend();
 addCharts();
 if (rows.length) addFilters();

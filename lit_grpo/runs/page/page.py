@@ -23,7 +23,7 @@ from markupsafe import Markup
 
 from lit_grpo import __version__
 from lit_grpo.runs.history import Run, are_stages
-from lit_grpo.runs.page.charts import COLORS, DASHES, draw_charts
+from lit_grpo.runs.page.charts import COLORS, DASHES, draw_charts, draw_clock
 from lit_grpo.runs.page.completions import sample_completions
 from lit_grpo.runs.page.diagnosis import Mark, diagnose, find_marks
 from lit_grpo.runs.page.log_entry import log_entry
@@ -106,10 +106,11 @@ def _environment() -> Environment:
     )
 
 
-def _looks(runs: Sequence[Run]) -> list[dict[str, str]]:
+def _looks(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return [
         {
             "label": run.label,
+            "clock": draw_clock(run),
             "color": COLORS[number % len(COLORS)],
             "dash": DASHES[number // len(COLORS) % len(DASHES)],
         }

@@ -6,7 +6,7 @@ import pytest
 from logged_runs import write_run
 
 from lit_grpo.runs.history import load_runs
-from lit_grpo.runs.page.charts import MAX_POINTS, draw_charts, thin
+from lit_grpo.runs.page.charts import MAX_POINTS, draw_charts, draw_clock, thin
 
 
 def draw(*runs, is_comparison=False):
@@ -82,7 +82,8 @@ def test_stages_are_drawn_behind_each_other_where_both_have_the_metric(tmp_path)
     charts = draw(sft, grpo)
     assert charts["Held-out accuracy"]["offsets"] == {0: 0, 1: 2}
     assert [trace["x"] for trace in charts["Held-out accuracy"]["traces"]] == [[1, 2], [3, 4]]
-    assert charts["Reward"]["offsets"] == {1: 0}
+    assert charts["Held-out accuracy"]["secondsBefore"] == {0: 0, 1: 3.0}
+    assert charts["Reward"]["offsets"] == charts["Reward"]["secondsBefore"] == {1: 0}
 
 
 def test_names_cannot_be_read_as_html(tmp_path):
@@ -99,3 +100,21 @@ def test_a_long_curve_becomes_means_that_end_at_its_last_step(num_values):
     assert drawn.index[-1] == num_values
     size = -(-num_values // MAX_POINTS)
     assert drawn.iloc[0] == np.arange(min(size, num_values)).mean()
+
+
+def test_the_clock_begins_at_0_and_ends_with_the_last_step(tmp_path):
+    (run,) = load_runs([write_run(tmp_path / "run", {"reward/mean": [0.5] * 3})])
+    assert draw_clock(run) == {"steps": [0, 1, 2, 3], "seconds": [0.0, 1.5, 3.0, 4.5]}
+    (long,) = load_runs([write_run(tmp_path / "long", {"reward/mean": [0.5] * 2500})])
+    clock = draw_clock(long)
+    assert (clock["steps"][:3], clock["steps"][-2:]) == ([0, 1, 4], [2497, 2500])
+    assert clock["seconds"] == [1.5 * step for step in clock["steps"]]
+    assert len(clock["steps"]) <= MAX_POINTS + 1
+
+
+def test_a_run_that_has_not_finished_a_step_has_a_clock_at_0(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "run.log").touch()
+    (run,) = load_runs([path])
+    assert draw_clock(run) == {"steps": [0], "seconds": [0.0]}
