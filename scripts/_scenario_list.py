@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -24,11 +23,23 @@ SMALL_DISK = (
 )
 
 
+class Process(Protocol):
+    """What is used of a ``Popen``."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+    def send_signal(self, signum: signal.Signals) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Running:
     """A training that is running."""
 
-    process: subprocess.Popen[str]
+    process: Process
     run: Path
 
     def wait_for_rows(self, number: int) -> None:
@@ -45,6 +56,10 @@ class Scenario:
     """A training with something wrong, and how it must end."""
 
     title: str
+    cause: str
+    """Name in the table of causes."""
+    event: str = ""
+    """Kind of an event of the run that has this cause; empty if the run has none of it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys of the config that differ from the base."""
     says: str
@@ -172,6 +187,7 @@ EVERY_STEP = {"class_path": "Checkpoints", "init_args": {"every_n_steps": 1, "ke
 SCENARIOS = (
     Scenario(
         title="wrong credentials of the judge",
+        cause="judge_refused",
         judge={"is_denied": True},
         says=r"answered 401 for model",
         exit_code=2,
@@ -179,6 +195,8 @@ SCENARIOS = (
     ),
     Scenario(
         title="the judge dies at step 20",
+        cause="score_outage",
+        event="stop",
         judge={},
         settings=LONG | callback("JudgeDown", step=20),
         says=r"reward 'judge' gave no value for prompt .* unavailable: Error code: 503",
@@ -188,16 +206,20 @@ SCENARIOS = (
     ),
     Scenario(
         title="the inference server dies at step 20",
+        cause="engine_outage",
+        event="alert",
         settings=with_server() | callback("ServerDown", step=20) | {"trainer.max_steps": 24},
-        says=r"the weight update failed, retrying: POST /pause: ",
+        says=r"retrying: the server does not answer \(its process may have died\): POST /pause: ",
         ends=r"Server .* was stopped: .* Restart 1 of 3",
         keeps=24,
         needs=VLLM,
     ),
     Scenario(
         title="the inference server dies and may not be restarted",
+        cause="engine_outage",
+        event="stop",
         settings=with_server(max_restarts=0) | callback("ServerDown", step=3),
-        says=r"the weight update failed, retrying: POST /pause: ",
+        says=r"retrying: the server does not answer \(its process may have died\): POST /pause: ",
         ends=r"Stopped: the inference server at .* is still unhealthy",
         exit_code=5,
         keeps=3,
@@ -205,11 +227,17 @@ SCENARIOS = (
     ),
     Scenario(
         title="a constant scorer",
-        settings={"model.rewards": [reward("Constant")]},
+        cause="equal_rewards",
+        event="alert",
+        settings={"model.rewards": [reward("Constant")], "trainer.max_steps": 12},
         says=r"All advantages are 0: inside each group all rewards are equal",
+        ends=r"Rollout steps in a row like this one: 10\.",
+        keeps=12,
     ),
     Scenario(
         title="a scorer that never matches",
+        cause="no_reward",
+        event="stop",
         settings={"model.rewards": [reward("Never")]},
         says=r"All advantages are 0: .* all rewards are equal \(their mean is 0\)",
         ends=r"No reward for 4 rollout steps in a row",
@@ -218,6 +246,8 @@ SCENARIOS = (
     ),
     Scenario(
         title="a column that does not reach the reward",
+        cause="reward_bug",
+        event="stop",
         settings={"model.rewards": [reward("NeedsColumn")]},
         says=r"KeyError: 'difficulty'",
         ends=r"Stopped because of a bug in reward 'needs_column'",
@@ -227,6 +257,7 @@ SCENARIOS = (
     ),
     Scenario(
         title="null gold answers",
+        cause="row_refused",
         settings={
             "data": {
                 "class_path": "PromptData",
@@ -241,11 +272,15 @@ SCENARIOS = (
     ),
     Scenario(
         title="all completions truncated",
+        cause="truncated",
+        event="warning",
         settings={"model.sampling": {"max_tokens": 2}},
         says=r"100% of the completions were cut off at the token limit",
     ),
     Scenario(
         title="rewards that cancel out",
+        cause="cancelling_rewards",
+        event="warning",
         settings={"model.rewards": [reward("ShareOfDigits"), reward("Opposite", name="opposite")]},
         says=r"differ inside groups: they cancel out in the weighted sum",
         ends=r"No reward for 4 rollout steps in a row",
@@ -254,6 +289,8 @@ SCENARIOS = (
     ),
     Scenario(
         title="a reward that never returns",
+        cause="stalled",
+        event="stop",
         settings={
             "model.rewards": [reward("Deadlock")],
             "trainer.callbacks": [*BASE["trainer"]["callbacks"], watchdog(action="stop")],
@@ -265,6 +302,8 @@ SCENARIOS = (
     ),
     Scenario(
         title="an oversized first step",
+        cause="slow_stage",
+        event="warning",
         settings={
             "model.rewards": [reward("Slow")],
             "trainer.callbacks": [*BASE["trainer"]["callbacks"], watchdog()],
@@ -275,6 +314,8 @@ SCENARIOS = (
     ),
     Scenario(
         title="the time is up",
+        cause="time_is_up",
+        event="stop",
         settings=LONG | {"trainer.max_time": "00:00:00:12", "model.sampling.max_tokens": 24},
         says=r"Ended after (\d+) rollout steps: trainer.max_time is reached",
         exit_code=7,
@@ -282,12 +323,15 @@ SCENARIOS = (
     ),
     Scenario(
         title="a NaN gradient at step 15",
+        cause="not_finite_gradient",
         settings=callback("NaNGradients", first=15, last=15) | {"trainer.max_steps": 24},
         says=r"the gradient of optimizer step 16 is not finite .* so the step is skipped",
         keeps=25,
     ),
     Scenario(
         title="NaN gradients from step 3 on",
+        cause="not_finite_gradient",
+        event="rollback",
         settings=callback("NaNGradients", last=10_000),
         says=r"the gradient of optimizer step 4 is not finite .*: 1 in a row, of at most 5",
         ends=r"Rolled back to step_000003.ckpt, 1 of at most 2 times",
@@ -296,11 +340,15 @@ SCENARIOS = (
     ),
     Scenario(
         title="a NaN weight",
+        cause="not_finite_weights",
+        event="rollback",
         settings=callback("NaNWeights"),
         says=r"rollout step 3: Weights of the policy are NaN .* Rolled back to step_000002.ckpt",
     ),
     Scenario(
         title="out of memory in the update",
+        cause="out_of_memory",
+        event="crash",
         settings=callback("LittleMemory") | {"data.init_args.prompts_per_step": 64},
         environment={"MALLOC_MMAP_THRESHOLD_": "65536"},  # freed memory is given back
         says=r"out of memory in the stage micro_batch.*max_tokens_per_micro_batch",
@@ -309,6 +357,7 @@ SCENARIOS = (
     ),
     Scenario(
         title="the disk is full while saving",
+        cause="disk_full",
         settings=LONG | {"trainer.callbacks": [EVERY_STEP]},
         command=SMALL_DISK,
         says=r"needs .* and its disk has .* left, so writing it will probably fail",
@@ -318,11 +367,14 @@ SCENARIOS = (
     ),
     Scenario(
         title="the newest checkpoint is damaged",
+        cause="checkpoint_damaged",
         then=flip_a_byte,
         says=r"is damaged",
     ),
     Scenario(
         title="SIGTERM",
+        cause="signal",
+        event="stop",
         settings=LONG,
         drive=send(signal.SIGTERM),
         says=r"SIGTERM: ending with a checkpoint",
@@ -332,6 +384,8 @@ SCENARIOS = (
     ),
     Scenario(
         title="Ctrl-C",
+        cause="signal",
+        event="stop",
         settings=LONG,
         drive=send(signal.SIGINT),
         says=r"SIGINT: ending with a checkpoint",
@@ -341,6 +395,7 @@ SCENARIOS = (
     ),
     Scenario(
         title="SIGKILL, then --ckpt_path auto",
+        cause="signal",
         settings={"trainer.max_steps": 60},
         drive=send(signal.SIGKILL),
         then=lambda run: None,
@@ -349,11 +404,14 @@ SCENARIOS = (
     ),
     Scenario(
         title="wandb's service is killed",
+        cause="wandb_failed",
+        event="warning",
         settings=with_wandb("SIGKILL"),
         says=r"wandb failed in",
     ),
     Scenario(
         title="wandb's service hangs",
+        cause="wandb_failed",
         settings=with_wandb("SIGSTOP"),
         says=r"wandb failed in .* no answer within",
     ),

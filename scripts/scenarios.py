@@ -25,19 +25,26 @@ from tempfile import TemporaryDirectory
 import pandas as pd
 import yaml
 from _scenario_code import JUDGE_VARIABLE, SIGNALLED
-from _scenario_list import BASE, SCENARIOS, SOME, Running, Scenario
+from _scenario_list import BASE, SCENARIOS, SOME, Process, Running, Scenario
 from _toy_judge import ToyJudge, toy_judge
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
+from write_causes import link
 
+from lit_grpo.diagnostics import CAUSES
 from lit_grpo.runs.checkpoint_files import damage, last_checkpoint, read_manifest
+from lit_grpo.runs.events import read_events
 
 SCRIPTS = Path(__file__).parent
 TIMEOUT_SECONDS = 300
 SHOWN_CHARACTERS = 110
+TROUBLESHOOTING = "troubleshooting.md"
+HEADS = (
+    "what happens", "cause", "what the user reads first", "exit code", "what is kept", "as it must",
+)  # fmt: skip
 USUAL = re.compile(
     r"run directory: |reading and tokenizing |(train|validation) data: |loading the model |"
     r"no validation will run |Server .* is ready |step \d+/|writing the final model |wandb: |"
@@ -81,6 +88,8 @@ class Ending:
                 >= set(range(steps)),
                 "final/ must be there if and only if the run is done": self.kept.has_final
                 == (expected == 0),
+                f"no event {scenario.event!r} is due to {scenario.cause}": not scenario.event
+                or (scenario.event, scenario.cause) in self.kept.events,
                 "there is a traceback": scenario.shows_traceback
                 or "Traceback (most recent call last)" not in self.output,
             }.items()
@@ -98,6 +107,8 @@ class Kept:
     completions: frozenset[int]
     """Steps whose completions can be read."""
     has_final: bool
+    events: frozenset[tuple[str, str]] = frozenset()
+    """The kinds of what ``events.jsonl`` says, each with its cause."""
 
     def __str__(self) -> str:
         if self.step is None:
@@ -111,7 +122,26 @@ def _number(found: re.Match[str] | None) -> bool:
     return found is not None and found.re.groups > 0
 
 
-def run_scenario(scenario: Scenario, directory: Path) -> Ending:
+Start = Callable[[Sequence[str], Path, Mapping[str, str], Path], Process]
+"""Starts a command in a directory and an environment, with a file for its output."""
+
+
+def start_program(
+    command: Sequence[str], directory: Path, environment: Mapping[str, str], said: Path
+) -> Process:
+    """Start a command in a process group of its own."""
+    with said.open("w") as file:
+        return subprocess.Popen(
+            command,
+            cwd=directory,
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def run_scenario(scenario: Scenario, directory: Path, start: Start = start_program) -> Ending:
     """Run a scenario in a directory of its own."""
     run = directory / "run"
     run.parent.mkdir(parents=True)
@@ -122,10 +152,10 @@ def run_scenario(scenario: Scenario, directory: Path) -> Ending:
     judge = nullcontext() if scenario.judge is None else toy_judge(**scenario.judge)
     with judge as toy:
         write_config(scenario, directory, toy)
-        ending = train(scenario, run, toy, scenario.drive)
+        ending = train(scenario, run, toy, start, scenario.drive)
         if scenario.then is not None:
             scenario.then(run)
-            ending = train(scenario, run, toy, None, "--ckpt_path", "auto")
+            ending = train(scenario, run, toy, start, None, "--ckpt_path", "auto")
     return ending
 
 
@@ -149,14 +179,15 @@ def train(
     scenario: Scenario,
     run: Path,
     judge: ToyJudge | None,
+    start: Start,
     drive: Callable[[Running], None] | None,
     *options: str,
 ) -> Ending:
-    """Run the training in a process group of its own, and return how it ended."""
+    """Run the training, and return how it ended."""
     command = [*scenario.command, sys.executable, "-m", "lit_grpo", "fit"]
     command += ["--config", "scenario.yaml", "--run_dir", "run", *options]
     environment = os.environ | {
-        "PYTHONPATH": str(SCRIPTS),
+        "PYTHONPATH": os.pathsep.join([str(SCRIPTS), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": "1",
         "WANDB_SILENT": "true",
         "WANDB_ERROR_REPORTING": "false",
@@ -165,27 +196,18 @@ def train(
     environment |= scenario.environment
     if judge is not None:
         environment[JUDGE_VARIABLE] = judge.url
-    with (run.parent / "output.txt").open("w+") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=run.parent,
-            env=environment,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            if drive is not None:
-                drive(Running(process=process, run=run))
-            code = process.wait(TIMEOUT_SECONDS)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            end_signalled(run.parent / SIGNALLED)
-        output = (run.parent / "output.txt").read_text()
+    said = run.parent / "output.txt"
+    process = start(command, run.parent, environment, said)
+    try:
+        if drive is not None:
+            drive(Running(process=process, run=run))
+        code = process.wait(TIMEOUT_SECONDS)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        end_signalled(run.parent / SIGNALLED)
     kept = run.parent / "kept" if scenario.command else run
-    return Ending(exit_code=code, kept=what_is_kept(kept), output=output)
+    return Ending(exit_code=code, kept=what_is_kept(kept), output=said.read_text())
 
 
 def end_signalled(file: Path) -> None:
@@ -206,6 +228,7 @@ def what_is_kept(run: Path) -> Kept:
         num_rows=len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0,
         completions=frozenset(_steps_with_completions(run / "completions")),
         has_final=(run / "final" / "model.safetensors").exists(),
+        events=frozenset((event.kind, event.cause) for event in read_events(run)),
     )
 
 
@@ -222,14 +245,13 @@ def print_table(
 
     One that was not run has a row, too, which says what is missing.
     """
-    heads = ("what happens", "what the user reads first", "exit code", "what is kept", "as it must")
-    rows = [_row(one, found.get(one.title)) for one in scenarios]
+    rows = [_row(one, found.get(one.title), as_markdown=as_markdown) for one in scenarios]
     if as_markdown:
-        for row in (heads, ["---"] * len(heads), *rows):
+        for row in (HEADS, ["---"] * len(HEADS), *rows):
             print(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |")
     else:
         table = Table(box=SIMPLE_HEAD)
-        for head in heads:
+        for head in HEADS:
             table.add_column(head)
         for row in rows:
             table.add_row(*map(escape, row))
@@ -244,12 +266,14 @@ def print_table(
     return 1 if wrong else 0
 
 
-def _row(scenario: Scenario, ending: Ending | None) -> tuple[str, ...]:
+def _row(scenario: Scenario, ending: Ending | None, *, as_markdown: bool) -> tuple[str, ...]:
+    cause = CAUSES[scenario.cause]
+    named = scenario.title, link(cause, TROUBLESHOOTING) if as_markdown else cause.name
     if ending is None:
-        return (scenario.title, f"not run: it needs {scenario.needs}", "–", "–", "–")
+        return (*named, f"not run: it needs {scenario.needs}", "–", "–", "–")
     holds = "no" if ending.problems(scenario) else "yes"
     line = shorten(ending.line(scenario))
-    return (scenario.title, line, str(ending.exit_code), str(ending.kept), holds)
+    return (*named, line, str(ending.exit_code), str(ending.kept), holds)
 
 
 def shorten(line: str) -> str:
