@@ -273,7 +273,7 @@ class HealthMonitor(Callback):
 
     def _stop(self, trainer: L.Trainer, one: WatchedCause, message: str) -> None:
         code = one.cause.exit_code or (
-            ExitCode.DIVERGED if one.cause.is_trouble else ExitCode.NO_REWARD
+            ExitCode.DIVERGED if one.cause.name in COMPARED else ExitCode.NO_REWARD
         )
         for_steps = "" if one.streak == 1 else f" ({one.streak} rollout steps in a row)"
         text = f"Stopped by HealthMonitor, {one.cause.name}{for_steps}: {message}"

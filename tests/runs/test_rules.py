@@ -9,6 +9,7 @@ from toy_rollouts import fit, outputs, rollouts, train_batch
 
 from lit_grpo.callbacks import HealthMonitor, Rule
 from lit_grpo.runs.events import EventsFile, read_events
+from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.types import UserError
 
 
@@ -74,6 +75,15 @@ def test_a_step_without_advantages_on_what_is_left_to_train_on_becomes_an_alert(
         rollouts([[0.0, 0.0, 1.0]]), train_batch([0.0, 0.0, 1.0], trained=[True, True, False])
     )
     assert told([filtered] * 10) == [("warning", 1, "no_advantage"), ("alert", 10, "no_advantage")]
+
+
+def test_a_rule_ends_a_run_on_which_every_group_fails_as_one_without_a_reward(tmp_path):
+    monitor = HealthMonitor({"unsolved": Rule(patience=3, action="stop")})
+    trainer = fit(lambda step: FAILED if step else HEALTHY, [monitor], steps=20)
+    reason = get_stop_reason(trainer)
+    assert (reason.exit_code, reason.cause) == (ExitCode.NO_REWARD, "unsolved")
+    assert trainer.global_step == 4
+    assert monitor.trouble == "all groups fail"
 
 
 def test_a_streak_goes_on_over_a_resume_and_so_does_the_range_of_rewards(told):

@@ -145,7 +145,6 @@ REWARDS = (
         noticed_by=MONITOR,
         patience=5,
         alert_after=10,
-        exit_code=ExitCode.NO_REWARD,
         is_trouble=True,
     ),
     Cause(

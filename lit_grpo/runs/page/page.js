@@ -42,6 +42,7 @@ function keepView() {
 const RED = "#e5484d", AMBER = "#e08700", GREY = "#8d8780";
 const MARK_COLORS = { crash: RED, stop: RED, rollback: RED, alert: AMBER, stall: AMBER };
 const MAX_HOVER_CHARACTERS = 160;
+const LABEL_WIDTH = 6; // pixels of a character
 const hiddenRuns = new Set();
 const plots = [];
 
@@ -116,17 +117,20 @@ function drawMarks(chart, axis) {
   return { traces: marks.length ? [trace] : [], shapes: marks.map((one) => verticalLine(one.x, color(one))) };
 }
 
-/** Return a line and a name where one stage of a training ends and the next begins. */
-function drawStages(chart, axis, end) {
+/** Return a line and a name where one stage of a training ends and the next begins; a short one has no name. */
+function drawStages(chart, axis, end, width) {
   const stages = Object.keys(chart.offsets).map((run) => [run, axis.place(run, axis.unit ? 0 : 0.5)]);
   if (data.isComparison || stages.length < 2) return { shapes: [], annotations: [] };
+  const hasRoom = ([run, start], number) =>
+    number === stages.length - 1 ||
+    (stages[number + 1][1] - start) / end * width > LABEL_WIDTH * data.runs[run].label.length;
   const label = (run, x) => ({
-    text: escaped(data.runs[run].label), x, y: 1, xref: "x", yref: "paper", xanchor: x > 0.7 * end ? "right" : "left", yanchor: "bottom",
+    text: escaped(data.runs[run].label), x, y: 1, xref: "x", yref: "paper", xanchor: x > 0.7 * end ? "right" : "left", yanchor: "bottom", yshift: 5,
     showarrow: false, font: { size: 10, color: css("--quiet") },
   });
   return {
     shapes: stages.slice(1).map(([, start]) => verticalLine(start, GREY)),
-    annotations: stages.map(([run, start]) => label(run, start)),
+    annotations: stages.filter(hasRoom).map(([run, start]) => label(run, start)),
   };
 }
 
@@ -164,7 +168,8 @@ function drawChart({ chart, place }) {
     .filter((trace) => !hiddenRuns.has(trace.meta))
     .map((trace) => ({ ...trace, x: trace.x.map((one) => axis.place(trace.meta, one - chart.offsets[trace.meta])) }));
   const marks = drawMarks(chart, axis);
-  const stages = drawStages(chart, axis, Math.max(...curves.flatMap((trace) => trace.x)));
+  const end = Math.max(...curves.flatMap((trace) => trace.x));
+  const stages = drawStages(chart, axis, end, place.clientWidth);
   const layout = layoutOf(chart, curves, axis, [...stages.shapes, ...marks.shapes], stages.annotations);
   return Plotly.react(place, [...curves, ...marks.traces], layout, { responsive: true, displayModeBar: false });
 }

@@ -253,17 +253,24 @@ def test_a_link_keeps_what_is_filtered_and_a_live_page_reloads_with_it(tmp_path)
 
 @pytest.mark.slow
 @needs_chromium
-def test_a_browser_compares_runs_and_hides_one(tmp_path):
+def test_a_browser_compares_runs_hides_one_and_names_the_stages_that_have_room(tmp_path):
     page = make_comparison(tmp_path)
     lines = "document.querySelectorAll('.plot .scatterlayer .trace').length"
+    names = "document.querySelector('.plot').layout.annotations.map((one) => one.text)"
+    short = write_run(tmp_path / "sft", {"val/accuracy": [0.25]})
+    config = {"model": {"policy": {"path": str(short / "final")}}}
+    long = write_run(tmp_path / "grpo", {"val/accuracy": [0.5] * 40}, config=config)
+    stages = make_page(tmp_path / "stages.html", short, long)
 
     async def look(tab):
         before = await tab.evaluate(lines)
         await tab.evaluate("document.querySelector('#legend button').click()")
         await tab.wait_for(f"{lines} < {before}")
         assert await tab.evaluate("document.querySelectorAll('#legend button').length") == 2
+        await tab.open(stages.as_uri())
+        assert await tab.evaluate(names) == [load_runs([long])[0].label]
 
-    browse(tmp_path, look, page)
+    browse(tmp_path, look, page, stages)
 
 
 @pytest.mark.slow
