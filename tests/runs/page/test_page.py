@@ -49,6 +49,9 @@ TEXTS = """(() => {
 })()"""
 """Of every text that is shown: its section, its element, its colour, that of what is behind it."""
 PLACES = {"header", "summary", "curves", "events", "completions", "entry"}
+NUM_EMPTY = """[...document.querySelectorAll('#events td:empty')]
+  .filter((one) => one.checkVisibility()).length"""
+"""Messages of events that have none: a start."""
 LAST_TICK = "[...document.querySelector('.plot').querySelectorAll('.xtick')].at(-1).textContent"
 AXIS = "document.querySelector('[data-axis=%s]').click()"
 PLACES_OF_POINTS = "document.querySelector('.plot').data.map((trace) => [...trace.x])"
@@ -278,12 +281,14 @@ def test_a_browser_compares_runs_hides_one_and_names_the_stages_that_have_room(t
 def test_a_page_fits_a_phone_and_is_readable_by_day_and_by_night(tmp_path):
     alone = make_page(tmp_path / "report.html", make_run(tmp_path / "run" / "0"))
     pages = [make_comparison(tmp_path), alone]
+    num_starts = dict(zip(pages, (2, 1), strict=True))
 
     async def look(tab):
         for page, width, is_dark in itertools.product(pages, (390, 1400), (False, True)):
             view = f"{page.stem}, {width} wide, {'dark' if is_dark else 'light'}"
             await tab.open(f"{page.as_uri()}#", width=width, is_dark=is_dark)
             assert await tab.evaluate("document.documentElement.scrollWidth") <= width, view
+            assert await tab.evaluate(NUM_EMPTY) == (width > 390) * num_starts[page], view
             texts = await tab.evaluate(TEXTS)
             assert {place for place, *_ in texts} == PLACES, view
             bad = {tuple(one) for one in texts if contrast(*one[2:]) < READABLE}
