@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 import yaml
 
 ROOT = Path(__file__).parent.parent
-VLLM = ROOT / ".venv-vllm" / "bin" / "python"
+VLLM = Path(os.environ.get("LIT_GRPO_VLLM_VENV", ROOT / ".venv-vllm"), "bin", "python")
 SERVER = ROOT / "configs" / "engines" / "vllm_server_cpu.yaml"
 NUM_STEPS = 8
 SOME = -1

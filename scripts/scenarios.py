@@ -40,7 +40,7 @@ from lit_grpo.runs.events import read_events
 
 SCRIPTS = Path(__file__).parent
 TIMEOUT_SECONDS = 300
-SHOWN_CHARACTERS = 110
+SHOWN_CHARACTERS = 120
 TROUBLESHOOTING = "troubleshooting.md"
 HEADS = (
     "what happens", "cause", "what the user reads first", "exit code", "what is kept", "as it must",
@@ -207,7 +207,8 @@ def train(
             os.killpg(process.pid, signal.SIGKILL)
         end_signalled(run.parent / SIGNALLED)
     kept = run.parent / "kept" if scenario.command else run
-    return Ending(exit_code=code, kept=what_is_kept(kept), output=said.read_text())
+    output = said.read_text().replace(f"{run.parent}/", "")
+    return Ending(exit_code=code, kept=what_is_kept(kept), output=output)
 
 
 def end_signalled(file: Path) -> None:

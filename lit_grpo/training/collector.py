@@ -100,7 +100,7 @@ class Collector:
         for measured in [*self._rewards.observe(), of_engine]:
             add_measurements(metrics, measured)
         if num_restarts := int(of_engine.totals.get("rollout/restarts", 0)):
-            message = f"Servers were restarted {num_restarts} times during this step: see run.log."
+            message = f"Restarts of servers during this step: {num_restarts}; see run.log."
             self._events.report_outage("engine_outage", message)
         return rollouts
 
