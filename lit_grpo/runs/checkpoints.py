@@ -100,6 +100,8 @@ class Checkpoints(Callback):
         """Whether the run has a checkpoint from before any trouble."""
         self._moment: Literal["step", "validation", "end"] = "step"
         """What has just ended."""
+        self._validates_after = False
+        """Whether a validation belongs to the end of this step."""
         self._validated_step = -1
         self._is_waiting = False
         """Whether a checkpoint is due once the validation of this step is done."""
@@ -125,6 +127,9 @@ class Checkpoints(Callback):
         for other in self._sharing_callbacks(trainer):
             # Otherwise it would avoid a ``last.ckpt`` that it did not write itself.
             other.last_model_path = other.last_model_path or os.path.join(str(other.dirpath), LAST)
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        self._validates_after = _validates_next(trainer)  # a stop would hide it
 
     def on_train_batch_end(
         self,
@@ -237,7 +242,15 @@ class Checkpoints(Callback):
         if self._moment == "validation":
             _undo_completed_batch(loops)
         elif self._moment == "end":
-            _undo_end(loops, trainer)
+            _undo_end(loops, trainer, self._has_left_validation(trainer))
+
+    def _has_left_validation(self, trainer: L.Trainer) -> bool:
+        """Return whether a stop has left a validation, or come between a step and its own."""
+        reason = get_stop_reason(trainer)
+        if reason is None or reason.is_step_unfinished:
+            return False
+        is_missing = self._validates_after and self._validated_step != num_finished_steps(trainer)
+        return reason.is_validation_unfinished or is_missing
 
     def _is_of_this_step(self, trainer: L.Trainer, name: str) -> bool:
         """Return whether a metric has a value, which is not one of an earlier validation."""
@@ -314,7 +327,7 @@ def _undo_completed_batch(loops: dict[str, Any]) -> None:
         loops["epoch_loop.batch_progress"][span]["completed"] -= 1
 
 
-def _undo_end(loops: dict[str, Any], trainer: L.Trainer) -> None:
+def _undo_end(loops: dict[str, Any], trainer: L.Trainer, has_left_validation: bool) -> None:
     """Set the loop counters to the end of the last batch.
 
     From the end of training a resume is not exact: Lightning counts the epoch as finished even when
@@ -327,13 +340,13 @@ def _undo_end(loops: dict[str, Any], trainer: L.Trainer) -> None:
         loops["epoch_progress"][span]["processed"] -= 1
         loops["epoch_progress"][span]["completed"] -= 1
     loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
-    reason = get_stop_reason(trainer)
-    if reason is not None and reason.is_validation_unfinished:
+    if has_left_validation:
         progress = loops["epoch_loop.val_loop.batch_progress"]
         progress["is_last_batch"] = False
         for span in ("total", "current"):
             progress[span] |= FIRST_BATCH
         loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
+    reason = get_stop_reason(trainer)
     if reason is not None and reason.is_step_unfinished:
         progress = loops["epoch_loop.batch_progress"]
         progress["is_last_batch"] = False

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import os
 
 import pandas as pd
@@ -13,8 +12,8 @@ from lit_grpo.callbacks import Checkpoints, ZeroRewardBreaker
 from lit_grpo.runs.checkpoint_files import damage, read_manifest
 from lit_grpo.runs.files import MetricsFile
 from lit_grpo.runs.resume import find_checkpoint
-from lit_grpo.stopping import get_stop_reason
-from lit_grpo.types import UserError
+from lit_grpo.stopping import get_stop_reason, stop_run
+from lit_grpo.types import StopReason, UserError
 
 STEP = outputs(rollouts([[0.0, 1.0]]))
 ZERO = outputs(rollouts([[0.0, 0.0]]))
@@ -54,19 +53,32 @@ def test_a_stop_by_another_callback_is_saved_and_keeps_its_reason(tmp_path):
 
 
 class StopAt(Callback):
-    def __init__(self, step):
+    def __init__(self, step, reason=None):
         self.step = step
+        self.reason = reason
 
     def on_train_batch_end(self, trainer, *args):
         if trainer.global_step == self.step:
             trainer.should_stop = True
+            if self.reason:
+                stop_run(trainer, self.reason)
 
 
 # Epochs have three steps, and every second step is followed by a validation: stops come in the
 # middle of an epoch and at its end, with and without a validation.
-@pytest.mark.parametrize("stop_at", [1, 2, 3, 4])
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("limits", [{"steps": 8}, {"steps": -1, "max_epochs": 3}])
-def test_a_resumed_run_continues_exactly_where_it_was_stopped(tmp_path, stop_at, limits):
+@pytest.mark.parametrize(
+    ("reason", "compared"),
+    [
+        (None, ["step", "epoch", "policy/loss"]),  # Lightning validates at such a stop
+        (StopReason(exit_code=143, message="left"), ["step", "policy/loss", "val/accuracy"]),
+    ],
+    ids=["a stop of Lightning", "a stop with a reason"],
+)
+def test_a_resumed_run_continues_exactly_where_it_was_stopped(
+    tmp_path, stop_at, limits, reason, compared
+):
     def run(directory, *callbacks, **options):
         torch.manual_seed(0)
         return fit(
@@ -80,17 +92,12 @@ def test_a_resumed_run_continues_exactly_where_it_was_stopped(tmp_path, stop_at,
         )
 
     whole = run(tmp_path / "whole")
-    run(tmp_path / "cut", StopAt(stop_at))
+    run(tmp_path / "cut", StopAt(stop_at, reason))
     resumed = run(tmp_path / "cut", ckpt_path=tmp_path / "cut" / "last.ckpt")
     assert torch.equal(resumed.model.linear.weight, whole.model.linear.weight)
     assert resumed.global_step == whole.global_step
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-
-
-def losses(directory):
-    with (directory / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [(row["step"], row["epoch"], row["policy/loss"]) for row in rows]
+    rows = [pd.read_csv(tmp_path / name / "metrics.csv")[compared] for name in ("cut", "whole")]
+    pd.testing.assert_frame_equal(*rows)
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path):
