@@ -1,6 +1,6 @@
 """Kill a training at many random moments, resume it each time, and compare the end with that of an
 undisturbed one: `python scripts/killed_run.py`. Stages that no moment has hit are aimed at then.
-With `--signal TERM` or `--signal INT` it is asked to leave, which it must say in its exit code.
+With `--signal TERM INT` it is asked to leave, which it must say in its exit code.
 """
 
 from __future__ import annotations
@@ -150,11 +150,18 @@ def run_to_its_end(directory: Path) -> int:
 class Kill:
     """How a start of the run ended."""
 
+    signum: int
     stage: str
     """What it was doing when the signal came."""
     exit_code: int
     seconds: float
     """From the signal to the exit."""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the exit code says what has ended it."""
+        is_kill = self.signum == signal.SIGKILL
+        return self.exit_code == (-self.signum if is_kill else 128 + self.signum)
 
 
 def kill_once(directory: Path, seconds: float, signum: int, aim: str = "") -> Kill | None:
@@ -184,20 +191,22 @@ def kill_once(directory: Path, seconds: float, signum: int, aim: str = "") -> Ki
         exit_code = process.wait(MAX_SECONDS)
         if signum == signal.SIGKILL:
             stage = stage_of(directory)  # exactly, since nothing is done after it
-        return Kill(stage=stage, exit_code=exit_code, seconds=time.monotonic() - begin)
+        seconds = time.monotonic() - begin
+        return Kill(signum=signum, stage=stage, exit_code=exit_code, seconds=seconds)
     finally:
         kill(process)
 
 
 def kill_often(
-    directory: Path, pauses: Sequence[float], num_random: int, signum: int
+    directory: Path, pauses: Sequence[float], signums: Sequence[int], num_random: int
 ) -> list[Kill]:
-    """Kill the run after these seconds, each time anew.
+    """Kill the run after these seconds, each time anew, by these signals.
 
     The kills after the random ones wait for stages that were not hit, while there are any.
     """
     kills: list[Kill] = []
-    for number, seconds in track(enumerate(pauses), "killing", len(pauses), console=CONSOLE):
+    moments = enumerate(zip(pauses, signums, strict=True))
+    for number, (seconds, signum) in track(moments, "killing", len(pauses), console=CONSOLE):
         missed = missed_stages(kills)
         if number >= num_random and not missed:
             break
@@ -224,39 +233,14 @@ def digest(directory: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "none"
 
 
-def compare(
-    whole: Path, killed: Path, kills: Sequence[Kill], num_kills: int, signum: int = signal.SIGKILL
-) -> Checks:
+def compare(whole: Path, killed: Path, kills: Sequence[Kill], num_kills: int) -> Checks:
     """Return all statements about the two runs, each with whether it holds."""
     ours, theirs = (read_run(directory / "run") for directory in (whole, killed))
     names = ["step", *(name for name in ours["metrics"] if name.startswith(TIMELESS))]
     hashes = [digest(directory)[:12] for directory in (whole, killed)]
     num_rows = [len(one["metrics"]) for one in (ours, theirs)]
     rows = [one["completions"][ROWS].astype(str) for one in (ours, theirs)]
-    said = (killed / "said.txt").read_text()
-    resumes, starts = said.count("resuming from "), said.count("run directory: ")
-    stages = Counter(one.stage for one in kills)
-    missed = missed_stages(kills)
-    expected = -signum if signum == signal.SIGKILL else 128 + signum
-    others = sorted({one.exit_code for one in kills} - {expected})
-    longest = max((one.seconds for one in kills), default=0.0)
-    return {
-        "the run was killed as often as asked": (
-            len(kills) >= num_kills,
-            ", ".join(f"{stage} {count}" for stage, count in stages.most_common()),
-        ),
-        "it was killed in every stage": (
-            not missed,
-            f"not in {', '.join(missed)}" if missed else ", ".join(STAGES),
-        ),
-        "it ended with the exit code of the signal": (
-            not others,
-            f"{', '.join(map(str, others or [expected]))}, at most {longest:.1f} s after it",
-        ),
-        "it was resumed": (
-            resumes > 0,
-            f"{resumes} of its {starts} starts went on from a checkpoint",
-        ),
+    return how_it_was_killed(kills, num_kills, (killed / "said.txt").read_text()) | {
         "its final model is the undisturbed one, bit for bit": (
             hashes[0] == hashes[1] != "none",
             f"SHA-256 {hashes[0]}… and {hashes[1]}…",
@@ -272,6 +256,34 @@ def compare(
     }
 
 
+def how_it_was_killed(kills: Sequence[Kill], num_kills: int, said: str) -> Checks:
+    """Return the statements about the kills and the starts, by what all of them have said."""
+    stages = Counter(one.stage for one in kills)
+    missed = missed_stages(kills)
+    wrong = sorted({one.exit_code for one in kills if not one.is_right})
+    codes = wrong or sorted({one.exit_code for one in kills})
+    longest = max((one.seconds for one in kills), default=0.0)
+    resumes, starts = said.count("resuming from "), said.count("run directory: ")
+    return {
+        "the run was killed as often as asked": (
+            len(kills) >= num_kills,
+            ", ".join(f"{stage} {count}" for stage, count in stages.most_common()),
+        ),
+        "it was killed in every stage": (
+            not missed,
+            f"not in {', '.join(missed)}" if missed else ", ".join(STAGES),
+        ),
+        "it ended with the exit code of the signal": (
+            not wrong,
+            f"{', '.join(map(str, codes))}, at most {longest:.1f} s after it",
+        ),
+        "it was resumed": (
+            resumes > 0,
+            f"{resumes} of its {starts} starts went on from a checkpoint",
+        ),
+    }
+
+
 def _is_equal(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
     return ours.reset_index(drop=True).equals(theirs.reset_index(drop=True))
 
@@ -280,7 +292,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=30, help="number of kills (default: 30)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default: 0)")
-    parser.add_argument("--signal", choices=SIGNALS, default="KILL", help="default: KILL")
+    parser.add_argument(
+        "--signal", nargs="+", choices=SIGNALS, default=["KILL"], help="drawn from (default: KILL)"
+    )
     parser.add_argument("--dir", type=Path, help="keep the runs there (default: delete them)")
     arguments = parser.parse_args()
     moments = random.Random(arguments.seed)
@@ -302,10 +316,10 @@ def main() -> int:
         print(f"undisturbed: {num_steps} steps of {mean_step:.2f} s ({seconds:.0f} s)")
         num_pauses = arguments.kills + MAX_AIMED
         pauses = [moments.uniform(0, MAX_PAUSE * mean_step) for _ in range(num_pauses)]
-        signum = SIGNALS[arguments.signal]
-        kills = kill_often(killed, pauses, arguments.kills, signum)
+        signums = [SIGNALS[name] for name in moments.choices(arguments.signal, k=num_pauses)]
+        kills = kill_often(killed, pauses, signums, arguments.kills)
         run_to_its_end(killed)
-        return print_checks(compare(whole, killed, kills, arguments.kills, signum))
+        return print_checks(compare(whole, killed, kills, arguments.kills))
 
 
 if __name__ == "__main__":

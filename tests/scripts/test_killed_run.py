@@ -16,11 +16,13 @@ COMMAND = [sys.executable, str(ROOT / "scripts" / "killed_run.py")]
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["KILL", "TERM"])
-def test_a_run_that_is_killed_at_random_moments_ends_as_the_undisturbed_one(name, tmp_path):
-    words = ["--kills", "2", "--seed", "3", "--signal", name, "--dir", str(tmp_path)]
+def test_a_run_that_is_killed_at_random_moments_ends_as_the_undisturbed_one(tmp_path):
+    words = ["--kills", "2", "--seed", "3", "--signal", "KILL", "TERM", "--dir", str(tmp_path)]
     run_program([*COMMAND, *words], tmp_path)
     assert len(pd.read_csv(tmp_path / "killed/run/metrics.csv")) == 42
+    said = (tmp_path / "killed/said.txt").read_text()
+    num_left, num_starts = said.count("Ended by SIGTERM"), said.count("run directory: ")
+    assert 0 < num_left < num_starts - 1  # the last one has ended by itself
 
 
 @pytest.fixture
@@ -45,19 +47,19 @@ def runs(tmp_path) -> tuple[Path, Path]:
     return tmp_path / "whole", tmp_path / "killed"
 
 
-def kill(stage: str, exit_code: int = -9) -> script.Kill:
-    return script.Kill(stage=stage, exit_code=exit_code, seconds=0.5)
+def kill(stage: str, exit_code: int = -9, signum: int = 9) -> script.Kill:
+    return script.Kill(signum=signum, stage=stage, exit_code=exit_code, seconds=0.5)
 
 
 KILLS = [*map(kill, script.STAGES)]
 
 
-def checks(runs, kills=KILLS, signum=9) -> dict[str, tuple[bool, str]]:
-    return script.compare(*runs, kills, 2, signum)
+def checks(runs, kills=KILLS) -> dict[str, tuple[bool, str]]:
+    return script.compare(*runs, kills, 2)
 
 
-def failed(runs, *arguments) -> list[str]:
-    return [one for one, (holds, _) in checks(runs, *arguments).items() if not holds]
+def failed(runs, *kills) -> list[str]:
+    return [one for one, (holds, _) in checks(runs, *kills).items() if not holds]
 
 
 def test_equal_runs_pass(runs):
@@ -75,12 +77,11 @@ def test_a_stage_without_a_kill_is_noticed(runs):
     assert failed(runs, others) == ["it was killed in every stage"]
 
 
-def test_an_exit_code_that_hides_the_signal_is_noticed(runs):
-    left = [kill(one.stage, 143) for one in KILLS]
-    assert failed(runs, left, 15) == []
-    assert failed(runs, [*left, kill("reward", 1)], 15) == [
-        "it ended with the exit code of the signal"
-    ]
+@pytest.mark.parametrize("exit_code", [1, -15])
+def test_an_exit_code_that_hides_the_signal_is_noticed(exit_code, runs):
+    assert failed(runs, [*KILLS, kill("reward", 143, 15)]) == []
+    hiding = [*KILLS, kill("reward", exit_code, 15)]
+    assert failed(runs, hiding) == ["it ended with the exit code of the signal"]
 
 
 @pytest.mark.parametrize(
