@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import yaml
+from http_answers import answering
 from processes import LIT_GRPO, run_program
 
 from lit_grpo.__main__ import main
@@ -121,36 +120,58 @@ def test_without_wandb_the_line_says_what_to_install(monkeypatch, capsys):
 
 LOGGED_OFFLINE = """
 import wandb
-run = wandb.init(project="test", mode="offline", dir="run")
+run = wandb.init(project="test", id="abc", mode="offline", dir="run")
 run.log({"reward": 1.0})
 run.finish()
 """
+QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_API_KEY": "0" * 40}
 
 
-class Refusing(BaseHTTPRequestHandler):
-    """A server that accepts no key."""
-
-    def do_POST(self):
-        self.send_response(401)
-        self.end_headers()
-
-    do_GET = do_POST
-
-    def log_message(self, *args): ...
+@pytest.fixture
+def logged_offline(here) -> Path:
+    """The directory of a run that the real wandb has logged offline."""
+    (here / "run").mkdir()
+    run_program([sys.executable, "-c", LOGGED_OFFLINE], here, **QUIET, HOME=str(here))
+    (directory,) = here.glob("run/wandb/offline-run-*-abc")
+    return directory
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_key", [False, True])
-def test_the_real_wandb_without_a_valid_login(has_key, here):
-    (here / "run").mkdir()
-    quiet = {"WANDB_ERROR_REPORTING": "false", "HOME": str(here)}
-    run_program([sys.executable, "-c", LOGGED_OFFLINE], here, **quiet)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    Thread(target=server.serve_forever, daemon=True).start()
-    quiet["WANDB_BASE_URL"] = f"http://127.0.0.1:{server.server_port}"
-    if has_key:
-        quiet["WANDB_API_KEY"] = "0" * 40
-    done = run_program([*LIT_GRPO, "wandb-sync", "run"], here, exit_code=1, **quiet)
-    server.shutdown()
+@pytest.mark.parametrize("key", ["", "0" * 40])
+def test_the_real_wandb_without_a_valid_login(key, here, logged_offline):
+    def refuse(body):
+        return 401, {}
+
+    with answering({"POST /graphql": refuse}) as url:
+        settings = QUIET | {"WANDB_API_KEY": key, "HOME": str(here), "WANDB_BASE_URL": url}
+        done = run_program([*LIT_GRPO, "wandb-sync", "run"], here, exit_code=1, **settings)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: wandb has sent 0 of 1 runs in run/wandb; it says above why.")
+
+
+def answer(body) -> tuple[int, dict]:
+    """Answer as wandb's service does to the first calls of a run, and ask for none of its files."""
+    project = {"id": "1", "name": "test", "entity": {"id": "1", "name": "me"}}
+    bucket = {"id": "1", "name": "abc", "displayName": "abc", "project": project}
+    made = {
+        "UpsertBucket": {"upsertBucket": {"bucket": bucket, "inserted": True}},
+        "CreateRunFiles": {"createRunFiles": {"runID": "1", "uploadHeaders": [], "files": []}},
+    }
+    return 200, {"data": made.get(body["operationName"], {})}
+
+
+@pytest.mark.slow
+def test_the_real_wandb_sends_what_was_logged_offline_once(here, logged_offline, capsys):
+    requests: list = []
+    streamed = "POST /files/me/test/abc/file_stream"
+    with answering({"POST /graphql": answer, streamed: {}}, requests) as url:
+        settings = QUIET | {"HOME": str(here), "WANDB_BASE_URL": url}
+        run_program([*LIT_GRPO, "wandb-sync", "run"], here, **settings)
+    assert main(["wandb-sync", "run"]) == 2
+    assert "run/wandb has nothing to send" in capsys.readouterr().err
+    bodies = [body for path, body in requests if path == streamed]
+    files = [body.get("files", {}).get("wandb-history.jsonl") for body in bodies]
+    rows = [json.loads(line) for file in files if file for line in file["content"]]
+    assert [row["reward"] for row in rows] == [1.0]
+    assert bodies[-1]["complete"] is True
+    assert bodies[-1]["exitcode"] == 0
