@@ -24,7 +24,7 @@ from lit_grpo.policy.loading import max_positions
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
-from lit_grpo.stopping import ExitCode, stop_run
+from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
 from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.collector import Collector
@@ -347,6 +347,10 @@ class GRPOModule(PolicyModule):
         super().on_save_checkpoint(checkpoint)
         checkpoint["rollout_step"] = self.rollout_step
         checkpoint["rewards"] = self.rewards.state_dict()
+        stopped = get_stop_reason(self.trainer)
+        # An engine that gave up may have sampled with other weights than it said.
+        if stopped is None or stopped.exit_code != ExitCode.ENGINE_FAILED:
+            checkpoint["rollouts"] = self.collector.state_dict(self.rollout_step)
         control = self.policy_update.entropy_control
         checkpoint["num_skipped"] = self.skipped_steps.in_a_row
         checkpoint["num_empty_steps"] = self._num_empty_steps
@@ -359,6 +363,7 @@ class GRPOModule(PolicyModule):
         self.rollout_step = checkpoint["rollout_step"]
         self.num_rollbacks = checkpoint.get("num_rollbacks", 0)
         self.rewards.load_state_dict(checkpoint["rewards"])
+        self.collector.load_state_dict(checkpoint.get("rollouts", []))
         self.skipped_steps.load(checkpoint["num_skipped"])
         # One that was stopped at the limit gets as many again.
         self._num_empty_steps = checkpoint.get("num_empty_steps", 0) % MAX_EMPTY_STEPS

@@ -5,19 +5,28 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.concurrency import run_in_daemon_thread
 from lit_grpo.data import TrainingLoader
 from lit_grpo.rewards.scoring import RewardSuite, Scoring
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
 from lit_grpo.training.metrics import Metrics
+from lit_grpo.training.saved_rollouts import from_text, to_text
 from lit_grpo.training.seeds import SeedPurpose, Seeds
-from lit_grpo.types import Completion, Prompt, RolloutBatch, StageProgress
+from lit_grpo.types import Completion, Prompt, RolloutBatch, ScoredCompletion, StageProgress
+
+log = logging.getLogger(__name__)
+
+NO_ROWS: Mapping[int, ScoredCompletion] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +53,37 @@ class RolloutFactory:
     sampling: Sampling
     group_size: int
 
-    def create(self, prompts: Sequence[Prompt], seed: int) -> PendingRollout:
-        """Return a rollout of G completions per prompt, not yet started."""
+    def create(
+        self,
+        prompts: Sequence[Prompt],
+        seed: int,
+        finished: Mapping[int, ScoredCompletion] = NO_ROWS,
+    ) -> PendingRollout:
+        """Return a rollout of G completions per prompt, of which the finished rows are not sampled.
+
+        It is not yet started, but what the finished rows lack of scores is asked for.
+        """
         scoring = self.rewards.open(prompts, self.group_size) if prompts else None
+        if scoring is not None:
+            for row, one in finished.items():
+                scoring.add(row, one.completion, one.scores)
         return PendingRollout(
             list(prompts),
             scoring,
-            lambda: self.engine.generate(prompts, self.group_size, self.sampling, seed=seed),
+            lambda: self._sample(prompts, seed, finished),
             samples_in_thread=self.engine.overlaps_updates,
         )
+
+    def _sample(
+        self, prompts: Sequence[Prompt], seed: int, finished: Mapping[int, ScoredCompletion]
+    ) -> Iterator[tuple[int, Completion]]:
+        size = self.group_size
+        if not finished:
+            return self.engine.generate(prompts, size, self.sampling, seed=seed)
+        rows = [row for row in range(len(prompts) * size) if row not in finished]
+        alone = [prompts[row // size] for row in rows]  # each row as a group of one
+        sampled = self.engine.generate(alone, 1, self.sampling, seed=seed) if rows else iter(())
+        return ((rows[index], completion) for index, completion in sampled)
 
 
 def score_while_sampling(scoring: Scoring, completions: Iterable[tuple[int, Completion]]) -> None:
@@ -121,6 +152,10 @@ class PendingRollout:
         self._sampling.result()  # raises what the thread raised
         return True
 
+    def finished(self) -> dict[int, ScoredCompletion]:
+        """Return by row the completions so far, with their scores."""
+        return {} if self.scoring is None else self.scoring.finished()
+
     def cancel(self) -> None:
         """Cancel missing scores; sampling stops at the next completion."""
         self._is_cancelled = True
@@ -156,41 +191,90 @@ class Prefetcher:
         self, factory: RolloutFactory, *, max_head_offpolicyness: int, optimizer_steps: int
     ) -> None:
         self._factory = factory
+        self._max_head_offpolicyness = max_head_offpolicyness
         self._optimizer_steps = optimizer_steps
         self._num_ahead = max_head_offpolicyness // optimizer_steps
-        self._ahead: deque[PendingRollout] = deque()
+        self._rollouts: dict[int, PendingRollout] = {}
+        """Number of a rollout step, this one or a later one -> what is sampled for it."""
+        self._saved: dict[int, dict[str, str]] = {}
+        """Number of a rollout step -> what a checkpoint has for it, until that is created."""
 
     def take(self, prompts: Sequence[Prompt], step: StepContext) -> PendingRollout:
         """Return this step's rollout, and start those of the next steps that may be sampled now."""
-        while self._ahead and self._ahead[0].prompts != list(prompts):
-            self._ahead.popleft().cancel()  # the loader has moved to a different position
         if not self._num_ahead:
-            return self._create(prompts, step, 0)
-        if not self._ahead:
-            self._start(prompts, step, 0)
-        for offset in range(len(self._ahead), 1 + self._num_ahead):
+            return self._create(prompts, step, step.number)
+        for number in [one for one in self._rollouts if one < step.number]:
+            del self._rollouts[number]
+        if step.number in self._rollouts and self._rollouts[step.number].prompts != list(prompts):
+            self.cancel()  # the loader has moved to a different position
+        self._start(prompts, step, step.number)
+        for offset in range(1, 1 + self._num_ahead):
             if not self._is_beyond_the_end(step, offset):
-                self._start(step.loader.peek(offset), step, offset)
-        return self._ahead.popleft()
+                self._start(step.loader.peek(offset), step, step.number + offset)
+        return self._rollouts[step.number]
 
     def cancel(self) -> None:
-        """Cancel the rollouts of later steps."""
-        while self._ahead:
-            self._ahead.popleft().cancel()
+        """Cancel the rollouts of this step and later ones, and forget those of a checkpoint."""
+        for pending in self._rollouts.values():
+            pending.cancel()
+        self._rollouts.clear()
+        self._saved.clear()
+
+    def state_dict(self, first: int) -> dict[int, dict[str, str]]:
+        """Return what is finished so far of the rollouts of a step and of those after it."""
+        state = self._saved | {
+            number: {"made_of": self._digest(pending.prompts), "rows": to_text(rows)}
+            for number, pending in self._rollouts.items()
+            if (rows := pending.finished())
+        }
+        return {number: one for number, one in state.items() if number >= first}
+
+    def load_state_dict(self, state: Mapping[int, dict[str, str]]) -> None:
+        """Let the rollouts of these steps begin with what was finished."""
+        self._saved = dict(state)
 
     def _is_beyond_the_end(self, step: StepContext, offset: int) -> bool:
         """Return whether the run ends before the rollout step ``offset`` steps ahead."""
         last = step.max_policy_version
         return last is not None and step.policy_version + offset * self._optimizer_steps >= last
 
-    def _create(self, prompts: Sequence[Prompt], step: StepContext, offset: int) -> PendingRollout:
-        seed = step.seeds.derive(SeedPurpose.ROLLOUT, step.number + offset)
-        return self._factory.create(prompts, seed)
+    def _start(self, prompts: Sequence[Prompt], step: StepContext, number: int) -> None:
+        """Start the rollout of a step unless that has been done."""
+        if number not in self._rollouts:
+            self._rollouts[number] = self._create(prompts, step, number)
+            self._rollouts[number].start()
 
-    def _start(self, prompts: Sequence[Prompt], step: StepContext, offset: int) -> None:
-        pending = self._create(prompts, step, offset)
-        pending.start()
-        self._ahead.append(pending)
+    def _create(self, prompts: Sequence[Prompt], step: StepContext, number: int) -> PendingRollout:
+        rows = self._take_saved(prompts, number)
+        # The rows that are left must not repeat the random numbers of those that are finished.
+        seed = step.seeds.derive(SeedPurpose.ROLLOUT, number, *([len(rows)] if rows else []))
+        return self._factory.create(prompts, seed, rows)
+
+    def _take_saved(self, prompts: Sequence[Prompt], number: int) -> dict[int, ScoredCompletion]:
+        """Return the finished rows that a checkpoint has of a rollout; none if it was another."""
+        saved = self._saved.pop(number, None)
+        if saved is None:
+            return {}
+        if saved["made_of"] != self._digest(prompts):
+            rank_zero_only(log.info)(
+                "rollout step %d is sampled again: what the checkpoint has of it is of other "
+                "prompts or settings",
+                number,
+            )
+            return {}
+        rows = from_text(saved["rows"])
+        rank_zero_only(log.info)(
+            "rollout step %d goes on with the %d of its %d completions that the checkpoint has",
+            *(number, len(rows), len(prompts) * self._factory.group_size),
+        )
+        return rows
+
+    def _digest(self, prompts: Sequence[Prompt]) -> str:
+        """Return what is the same only for rollouts of the same prompts and settings."""
+        factory = self._factory
+        bounds = (self._max_head_offpolicyness, self._optimizer_steps)
+        made_of = repr((list(prompts), factory.group_size, factory.sampling, bounds))
+        return hashlib.sha256(made_of.encode()).hexdigest()
 
 
 def drop_stale_groups(

@@ -27,6 +27,7 @@ from lit_grpo.types.rollouts import (
     RewardTable,
     RolloutBatch,
     Score,
+    ScoredCompletion,
     counted_rows,
 )
 from lit_grpo.types.settings import check_range, check_type, setting_error
@@ -49,6 +50,7 @@ __all__ = [
     "RolloutBatch",
     "RunningStage",
     "Score",
+    "ScoredCompletion",
     "Stage",
     "StageProgress",
     "StopReason",

@@ -164,6 +164,14 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredCompletion:
+    """A completion and the scores that it has so far, by the name of the reward."""
+
+    completion: Completion
+    scores: Mapping[str, Score]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
     """What a reward measured besides its scores, by the name of the metric.
 

@@ -1,6 +1,5 @@
 """Rollouts that are sampled during an update: their age, their order, and how they end."""
 
-import copy
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,40 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from overlapping import OverlappingEngine
 from small_runs import PROMPTS, fit, make_module, make_trainer, weights
 from tiny import completion, prompt, rollouts
 
 from lit_grpo.data import PromptLoader
-from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine
+from lit_grpo.rollout import EngineFailed, HFEngine
 from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.training import waiting
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.prefetch import PendingRollout, drop_stale_groups
 from lit_grpo.types import StopReason
-
-
-class OverlappingEngine(RolloutEngine):
-    """Samples with a copy of the policy's weights, as a server would."""
-
-    overlaps_updates = True
-
-    def __init__(self):
-        self.num_generations = 0
-        self._sampler = HFEngine()
-
-    def load_weights(self, policy, version):
-        if version == self.version:
-            return
-        model = copy.deepcopy(policy.model)
-        self._sampler = HFEngine()
-        self._sampler.load_weights(
-            SimpleNamespace(model=model, tokenizer=policy.tokenizer, source=None), version
-        )
-        self.version = version
-
-    def generate(self, prompts, group_size, sampling, *, seed):
-        self.num_generations += 1
-        yield from self._sampler.generate(prompts, group_size, sampling, seed=seed)
 
 
 class LateEngine(OverlappingEngine):
@@ -140,29 +116,6 @@ def test_the_next_step_is_sampled_while_the_policy_is_updated():
 
     module.update_policy = update_policy
     assert len(fit(module, max_steps=2)) == 2
-
-
-@pytest.mark.slow
-def test_a_resumed_run_samples_what_was_ahead_again_with_the_newer_weights(tmp_path):
-    """The update is that of one step less of staleness, so the run is another one from there."""
-    path = tmp_path / "some.ckpt"
-    whole, expected = run(OverlappingEngine(), 1, max_steps=5)
-    first, _ = run(OverlappingEngine(), 1, max_steps=3)
-    first.trainer.save_checkpoint(path)
-
-    def go_on():
-        module = make_module(engine=OverlappingEngine(), max_head_offpolicyness=1)
-        return module, fit(module, max_steps=5, ckpt_path=path)
-
-    (resumed, outputs), (again, _) = go_on(), go_on()
-    assert versions(expected[3:]) == [{2}, {3}]
-    assert versions(outputs) == [{3}, {3}]
-    assert [group.prompt.id for o in outputs for group in o["rollouts"].groups] == [
-        group.prompt.id for o in expected[3:] for group in o["rollouts"].groups
-    ]
-    name = "lm_head.weight"
-    assert not weights(resumed)[name].equal(weights(whole)[name])
-    torch.testing.assert_close(weights(resumed), weights(again), rtol=0, atol=0)
 
 
 def test_the_prompts_are_those_of_the_synchronous_run_over_epochs():

@@ -10,15 +10,26 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from lit_grpo.concurrency import WAKE_SECONDS
 from lit_grpo.rewards.reward import Reward
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rewards.scoring.runners import Call, Runners
 from lit_grpo.rewards.scoring.valid_rows import combine
-from lit_grpo.types import Completion, Group, Outcome, Prompt, RolloutBatch, Score, StageProgress
+from lit_grpo.types import (
+    Completion,
+    Group,
+    Outcome,
+    Prompt,
+    RolloutBatch,
+    Score,
+    ScoredCompletion,
+    StageProgress,
+)
 
 MAX_WAIT_SECONDS = threading.TIMEOUT_MAX
+NO_SCORES: Mapping[str, Score] = MappingProxyType({})
 
 
 class RewardFailed(RuntimeError):
@@ -71,22 +82,27 @@ class Scoring:
         self._changed = threading.Condition()
         self._is_cancelled = False
 
-    def add(self, row: int, completion: Completion) -> None:
+    def add(self, row: int, completion: Completion, known: Mapping[str, Score] = NO_SCORES) -> None:
         """Schedule the scoring of a completion, and return at once.
 
         A completion that failed is not scored, and its siblings are scored without it.
+
+        Args:
+            known: Name of a reward -> the score that it has given already.
         """
         if self._completions[row] is not None:
             raise ValueError(f"row {row} was added twice (each completion is scored once)")
         self._completions[row] = completion
         group = row // self._group_size
         self._num_to_add[group] -= 1
-        rows = () if completion.is_failed else (row,)
+        if completion.is_failed:
+            outcome = Outcome.NOT_SAMPLED
+            absent = Score(value=None, outcome=outcome, detail=completion.failure)
+            known = dict.fromkeys(self._scores, absent)
         for reward in self._rewards:
-            if completion.is_failed:
-                outcome = Outcome.NOT_SAMPLED
-                score = Score(value=None, outcome=outcome, detail=completion.failure)
-                self._fill(reward.name, {row: score})
+            if reward.name in known:
+                self._fill(reward.name, {row: known[reward.name]})
+            rows = () if reward.name in known else (row,)
             self._schedule(reward, group, rows, is_last=not self._num_to_add[group])
         self._runners.expire()
 
@@ -157,6 +173,32 @@ class Scoring:
         if any(self._num_to_add):
             rows = [row for row, one in enumerate(self._completions) if one is None]
             raise RuntimeError(f"rows {rows[:8]} were never added, so they have no scores")
+
+    def finished(self) -> dict[int, ScoredCompletion]:
+        """Return by row the completions so far, with the scores that need not be given again."""
+        kept = {reward.name: self._kept_scores(reward) for reward in self._rewards}
+        return {
+            row: ScoredCompletion(
+                completion=one,
+                scores={name: scores[row] for name, scores in kept.items() if row in scores},
+            )
+            for row, one in enumerate(tuple(self._completions))
+            if one is not None and not one.is_failed
+        }
+
+    def _kept_scores(self, reward: Reward) -> dict[int, Score]:
+        """Return by row the scores that are no failures, of a grouped reward for whole groups."""
+        slots = tuple(self._scores[reward.name])
+        kept = {
+            row: score
+            for row, score in enumerate(slots)
+            if score is not None and not score.is_failure
+        }
+        if not reward.is_grouped:
+            return kept
+        groups = map(self._rows, range(len(self._prompts)))
+        whole = [group for group in groups if all(row in kept for row in group)]
+        return {row: kept[row] for group in whole for row in group}
 
     def sampled(self) -> StageProgress:
         """Return how many completions have been added."""

@@ -7,7 +7,7 @@ from worker_processes import wait_until
 
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.scoring import RewardSuite
-from lit_grpo.types import Outcome, Score, StageProgress
+from lit_grpo.types import Completion, Outcome, Score, StageProgress
 
 PROMPTS = [prompt(id="a"), prompt(id="b")]
 
@@ -142,3 +142,41 @@ def test_a_score_that_arrives_after_the_deadline_is_dropped():
     assert first.value == 0.0
     assert (second.value, second.outcome) == (None, Outcome.TIMEOUT)
     assert "score_deadline_seconds" in second.detail
+
+
+def saved_and_scored(reward, *texts):
+    """Return what was finished of a group, after a failed row, and of a scoring that goes on."""
+    with RewardSuite([reward]) as suite:
+        scoring = suite.open([prompt()], len(texts) + 1)
+        for row, text in enumerate(texts):
+            scoring.add(row, number(text))
+        scoring.add(len(texts), Completion.failed("no server"))
+        scoring.result()
+        finished = scoring.finished()
+        again = suite.open([prompt()], len(texts) + 1)
+        for row, one in finished.items():
+            again.add(row, one.completion, one.scores)
+        again.add(len(texts), number("1"))
+        return finished, again.result().rewards[0].tolist()
+
+
+def test_what_is_finished_is_not_scored_again_but_for_failures():
+    reward = Recovering()
+    finished, rewards = saved_and_scored(reward, "3", "5")
+    assert {row: one.completion.text for row, one in finished.items()} == {0: "3", 1: "5"}
+    assert [{*one.scores} for one in finished.values()] == [{"recovering"}, set()]
+    assert reward.asked == ["3", "5", "5", "1"]
+    assert rewards == [3.0, 5.0, 1.0]
+
+
+def test_siblings_that_are_compared_keep_their_scores_only_as_a_whole_group():
+    reward = Siblings()
+    finished, _ = saved_and_scored(reward, "3", "2")
+    assert [one.scores for one in finished.values()] == [{}, {}]
+    assert reward.calls == [("p", ["3", "2"])] * 2 + [("p", ["1"])]
+    with RewardSuite([reward]) as suite:
+        scoring = suite.open([prompt()], 2)
+        scoring.add(0, number("3"))
+        scoring.add(1, number("2"))
+        scoring.result()
+        assert [one.scores["siblings"].value for one in scoring.finished().values()] == [3, 2]
