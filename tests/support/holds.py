@@ -10,6 +10,7 @@ import lightning as L
 from served_engines import launched_servers
 from small_runs import ShareOfLowBytes
 
+from lit_grpo.distributed import get_rank
 from lit_grpo.runs import watchdog
 
 
@@ -95,23 +96,37 @@ class HoldAtStage(L.Callback):
 
 
 class HeldReward(ShareOfLowBytes):
-    """Gives no score from a call on until the file ``go`` exists."""
+    """Gives no score from a call on, on one rank or on all, until the file ``go`` exists."""
 
-    def __init__(self, call: int, **settings) -> None:
+    def __init__(self, call: int, rank: int | None = None, **settings) -> None:
         super().__init__(**settings)
         self.call = call
+        self.rank = rank
         self._num_calls = 0
 
     def score(self, prompt, completion):
         self._num_calls += 1
-        while self._num_calls > self.call and not Path("go").exists():
-            Path("held0").touch()
-            time.sleep(0.02)
+        while self._is_due() and not Path("go").exists():
+            Path(f"held{get_rank()}").touch()
+            self.hold()
         return super().score(prompt, completion)
+
+    def _is_due(self) -> bool:
+        return self._num_calls > self.call and self.rank in (None, get_rank())
+
+    def hold(self) -> None:
+        time.sleep(0.02)
+
+
+class DownReward(HeldReward):
+    """Cannot be reached instead."""
+
+    def hold(self) -> None:
+        raise ConnectionError("the judge is down")
 
 
 class SilenceServers(L.Callback):
-    """Make the run's servers answer nothing at the weight update of a step; ``held0`` says so."""
+    """Make the run's servers answer nothing at the weight update of a step; ``held`` says so."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -121,7 +136,7 @@ class SilenceServers(L.Callback):
         if is_here and not Path("go").exists():
             for server in launched_servers():
                 os.kill(server.pid, signal.SIGSTOP)
-            Path("held0").touch()
+            Path(f"held{trainer.global_rank}").touch()
 
 
 class SlowReward(ShareOfLowBytes):
@@ -150,14 +165,15 @@ class DeadlockedReward(ShareOfLowBytes):
 
 
 class DeadlockMainThread(L.Callback):
-    """Wait after a step for a lock that nobody releases."""
+    """Wait after a step, on one rank or on all, for a lock that nobody releases."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, rank: int | None = None) -> None:
         self.step = step
+        self.rank = rank
 
     def on_train_batch_end(self, trainer, pl_module, *_):
-        if pl_module.rollout_step == self.step:
-            watchdog.LEAVE_SECONDS = 1.0
+        watchdog.LEAVE_SECONDS = 1.0
+        if pl_module.rollout_step == self.step and self.rank in (None, trainer.global_rank):
             lock = threading.Lock()
             lock.acquire()
             lock.acquire()

@@ -1,0 +1,160 @@
+"""Runs of two ranks that leave together, whatever each of them does, and go on bit-identically."""
+
+import os
+import signal
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from engine_runs import running
+from forked_ranks import Importer, Ranks, imported
+from left_runs import (
+    HELD_STEP,
+    NEVER_READY,
+    WITH_SUPPORT,
+    assert_same_runs,
+    begin,
+    config,
+    held_reward,
+    hold,
+    said,
+    saved_step,
+    with_server,
+    words,
+)
+from processes import ENV
+from worker_processes import wait_until
+
+from lit_grpo.stopping import ExitCode
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+DDP = {"devices": 2, "strategy": "ddp"}
+ON_ONE_RANK = held_reward(num_ranks=2, rank=1)
+PLACES = {
+    "generation": config(hold("generation"), **DDP),
+    "evaluation": config(hold("evaluation"), **DDP),
+    "a reward on one rank": config(reward=ON_ONE_RANK, **DDP),
+}
+
+
+@pytest.fixture(scope="module")
+def importer() -> Iterator[Importer]:
+    with imported(ENV | WITH_SUPPORT | {"DS_ACCELERATOR": "cpu"}) as process:
+        yield process
+
+
+def both(importer: Importer, directory: Path, *more: str):
+    return importer.running(words(*more)[3:], directory, num_ranks=2)
+
+
+def finish(importer: Importer, directory: Path, *more: str) -> None:
+    """Train to the end, held nowhere."""
+    (directory / "go").touch()
+    with both(importer, directory, "--ckpt_path", "auto", *more) as ranks:
+        assert ranks.wait() == [0, 0], said(directory, 0) + said(directory, 1)
+
+
+@pytest.fixture(scope="module")
+def whole(importer, tmp_path_factory) -> Path:
+    directory = begin(tmp_path_factory.mktemp("whole"), config(**DDP))
+    finish(importer, directory)
+    return directory
+
+
+def wait_for(condition, ranks: Ranks, directory: Path) -> None:
+    wait_until(lambda: condition() or not ranks.are_running(), 240)
+    assert ranks.are_running(), said(directory, 0) + said(directory, 1)
+
+
+def wait_until_held(ranks: Ranks, directory: Path, held: tuple[int, ...] = (0, 1)) -> None:
+    files = [directory / f"held{rank}" for rank in held]
+    wait_for(lambda: all(file.exists() for file in files), ranks, directory)
+
+
+def assert_left(ranks: Ranks, directory: Path, *, step: int = HELD_STEP) -> None:
+    """Check that SIGTERM to a rank has ended both, with a checkpoint of the steps before."""
+    (directory / "signalled").touch()
+    assert ranks.wait() == [128 + signal.SIGTERM, 0], said(directory, 0) + said(directory, 1)
+    assert f"Ended by SIGTERM after {step} rollout steps." in said(directory, 0)
+    assert saved_step(directory) == step
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_signal_to_one_rank_leaves_what_both_do(place, tmp_path, importer, whole):
+    directory = begin(tmp_path / "run", PLACES[place])
+    held = (1,) if place == "a reward on one rank" else (0, 1)
+    with both(importer, directory) as ranks:
+        wait_until_held(ranks, directory, held)
+        os.kill(ranks.pids[0], signal.SIGTERM)
+        assert_left(ranks, directory)
+    finish(importer, directory)
+    assert_same_runs(directory, whole)
+
+
+def test_a_signal_leaves_the_pause_of_an_outage_that_one_rank_has(tmp_path, importer, whole):
+    down = held_reward("DownReward", num_ranks=2, rank=1, on_error="mask")
+    settings = config(reward=down, **DDP)
+    settings["model"]["outage"] = {"max_absent_fraction": 0.0, "first_pause_seconds": 300}
+    directory = begin(tmp_path / "run", settings)
+    with both(importer, directory) as ranks:
+        wait_for(lambda: "Retrying in 300 s" in said(directory, 0), ranks, directory)
+        os.kill(ranks.pids[0], signal.SIGTERM)
+        assert_left(ranks, directory)
+    finish(importer, directory)
+    assert_same_runs(directory, whole)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed_stage_2"])
+def test_ranks_that_share_a_model_leave_and_go_on(strategy, tmp_path, importer):
+    settings = config(hold("generation"), devices=2, strategy=strategy)
+    directory = begin(tmp_path / "run", settings)
+    with both(importer, directory) as ranks:
+        wait_until_held(ranks, directory)
+        os.kill(ranks.pids[0], signal.SIGTERM)
+        (directory / "signalled").touch()
+        assert ranks.wait() == [128 + signal.SIGTERM, 0], said(directory, 0) + said(directory, 1)
+    finish(importer, directory)
+    other = begin(tmp_path / "whole", settings)
+    finish(importer, other)
+    assert_same_runs(directory, other)
+
+
+@pytest.mark.parametrize("step", [HELD_STEP, 0], ids=["weight-update", "start"])
+def test_a_signal_leaves_the_wait_for_a_server(step, tmp_path, importer):
+    program = {} if step else {"program": NEVER_READY}
+    directory = begin(tmp_path / "run", with_server(step, **program, **DDP))
+    with both(importer, directory) as ranks:
+        wait_until_held(ranks, directory)
+        os.kill(ranks.pids[1], signal.SIGTERM)
+        assert_left(ranks, directory, step=step)
+
+
+LIMITS = {
+    "max_time": lambda: ("--trainer.max_time", "00:00:00:10"),
+    "leave_by": lambda: ("--leave_by", f"{datetime.now() + timedelta(seconds=75):%FT%T}"),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_ranks_leave_in_time_although_one_is_held(limit, tmp_path, importer, whole):
+    directory = begin(tmp_path / "run", config(reward=ON_ONE_RANK, **DDP))
+    with both(importer, directory, *LIMITS[limit]()) as ranks:
+        assert ranks.wait() == [ExitCode.TIME_IS_UP, 0], said(directory, 0) + said(directory, 1)
+    assert limit in said(directory, 0)
+    finish(importer, directory)
+    assert_same_runs(directory, whole)
+
+
+def test_ctrl_c_reaches_both_ranks_of_a_terminal_and_ends_them_once(tmp_path, importer, whole):
+    directory = begin(tmp_path / "run", PLACES["generation"])
+    with running(words(), directory, **WITH_SUPPORT) as process:
+        held = [(directory / f"held{rank}").exists for rank in (0, 1)]
+        wait_until(lambda: process.poll() is not None or all(one() for one in held), 240)
+        os.killpg(process.pid, signal.SIGINT)
+        (directory / "signalled").touch()
+        assert process.wait(240) == 128 + signal.SIGINT, said(directory)
+    assert f"Ended by SIGINT after {HELD_STEP} rollout steps." in said(directory)
+    finish(importer, directory)
+    assert_same_runs(directory, whole)
