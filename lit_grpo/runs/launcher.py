@@ -16,7 +16,7 @@ from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from lit_grpo.runs.signals import LEAVING, SIGNALS, handles_signals
-from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
+from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason, name_of
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,9 @@ def how_it_ended(returncode: int) -> tuple[int, str]:
     """Return the exit code of a run that a rank with this code of `subprocess` ends, and words."""
     signum = LEAVING.get(returncode, -returncode)
     if signum <= 0:
-        return ExitCode.RANK_LOST, f"ended with exit code {returncode}"
+        says_why = returncode in {*ExitCode} - {ExitCode.CRASHED}
+        code = returncode if says_why else ExitCode.RANK_LOST
+        return code, f"ended with exit code {returncode} ({name_of(returncode)})"
     name = signal.Signals(signum).name
     if signum in SIGNALS:
         return exit_code_of_signal(signum), f"was ended by {name}"

@@ -18,7 +18,7 @@ from lit_grpo.runs.events import record_event
 from lit_grpo.runs.run_progress import clock_time
 from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
 from lit_grpo.stopping import ExitCode
-from lit_grpo.types import RunningStage, Stage, StageProgress, check_range
+from lit_grpo.types import RunningStage, Stage, StageProgress, as_rank_lost, check_range
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,8 @@ class StallWatchdog(StopAtSafePoints):
     Args:
         action: ``warn`` only reports. ``stop`` also ends a run that looks like a deadlock, with
             exit code 8, and one that computes after four times as long. The step is left undone,
-            with a checkpoint; a process whose main thread is stuck is ended without a new one.
+            with a checkpoint; a process whose main thread is stuck, or waits for another rank that
+            is, is ended without a new one.
         min_seconds: Shortest time without progress that is a stall.
         first_seconds: The same for the first stage of each kind, which may compile or wait for
             servers, and between stages.
@@ -121,6 +122,8 @@ class StallWatchdog(StopAtSafePoints):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
+        if self._why and as_rank_lost(exception) is not None:
+            _end_process()  # the other rank was ended a moment earlier, for the same reason
         self._is_over.set()
 
     def _watch(
@@ -174,9 +177,12 @@ class StallWatchdog(StopAtSafePoints):
         if self._is_leaving:
             is_over.wait(SAVE_SECONDS)
         if not is_over.is_set():
-            end = "Its main thread is stuck, so the process ends here, without a new checkpoint."
-            log.error("%s", end)
-            os._exit(ExitCode.STALLED)
+            _end_process()
+
+
+def _end_process() -> None:
+    log.error("Its main thread is stuck, so the process ends here, without a new checkpoint.")
+    os._exit(ExitCode.STALLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

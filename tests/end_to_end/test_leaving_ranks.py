@@ -23,7 +23,6 @@ from left_runs import (
     with_server,
     words,
 )
-from processes import ENV
 from worker_processes import wait_until
 
 from lit_grpo.stopping import ExitCode
@@ -41,7 +40,7 @@ PLACES = {
 
 @pytest.fixture(scope="module")
 def importer() -> Iterator[Importer]:
-    with imported(ENV | WITH_SUPPORT | {"DS_ACCELERATOR": "cpu"}) as process:
+    with imported(DS_ACCELERATOR="cpu", **WITH_SUPPORT) as process:
         yield process
 
 

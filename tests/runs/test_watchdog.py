@@ -1,8 +1,10 @@
 """Runs without progress: what is reported, and what ends them."""
 
 import json
+import time
 from dataclasses import replace
 
+import psutil
 import pytest
 from cli_base import BASE
 from paths import SUPPORT
@@ -102,17 +104,29 @@ def test_a_setting_that_is_out_of_range_is_refused(setting, message):
 
 def train(directory, watchdog: dict, *callbacks: dict, reward: str, max_steps: int = 1, **given):
     """Run `fit` in a process; return its exit code and what it said."""
+    exit_code, said, _ = train_ranks(
+        directory, {"max_steps": max_steps}, watchdog, *callbacks, reward=reward, **given
+    )
+    return exit_code, said
+
+
+def train_ranks(directory, trainer: dict, watchdog: dict, *callbacks: dict, reward: str, **given):
+    """Return also the processes of further ranks that live on although the first has ended."""
     config = json.loads(json.dumps(BASE))
     callbacks = ({"class_path": "StallWatchdog", "init_args": watchdog}, *callbacks)
-    config["trainer"] |= {"callbacks": list(callbacks), "max_steps": max_steps}
+    config["trainer"] |= {"callbacks": list(callbacks), **trainer}
     config["model"]["rewards"] = [{"class_path": f"holds.{reward}", "init_args": given}]
     config["model"]["group_size"] = 20
     (directory / "run.json").write_text(json.dumps(config))
     words = [*LIT_GRPO, "fit", "--config", "run.json", "--run_dir", "run"]
-    said = directory / "said.txt"
+    said, ranks = directory / "said.txt", []
     with running(words, directory, said=said, PYTHONPATH=str(SUPPORT)) as process:
+        while len(ranks) < trainer.get("devices", 1) - 1 and process.poll() is None:
+            ranks = psutil.Process(process.pid).children()
+            time.sleep(0.1)
         exit_code = process.wait(300)
-    return exit_code, said.read_text()
+        _, alive = psutil.wait_procs(ranks, timeout=60)
+    return exit_code, said.read_text(), alive
 
 
 DEADLOCK = "It looks like a deadlock, or a wait for something that does not answer"
@@ -150,6 +164,22 @@ def test_a_process_whose_main_thread_is_stuck_is_ended(tmp_path):
     assert "No progress for" in said
     assert "rollout step 0, between two stages" in said
     assert "Its main thread is stuck, so the process ends here" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_of_which_one_is_stuck_are_ended(rank, tmp_path):
+    trainer = {"devices": 2, "strategy": "ddp", "max_steps": 3}
+    watchdog = {"action": "stop", "min_seconds": 4, "first_seconds": 8}
+    stuck = {"class_path": "holds.DeadlockMainThread", "init_args": {"step": 1, "rank": rank}}
+    exit_code, said, alive = train_ranks(
+        tmp_path, trainer, watchdog, stuck, reward="ShareOfLowBytes"
+    )
+    assert exit_code == ExitCode.STALLED, said
+    assert not alive
+    for name in ("run.log", "run_rank1.log"):
+        log = (tmp_path / "run" / name).read_text()
+        assert "Its main thread is stuck, so the process ends here" in log
 
 
 @pytest.mark.slow

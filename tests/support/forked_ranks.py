@@ -19,6 +19,8 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
+from processes import environment
+
 STILL_RUNNING = -1000
 
 
@@ -78,10 +80,10 @@ class Importer:
 
 
 @contextmanager
-def imported(env: Mapping[str, str]) -> Iterator[Importer]:
+def imported(**variables: str) -> Iterator[Importer]:
     """Start the process that imports everything, and end it."""
-    words = [sys.executable, __file__]
-    with Popen(words, env={**os.environ, **env}, stdin=PIPE, stdout=PIPE, text=True) as process:
+    words, env = [sys.executable, __file__], environment(**variables)
+    with Popen(words, env=env, stdin=PIPE, stdout=PIPE, text=True) as process:
         yield Importer(process)
         assert process.stdin is not None
         process.stdin.close()

@@ -165,15 +165,19 @@ class DeadlockedReward(ShareOfLowBytes):
 
 
 class DeadlockMainThread(L.Callback):
-    """Wait after a step, on one rank or on all, for a lock that nobody releases."""
+    """Wait after a step, on one rank or on all, for a lock that nobody releases.
+
+    The watchdog of a rank that is stuck ends it long before that of a rank that waits for it would.
+    """
 
     def __init__(self, step: int, rank: int | None = None) -> None:
         self.step = step
         self.rank = rank
 
     def on_train_batch_end(self, trainer, pl_module, *_):
-        watchdog.LEAVE_SECONDS = 1.0
-        if pl_module.rollout_step == self.step and self.rank in (None, trainer.global_rank):
+        is_stuck = self.rank in (None, trainer.global_rank)
+        watchdog.LEAVE_SECONDS = 60.0 if not is_stuck else 1.0 if self.rank is None else 10.0
+        if pl_module.rollout_step == self.step and is_stuck:
             lock = threading.Lock()
             lock.acquire()
             lock.acquire()

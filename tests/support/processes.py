@@ -15,6 +15,13 @@ LIT_GRPO = [sys.executable, "-m", "lit_grpo"]
 ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
+def environment(**variables: str) -> dict[str, str]:
+    """Return the variables of a process; a PYTHONPATH comes before that of the environment."""
+    if variables.get("PYTHONPATH") and (inherited := os.environ.get("PYTHONPATH")):
+        variables["PYTHONPATH"] += os.pathsep + inherited
+    return os.environ | ENV | variables
+
+
 def start(
     words: Sequence[str], cwd: Path | None = None, *, said: Path | None = None, **variables: str
 ) -> Popen[str]:
@@ -23,7 +30,7 @@ def start(
         return Popen(
             words,
             cwd=cwd,
-            env=os.environ | ENV | variables,
+            env=environment(**variables),
             stdin=DEVNULL,
             stdout=output,
             stderr=output,
