@@ -18,9 +18,8 @@ pytestmark = pytest.mark.slow
 def results(tmp_path_factory):
     """Return what the two ranks have of each training."""
     directory = tmp_path_factory.mktemp("ddp")
-    *first, last = ddp_trainings.TRAININGS
-    assert last == "resumed"
-    for names in (first, [last]):  # a resumed run begins in new processes
+    first = [name for name in ddp_trainings.TRAININGS if name not in ddp_trainings.RESUMED]
+    for names in (first, ddp_trainings.RESUMED):
         run_program([sys.executable, ddp_trainings.__file__, *names], directory)
     return {
         name: [torch.load(directory / f"{name}-rank{rank}.pt") for rank in (0, 1)]
@@ -116,6 +115,16 @@ def test_after_an_outage_on_one_rank_a_run_goes_on_exactly(results, name):
     for undisturbed, rank in zip(results["undisturbed"], results[name], strict=True):
         assert (rank["reason"], rank["step"]) == (None, 3)
         assert_same_weights(rank, undisturbed)
+
+
+def test_each_rank_goes_on_with_what_it_had_sampled_ahead(results):
+    for whole, rank in zip(results["ahead"], results["resumed-ahead"], strict=True):
+        assert rank["num_generations"] == 1  # of the last of two steps
+        assert rank["token_ids"] == whole["token_ids"][2:]
+        assert rank["versions"] == whole["versions"][8:] == [{1}] * 4 + [{2}] * 4
+        assert_same_weights(rank, whole)
+    first, second = results["resumed-ahead"]
+    assert first["token_ids"][0] != second["token_ids"][0]
 
 
 def test_ranks_roll_back_together_although_one_has_seen_the_trouble(results):

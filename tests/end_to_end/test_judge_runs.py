@@ -1,14 +1,18 @@
 """Whole runs of the command line whose reward is a judge behind real HTTP."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
+from diskcache import Cache
 from judge_server import JudgeServer, judges, refuses
+from processes import LIT_GRPO, running
 from run_logs import workplace
 from tiny import LLAMA
+from worker_processes import wait_until
 
 from lit_grpo.__main__ import main
 
@@ -24,7 +28,15 @@ def _workplace(tmp_path):
         yield
 
 
+WORDS = ["fit", "--config=my.yaml", "--run_dir=run"]
+
+
 def fit(server, *arguments, **judge) -> int:
+    write_config(server, **judge)
+    return main([*WORDS, *arguments])
+
+
+def write_config(server, *, every_n_steps: int | None = None, **judge) -> None:
     judge = {
         "model": "m",
         "base_url": f"{server.url}/v1",
@@ -32,7 +44,8 @@ def fit(server, *arguments, **judge) -> int:
         "price": {"prompt": 1.0, "completion": 10.0},
     } | judge
     reward = {"class_path": "JudgeReward", "init_args": {"judge": judge}}
-    checkpoint = {"class_path": "Checkpoints", "init_args": {"dirpath": "run/checkpoints"}}
+    saving = {"dirpath": "run/checkpoints", "every_n_steps": every_n_steps}
+    checkpoint = {"class_path": "Checkpoints", "init_args": saving}
     config = {
         "trainer": {"accelerator": "cpu", "max_steps": 4, "callbacks": [checkpoint]},
         "model": {
@@ -50,7 +63,6 @@ def fit(server, *arguments, **judge) -> int:
     }
     with open("my.yaml", "w") as file:
         yaml.safe_dump(config, file)
-    return main(["fit", "--config=my.yaml", "--run_dir=run", *arguments])
 
 
 def test_a_judged_run_trains_counts_and_writes_no_secret(tmp_path):
@@ -101,6 +113,38 @@ def test_a_spent_budget_stops_a_run_with_a_checkpoint_and_is_still_spent_when_re
         assert len(server.requests) == 14
         assert fit(server, "--ckpt_path=last", limits={"max_cost_usd": 1}) == 0
     assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 4
+
+
+@pytest.mark.slow
+def test_a_run_killed_while_it_scores_pays_no_answer_twice_if_it_has_a_cache(tmp_path):
+    settings = {"cache": str(tmp_path / "cache"), "every_n_steps": 1}
+    num_answered = 8 + 3  # the first step, and some of the second
+
+    def answer_some(request):
+        is_held = server.questions.index(request) >= num_answered
+        return replace(by_length(request), seconds=600 if is_held else 0)
+
+    with JudgeServer(answer_some) as server:
+        write_config(server, **settings)
+        with running([*LIT_GRPO, *WORDS, "--ckpt_path=auto"], said=tmp_path / "said") as process:
+            verdicts = Cache(tmp_path / "cache")
+            wait_until(lambda: len(server.questions) > num_answered + 1, 120)
+            wait_until(lambda: len(verdicts) == num_answered)
+            process.kill()
+            process.wait()
+        asked = [content(one) for one in server.questions]
+        assert len({*asked}) == len(asked)
+        server.requests.clear()
+        server.behaviour = by_length
+        assert fit(server, "--ckpt_path=auto", **settings) == 0
+        again = {content(one) for one in server.questions}
+    assert not again & {*asked[:num_answered]}
+    assert again >= {*asked[num_answered:]}
+
+
+def content(request) -> tuple[str, ...]:
+    """Return what was asked, without what is drawn for each request."""
+    return tuple(section.text for section in request.sections)
 
 
 def test_a_judge_that_stays_down_stops_the_run_with_its_cause():

@@ -146,6 +146,17 @@ def test_ranks_leave_in_time_although_one_is_held(limit, tmp_path, importer, who
     assert_same_runs(directory, whole)
 
 
+def test_a_watchdog_ends_both_ranks_although_one_scores_for_ever(tmp_path, importer, whole):
+    settings = {"action": "stop", "min_seconds": 8, "first_seconds": 30}
+    watchdog = {"class_path": "StallWatchdog", "init_args": settings}
+    directory = begin(tmp_path / "run", config(watchdog, reward=ON_ONE_RANK, **DDP))
+    with both(importer, directory) as ranks:
+        assert ranks.wait() == [ExitCode.STALLED, 0], said(directory, 0) + said(directory, 1)
+    assert saved_step(directory) == HELD_STEP
+    finish(importer, directory)
+    assert_same_runs(directory, whole)
+
+
 def test_ctrl_c_reaches_both_ranks_of_a_terminal_and_ends_them_once(tmp_path, importer, whole):
     directory = begin(tmp_path / "run", PLACES["generation"])
     with running(words(), directory, **WITH_SUPPORT) as process:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ import lightning as L
 import torch
 from easy_prompts import EqualOnEasyPrompts, prompts
 from http_answers import answering
+from overlapping import OverlappingEngine, SaveAhead
 from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module, make_trainer, weights
 from teacher_server import vllm_replies
 from tiny import perturbed, tiny_policy
@@ -123,6 +125,21 @@ def outage(*, directory: str, num_attempts: float, ckpt_path: str | None = None)
     }
 
 
+def ahead(ckpt_path: str | None = None) -> dict[str, Any]:
+    """Train with a step sampled ahead; save after two steps, once the third is sampled."""
+    module = make_module(engine=(engine := OverlappingEngine()), max_head_offpolicyness=1)
+    saving = SaveAhead(Path("ahead.ckpt"), 2, lambda: engine.num_ended == 3)
+    callbacks = [keep := Keep(), *([] if ckpt_path else [saving])]
+    fit_ranks(module, PROMPTS, 2, *callbacks, ckpt_path=ckpt_path, max_steps=4, seed=3)
+    completions = [output["rollouts"].completions for output in keep.outputs]
+    return {
+        "weights": weights(module),
+        "num_generations": engine.num_generations,
+        "token_ids": [[one.token_ids for one in step] for step in completions],
+        "versions": [{*one.policy_versions} for step in completions for one in step],
+    }
+
+
 def distillation() -> dict[str, Any]:
     """Take a step with a teacher whose server then fails the second rank."""
     replies = vllm_replies(start_teacher())
@@ -212,10 +229,14 @@ TRAININGS: dict[str, Callable[[], dict[str, Any]]] = {
     "undisturbed": lambda: outage(directory="undisturbed", num_attempts=0),
     "short-outage": lambda: outage(directory="short-outage", num_attempts=2),
     "long-outage": lambda: outage(directory="long-outage", num_attempts=float("inf")),
+    "ahead": ahead,
     "resumed": lambda: outage(
         directory="resumed", num_attempts=0, ckpt_path="long-outage/last.ckpt"
     ),
+    "resumed-ahead": lambda: ahead(ckpt_path="ahead.ckpt"),
 }
+RESUMED = [name for name in TRAININGS if name.startswith("resumed")]
+"""They go on from the checkpoints of others, in new processes."""
 
 
 if __name__ == "__main__":
