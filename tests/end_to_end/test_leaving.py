@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_runs import run_to_its_end, running
+from forked_ranks import Importer
 from left_runs import (
     HELD_STEP,
     NEVER_READY,
-    WITH_SUPPORT,
     assert_same_runs,
     begin,
     config,
+    finish,
     held_reward,
     hold,
     said,
@@ -38,36 +38,41 @@ PLACES = {
 }
 
 
-def leave(directory: Path, *more: str, signum: int = signal.SIGTERM, **variables: str) -> int:
+def leave(
+    importer: Importer,
+    directory: Path,
+    *more: str,
+    signum: int = signal.SIGTERM,
+    **variables: str,
+) -> int:
     """Send a signal to the process once it is held; return its exit code."""
     is_held = (directory / "held0").exists
-    with running(words(*more), directory, **WITH_SUPPORT, **variables) as process:
-        wait_until(lambda: process.poll() is not None or is_held(), 240)
-        assert process.poll() is None, said(directory)
-        os.kill(process.pid, signum)
+    with importer.running(words(*more), directory, **variables) as process:
+        wait_until(lambda: is_held() or not process.are_running(), 240)
+        assert process.are_running(), said(directory)
+        os.kill(process.pids[0], signum)
         (directory / "signalled").touch()
-        exit_code = process.wait(240)
-    (directory / "go").touch()
+        (exit_code,) = process.wait()
     return exit_code
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> Path:
+def undisturbed(importer, tmp_path_factory) -> Path:
     directory = begin(tmp_path_factory.mktemp("undisturbed"), config())
-    run_to_its_end(words(), directory, **WITH_SUPPORT)
+    finish(importer, directory)
     return directory
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_signal_leaves_what_is_sampled_or_scored_and_a_resumed_run_repeats_it(
-    place, tmp_path, undisturbed
+    place, tmp_path, importer, undisturbed
 ):
     directory = begin(tmp_path / "run", PLACES[place])
-    assert leave(directory) == 128 + signal.SIGTERM, said(directory)
+    assert leave(importer, directory) == 128 + signal.SIGTERM, said(directory)
     assert f"Ended by SIGTERM after {HELD_STEP} rollout steps." in said(directory)
     assert saved_step(directory) == HELD_STEP
     assert not (directory / "run" / "final").exists()
-    run_to_its_end(words("--ckpt_path", "auto"), directory, **WITH_SUPPORT)
+    finish(importer, directory)
     assert_same_runs(directory, undisturbed)
 
 
@@ -76,21 +81,25 @@ def test_a_signal_leaves_what_is_sampled_or_scored_and_a_resumed_run_repeats_it(
     [(HELD_STEP, PROGRAM), (0, NEVER_READY)],
     ids=["weight-update", "start"],
 )
-def test_a_signal_leaves_the_wait_for_a_server_that_does_not_answer(step, program, tmp_path):
+def test_a_signal_leaves_the_wait_for_a_server_that_does_not_answer(
+    step, program, tmp_path, importer
+):
     directory = begin(tmp_path / "run", with_server(step, program))
-    assert leave(directory) == 128 + signal.SIGTERM, said(directory)
+    assert leave(importer, directory) == 128 + signal.SIGTERM, said(directory)
     assert f"Ended by SIGTERM after {step} rollout steps." in said(directory)
     assert saved_step(directory) == step
 
 
-def test_an_evaluation_before_the_training_is_left_and_the_run_starts_again(tmp_path, undisturbed):
+def test_an_evaluation_before_the_training_is_left_and_the_run_starts_again(
+    tmp_path, importer, undisturbed
+):
     settings = config(hold("evaluation", 0))
     settings["model"]["evaluation"]["before_training"] = True
     directory = begin(tmp_path / "run", settings)
-    assert leave(directory) == 128 + signal.SIGTERM, said(directory)
+    assert leave(importer, directory) == 128 + signal.SIGTERM, said(directory)
     assert "Ended by SIGTERM after 0 rollout steps." in said(directory)
     assert not (directory / "run" / "checkpoints").exists()
-    run_to_its_end(words("--ckpt_path", "auto"), directory, **WITH_SUPPORT)
+    finish(importer, directory)
     final = [load_file(run / "run/final/model.safetensors") for run in (directory, undisturbed)]
     torch.testing.assert_close(*final, rtol=0, atol=0)
 
@@ -116,26 +125,26 @@ def in_job(directory: Path, **variables: str) -> dict[str, str]:
     return SLURM | {"PATH": f"{program.parent}:{os.environ['PATH']}"} | variables
 
 
-def test_a_job_that_is_asked_to_leave_is_queued_again_and_goes_on(tmp_path, undisturbed):
+def test_a_job_that_is_asked_to_leave_is_queued_again_and_goes_on(tmp_path, importer, undisturbed):
     directory = begin(tmp_path / "run", PLACES["generation"])
     job = in_job(directory)
     resuming = ("--ckpt_path", "auto", "--requeue")
-    assert leave(directory, *resuming, signum=signal.SIGUSR1, **job) == 128 + signal.SIGUSR1
+    exit_code = leave(importer, directory, *resuming, signum=signal.SIGUSR1, **job)
+    assert exit_code == 128 + signal.SIGUSR1, said(directory)
     assert (directory / "scontrol.txt").read_text() == "requeue 70_3\n"
     assert "Queueing job 70_3 again." in said(directory)
     assert not list(directory.rglob("hpc_ckpt*"))
-    run_to_its_end(words(*resuming), directory, **WITH_SUPPORT, **job)
+    finish(importer, directory, "--requeue", **job)
     assert (directory / "scontrol.txt").read_text() == "requeue 70_3\n"
     assert_same_runs(directory, undisturbed)
 
 
-def test_a_run_leaves_before_its_job_ends(tmp_path, undisturbed):
+def test_a_run_leaves_before_its_job_ends(tmp_path, importer, undisturbed):
     directory = begin(tmp_path / "run", PLACES["reward"])
     job = in_job(directory, SLURM_JOB_END_TIME=str(int(time.time()) + 75))
-    with running(words("--ckpt_path", "auto"), directory, **WITH_SUPPORT, **job) as process:
-        assert process.wait(240) == ExitCode.TIME_IS_UP, said(directory)
+    with importer.running(words("--ckpt_path", "auto"), directory, **job) as process:
+        assert process.wait() == [ExitCode.TIME_IS_UP], said(directory)
     assert "the SLURM job ends at" in said(directory)
     assert not (directory / "scontrol.txt").exists()
-    (directory / "go").touch()
-    run_to_its_end(words("--ckpt_path", "auto"), directory, **WITH_SUPPORT)
+    finish(importer, directory)
     assert_same_runs(directory, undisturbed)

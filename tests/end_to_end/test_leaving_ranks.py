@@ -2,13 +2,12 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 from engine_runs import running
-from forked_ranks import Importer, Ranks, imported
+from forked_ranks import Importer, Ranks
 from left_runs import (
     HELD_STEP,
     NEVER_READY,
@@ -16,6 +15,7 @@ from left_runs import (
     assert_same_runs,
     begin,
     config,
+    finish,
     held_reward,
     hold,
     said,
@@ -23,6 +23,7 @@ from left_runs import (
     with_server,
     words,
 )
+from processes import LIT_GRPO
 from worker_processes import wait_until
 
 from lit_grpo.stopping import ExitCode
@@ -38,27 +39,14 @@ PLACES = {
 }
 
 
-@pytest.fixture(scope="module")
-def importer() -> Iterator[Importer]:
-    with imported(DS_ACCELERATOR="cpu", **WITH_SUPPORT) as process:
-        yield process
-
-
 def both(importer: Importer, directory: Path, *more: str):
-    return importer.running(words(*more)[3:], directory, num_ranks=2)
-
-
-def finish(importer: Importer, directory: Path, *more: str) -> None:
-    """Train to the end, held nowhere."""
-    (directory / "go").touch()
-    with both(importer, directory, "--ckpt_path", "auto", *more) as ranks:
-        assert ranks.wait() == [0, 0], said(directory, 0) + said(directory, 1)
+    return importer.running(words(*more), directory, num_ranks=2)
 
 
 @pytest.fixture(scope="module")
 def whole(importer, tmp_path_factory) -> Path:
     directory = begin(tmp_path_factory.mktemp("whole"), config(**DDP))
-    finish(importer, directory)
+    finish(importer, directory, num_ranks=2)
     return directory
 
 
@@ -88,7 +76,7 @@ def test_a_signal_to_one_rank_leaves_what_both_do(place, tmp_path, importer, who
         wait_until_held(ranks, directory, held)
         os.kill(ranks.pids[0], signal.SIGTERM)
         assert_left(ranks, directory)
-    finish(importer, directory)
+    finish(importer, directory, num_ranks=2)
     assert_same_runs(directory, whole)
 
 
@@ -101,7 +89,7 @@ def test_a_signal_leaves_the_pause_of_an_outage_that_one_rank_has(tmp_path, impo
         wait_for(lambda: "Retrying in 300 s" in said(directory, 0), ranks, directory)
         os.kill(ranks.pids[0], signal.SIGTERM)
         assert_left(ranks, directory)
-    finish(importer, directory)
+    finish(importer, directory, num_ranks=2)
     assert_same_runs(directory, whole)
 
 
@@ -114,9 +102,9 @@ def test_ranks_that_share_a_model_leave_and_go_on(strategy, tmp_path, importer):
         os.kill(ranks.pids[0], signal.SIGTERM)
         (directory / "signalled").touch()
         assert ranks.wait() == [128 + signal.SIGTERM, 0], said(directory, 0) + said(directory, 1)
-    finish(importer, directory)
+    finish(importer, directory, num_ranks=2)
     other = begin(tmp_path / "whole", settings)
-    finish(importer, other)
+    finish(importer, other, num_ranks=2)
     assert_same_runs(directory, other)
 
 
@@ -142,7 +130,7 @@ def test_ranks_leave_in_time_although_one_is_held(limit, tmp_path, importer, who
     with both(importer, directory, *LIMITS[limit]()) as ranks:
         assert ranks.wait() == [ExitCode.TIME_IS_UP, 0], said(directory, 0) + said(directory, 1)
     assert limit in said(directory, 0)
-    finish(importer, directory)
+    finish(importer, directory, num_ranks=2)
     assert_same_runs(directory, whole)
 
 
@@ -153,18 +141,18 @@ def test_a_watchdog_ends_both_ranks_although_one_scores_for_ever(tmp_path, impor
     with both(importer, directory) as ranks:
         assert ranks.wait() == [ExitCode.STALLED, 0], said(directory, 0) + said(directory, 1)
     assert saved_step(directory) == HELD_STEP
-    finish(importer, directory)
+    finish(importer, directory, num_ranks=2)
     assert_same_runs(directory, whole)
 
 
 def test_ctrl_c_reaches_both_ranks_of_a_terminal_and_ends_them_once(tmp_path, importer, whole):
     directory = begin(tmp_path / "run", PLACES["generation"])
-    with running(words(), directory, **WITH_SUPPORT) as process:
+    with running([*LIT_GRPO, *words()], directory, **WITH_SUPPORT) as process:
         held = [(directory / f"held{rank}").exists for rank in (0, 1)]
         wait_until(lambda: process.poll() is not None or all(one() for one in held), 240)
         os.killpg(process.pid, signal.SIGINT)
         (directory / "signalled").touch()
         assert process.wait(240) == 128 + signal.SIGINT, said(directory)
     assert f"Ended by SIGINT after {HELD_STEP} rollout steps." in said(directory)
-    finish(importer, directory)
+    finish(importer, directory, num_ranks=2)
     assert_same_runs(directory, whole)

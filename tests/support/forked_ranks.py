@@ -19,6 +19,7 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from processes import environment
 
 STILL_RUNNING = -1000
@@ -61,22 +62,28 @@ class Importer:
 
     @contextmanager
     def running(
-        self, words: Sequence[str], cwd: Path, *, num_ranks: int, **variables: str
+        self, words: Sequence[str], cwd: Path, *, num_ranks: int = 0, **variables: str
     ) -> Iterator[Ranks]:
-        """Start ``lit-grpo`` on every rank; rank n writes to ``said{n}.txt``. Kill them at last."""
-        from lightning.fabric.plugins.environments.lightning import find_free_network_port
+        """Start ``lit-grpo`` in a process, or on so many ranks, and kill what is left at last.
 
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port())}
+        The process writes to ``said.txt``, rank n to ``said{n}.txt``.
+        """
+        ranks = range(num_ranks) if num_ranks else ("",)
+        launcher = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(find_free_network_port()),
+            "WORLD_SIZE": str(num_ranks),
+        }
         pids = []
-        for rank in range(num_ranks):
-            env = {**address, "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks), **variables}
+        for rank in ranks:
+            env = {**launcher, "LOCAL_RANK": str(rank)} if num_ranks else {}
             said = str(cwd / f"said{rank}.txt")
-            pids.append(self.ask(start=list(words), cwd=str(cwd), said=said, env=env))
-        ranks = Ranks(self, pids)
+            pids.append(self.ask(start=words, cwd=str(cwd), said=said, env=env | variables))
+        started = Ranks(self, pids)
         try:
-            yield ranks
+            yield started
         finally:
-            ranks.kill()
+            started.kill()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from engine_runs import command
+from forked_ranks import Importer
 from killed_run import TIMELESS
 from paths import SUPPORT
 from safetensors.torch import load_file
@@ -93,13 +93,25 @@ NEVER_READY = ["/bin/sh", "-c", "sleep 1000"]
 
 
 def words(*more: str) -> list[str]:
-    return [*command("fit", "run.json", {}), *more]
+    """Return the arguments of ``lit-grpo``."""
+    return ["fit", "--config", "run.json", "--run_dir", "run", *more]
 
 
 def begin(directory: Path, settings: dict) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "run.json").write_text(json.dumps(settings))
     return directory
+
+
+def finish(
+    importer: Importer, directory: Path, *more: str, num_ranks: int = 0, **variables: str
+) -> None:
+    """Train to the end, held nowhere."""
+    (directory / "go").touch()
+    arguments = words("--ckpt_path", "auto", *more)
+    with importer.running(arguments, directory, num_ranks=num_ranks, **variables) as run:
+        codes = run.wait()
+    assert not any(codes), "".join(one.read_text() for one in directory.glob("said*"))
 
 
 def said(directory: Path, rank: int | str = "") -> str:
