@@ -116,7 +116,7 @@ class PromptLoader(TrainingLoader):
         self.position = 0
         self._before_batch = self.state_dict()
         self._min_batch_size = batch_size if training else world_size
-        self._check_sizes()
+        check_sizes(batch_size, world_size, len(prompts), training=training)
         limit = epoch_limit if isinstance(epoch_limit, int) else int(len(self) * epoch_limit)
         is_limited = training and 0 < limit < len(self)
         self._epoch_size = limit * batch_size if is_limited else len(prompts)
@@ -208,17 +208,28 @@ class PromptLoader(TrainingLoader):
         first, last = (len(batch) * rank // self.world_size for rank in (self.rank, self.rank + 1))
         return batch[first:last]
 
-    def _check_sizes(self) -> None:
-        if self.batch_size < 1 or self.batch_size % self.world_size:
-            name = "prompts_per_step" if self.training else "validation_batch_size"
-            raise UserError(
-                f"{name} must be a positive multiple of {self.world_size}, the number of "
-                f"processes, got {self.batch_size} (each takes an equal share). Set data.{name}."
-            )
-        if len(self.prompts) < self._min_batch_size:
-            fix = "lower data.prompts_per_step" if self.training else "use fewer processes"
-            raise UserError(
-                f"too few prompts: {len(self.prompts)}; one batch on {self.world_size} process(es) "
-                f"needs {self._min_batch_size} (every process needs a share). Provide more rows, "
-                f"or {fix}."
-            )
+
+def check_sizes(
+    batch_size: int, world_size: int, num_prompts: int | None, *, training: bool
+) -> None:
+    """Check that every process gets an equal share of a batch.
+
+    Args:
+        num_prompts: None if it is not known.
+
+    Raises:
+        UserError: the processes cannot share a batch, or there are too few prompts for one.
+    """
+    if batch_size < 1 or batch_size % world_size:
+        name = "prompts_per_step" if training else "validation_batch_size"
+        raise UserError(
+            f"{name} must be a positive multiple of {world_size}, the number of processes, got "
+            f"{batch_size} (each takes an equal share). Set data.{name}."
+        )
+    needed = batch_size if training else world_size
+    if num_prompts is not None and num_prompts < needed:
+        fix = "lower data.prompts_per_step" if training else "use fewer processes"
+        raise UserError(
+            f"too few prompts: {num_prompts}; one batch on {world_size} process(es) needs {needed} "
+            f"(every process needs a share). Provide more rows, or {fix}."
+        )

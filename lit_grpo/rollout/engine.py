@@ -129,8 +129,8 @@ class RolloutEngine(ABC):
             self.on_wait()
             self._looked_at = time.monotonic()
 
-    def check_num_nodes(self, num_nodes: int) -> None:  # noqa: B027 - optional
-        """Check that the processes of a run on so many machines can use the engine.
+    def check_processes(self, num_processes: int, num_nodes: int) -> None:  # noqa: B027 - optional
+        """Check that so many processes, on so many machines, can use the engine together.
 
         Raises:
             UserError: they cannot.

@@ -15,6 +15,8 @@ import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_only
+from torch import nn
+from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase, get_scheduler
 
 from lit_grpo.distributed import gather_objects, get_world_size
@@ -130,7 +132,7 @@ class PolicyModule(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         refuse_unsupported(self.trainer)
-        self.engine.check_num_nodes(self.trainer.num_nodes)
+        self.engine.check_processes(self.trainer.world_size, self.trainer.num_nodes)
         self.engine.precision = self.trainer.precision
         self.engine.on_wait = self._waiting.take_part
         self.evaluation.suite.start(self.reasoning)
@@ -144,18 +146,8 @@ class PolicyModule(L.LightningModule):
         self.evaluation.suite.close()
 
     def configure_optimizers(self) -> Any:
-        parameters = self.policy.trainable_parameters()
-        try:
-            optimizer = self.make_optimizer(parameters)
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                f"optimizer must be one that can be made ({error}). Set model.optimizer."
-            ) from error
-        check_updates(
-            optimizer,
-            world_size=get_world_size(),
-            is_sharded=self.policy.sharding.is_sharded,
-        )
+        optimizer = self.build_optimizer(self.policy.trainable_parameters())
+        check_updates(optimizer, type(self.trainer.strategy), get_world_size())
         if self.lr_schedule == "constant":
             schedule = get_scheduler("constant_with_warmup", optimizer, self.warmup_steps)
         else:
@@ -166,6 +158,19 @@ class PolicyModule(L.LightningModule):
             for group in optimizer.param_groups
         ]
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """Return the optimizer of the config.
+
+        Raises:
+            UserError: it cannot be made.
+        """
+        try:
+            return self.make_optimizer(parameters)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"optimizer must be one that can be made ({error}). Set model.optimizer."
+            ) from error
 
     def num_optimizer_steps(self) -> int:
         """Return the optimizer steps of the whole run, for the schedule.

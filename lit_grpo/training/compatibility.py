@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+    StrategyRegistry,
+)
+from lightning.pytorch.strategies.single_xla import SingleDeviceXLAStrategy
+from lightning.pytorch.strategies.xla import XLAStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import Optimizer
 
@@ -250,45 +258,75 @@ def refuse_unsupported(trainer: L.Trainer) -> None:
     """Refuse strategies and precisions that would train wrongly without an error.
 
     Raises:
-        UserError: the strategy is neither ``auto`` on one device nor ``ddp``, ``fsdp2`` or one of
-            ``deepspeed_stage_…``, or the precision is neither ``32-true`` nor ``bf16-mixed``.
+        UserError: `supported_strategy` or `refuse_precision` does not know them.
     """
-    strategy = trainer.strategy
-    known = (SingleDeviceStrategy, DDPStrategy, FSDP2Strategy)
-    # Lightning's DeepSpeedStrategy is a DDPStrategy, too.
-    is_lightnings = isinstance(strategy, DeepSpeedStrategy) and not isinstance(
-        strategy, ZeROStrategy
-    )
-    if is_lightnings or not isinstance(strategy, known):
+    supported_strategy(trainer.strategy)
+    refuse_precision(trainer.precision)
+
+
+def supported_strategy(strategy: str | Strategy) -> type[Strategy]:
+    """Return the class of a strategy, an object or a name as in ``trainer.strategy``.
+
+    A name is looked up and nothing is made of it, so that its packages need not be installed.
+
+    Raises:
+        UserError: the strategy is neither ``auto`` on one device nor ``ddp``, ``fsdp2`` or one of
+            ``deepspeed_stage_…``.
+    """
+    kind: type = type(strategy)
+    if isinstance(strategy, str):
+        names = {"auto": SingleDeviceStrategy}
+        names |= {name: one["strategy"] for name, one in StrategyRegistry.items()}
+        kind = names.get(strategy, str)
+    # Subclasses of those that are known.
+    others = (DeepSpeedStrategy, SingleDeviceXLAStrategy, XLAStrategy)
+    is_other = issubclass(kind, others) and not issubclass(kind, ZeROStrategy)
+    if is_other or not issubclass(kind, (SingleDeviceStrategy, DDPStrategy, FSDP2Strategy)):
         raise setting_error(
             "trainer.strategy",
             "auto, ddp, fsdp2 or deepspeed_stage_1, _2, _3, _2_offload or _3_offload",
-            type(strategy).__name__,
+            strategy if kind is str else kind.__name__,
             "others would lose gradients or leave weights incomplete without an error",
         )
-    if trainer.precision not in ("32-true", "bf16-mixed"):
+    return kind
+
+
+def refuse_precision(precision: str) -> None:
+    """Refuse a precision other than those that were tested.
+
+    Raises:
+        UserError: it is neither ``32-true`` nor ``bf16-mixed``.
+    """
+    if precision not in ("32-true", "bf16-mixed"):
         raise setting_error(
             "trainer.precision",
             "32-true or bf16-mixed",
-            trainer.precision,
+            precision,
             "others are untested; for bfloat16 weights set model.policy.dtype to bfloat16, and "
             "model.optimizer to MasterAdamW, which keeps the small updates that they lose",
         )
 
 
-def check_updates(optimizer: Optimizer, *, world_size: int, is_sharded: bool) -> None:
+def check_updates(optimizer: Optimizer, strategy: type[Strategy], world_size: int) -> None:
     """Check how an optimizer updates bfloat16 weights; float32 weights suit every one.
 
     Raises:
-        UserError: it would do it wrongly with several ranks.
+        UserError: it would do it wrongly under the strategy, or with several ranks.
     """
     weights = [one for group in optimizer.param_groups for one in group["params"]]
     if all(one.dtype == torch.float32 for one in weights):
         return
+    if issubclass(strategy, ZeROStrategy):
+        raise setting_error(
+            "model.policy.dtype",
+            "float32 under DeepSpeed, or a frozen base under LoRA",
+            "bfloat16",
+            "for bfloat16 compute set trainer.precision to bf16-mixed",
+        )
     keeps_masters = isinstance(optimizer, MasterAdamW)
     # The attribute of the optimizers of torchao.
     rounds_at_random = getattr(optimizer, "bf16_stochastic_round", False)
-    if is_sharded and (keeps_masters or rounds_at_random):
+    if issubclass(strategy, FSDP2Strategy) and (keeps_masters or rounds_at_random):
         raise setting_error(
             "model.policy.dtype",
             f"float32 with trainer.strategy fsdp2 and {type(optimizer).__name__}",

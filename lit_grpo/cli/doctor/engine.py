@@ -38,7 +38,7 @@ ASK_VERSION = (
 def check_engine(subject: Subject) -> Iterator[Finding]:
     """Check the engine with the settings of this run."""
     engine: Any = subject.module.engine
-    engine.check_num_nodes(subject.trainer.num_nodes)
+    engine.check_processes(subject.trainer.world_size, subject.trainer.num_nodes)
     if isinstance(engine, HFEngine):
         yield ok(
             f"HFEngine samples with the policy itself, up to {engine.max_concurrent} completions "
@@ -88,11 +88,6 @@ def _in_process(engine: VLLMEngine, subject: Subject) -> Iterator[Finding]:
         )
     else:
         yield ok(f"vLLM {version} in the trainer's process.")
-    if subject.trainer.world_size > 1:
-        yield failed(
-            f"VLLMEngine needs a run with a single process, got {subject.trainer.world_size}.",
-            "Set trainer.devices to 1, or model.engine to VLLMServerEngine.",
-        )
     yield ok(FITTING.format(mode=engine.logprobs_mode))
     yield from _length(engine.max_model_len, f"{KEY}.max_model_len", subject)
 

@@ -120,7 +120,7 @@ class ServedEngine(RolloutEngine):
         self._num_updates = 0
         self._running: set[Future[Any]] = set()
 
-    def check_num_nodes(self, num_nodes: int) -> None:
+    def check_processes(self, num_processes: int, num_nodes: int) -> None:
         """Check that all machines of the run can reach the servers and their files.
 
         Raises:

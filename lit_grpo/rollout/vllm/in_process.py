@@ -83,11 +83,21 @@ class VLLMEngine(RolloutEngine):
         self._num_updates = 0
         self._check_differences: list[float] = []
 
+    def check_processes(self, num_processes: int, num_nodes: int) -> None:
+        """Check that there is a single process.
+
+        Raises:
+            UserError: there are several.
+        """
+        if num_processes > 1:
+            raise _process_group_error(num_processes)
+
     def start(self, policy: SampledPolicy) -> None:
         """Load vLLM with a copy of the weights."""
         if self._vllm.is_started:
             return
-        _check_no_process_group()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise _process_group_error(torch.distributed.get_world_size())
         self._is_adapter_sent = sends_adapter(policy.model, self.weight_sync)
         self._dtype = self.dtype or self.default_dtype(policy)
         self._scratch = ScratchDirectory("lit-grpo-engine-")
@@ -189,11 +199,10 @@ class VLLMEngine(RolloutEngine):
             self._send_weights()
 
 
-def _check_no_process_group() -> None:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise UserError(
-            "VLLMEngine needs a run with a single process and no process group, got a group of "
-            f"{torch.distributed.get_world_size()} (vLLM creates and destroys its own groups in "
-            "the process). Set trainer.devices to 1 and trainer.strategy to auto, or model.engine "
-            "to VLLMServerEngine, whose servers all ranks share."
-        )
+def _process_group_error(num_processes: int) -> UserError:
+    return UserError(
+        "VLLMEngine needs a run with a single process and no process group, got a group of "
+        f"{num_processes} (vLLM creates and destroys its own groups in the process). Set "
+        "trainer.devices to 1 and trainer.strategy to auto, or model.engine to VLLMServerEngine, "
+        "whose servers all ranks share."
+    )

@@ -14,6 +14,7 @@ from tiny import perturbed, tiny_policy
 from lit_grpo.policy import LoRA
 from lit_grpo.rollout import EngineFailed, Proof, VLLMEngine
 from lit_grpo.rollout.requests import Sample
+from lit_grpo.types import UserError
 
 
 class TransformersVLLM:
@@ -145,3 +146,9 @@ def test_only_the_latest_adapter_stays_on_disk_until_the_end():
 def test_a_memory_fraction_that_leaves_nothing_to_either_is_refused(fraction):
     with pytest.raises(ValueError, match=r"Set model\.engine\.init_args\.memory_fraction"):
         VLLMEngine(memory_fraction=fraction)
+
+
+def test_several_processes_are_refused_before_anything_is_loaded():
+    VLLMEngine().check_processes(1, 1)
+    with pytest.raises(UserError, match="single process and no process group, got a group of 2"):
+        VLLMEngine().check_processes(2, 1)
