@@ -8,7 +8,7 @@ Run it after a change of ``lit_grpo/cli/plan``:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch.optim import AdamW, Optimizer
 
 from lit_grpo.cli.plan.command import limit_of
 from lit_grpo.cli.plan.devices import DEVICES, Cluster
-from lit_grpo.cli.plan.estimate import Estimate, estimate_memory
+from lit_grpo.cli.plan.estimate import UNDIVIDED, Estimate, estimate_memory
 from lit_grpo.cli.plan.seconds import StepTime, estimate_seconds
 from lit_grpo.cli.plan.setup import Sampler, Setup, make_setup
 from lit_grpo.cli.plan.step import step_sizes
@@ -60,24 +60,23 @@ MODELS = {
 QWEN_7B = shape("qwen2", 3584, 18944, 28, 28, 152064)
 
 
+class RoundsAtRandom(AdamW):
+    """Stands for the optimizers of torchao."""
+
+    bf16_stochastic_round = True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """How a model is trained."""
 
     strategy: str
-    precision: str = "bf16-mixed"
+    optimizer: type[Optimizer] = AdamW
     optimizer_bytes: float | None = None
-    fused: bool = True
     dtype: str = "float32"
     lora: int | None = None
     served: bool = False
     """Whether servers sample, on as many further GPUs."""
-
-    masters: bool = False
-    """Whether the optimizer keeps float32 weights of its own."""
-
-    def optimizer(self) -> Callable[..., Optimizer]:
-        return partial(MasterAdamW if self.masters else AdamW, fused=self.fused)
 
 
 METHODS = {
@@ -87,20 +86,20 @@ METHODS = {
     "deepspeed_stage_3": Method(strategy="deepspeed_stage_3"),
     "ddp, LoRA": Method(strategy="auto", dtype="bfloat16", lora=64),
     "fsdp2, servers": Method(strategy="fsdp2", served=True),
-    "fsdp2, 8-bit AdamW, servers": Method(
-        strategy="fsdp2", precision="bf16-true", optimizer_bytes=2, served=True
-    ),
+    "deepspeed_stage_3, servers": Method(strategy="deepspeed_stage_3", served=True),
     "fsdp2, LoRA, servers": Method(strategy="fsdp2", dtype="bfloat16", lora=64, served=True),
 }
 ON_ONE_GPU = {
     "float32 weights, bf16-mixed, AdamW": Method(strategy="auto"),
     "float32 weights, bf16-mixed, 8-bit AdamW": Method(strategy="auto", optimizer_bytes=2),
-    "bfloat16 weights, MasterAdamW": Method(strategy="auto", dtype="bfloat16", masters=True),
+    "bfloat16 weights, MasterAdamW": Method(
+        strategy="auto", dtype="bfloat16", optimizer=MasterAdamW
+    ),
     "bfloat16 weights, AdamW of torchao with stochastic rounding": Method(
-        strategy="auto", dtype="bfloat16", optimizer_bytes=4
+        strategy="auto", dtype="bfloat16", optimizer=RoundsAtRandom, optimizer_bytes=4
     ),
     "bfloat16 weights, 8-bit AdamW of torchao with stochastic rounding": Method(
-        strategy="auto", dtype="bfloat16", optimizer_bytes=2
+        strategy="auto", dtype="bfloat16", optimizer=RoundsAtRandom, optimizer_bytes=2
     ),
     "LoRA of rank 64 on bfloat16 weights": Method(strategy="auto", dtype="bfloat16", lora=64),
 }
@@ -147,16 +146,14 @@ def plan(
     nodes = max(1, num_gpus // PER_NODE)
     cluster = Cluster(device=DEVICES["H100"], per_node=num_gpus // nodes, num_nodes=nodes)
     source = outline(model, method.dtype, method.lora)
-    if method.precision == "bf16-true":  # which changes the model
-        source = outline(model, "bfloat16", method.lora)
     own = Sampler(max_concurrent=max_concurrent)
     setup = make_setup(
         source,
-        method.optimizer(),
+        partial(method.optimizer, fused=True),
         sizes,
         cluster,
         strategy=method.strategy if num_gpus > 1 else "auto",
-        precision=method.precision,
+        precision="bf16-mixed",
         optimizer_bytes=method.optimizer_bytes,
         checkpointing=True,
         sampler=_servers(model, num_gpus) if method.served else own,
@@ -217,9 +214,9 @@ def draw(path: Path = PICTURE) -> None:
 
     figure, axes = pyplot.subplots(2, len(MODELS), figsize=(11, 6.2), squeeze=False)
     parts = [
-        ("weights", ("weights",)),
-        ("gradients", ("gradients", "buckets")),
-        ("optimizer", ("optimizer", "float32 weights", "copies")),
+        ("weights", ("weights", UNDIVIDED)),
+        ("gradients", ("gradients", "buckets", "copy of a bucket")),
+        ("optimizer", ("optimizer", "copies")),
         ("activations", ("activations", "attention", "logits", "a layer", "gradient of")),
         ("keys and values", ("keys",)),
         ("gathered", ("gathered",)),

@@ -28,8 +28,8 @@ MAY_IMPORT = {
     },
     "runs": {"types", "concurrency", "stopping", "distributed", "diagnostics"},
     "cli": {
-        "types", "concurrency", "stopping", "data", "objective", "policy", "judge", "diagnostics",
-        "rewards", "rollout", "training", "runs",
+        "types", "concurrency", "stopping", "data", "objective", "policy", "distributed", "judge",
+        "diagnostics", "rewards", "rollout", "training", "runs",
     },
     "callbacks": {"types", "diagnostics", "runs"},
     "configs": set(),

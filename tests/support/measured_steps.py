@@ -1,4 +1,4 @@
-"""Measure real steps: the peak of the memory in a process of its own, and seconds in turns."""
+"""Measure real steps: the peak of the memory in processes of their own, and seconds in turns."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 from small_runs import ShareOfLowBytes, make_trainer
 from tiny import prompt
@@ -22,11 +23,12 @@ from torch.optim import AdamW
 from lit_grpo.cli.plan.calibration import measure_cpu
 from lit_grpo.cli.plan.config import _old_passes
 from lit_grpo.cli.plan.devices import Cluster, Device
-from lit_grpo.cli.plan.estimate import Part, estimate_memory
+from lit_grpo.cli.plan.estimate import SAMPLING, SAVING, Part, estimate_memory
 from lit_grpo.cli.plan.seconds import StepTime, estimate_seconds
 from lit_grpo.cli.plan.setup import Sampler, Setup, make_setup
 from lit_grpo.cli.plan.step import step_sizes
 from lit_grpo.data import PromptLoader
+from lit_grpo.distributed import get_rank
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.rollout import HFEngine, Sampling
@@ -49,6 +51,8 @@ STAGES = {
     "update": "update_policy",
 }
 """Part of the plan -> method of the module that takes its time."""
+FOUND = "found: "
+"""How the line with the results begins; DeepSpeed prints others."""
 _RATES = dict.fromkeys(("flops", "flops_float32", "bandwidth", "link", "network"), 1.0)
 CPU = Device(name="cpu", memory=1, is_gpu=False, **_RATES)
 """A device for what does not depend on how fast it is."""
@@ -78,19 +82,32 @@ def build(case: dict[str, Any]) -> GRPOModule:
     )
 
 
-def loader(case: dict[str, Any]) -> PromptLoader:
+def loader(case: dict[str, Any], **ranks: int) -> PromptLoader:
     length = case.get("prompt", 64) - 1
     prompts = [prompt(chr(97 + n) + "a" * length, id=str(n)) for n in range(PROMPTS)]
-    return PromptLoader(prompts, PROMPTS, shuffle=False)
+    return PromptLoader(prompts, PROMPTS, shuffle=False, **ranks)
+
+
+class OfRank(L.LightningDataModule):
+    """The prompts of each rank."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        super().__init__()
+        self.case = case
+
+    def train_dataloader(self) -> PromptLoader:
+        trainer = self.trainer
+        return loader(self.case, rank=trainer.global_rank, world_size=trainer.world_size)
 
 
 def setup_of(case: dict[str, Any], device: Device | None = None) -> Setup:
     """Return what the plan says of the training; without a device its CPU is measured."""
-    module = build(case)
+    module, ranks = build(case), case.get("ranks", 1)
     outline = module.policy.outline()
     step = step_sizes(
-        [case.get("prompt", 64)] * PROMPTS,
+        [case.get("prompt", 64)] * (PROMPTS // ranks),
         module.sampling.max_tokens,
+        num_ranks=ranks,
         group_size=module.group_size,
         update=module.update,
     )
@@ -101,7 +118,8 @@ def setup_of(case: dict[str, Any], device: Device | None = None) -> Setup:
         outline,
         module.make_optimizer,
         step,
-        Cluster(device=device),
+        Cluster(device=device, per_node=ranks),
+        strategy=case.get("strategy", "auto"),
         with_reference=module.needs_reference,
         checkpointing=module.policy.gradient_checkpointing,
         sampler=Sampler(),
@@ -175,17 +193,24 @@ def measure_in_turns(cases: list[dict[str, Any]], rounds: int) -> list[Running]:
     return running
 
 
-def measure_memory(case: dict[str, Any]) -> dict[str, Any]:
-    """Return predicted and measured peaks in MiB, from a process of its own."""
+def measure_memory(*cases: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return predicted and measured peaks in bytes of each case, one after another in a process.
+
+    With several ranks it has others beside it, and the measured ones are those of the first.
+    """
     env = os.environ | {
+        "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",
         "MALLOC_MMAP_THRESHOLD_": "65536",  # so that the process gives freed tensors back
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        ),
     }
-    command = [sys.executable, __file__, json.dumps(case)]
+    command = [sys.executable, __file__, json.dumps(cases)]
     result = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+    lines = [line for line in result.stdout.splitlines() if line.startswith(FOUND)]
+    return json.loads(lines[-1].removeprefix(FOUND))
 
 
 def _status(key: str) -> int:
@@ -215,12 +240,14 @@ def _measured(case: dict[str, Any]) -> dict[str, int]:
 
     for name, method in stages.items():
         watch(name, method)
-    make_trainer(max_steps=3 * module.update.optimizer_steps).fit(module, loader(case))
+    ranks, strategy = case.get("ranks", 1), case.get("strategy", "auto")
+    num_steps = case.get("steps", 3) * module.update.optimizer_steps
+    trainer = make_trainer(max_steps=num_steps, devices=ranks, strategy=strategy)
+    trainer.fit(module, datamodule=OfRank(case))
     return found
 
 
-def main(case: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
+def measure(case: dict[str, Any]) -> dict[str, Any]:
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 300}
     _measured(case | {"shape": small, "completion": 4})  # loads what every training loads
     gc.collect()
@@ -228,8 +255,12 @@ def main(case: dict[str, Any]) -> None:
     plan = estimate_memory(setup_of(case, CPU), Part(name="libraries", bytes=0))
     parts = {one.name: one.bytes for one in plan.parts}
     during = {moment: plan.during(moment) for moment in plan.moments}
-    print(json.dumps({"measured": measured, "parts": parts, "during": during}))
+    kept = [one.bytes for one in plan.parts if one.is_there(SAMPLING) and one.is_there(SAVING)]
+    return {"measured": measured, "parts": parts, "during": during, "kept": sum(kept)}
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    torch.set_num_threads(1)
+    results = [measure(case) for case in json.loads(sys.argv[1])]
+    if get_rank() == 0:
+        print(FOUND + json.dumps(results))

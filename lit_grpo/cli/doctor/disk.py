@@ -12,7 +12,13 @@ from lit_grpo.cli.doctor.estimate import CLOSE
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
 from lit_grpo.cli.doctor.subject import Subject
 from lit_grpo.cli.plan.estimate import gib
-from lit_grpo.cli.plan.model_sizes import optimizer_sizes, size_of, trained, weight_bytes
+from lit_grpo.cli.plan.model_sizes import (
+    build_optimizer,
+    optimizer_sizes,
+    size_of,
+    trained,
+    weight_bytes,
+)
 from lit_grpo.cli.plan.step import make_step
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.runs.checkpoint_files import last_checkpoint
@@ -73,7 +79,8 @@ def written_bytes(subject: Subject) -> dict[str, int]:
     if subject.module.needs_reference and policy.lora is None:
         is_reloaded = policy.path is not None and not subject.module.refreshes_reference
         saved += 0 if is_reloaded else weights
-    saved += optimizer_sizes(outline, subject.module.make_optimizer).state_bytes
+    optimizer = build_optimizer(outline, subject.module.build_optimizer)
+    saved += optimizer_sizes(outline, optimizer).state_bytes
     final = weights if policy.lora is None or policy.merge_lora else adapter
     num_rows = step.num_rows * step.num_ranks * (planned_steps(subject) or 0)
     rows = num_rows * step.row_tokens * BYTES_PER_TOKEN

@@ -20,7 +20,10 @@ from lit_grpo.cli.plan.estimate import Part, estimate_memory
 from lit_grpo.cli.plan.model_sizes import sizes_of
 from lit_grpo.cli.plan.report import Plan, print_plan, to_json
 from lit_grpo.cli.plan.seconds import estimate_seconds
+from lit_grpo.data.loader import check_sizes
+from lit_grpo.runs.trainer import refuse_automatic
 from lit_grpo.stopping import ExitCode
+from lit_grpo.training.compatibility import check_completions_fit
 from lit_grpo.types import check_range
 
 DOES_NOT_FIT = 1
@@ -31,7 +34,7 @@ def run_plan(cli: CommandLine) -> int:
     """Print the plan, and return 1 if it does not fit.
 
     Raises:
-        UserError: the model cannot be read, or a device, strategy or precision is not known.
+        UserError: the model cannot be read, a device is not known, or the run would be refused.
     """
     subject = Subject(cli)
     with without_the_hub() if subject.is_offline else nullcontext():
@@ -54,6 +57,7 @@ def make_plan(subject: Subject) -> Plan:
     per_node, name = _devices(config)
     device = measure_cpu(sizes_of(outline), _num_rows(subject)) if name == CPU else DEVICES[name]
     cluster = Cluster(device=device, per_node=per_node, num_nodes=config.nodes)
+    _refuse_unfit(subject, cluster)
     trainer: Any = subject.cli.config_init.trainer
     setup = setup_of(
         subject,
@@ -76,6 +80,21 @@ def make_plan(subject: Subject) -> Plan:
         time=estimate_seconds(setup, count_scores(subject, setup.step.num_rows)),
         assumed_prompt_tokens=setup.step.prompt_lengths[0] if is_assumed else None,
     )
+
+
+def _refuse_unfit(subject: Subject, cluster: Cluster) -> None:
+    """Check what a run on the cluster would be refused for, besides `make_setup`.
+
+    Raises:
+        UserError: it would be.
+    """
+    module, data, ranks = subject.module, subject.cli.datamodule, cluster.num_ranks
+    refuse_automatic(subject.trainer, module)
+    check_completions_fit(subject.positions, module.sampling)
+    module.engine.check_processes(ranks, cluster.num_nodes)
+    check_sizes(data.prompts_per_step, ranks, len(subject.prompts) or None, training=True)
+    if held_out := len(subject.val_prompts):
+        check_sizes(data.validation_batch_size, ranks, held_out, training=False)
 
 
 def _devices(config: Any) -> tuple[int, str]:

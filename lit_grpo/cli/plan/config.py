@@ -43,7 +43,7 @@ def setup_of(
 
     Raises:
         NotChecked: the model cannot be read.
-        UserError: the strategy or the precision is not known.
+        UserError: as in `make_setup`.
     """
     module, grpo = subject.module, subject.grpo
     outline = subject.outline.get()
@@ -51,7 +51,7 @@ def setup_of(
     is_bf16 = str(precision).startswith("bf16")
     return make_setup(
         outline,
-        module.make_optimizer,
+        module.build_optimizer,
         make_step(subject, cluster.num_ranks, mean_completion_tokens),
         cluster,
         strategy=strategy,

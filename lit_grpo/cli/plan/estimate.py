@@ -13,27 +13,30 @@ from lit_grpo.policy.model_files import file_bytes
 CUDA_CONTEXT = GIB // 2
 NCCL_BUFFERS = GIB
 """What NCCL allocates for its channels on a GPU."""
-DEEPSPEED_BUCKET = 200_000_000
-"""Values of each of the two buckets of Lightning's DeepSpeed strategy, gathering and reducing."""
 
+Moments = tuple[str, ...]
 ALWAYS, FORWARD, LAYERS = "always", "in the head's chunks", "in a layer's backward pass"
 ENDING = "at the end of the backward pass"
 STEPPING, SAMPLING, SAVING = "in the optimizer's step", "while sampling", "while saving"
+LOADING = "while loading"
+ELSEWHERE: Moments = ()
+"""When a part is in the memory of the GPU that is in host memory: never."""
 UPDATE = (FORWARD, LAYERS)
 WITH_GRADIENTS = (ENDING, STEPPING, SAMPLING, SAVING)
 """When the gradients of a single micro-batch exist: they are freed before its forward pass."""
 
+UNDIVIDED = "the model before it is divided"
 LORA = "train an adapter instead of all weights (model.policy.lora: {rank: 16, alpha: 32})"
 SHARD = "divide it by the ranks (trainer.strategy: fsdp2)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What takes memory, when, and which setting changes it."""
+    """What takes memory, when, and which setting changes it; `ELSEWHERE` it takes host memory."""
 
     name: str
     bytes: int
-    when: tuple[str, ...] = (ALWAYS,)
+    when: Moments = (ALWAYS,)
     advice: str = ""
 
     def is_there(self, moment: str) -> bool:
@@ -84,9 +87,11 @@ def estimate_memory(setup: Setup, fixed: Part | None = None) -> Estimate:
     Args:
         fixed: What the process takes before it loads anything; None for a CUDA context.
     """
+    states = list(_states(setup))
     parts = [
         fixed or Part(name="CUDA", bytes=CUDA_CONTEXT),
-        *_states(setup),
+        *states,
+        *_loading(setup, states),
         *_communication(setup),
         *_update(setup),
         *_sampling(setup),
@@ -100,29 +105,45 @@ def _states(setup: Setup) -> Iterator[Part]:
     model, sharding = setup.model, setup.sharding
     trained, has_lora = model.trained_parameters, model.has_adapter
     share = setup.share(sharding.weights)
-    stored = model.parameters * setup.stored_bytes / share + model.buffer_bytes
-    smaller = "set model.policy.dtype to bfloat16" if setup.stored_bytes > 3 else ""
+    when: Moments
+    of_weights = _place(setup, (ALWAYS,), is_offloaded=sharding.offloads_weights)
+    stored = model.parameters * model.parameter_bytes / share + model.buffer_bytes
+    smaller = "set model.policy.dtype to bfloat16" if model.parameter_bytes > 3 else ""
     moves = smaller if has_lora else _sharding_or(setup, LORA, is_divided=sharding.weights)
-    yield Part(name="weights", bytes=round(stored), advice=moves)
+    yield Part(name="weights", bytes=round(stored), when=of_weights, advice=moves)
     advice = "" if has_lora else _sharding_or(setup, LORA, is_divided=sharding.gradients)
-    size = trained * setup.gradient_bytes / setup.share(sharding.gradients)
-    when = WITH_GRADIENTS if setup.step.micro_batches == 1 else (ALWAYS,)
-    yield Part(name="gradients", bytes=round(size), when=when, advice=advice)
+    when = _place(setup, _with_gradients(setup), is_offloaded=sharding.offloads_optimizer)
+    yield Part(name="gradients", bytes=memory.gradient_bytes(setup), when=when, advice=advice)
     advice = "" if has_lora else _sharding_or(setup, LORA, is_divided=sharding.optimizer)
+    when = _place(setup, (ALWAYS,), is_offloaded=sharding.offloads_optimizer)
     divided = setup.share(sharding.optimizer)
-    masters = trained * setup.master_bytes / divided
-    yield Part(name="float32 weights of the optimizer", bytes=round(masters), advice=advice)
+    copied = round(trained * model.trained_bytes * sharding.copies_weights / divided)
+    yield Part(name="optimizer's copy of the weights", bytes=copied, when=when, advice=advice)
     state = round(setup.optimizer.state_bytes / divided)
-    yield Part(name="optimizer", bytes=state, advice=advice)
+    yield Part(name="optimizer", bytes=state, when=when, advice=advice)
     copy = memory.optimizer_copy_bytes(setup)
     fused = "set model.optimizer.init_args.fused to true" if setup.optimizer.copies else ""
-    yield Part(name="copies of the optimizer", bytes=copy, when=(STEPPING,), advice=fused)
+    when = _place(setup, (STEPPING,), is_offloaded=sharding.offloads_optimizer)
+    yield Part(name="copies of the optimizer", bytes=copy, when=when, advice=fused)
     kl = "set model.objective.kl.coef to 0, or train an adapter (model.policy.lora), whose base is "
     adapter = "" if has_lora else f"{kl}the reference"
     size = round(setup.reference_bytes / setup.share(sharding.weights and not has_lora))
-    yield Part(name="reference", bytes=size, advice=adapter)
+    yield Part(name="reference", bytes=size, when=of_weights, advice=adapter)
     bfloat16 = "set model.teacher.dtype to bfloat16, or move it to a server: model.teacher.urls"
     yield Part(name="teacher", bytes=setup.teacher_bytes, advice=bfloat16)
+
+
+def _with_gradients(setup: Setup) -> Moments:
+    """Return when gradients exist; DeepSpeed frees them in its step, but for those of stage 3."""
+    has_one, sharding = setup.step.micro_batches == 1, setup.sharding
+    if sharding.is_deepspeed and not sharding.weights:
+        return (ENDING, STEPPING) if has_one else (*UPDATE, ENDING, STEPPING)
+    return WITH_GRADIENTS if has_one and not sharding.is_deepspeed else (ALWAYS,)
+
+
+def _place(setup: Setup, when: Moments, *, is_offloaded: bool) -> Moments:
+    """Return when a part takes memory, which on a CPU it does in any case."""
+    return ELSEWHERE if is_offloaded and setup.cluster.is_gpu else when
 
 
 def _sharding_or(setup: Setup, otherwise: str, *, is_divided: bool) -> str:
@@ -130,6 +151,21 @@ def _sharding_or(setup: Setup, otherwise: str, *, is_divided: bool) -> str:
     if setup.ranks == 1:
         return otherwise
     return f"use more GPUs, or {otherwise}" if is_divided else SHARD
+
+
+def _loading(setup: Setup, states: list[Part]) -> Iterator[Part]:
+    """Yield the rest of a model that is whole on a rank's device before it is divided.
+
+    DeepSpeed moves it there at once; FSDP2 reads only the parts of a rank.
+    """
+    if setup.sharding.is_deepspeed and setup.sharding.weights:
+        whole = setup.model.parameters * setup.model.parameter_bytes + setup.reference_bytes
+        divided = sum(one.bytes for one in states if one.is_there(LOADING))
+        advice = "set trainer.strategy to fsdp2, under which each rank reads only its part"
+        size = max(0, round(whole) - divided)
+        yield Part(
+            name="the model before it is divided", bytes=size, when=(LOADING,), advice=advice
+        )
 
 
 def _communication(setup: Setup) -> Iterator[Part]:
@@ -144,12 +180,16 @@ def _communication(setup: Setup) -> Iterator[Part]:
             "set trainer.strategy to {class_path: DDPStrategy, init_args: "
             "{gradient_as_bucket_view: true}}, or to fsdp2"
         )
-        size = round(trained * setup.gradient_bytes)
+        size = round(trained * setup.model.trained_bytes)
         yield Part(name="buckets of ddp", bytes=size, advice=advice)
-    if sharding.own_masters:
-        values = 2 * min(DEEPSPEED_BUCKET, trained)
-        size = round(values * setup.gradient_bytes)
-        yield Part(name="buckets of DeepSpeed", bytes=size, when=(*UPDATE, ENDING, STEPPING))
+    buckets, reduced = memory.bucket_bytes(setup), memory.reduced_bytes(setup)
+    advice = (
+        "set trainer.strategy.init_args.config of ZeROStrategy to {zero_optimization: "
+        "{reduce_bucket_size: 50000000}}"
+    )
+    when: Moments = (ALWAYS,) if sharding.weights else (LAYERS, ENDING)
+    yield Part(name="buckets of DeepSpeed", bytes=buckets, when=when, advice=advice)
+    yield Part(name="copy of a bucket", bytes=reduced, when=(LAYERS, ENDING), advice=advice)
     layers = memory.gathered_layer_bytes(setup)
     yield Part(name="gathered layers", bytes=layers, when=(*UPDATE, ENDING))
     served = "sample with servers, which need no gathered model (--config engines/vllm_server)"
@@ -211,16 +251,18 @@ def _saving(setup: Setup) -> Iterator[Part]:
     """Yield what checkpoints and the final model need, which are written tensor by tensor."""
     model = setup.model
     # With the adapter's share of it, where one is merged.
-    size = round(model.largest_tensor * setup.stored_bytes * (1 + setup.merges))
+    size = round(model.largest_tensor * model.parameter_bytes * (1 + setup.merges))
     yield Part(name="largest tensor", bytes=size, when=(SAVING,))
     if setup.merges and not setup.cluster.is_gpu:  # else the copies are not in this memory
         sizes = model.parameters, model.largest_tensor
-        total, largest = (round(one * setup.stored_bytes) for one in sizes)
+        total, largest = (round(one * model.parameter_bytes) for one in sizes)
         yield Part(name="a file of the model", bytes=file_bytes(total, largest), when=(SAVING,))
 
 
-def when_in_words(when: tuple[str, ...]) -> str:
+def when_in_words(when: Moments) -> str:
     """Return the moments of a part in a few words."""
+    if when == ELSEWHERE:
+        return "in host memory"
     if when == WITH_GRADIENTS:
         return "except in the forward pass"
     return "in the update" if set(UPDATE) <= set(when) else when[0]

@@ -129,14 +129,17 @@ def sampling_cast_bytes(setup: Setup) -> int:
 def gathered_layer_bytes(setup: Setup) -> int:
     """Return the bytes of gathered weights in the update: two layers, embeddings and head.
 
-    The next layer is gathered while one computes. A layer's gradient is whole before it is divided.
+    The next layer is gathered while one computes; or all layers stay. A layer's gradient is whole
+    before it is divided.
     """
     if not setup.sharding.weights or setup.ranks == 1:
         return 0
     sizes = setup.model
     weights = 2 * sizes.layer_parameters + sizes.outer_parameters
+    if setup.sharding.keeps_layers:
+        weights = sizes.parameters
     trained = sizes.trained_parameters / sizes.parameters
-    gradients = trained * sizes.layer_parameters * setup.gradient_bytes
+    gradients = trained * sizes.layer_parameters * sizes.trained_bytes
     return round(weights * setup.gathered_bytes + gradients)
 
 
@@ -172,12 +175,47 @@ def sampling_bytes(setup: Setup) -> int:
 
 
 def optimizer_copy_bytes(setup: Setup) -> int:
-    """Return the bytes of what exists only while the optimizer takes a step."""
-    share = setup.share(setup.sharding.optimizer)
-    trained = setup.model.trained_parameters
+    """Return the bytes of what exists only while the optimizer takes a step.
+
+    DeepSpeed copies its part of the gradients into one tensor, and frees them before the optimizer
+    copies weights; but those of stage 3 stay.
+    """
+    sharding, model = setup.sharding, setup.model
+    values = model.trained_parameters / setup.share(sharding.optimizer)
+    if sharding.step_values is not None:
+        values = min(values, sharding.step_values)
     copies = setup.cluster.is_gpu and setup.optimizer.copies
-    kept = max(setup.master_bytes, setup.model.trained_bytes)
-    of_step = trained * kept * copies
-    # DeepSpeed casts its part of the gradients to float32.
-    of_gradient = FLOAT32 * trained if setup.sharding.own_masters else 0
-    return round((of_step + of_gradient) / share) + setup.optimizer.step_bytes
+    of_step = round(values * model.trained_bytes * copies) + setup.optimizer.step_bytes
+    of_gradients = round(values * model.trained_bytes) if sharding.is_deepspeed else 0
+    return of_gradients + of_step if sharding.weights else max(of_gradients, of_step)
+
+
+def bucket_bytes(setup: Setup) -> int:
+    """Return the bytes of DeepSpeed's buckets: two, in stage 3 one.
+
+    They are made in full for any model, but on a CPU they take no memory before it is written.
+    """
+    model, values = setup.model, setup.sharding.bucket_values
+    if not setup.sharding.weights:
+        values *= 2
+    if not setup.cluster.is_gpu:
+        values = min(values, model.trained_parameters)
+    return round(values * model.trained_bytes)
+
+
+def reduced_bytes(setup: Setup) -> int:
+    """Return the bytes of a bucket's gradients, which DeepSpeed copies to reduce them."""
+    values = min(setup.sharding.bucket_values, setup.model.trained_parameters)
+    return round(values * setup.model.trained_bytes)
+
+
+def gradient_bytes(setup: Setup) -> int:
+    """Return the bytes of the gradients that a rank keeps.
+
+    Stage 1 of DeepSpeed has those of all ranks only between micro-batches.
+    """
+    sharding, model = setup.sharding, setup.model
+    has_one = setup.step.micro_batches == 1
+    is_divided = sharding.gradients or (sharding.is_deepspeed and has_one)
+    own = model.trained_parameters * model.trained_bytes / setup.share(is_divided)
+    return round(2 * own if sharding.sums_apart and not has_one else own)

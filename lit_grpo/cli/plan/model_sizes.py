@@ -22,7 +22,15 @@ is one for 256 or 2048 values, are left out."""
 
 def size_of(tensors: Sequence[Tensor]) -> int:
     """Return the bytes of tensors, each counted once."""
-    return sum({id(one): one.numel() * one.element_size() for one in tensors}.values())
+    return sum({id(one): _num_bytes(one) for one in tensors}.values())
+
+
+def _num_bytes(tensor: Any) -> int:
+    """Return the bytes of a tensor, or of those that it is made of, as an 8-bit one of torchao."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return sum(_num_bytes(getattr(tensor, name)) for name in names)
+    return int(tensor.numel() * tensor.element_size())
 
 
 def weight_bytes(model: nn.Module) -> int:
@@ -50,30 +58,31 @@ class OptimizerSizes:
     """Bytes that exist only during a step, of an optimizer that tells them."""
 
 
-def optimizer_sizes(
+def build_optimizer(
     model: nn.Module, make_optimizer: Callable[[list[nn.Parameter]], Optimizer]
-) -> OptimizerSizes:
+) -> Optimizer | None:
+    """Return an optimizer of a model on the meta device; None if it needs values to be made."""
+    try:
+        return make_optimizer(trained(model))
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def optimizer_sizes(model: nn.Module, optimizer: Optimizer | None) -> OptimizerSizes:
     """Return the sizes of an optimizer, from a step on the meta device.
 
     The model must be on that device. An optimizer that reads values there is taken for Adam, or for
     an 8-bit AdamW if its class says so.
+
+    Args:
+        optimizer: Of `build_optimizer`.
     """
     parameters = trained(model)
-    optimizer: Optimizer | None = None
-    try:
-        optimizer = make_optimizer(parameters)
-        for one in parameters:
-            one.grad = torch.empty_like(one)
-        optimizer.step()
-        states = [value for state in optimizer.state.values() for value in state.values()]
-        size = size_of([one for one in states if isinstance(one, Tensor)])
-    except (RuntimeError, NotImplementedError):
-        size = UNKNOWN_STATES * size_of(parameters)
-        if "8bit" in type(optimizer).__name__.lower():
-            size = STATE_BYTES_8BIT * sum(one.numel() for one in parameters)
-    finally:
-        for one in parameters:
-            one.grad = None
+    size = UNKNOWN_STATES * size_of(parameters)
+    if "8bit" in type(optimizer).__name__.lower():
+        size = STATE_BYTES_8BIT * sum(one.numel() for one in parameters)
+    if optimizer is not None:
+        size = _state_bytes(optimizer, parameters, otherwise=size)
     settings = getattr(optimizer, "defaults", {})
     is_fused = settings.get("fused") or settings.get("foreach") is False
     return OptimizerSizes(
@@ -81,6 +90,24 @@ def optimizer_sizes(
         copies="foreach" in settings and not is_fused,
         step_bytes=getattr(optimizer, "step_bytes", 0),
     )
+
+
+def _state_bytes(
+    optimizer: Optimizer, parameters: Sequence[nn.Parameter], *, otherwise: int
+) -> int:
+    """Return the bytes of the state after a step, or something else if it reads values."""
+    try:
+        for one in parameters:
+            one.grad = torch.empty_like(one)
+        with torch.compiler.set_stance("force_eager"):  # some compile their step, without values
+            optimizer.step()
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        return size_of([one for one in states if isinstance(one, Tensor)])
+    except (RuntimeError, NotImplementedError):
+        return otherwise
+    finally:
+        for one in parameters:
+            one.grad = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lit_grpo.cli.plan.estimate import ALWAYS, Estimate, gib, when_in_words
+from lit_grpo.cli.plan.estimate import ALWAYS, ELSEWHERE, Estimate, gib, when_in_words
 from lit_grpo.cli.plan.seconds import StepTime, TimePart
 from lit_grpo.cli.plan.setup import Setup
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
@@ -38,7 +38,13 @@ class Plan:
 
 def describe(plan: Plan) -> list[str]:
     """Return the sentences about a plan: what was planned, what binds, what changes it."""
-    return [_subject(plan), *_assumptions(plan), _memory_line(plan), _time_line(plan)]
+    return [
+        _subject(plan),
+        *_assumptions(plan),
+        _memory_line(plan),
+        *_host_line(plan),
+        _time_line(plan),
+    ]
 
 
 def _subject(plan: Plan) -> str:
@@ -76,6 +82,13 @@ def _memory_line(plan: Plan) -> str:
         f"Memory {verdict}: {gib(memory.peak)} of {gib(plan.limit)} a rank{moment}. The largest "
         f"part is {_sized(largest)}{changed}.{advice}"
     )
+
+
+def _host_line(plan: Plan) -> list[str]:
+    """Return what the ranks of a node have in its host memory, if something is offloaded."""
+    size = sum(one.bytes for one in plan.memory.parts if one.when == ELSEWHERE)
+    node = plan.setup.cluster.per_node * size
+    return [f"A node needs {gib(node)} of host memory for what is offloaded."] if size else []
 
 
 def _sized(part: Any) -> str:

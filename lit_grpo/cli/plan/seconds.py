@@ -86,6 +86,7 @@ def estimate_seconds(setup: Setup, num_scores: int | None = None) -> StepTime:
         _scoring(num_scores),
         *_logprobs(setup),
         _update(setup),
+        *_offloading(setup),
         _weight_sync(setup),
     ]
     return StepTime(tuple(one for one in parts if one.seconds is None or one.seconds > 0))
@@ -214,20 +215,19 @@ def gather_bytes(setup: Setup) -> float:
 def update_transfer_bytes(setup: Setup) -> float:
     """Return the bytes that a rank receives in an epoch of the update.
 
-    Each micro-batch gathers the layers for both passes. A gradient is divided (1 x its bytes) or
-    shared (2 x).
+    Each micro-batch gathers the layers for both passes, unless they stay. Where weights are
+    divided, gradients are reduced to the part of each rank (1 x their bytes), elsewhere on all
+    ranks (2 x), also by stages 1 and 2 of DeepSpeed.
     """
     sharding, steps = setup.sharding, setup.step.optimizer_steps / setup.step.epochs
     share = (setup.ranks - 1) / setup.ranks
     parts = tokens_of(setup).micro_batches
-    gradient = share * setup.model.trained_parameters * setup.gradient_bytes
-    gathered = 2 * gather_bytes(setup) * parts
-    if sharding.gradients:
-        gathered += gradient * parts
-    else:
-        gathered += (1 if sharding.optimizer else 2) * gradient * steps
+    trained = share * setup.model.trained_parameters * setup.model.trained_bytes
+    gathered = (1 if sharding.keeps_layers else 2) * gather_bytes(setup) * parts
+    reductions = parts if sharding.gradients else steps
+    gathered += (1 if sharding.weights else 2) * trained * reductions
     if sharding.optimizer and not sharding.weights:  # the updated weights come back
-        gathered += share * setup.model.trained_parameters * setup.stored_bytes * steps
+        gathered += trained * steps
     return gathered
 
 
@@ -239,6 +239,17 @@ def _overlapped(setup: Setup, seconds: float, moved: float, bound: str) -> tuple
     return max(seconds, moving), LINKS if moving > seconds else bound
 
 
+_TRANSFERS_OF_WEIGHTS = (
+    "raise model.update.max_tokens_per_micro_batch, so that weights are gathered less often, or "
+    "use a strategy that divides less (deepspeed_stage_2, ddp)"
+)
+_TRANSFERS_OF_GRADIENTS = (
+    "raise model.update.max_tokens_per_micro_batch, so that gradients are divided less often, or "
+    "use a strategy that divides less (deepspeed_stage_1, ddp)"
+)
+_TRANSFERS_OF_STEPS = "lower model.update.minibatches, whose gradients are all shared"
+
+
 def _update(setup: Setup) -> TimePart:
     computing, bound = seconds_of(
         update_work(setup), setup.cluster.device, compute_bytes=setup.compute_bytes
@@ -246,16 +257,23 @@ def _update(setup: Setup) -> TimePart:
     seconds, bound = _overlapped(setup, computing, update_transfer_bytes(setup), bound)
     advice = "use more GPUs"
     if bound == LINKS:
-        advice = (
-            "raise model.update.max_tokens_per_micro_batch, so that weights are gathered less "
-            "often, or use a strategy that divides less (deepspeed_stage_2, ddp)"
-        )
+        advice = _TRANSFERS_OF_WEIGHTS if setup.sharding.weights else _TRANSFERS_OF_STEPS
+        if setup.sharding.gradients and not setup.sharding.weights:
+            advice = _TRANSFERS_OF_GRADIENTS
     elif setup.checkpointing:
         advice = "set model.policy.gradient_checkpointing to false if the memory allows it"
     elif setup.precision == "32-true" and setup.cluster.is_gpu:
         advice = "set trainer.precision to bf16-mixed"
     epochs = setup.step.epochs
     return TimePart(name="update", seconds=seconds * epochs, bound_by=bound, advice=advice)
+
+
+def _offloading(setup: Setup) -> Iterator[TimePart]:
+    """Yield the time of what is in host memory, which depends on its machine."""
+    sharding = setup.sharding
+    if setup.cluster.is_gpu and (sharding.offloads_weights or sharding.offloads_optimizer):
+        advice = "moving to host memory and computing there"
+        yield TimePart(name="offloading", seconds=None, advice=advice)
 
 
 def _weight_sync(setup: Setup) -> TimePart:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -14,6 +13,7 @@ from lit_grpo.cli.plan.devices import Cluster
 from lit_grpo.cli.plan.model_sizes import (
     ModelSizes,
     OptimizerSizes,
+    build_optimizer,
     optimizer_sizes,
     sizes_of,
     trained,
@@ -21,19 +21,19 @@ from lit_grpo.cli.plan.model_sizes import (
 )
 from lit_grpo.cli.plan.sharding import Sharding, sharding_of
 from lit_grpo.cli.plan.step import StepSizes
-from lit_grpo.types import setting_error
+from lit_grpo.training.compatibility import check_updates, refuse_precision, supported_strategy
 
 FLOAT32, BFLOAT16 = 4, 2
 
-Precision = Literal["32-true", "bf16-mixed", "bf16-true"]
+Precision = Literal["32-true", "bf16-mixed"]
 PRECISIONS: dict[str, Precision] = {
     "None": "32-true",
     "32": "32-true",
     "32-true": "32-true",
     "bf16": "bf16-mixed",
     "bf16-mixed": "bf16-mixed",
-    "bf16-true": "bf16-true",
 }
+"""What ``trainer.precision`` may be -> what Lightning makes of it."""
 SamplerKind = Literal["policy", "vllm", "servers", "none"]
 
 
@@ -100,7 +100,7 @@ class Setup:
     def is_autocast(self) -> bool:
         """Whether each use of a float32 weight casts it to bfloat16."""
         is_mixed = self.precision == "bf16-mixed" and not self.computes_in_weights
-        return is_mixed and not (self.sharding.casts_shards or self.sharding.own_masters)
+        return is_mixed and not self.sharding.casts_shards
 
     @property
     def computes_in_weights(self) -> bool:
@@ -119,30 +119,11 @@ class Setup:
         return 3 if self.is_autocast else self.compute_bytes
 
     @property
-    def stored_bytes(self) -> float:
-        """Bytes of a weight that the strategy keeps for computing."""
-        if self.sharding.own_masters and self.precision != "32-true":
-            return BFLOAT16
-        return self.model.parameter_bytes
-
-    @property
     def gathered_bytes(self) -> float:
         """Bytes of a weight that is gathered from the ranks."""
         if self.sharding.casts_shards and self.precision == "bf16-mixed":
             return min(BFLOAT16, self.model.parameter_bytes)
-        return self.stored_bytes
-
-    @property
-    def gradient_bytes(self) -> float:
-        """Bytes of a gradient of a trained parameter."""
-        if self.sharding.own_masters and self.precision != "32-true":
-            return BFLOAT16
-        return self.model.trained_bytes
-
-    @property
-    def master_bytes(self) -> int:
-        """Bytes per trained parameter of weights that the strategy keeps for the optimizer."""
-        return FLOAT32 if self.sharding.own_masters else 0
+        return self.model.parameter_bytes
 
     def share(self, is_divided: bool) -> int:
         """Return by how many ranks something is divided."""
@@ -155,7 +136,7 @@ def make_setup(
     step: StepSizes,
     cluster: Cluster,
     *,
-    strategy: object = "auto",
+    strategy: Any = "auto",
     precision: object = "32-true",
     optimizer_bytes: float | None = None,
     with_reference: bool = False,
@@ -165,24 +146,22 @@ def make_setup(
     """Return the setup of a model on the meta device.
 
     Args:
+        make_optimizer: From the trained parameters.
         strategy: A name, or a strategy of Lightning.
         optimizer_bytes: State per trained parameter, in place of that of the optimizer.
         refreshes_reference: With an adapter, its reference is a second one.
         settings: Further fields of `Setup`.
 
     Raises:
-        UserError: the strategy or the precision is not known.
+        UserError: such a run would be refused, for its strategy, its precision, or the type of the
+            weights that its optimizer updates.
     """
     known = parse_precision(precision)
-    sharding = sharding_of(strategy, cluster.num_ranks)
-    if known == "bf16-true":
-        outline = outline.to(torch.bfloat16)
-    sizes, optimizer = sizes_of(outline), optimizer_sizes(outline, make_optimizer)
-    if sharding.own_masters:  # its optimizer sees float32 weights, whatever the model's are
-        scale = FLOAT32 / sizes.trained_bytes if sizes.trained_bytes else 1
-        optimizer = OptimizerSizes(
-            state_bytes=round(optimizer.state_bytes * scale), copies=optimizer.copies
-        )
+    kind, sharding = supported_strategy(strategy), sharding_of(strategy, cluster.num_ranks)
+    made = build_optimizer(outline, make_optimizer)
+    if made is not None:
+        check_updates(made, kind, cluster.num_ranks)
+    sizes, optimizer = sizes_of(outline), optimizer_sizes(outline, made)
     if optimizer_bytes is not None:
         size = round(optimizer_bytes * sizes.trained_parameters)
         optimizer = OptimizerSizes(state_bytes=size, copies=False)
@@ -207,13 +186,9 @@ def parse_precision(precision: object) -> Precision:
     """Return the precision that a trainer's setting means.
 
     Raises:
-        UserError: nothing is known of it.
+        UserError: it cannot be trained with.
     """
-    if str(precision) not in PRECISIONS:
-        raise setting_error(
-            "trainer.precision",
-            "32-true, bf16-mixed or bf16-true",
-            repr(precision),
-            "what others keep of weights and gradients is not known",
-        )
-    return PRECISIONS[str(precision)]
+    given = str(precision)
+    if given not in PRECISIONS:
+        refuse_precision(given)
+    return PRECISIONS[given]

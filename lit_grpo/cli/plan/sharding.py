@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from lit_grpo.types import setting_error
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+
+from lit_grpo.distributed.deepspeed import ZeROStrategy
+from lit_grpo.distributed.fsdp2 import FSDP2Strategy
+from lit_grpo.training.compatibility import supported_strategy
+
+BUCKET_VALUES = 500_000_000
+"""Values of a bucket of DeepSpeed (``reduce_bucket_size``)."""
+STEP_VALUES = 1_000_000_000
+"""Values with which stage 3 of DeepSpeed takes a step at a time (``sub_group_size``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,82 +29,108 @@ class Sharding:
     optimizer: bool = False
     copies_gradients: bool = False
     """Whether gradients are copied into buckets, as DDP does unless told otherwise."""
-    own_masters: bool = False
-    """Whether the strategy keeps float32 weights of its own for the optimizer, as DeepSpeed."""
+    copies_weights: bool = False
+    """Whether the optimizer updates a copy of the weights, as DeepSpeed's does."""
+    sums_apart: bool = False
+    """Whether the gradients of a micro-batch are reduced beside the sum of those before, as in
+    DeepSpeed's stage 2."""
     casts_shards: bool = False
     """Whether ``bf16-mixed`` gathers float32 shards as bfloat16, in place of autocast."""
-    reduces_each: bool = False
-    """Whether every micro-batch's gradient is reduced, not only that of an optimizer step."""
+    keeps_layers: bool = False
+    """Whether a gathered layer stays whole until its backward pass is over."""
+    bucket_values: int = 0
+    """Values of a bucket of gradients of DeepSpeed; 0 under other strategies."""
+    step_values: int | None = None
+    """Values of a rank's part with which the optimizer takes a step at a time; None for all."""
+    offloads_weights: bool = False
+    """Whether a rank has its part of the weights in host memory."""
+    offloads_optimizer: bool = False
+    """The same of gradients and the optimizer's state."""
+
+    @property
+    def is_deepspeed(self) -> bool:
+        return self.bucket_values > 0
 
 
 SINGLE = Sharding(name="single")
+_FSDP2 = Sharding(name="fsdp2", weights=True, gradients=True, optimizer=True, casts_shards=True)
+_STAGE_1 = Sharding(
+    name="deepspeed_stage_1", optimizer=True, copies_weights=True, bucket_values=BUCKET_VALUES
+)
+_STAGE_2 = replace(_STAGE_1, name="deepspeed_stage_2", gradients=True, sums_apart=True)
+_STAGE_3 = replace(
+    _STAGE_1,
+    name="deepspeed_stage_3",
+    weights=True,
+    gradients=True,
+    step_values=STEP_VALUES,
+)
 SHARDINGS = {
     one.name: one
     for one in (
         SINGLE,
         Sharding(name="ddp", copies_gradients=True),
-        Sharding(
-            name="fsdp2",
-            weights=True,
-            gradients=True,
-            optimizer=True,
-            casts_shards=True,
-            reduces_each=True,
-        ),
-        Sharding(name="deepspeed_stage_1", optimizer=True, own_masters=True),
-        Sharding(
-            name="deepspeed_stage_2",
-            gradients=True,
-            optimizer=True,
-            own_masters=True,
-            reduces_each=True,
-        ),
-        Sharding(
-            name="deepspeed_stage_3",
-            weights=True,
-            gradients=True,
-            optimizer=True,
-            own_masters=True,
-            reduces_each=True,
-        ),
+        _FSDP2,
+        _STAGE_1,
+        _STAGE_2,
+        _STAGE_3,
     )
 }
-"""Name -> strategy, as in ``trainer.strategy``."""
+"""Name -> strategy with its defaults."""
 
 
 def sharding_of(strategy: Any, num_ranks: int) -> Sharding:
     """Return what a strategy divides, given its name or a strategy of Lightning.
 
-    One rank divides nothing, but DeepSpeed keeps its own float32 weights all the same.
+    One rank divides nothing, but DeepSpeed copies its weights all the same.
 
     Raises:
-        UserError: nothing is known of it.
+        UserError: the strategy cannot be trained with.
     """
-    name = strategy if isinstance(strategy, str) else _name_of(strategy)
-    if name in ("auto", "single") or name.startswith("single_device"):
-        return SHARDINGS["ddp"] if num_ranks > 1 else SINGLE
-    if name.startswith("ddp"):
-        return SHARDINGS["ddp"]
-    if name in ("deepspeed", "fsdp"):
-        name = {"deepspeed": "deepspeed_stage_2", "fsdp": "fsdp2"}[name]
-    if name not in SHARDINGS:
-        raise setting_error(
-            "trainer.strategy",
-            f"one of auto, {', '.join(SHARDINGS)}",
-            repr(name),
-            "what others divide by the ranks is not known",
-        )
-    return SHARDINGS[name]
+    kind = supported_strategy(strategy)
+    if issubclass(kind, FSDP2Strategy):
+        return _FSDP2 if isinstance(strategy, str) else _fsdp2(strategy)
+    if issubclass(kind, ZeROStrategy):
+        return _zero(_zero_settings(strategy))
+    if issubclass(kind, DDPStrategy) or num_ranks > 1:
+        return _ddp(strategy)
+    return SINGLE
 
 
-def _name_of(strategy: Any) -> str:
-    """Return the name of the strategy that an object of Lightning is."""
-    kinds = {one.__name__ for one in type(strategy).__mro__}
-    if "DeepSpeedStrategy" in kinds:
-        stage = strategy.config["zero_optimization"]["stage"]
-        return f"deepspeed_stage_{stage}"
-    if kinds & {"ModelParallelStrategy", "FSDPStrategy"}:
-        return "fsdp2"
-    if "DDPStrategy" in kinds:
-        return "ddp"
-    return "auto" if "SingleDeviceStrategy" in kinds else type(strategy).__name__
+def _ddp(strategy: Any) -> Sharding:
+    settings: Mapping[str, Any] = getattr(strategy, "_ddp_kwargs", {})
+    shares = bool(settings.get("gradient_as_bucket_view"))
+    return replace(SHARDINGS["ddp"], copies_gradients=not shares)
+
+
+def _fsdp2(strategy: FSDP2Strategy) -> Sharding:
+    return replace(
+        _FSDP2,
+        gradients=not strategy.whole_gradients,
+        keeps_layers=not strategy.reshard_after_forward,
+        offloads_weights=strategy.cpu_offload,
+        offloads_optimizer=strategy.cpu_offload,
+    )
+
+
+def _zero(settings: Mapping[str, Any]) -> Sharding:
+    sharding = SHARDINGS[f"deepspeed_stage_{settings['stage']}"]
+    if sharding.step_values is not None:
+        size = settings.get("sub_group_size", STEP_VALUES)
+        sharding = replace(sharding, step_values=int(size))
+    return replace(
+        sharding,
+        bucket_values=int(settings.get("reduce_bucket_size", BUCKET_VALUES)),
+        offloads_weights="offload_param" in settings,
+        offloads_optimizer="offload_optimizer" in settings,
+    )
+
+
+def _zero_settings(strategy: Any) -> Mapping[str, Any]:
+    """Return ``zero_optimization`` of DeepSpeed's settings."""
+    if not isinstance(strategy, str):
+        settings: Mapping[str, Any] = strategy.config["zero_optimization"]
+        return settings
+    given: Mapping[str, Any] = StrategyRegistry[strategy]["init_params"]
+    names = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
+    return {"stage": given["stage"]} | {names[key]: {} for key in names if given.get(key)}

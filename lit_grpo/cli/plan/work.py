@@ -157,7 +157,7 @@ def update_work(setup: Setup) -> Work:
     per_logit = LOGIT_TOUCHES * (1 + again) + LOGIT_TOUCHES_BACKWARD
     logits = per_logit * FLOAT32 * model.vocab_size * tokens.head
     # Each micro-batch reads the weights in both passes and adds to the gradients.
-    gradients = 3 * setup.gradient_bytes * model.trained_parameters
+    gradients = 3 * model.trained_bytes * model.trained_parameters
     weights = 2 * weight_traffic(setup, model.parameters) + gradients
     passes = Work(
         flops=flops,
@@ -176,7 +176,7 @@ def optimizer_work(setup: Setup) -> Work:
     trained = model.trained_parameters / setup.share(setup.sharding.optimizer)
     own = model.trained_parameters / setup.share(setup.sharding.gradients)
     moved = ADAMW_BYTES if setup.optimizer.copies else FUSED_BYTES
-    clipping = CLIPPING_TOUCHES * setup.gradient_bytes * own
+    clipping = CLIPPING_TOUCHES * model.trained_bytes * own
     return Work(bytes=moved * trained + clipping)
 
 

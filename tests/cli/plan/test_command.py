@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_base import BASE
+from torch.optim import SGD
 
 from lit_grpo.__main__ import main
 
@@ -21,6 +22,18 @@ LLAMA_8B = {
     "vocab_size": 128256,
     "max_position_embeddings": 131072,
 }
+
+
+SIXTEEN = [
+    f"--data.init_args.{name}=16" for name in ("prompts_per_step", "train_size", "validation_size")
+]
+BFLOAT16 = ["--model.policy.dtype=bfloat16", "--trainer.precision=bf16-mixed"]
+
+
+class AtRandom(SGD):
+    """Has the attribute of torchao's optimizers."""
+
+    bf16_stochastic_round = True
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +50,7 @@ def plan(capsys, *arguments: str) -> tuple[int, dict]:
 
 
 def big(*arguments: str) -> list[str]:
-    return [f"--model.policy.architecture={json.dumps(LLAMA_8B)}", *arguments]
+    return [f"--model.policy.architecture={json.dumps(LLAMA_8B)}", *SIXTEEN, *arguments]
 
 
 def part(found: dict, name: str) -> float:
@@ -115,7 +128,7 @@ def test_without_a_gpu_this_machine_is_measured(capsys):
     ("arguments", "message"),
     [
         (["--gpus=8xH900"], "gpus must be a number and a device, such as 8xH100"),
-        (["--gpus=H100", "--trainer.strategy=xla"], "strategy must be one of auto, single, ddp"),
+        (["--gpus=H100", "--trainer.strategy=xla"], "strategy must be auto, ddp, fsdp2 or"),
         (["--gpus=H100", "--nodes=0"], "nodes must be >= 1, got 0"),
         (["--gpus=H100", "--model.policy.path=./none"], "needs either a path"),
         (
@@ -134,6 +147,99 @@ def test_what_is_not_known_is_one_line_and_exit_code_2(arguments, message, capsy
     assert shown.startswith("error: ")
     assert message in shown
     assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trainer.strategy=fsdp"], "strategy must be auto, ddp, fsdp2 or deepspeed_stage_1"),
+        (["--trainer.strategy=deepspeed"], "deepspeed_stage_1, _2, _3, _2_offload or _3_offload"),
+        (["--trainer.precision=bf16-true"], "precision must be 32-true or bf16-mixed"),
+        ([*BFLOAT16, "--trainer.strategy=deepspeed_stage_2"], "float32 under DeepSpeed"),
+        (
+            [*BFLOAT16, f"--model.optimizer={__name__}.AtRandom", "--model.optimizer.lr=1"],
+            "bf16_stochastic_round must be false on several processes, got true on 2",
+        ),
+        (["--gpus=3xH100"], "prompts_per_step must be a positive multiple of 3"),
+        ([*SIXTEEN, "--data.validation_batch_size=3"], "validation_batch_size must be a positive"),
+        (["--gpus=4xH100", *SIXTEEN, "--data.validation_size=2"], "too few prompts: 2; one batch"),
+        (["--model.engine=VLLMEngine"], "VLLMEngine needs a run with a single process"),
+        (
+            ["--nodes=2", "--model.engine=VLLMServerEngine", "--model.engine.launch={}", *SIXTEEN],
+            "launch.host must be an address of rank 0's machine",
+        ),
+        (["--trainer.gradient_clip_val=1"], "gradient_clip_val must be null"),
+        (["--model.sampling.max_tokens=128"], "max_tokens must be below the model's 128 positions"),
+        (["--model.optimizer.betas=[2,2]"], "optimizer must be one that can be made"),
+    ],
+)
+def test_what_fit_refuses_is_not_planned(arguments, message, capsys):
+    assert main(["plan", "--config=base.yaml", "--offline", "--gpus=2xH100", *arguments]) == 2
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert shown.startswith("error: ")
+    assert message in shown
+
+
+SEVEN_B = LLAMA_8B | {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+}
+
+
+def on_one_gpu(*arguments: str) -> list[str]:
+    """Full training of 7B with bfloat16 weights."""
+    return [
+        f"--model.policy.architecture={json.dumps(SEVEN_B)}",
+        "--model.policy.gradient_checkpointing=true",
+        *BFLOAT16,
+        "--gpus=H100",
+        *arguments,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "exit_code", "state_bytes"),
+    [
+        (["--optimizer_bytes=2"], 0, 2),
+        (["--optimizer_bytes=4"], 0, 4),
+        (["--model.optimizer=MasterAdamW"], 1, 12),
+    ],
+)
+def test_full_training_of_7b_on_one_gpu_needs_a_small_state(
+    optimizer, exit_code, state_bytes, capsys
+):
+    code, found = plan(capsys, *on_one_gpu(*optimizer))
+    assert (code, found["fits"]) == (exit_code, exit_code == 0)
+    assert part(found, "weights") - 2 * 7_615_616_512 in range(10**6)
+    state = state_bytes * found["parameters"]
+    assert part(found, "optimizer") == pytest.approx(state, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["AdamW8bit", "_AdamW"])
+def test_an_optimizer_of_torchao_is_planned_on_one_gpu_and_refused_on_several(name, capsys):
+    pytest.importorskip("torchao")
+    optimizer = [
+        f"--model.optimizer=torchao.optim.{name}",
+        "--model.optimizer.bf16_stochastic_round=true",
+    ]
+    code, found = plan(capsys, *on_one_gpu(*optimizer))
+    assert (code, found["fits"]) == (0, True)
+    state = {"AdamW8bit": 2, "_AdamW": 4}[name] * found["parameters"]
+    assert part(found, "optimizer") == pytest.approx(state, rel=0.02)
+    arguments = on_one_gpu(*optimizer, "--gpus=2xH100")
+    assert main(["plan", "--config=base.yaml", "--offline", *arguments]) == 2
+    assert "bf16_stochastic_round must be false on several" in capsys.readouterr().err
+
+
+def test_what_is_offloaded_is_said_by_node(capsys):
+    _, found = plan(capsys, *big("--gpus=8xH100", "--trainer.strategy=deepspeed_stage_2_offload"))
+    assert "A node needs 150 GiB of host memory" in " ".join(found["notes"])
+    assert "without offloading, which is not known" in found["notes"][-1]
 
 
 def test_a_warm_up_can_be_planned(here, capsys):

@@ -11,6 +11,7 @@ from torch.optim import AdamW
 
 from lit_grpo.cli.plan.devices import DEVICES, Cluster
 from lit_grpo.cli.plan.estimate import (
+    ELSEWHERE,
     ENDING,
     FORWARD,
     SAMPLING,
@@ -21,12 +22,16 @@ from lit_grpo.cli.plan.estimate import (
 )
 from lit_grpo.cli.plan.model_sizes import OptimizerSizes
 from lit_grpo.cli.plan.setup import Sampler, make_setup
+from lit_grpo.cli.plan.sharding import SHARDINGS
 from lit_grpo.policy import Policy
 from lit_grpo.policy.model_files import SHARD_BYTES
-from lit_grpo.training import UpdateConfig
+from lit_grpo.training import MasterAdamW, UpdateConfig
+from lit_grpo.types import UserError
 
 BF16 = replace(SIZES, parameter_bytes=2, trained_bytes=2)
-MASTERS = "float32 weights of the optimizer"
+MIXED = {"precision": "bf16-mixed"}
+COPIED = "optimizer's copy of the weights"
+OFFLOADED = {"offloads_weights": True, "offloads_optimizer": True}
 
 
 def parts(setup) -> dict[str, int]:
@@ -36,22 +41,62 @@ def parts(setup) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("strategy", "ranks", "settings", "expected"),
     [
-        # weights, gradients, masters, optimizer, reference
+        # weights, gradients, the optimizer's copy of weights, its state, reference
         ("single", 1, {}, (4000, 4000, 0, 8000, 4000)),
-        ("ddp", 4, {"precision": "bf16-mixed"}, (4000, 4000, 0, 8000, 4000)),
+        ("ddp", 4, MIXED, (4000, 4000, 0, 8000, 4000)),
         ("fsdp2", 4, {}, (1000, 1000, 0, 2000, 1000)),
-        ("fsdp2", 4, {"precision": "bf16-mixed"}, (1000, 1000, 0, 2000, 1000)),
-        ("fsdp2", 4, {"precision": "bf16-true", "model": BF16}, (500, 500, 0, 2000, 1000)),
-        ("deepspeed_stage_1", 4, {"precision": "bf16-mixed"}, (2000, 2000, 1000, 2000, 4000)),
-        ("deepspeed_stage_2", 4, {"precision": "bf16-mixed"}, (2000, 500, 1000, 2000, 4000)),
-        ("deepspeed_stage_3", 4, {"precision": "bf16-mixed"}, (500, 500, 1000, 2000, 1000)),
+        ("fsdp2", 4, MIXED, (1000, 1000, 0, 2000, 1000)),
+        ("fsdp2", 4, {"model": BF16}, (500, 500, 0, 2000, 1000)),
+        ("deepspeed_stage_1", 4, {}, (4000, 1000, 1000, 2000, 4000)),
+        ("deepspeed_stage_1", 4, MIXED, (4000, 1000, 1000, 2000, 4000)),
+        ("deepspeed_stage_2", 4, {}, (4000, 1000, 1000, 2000, 4000)),
+        ("deepspeed_stage_2", 4, MIXED, (4000, 1000, 1000, 2000, 4000)),
         ("deepspeed_stage_3", 4, {}, (1000, 1000, 1000, 2000, 1000)),
+        ("deepspeed_stage_3", 4, MIXED, (1000, 1000, 1000, 2000, 1000)),
     ],
 )
 def test_each_strategy_divides_its_states(strategy, ranks, settings, expected):
     found = parts(make(strategy, ranks, reference_bytes=4000, **settings))
-    names = ("weights", "gradients", MASTERS, "optimizer", "reference")
+    names = ("weights", "gradients", COPIED, "optimizer", "reference")
     assert tuple(found.get(name, 0) for name in names) == expected
+
+
+def test_what_is_offloaded_is_in_host_memory():
+    sharding = replace(SHARDINGS["fsdp2"], **OFFLOADED)
+    found = estimate_memory(make("fsdp2", 4, sharding=sharding, reference_bytes=4000))
+    elsewhere = {one.name: one.bytes for one in found.parts if one.when == ELSEWHERE}
+    sizes = {"weights": 1000, "gradients": 1000, "optimizer": 2000, "reference": 1000}
+    assert elsewhere == sizes
+    on_gpu = estimate_memory(make("fsdp2", 4, reference_bytes=4000))
+    assert on_gpu.during(SAMPLING) - found.during(SAMPLING) == sum(sizes.values())
+    on_cpu = estimate_memory(make("fsdp2", 4, sharding=sharding, device=UNIT))
+    assert ELSEWHERE not in [one.when for one in on_cpu.parts]
+
+
+def test_stage_3_of_deepspeed_has_the_whole_model_before_it_divides_it():
+    def loading(*arguments, **settings) -> int:
+        return parts(make(*arguments, **settings)).get("the model before it is divided", 0)
+
+    model = replace(SIZES, parameters=100_000)
+    # A quarter of the weights, their copy, gradients, state and reference.
+    states = 100_000 + 1000 + 1000 + 2000 + 1000
+    found = loading("deepspeed_stage_3", 4, model=model, reference_bytes=4000)
+    assert found == 4 * 100_000 + 4000 - states
+    assert loading("deepspeed_stage_3", 4) == 0  # no more than what comes later
+    assert loading("deepspeed_stage_2", 4, model=model) == loading("fsdp2", 4, model=model) == 0
+
+
+def test_buckets_of_deepspeed_are_made_in_full_on_a_gpu():
+    def buckets(stage: int, **settings) -> tuple[int, int]:
+        found = parts(make(f"deepspeed_stage_{stage}", 2, **settings))
+        return found["buckets of DeepSpeed"], found["copy of a bucket"]
+
+    full = 4 * 500_000_000
+    assert buckets(1) == buckets(2) == (2 * full, 4000)  # a copy of all that this model has
+    assert buckets(3) == (full, 4000)
+    large = replace(SIZES, trained_parameters=10**9)
+    assert buckets(2, model=large) == (2 * full, full)
+    assert buckets(2, device=UNIT) == (4000, 4000)
 
 
 def test_a_merge_on_a_cpu_holds_a_file_of_the_model():
@@ -71,11 +116,11 @@ def test_only_ddp_has_buckets_beside_its_gradients():
     assert "buckets of ddp" not in parts(make("fsdp2", 2)) | parts(make())
 
 
-def test_bf16_true_counts_weights_gradients_and_state_in_bfloat16():
+def test_bfloat16_weights_have_gradients_and_state_in_bfloat16():
     def found(**settings):
-        outline = Policy(architecture=LLAMA).outline()
+        outline = Policy(architecture=LLAMA, dtype="bfloat16").outline()
         step, cluster = make().step, Cluster(device=DEVICES["H100"])
-        setup = make_setup(outline, AdamW, step, cluster, precision="bf16-true", **settings)
+        setup = make_setup(outline, AdamW, step, cluster, precision="bf16-mixed", **settings)
         return setup.model.parameters, parts(setup)
 
     number, plain = found()
@@ -84,9 +129,29 @@ def test_bf16_true_counts_weights_gradients_and_state_in_bfloat16():
     assert plain["optimizer"] - 4 * number in range(200)  # a step count for each tensor
     assert found(optimizer_bytes=2)[1]["optimizer"] == 2 * number
     assert found(optimizer_bytes=6)[1]["optimizer"] == 6 * number
-    deepspeed = found(strategy="deepspeed_stage_1")[1]
-    assert deepspeed[MASTERS] == 4 * number
-    assert deepspeed["optimizer"] - 8 * number in range(400)
+
+
+class RoundsAtRandom(AdamW):
+    bf16_stochastic_round = True
+
+
+@pytest.mark.parametrize(
+    ("settings", "optimizer", "message"),
+    [
+        ({"precision": "bf16-true"}, AdamW, "precision must be 32-true or bf16-mixed, got bf16-t"),
+        ({"precision": "16-true"}, AdamW, "precision must be 32-true or bf16-mixed, got 16-true"),
+        ({"strategy": "fsdp"}, AdamW, "strategy must be auto, ddp, fsdp2 .* got FSDPStrategy"),
+        ({"strategy": "deepspeed_stage_2"}, AdamW, "dtype must be float32 under DeepSpeed"),
+        ({"strategy": "fsdp2"}, RoundsAtRandom, "dtype must be float32 with trainer.strategy fsd"),
+        ({"strategy": "fsdp2"}, MasterAdamW, "dtype must be float32 with trainer.strategy fsdp2"),
+        ({}, RoundsAtRandom, "bf16_stochastic_round must be false on several processes, got .* 2"),
+    ],
+)
+def test_a_run_that_would_be_refused_is_not_planned(settings, optimizer, message):
+    outline = Policy(architecture=LLAMA, dtype="bfloat16").outline()
+    cluster = Cluster(device=DEVICES["H100"], per_node=2)
+    with pytest.raises(UserError, match=message):
+        make_setup(outline, optimizer, make().step, cluster, **settings)
 
 
 def test_the_gradients_of_one_micro_batch_are_freed_before_its_forward_pass():

@@ -9,6 +9,7 @@ from setups import SIZES, adapted, make
 from lit_grpo.cli.plan import memory
 from lit_grpo.cli.plan.model_sizes import OptimizerSizes
 from lit_grpo.cli.plan.setup import Sampler
+from lit_grpo.cli.plan.sharding import SHARDINGS
 from lit_grpo.training import UpdateConfig
 
 TOKENS = 2 * 6 + 4 * 10
@@ -91,6 +92,11 @@ def test_two_layers_and_what_is_outside_of_them_are_gathered():
     assert memory.gathered_layer_bytes(make("fsdp2", 4, precision="bf16-mixed")) == 2000 + 1200
     assert memory.gathered_layer_bytes(make("fsdp2", 1)) == 0
     assert memory.gathered_layer_bytes(make("deepspeed_stage_2", 4)) == 0
+    # Autocast casts what stage 3 gathers in float32.
+    mixed = make("deepspeed_stage_3", 4, precision="bf16-mixed")
+    assert memory.gathered_layer_bytes(mixed) == gathered
+    kept = replace(SHARDINGS["fsdp2"], keeps_layers=True)
+    assert memory.gathered_layer_bytes(make("fsdp2", 4, sharding=kept)) == 4000 + 1200
 
 
 def test_only_the_policy_s_own_sampling_gathers_the_whole_model():
@@ -102,6 +108,7 @@ def test_autocast_keeps_copies_of_weights():
     assert memory.cast_bytes(make(precision="bf16-mixed")) == 2000
     assert memory.cast_bytes(make(precision="bf16-mixed", checkpointing=True)) == 1000
     assert memory.cast_bytes(make("fsdp2", 2, precision="bf16-mixed")) == 0
+    assert memory.cast_bytes(make("deepspeed_stage_2", 2, precision="bf16-mixed")) == 2000
     assert memory.cast_bytes(make()) == 0
 
 
@@ -110,7 +117,26 @@ def test_a_step_of_the_optimizer_copies_its_share_of_the_weights():
     assert memory.optimizer_copy_bytes(make(optimizer=copying)) == 4000
     assert memory.optimizer_copy_bytes(make("fsdp2", 4, optimizer=copying)) == 1000
     assert memory.optimizer_copy_bytes(make()) == 0
-    assert memory.optimizer_copy_bytes(make("deepspeed_stage_1", 4)) == 1000  # float32 gradients
+
+
+def test_deepspeed_copies_its_part_of_the_gradients_for_a_step():
+    copying = OptimizerSizes(state_bytes=8000, copies=True)
+    for stage in (1, 2):  # which free them before the optimizer copies
+        setup = make(f"deepspeed_stage_{stage}", 4, optimizer=copying)
+        assert memory.optimizer_copy_bytes(setup) == 1000
+    third = make("deepspeed_stage_3", 4, optimizer=copying)
+    assert memory.optimizer_copy_bytes(third) == 2000
+    small = replace(third, sharding=replace(third.sharding, step_values=10))
+    assert memory.optimizer_copy_bytes(small) == 80
+
+
+def test_gradients_under_deepspeed_depend_on_whether_they_are_summed_over_micro_batches():
+    update = UpdateConfig(max_tokens_per_micro_batch=26)
+    assert memory.gradient_bytes(make("deepspeed_stage_1", 4)) == 1000
+    assert memory.gradient_bytes(make("deepspeed_stage_1", 4, update=update)) == 4000
+    assert memory.gradient_bytes(make("deepspeed_stage_2", 4)) == 1000
+    assert memory.gradient_bytes(make("deepspeed_stage_2", 4, update=update)) == 2000
+    assert memory.gradient_bytes(make("deepspeed_stage_3", 4, update=update)) == 1000
 
 
 def test_smaller_micro_batches_need_less():

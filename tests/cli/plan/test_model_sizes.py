@@ -10,6 +10,7 @@ from tiny import LLAMA, tiny_policy
 from torch.optim import SGD, Adagrad, AdamW
 
 from lit_grpo.cli.plan.model_sizes import (
+    build_optimizer,
     gradient_bytes,
     optimizer_sizes,
     sizes_of,
@@ -19,6 +20,10 @@ from lit_grpo.policy import LoRA, Policy
 from lit_grpo.training import MasterAdamW
 
 ADAPTED = {"lora": LoRA(rank=4), "dtype": "bfloat16"}
+
+
+def sizes_after_a_step(outline, make):
+    return optimizer_sizes(outline, build_optimizer(outline, make))
 
 
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, ADAPTED])
@@ -52,7 +57,7 @@ def test_the_state_of_the_optimizer_is_that_after_a_real_step(make):
     optimizer.step()
     states = [value for state in optimizer.state.values() for value in state.values()]
     real = sum(one.numel() * one.element_size() for one in states if torch.is_tensor(one))
-    assert optimizer_sizes(outline, make).state_bytes == real
+    assert sizes_after_a_step(outline, make).state_bytes == real
     assert all(one.grad is None for one in outline.parameters())
 
 
@@ -66,10 +71,22 @@ def test_float32_masters_of_bfloat16_weights_are_state_and_gradients_a_part_at_a
     optimizer.step()
     states = [value for state in optimizer.state.values() for value in state.values()]
     number = sum(one.numel() for one in parameters)
-    sizes = optimizer_sizes(outline, lambda given: MasterAdamW(given, fused=fused))
+    sizes = sizes_after_a_step(outline, partial(MasterAdamW, fused=fused))
     assert sizes.state_bytes == sum(one.numel() * one.element_size() for one in states)
     assert sizes.state_bytes == 12 * number + 4 * len(parameters)
     assert (sizes.copies, sizes.step_bytes) == (False, 4 * number if fused else 8 * number)
+
+
+@pytest.mark.parametrize("name", ["AdamW8bit", "_AdamW"])
+def test_the_state_of_an_optimizer_of_torchao_is_that_of_its_tensors(name):
+    torchao = pytest.importorskip("torchao.optim")
+    settings = {"hidden_size": 128, "intermediate_size": 256}
+    outline = Policy(architecture=LLAMA | settings, dtype="bfloat16").outline()
+    number = sum(one.numel() for one in outline.parameters())
+    sizes = sizes_after_a_step(outline, getattr(torchao, name))
+    per_parameter = {"AdamW8bit": 2, "_AdamW": 4}[name]
+    assert sizes.state_bytes == pytest.approx(per_parameter * number, rel=0.1)  # scales and maps
+    assert not sizes.copies
 
 
 class Reading(torch.optim.Optimizer):
@@ -82,7 +99,19 @@ class Reading(torch.optim.Optimizer):
 
 def test_an_optimizer_that_reads_values_is_taken_for_adam():
     outline = Policy(architecture=LLAMA).outline()
-    assert optimizer_sizes(outline, Reading).state_bytes == 2 * gradient_bytes(outline)
+    assert sizes_after_a_step(outline, Reading).state_bytes == 2 * gradient_bytes(outline)
+
+
+class ReadingWhenMade(Reading):
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self.step()
+
+
+def test_an_optimizer_that_cannot_be_made_without_values_is_taken_for_adam():
+    outline = Policy(architecture=LLAMA).outline()
+    assert build_optimizer(outline, ReadingWhenMade) is None
+    assert sizes_after_a_step(outline, ReadingWhenMade).state_bytes == 2 * gradient_bytes(outline)
 
 
 def test_the_sizes_are_those_of_the_config_with_and_without_an_adapter():
@@ -115,7 +144,7 @@ class AdamW8bit(Reading):
 
 def test_an_8_bit_optimizer_has_two_bytes_for_each_parameter():
     outline = Policy(architecture=LLAMA).outline()
-    assert optimizer_sizes(outline, AdamW8bit).state_bytes == 2 * gradient_bytes(outline) // 4
+    assert sizes_after_a_step(outline, AdamW8bit).state_bytes == 2 * gradient_bytes(outline) // 4
 
 
 @pytest.mark.parametrize(
@@ -128,4 +157,4 @@ def test_an_8_bit_optimizer_has_two_bytes_for_each_parameter():
     ],
 )
 def test_only_an_optimizer_that_runs_on_all_tensors_at_once_copies_them(make, copies):
-    assert optimizer_sizes(Policy(architecture=LLAMA).outline(), make).copies == copies
+    assert sizes_after_a_step(Policy(architecture=LLAMA).outline(), make).copies == copies

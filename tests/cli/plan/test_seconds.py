@@ -13,6 +13,7 @@ from lit_grpo.cli.plan.devices import DEVICES, Cluster
 from lit_grpo.cli.plan.model_sizes import OptimizerSizes
 from lit_grpo.cli.plan.seconds import estimate_seconds, seconds_of, update_transfer_bytes
 from lit_grpo.cli.plan.setup import Sampler
+from lit_grpo.cli.plan.sharding import SHARDINGS
 from lit_grpo.cli.plan.step import step_sizes
 from lit_grpo.cli.plan.work import Work, forward_work, tokens_of, update_work
 from lit_grpo.training import UpdateConfig
@@ -134,8 +135,8 @@ def test_every_epoch_is_an_update():
         ("single", 0),
         ("ddp", 0.75 * 2 * 4000),  # an all-reduce
         ("fsdp2", 0.75 * (2 * 2 * 4000 + 2 * 4000)),  # of both micro-batches: two passes, gradients
-        ("deepspeed_stage_1", 0.75 * (4000 + 4000)),  # gradients divided, weights gathered
-        ("deepspeed_stage_2", 0.75 * (2 * 4000 + 4000)),
+        ("deepspeed_stage_1", 0.75 * (2 * 4000 + 4000)),  # and the weights come back
+        ("deepspeed_stage_2", 0.75 * (2 * 2 * 4000 + 4000)),
         ("deepspeed_stage_3", 0.75 * (2 * 2 * 4000 + 2 * 4000)),
     ],
 )
@@ -143,6 +144,18 @@ def test_each_strategy_moves_its_bytes(strategy, expected):
     ranks = 1 if strategy == "single" else 4
     setup = make(strategy, ranks, update=UpdateConfig(max_tokens_per_micro_batch=26))
     assert update_transfer_bytes(setup) == expected
+
+
+def test_weights_are_gathered_as_they_are_divided_and_once_if_layers_stay():
+    update = UpdateConfig(max_tokens_per_micro_batch=26)
+    settings = {"precision": "bf16-mixed", "update": update}
+    # DeepSpeed gathers float32, FSDP2 bfloat16; the gradients are float32 under both.
+    third = make("deepspeed_stage_3", 4, **settings)
+    assert update_transfer_bytes(third) == 0.75 * (2 * 2 * 4000 + 2 * 4000)
+    assert update_transfer_bytes(make("fsdp2", 4, **settings)) == 0.75 * (2 * 2 * 2000 + 2 * 4000)
+    kept = replace(SHARDINGS["fsdp2"], keeps_layers=True)
+    found = update_transfer_bytes(make("fsdp2", 4, sharding=kept, **settings))
+    assert found == 0.75 * (2 * 2000 + 2 * 4000)
 
 
 def test_transfers_hide_behind_computing_unless_they_are_longer():
@@ -154,7 +167,11 @@ def test_transfers_hide_behind_computing_unless_they_are_longer():
     found = estimate_seconds(make("fsdp2", 4, device=slow))
     assert found["update"] == 0.75 * 3 * 4000 / (1e-3 * seconds.LINK_SHARE)
     assert found.binding.bound_by == "transfers between GPUs"
-    assert "max_tokens_per_micro_batch" in found.binding.advice
+    assert "max_tokens_per_micro_batch, so that weights" in found.binding.advice
+    second = estimate_seconds(make("deepspeed_stage_2", 4, device=slow)).binding.advice
+    assert "max_tokens_per_micro_batch, so that gradients" in second
+    assert "deepspeed_stage_1" in second
+    assert "minibatches" in estimate_seconds(make("ddp", 4, device=slow)).binding.advice
 
 
 def test_weights_are_gathered_or_sent_once_a_step():
@@ -183,3 +200,9 @@ def test_scoring_is_known_for_rules_only():
     assert estimate_seconds(make(), 100)["scoring"] == pytest.approx(100 * 30e-6)
     unknown = [one for one in estimate_seconds(make()).parts if one.seconds is None]
     assert [one.name for one in unknown] == ["scoring"]
+
+
+def test_the_time_of_offloading_is_not_known():
+    sharding = replace(SHARDINGS["fsdp2"], offloads_optimizer=True)
+    found = estimate_seconds(make("fsdp2", 2, sharding=sharding), 1)
+    assert [one.name for one in found.parts if one.seconds is None] == ["offloading"]
