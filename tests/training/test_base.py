@@ -12,7 +12,7 @@ from lit_grpo.data import PromptLoader
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import LoRA
 from lit_grpo.rewards import MathReward, Reward
-from lit_grpo.rollout import EngineFailed, HFEngine, SGLangEngine
+from lit_grpo.rollout import EngineFailed, HFEngine, SGLangEngine, VLLMEngine
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.training import Evaluation, GRPOModule
 from lit_grpo.types import UserError
@@ -151,6 +151,13 @@ def test_servers_that_other_machines_do_not_reach_are_refused_before_the_model_i
     module = make_module(engine=SGLangEngine(urls=["http://127.0.0.1:30000"]))
     module.trainer = make_trainer(num_nodes=2, devices=1)
     with pytest.raises(UserError, match=r"urls must be .* with trainer.num_nodes: 2"):
+        module.setup("fit")
+
+
+def test_processes_that_an_engine_cannot_have_are_refused_before_the_model_is_loaded():
+    module = make_module(engine=VLLMEngine())
+    module.trainer = make_trainer(devices=2)
+    with pytest.raises(UserError, match="VLLMEngine needs a run with a single process"):
         module.setup("fit")
 
 
