@@ -15,8 +15,9 @@ import lightning as L
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
+from lit_grpo.diagnostics.causes import cause_of_exit
 from lit_grpo.runs.signals import LEAVING, SIGNALS, handles_signals
-from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason, name_of
+from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def how_it_ended(returncode: int) -> tuple[int, str]:
     if signum <= 0:
         says_why = returncode in {*ExitCode} - {ExitCode.CRASHED}
         code = returncode if says_why else ExitCode.RANK_LOST
-        return code, f"ended with exit code {returncode} ({name_of(returncode)})"
+        return code, f"ended with exit code {returncode} ({cause_of_exit(returncode)})"
     name = signal.Signals(signum).name
     if signum in SIGNALS:
         return exit_code_of_signal(signum), f"was ended by {name}"

@@ -18,7 +18,7 @@ from lit_grpo.stopping import ExitCode
         (1, ExitCode.RANK_LOST, "ended with exit code 1 (crashed)"),
         (77, ExitCode.RANK_LOST, "ended with exit code 77 (exit_code_77)"),
         (8, ExitCode.STALLED, "ended with exit code 8 (stalled)"),
-        (5, ExitCode.ENGINE_FAILED, "ended with exit code 5 (engine_failed)"),
+        (5, ExitCode.ENGINE_FAILED, "ended with exit code 5 (engine_outage)"),
         (-9, ExitCode.RANK_LOST, "was killed by SIGKILL (is the machine out of memory?)"),
         (-11, ExitCode.RANK_LOST, "was killed by SIGSEGV"),
         (-15, 143, "was ended by SIGTERM"),
