@@ -1,16 +1,19 @@
 """Real runs that leave a step or a validation, and repeat it bit-identically when resumed."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from forked_ranks import Importer
 from left_runs import (
     HELD_STEP,
     NEVER_READY,
+    NUM_STEPS,
     assert_same_runs,
     begin,
     config,
@@ -88,6 +91,19 @@ def test_a_signal_leaves_the_wait_for_a_server_that_does_not_answer(
     assert leave(importer, directory) == 128 + signal.SIGTERM, said(directory)
     assert f"Ended by SIGTERM after {step} rollout steps." in said(directory)
     assert saved_step(directory) == step
+
+
+def test_a_resumed_run_goes_on_with_what_servers_had_sampled_ahead(tmp_path, importer):
+    settings = with_server(step=NUM_STEPS)
+    settings["model"] |= {"max_head_offpolicyness": 1, "rewards": [held_reward()]}
+    directory = begin(tmp_path / "run", settings)
+    assert leave(importer, directory) == 128 + signal.SIGTERM, said(directory)
+    finish(importer, directory)
+    assert re.search(r"step \d goes on with the \d+ of its 16 completions", said(directory))
+    table = pd.read_csv(directory / "run" / "metrics.csv")
+    assert list(table.step) == list(range(NUM_STEPS))
+    assert table["rollout/head_offpolicyness_max"].max() == 1
+    assert not table["rollout/stale_fraction"].any()
 
 
 def test_an_evaluation_before_the_training_is_left_and_the_run_starts_again(
