@@ -32,6 +32,7 @@ EXPERIMENTS = sorted(path.name for path in CONFIGS.iterdir() if path.name.endswi
 GRPO_EXPERIMENTS = [name for name in EXPERIMENTS if not name.endswith("sft.yaml")]
 REWARDS = sorted(path.name for path in (CONFIGS / "rewards").iterdir())
 ENGINES = sorted(path.name for path in (CONFIGS / "engines").iterdir())
+STRATEGIES = sorted(path.name for path in (CONFIGS / "strategies").iterdir())
 PRESETS = sorted(path.name for path in (CONFIGS / "presets").iterdir())
 
 
@@ -95,6 +96,15 @@ def test_engines_can_be_merged_into_every_experiment_and_change_nothing_else(nam
         assert not isinstance(command.model.engine, HFEngine)
         configs = [one.config.as_dict()["model"] for one in (plain, command)]
         assert configs[0] | {"engine": None} == configs[1] | {"engine": None}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategies_change_no_experiment_that_is_named_after_them(name):
+    plain, command = instantiate("gsm8k.yaml"), instantiate(f"strategies/{name}", "gsm8k.yaml")
+    trainers = [one.config.as_dict()["trainer"] for one in (plain, command)]
+    assert trainers[0]["strategy"] == "auto"
+    assert trainers[0] | {"strategy": None} == trainers[1] | {"strategy": None}
+    assert type(command.trainer.strategy).__name__.lower().startswith(name.split(".")[0])
 
 
 def test_the_production_config_trains_an_adapter_with_a_server_and_a_judge():

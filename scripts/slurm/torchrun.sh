@@ -16,6 +16,5 @@ exec torchrun --nnodes "$num_nodes" --node-rank "${RANK_OF_NODE:?0 on the first 
   --nproc-per-node "$gpus" \
   --master-addr "${MASTER_ADDR:?the address of the first machine}" \
   --master-port "${MASTER_PORT:-29500}" --no-python \
-  lit-grpo fit "$@" --trainer.num_nodes "$num_nodes" --trainer.devices "$gpus" \
-  --trainer.strategy DDPStrategy --trainer.strategy.timeout 0:10:00 \
-  --ckpt_path auto
+  lit-grpo fit --config strategies/ddp "$@" \
+  --trainer.num_nodes "$num_nodes" --trainer.devices "$gpus" --ckpt_path auto

@@ -67,10 +67,11 @@ def run(script: Path, *words: str, **variables: str) -> tuple[int, list[list[str
     return done.returncode, calls
 
 
-def arguments(script: Path) -> list[str]:
-    """Return the arguments of a job's script."""
+def arguments(script: Path, *configs: str) -> list[str]:
+    """Return the arguments of a job's script, with configs besides the one of GSM8K."""
     model = ["Qwen/Qwen2.5-7B"] if script.stem == "nodes" else []
-    return ["runs/big/0", *model, "--config", "gsm8k", "--model.group_size", "16"]
+    named = [word for name in ("gsm8k", *configs) for word in ("--config", name)]
+    return ["runs/big/0", *model, *named, "--model.group_size", "16"]
 
 
 def training(calls: list[list[str]]) -> tuple[list[str], list[str]]:
@@ -187,6 +188,50 @@ def test_a_job_is_queued_again_if_a_process_was_lost_and_the_run_had_advanced(
     code, calls = run(script, *arguments(script), CODE=str(exit_code), **variables)
     assert code == exit_code
     assert (["scontrol", "requeue", "77"] in calls) is is_queued
+
+
+FSDP2 = "lit_grpo.distributed.fsdp2.FSDP2Strategy"
+STRATEGIES = {"a config": "fsdp2", "a config with options": {"class_path": FSDP2, "init_args": {}}}
+OWN = {"request_timeout": 60.0, "request_retries": 7, "max_concurrency": 8}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("way", ["nothing", "a config", "a config with options", "an argument"])
+def test_the_strategy_is_the_users_or_else_ddp_with_a_short_timeout(script, way, here, capsys):
+    strategy = {
+        "a config": "fsdp2",
+        "a config with options": {"class_path": FSDP2, "init_args": {}},
+    }
+    if given := strategy.get(way):
+        Path("own.yaml").write_text(yaml.safe_dump({"trainer": {"strategy": given}}))
+    words = arguments(script, *(["own"] if given else []))
+    if way == "an argument":
+        words += ["--trainer.strategy", "fsdp2"]
+    variables = {"MASTER_ADDR": "10.0.0.1", "NUM_NODES": "2", "RANK_OF_NODE": "1"}
+    code, calls = run(script, *(words if script in JOBS else words[1:]), **variables)
+    assert code == 0
+    parsed_strategy = parsed(training(calls)[1], capsys)["trainer"]["strategy"]
+    if way == "nothing":
+        assert parsed_strategy["class_path"].endswith("DDPStrategy")
+        assert parsed_strategy["init_args"]["timeout"] == "0:10:00"
+    elif way == "a config with options":
+        assert parsed_strategy["class_path"] == FSDP2
+        assert parsed_strategy["init_args"]["timeout_minutes"] == 30
+        assert "timeout" not in parsed_strategy["init_args"]
+    else:
+        assert parsed_strategy == "fsdp2"
+
+
+@pytest.mark.parametrize("script", JOBS, ids=lambda path: path.stem)
+def test_the_settings_of_the_engine_are_the_users(script, here, capsys, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "key")
+    engine = {"class_path": "VLLMServerEngine", "init_args": OWN}
+    Path("own.yaml").write_text(yaml.safe_dump({"model": {"engine": engine}}))
+    _, calls = run(script, *arguments(script, "own"))
+    engine = parsed(training(calls)[1], capsys)["model"]["engine"]
+    assert engine["class_path"].endswith("VLLMServerEngine")
+    assert OWN.items() <= engine["init_args"].items()
+    assert engine["init_args"]["directory"] == "runs/big/0/engine"
 
 
 @pytest.mark.parametrize("script", JOBS, ids=lambda path: path.stem)
