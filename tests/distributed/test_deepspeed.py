@@ -1,18 +1,13 @@
 """The settings of DeepSpeed; `tests/end_to_end/test_sharded.py` trains under it."""
 
-from importlib.util import find_spec
-
 import pytest
 from lightning.pytorch.strategies import StrategyRegistry
+from needs import needs_deepspeed
 
 from lit_grpo.distributed import deepspeed
 from lit_grpo.distributed.checkpoints import Partition, check_partition
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.types import UserError
-
-with_deepspeed = pytest.mark.skipif(
-    find_spec("deepspeed") is None, reason="needs pip install 'lit-grpo[deepspeed]'"
-)
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
@@ -35,7 +30,7 @@ def test_wrong_settings_are_refused(settings, message):
         ZeROStrategy(**settings)
 
 
-@with_deepspeed
+@needs_deepspeed
 @pytest.mark.parametrize(
     ("name", "stage", "offloaded"),
     [
@@ -54,7 +49,7 @@ def test_lightnings_names_of_strategies_make_this_one(name, stage, offloaded):
     assert found == offloaded
 
 
-@with_deepspeed
+@needs_deepspeed
 def test_further_settings_are_merged_with_those_of_the_stage():
     given = {"zero_optimization": {"overlap_comm": False}, "wall_clock_breakdown": True}
     config = ZeROStrategy(3, config=given).config

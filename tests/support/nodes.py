@@ -17,7 +17,7 @@ from pathlib import Path
 from subprocess import Popen
 
 import processes
-import pytest
+from needs import needs
 
 RENDEZVOUS_PORT = 29400
 
@@ -72,8 +72,8 @@ def can_make_nodes() -> bool:
     return made.returncode == 0
 
 
-needs_nodes = pytest.mark.skipif(
-    not can_make_nodes(), reason="network namespaces need root on Linux, and iproute2"
+needs_nodes = needs(
+    "namespaces", can_make_nodes(), "network namespaces need root on Linux, and iproute2"
 )
 
 
