@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.fabric.utilities.device_dtype_mixin import _update_properties
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -26,6 +27,7 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lit_grpo.distributed.checkpoints import (
@@ -119,29 +121,52 @@ class FSDP2Strategy(ModelParallelStrategy):
         timeout_minutes: float = 30.0,
     ) -> None:
         check_range("trainer.strategy.init_args.timeout_minutes", timeout_minutes, above=0)
-        super().__init__(
-            tensor_parallel_size=1,
-            timeout=timedelta(minutes=timeout_minutes),
-        )
+        super().__init__(timeout=timedelta(minutes=timeout_minutes))
         self.cpu_offload = cpu_offload
         self.reshard_after_forward = reshard_after_forward
         self.whole_gradients = whole_gradients
 
     def setup_environment(self) -> None:
-        self._data_parallel_size = self.num_nodes * self.num_processes
-        super().setup_environment()
+        """Connect the processes to one group.
+
+        Lightning's mesh has a second dimension, for tensor parallelism. Its groups of one process
+        are split off this group, which torch cannot do if it has two backends.
+        """
+        self._setup_distributed()
+        self._device_mesh = init_device_mesh(
+            self.root_device.type, (self.world_size,), mesh_dim_names=("data_parallel",)
+        )
+
+    def _get_process_group_backend(self) -> str:
+        """Return the backend; on a GPU offloaded shards need a second one, to sum their norms."""
+        backend = super()._get_process_group_backend()
+        device = self.root_device.type
+        return f"cpu:gloo,{device}:{backend}" if self._offloads_to_host else backend
+
+    @property
+    def _offloads_to_host(self) -> bool:
+        """Whether shards are not where they are computed with."""
+        return self.cpu_offload and self.root_device.type != "cpu"
+
+    def model_to_device(self) -> None:
+        """Move what is not sharded; shards are where they belong."""
+        model: Any = self.model
+        model._apply(lambda one: one if isinstance(one, DTensor) else one.to(self.root_device))
+        _update_properties(model, device=self.root_device)
 
     @property
     def sharding(self) -> FSDP2Sharding:
         """How models are sharded; known once the processes are connected."""
         is_mixed = self.precision_plugin.precision == "bf16-mixed"
+        # Pinned memory needs a GPU.
+        offload = CPUOffloadPolicy(pin_memory=self._offloads_to_host)
         return FSDP2Sharding(
-            mesh=self.device_mesh["data_parallel"],
+            mesh=self.device_mesh,
             mixed_precision=MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16 if is_mixed else None,
                 reduce_dtype=torch.float32 if is_mixed else None,
             ),
-            offload=CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy(),
+            offload=offload if self.cpu_offload else OffloadPolicy(),
             reshard_after_forward=self.reshard_after_forward,
         )
 

@@ -20,7 +20,7 @@ from lit_grpo.policy.cast_head import cast_linear, cast_weight
 from lit_grpo.policy.logprobs import packed_states, padded_states
 from lit_grpo.policy.packed_attention import PACKED, using_attention
 from lit_grpo.policy.packing import Pack, pack
-from lit_grpo.policy.sharding import WHOLE, Sharding, T
+from lit_grpo.policy.sharding import WHOLE, Sharding, T, compute_device
 from lit_grpo.types import TokenBatch, UserError
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class BodyAndHead:
 
     def hidden_states(self, ids: Tensor, mask: Tensor, position_ids: Tensor) -> Tensor:
         """Return [N, L, H] for padded rows [N, L]."""
-        device = self._body.device
+        device = compute_device(self._body)
         hidden_states: Tensor = self._run_body(
             input_ids=ids.to(device, non_blocking=True),
             attention_mask=mask.long().to(device, non_blocking=True),
@@ -72,7 +72,7 @@ class BodyAndHead:
 
     def packed_hidden_states(self, pack: Pack) -> Tensor:
         """Return [T, H] for the tokens of a pack."""
-        pack = pack.to(self._body.device)
+        pack = pack.to(compute_device(self._body))
         with using_attention(self._body.config, PACKED):
             hidden_states: Tensor = self._run_body(
                 input_ids=pack.ids,
@@ -124,7 +124,7 @@ def check_body_and_head(model: PreTrainedModel, sharding: Sharding = WHOLE) -> N
         UserError: the logits differ.
     """
     ids = torch.arange(4)[None] % model.config.get_text_config().vocab_size
-    ids = ids.to(next(model.parameters()).device)
+    ids = ids.to(compute_device(model))
     mask = torch.ones_like(ids, dtype=torch.bool)
     body_and_head = BodyAndHead(model, sharding=sharding)
 

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 
@@ -72,3 +73,11 @@ def whole_shape(tensor: Tensor) -> torch.Size:
     """Return the shape of a tensor when it is whole."""
     shape: torch.Size = getattr(tensor, "ds_shape", tensor.shape)
     return shape
+
+
+def compute_device(model: nn.Module) -> torch.device:
+    """Return the device on which a model computes; its shards may be in host memory."""
+    weight = next(model.parameters())
+    if isinstance(weight, DTensor) and (kind := weight.device_mesh.device_type) != "cpu":
+        return torch.device(kind, torch.get_device_module(kind).current_device())
+    return weight.device

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.policy.body_and_head import evaluation_mode
-from lit_grpo.policy.sharding import whole_shape
+from lit_grpo.policy.sharding import compute_device, whole_shape
 from lit_grpo.rollout.engine import SampledPolicy
 from lit_grpo.rollout.requests import Request, Sample, single_token_request
 from lit_grpo.rollout.weights.store import WeightUpdate
@@ -115,7 +115,7 @@ def expected_logprobs(
     length = min(MAX_SEQUENCE_TOKENS, (max_length or MAX_SEQUENCE_TOKENS) - RESERVED_TOKENS)
     drawn = np.random.default_rng(0).integers(vocabulary, size=(proof.num_sequences, length))
     sequences = torch.from_numpy(drawn)
-    ids = sequences.to(next(model.parameters()).device)
+    ids = sequences.to(compute_device(model))
     with evaluation_mode(model), torch.autocast(ids.device.type, enabled=False):
         output = model(input_ids=ids, use_cache=False, logits_to_keep=NUM_POSITIONS)
     return ExpectedLogprobs(

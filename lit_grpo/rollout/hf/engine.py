@@ -17,6 +17,7 @@ from transformers import DynamicCache
 
 from lit_grpo.policy.body_and_head import evaluation_mode
 from lit_grpo.policy.padding import pad, positions
+from lit_grpo.policy.sharding import compute_device
 from lit_grpo.rollout.engine import RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.rollout.hf.row_cache import RowCache, cache_name, can_join, join_caches
 from lit_grpo.rollout.requests import completion_text, stop_token_ids
@@ -168,7 +169,7 @@ class _RunningBatch:
         group_size: int,
         noise: Tensor,
     ) -> None:
-        device = next(model.parameters()).device
+        device = compute_device(model)
         self._model, self._cache_name = model, cache_name(model)
         is_padded = not mask.all()
         mask = mask.to(device, non_blocking=True)

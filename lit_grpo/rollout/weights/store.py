@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.policy.model_files import copy_weights, save_adapter, save_weights
+from lit_grpo.policy.sharding import compute_device
 from lit_grpo.rollout.engine import SampledPolicy
 
 
@@ -86,8 +87,9 @@ class WeightStore:
 
     def _copy(self, policy: SampledPolicy) -> HostWeights | None:
         tensors = copy_weights(policy.model, dtype=self._dtype, is_writer=self._is_writer)
-        device = next(policy.model.parameters()).device
-        return HostWeights(tensors=tensors, device=device) if self._is_writer else None
+        if not self._is_writer:
+            return None
+        return HostWeights(tensors=tensors, device=compute_device(policy.model))
 
     def remove_all_but(self, versions: Set[int]) -> None:
         """Remove the files of all versions except these."""
