@@ -1,16 +1,15 @@
 """Two real processes that share a policy's weights end with those that DDP ends with."""
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
-import pandas as pd
 import pytest
+import sharded_cases
 import sharded_trainings
 import torch
-from engine_runs import command, run_to_its_end
+from needs import needs_deepspeed
 from processes import run_program
-from safetensors.torch import load_file
+from tiny import LLAMA
 from transformers import AutoModelForCausalLM
 
 from lit_grpo.cli.export import _load_weights
@@ -21,15 +20,18 @@ from lit_grpo.runs.checkpoint_files import damage, read_manifest
 pytestmark = pytest.mark.slow
 
 MIXED = "bf16-mixed"
-EQUALITY = [case for case in sharded_trainings.CASES if case not in ("compile", MIXED)]
+EQUALITY = [case for case in sharded_cases.CASES if case not in ("compile", MIXED)]
+OBJECTIVES = [*sharded_cases.OBJECTIVES]
+SKIPPING, SFT = [*sharded_cases.SKIPPING], [*sharded_cases.SFT]
 RESUMED = ["plain", "lora", "moving reference"]
 EARLIER = ["ddp", "fsdp2"]
 ZERO = ["zero1", "zero2", "zero3"]
+SHARDED = ["fsdp2", *(pytest.param(strategy, marks=needs_deepspeed) for strategy in ZERO)]
+SETTINGS = ["whole", "kept", "offloaded"]
+REDUCED_EARLY = {"fsdp2", "kept", "offloaded", "zero2", "zero2 offloaded"}
+"""Strategies that sum over the ranks after each micro-batch, and so round in another order. Adam
+enlarges that where a gradient is nearly 0, so that the norms of later steps differ more."""
 REFUSED = [("zero2", "ddp"), ("zero3", "zero2"), ("ddp", "zero2"), ("fsdp2", "zero3")]
-
-with_deepspeed = pytest.mark.skipif(
-    find_spec("deepspeed") is None, reason="needs pip install 'lit-grpo[deepspeed]'"
-)
 
 
 def run(directory: Path, num_ranks: int, *names: str) -> None:
@@ -46,8 +48,9 @@ def load(directory: Path, case: str, training: str, num_ranks: int = 2):
 def trained(tmp_path_factory) -> Path:
     """Return the directory with the results of each case under DDP and FSDP2."""
     directory = tmp_path_factory.mktemp("sharded")
-    names = [f"{case}/{strategy}" for case in [*EQUALITY, MIXED] for strategy in ("ddp", "fsdp2")]
-    run(directory, 2, *names, "plain/whole", "plain/kept")
+    cases = [*EQUALITY, *OBJECTIVES, MIXED, *SKIPPING, *SFT]
+    names = [f"{case}/{strategy}" for case in cases for strategy in ("ddp", "fsdp2")]
+    run(directory, 2, *names, *(f"plain/{strategy}" for strategy in SETTINGS))
     return directory
 
 
@@ -67,14 +70,19 @@ def resumed(trained) -> Path:
 @pytest.fixture(scope="module")
 def zero(trained) -> Path:
     """Return the same directory with the results under DeepSpeed."""
-    cases = [*EQUALITY, *sharded_trainings.SKIPPING, *sharded_trainings.SFT]
-    only_ddp = [*sharded_trainings.SKIPPING, *sharded_trainings.SFT]
-    names = [f"{case}/ddp" for case in only_ddp]
-    names += [f"{case}/{strategy}" for case in cases for strategy in ZERO]
+    cases = [*EQUALITY, MIXED, *SKIPPING, *SFT]
+    names = [f"{case}/{strategy}" for case in cases for strategy in ZERO]
+    names += [f"{case}/zero3" for case in OBJECTIVES]
     names += [f"{case}/{strategy}:{strategy}:5" for case in RESUMED for strategy in ZERO]
     names += [f"plain/{strategy}:{earlier}:5" for strategy, earlier in REFUSED]
     run(trained, 2, *names, "plain/zero2 offloaded", "plain/zero3 offloaded", "plain/persistent")
     return trained
+
+
+@pytest.fixture
+def results(strategy, request) -> Path:
+    """Return the directory with the results under a strategy."""
+    return request.getfixturevalue("zero" if strategy in ZERO else "trained")
 
 
 def difference(one, other) -> float:
@@ -85,7 +93,8 @@ def difference(one, other) -> float:
     )
 
 
-def assert_as_under_ddp(directory, case: str, strategy: str = "fsdp2") -> None:
+def assert_as_under_ddp(directory, case: str, strategy: str) -> None:
+    later = 2e-6 if strategy in REDUCED_EARLY else 1e-6
     ddp, sharded = load(directory, case, "ddp"), load(directory, case, strategy)
     for one, other in zip(ddp, sharded, strict=True):
         assert not any(one["is_sharded"])
@@ -93,23 +102,53 @@ def assert_as_under_ddp(directory, case: str, strategy: str = "fsdp2") -> None:
         # Half of it, but for padding and counts of steps.
         assert other["num_optimizer_values"] < 0.6 * one["num_optimizer_values"]
         assert difference(one, other) < 1e-5
-        for mine, theirs in zip(one["metrics"], other["metrics"], strict=True):
+        for step, (mine, theirs) in enumerate(zip(one["metrics"], other["metrics"], strict=True)):
             assert mine["policy/skipped_fraction"] == theirs["policy/skipped_fraction"]
             if not mine["policy/skipped_fraction"]:
                 norms = mine["policy/grad_norm"], theirs["policy/grad_norm"]
-                assert norms[0] == pytest.approx(norms[1], rel=2e-6)
+                assert norms[0] == pytest.approx(norms[1], rel=later if step else 1e-6)
     assert difference(*sharded) == 0
     # The ranks make unlike numbers of passes, so that some make one only for the others.
     counts = zip(*(rank["num_micro_batches"] for rank in sharded), strict=True)
     assert any(mine != theirs for mine, theirs in counts)
 
 
-@pytest.mark.parametrize("case", EQUALITY)
-def test_a_sharded_policy_takes_the_steps_of_ddp(trained, case):
-    assert_as_under_ddp(trained, case)
+@pytest.mark.parametrize("strategy", SHARDED)
+@pytest.mark.parametrize("case", [*EQUALITY, *SKIPPING])
+def test_a_sharded_policy_takes_the_steps_of_ddp(results, case, strategy):
+    """Without DeepSpeed's flag at the last micro-batch, or past its engine, 1e-2 would differ."""
+    assert_as_under_ddp(results, case, strategy)
 
 
-@pytest.mark.parametrize("strategy", ["whole", "kept"])
+@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
+@pytest.mark.parametrize("case", OBJECTIVES)
+def test_an_objective_over_rows_ranks_or_models_takes_the_steps_of_ddp(results, case, strategy):
+    assert_as_under_ddp(results, case, strategy)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("strategy", ZERO)
+def test_deepspeed_takes_the_steps_of_ddp_under_autocast(zero, strategy):
+    assert_as_under_ddp(zero, MIXED, strategy)
+
+
+@pytest.mark.parametrize("strategy", SHARDED)
+def test_a_step_without_a_finite_gradient_is_left_out(results, strategy):
+    for rank in load(results, "not finite", strategy):
+        assert [one["policy/skipped_fraction"] for one in rank["metrics"]] == [0, 1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("strategy", SHARDED)
+@pytest.mark.parametrize("case", SFT)
+def test_sft_takes_the_steps_of_ddp(results, case, strategy):
+    ranks = zip(load(results, case, "ddp"), load(results, case, strategy), strict=True)
+    for one, other in ranks:
+        assert difference(one, other) < 1e-5
+        assert one["num_skipped"] == other["num_skipped"]
+        assert sum(one["num_skipped"]) == (case == "sft not finite")
+
+
+@pytest.mark.parametrize("strategy", SETTINGS)
 def test_the_settings_of_the_strategy_change_no_step(trained, strategy):
     assert_as_under_ddp(trained, "plain", strategy)
 
@@ -130,7 +169,7 @@ def test_under_mixed_precision_the_shards_stay_in_float32(trained):
 
 def test_a_compiled_sharded_policy_takes_the_steps_of_ddp(tmp_path):
     run(tmp_path, 2, "compile/ddp", "compile/fsdp2")
-    assert_as_under_ddp(tmp_path, "compile")
+    assert_as_under_ddp(tmp_path, "compile", "fsdp2")
 
 
 @pytest.mark.parametrize("case", RESUMED)
@@ -178,32 +217,6 @@ def test_a_run_goes_on_with_another_number_of_ranks(resumed, case):
         assert difference(sharded, whole) < 1e-5
 
 
-@pytest.mark.parametrize("weight_sync", ["full", "adapter"])
-def test_a_server_gets_the_weights_of_a_sharded_policy(tmp_path, weight_sync):
-    """The proof compares what it answers with what the policy answers, at every update."""
-    finals = []
-    for strategy in ("ddp", "fsdp2"):
-        directory = tmp_path / strategy
-        directory.mkdir()
-        settings = {
-            "trainer.strategy": strategy,
-            "trainer.devices": 2,
-            "trainer.max_steps": 3,
-            "trainer.check_val_every_n_epoch": 99,
-            "model.engine.init_args.proof.every": 1,
-            "model.engine.init_args.weight_sync": weight_sync,
-        }
-        if weight_sync == "adapter":
-            settings |= {"model.policy.lora.rank": 4}
-        run_to_its_end(command("fit", "debug", settings, engine="SGLangEngine"), directory)
-        finals.append(load_file(directory / "run" / "final" / "model.safetensors"))
-        checked = pd.read_csv(directory / "run" / "metrics.csv")["sampler/proof_difference"]
-        assert checked.notna().sum() >= 2
-        assert checked.max() < 1e-3
-    for name, weight in finals[0].items():
-        torch.testing.assert_close(finals[1][name], weight, rtol=0, atol=1e-5)
-
-
 def test_checkpoints_and_final_models_are_whole(trained):
     for case in RESUMED:
         for strategy in EARLIER:
@@ -222,38 +235,13 @@ def test_checkpoints_and_final_models_are_whole(trained):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
-@with_deepspeed
-@pytest.mark.parametrize("strategy", ZERO)
-@pytest.mark.parametrize("case", [*EQUALITY, *sharded_trainings.SKIPPING])
-def test_deepspeed_takes_the_steps_of_ddp(zero, case, strategy):
-    """Without the flag at the last micro-batch, or past the engine, they would be 1e-2 apart."""
-    assert_as_under_ddp(zero, case, strategy)
-
-
-@with_deepspeed
+@needs_deepspeed
 @pytest.mark.parametrize("strategy", ["zero2 offloaded", "zero3 offloaded", "persistent"])
 def test_the_settings_of_deepspeed_change_no_step(zero, strategy):
     assert_as_under_ddp(zero, "plain", strategy)
 
 
-@with_deepspeed
-@pytest.mark.parametrize("strategy", ZERO)
-def test_deepspeed_leaves_out_a_step_without_a_finite_gradient(zero, strategy):
-    for rank in load(zero, "not finite", strategy):
-        assert [one["policy/skipped_fraction"] for one in rank["metrics"]] == [0, 1, 0, 0, 0, 0]
-
-
-@with_deepspeed
-@pytest.mark.parametrize("strategy", ZERO)
-@pytest.mark.parametrize("case", sharded_trainings.SFT)
-def test_sft_under_deepspeed_takes_the_steps_of_ddp(zero, case, strategy):
-    for one, other in zip(load(zero, case, "ddp"), load(zero, case, strategy), strict=True):
-        assert difference(one, other) < 1e-5
-        assert one["num_skipped"] == other["num_skipped"]
-        assert sum(one["num_skipped"]) == (case == "sft not finite")
-
-
-@with_deepspeed
+@needs_deepspeed
 @pytest.mark.parametrize("strategy", ZERO)
 @pytest.mark.parametrize("case", RESUMED)
 def test_a_run_under_deepspeed_resumes_bit_identically(zero, case, strategy):
@@ -263,7 +251,7 @@ def test_a_run_under_deepspeed_resumes_bit_identically(zero, case, strategy):
         assert difference(one, other) == 0
 
 
-@with_deepspeed
+@needs_deepspeed
 @pytest.mark.parametrize(("strategy", "earlier"), REFUSED)
 def test_deepspeed_and_others_refuse_each_others_checkpoints(zero, strategy, earlier):
     for rank in load(zero, "plain", f"{strategy}:{earlier}:5"):
@@ -271,7 +259,7 @@ def test_deepspeed_and_others_refuse_each_others_checkpoints(zero, strategy, ear
         assert "lit-grpo checkpoints RUN --export" in rank["error"]
 
 
-@with_deepspeed
+@needs_deepspeed
 def test_deepspeed_refuses_another_number_of_ranks(zero):
     run(zero, 1, "plain/zero2:zero2:4")
     (rank,) = load(zero, "plain", "zero2:zero2:4", num_ranks=1)
@@ -281,7 +269,7 @@ def test_deepspeed_refuses_another_number_of_ranks(zero):
     )
 
 
-@with_deepspeed
+@needs_deepspeed
 @pytest.mark.parametrize("strategy", ZERO)
 @pytest.mark.parametrize("case", ["plain", "tied", "lora"])
 def test_checkpoints_of_deepspeed_are_whole_and_can_be_exported(zero, case, strategy):
@@ -291,8 +279,8 @@ def test_checkpoints_of_deepspeed_are_whole_and_can_be_exported(zero, case, stra
     manifest = read_manifest(checkpoint)
     assert manifest is not None
     assert manifest.is_healthy
-    settings = {"architecture": sharded_trainings.LLAMA, "packing": False}
-    policy = Policy(**(settings | sharded_trainings.CASES[case].get("policy", {})))
+    settings = {"architecture": LLAMA, "packing": False}
+    policy = Policy(**(settings | sharded_cases.CASES[case].get("policy", {})))
     policy.load(with_reference=False)
     _load_weights(policy, checkpoint)
     trained = load(zero, case, strategy)[0]
@@ -302,7 +290,7 @@ def test_checkpoints_of_deepspeed_are_whole_and_can_be_exported(zero, case, stra
         assert weight.equal(trained["weights"][name]), name
 
 
-@with_deepspeed
+@needs_deepspeed
 def test_a_compiled_policy_under_deepspeed_takes_the_steps_of_ddp(tmp_path):
     run(tmp_path, 2, "compile/ddp", "compile/zero2")
     assert_as_under_ddp(tmp_path, "compile", "zero2")

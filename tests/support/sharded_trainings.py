@@ -14,12 +14,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
 from ddp_trainings import fit_ranks
 from lightning.pytorch.callbacks import LambdaCallback
-from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module
-from tiny import LLAMA, prompt, tiny_policy
+from sharded_cases import (
+    CASES,
+    OBJECTIVES,
+    SFT,
+    SFT_PROMPTS,
+    SKIPPING,
+    CountSkipped,
+    write_policies,
+)
+from small_runs import PROMPTS, Keep, make_module
+from tiny import LLAMA
 from torch.distributed.checkpoint import FileSystemWriter
 
 from lit_grpo.callbacks import Checkpoints
@@ -27,118 +35,16 @@ from lit_grpo.distributed import get_rank
 from lit_grpo.distributed.checkpoints import local_part
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
-from lit_grpo.objective import EntropyTerm, KLTerm, Objective
-from lit_grpo.policy import LoRA, Policy
-from lit_grpo.policy.model_files import save_model
+from lit_grpo.policy import Policy
 from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.rollout import Sampling
 from lit_grpo.runs.files import FinalModel
-from lit_grpo.runs.rollback import roll_back
 from lit_grpo.training import Evaluation, GRPOModule, SFTModule
 from lit_grpo.training.batching import micro_batches, rows_with_gradient
 from lit_grpo.types import UserError
 
 NUM_STEPS = 5
 TOKEN_BUDGET = 25
-
-
-class NoRewardOnRank1(ShareOfLowBytes):
-    """Fail on all rows of the second rank at the second step."""
-
-    def score(self, prompt, completion):
-        if get_rank() == 1 and self.module.rollout_step == 1:
-            raise ConnectionError("lost")
-        return super().score(prompt, completion)
-
-
-class SpoilGradient(L.Callback):
-    """Let the second rank have no finite gradient in the second batch."""
-
-    def on_train_start(self, trainer, pl_module):
-        parameter = pl_module.policy.trainable_parameters()[0]
-        parameter.register_hook(lambda gradient: gradient * self.factor(trainer))
-
-    def factor(self, trainer) -> float:
-        is_spoiled = get_rank() == 1 and trainer.fit_loop.total_batch_idx == 1
-        return float("nan") if is_spoiled else 1.0
-
-
-class CountSkipped(L.Callback):
-    """Keep the number of skipped steps in a row after every batch."""
-
-    def __init__(self):
-        self.found = []
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        self.found.append(pl_module.skipped_steps.in_a_row)
-
-
-class RollBack(L.Callback):
-    """Go back to the checkpoint of the second step after the third one."""
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        if pl_module.rollout_step == 3 and not pl_module.num_rollbacks:
-            assert roll_back(trainer, pl_module, 3) is not None
-
-
-MOVING = KLTerm(coef=0.1, refresh_every=2, refresh_mix=0.5)
-LORA = {"lora": LoRA(rank=4)}
-UPDATES = {"epochs": 2, "minibatches": 2}
-TIED = LLAMA | {"tie_word_embeddings": True}
-
-
-def write_policies() -> None:
-    """Write the policies, in several files each, if they are not there."""
-    for name, architecture in SAVED.items():
-        if not Path(name).exists():
-            policy = tiny_policy(architecture=architecture, seed=7)
-            save_model(policy.model, name, shard_bytes=20_000)
-            policy.tokenizer.save_pretrained(name)
-
-
-def from_files(name: str) -> dict[str, Any]:
-    return {"path": name, "architecture": None}
-
-
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "tied": {"policy": {"architecture": TIED}},
-    "padded": {"policy": {"packing": False}},
-    "checkpointing": {"policy": {"gradient_checkpointing": True}},
-    "compile": {"policy": {"compile": True}},
-    "reference": {"objective": Objective(kl=KLTerm(coef=0.1))},
-    "moving reference": {"objective": Objective(kl=MOVING)},
-    "reference in the reward": {"objective": Objective(kl=KLTerm(coef=0.1, place="reward"))},
-    "lora": {"policy": LORA},
-    "lora with a reference": {"policy": LORA, "objective": Objective(kl=KLTerm(coef=0.1))},
-    "lora with a moving reference": {
-        "policy": LORA,
-        "objective": Objective(kl=KLTerm(coef=0.1, refresh_every=2)),
-    },
-    "several updates": {"update": UPDATES},
-    "entropy": {
-        "objective": Objective(entropy=EntropyTerm(coef=0.01), top_entropy_fraction=0.5),
-    },
-    "a rank without rewards": {"rewards": [NoRewardOnRank1()]},
-    "files": {
-        "policy": {"path": "untied", "architecture": None},
-        "objective": Objective(kl=KLTerm(coef=0.1)),
-    },
-    "files, tied": {"policy": {"path": "tied", "architecture": None}},
-    "files, lora": {"policy": {"path": "untied", "architecture": None} | LORA},
-    "bf16-mixed": {"precision": "bf16-mixed"},
-}
-SAVED = {"untied": LLAMA, "tied": TIED}
-"""Policies whose weights are in files of the working directory."""
-SKIPPING = {
-    "not finite": {"callbacks": [SpoilGradient()]},
-    "rolled back": {"callbacks": [RollBack()]},
-}
-SFT: dict[str, dict[str, Any]] = {
-    "sft": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5},
-    "sft not finite": {"callbacks": [SpoilGradient()]},
-}
-SFT_PROMPTS = [prompt(f"{n}+{n}=", id=str(n), answer=str(2 * n) * (n + 1)) for n in range(6)]
 
 
 def zero(stage, *, max_persistent=0, **settings) -> ZeROStrategy:
@@ -164,6 +70,7 @@ STRATEGIES: dict[str, Any] = {
     "background": lambda: FSDP2Strategy(timeout_minutes=1),
     "one": lambda: FSDP2Strategy(timeout_minutes=1),
     "whole": lambda: FSDP2Strategy(whole_gradients=True, timeout_minutes=1),
+    "offloaded": lambda: FSDP2Strategy(cpu_offload=True, timeout_minutes=1),
     "kept": lambda: FSDP2Strategy(reshard_after_forward=False, timeout_minutes=1),
 }
 
@@ -183,7 +90,9 @@ def new_module(
 
 
 def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
-    settings, (strategy, *earlier) = dict((CASES | SKIPPING)[case]), training.split(":")
+    settings = dict((CASES | OBJECTIVES | SKIPPING)[case])
+    strategy, *earlier = training.split(":")
+    num_steps = 3 if case in OBJECTIVES else NUM_STEPS
     trainer_settings = {"strategy": STRATEGIES[strategy](), "devices": num_ranks}
     if "precision" in settings:
         trainer_settings["precision"] = settings.pop("precision")
@@ -208,7 +117,7 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         seeing,
         saving,
         final,
-        max_steps=(int(earlier[1]) if earlier else NUM_STEPS) * module.update.optimizer_steps,
+        max_steps=(int(earlier[1]) if earlier else num_steps) * module.update.optimizer_steps,
         ckpt_path=f"{case}-{earlier[0]}/step_000002.ckpt" if earlier else None,
         trainer_settings=trainer_settings,
     )

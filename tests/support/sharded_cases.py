@@ -1,0 +1,161 @@
+"""What is trained under every strategy: policies, objectives, and what goes wrong."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from small_runs import ShareOfLowBytes
+from tiny import LLAMA, perturbed, prompt, tiny_policy
+
+from lit_grpo.distributed import get_rank
+from lit_grpo.objective import (
+    AdvantageConfig,
+    CovarianceTerm,
+    DistillationTerm,
+    EntropyTerm,
+    KLTerm,
+    Objective,
+    SamplerCorrection,
+)
+from lit_grpo.policy import LoRA
+from lit_grpo.policy.model_files import save_model
+from lit_grpo.runs.rollback import roll_back
+
+
+class NoRewardOnRank1(ShareOfLowBytes):
+    """Fail on all rows of the second rank at the second step."""
+
+    def score(self, prompt, completion):
+        if get_rank() == 1 and self.module.rollout_step == 1:
+            raise ConnectionError("lost")
+        return super().score(prompt, completion)
+
+
+class SpoilGradient(L.Callback):
+    """Let the second rank have no finite gradient in the second batch.
+
+    Autograd does not compute the gradients of shards, so that a hook on those would do nothing.
+    """
+
+    def on_train_start(self, trainer, pl_module):
+        def watch(module: Any, inputs: Any, embedded: torch.Tensor) -> None:
+            if embedded.requires_grad:
+                embedded.register_hook(lambda gradient: gradient * self.factor(trainer))
+
+        pl_module.policy.model.get_input_embeddings().register_forward_hook(watch)
+
+    def factor(self, trainer) -> float:
+        is_spoiled = get_rank() == 1 and trainer.fit_loop.total_batch_idx == 1
+        return float("nan") if is_spoiled else 1.0
+
+
+class CountSkipped(L.Callback):
+    """Keep the number of skipped steps in a row after every batch."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        self.found.append(pl_module.skipped_steps.in_a_row)
+
+
+class RollBack(L.Callback):
+    """Go back to the checkpoint of the second step after the third one."""
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        if pl_module.rollout_step == 3 and not pl_module.num_rollbacks:
+            assert roll_back(trainer, pl_module, 3) is not None
+
+
+TEACHER = "teacher"
+MOVING = KLTerm(coef=0.1, refresh_every=2, refresh_mix=0.5)
+LORA = {"lora": LoRA(rank=4)}
+UPDATES = {"epochs": 2, "minibatches": 2}
+FROM_FILES = {"path": "untied", "architecture": None}
+TIED = LLAMA | {"tie_word_embeddings": True}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tied": {"policy": {"architecture": TIED}},
+    "padded": {"policy": {"packing": False}},
+    "checkpointing": {"policy": {"gradient_checkpointing": True}},
+    "compile": {"policy": {"compile": True}},
+    "reference": {"objective": Objective(kl=KLTerm(coef=0.1))},
+    "moving reference": {"objective": Objective(kl=MOVING)},
+    "reference in the reward": {"objective": Objective(kl=KLTerm(coef=0.1, place="reward"))},
+    "lora": {"policy": LORA},
+    "lora with a reference": {"policy": LORA, "objective": Objective(kl=KLTerm(coef=0.1))},
+    "lora with a moving reference": {
+        "policy": LORA,
+        "objective": Objective(kl=KLTerm(coef=0.1, refresh_every=2)),
+    },
+    "several updates": {"update": UPDATES},
+    "entropy": {
+        "objective": Objective(entropy=EntropyTerm(coef=0.01), top_entropy_fraction=0.5),
+    },
+    "a rank without rewards": {"rewards": [NoRewardOnRank1()]},
+    "files": {
+        "policy": FROM_FILES,
+        "objective": Objective(kl=KLTerm(coef=0.1)),
+    },
+    "files, tied": {"policy": FROM_FILES | {"path": "tied"}},
+    "files, lora": {"policy": FROM_FILES | LORA},
+    "bf16-mixed": {"precision": "bf16-mixed"},
+}
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "gspo": {
+        "objective": Objective(
+            ratio="sequence",
+            clip_low=0.01,
+            clip_high=0.01,
+            aggregation="sequence",
+            sampler_correction=SamplerCorrection(level="geometric"),
+        ),
+        "update": UPDATES,
+    },
+    "kl_cov": {
+        "objective": Objective(
+            clip_low=1.0,
+            clip_high=inf,
+            covariance=CovarianceTerm(action="kl", fraction=0.2, coef=1.0),
+        ),
+        "update": UPDATES,
+    },
+    "vespo": {
+        "objective": Objective(surrogate="vespo", aggregation="sequence_sum"),
+        "advantage": AdvantageConfig(baseline="batch", deviation="batch"),
+        "update": UPDATES,
+    },
+    "teacher": {
+        "objective": Objective(surrogate="none", distillation=DistillationTerm(coef=1.0, top_k=8)),
+        "teacher": TEACHER,
+    },
+}
+"""Whose losses depend on whole rows, on the tokens of all ranks, or on another model."""
+SAVED = {"untied": LLAMA, "tied": TIED}
+"""Policies whose weights are in files of the working directory."""
+SKIPPING = {
+    "not finite": {"callbacks": [SpoilGradient()]},
+    "rolled back": {"callbacks": [RollBack()]},
+}
+SFT: dict[str, dict[str, Any]] = {
+    "sft": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5},
+    "sft not finite": {"callbacks": [SpoilGradient()]},
+}
+SFT_PROMPTS = [prompt(f"{n}+{n}=", id=str(n), answer=str(2 * n) * (n + 1)) for n in range(6)]
+
+
+def write_policies() -> None:
+    """Write the policies, in several files each, and the teacher, if they are not there."""
+    if not Path(TEACHER).exists():
+        perturbed(tiny_policy(seed=1)).save_pretrained(TEACHER)
+    for name, architecture in SAVED.items():
+        if not Path(name).exists():
+            policy = tiny_policy(architecture=architecture, seed=7)
+            save_model(policy.model, name, shard_bytes=20_000)
+            policy.tokenizer.save_pretrained(name)
