@@ -1,0 +1,198 @@
+"""Start a training on two machines, hold its ranks where a stage begins, and let them go."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from subprocess import Popen
+
+import sglang_server
+import torch
+from nodes import Node, torchrun
+from paths import SUPPORT
+from served_engines import PROGRAM, QUICK
+from sglang_server import OFFLINE
+from worker_processes import wait_until
+
+from lit_grpo.distributed.checkpoints import read_others
+
+NUM_STEPS = 5
+HELD_STEP = 2
+START_SECONDS = 240
+LEAVE_SECONDS = 90
+"""Far below the timeout of the process group, but where that is what a test is about."""
+SERVER_PORT = 31000
+
+HIDE = ["sh", "-c", 'mount -t tmpfs none "$APART" && exec "$@"', "sh"]
+"""Starts a command with an empty file system in the place of a directory."""
+
+Agents = list[Popen[str]]
+DDP = {"class_path": "DDPStrategy", "init_args": {"timeout": "0:05:00"}}
+FSDP2 = {
+    "class_path": "lit_grpo.distributed.fsdp2.FSDP2Strategy",
+    "init_args": {"timeout_minutes": 5},
+}
+
+
+def config(
+    model: Path, engine: dict | None = None, stage: str = "generation", strategy: dict = DDP
+) -> dict:
+    """Return a config whose ranks are held where a stage begins."""
+    callbacks = [
+        {"class_path": "holds.HoldAtStage", "init_args": {"stage": stage, "step": HELD_STEP}},
+        {"class_path": "Checkpoints", "init_args": {"every_n_steps": 1}},
+    ]
+    return {
+        "trainer": {
+            "accelerator": "cpu",
+            "num_nodes": 2,
+            "strategy": strategy,
+            "max_steps": NUM_STEPS,
+            "check_val_every_n_epoch": None,
+            "val_check_interval": 2,
+            "enable_progress_bar": False,
+            "callbacks": callbacks,
+        },
+        "model": {
+            "policy": {"path": str(model)},
+            "group_size": 4,
+            "sampling": {"max_tokens": 6, "min_tokens": 6},
+            "rewards": [{"class_path": "small_runs.ShareOfLowBytes"}],
+            "optimizer": {"class_path": "AdamW", "init_args": {"lr": 0.003}},
+            "evaluation": {"before_training": False},
+            **({"engine": engine} if engine else {}),
+        },
+        "data": {
+            "class_path": "AdditionData",
+            "init_args": {
+                "num_digits": 1,
+                "validation_size": 8,
+                "train_size": 40,
+                "prompts_per_step": 4,
+            },
+        },
+    }
+
+
+def launched(nodes: tuple[Node, Node]) -> dict:
+    """Return the settings of a server that rank 0 launches on its machine, for both."""
+    launch = {"program": PROGRAM, "env": OFFLINE, "host": nodes[0].address}
+    return served(launch=launch)
+
+
+def attached(nodes: tuple[Node, Node]) -> dict:
+    """Return the settings for a server on each machine, which the test starts."""
+    return served(urls=[f"http://{node.address}:{SERVER_PORT}" for node in nodes])
+
+
+def served(**settings) -> dict:
+    init_args = {"supervision": QUICK, "directory": "engine", **settings}
+    return {"class_path": "SGLangEngine", "init_args": init_args}
+
+
+@contextmanager
+def servers(nodes: tuple[Node, Node], model: Path, directory: Path) -> Iterator[Agents]:
+    """Start a server on each machine."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                node.running(
+                    [
+                        *(sys.executable, sglang_server.__file__, "--model-path", str(model)),
+                        *("--host", node.address, "--port", str(SERVER_PORT)),
+                        *("--enable-deterministic-inference", "--incremental-streaming-output"),
+                    ],
+                    directory,
+                    said=directory / f"server{node.rank}.txt",
+                    **OFFLINE,
+                )
+            )
+            for node in nodes
+        ]
+
+
+def begin(directory: Path, settings: dict) -> Path:
+    (directory / "run.json").write_text(json.dumps(settings))
+    return directory
+
+
+@contextmanager
+def training(nodes: tuple[Node, Node], directory: Path, *, apart: str = "") -> Iterator[Agents]:
+    """Start a torchrun on each machine.
+
+    Args:
+        apart: A directory of which the second machine has one of its own, empty at the start.
+    """
+    words = ["-m", "lit_grpo", "fit", "--config", "run.json", "--run_dir", "run"]
+    with ExitStack() as stack:
+        agents = []
+        for node in nodes:
+            hide = HIDE if apart and node.rank == 1 else []
+            command = [*hide, *torchrun(node, nodes[0]), *words, "--ckpt_path", "auto"]
+            said = directory / f"said{node.rank}.txt"
+            variables = {"PYTHONPATH": str(SUPPORT), "APART": apart}
+            agents.append(
+                stack.enter_context(node.running(command, directory, said=said, **variables))
+            )
+        yield agents
+
+
+def finish(nodes: tuple[Node, Node], directory: Path) -> None:
+    """Run both machines to the end of the training."""
+    (directory / "go").touch()
+    with training(nodes, directory) as agents:
+        codes = [agent.wait(START_SECONDS) for agent in agents]
+    assert codes == [0, 0], said(directory, 0) + said(directory, 1)
+
+
+@contextmanager
+def held(nodes: tuple[Node, Node], directory: Path) -> Iterator[Agents]:
+    """Start both machines; yield once both ranks are held, and let them go afterwards."""
+    with training(nodes, directory) as agents:
+        files = [directory / f"held{node.rank}" for node in nodes]
+
+        def are_held() -> bool:
+            has_ended = any(agent.poll() is not None for agent in agents)
+            return has_ended or all(file.exists() for file in files)
+
+        wait_until(are_held, START_SECONDS)
+        assert all(agent.poll() is None for agent in agents), said(directory, 0)
+        yield agents
+        (directory / "signalled").touch()
+        for agent in agents:
+            agent.wait(LEAVE_SECONDS)
+        wait_until(lambda: not any(left(node) for node in nodes), LEAVE_SECONDS)
+
+
+def said(directory: Path, rank: int) -> str:
+    return (directory / f"said{rank}.txt").read_text()
+
+
+def left(node: Node) -> list[int]:
+    """Return the processes of a run on a machine, without servers that the test started."""
+    return [pid for pid in node.pids() if "lit_grpo" in " ".join(words_of(pid))]
+
+
+def words_of(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def rank_on(node: Node) -> int:
+    """Return the process id of the rank that a machine's torchrun has started."""
+    found = [pid for pid in node.pids() if "lit_grpo" in words_of(pid)]
+    (pid,) = [pid for pid in found if "torch.distributed.run" not in words_of(pid)]
+    return pid
+
+
+def saved_step(directory: Path) -> int:
+    path = directory / "run" / "checkpoints" / "last.ckpt"
+    is_sharded = path.is_dir()
+    saved = read_others(path) if is_sharded else torch.load(path, weights_only=False)
+    step: int = saved["rollout_step"]
+    return step
