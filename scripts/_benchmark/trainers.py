@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import yaml
+from _benchmark.bare import bare_update_pass
 from _benchmark.processes import StepTimer
 from _benchmark.workloads import Workload, varied_reward
 
@@ -265,10 +266,7 @@ class BareTask:
 
 
 def bare_update(timer: StepTimer, task: BareTask) -> None:
-    """Run forward, logprobs and backward over as many tokens as an update has to process.
-
-    This is the lower bound of an update: no clipping, no optimizer and no metrics.
-    """
+    """Run the bare update over as many tokens as an update has to process."""
     from transformers import AutoModelForCausalLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -280,11 +278,11 @@ def bare_update(timer: StepTimer, task: BareTask) -> None:
     while True:
         timer.next_step()
         with timer.stage("update"):
-            for rows in ids.to(device).split(task.micro_batch_rows):
-                targets = rows[:, -workload.max_tokens :, None]
-                keep = targets.shape[1]
-                logits = model(input_ids=rows, use_cache=False, logits_to_keep=keep).logits
-                logits.float().log_softmax(-1).gather(-1, targets).mean().backward()
-            model.zero_grad()
+            bare_update_pass(
+                model,
+                ids.to(device),
+                num_targets=workload.max_tokens,
+                micro_batch_rows=task.micro_batch_rows,
+            )
             if device == "cuda":
                 torch.cuda.synchronize()

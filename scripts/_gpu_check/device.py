@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -24,6 +26,13 @@ class Device:
     @property
     def device(self) -> torch.device:
         return torch.device(self.name if self.name == "cpu" else f"{self.name}:0")
+
+    @property
+    def title(self) -> str:
+        """What it is, for people; a GPU's own name."""
+        if self.name == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return {"cpu": "CPU", "pretend": "stand-in for a GPU, which computes on the CPU"}[self.name]
 
     @property
     def casts(self) -> bool:
@@ -75,6 +84,17 @@ class Device:
     def synchronize(self) -> None:
         if self.name == "cuda":
             torch.cuda.synchronize()
+
+    def median_seconds(self, run: Callable[[], object], num_runs: int, num_warm_up: int) -> float:
+        """Return the median time of a function that runs on the device, after a warm-up."""
+        seconds = []
+        for _ in range(num_warm_up + num_runs):
+            self.synchronize()
+            start = time.perf_counter()
+            run()
+            self.synchronize()
+            seconds.append(time.perf_counter() - start)
+        return median(seconds[num_warm_up:])
 
     def take_peak_gb(self) -> float | None:
         """Return the peak of allocated memory since the last call, in units of 2^30 bytes."""

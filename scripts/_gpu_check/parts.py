@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import gc
 import platform
-import time
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from _gpu_check.aims import check_aims
 from _gpu_check.device import Device
 from _gpu_check.equality import check_equality, precision_context
 from _gpu_check.findings import Recorder
 from _gpu_check.profile import Waits, profiled
 from _gpu_check.sizes import CheckSize
-from _gpu_check.steps import NUM_STEPS, RESERVE_SECONDS, Observer, judge, record_figures, train
+from _gpu_check.steps import (
+    NUM_STEPS,
+    NUM_WARM_UP,
+    RESERVE_SECONDS,
+    Observer,
+    judge,
+    record_figures,
+    train,
+)
 
 LIBRARIES = ("torch", "triton", "transformers", "peft", "lightning", "trl", "vllm")
 
 
 def machine(recorder: Recorder, device: Device, size: CheckSize) -> None:
     """Describe machine and libraries, and measure what a large matrix product reaches."""
-    rows = [("python", platform.python_version()), ("device", device_name(device))]
+    rows = [("python", platform.python_version()), ("device", device.title)]
     for name in LIBRARIES:
         try:
             rows.append((name, version(name)))
@@ -46,22 +55,9 @@ def machine(recorder: Recorder, device: Device, size: CheckSize) -> None:
         recorder.figure("matrix product", tflops, "TFLOP/s", how)
 
 
-def device_name(device: Device) -> str:
-    if device.name == "cuda":
-        return torch.cuda.get_device_name(device.device)
-    return {"cpu": "CPU", "pretend": "stand-in for a GPU, which computes on the CPU"}[device.name]
-
-
 def matrix_product_tflops(device: Device, side: int) -> float:
     one = torch.randn(side, side).to(device.device, torch.bfloat16)
-    seconds = []
-    for _ in range(13):
-        device.synchronize()
-        start = time.perf_counter()
-        one @ one
-        device.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return 2 * side**3 / sorted(seconds[3:])[5] / 1e12
+    return 2 * side**3 / device.median_seconds(lambda: one @ one, 10, num_warm_up=3) / 1e12
 
 
 def tests(recorder: Recorder, device: Device, size: CheckSize) -> None:
@@ -75,6 +71,13 @@ def tests(recorder: Recorder, device: Device, size: CheckSize) -> None:
 
 
 def steps(recorder: Recorder, device: Device, size: CheckSize) -> None:
+    """Make the steps of a small model, and of a larger one if the time allows."""
+    small_steps(recorder, device, size)
+    gc.collect()  # what the small model has on the device
+    check_aims(recorder, device, size)
+
+
+def small_steps(recorder: Recorder, device: Device, size: CheckSize) -> None:
     """Make the steps, one more with its waits counted, and one with its update profiled."""
     waits = Waits(device)
 
@@ -96,7 +99,7 @@ def steps(recorder: Recorder, device: Device, size: CheckSize) -> None:
         with recorder.attempt("steps"):
             made = observer.steps[:NUM_STEPS]
             judge(recorder, made, has_stopped_early=not has_time[0])
-            record_figures(recorder, made, size, device_name(device))
+            record_figures(recorder, made[NUM_WARM_UP:] or made, device, size)
 
     observer = Observer(device, contexts, may_go_on)
     with recorder.attempt("training"):

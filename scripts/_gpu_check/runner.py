@@ -42,7 +42,7 @@ PARTS = {
     "machine": Times(least=10, most=90),
     "tests": Times(least=30, most=180),
     "equality": Times(least=30, most=150),
-    "steps": Times(least=75, most=270),
+    "steps": Times(least=75, most=400),
     "trl": Times(least=90, most=400),
 }
 """In the order in which they run: what must be known first comes first."""

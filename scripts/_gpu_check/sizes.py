@@ -1,4 +1,4 @@
-"""The models and batches of the check: Qwen2.5-0.5B with random weights, or a tiny stand-in."""
+"""The models and batches of the check: Qwen2.5 with random weights, or a tiny stand-in."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ class CheckSize:
     Args:
         max_tokens_per_micro_batch: As in the update; the large one needs about 30 GB.
         learning_rate: AdamW's, at which the reward rises within the steps.
+        larger_model: With which the aims are checked.
     """
 
     model: ModelSize
+    larger_model: ModelSize
     workload: Workload
     max_tokens_per_micro_batch: int
     learning_rate: float
+
+    @property
+    def larger(self) -> CheckSize:
+        return replace(self, model=self.larger_model)
 
     @property
     def architecture(self) -> dict[str, Any]:
@@ -76,14 +82,17 @@ class CheckSize:
 
 FULL = CheckSize(
     model=SIZES["0.5b"],
+    larger_model=SIZES["1.5b"],
     workload=Workload(
         name="gpu_check", num_prompts=8, group_size=16, prompt_tokens=128, max_tokens=128
     ),
     max_tokens_per_micro_batch=8192,
     learning_rate=1e-5,
 )
+TINY_MODEL = replace(SIZES["tiny"], vocab_size=512)  # at least the bytes of the byte tokenizer
 TINY = CheckSize(
-    model=replace(SIZES["tiny"], vocab_size=512),  # at least the bytes of the byte tokenizer
+    model=TINY_MODEL,
+    larger_model=replace(TINY_MODEL, num_layers=3),
     workload=Workload(name="gpu_check", num_prompts=2, group_size=4, prompt_tokens=8, max_tokens=8),
     max_tokens_per_micro_batch=24,
     learning_rate=1e-2,

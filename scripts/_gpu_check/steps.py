@@ -164,41 +164,44 @@ def judge(recorder: Recorder, steps: list[Step], *, has_stopped_early: bool) -> 
         SAMPLER_LIMIT,
         "both round to bfloat16, token by token and in packs.",
     )
+    recorder.figure("reward, first step", rewards[0], "")
+    recorder.figure("reward, last step", rewards[-1], "")
 
 
 STEADY_METRICS = ("policy/loss", "policy/grad_norm", "policy/entropy")
 SAMPLER_LIMIT = 0.05
 
 
-def record_figures(recorder: Recorder, steps: list[Step], size: CheckSize, name: str) -> None:
-    """Record medians over the steps after the warm-up.
+def record_figures(
+    recorder: Recorder, steps: list[Step], device: Device, size: CheckSize, case: str = ""
+) -> None:
+    """Record medians over steps, and what the first and the last of them gave.
 
     Args:
-        name: The device's, which tells its peak.
+        case: Beginning of the names of the figures.
     """
-    measured = steps[NUM_WARM_UP:] or steps
-    stage = {key: median(s.stages[key] for s in measured) for key in ("generation", "update")}
-    prompt_tokens = median(step.num_prompt_tokens for step in measured)
-    sampled = median(step.num_completion_tokens for step in measured)
-    seconds = median(step.seconds for step in measured)
-    how = f"median of {len(measured)} steps"
-    recorder.figure("step", seconds, "s", how)
+
+    def record(name: str, value: float | None, unit: str, how: str = "") -> None:
+        recorder.figure(f"{case}{name}", value, unit, how)
+
+    stage = {key: median(step.stages[key] for step in steps) for key in ("generation", "update")}
+    prompt_tokens = median(step.num_prompt_tokens for step in steps)
+    sampled = median(step.num_completion_tokens for step in steps)
+    how = f"median of {len(steps)} steps"
+    record("step", median(step.seconds for step in steps), "s", how)
     for key, value in stage.items():
-        recorder.figure(key, value, "s", how)
-    rest = median(step.seconds - sum(step.stages.values()) for step in measured)
-    recorder.figure("outside of all stages", rest, "s", how)
-    recorder.figure("generation", sampled / stage["generation"], "tokens/s", "sampled tokens")
+        record(key, value, "s", how)
+    rest = median(step.seconds - sum(step.stages.values()) for step in steps)
+    record("outside of all stages", rest, "s", how)
+    record("generation", sampled / stage["generation"], "tokens/s", "sampled tokens")
     tokens = prompt_tokens + sampled
-    recorder.figure("update", tokens / stage["update"], "tokens/s", "a prompt counts once a group")
+    record("update", tokens / stage["update"], "tokens/s", "a prompt counts once a group")
     flop = update_flop(size.model, int(prompt_tokens), int(sampled))
-    recorder.figure("update", flop / stage["update"] / 1e12, "TFLOP/s", FORMULA)
-    peak = peak_tflops(name)
-    known = f"peak of {peak:g} TFLOP/s for {name}" if peak else f"no peak is known for {name}"
-    recorder.figure("MFU of the update", peak and flop / stage["update"] / peak / 1e12, "", known)
+    record("update", flop / stage["update"] / 1e12, "TFLOP/s", FORMULA)
+    peak = peak_tflops(device.title)
+    known = f"peak of {peak:g} TFLOP/s for" if peak else "no peak is known for"
+    mfu = peak and flop / stage["update"] / peak / 1e12
+    record("MFU of the update", mfu, "", f"{known} {device.title}")
     for key in ("generation", "update"):
         peaks = [step.peak_gb[key] for step in steps if key in step.peak_gb]
-        recorder.figure(
-            f"peak memory, {key}", max(peaks, default=None), "GB", "units of 2^30 bytes"
-        )
-    for key, metric in (("reward, first step", steps[0]), ("reward, last step", steps[-1])):
-        recorder.figure(key, metric.metrics["reward/mean"], "")
+        record(f"peak memory, {key}", max(peaks, default=None), "GB", "units of 2^30 bytes")

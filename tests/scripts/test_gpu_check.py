@@ -17,9 +17,11 @@ from processes import run_program
 
 from lit_grpo.policy import block_attention
 
-equality, findings, report, runner, sizes, utilisation = (
+aims, equality, findings, report, runner, sizes, steps, utilisation = (
     importlib.import_module(f"_gpu_check.{name}")
-    for name in ("equality", "findings", "report", "runner", "sizes", "utilisation")
+    for name in (
+        *("aims", "equality", "findings", "report", "runner", "sizes", "steps", "utilisation"),
+    )
 )
 Device = importlib.import_module("_gpu_check.device").Device
 SCRIPT = str(ROOT / "scripts" / "gpu_check.py")
@@ -65,6 +67,8 @@ def test_it_runs_without_a_gpu_and_without_packages_that_a_closed_machine_lacks(
     assert {part for part, _ in names["passed"]} == {"machine", "tests", "equality", "steps"}
     figures = {one["name"] for one in found["records"] if one["kind"] == "figure"}
     assert {"generation", "update", "waits, update", "MFU of the update"} <= figures
+    aims = "MFU of the update", "engine alone", "bare update", "update / bare update"
+    assert {f"larger model: {one}" for one in aims} <= figures
     titles = [one["title"] for one in found["records"] if one["kind"] == "table"]
     assert any("operators" in title for title in titles)
 
@@ -77,6 +81,10 @@ def test_it_runs_on_the_pretend_device_and_says_where_the_host_waits(tmp_path):
     figures = {one["name"]: one["value"] for one in found["records"] if one["kind"] == "figure"}
     assert figures["waits, update"] == 1  # whether the gradient is finite
     assert figures["waits, generation"] <= sizes.TINY.workload.max_tokens + 3
+    parts = figures["larger model: engine alone"] + figures["larger model: bare update"]
+    ratio = figures["larger model: step / (engine alone + bare update)"]
+    # Completions of this vocabulary may end early, where the engine's rate counts.
+    assert ratio >= figures["larger model: step"] / parts > 0
     (table,) = [one for one in found["records"] if one.get("title", "").startswith("where")]
     assert ["update", "distributed/gradients.py take", "1"] in table["rows"]
 
@@ -169,10 +177,32 @@ def test_the_update_counts_a_prompt_once_and_the_head_on_completions():
     assert utilisation.peak_tflops("an unknown one") is None
 
 
-def test_the_large_model_has_the_size_of_qwen_0_5b():
-    size = sizes.FULL.model
-    layers = utilisation.layer_parameters(size)
-    assert layers + size.vocab_size * size.hidden_size == pytest.approx(494e6, rel=0.002)
+def test_the_models_have_the_sizes_of_qwen():
+    for size, number in ((sizes.FULL, 494e6), (sizes.FULL.larger, 1544e6)):
+        layers = utilisation.layer_parameters(size.model)
+        head = size.model.vocab_size * size.model.hidden_size
+        assert layers + head == pytest.approx(number, rel=0.002)
+
+
+def test_the_larger_model_is_skipped_without_time_on_a_gpu(tmp_path):
+    recorder = findings.Recorder("steps", tmp_path / "records", time.monotonic() + 60)
+    aims.check_aims(recorder, Device("cuda"), sizes.FULL)
+    (found,) = findings.read(recorder.path)
+    assert found["status"] == "skipped"
+    assert "60 s were left" in found["detail"] or "59" in found["detail"]
+
+
+def test_a_step_is_compared_with_as_many_tokens_of_the_engine_alone(recorder, monkeypatch):
+    seconds = iter([8.0, 3.0])
+    monkeypatch.setattr(Device, "median_seconds", lambda *_, **__: next(seconds))
+    size = sizes.TINY
+    full = size.workload.num_rows * size.workload.max_tokens
+    step = steps.Step(seconds=14.0, num_completion_tokens=full // 2)
+    step.stages["update"] = 4.5
+    aims.record_bare_parts(recorder, [step], Device("cpu"), size, size.loaded_policy())
+    figures = {one["name"]: one["value"] for one in findings.read(recorder.path)}
+    assert figures["larger model: update / bare update"] == 1.5
+    assert figures["larger model: step / (engine alone + bare update)"] == 14 / (8 / 2 + 3)
 
 
 def test_markdown_has_every_record():
