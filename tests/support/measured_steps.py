@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -51,6 +50,7 @@ STAGES = {
     "update": "update_policy",
 }
 """Part of the plan -> method of the module that takes its time."""
+LAYERS = "num_hidden_layers"
 FOUND = "found: "
 """How the line with the results begins; DeepSpeed prints others."""
 _RATES = dict.fromkeys(("flops", "flops_float32", "bandwidth", "link", "network"), 1.0)
@@ -131,24 +131,54 @@ def setup_of(case: dict[str, Any], device: Device | None = None) -> Setup:
 def predict_seconds(cases: list[dict[str, Any]], rounds: int = 3) -> list[StepTime]:
     """Return what the plan says of trainings whose CPU is measured in turns.
 
-    Rates that do not depend on a model's shapes are the same for all of them; of several
-    measurements the fastest counts, because other work only makes a machine slower.
+    Of several measurements the fastest of each rate counts, because other work only makes a machine
+    slower, and models of the same shapes have the same rates.
     """
     measured = [[setup_of(case).cluster.device for case in cases] for _ in range(rounds)]
-    everything = [device for devices in measured for device in devices]
-    shared = {
-        "bandwidth": max(one.bandwidth for one in everything),
-        "fresh_bandwidth": max(one.fresh_bandwidth for one in everything),
-        "host_seconds_per_layer": min(one.host_seconds_per_layer for one in everything),
-        "host_seconds_per_pass": min(one.host_seconds_per_pass for one in everything),
-    }
-    fastest = [
-        max(devices, key=lambda one: one.flops_float32) for devices in zip(*measured, strict=True)
-    ]
-    return [
-        estimate_seconds(setup_of(case, replace(device, **shared)), 0)
-        for case, device in zip(cases, fastest, strict=True)
-    ]
+    found = []
+    for case in cases:
+        same = [
+            device
+            for devices in measured
+            for device, other in zip(devices, cases, strict=True)
+            if shapes(other) == shapes(case)
+        ]
+        device = fastest(same, [device for devices in measured for device in devices])
+        found.append(estimate_seconds(setup_of(case, device), 0))
+    return found
+
+
+def shapes(case: dict[str, Any]) -> dict[str, Any]:
+    """Return what the rates of products and attention depend on."""
+    sizes = {key: value for key, value in case.get("shape", {}).items() if key != LAYERS}
+    return sizes | {"group": case.get("group", 8)}
+
+
+def fastest(same: list[Device], everything: list[Device]) -> Device:
+    """Return a device with the fastest of each rate.
+
+    Args:
+        same: Measured with the same shapes.
+        everything: Further ones, for what depends on no shapes.
+    """
+    products = max(one.flops_float32 for one in same)
+    attention = max(one.flops_float32 * one.attention_share for one in same)
+    few = max(one.flops_float32 * one.few_rows_share for one in same)
+    few_attention = max(
+        one.flops_float32 * one.attention_share * one.few_rows_attention_share for one in same
+    )
+    return replace(
+        same[0],
+        flops=max(one.flops for one in same),
+        flops_float32=products,
+        attention_share=attention / products,
+        few_rows_share=few / products,
+        few_rows_attention_share=few_attention / attention,
+        bandwidth=max(one.bandwidth for one in everything),
+        fresh_bandwidth=max(one.fresh_bandwidth for one in everything),
+        host_seconds_per_layer=min(one.host_seconds_per_layer for one in everything),
+        host_seconds_per_pass=min(one.host_seconds_per_pass for one in everything),
+    )
 
 
 class Running:
@@ -179,9 +209,9 @@ class Running:
         steps = self.module.update.optimizer_steps
         make_trainer(max_steps=steps).fit(self.module, loader(self.case))
 
-    def median(self, name: str) -> float:
-        """Return the median of all steps but the first."""
-        return statistics.median(self.times[name][1:])
+    def shortest(self, name: str) -> float:
+        """Return the shortest time of all steps but the first, as the plan measures its rates."""
+        return min(self.times[name][1:])
 
 
 def measure_in_turns(cases: list[dict[str, Any]], rounds: int) -> list[Running]:

@@ -17,7 +17,9 @@ from lit_grpo.cli.plan.devices import CPU, GB, Device
 from lit_grpo.cli.plan.model_sizes import ModelSizes
 from lit_grpo.rollout.hf.row_cache import cache_name
 
-REPEATS = 9
+REPEATS, FEWEST_REPEATS = 9, 3
+MOST_SECONDS = 5.0
+"""After which the fewest repeats must do, as those of a large model on a CPU."""
 MANY_ROWS = 1024
 """Rows of the products that are timed for training, as many as a small micro-batch has tokens."""
 QUERIES, KEYS, ATTENDING_ROWS = 64, 128, 8
@@ -35,9 +37,9 @@ def measure_cpu(model: ModelSizes, num_rows: int) -> Device:
         model: The model, whose shapes are timed.
         num_rows: Completions that are sampled at a time.
     """
-    many, few = _product(model, MANY_ROWS), _product(model, num_rows)
+    many, few = _products(model, MANY_ROWS), _products(model, num_rows)
     training, sampling = _attention(model, ATTENDING_ROWS, QUERIES), _attention(model, num_rows, 1)
-    half = _product(model, MANY_ROWS, torch.bfloat16)
+    half = _products(model, MANY_ROWS, torch.bfloat16)
     kinds = (many, few, training, sampling, half)
     seconds = shortest(*(one for one, _ in kinds))
     rates = [flops / one for (_, flops), one in zip(kinds, seconds, strict=True)]
@@ -64,12 +66,15 @@ def measure_cpu(model: ModelSizes, num_rows: int) -> Device:
 def shortest(*functions: Callable[[], object], repeats: int = REPEATS) -> list[float]:
     """Return the shortest time of each function; they are called in turns, after one call each.
 
-    Other work on the machine makes times longer, never shorter. With one thread its time on a core
-    counts, which leaves out when another process has it.
+    Slow ones are called fewer times. Other work on the machine makes times longer, never shorter.
+    With one thread its time on a core counts, which leaves out when another process has it.
     """
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: list[list[float]] = [[] for _ in functions]
+    begin = time.perf_counter()
     for turn in range(repeats + 1):
+        if turn > FEWEST_REPEATS and time.perf_counter() - begin > MOST_SECONDS:
+            break
         for function, found in zip(functions, times, strict=True):
             start = clock()
             function()
@@ -82,13 +87,21 @@ Timed = tuple[Callable[[], object], float]
 """What is timed, and its operations."""
 
 
-def _product(model: ModelSizes, rows: int, dtype: torch.dtype = torch.float32) -> Timed:
-    """Return the first product of a feed-forward part."""
-    hidden = model.hidden_size
+def _products(model: ModelSizes, rows: int, dtype: torch.dtype = torch.float32) -> Timed:
+    """Return the products of a layer; small matrices have another rate than large ones."""
+    hidden, queries = model.hidden_size, model.query_values
     inner = max(hidden, model.inner_values // model.num_layers)
-    tokens = torch.ones(rows, hidden, dtype=dtype)
-    weight = torch.ones(inner, hidden, dtype=dtype)
-    return partial(torch.nn.functional.linear, tokens, weight), 2.0 * rows * hidden * inner
+    kv = model.kv_values // model.num_layers // 2
+    shapes = [(hidden, queries), (hidden, kv), (hidden, kv), (queries, hidden)]
+    shapes += [(hidden, inner), (hidden, inner), (inner, hidden)]
+    weights = [torch.ones(outputs, inputs, dtype=dtype) for inputs, outputs in shapes]
+    tokens = {inputs: torch.ones(rows, inputs, dtype=dtype) for inputs, _ in shapes}
+
+    def multiply() -> None:
+        for weight in weights:
+            torch.nn.functional.linear(tokens[weight.shape[1]], weight)
+
+    return multiply, 2.0 * rows * sum(one.numel() for one in weights)
 
 
 def _attention(model: ModelSizes, rows: int, queries: int) -> Timed:

@@ -168,6 +168,11 @@ class ModelSizes:
         return self.vocab_size * self.hidden_size
 
     @property
+    def read_parameters(self) -> int:
+        """Parameters that a pass reads: all but embeddings of which it looks up a few rows."""
+        return self.parameters - max(0, self.outer_parameters - self.head_parameters)
+
+    @property
     def trains_head(self) -> bool:
         return self.trained_parameters == self.parameters
 

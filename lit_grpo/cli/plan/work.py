@@ -119,7 +119,7 @@ def forward_work(setup: Setup) -> Work:
     values = model.layer_values * model.num_layers * tokens.model
     moved = VALUE_TOUCHES * setup.activation_bytes * values
     logits = LOGIT_TOUCHES * FLOAT32 * model.vocab_size * tokens.head
-    weights = weight_traffic(setup, model.parameters) * tokens.micro_batches
+    weights = weight_traffic(setup, model.read_parameters) * tokens.micro_batches
     return Work(
         flops=body + head,
         attention=attention,
@@ -158,7 +158,7 @@ def update_work(setup: Setup) -> Work:
     logits = per_logit * FLOAT32 * model.vocab_size * tokens.head
     # Each micro-batch reads the weights in both passes and adds to the gradients.
     gradients = 3 * model.trained_bytes * model.trained_parameters
-    weights = 2 * weight_traffic(setup, model.parameters) + gradients
+    weights = 2 * weight_traffic(setup, model.read_parameters) + gradients
     passes = Work(
         flops=flops,
         attention=(3 + setup.checkpointing) * attention,
@@ -194,7 +194,7 @@ def prefill_work(setup: Setup, ranks_per_copy: float = 1.0) -> Work:
     return Work(
         flops=2 * model.linear_parameters * tokens,
         attention=attention,
-        bytes=values * setup.compute_bytes + weight_traffic(setup, model.parameters),
+        bytes=values * setup.compute_bytes + weight_traffic(setup, model.read_parameters),
         layers=issued_layers(setup) * waves(setup),
         passes=waves(setup),
     )
@@ -219,14 +219,15 @@ def decode_work(setup: Setup, rows: float, tokens: float, passes: float, *, dtyp
     read = (dtype or setup.compute_bytes) * model.kv_values
     context = step.mean_prompt_tokens + tokens / 2
     own = setup.compute_bytes if setup.is_autocast else setup.gathered_bytes
-    weights = (dtype or own) * model.parameters
+    weights = (dtype or own) * model.read_parameters
     logits = SAMPLING_TOUCHES * FLOAT32 * model.vocab_size
+    values = VALUE_TOUCHES * model.layer_values * model.num_layers * (dtype or setup.compute_bytes)
     per_token = 2 * (model.linear_parameters + model.head_parameters)
     attention = 4 * model.query_values * context * model.num_layers
     return Work(
         flops=rows * tokens * per_token,
         attention=rows * tokens * attention,
-        bytes=passes * weights + rows * tokens * (read * context + logits),
+        bytes=passes * weights + rows * tokens * (read * context + logits + values),
         layers=passes * issued_layers(setup),
         passes=passes,
         few_rows=True,

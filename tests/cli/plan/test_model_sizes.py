@@ -136,6 +136,9 @@ def test_parameters_are_counted_by_where_they_are():
     assert sizes.outer_parameters == 2 * 300 * 32 + 32
     assert sizes.parameters == sizes.trained_parameters == 2 * (layer + 64) + 2 * 300 * 32 + 32
     assert (sizes.parameter_bytes, sizes.largest_tensor) == (4, 300 * 32)
+    tied = Policy(architecture=LLAMA | {"vocab_size": 300, "tie_word_embeddings": True})
+    assert sizes.read_parameters == sizes_of(tied.outline()).read_parameters
+    assert sizes.read_parameters == 2 * (layer + 64) + 300 * 32
 
 
 class AdamW8bit(Reading):

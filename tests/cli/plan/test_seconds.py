@@ -15,7 +15,7 @@ from lit_grpo.cli.plan.seconds import estimate_seconds, seconds_of, update_trans
 from lit_grpo.cli.plan.setup import Sampler
 from lit_grpo.cli.plan.sharding import SHARDINGS
 from lit_grpo.cli.plan.step import step_sizes
-from lit_grpo.cli.plan.work import Work, forward_work, tokens_of, update_work
+from lit_grpo.cli.plan.work import Work, decode_work, forward_work, tokens_of, update_work
 from lit_grpo.training import UpdateConfig
 
 PRODUCTS = replace(UNIT, bandwidth=math.inf)
@@ -48,6 +48,20 @@ def test_a_forward_pass_has_body_head_and_attention():
     values = 4 * 4 * 84 * 2 * TOKENS  # touches, bytes, values of a layer, layers
     logits = 8 * 4 * 100 * HEAD
     assert work.bytes == values + logits + 4 * 1000
+
+
+def test_a_sampled_token_moves_its_keys_logits_and_values():
+    token = decode_work(make(), 1, 1, 0, dtype=0).bytes
+    assert token == 4 * 32 * (6 + 1 / 2) + 10 * 4 * 100 + 4 * 4 * 84 * 2
+
+
+def test_sampling_reads_no_embeddings_that_are_only_looked_up():
+    def read(**changes) -> float:
+        setup = make(model=replace(SIZES, vocab_size=25, **changes))
+        return decode_work(setup, 0, 0, 1, dtype=0).bytes
+
+    # 400 parameters are outside of the layers, of which the head has 200.
+    assert (read(), read(layer_parameters=400)) == (4 * 800, 4 * 1000)
 
 
 @pytest.mark.parametrize(
