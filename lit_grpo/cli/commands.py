@@ -13,7 +13,7 @@ COMMANDS = {
     "fit": "train a policy with GRPO",
     "validate": "evaluate a checkpoint on the validation prompts",
     "test": "evaluate a checkpoint on the test prompts",
-    "prepare": "show the recipes by which training data are made",
+    "prepare": "make training data by a recipe: sources, filters, splits, gold scores",
     "doctor": "check before a run: data, model, memory, disk, engine, credentials, judges",
     "plan": "estimate memory and seconds of a step by part, on GPUs that need not be here",
     "rewards": "sample and score a few prompts without training: signal, time and cost of a step",
@@ -48,7 +48,12 @@ EXAMPLES = {
     ),
     "validate": ("runs/my/0",),
     "test": ("--config my.yaml --ckpt_path runs/my/0/checkpoints/last.ckpt",),
-    "prepare": ("--list",),
+    "prepare": (
+        "--list",
+        "--preset verifiable_only --out prepared",
+        "--preset my_recipe.yaml --out prepared --only_cached --near_duplicates drop",
+        "--preset curriculum --out warmup --sft",
+    ),
     "doctor": ("--config my.yaml", "--config my.yaml --probe"),
     "plan": (
         "--config my.yaml --gpus 8xH100 --nodes 2",
@@ -86,13 +91,72 @@ PLANNING = "plan"
 WITHOUT_CONFIG = ("prepare", "report", "checkpoints", "wandb-sync")
 """The commands that take options of their own in place of the keys of a config."""
 
+
+def _number(text: str) -> int | float:
+    """Return a whole number or a fraction."""
+    return int(text) if text.isdecimal() else float(text)
+
+
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "prepare": {
+        "--preset": {
+            "metavar": "NAME",
+            "default": "open_only",
+            "help": "the recipe: one of --list, or a file; without it open_only",
+        },
+        "--out": {"metavar": "DIR", "help": "the directory to write"},
         "--list": {
             "action": "store_true",
-            "required": True,
             "help": "show what the data of each recipe are made of",
         },
+        "--data": {
+            "action": "append",
+            "default": [],
+            "metavar": "SOURCE=FILE",
+            "help": "other files for a source, separated by commas; may be given for each source",
+        },
+        "--only_cached": {
+            "action": "store_true",
+            "help": "keep only rows with gold scores, of every source, in place of refusing others",
+        },
+        "--cache": {"metavar": "DIR", "help": "gold scores, in place of the recipe's gold.cache"},
+        "--holdout_size": {"type": int, "metavar": "N", "help": "prompts that are held out"},
+        "--holdout": {
+            "metavar": "FILE",
+            "help": "hold out what this holdout_ids.json of other prepared data lists",
+        },
+        "--validation_size": {
+            "type": _number,
+            "metavar": "X",
+            "help": "prompts for validation, or their fraction of those that are not held out",
+        },
+        "--seed": {"type": int, "metavar": "N", "help": "seed of the splits and of the order"},
+        "--size": {
+            "type": int,
+            "metavar": "N",
+            "help": "rows to train on, of all sources together by their weights",
+        },
+        "--duplicates": {
+            "choices": ("drop", "report", "refuse"),
+            "metavar": "WHAT",
+            "help": "of rows with the same prompt: drop all but one, report them, or refuse",
+        },
+        "--near_duplicates": {
+            "choices": ("drop", "report", "refuse", "ignore"),
+            "metavar": "WHAT",
+            "help": "the same of prompts that share most of their words; ignore does not look",
+        },
+        "--bad_rows": {
+            "choices": ("refuse", "drop"),
+            "default": "refuse",
+            "metavar": "WHAT",
+            "help": "refuse or drop rows that cannot be used, such as those without a prompt",
+        },
+        "--sft": {
+            "action": "store_true",
+            "help": "write pairs of prompt and completion for lit-grpo sft, with the same holdout",
+        },
+        "--json": {"action": "store_true", "help": "print the manifest in place of the table"},
     },
     "doctor": {
         "--probe": {
@@ -238,5 +302,6 @@ def _options(command: str) -> str:
     named = {
         f"{name} {one.get('metavar', '')}": one["help"] for name, one in OPTIONS[command].items()
     }
-    lines = [f"  {name:<17}{meaning}" for name, meaning in named.items()]
+    width = max(17, max(map(len, named)) + 1)
+    lines = [f"  {name:<{width}}{meaning}" for name, meaning in named.items()]
     return "\n".join(["options:", *lines]) + "\n\n"

@@ -5,8 +5,10 @@ It has a parquet file for each split, ``manifest.json`` and ``holdout_ids.json``
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import operator
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -140,8 +142,8 @@ class Holdout:
         Raises:
             UserError: the file is damaged or not there.
         """
-        sources: Mapping[str, Mapping[str, str]] = _read_json(path, "sources")["sources"]
-        hash_by_id = {key: one for rows in sources.values() for key, one in rows.items()}
+        sources = read_held_out(path).values()
+        hash_by_id = {key: one for rows in sources for key, one in rows.items()}
         return cls(
             ids=frozenset(hash_by_id),
             text_hashes=frozenset(hash_by_id.values()),
@@ -175,6 +177,38 @@ class Holdout:
                 f"Remove the rows, which {' and '.join(self.files)} lists, or train on the split "
                 "train."
             )
+
+
+def read_held_out(path: Path) -> Mapping[str, Mapping[str, str]]:
+    """Return by source the ids that a ``holdout_ids.json`` lists, with the hash of each prompt.
+
+    Raises:
+        UserError: the file is damaged or not there.
+    """
+    sources: Mapping[str, Mapping[str, str]] = _read_json(path, "sources")["sources"]
+    return sources
+
+
+def refuse_held_out(
+    rows: Sequence[tuple[str, str]], sources: Iterable[str], holdout: Path | None = None
+) -> None:
+    """Check that rows to train on are held out by nothing that the run knows of.
+
+    Args:
+        rows: The id of each row and the `text_hash` of its prompt.
+        sources: All files and directories that the run trains on. Those that were prepared hold
+            out their rows from all of them.
+        holdout: A further ``holdout_ids.json``.
+
+    Raises:
+        UserError: a row is held out, or a holdout cannot be read.
+    """
+    named = list(sources)
+    directories = {one.path: one for source in named if (one := find_prepared(source))}
+    holdouts = [one.holdout() for one in directories.values()]
+    holdouts += [Holdout.read(holdout)] if holdout else []
+    if holdouts:
+        functools.reduce(operator.or_, holdouts).refuse(rows, f"training data {', '.join(named)}")
 
 
 def text_hash(prompt: str | Sequence[Mapping[str, Any]]) -> str:

@@ -8,7 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from prepared_data import open_row, verifiable_row, write_json, write_prepared, write_rows
 
-from lit_grpo.data.prepared import Holdout, find_prepared, normalised_text, text_hash
+from lit_grpo.data.prepared import (
+    Holdout,
+    find_prepared,
+    normalised_text,
+    refuse_held_out,
+    text_hash,
+)
 from lit_grpo.types import UserError
 
 
@@ -133,3 +139,15 @@ def test_prompts_with_the_same_words_have_the_same_hash():
     assert len(text_hash("")) == 32
     calls = [{"role": "assistant", "content": None}, {"role": "user", "content": "What is 2?"}]
     assert text_hash(calls) == text_hash("What is 2?")
+
+
+def test_rows_that_any_data_of_a_run_hold_out_are_refused(prepared, tmp_path):
+    own = [("mine:1", text_hash("describe hill NUMBER 5."))]
+    refuse_held_out(own, ["rows.jsonl"])
+    refuse_held_out([("mine:1", text_hash("Why?"))], [str(prepared), "rows.jsonl"])
+    for source in (prepared, prepared / "train.parquet"):
+        with pytest.raises(UserError, match=r"^training data rows\.jsonl, .* got 1: mine:1 \(an"):
+            refuse_held_out(own, ["rows.jsonl", str(source)])
+    write_json({"format": 1, "sources": {"open": {"mine:1": "ff"}}}, tmp_path / "more.json")
+    with pytest.raises(UserError, match=r"which .*more\.json lists"):
+        refuse_held_out(own, ["rows.jsonl"], tmp_path / "more.json")

@@ -1,1 +1,1 @@
-"""The command ``lit-grpo prepare``: recipes of training data."""
+"""The command ``lit-grpo prepare``: training data by recipes."""

@@ -1,64 +1,88 @@
-"""Run ``lit-grpo prepare``: show the recipes of training data."""
+"""Run ``lit-grpo prepare``: show the recipes of training data, or make data by one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import shlex
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.console import Console
+from rich.progress import track
 
 from lit_grpo.cli.file_options import parse_options
+from lit_grpo.cli.prepare.join_gold import NoCache
+from lit_grpo.cli.prepare.pipeline import Order, run
 from lit_grpo.cli.prepare.recipe import Recipe, known_recipes, read_recipe
-from lit_grpo.runs.tables import add_numbers, make_table, open_console
+from lit_grpo.cli.prepare.tables import print_manifest, print_recipes
+from lit_grpo.runs.tables import open_console
 from lit_grpo.stopping import ExitCode
+from lit_grpo.types import UserError
 
 
 def prepare(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code.
 
     Raises:
-        UserError: the arguments or a recipe are wrong.
+        UserError: the arguments, a recipe or its data are wrong; nothing was written.
     """
-    parse_options("prepare", arguments)
-    recipes = {name: read_recipe(str(path)) for name, path in known_recipes().items()}
+    given = parse_options("prepare", arguments)
     console = open_console()
-    console.print(_table(recipes))
-    for name, recipe in recipes.items():
-        phases = f"; phases {recipe.curriculum}" if recipe.curriculum else ""
-        console.print(f"{name}: {recipe.description}{phases}", soft_wrap=True)
+    if given.list:
+        recipes = {name: read_recipe(str(path)) for name, path in known_recipes().items()}
+        print_recipes(recipes, console)
+        return ExitCode.DONE
+    if given.out is None:
+        raise UserError("prepare needs a directory to write: set --out DIR, or --list the recipes.")
+    manifest = run(_order(given), _track)
+    if given.json:
+        print(json.dumps(manifest, sort_keys=True, indent=1))
+    else:
+        print_manifest(manifest, console)
+        command = "sft" if given.sft else "fit"
+        config = shlex.quote(f"{given.out}/data.yaml")
+        console.print(f"next: lit-grpo {command} --config my.yaml --config {config}")
     return ExitCode.DONE
 
 
-def _table(recipes: Mapping[str, Recipe]) -> Table:
-    """Return a row for each source of each recipe."""
-    table = make_table("recipe")
-    for name in ("source", "kind"):
-        table.add_column(name)
-    add_numbers(table, "share")
-    for name in ("data", "rows"):
-        table.add_column(name, overflow="fold")
-    for recipe_name, recipe in recipes.items():
-        for name, source in recipe.sources.items():
-            is_first = name == next(iter(recipe.sources))
-            table.add_row(
-                recipe_name if is_first else "",
-                *(name, source.kind, f"{recipe.share(name):.0%}"),
-                ", ".join(source.files),
-                "; ".join(_describe(*one) for one in source.where.items()) or "all",
-            )
-    return table
+def _order(given: Namespace) -> Order:
+    recipe = _changed(read_recipe(given.preset, given.data), given)
+    if given.holdout and given.holdout_size is not None:
+        raise UserError(
+            "holdout_size must be left out with --holdout, got "
+            f"{given.holdout_size} (the file says what is held out). Set only one of them."
+        )
+    data = [f"--data {shlex.quote(one)}" for one in given.data]
+    words = ["lit-grpo precompute --preset", shlex.quote(given.preset), *data, "--cache"]
+    return Order(
+        name=given.preset,
+        recipe=recipe,
+        out=Path(given.out),
+        command=" ".join([*words, shlex.quote(recipe.gold.cache)]),
+        holdout=Path(given.holdout) if given.holdout else None,
+        cache=NoCache(),
+        only_cached=given.only_cached,
+        bad_rows=given.bad_rows,
+        sft=given.sft,
+    )
 
 
-def _describe(column: str, allowed: Any) -> str:
-    """Return a filter in words."""
-    match allowed:
-        case [None, high]:
-            return f"{column} at most {high}"
-        case [low, None]:
-            return f"{column} at least {low}"
-        case [int() | float() as low, int() | float() as high]:
-            return f"{column} from {low} to {high}"
-        case [*values]:
-            return f"{column} one of {', '.join(map(str, values))}"
-        case value:
-            return f"{column} {value}"
+def _changed(recipe: Recipe, given: Namespace) -> Recipe:
+    """Return the recipe with those settings that the command line has."""
+    names = ("holdout_size", "validation_size", "seed", "size")
+    changes = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    kinds = {"exact": given.duplicates, "near": given.near_duplicates}
+    duplicates = replace(recipe.duplicates, **{name: one for name, one in kinds.items() if one})
+    gold = replace(recipe.gold, cache=given.cache) if given.cache else recipe.gold
+    return replace(recipe, **changes, duplicates=duplicates, gold=gold)
+
+
+def _track(items: Iterable[Any], number: int, what: str) -> Iterable[Any]:
+    """Yield items, with a progress bar on a terminal's stderr."""
+    console = Console(stderr=True)
+    return track(
+        items, what, number, console=console, transient=True, disable=not console.is_terminal
+    )

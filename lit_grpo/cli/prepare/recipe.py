@@ -127,9 +127,9 @@ class Recipe:
         description: One line for ``lit-grpo prepare --list``.
         sources: The sources by name.
         seed: Seed of the split and the order of the rows.
-        size: Rows of all sources together, by their weights; null takes all.
-        holdout_size: Rows that are never trained on.
-        validation_size: Number, or fraction of the rows that are not held out, for validation.
+        size: Rows to train on, of all sources together by their weights; null takes all.
+        holdout_size: Prompts that are never trained on.
+        validation_size: Number, or fraction of the prompts that are not held out, for validation.
         duplicates: What is done about rows with the same prompt.
         curriculum: Phases of training for two sources called verifiable and open, each
             ``verifiable:open:fraction`` with their weights and its fraction of the run, and

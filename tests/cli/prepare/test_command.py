@@ -1,11 +1,17 @@
-"""``lit-grpo prepare``: what each recipe is made of."""
+"""``lit-grpo prepare``: what each recipe is made of, and data made by one."""
 
 from __future__ import annotations
+
+import json
+import os
 
 import pytest
 import yaml
 
 from lit_grpo.__main__ import main
+from lit_grpo.cli.file_options import parse_options
+from lit_grpo.cli.prepare.command import _order
+from lit_grpo.data.prepared import find_prepared
 
 
 def test_the_list_has_every_source_of_every_recipe(monkeypatch, capsys):
@@ -66,8 +72,11 @@ def test_the_list_has_the_recipes_of_the_working_directory_with_their_filters(he
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "error: the following arguments are required: --list. See lit-grpo prepare --help.\n"),
-        (["--lst"], "error: the following arguments are required: --list."),
+        ([], "error: prepare needs a directory to write: set --out DIR, or --list the recipes.\n"),
+        (["--lst"], "error: unrecognized arguments: --lst. See lit-grpo prepare --help.\n"),
+        (["--out", "x", "--seed", "y"], "error: --seed: invalid int value: 'y'. See lit-grpo pr"),
+        (["--out", "x", "--duplicates", "ignore"], "error: --duplicates: invalid choice: 'ignore'"),
+        (["--out", "x", "--holdout", "f", "--holdout_size", "3"], "error: holdout_size must be le"),
         (["--list", "x"], "error: unrecognized arguments: x. See lit-grpo prepare --help.\n"),
     ],
 )
@@ -82,3 +91,98 @@ def test_a_recipe_that_cannot_be_read_is_named(here, capsys):
     assert main(["prepare", "--list"]) == 2
     said = capsys.readouterr().err
     assert said == "error: configs/data/mine.yaml: sources.a: data: required, but not set.\n"
+
+
+def write_sums(path, count=30):
+    rows = (
+        {"question": f"What is {n} plus {n}?", "answer": f"{n}+{n}={2 * n}\n#### {2 * n}"}
+        for n in range(count)
+    )
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_data_are_prepared_and_the_table_says_what_became_of_the_rows(here, capsys):
+    write_sums(here / "sums.jsonl")
+    with (here / "sums.jsonl").open("a") as file:
+        file.write('{"question": "what is 1 PLUS 1?", "answer": "#### 2"}\n')
+    arguments = ["--preset", "verifiable_only", "--data", "verifiable=sums.jsonl"]
+    assert main(["prepare", *arguments, "--out", "out", "--holdout-size", "6"]) == 0
+    said = capsys.readouterr()
+    header, sums, copies, following = said.out.splitlines()
+    assert header.split() == [
+        "source",
+        "read",
+        "kept",
+        *["train", "validation", "holdout", "dropped"],
+    ]
+    assert sums.split() == ["verifiable", "31", "30", "24", "0", "6", "exact", "duplicate:", "1"]
+    assert copies.startswith("1 prompts that were there before (")
+    assert following == "next: lit-grpo fit --config my.yaml --config out/data.yaml"
+    assert said.err == ""
+    assert sorted(os.listdir("out")) == [
+        *("data.yaml", "holdout.parquet", "holdout_ids.json", "manifest.json"),
+        *("train.parquet", "validation.parquet"),
+    ]
+
+
+def test_flags_change_the_recipe_and_json_is_the_manifest(here, capsys):
+    write_sums(here / "sums.jsonl")
+    arguments = ["--preset", "verifiable_only", "--data", "verifiable=sums.jsonl", "--out", "out"]
+    flags = ["--holdout_size=5", "--validation_size=0.2", "--seed=7", "--size=12", "--json"]
+    assert main(["prepare", *arguments, *flags]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert manifest == json.loads((here / "out/manifest.json").read_text())
+    numbers = {name: one["rows"] for name, one in manifest["splits"].items()}
+    assert numbers == {"holdout": 5, "validation": 5, "train": 12}
+    assert manifest["seed"] == 7
+    assert manifest["sources"]["verifiable"]["dropped"] == {"beyond size": 8}
+
+
+def test_the_other_flags_reach_what_they_are_for(here):
+    flags = "--only_cached --sft --cache kept --duplicates refuse --near_duplicates ignore"
+    arguments = ["--preset", "open_only", "--out", "o", "--bad_rows", "drop", *flags.split()]
+    order = _order(parse_options("prepare", arguments))
+    assert (order.only_cached, order.sft, order.bad_rows) == (True, True, "drop")
+    assert (order.recipe.duplicates.exact, order.recipe.duplicates.near) == ("refuse", "ignore")
+    assert order.command == "lit-grpo precompute --preset open_only --cache kept"
+    plain = _order(parse_options("prepare", ["--out", "o"]))
+    assert plain.command == "lit-grpo precompute --preset open_only --cache gold"
+    assert plain.recipe.duplicates.near == "report"
+
+
+def test_pairs_for_a_warm_up_have_the_same_holdout(here, capsys):
+    write_sums(here / "sums.jsonl")
+    arguments = ["--preset", "verifiable_only", "--data", "verifiable=sums.jsonl"]
+    for out, flags in (("out", []), ("warmup", ["--sft"])):
+        assert main(["prepare", *arguments, "--out", out, "--holdout_size", "5", *flags]) == 0
+    assert (
+        "next: lit-grpo sft --config my.yaml --config warmup/data.yaml" in capsys.readouterr().out
+    )
+    ids = [(here / out / "holdout_ids.json").read_bytes() for out in ("out", "warmup")]
+    assert ids[0] == ids[1]
+    rows = find_prepared("warmup").split("train").rows()
+    assert len(rows) == 25 - len(find_prepared("warmup").split("validation").rows())
+    assert all(row.columns["completion"].count("####") == 1 for row in rows)
+    config = yaml.safe_load((here / "warmup/data.yaml").read_text())
+    assert config["model"] == {"target_column": "completion"}
+
+
+def test_an_error_leaves_what_was_prepared_before(here, capsys):
+    write_sums(here / "sums.jsonl")
+    arguments = ["--preset", "verifiable_only", "--data", "verifiable=sums.jsonl", "--out", "out"]
+    assert main(["prepare", *arguments, "--holdout_size", "5"]) == 0
+    before = {path.name: path.read_bytes() for path in (here / "out").iterdir()}
+    assert main(["prepare", *arguments, "--holdout_size", "30"]) == 2
+    assert "got none of verifiable: of 30 prompts 30 are held out" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (here / "out").iterdir()} == before
+    assert sorted(os.listdir(here)) == ["out", "sums.jsonl"]
+
+
+def test_a_directory_with_other_files_is_not_replaced(here, capsys):
+    write_sums(here / "sums.jsonl")
+    (here / "mine").mkdir()
+    (here / "mine/notes.txt").write_text("keep")
+    arguments = ["--preset", "verifiable_only", "--data", "verifiable=sums.jsonl"]
+    assert main(["prepare", *arguments, "--holdout_size", "5", "--out", "mine"]) == 2
+    assert "mine must be a new directory or one of prepared data" in capsys.readouterr().err
+    assert os.listdir(here / "mine") == ["notes.txt"]

@@ -1,0 +1,107 @@
+"""Read a source of a recipe: its rows in the form of prepared data, and why others were dropped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lit_grpo.cli.prepare.recipe import RecipeSource
+from lit_grpo.cli.prepare.rows import PreparedRow, UnusableRow, to_prepared, with_ids
+from lit_grpo.data.columns import gold_answers
+from lit_grpo.data.filters import failed_filter
+from lit_grpo.data.sources import Row, read_rows
+from lit_grpo.types import UserError
+
+BadRows = Literal["refuse", "drop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """The rows of one source."""
+
+    rows: Sequence[PreparedRow]
+    num_read: int
+    dropped: Counter[str]
+    """Number of rows by the reason why they were dropped."""
+    files: Sequence[dict[str, Any]]
+    """Of each file or dataset its name, a hash of what it has, and its bytes or rows."""
+
+
+def collect(name: str, source: RecipeSource, bad_rows: BadRows) -> Collected:
+    """Read a source and apply its filters.
+
+    Args:
+        name: Of the source.
+        source: Where its rows are.
+        bad_rows: Whether rows that cannot be used are an error.
+
+    Raises:
+        UserError: a file cannot be read, a row cannot be used, or none is left.
+    """
+    dropped: Counter[str] = Counter()
+    rows: list[PreparedRow] = []
+    files = []
+    num_read = 0
+    for file in source.files:
+        read = read_rows(file)
+        num_read += len(read)
+        files.append(_describe(file, read))
+        rows += _usable(read, name, source, bad_rows, dropped)
+    kept = []
+    for row in rows:
+        failed = failed_filter(row.columns, source.where)
+        if failed is None:
+            kept.append(row)
+        else:
+            dropped[f"filter {failed}"] += 1
+    if not kept:
+        reasons = ", ".join(f"{reason}: {number}" for reason, number in dropped.items())
+        raise UserError(
+            f"source {name} has no row left of {num_read} ({reasons}). Change sources.{name}.where "
+            "or its data."
+        )
+    return Collected(rows=with_ids(kept), num_read=num_read, dropped=dropped, files=files)
+
+
+def _usable(
+    rows: Sequence[Row], name: str, source: RecipeSource, bad_rows: BadRows, dropped: Counter[str]
+) -> list[PreparedRow]:
+    """Return the rows of a file that can be used, and count the others."""
+    mapping = {"answer": source.columns["answer"]} if "answer" in source.columns else {}
+    answers = gold_answers(rows, mapping, required=False)
+    has_answers = source.kind == "verifiable" and any(one is not None for one in answers)
+    found = []
+    for row, answer in zip(rows, answers, strict=True):
+        try:
+            if has_answers and answer is None:
+                raise UnusableRow("no gold answer")
+            found.append(to_prepared(row, answer, name, source))
+        except UnusableRow as error:
+            if bad_rows == "refuse":
+                raise UserError(
+                    f"{row.origin} of source {name} cannot be used: {error.detail}. Repair the "
+                    f"row, set sources.{name}.columns, or drop such rows by --bad_rows drop."
+                ) from error
+            dropped[error.reason] += 1
+    return found
+
+
+def _describe(source: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return what tells whether a file or dataset is the same another time."""
+    path = Path(source).expanduser()
+    if path.is_file():
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+        size = {"bytes": path.stat().st_size}
+    else:
+        digest = hashlib.sha256()
+        for row in rows:
+            digest.update(json.dumps(row.columns, sort_keys=True, default=str).encode())
+        size = {"rows": len(rows)}
+    name = path.name if path.exists() else source
+    return {"name": name, "sha256": digest.hexdigest(), **size}

@@ -1,0 +1,231 @@
+"""From a recipe to prepared data: read, find duplicates, split, join gold scores, write."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lit_grpo.cli.prepare.collect import BadRows, Collected, collect
+from lit_grpo.cli.prepare.duplicates import exact_copies, near_copies
+from lit_grpo.cli.prepare.join_gold import GoldCache, NoCache, join_gold, refuse_unscored
+from lit_grpo.cli.prepare.recipe import Recipe
+from lit_grpo.cli.prepare.rows import PreparedRow, check_ids
+from lit_grpo.cli.prepare.splits import SPLITS, Sizes, in_order, limit, split
+from lit_grpo.cli.prepare.write import (
+    hash_of_recipe,
+    training_config,
+    warmup_config,
+    write_prepared,
+)
+from lit_grpo.data.prepared import Holdout, read_held_out
+from lit_grpo.types import UserError
+
+NOT_SCORED = "gold not cached"
+NO_COMPLETION = "no completion"
+BEYOND_SIZE = "beyond size"
+
+Track = Callable[[Iterable[Any], int, str], Iterable[Any]]
+"""Yields what it is given, and shows how far it is: the items, their number, what is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is prepared, and where.
+
+    Args:
+        name: Of the recipe, or the path of its file.
+        recipe: What the data are made of.
+        out: The directory to write.
+        command: The command that scores what has no gold scores, for messages.
+        holdout: A ``holdout_ids.json`` that is held out again, in place of rows of this data.
+        cache: Gold scores.
+        only_cached: Keep only rows that have gold scores, of every source.
+        bad_rows: Whether rows that cannot be used are an error.
+        sft: Write pairs of prompt and completion: rows without a completion are left out, and
+            gold scores are not needed.
+    """
+
+    name: str
+    recipe: Recipe
+    out: Path
+    command: str = "lit-grpo precompute"
+    holdout: Path | None = None
+    cache: GoldCache = field(default_factory=NoCache)
+    only_cached: bool = False
+    bad_rows: BadRows = "refuse"
+    sft: bool = False
+
+
+def run(order: Order, track: Track) -> dict[str, Any]:
+    """Prepare data; return the manifest.
+
+    Raises:
+        UserError: the data are not what the recipe says; nothing is written then.
+    """
+    recipe = order.recipe
+    collected = {
+        name: collect(name, source, order.bad_rows)
+        for name, source in track(recipe.sources.items(), len(recipe.sources), "reading")
+    }
+    rows = [row for one in collected.values() for row in one.rows]
+    check_ids(rows)
+    held_out = Holdout.read(order.holdout) if order.holdout else None
+    ordered = in_order(rows, recipe, held_out)
+    copies = _find_copies(ordered, recipe, track)
+    kept, dropped = _without_copies(ordered, copies, recipe)
+    sizes = Sizes(holdout=recipe.holdout_size, validation=recipe.validation_size)
+    splits = split(in_order(kept, recipe, held_out), sizes, held_out)
+    counts = _count_copies(copies, splits)
+    listed = _held_out(splits["holdout"], order)
+    splits = _usable(splits, order, dropped)
+    about = {
+        "recipe": {"name": Path(order.name).name, "sha256": hash_of_recipe(recipe)},
+        "seed": recipe.seed,
+        "sft": order.sft,
+        "sources": _describe(collected, recipe, splits, dropped),
+        "duplicates": counts,
+        "gold": {"num_evals": recipe.gold.num_evals, "highest": recipe.gold.highest},
+        "curriculum": recipe.curriculum,
+    }
+    config = warmup_config(order.out) if order.sft else training_config(order.out, recipe, splits)
+    return write_prepared(order.out, splits, listed, about, config)
+
+
+def _find_copies(
+    ordered: Sequence[PreparedRow], recipe: Recipe, track: Track
+) -> dict[str, dict[str, str]]:
+    """Return by exact and near the rows that are copies, each with the row that it is one of.
+
+    Raises:
+        UserError: there are some, and the recipe refuses them.
+    """
+    settings = recipe.duplicates
+    found = {"exact": exact_copies(ordered), "near": dict[str, str]()}
+    if settings.near != "ignore":
+        rows = track(ordered, len(ordered), "near-duplicates")
+        found["near"] = near_copies(rows, settings.threshold)
+    for name, action in (("exact", settings.exact), ("near", settings.near)):
+        if action == "refuse" and found[name]:
+            copy, first = next(iter(found[name].items()))
+            flag = "--duplicates" if name == "exact" else "--near_duplicates"
+            raise UserError(
+                f"rows must have different prompts, got {len(found[name])} {name} duplicates, the "
+                f"first {copy} of {first}. Drop them by {flag} drop, or repair the data."
+            )
+    return found
+
+
+def _without_copies(
+    ordered: Sequence[PreparedRow], copies: Mapping[str, Mapping[str, str]], recipe: Recipe
+) -> tuple[list[PreparedRow], dict[str, Counter[str]]]:
+    """Return the rows without those copies that the recipe drops, and their number by source."""
+    actions = {"exact": recipe.duplicates.exact, "near": recipe.duplicates.near}
+    dropped: dict[str, Counter[str]] = {name: Counter() for name in recipe.sources}
+    kept = []
+    for row in ordered:
+        reasons = [
+            f"{name} duplicate"
+            for name, action in actions.items()
+            if action == "drop" and row.id in copies[name]
+        ]
+        if reasons:
+            dropped[row.source][reasons[0]] += 1
+        else:
+            kept.append(row)
+    return kept, dropped
+
+
+def _count_copies(
+    copies: Mapping[str, Mapping[str, str]], splits: Mapping[str, Sequence[PreparedRow]]
+) -> dict[str, dict[str, int]]:
+    """Return the numbers of copies by the splits of both rows; a dropped one has that of the other.
+
+    A near-duplicate of a row that was itself dropped counts under ``dropped``.
+    """
+    split_of = {row.id: name for name, rows in splits.items() for row in rows}
+    found: dict[str, dict[str, int]] = {}
+    for kind, pairs in copies.items():
+        counts: Counter[str] = Counter()
+        for copy, first in pairs.items():
+            there = {split_of[one] for one in (copy, first) if one in split_of}
+            counts[" and ".join(name for name in SPLITS if name in there) or "dropped"] += 1
+        found[kind] = dict(sorted(counts.items()))
+    return found
+
+
+def _held_out(rows: Sequence[PreparedRow], order: Order) -> dict[str, dict[str, str]]:
+    """Return what is held out by source: these rows, and all that a given file lists."""
+    listed = read_held_out(order.holdout) if order.holdout else {}
+    found = {name: dict(one) for name, one in listed.items()}
+    for row in rows:
+        found.setdefault(row.source, {})[row.id] = row.text_hash
+    return found
+
+
+def _usable(
+    splits: Mapping[str, Sequence[PreparedRow]], order: Order, dropped: dict[str, Counter[str]]
+) -> dict[str, list[PreparedRow]]:
+    """Return the splits with gold scores, without the rows that cannot be trained on.
+
+    Which rows are held out was decided before, so that it does not depend on the cache.
+
+    Raises:
+        UserError: rows have no gold scores, or none is left to train on.
+    """
+    found: dict[str, list[PreparedRow]] = {name: [] for name in splits}
+    unscored: list[PreparedRow] = []
+    for name, rows in splits.items():
+        for row in rows:
+            scored = join_gold(row, order.cache, order.recipe)
+            needs_gold = order.only_cached or order.recipe.sources[row.source].needs_gold
+            if order.sft and name != "holdout" and row.columns.get("completion") is None:
+                dropped[row.source][NO_COMPLETION] += 1
+            elif scored is None and needs_gold and not order.sft:
+                unscored.append(row)
+                dropped[row.source][NOT_SCORED] += 1
+            else:
+                found[name].append(scored or row)
+    if not order.only_cached:
+        refuse_unscored(unscored, sum(map(len, splits.values())), order.command)
+    _check_train(found["train"], order, dropped)
+    train = limit(found["train"], order.recipe)
+    beyond = Counter(row.source for row in found["train"])
+    beyond.subtract(row.source for row in train)
+    for source, number in (+beyond).items():
+        dropped[source][BEYOND_SIZE] = number
+    return found | {"train": train}
+
+
+def _check_train(
+    train: Sequence[PreparedRow], order: Order, dropped: Mapping[str, Counter[str]]
+) -> None:
+    """Raise UserError if nothing of a source is left; pairs may be those of one source."""
+    empty = sorted(order.recipe.sources.keys() - {row.source for row in train})
+    if empty and not (order.sft and train):
+        fix = "Set columns.completion of a source" if order.sft else f"Score by {order.command}"
+        reasons = ", ".join(f"{reason}: {num}" for reason, num in dropped[empty[0]].items())
+        raise UserError(f"source {empty[0]} has no row left to train on ({reasons}). {fix}.")
+
+
+def _describe(
+    collected: Mapping[str, Collected],
+    recipe: Recipe,
+    splits: Mapping[str, Sequence[PreparedRow]],
+    dropped: Mapping[str, Counter[str]],
+) -> dict[str, Any]:
+    """Return of each source what it is, and how many rows were read, kept and dropped."""
+    kept = Counter(row.source for rows in splits.values() for row in rows)
+    return {
+        name: {
+            "kind": recipe.sources[name].kind,
+            "weight": recipe.sources[name].weight,
+            "files": one.files,
+            "read": one.num_read,
+            "kept": kept[name],
+            "dropped": dict(one.dropped + dropped[name]),
+        }
+        for name, one in collected.items()
+    }

@@ -1,0 +1,200 @@
+"""Rows as prepared data have them: roles under their own names, an id, and a hash of the prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from lit_grpo.cli.prepare.recipe import RecipeSource, Role
+from lit_grpo.data.filters import MISSING, find_value
+from lit_grpo.data.prepared import text_hash
+from lit_grpo.data.scored_answers import read_scored_answers
+from lit_grpo.data.sources import Row
+from lit_grpo.types import UserError
+
+OWN = ("id", "source", "kind", "text_hash")
+"""The columns that every prepared row has, whatever its source has under these names."""
+ROLES: tuple[str, ...] = get_args(Role)
+_CANONICAL = {*OWN, *ROLES, "messages", "gold_spread"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRow:
+    """A row of a source in the form of prepared data."""
+
+    origin: str
+    """Where it comes from, for messages."""
+    id: str
+    """Empty until `with_ids`, if the source has none."""
+    source: str
+    kind: str
+    text_hash: str
+    columns: Mapping[str, Any]
+    """All columns but those of `OWN`."""
+
+    @property
+    def text(self) -> str:
+        """The words of the prompt."""
+        if self.columns.get("messages") is None:
+            return str(self.columns["prompt"])
+        return "\n".join(one["content"] for one in self.columns["messages"] if one.get("content"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as it is written."""
+        return {name: getattr(self, name) for name in OWN} | dict(self.columns)
+
+    def with_columns(self, **columns: Any) -> PreparedRow:
+        return replace(self, columns={**self.columns, **columns})
+
+
+class UnusableRow(Exception):
+    """A row that cannot be used: a reason in few words, for a table, and what is wrong with it."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail or reason
+
+
+def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -> PreparedRow:
+    """Return a row of a source as a prepared one.
+
+    Args:
+        row: The row.
+        answer: Its gold answer, if it has one.
+        name: Of the source.
+        source: Which columns have which roles.
+
+    Raises:
+        UnusableRow: it has no prompt, or answers or scores that cannot be compared.
+    """
+    roles = {role: source.columns.get(role, role) for role in ROLES}
+    if "prompt" not in source.columns:
+        known = (
+            one
+            for one in ("prompt", roles["question"], "messages")
+            if _value(row.columns, one) is not None
+        )
+        roles["prompt"] = next(known, roles["prompt"])
+    values = {role: _value(row.columns, column) for role, column in roles.items()}
+    prompt = _prompt(values.pop("prompt"), roles["prompt"])
+    given = values.pop("id")
+    if given is None and "id" in source.columns:
+        raise UnusableRow("no id", f"the column {roles['id']!r} is null or missing")
+    columns = {role: value for role, value in values.items() if value is not None}
+    columns |= {"messages" if isinstance(prompt, list) else "prompt": prompt}
+    columns.pop("answer", None)
+    if answer is not None:
+        columns["answer"] = answer
+    return PreparedRow(
+        origin=row.origin,
+        id="" if given is None else str(given),
+        source=name,
+        kind=source.kind,
+        text_hash=text_hash(prompt),
+        columns=_others(row, set(roles.values())) | _with_lists(columns),
+    )
+
+
+def with_ids(rows: Sequence[PreparedRow]) -> list[PreparedRow]:
+    """Return the rows of a source with an id each, which does not depend on their order.
+
+    Without an id of its own it is that of the prompt; copies of a prompt are numbered.
+
+    Raises:
+        UserError: two rows have the same id.
+    """
+    derived = [row for row in rows if not row.id]
+    copies: dict[str, int] = {}
+    ids: dict[int, str] = {}
+    for row in sorted(derived, key=lambda one: (one.text_hash, _content_hash(one))):
+        number = copies[row.text_hash] = copies.get(row.text_hash, 0) + 1
+        ids[id(row)] = f"{row.source}:{row.text_hash[:16]}" + (f"-{number}" if number > 1 else "")
+    named = [replace(row, id=ids.get(id(row), row.id)) for row in rows]
+    check_ids(named)
+    return named
+
+
+def check_ids(rows: Iterable[PreparedRow]) -> None:
+    """Raise UserError if two rows have the same id."""
+    first: dict[str, str] = {}
+    repeated: list[tuple[str, str, str]] = []
+    for row in rows:
+        if row.id in first:
+            repeated.append((row.id, first[row.id], row.origin))
+        first.setdefault(row.id, row.origin)
+    if repeated:
+        key, one, other = repeated[0]
+        raise UserError(
+            f"ids must be unique, got {len(repeated)} rows whose id another row has: {key!r} is "
+            f"that of {one} and of {other} (the holdout is known by its ids). Make them unique, or "
+            "leave the id out of the columns of the recipe."
+        )
+
+
+def _value(columns: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a column, None if there is none or if it is NaN, pandas's null."""
+    value = find_value(columns, name)
+    is_nan = isinstance(value, float) and value != value
+    return None if value is MISSING or is_nan else value
+
+
+def _prompt(value: Any, column: str) -> str | list[dict[str, Any]]:
+    if value is None or value == [] or (isinstance(value, str) and not value.strip()):
+        raise UnusableRow("no prompt", f"the prompt column {column!r} is empty or missing")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(one, dict) and "role" in one for one in value):
+        return value
+    what = f"the prompt column {column!r} holds neither text nor messages but {str(value)[:60]!r}"
+    raise UnusableRow("prompt is no text", what)
+
+
+def _with_lists(columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns with answers and scores as lists.
+
+    Raises:
+        UnusableRow: they cannot be read.
+    """
+    if columns.get("gold_scores") is not None:
+        try:
+            scored = read_scored_answers(columns, "answers", "gold_scores")
+        except UserError as error:
+            raise UnusableRow("unusable scores", str(error)) from error
+        return columns | {"answers": [*scored.answers], "gold_scores": [*scored.gold_scores]}
+    if columns.get("answers") is not None:
+        columns |= {"answers": _texts(columns["answers"])}
+    return columns
+
+
+def _texts(value: Any) -> list[str]:
+    try:
+        texts = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        texts = None
+    if isinstance(texts, list) and all(isinstance(one, str) for one in texts):
+        return texts
+    raise UnusableRow("unusable answers", f"the answers are no list of texts: {str(value)[:60]!r}")
+
+
+def _others(row: Row, used: set[str]) -> dict[str, Any]:
+    """Return the columns of no role; one called like a column of prepared data is renamed.
+
+    The columns that a prepared row has of itself are made anew.
+    """
+    is_prepared = all(name in row.columns for name in OWN)
+    found: dict[str, Any] = {}
+    for name, value in row.columns.items():
+        if name in used or (is_prepared and name in _CANONICAL - {"gold_spread"}):
+            continue
+        is_taken = name in _CANONICAL and not (is_prepared and name == "gold_spread")
+        found[f"original_{name}" if is_taken else name] = value
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _content_hash(row: PreparedRow) -> str:
+    text = json.dumps(row.columns, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,134 @@
+"""Which rows are held out, which validate and which are trained on.
+
+Rows have an order by the hashes of their ids, in which every beginning has the shares of the
+sources by their weights. The first rows are held out, so that a larger holdout has the smaller one
+in it, whatever the order of rows and files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lit_grpo.cli.prepare.recipe import Recipe
+from lit_grpo.cli.prepare.rows import PreparedRow
+from lit_grpo.data.prepared import Holdout
+from lit_grpo.types import UserError
+
+SPLITS = ("train", "validation", "holdout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How many prompts each split has."""
+
+    holdout: int
+    validation: int | float
+    """Number, or fraction of what is not held out."""
+
+
+def in_order(
+    rows: Sequence[PreparedRow], recipe: Recipe, held_out: Holdout | None = None
+) -> list[PreparedRow]:
+    """Return rows in the order in which they are split; those that are held out come first."""
+
+    def is_held_out(row: PreparedRow) -> bool:
+        return held_out is not None and (
+            row.id in held_out.ids or row.text_hash in held_out.text_hashes
+        )
+
+    names = list(recipe.sources)
+    ranks: Counter[tuple[str, bool]] = Counter()
+    keys: dict[str, tuple[bool, float, int]] = {}
+    for row in sorted(rows, key=lambda one: _hash(recipe.seed, one.id)):
+        is_first = is_held_out(row)
+        rank = ranks[row.source, is_first]
+        ranks[row.source, is_first] += 1
+        weight = recipe.sources[row.source].weight
+        keys[row.id] = (not is_first, (rank + 0.5) / weight, names.index(row.source))
+    return sorted(rows, key=lambda row: keys[row.id])
+
+
+def split(
+    rows: Sequence[PreparedRow], sizes: Sizes, held_out: Holdout | None = None
+) -> dict[str, list[PreparedRow]]:
+    """Split rows that are in order; rows with the same prompt come into the same split.
+
+    Args:
+        rows: As `in_order` returns them.
+        sizes: Numbers of prompts; that of the holdout counts without ``held_out``.
+        held_out: What is held out instead of the first prompts.
+
+    Raises:
+        UserError: no row is left to train on, of all or of a source.
+    """
+    texts = list(dict.fromkeys(row.text_hash for row in rows))
+    if held_out is None:
+        first = sizes.holdout
+    else:
+        kept_out = {
+            row.text_hash
+            for row in rows
+            if row.id in held_out.ids or row.text_hash in held_out.text_hashes
+        }
+        texts.sort(key=lambda text: text not in kept_out)
+        first = len(kept_out)
+    left = len(texts) - first
+    fraction = sizes.validation
+    num_validation = round(left * fraction) if isinstance(fraction, float) else fraction
+    names = {
+        text: "holdout"
+        if rank < first
+        else ("validation" if rank < first + num_validation else "train")
+        for rank, text in enumerate(texts)
+    }
+    found: dict[str, list[PreparedRow]] = {name: [] for name in SPLITS}
+    for row in rows:
+        found[names[row.text_hash]].append(row)
+    _check_train(found, first, num_validation, len(texts))
+    return found
+
+
+def limit(rows: Sequence[PreparedRow], recipe: Recipe) -> list[PreparedRow]:
+    """Return the first ``size`` rows, by the weights of their sources.
+
+    Raises:
+        UserError: a source has too few rows.
+    """
+    ordered = in_order(rows, recipe)
+    if recipe.size is None:
+        return ordered
+    largest = _largest_size(ordered)
+    if recipe.size > largest:
+        counts = Counter(row.source for row in rows)
+        there = ", ".join(f"{counts[name]} of {name}" for name in recipe.sources)
+        raise UserError(
+            f"size must be at most {largest} for these weights, got {recipe.size} (to train on "
+            f"there are {there}). Set --size {largest}, or change the weights."
+        )
+    return ordered[: recipe.size]
+
+
+def _largest_size(ordered: Sequence[PreparedRow]) -> int:
+    """Return how many rows there are until the first source has none left."""
+    last = {row.source: number for number, row in enumerate(ordered)}
+    return min(last.values()) + 1 if len(last) > 1 else len(ordered)
+
+
+def _hash(seed: int, key: str) -> str:
+    return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
+
+
+def _check_train(
+    found: Mapping[str, Sequence[PreparedRow]], num_held_out: int, num_validation: int, num: int
+) -> None:
+    sources = {row.source for rows in found.values() for row in rows}
+    empty = sorted(sources - {row.source for row in found["train"]})
+    if empty:
+        raise UserError(
+            f"every source must have rows to train on, got none of {', '.join(empty)}: of {num} "
+            f"prompts {num_held_out} are held out and {num_validation} validate. Set "
+            "--holdout_size and --validation_size lower, or add rows."
+        )

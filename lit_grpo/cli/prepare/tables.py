@@ -1,0 +1,75 @@
+"""Tables of recipes, and of what was prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lit_grpo.cli.prepare.recipe import Recipe
+from lit_grpo.runs.tables import add_numbers, make_table
+
+
+def print_recipes(recipes: Mapping[str, Recipe], console: Console) -> None:
+    """Print what each recipe is made of."""
+    console.print(_table(recipes))
+    for name, recipe in recipes.items():
+        phases = f"; phases {recipe.curriculum}" if recipe.curriculum else ""
+        console.print(f"{name}: {recipe.description}{phases}", soft_wrap=True)
+
+
+def print_manifest(manifest: Mapping[str, Any], console: Console) -> None:
+    """Print how many rows each source has in each split, and why others were dropped."""
+    splits = manifest["splits"]
+    table = make_table("source")
+    add_numbers(table, "read", "kept", *splits)
+    table.add_column("dropped", overflow="fold")
+    for name, source in manifest["sources"].items():
+        table.add_row(
+            name,
+            *(f"{source[key]:,}" for key in ("read", "kept")),
+            *(f"{one['by_source'].get(name, 0):,}" for one in splits.values()),
+            ", ".join(f"{why}: {number:,}" for why, number in source["dropped"].items()),
+        )
+    console.print(table)
+    for kind, counts in manifest["duplicates"].items():
+        for where, number in counts.items():
+            what = "prompts that were there before" if kind == "exact" else "near-duplicates"
+            console.print(f"{number:,} {what} ({where})", soft_wrap=True)
+
+
+def _table(recipes: Mapping[str, Recipe]) -> Table:
+    """Return a row for each source of each recipe."""
+    table = make_table("recipe")
+    for name in ("source", "kind"):
+        table.add_column(name)
+    add_numbers(table, "share")
+    for name in ("data", "rows"):
+        table.add_column(name, overflow="fold")
+    for recipe_name, recipe in recipes.items():
+        for name, source in recipe.sources.items():
+            is_first = name == next(iter(recipe.sources))
+            table.add_row(
+                recipe_name if is_first else "",
+                *(name, source.kind, f"{recipe.share(name):.0%}"),
+                ", ".join(source.files),
+                "; ".join(_describe(*one) for one in source.where.items()) or "all",
+            )
+    return table
+
+
+def _describe(column: str, allowed: Any) -> str:
+    """Return a filter in words."""
+    match allowed:
+        case [None, high]:
+            return f"{column} at most {high}"
+        case [low, None]:
+            return f"{column} at least {low}"
+        case [int() | float() as low, int() | float() as high]:
+            return f"{column} from {low} to {high}"
+        case [*values]:
+            return f"{column} one of {', '.join(map(str, values))}"
+        case value:
+            return f"{column} {value}"

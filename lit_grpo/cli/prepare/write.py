@@ -1,0 +1,160 @@
+"""Write a directory of prepared data: its splits, the manifest, the holdout, and a config."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import yaml
+
+from lit_grpo import __version__
+from lit_grpo.cli.prepare.recipe import Gold, Recipe
+from lit_grpo.cli.prepare.rows import PreparedRow
+from lit_grpo.data.atomic import replacing
+from lit_grpo.data.prepared import FORMAT, HOLDOUT_IDS, MANIFEST
+from lit_grpo.data.schema import find_schema, write_parquet
+from lit_grpo.types import UserError
+
+DATA_CONFIG = "data.yaml"
+ROW_TYPES: Mapping[str, pa.DataType] = {
+    "id": pa.string(),
+    "source": pa.string(),
+    "kind": pa.string(),
+    "text_hash": pa.string(),
+}
+COLUMN_TYPES: Mapping[str, pa.DataType] = {
+    "prompt": pa.string(),
+    "question": pa.string(),
+    "answer": pa.string(),
+    "answers": pa.list_(pa.string()),
+    "gold_scores": pa.list_(pa.float64()),
+    "gold_spread": pa.list_(pa.float64()),
+    "completion": pa.string(),
+}
+"""The types of those columns that may be there, in their order."""
+
+HeldOut = Mapping[str, Mapping[str, str]]
+"""By source, the hash of the prompt of each id that is held out."""
+
+
+def write_prepared(
+    out: Path,
+    splits: Mapping[str, Sequence[PreparedRow]],
+    held_out: HeldOut,
+    about: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write all files of a directory in place of what was prepared there; return the manifest.
+
+    Args:
+        out: The directory.
+        splits: Its rows.
+        held_out: What must not be trained on, whether or not its rows are there.
+        about: What the manifest says beside the splits.
+        config: What ``data.yaml`` has.
+
+    Raises:
+        UserError: the directory holds something else, a column has values of different types, or
+            the disk is full.
+    """
+    if out.exists() and not (out / HOLDOUT_IDS).is_file() and (out.is_file() or any(out.iterdir())):
+        raise UserError(
+            f"{out} must be a new directory or one of prepared data, got one with other files "
+            "(they would be lost). Choose another --out."
+        )
+    schema = _schema(splits)
+    with replacing(out) as partial:
+        described = {}
+        for name, rows in splits.items():
+            path = partial / f"{name}.parquet"
+            write_parquet(path, (row.as_dict() for row in rows), schema)
+            by_source = Counter(row.source for row in rows)
+            described[name] = {
+                "rows": len(rows),
+                "by_source": dict(sorted(by_source.items())),
+                **_file_facts(path),
+            }
+        ids = {"format": FORMAT, "seed": about["seed"], "sources": held_out}
+        _write_json(ids, partial / HOLDOUT_IDS)
+        manifest = {
+            "format": FORMAT,
+            **about,
+            "splits": described,
+            "columns": {field.name: str(field.type) for field in schema},
+            "versions": _versions(),
+        }
+        _write_json(manifest, partial / MANIFEST)
+        text = yaml.safe_dump(dict(config), sort_keys=False)
+        (partial / DATA_CONFIG).write_text(text, encoding="utf-8")
+    return manifest
+
+
+def training_config(out: Path, recipe: Recipe, splits: Mapping[str, Sequence[PreparedRow]]) -> Any:
+    """Return the keys of a training on prepared data: its sources with their weights and phases."""
+    has_answers = {row.source for row in splits["train"] if row.columns.get("answer") is not None}
+    sources: dict[str, Any] = {}
+    for name, source in recipe.sources.items():
+        settings: dict[str, Any] = {"train": str(out), "where": {"source": name}}
+        if source.kind == "verifiable" and name not in has_answers:
+            settings["require_answer"] = False
+        data_class = "RubricData" if source.kind == "open" else "PromptData"
+        data = {"class_path": data_class, "init_args": settings}
+        sources[name] = {"weight": source.weight, "data": data}
+    phases = {"curriculum": recipe.curriculum} if recipe.curriculum else {}
+    return {"data": {"class_path": "MixtureData", "init_args": {"sources": sources, **phases}}}
+
+
+def warmup_config(out: Path) -> Any:
+    """Return the keys of ``lit-grpo sft`` on prepared pairs of prompt and completion."""
+    settings = {"train": str(out), "require_answer": False}
+    return {
+        "model": {"target_column": "completion"},
+        "data": {"class_path": "PromptData", "init_args": settings},
+    }
+
+
+def hash_of_recipe(recipe: Recipe) -> str:
+    """Return a hash of what decides about rows: not of who scores them, nor of where files are."""
+    parts = asdict(replace(recipe, judge=None, description="", gold=Gold()))
+    for source in parts["sources"].values():
+        del source["data"]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _schema(splits: Mapping[str, Sequence[PreparedRow]]) -> pa.Schema:
+    """Return one schema for all splits, with those of the known columns that a row has."""
+    rows = [row for some in splits.values() for row in some]
+    there = {name for row in rows for name, value in row.columns.items() if value is not None}
+    known = {name: kind for name, kind in COLUMN_TYPES.items() if name in there}
+    for row in rows:
+        for name in ("prompt", "question", "answer", "completion"):
+            value = row.columns.get(name)
+            if value is not None and not isinstance(value, str):
+                raise UserError(
+                    f"{row.origin}: the column of the role {name} must hold text, got "
+                    f"{str(value)[:60]!r}. Set another one under columns of the recipe."
+                )
+    return find_schema(((row.origin, row.columns) for row in rows), {**ROW_TYPES, **known})
+
+
+def _file_facts(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"sha256": digest, "bytes": path.stat().st_size}
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: version(name) for name in ("pyarrow", "datasets", "datasketch")}
+    return {"lit-grpo": __version__, "python": platform.python_version(), **packages}
+
+
+def _write_json(value: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(value, sort_keys=True, indent=1) + "\n", encoding="utf-8")

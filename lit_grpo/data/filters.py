@@ -1,0 +1,101 @@
+"""Find values in the columns of a row, and decide by them whether a row is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+MISSING = object()
+"""What `find_value` returns if there is no such column."""
+
+
+def find_value(columns: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a column.
+
+    Args:
+        columns: The columns of a row.
+        name: Name of a column; ``a.b`` is the field b of the nested column a, and ``a[].b`` that
+            field of each item of the list a.
+
+    Returns:
+        `MISSING` if the column, or its field in any item, is not there.
+    """
+    if name in columns:
+        return columns[name]
+    listed, is_list, rest = name.partition("[]")
+    value: Any = columns
+    for part in listed.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return MISSING
+        value = value[part]
+    if not is_list or value is None:
+        return value
+    if not isinstance(value, list | tuple):
+        return MISSING
+    inner = rest.removeprefix(".")
+    found = [find_value(one, inner) if isinstance(one, Mapping) else MISSING for one in value]
+    return MISSING if any(one is MISSING for one in found) else found
+
+
+def failed_filter(columns: Mapping[str, Any], where: Mapping[str, Any]) -> str | None:
+    """Return the name of the first filter that a prepared row does not pass; None if it passes all.
+
+    Beside the columns there are ``prompt_characters``, ``answer_characters``, ``num_answers`` and
+    ``gold_range``, the difference between the best and the worst gold score.
+
+    Args:
+        columns: The columns of the row.
+        where: By column ``[lowest, highest]``, of which either may be None, a value, or a list of
+            values. None in the data passes no range.
+    """
+    for name, allowed in where.items():
+        derive = _DERIVED.get(name)
+        is_derived = derive is not None and name not in columns
+        value = derive(columns) if derive and is_derived else find_value(columns, name)
+        if not _passes(None if value is MISSING else value, allowed):
+            return name
+    return None
+
+
+def _passes(value: Any, allowed: Any) -> bool:
+    match allowed:
+        case [low, high] if is_bound(low) and is_bound(high):
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            return is_number and (low is None or value >= low) and (high is None or value <= high)
+        case [*_]:
+            return value in allowed
+        case _:
+            return bool(value == allowed)
+
+
+def is_bound(value: Any) -> bool:
+    """Return whether a value may be an end of a range."""
+    return value is None or (isinstance(value, Real) and not isinstance(value, bool))
+
+
+def _prompt_characters(columns: Mapping[str, Any]) -> int:
+    if columns.get("messages") is None:
+        return len(columns.get("prompt") or "")
+    return sum(len(one["content"]) for one in columns["messages"] if one.get("content"))
+
+
+def _length(name: str) -> Callable[[Mapping[str, Any]], int | None]:
+    def of(columns: Mapping[str, Any]) -> int | None:
+        value = columns.get(name)
+        return None if value is None else len(value)
+
+    return of
+
+
+def _gold_range(columns: Mapping[str, Any]) -> float | None:
+    scores = columns.get("gold_scores")
+    return max(scores) - min(scores) if scores else None
+
+
+_DERIVED: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
+    "prompt_characters": _prompt_characters,
+    "answer_characters": _length("answer"),
+    "num_answers": _length("answers"),
+    "gold_range": _gold_range,
+}

@@ -1,0 +1,81 @@
+"""Gold scores come from the votes of the cache; none is invented."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_grpo.cli.prepare.join_gold import NoCache, gold_of, join_gold, refuse_unscored, vote_key
+from lit_grpo.cli.prepare.recipe import Gold, Recipe, RecipeSource
+from lit_grpo.cli.prepare.rows import PreparedRow
+from lit_grpo.types import UserError
+
+RECIPE = Recipe(
+    description="",
+    sources={"open": RecipeSource(kind="open", data="x")},
+    gold=Gold(num_evals=2, highest=10),
+)
+
+
+class Votes(dict):
+    """A cache in memory."""
+
+    def votes(self, key):
+        return self.get(key, {})
+
+
+def row(number=0, **columns):
+    return PreparedRow(
+        origin="", id=f"open:{number}", source="open", kind="open", text_hash="",
+        columns={"prompt": "Why?", "answers": ["a", "b"], **columns},
+    )  # fmt: skip
+
+
+def test_the_score_is_the_mean_of_the_votes_and_the_spread_their_deviation():
+    assert gold_of({0: 4, 1: 8, 2: 0}, 2, 10) == (pytest.approx(0.6), pytest.approx(0.2))
+    assert gold_of({0: 4, 2: 8}, 2, 10) is None
+    assert gold_of({}, 1, 10) is None
+
+
+def test_a_row_gets_a_score_for_each_of_its_answers():
+    cache = Votes({vote_key(row(), "a"): {0: 10, 1: 10}, vote_key(row(), "b"): {0: 0, 1: 5}})
+    joined = join_gold(row(), cache, RECIPE)
+    assert joined.columns["gold_scores"] == [1.0, 0.25]
+    assert joined.columns["gold_spread"] == [0.0, 0.25]
+    assert joined.columns["answers"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("votes", [{}, {0: 3}, {1: 3}])
+def test_a_row_with_an_answer_without_all_votes_has_no_scores(votes):
+    cache = Votes({vote_key(row(), "a"): {0: 10, 1: 10}, vote_key(row(), "b"): votes})
+    assert join_gold(row(), cache, RECIPE) is None
+
+
+def test_without_a_cache_or_answers_nothing_is_scored_but_what_the_data_have():
+    assert join_gold(row(), NoCache(), RECIPE) is None
+    assert join_gold(row(answers=[]), NoCache(), RECIPE) is None
+    scored = row(gold_scores=[0.5, 1.0])
+    assert join_gold(scored, NoCache(), RECIPE) is scored
+
+
+def test_what_is_asked_decides_about_the_key():
+    keys = [
+        vote_key(row(), "a"),
+        vote_key(row(), "b"),
+        vote_key(row(question="How?"), "a"),
+        vote_key(row(answer="Because"), "a"),
+        vote_key(row(rubric=[{"criterion": "x"}]), "a"),
+    ]
+    assert len({*keys}) == 5
+    assert vote_key(row(question="Why?"), "a") == keys[0]
+    assert len(keys[0]) == 32
+
+
+def test_rows_without_scores_are_refused_with_their_number_ids_and_a_command():
+    refuse_unscored([], 9, "x")
+    with pytest.raises(UserError) as raised:
+        refuse_unscored([row(number) for number in range(7)], 9, "lit-grpo precompute --preset x")
+    assert str(raised.value) == (
+        "7 of 9 rows have no gold scores: open:0, open:1, open:2, open:3, open:4 and 2 more (open "
+        "rows are compared by them). Score them by lit-grpo precompute --preset x, or keep only "
+        "the others by --only_cached."
+    )
