@@ -139,6 +139,8 @@ def workplace(tmp_path_factory):
     (directory / "train.jsonl").write_text(rows * 10)
     (directory / "sums.jsonl").write_text(SUMS)
     (directory / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    mixture = TINY | {"data": {"init_args": {"prompts_per_step": 8}}}
+    (directory / "tiny_mixture.yaml").write_text(yaml.safe_dump(mixture))
     (directory / "timed.yaml").write_text(yaml.safe_dump(TIMED))
     (directory / "every_metric.yaml").write_text(yaml.safe_dump(EVERY_METRIC))
     tiny_policy(seed=1).save_pretrained(directory / "teacher")
@@ -173,6 +175,14 @@ def served_run(workplace) -> Path:
     files = [f"--config={name}.yaml" for name in ("my", "tiny", "served")]
     assert main(["fit", *files, "--run_dir=runs/served"]) == 0
     return workplace / "runs/served"
+
+
+@pytest.fixture(scope="module")
+def mixture_run(workplace) -> Path:
+    """A run of the guides' config with the sources and phases of the guide."""
+    files = [f"--config={name}.yaml" for name in ("my", "mixture", "tiny_mixture")]
+    assert main(["fit", *files, "--run_dir=runs/mixture"]) == 0
+    return workplace / "runs/mixture"
 
 
 @pytest.fixture(scope="module")
@@ -366,7 +376,7 @@ SHIPPED = [
     KLTerm, DistillationTerm, EntropyTerm, SamplerCorrection, AdvantageConfig, UpdateConfig,
     Evaluation, OutagePolicy, Reward, Judge, ServedEngine, VLLMServerEngine, VLLMEngine, Launch,
     Proof, Supervision, Limits, Price, ZeROStrategy, data.PromptData, data.RubricData,
-    data.AdditionData,
+    data.AdditionData, data.MixtureData, data.MixtureSource, data.Phase,
     *(kind for kind in vars(rewards).values()
       if inspect.isclass(kind) and issubclass(kind, Reward) and kind not in (Reward, JudgedReward)),
     *(getattr(callbacks, name) for name in callbacks.__all__),
@@ -434,6 +444,9 @@ def glossary() -> set[str]:
 
 def generic(column: str) -> str:
     """Replace what depends on the config: ``val/avg@4`` becomes ``val/avg@<n>``."""
+    column = re.sub(
+        r"^(reward|completions|data|val|adaptive)/(sums|words)/", r"\1/<source>/", column
+    )
     column = re.sub(r"^reward/\w+/mean$", "reward/<name>/mean", column)
     column = re.sub(
         rf"^reward/\w+/({'|'.join(Outcome)})_fraction$", "reward/<name>/<outcome>_fraction", column
@@ -444,11 +457,11 @@ def generic(column: str) -> str:
 
 
 def test_the_glossary_has_every_metric_that_runs_log_and_no_other(
-    grpo_run, sft_run, judged_run, served_run
+    grpo_run, sft_run, judged_run, served_run, mixture_run
 ):
     columns = {
         generic(name)
-        for run in (grpo_run, sft_run, judged_run, served_run)
+        for run in (grpo_run, sft_run, judged_run, served_run, mixture_run)
         for name in pd.read_csv(run / "metrics.csv", nrows=0).columns
     }
     parts = {f"reward/<name>/{one.name}" for one in dataclasses.fields(Alignment)}

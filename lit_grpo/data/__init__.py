@@ -1,7 +1,9 @@
 """Prompts from files, datasets and a built-in task, in a deterministic and resumable order."""
 
 from lit_grpo.data.addition import AdditionData
+from lit_grpo.data.curriculum import Phase
 from lit_grpo.data.loader import PromptLoader, TrainingLoader
+from lit_grpo.data.mixture import MixtureData, MixtureSource
 from lit_grpo.data.module import PromptData, PromptDataModule
 from lit_grpo.data.prompts import PromptFormat, build_prompts
 from lit_grpo.data.rubric import RubricData
@@ -9,6 +11,9 @@ from lit_grpo.data.sources import Row, read_rows
 
 __all__ = [
     "AdditionData",
+    "MixtureData",
+    "MixtureSource",
+    "Phase",
     "PromptData",
     "PromptDataModule",
     "PromptFormat",

@@ -25,6 +25,8 @@ class TrainingLoader(Protocol):
 
     batch_size: int
     """Prompts per batch, over all ranks."""
+    sources: tuple[str, ...] = ()
+    """The sources of a mixture; empty without one."""
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch. Lightning would read ahead without it."""
@@ -55,6 +57,10 @@ class TrainingLoader(Protocol):
 
     def find(self, ids: Collection[str]) -> dict[str, Prompt]:
         """Return the prompts with these ids; those that are no longer in the data are left out."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the last batch was made of, for the metrics of its step."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -46,7 +46,7 @@ class PromptDataModule(LightningDataModule, ABC):
             prompts_per_step if validation_batch_size is None else validation_batch_size
         )
         self.seed = seed
-        self._loaders: dict[Split, PromptLoader] = {}
+        self._loaders: dict[Split, TrainingLoader] = {}
 
     @abstractmethod
     def rows(self, split: Split) -> list[Row]:
@@ -63,11 +63,11 @@ class PromptDataModule(LightningDataModule, ABC):
     def train_dataloader(self) -> TrainingLoader:
         return self._loaders["train"]
 
-    def val_dataloader(self) -> PromptLoader | list[Any]:
+    def val_dataloader(self) -> TrainingLoader | list[Any]:
         # Lightning skips validation when it gets an empty list.
         return self._loaders.get("validation", [])
 
-    def test_dataloader(self) -> PromptLoader:
+    def test_dataloader(self) -> TrainingLoader:
         return self._loaders["test"]
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,20 +77,26 @@ class PromptDataModule(LightningDataModule, ABC):
         if "train" in self._loaders:
             self._loaders["train"].load_state_dict(state_dict["train"])
 
-    def _read(self, split: Split) -> list[Prompt]:
+    def _read(self, split: Split, of_source: str = "") -> list[Prompt]:
+        """Read and tokenize a split.
+
+        Args:
+            of_source: For the log, which source of a mixture it is of.
+        """
         assert self.trainer is not None, "the trainer calls setup"
         if self.trainer.is_global_zero:
-            logger.info("reading and tokenizing the %s data", split)
+            logger.info("reading and tokenizing the %s data%s", split, of_source)
         rows = self.rows(split)
         if not rows:
             return []
         tokenizer = cast(Tokenizer, self.trainer.lightning_module.tokenizer)
         prompts = build_prompts(rows, tokenizer, self.prompt_format)
         if self.trainer.is_global_zero:
-            _report(split, len(rows), len(prompts), self.prompt_format.max_prompt_tokens)
+            limit = self.prompt_format.max_prompt_tokens
+            _report(f"{split} data{of_source}", len(rows), len(prompts), limit)
         return prompts
 
-    def _make_loader(self, split: Split, prompts: list[Prompt]) -> PromptLoader:
+    def _make_loader(self, split: Split, prompts: list[Prompt]) -> TrainingLoader:
         assert self.trainer is not None
         is_train = split == "train"
         return PromptLoader(
@@ -218,15 +224,15 @@ def split_rows(rows: list[Row], held_out_size: int | float) -> tuple[list[Row], 
     )
 
 
-def _report(split: Split, num_rows: int, num_prompts: int, limit: int | None) -> None:
+def _report(what: str, num_rows: int, num_prompts: int, limit: int | None) -> None:
     dropped = num_rows - num_prompts
     if dropped:
         logger.warning(
-            "%s data: %d rows, %d of them dropped (longer than max_prompt_tokens=%s)",
-            *(split, num_rows, dropped, limit),
+            "%s: %d rows, %d of them dropped (longer than max_prompt_tokens=%s)",
+            *(what, num_rows, dropped, limit),
         )
     else:
-        logger.info("%s data: %d rows", split, num_rows)
+        logger.info("%s: %d rows", what, num_rows)
 
 
 def _as_list(sources: str | list[str] | None) -> list[str]:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lit_grpo.types import Prompt
 
@@ -43,3 +49,69 @@ class RowOrder(Protocol):
         """Return what a checkpoint keeps: numbers, texts, lists and tensors."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class TableOrder(RowOrder):
+    """The prompts of a table: a permutation of its rows in every epoch.
+
+    When an epoch ends within a step, the step goes on with the next one.
+
+    Args:
+        name: As in `RowOrder`.
+        prompts: The same prompts in the same order on every rank.
+        seed: With the name, the seed of the permutation of each epoch.
+    """
+
+    def __init__(self, name: str, prompts: Sequence[Prompt], seed: Sequence[int]) -> None:
+        self.name = name
+        self.num_rows = len(prompts)
+        self._prompts = prompts
+        self._seed = (*seed, crc32(name.encode()))
+        self._epoch = 0
+        self._position = 0
+        self._permuted: tuple[int, NDArray[np.int64]] | None = None
+
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        ids = "\n".join(prompt.id for prompt in self._prompts)
+        return hashlib.sha256(ids.encode()).hexdigest()[:16]
+
+    def take(self, number: int) -> list[Prompt]:
+        rows: list[int] = []
+        while len(rows) < number:
+            stop = self._position + number - len(rows)
+            rows += self.permutation(self._epoch)[self._position : stop].tolist()
+            self._position = stop
+            if stop >= len(self._prompts):
+                self._epoch, self._position = self._epoch + 1, 0
+        return [self._prompts[row] for row in rows]
+
+    def permutation(self, epoch: int) -> NDArray[np.int64]:
+        """Return the order of the rows in an epoch."""
+        if self._permuted is None or self._permuted[0] != epoch:
+            generator = np.random.default_rng((*self._seed, epoch))
+            self._permuted = epoch, generator.permutation(len(self._prompts))
+        return self._permuted[1]
+
+    def prepare_ahead(self, number: int) -> None:
+        """Do nothing: the prompts have been built."""
+
+    def position(self) -> tuple[int, int]:
+        return self._epoch, self._position
+
+    def move_to(self, position: tuple[int, int]) -> None:
+        self._epoch, self._position = position
+
+    def some_prompts(self, limit: int) -> Sequence[Prompt]:
+        step = max(1, -(-len(self._prompts) // limit))
+        return self._prompts[::step]
+
+    def find(self, ids: Collection[str]) -> Mapping[str, Prompt]:
+        wanted = set(ids)
+        return {prompt.id: prompt for prompt in self._prompts if prompt.id in wanted}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "position": self._position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.move_to((state["epoch"], state["position"]))

@@ -179,7 +179,7 @@ def _count_failures(rollouts: RolloutBatch) -> tuple[Counter[Scores], dict[Score
     for group in rollouts.groups:
         for name, scores in group.scores.items():
             for score in scores:
-                if not score.is_ok:
+                if score.was_asked and not score.is_ok:
                     counts[name, score.outcome] += 1
                     details.setdefault((name, score.outcome), score.detail)
     return counts, details

@@ -57,7 +57,7 @@ class Failure:
 
 
 def has_no_value(score: Score) -> bool:
-    return not score.is_ok
+    return score.was_asked and not score.is_ok
 
 
 def find_failure(

@@ -47,6 +47,8 @@ class Reward:
         reasoning: ``strip`` to see only the answer of a completion, its text and its tokens after
             the policy's reasoning; ``keep`` to see all of it. By default what suits the class:
             ``keep``, if it does not say otherwise.
+        only_sources: Sources of the mixture whose completions it scores; null for all. The reward
+            does not apply to the others: it is neither asked nor counted, and left out of the sum.
     """
 
     name: str = "reward"
@@ -55,6 +57,7 @@ class Reward:
     timeout_seconds: float | None = None
     num_retries: int = 2
     reasoning: ReasoningView = "keep"
+    only_sources: Sequence[str] | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -70,11 +73,14 @@ class Reward:
         timeout_seconds: float | None = None,
         num_retries: int = 2,
         reasoning: ReasoningView | None = None,
+        only_sources: list[str] | None = None,
     ) -> None:
         if name is not None:
             self.name = name
         if reasoning is not None:
             self.reasoning = reasoning
+        if only_sources is not None:
+            self.only_sources = only_sources
         self.weight = weight
         self.on_error = on_error
         self.timeout_seconds = timeout_seconds
@@ -114,6 +120,10 @@ class Reward:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned."""
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Return whether the reward is for the source of a prompt."""
+        return self.only_sources is None or prompt.source in self.only_sources
 
     @property
     def is_grouped(self) -> bool:
@@ -174,5 +184,9 @@ def check_settings(reward: Reward) -> None:
         if (value := getattr(reward, setting)) not in get_args(choices):
             rule = "one of " + ", ".join(get_args(choices))
             raise setting_error(setting_key(reward, setting), rule, repr(value))
+    only = reward.only_sources
+    if only is not None and (isinstance(only, str) or not only):
+        rule, why = "a list of sources, or null for all", "an empty one would score nothing"
+        raise setting_error(setting_key(reward, "only_sources"), rule, repr(only), why)
     check_range(setting_key(reward, "timeout_seconds"), reward.timeout_seconds, above=0)
     check_range(setting_key(reward, "num_retries"), reward.num_retries, at_least=0)

@@ -22,7 +22,7 @@ SHOWN_CHARACTERS = 200
 FAILURES = [
     outcome
     for outcome in Outcome
-    if outcome not in (Outcome.OK, Outcome.ABSTAIN, Outcome.NOT_SAMPLED)
+    if outcome not in (Outcome.OK, Outcome.ABSTAIN, Outcome.NOT_SAMPLED, Outcome.OTHER_SOURCE)
 ]
 """What a reward itself is to be asked about; the engine's failures are in other metrics."""
 

@@ -36,6 +36,7 @@ from lit_grpo.training.compatibility import (
     warn_without_validation,
 )
 from lit_grpo.training.evaluation import Evaluation
+from lit_grpo.training.learning_rate import scale_learning_rate
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
@@ -153,6 +154,7 @@ class PolicyModule(L.LightningModule):
         else:
             num_steps = self.num_optimizer_steps()
             schedule = get_scheduler(self.lr_schedule, optimizer, self.warmup_steps, num_steps)
+        scale_learning_rate(schedule, getattr(self.trainer, "datamodule", None))
         self._optimizer_settings = [
             {name: value for name, value in group.items() if name not in ("params", "lr")}
             for group in optimizer.param_groups

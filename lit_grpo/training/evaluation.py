@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 
+import torch
 from torch import Tensor
 
 from lit_grpo.distributed import any_failure
@@ -139,7 +140,12 @@ class Evaluation:
         greedy = sample(1, replace(sampling, temperature=0.0))
         values = _values(greedy)
         metrics.add_all("val/accuracy", values[~values.isnan()])
-        metrics.add_all("val/unscored_fraction", values.isnan().double())
+        (accuracy,) = self.suite.rewards
+        is_asked = torch.tensor([accuracy.applies_to(prompt) for prompt in prompts])
+        metrics.add_all("val/unscored_fraction", values[is_asked].isnan().double())
+        for prompt, value in zip(prompts, values, strict=True):
+            if prompt.source:
+                metrics.add_all(f"val/{prompt.source}/accuracy", value[~value.isnan()])
         metrics.add_all("val/mean_length", [float(len(c.token_ids)) for c in greedy.sampled])
         if self.num_samples:
             sampled = sample(self.num_samples, sampling)

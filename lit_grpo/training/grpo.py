@@ -199,6 +199,7 @@ class GRPOModule(PolicyModule):
         if self.teacher is not None:
             self.teacher.to(self.device)
             check_prompts_fit(self.teacher.max_positions, self.sampling, prompts, "teacher")
+        self.rewards.check_sources(self.loader.sources)
         self.rewards.check(prompts)
         super().on_train_start()
 
@@ -237,6 +238,8 @@ class GRPOModule(PolicyModule):
             self.update_policy(batch, metrics)
         self.rollout_step += 1
         self.refresh_reference()
+        for name, value in self.loader.metrics().items():
+            metrics.maximum(name, value)
         values = metrics.merged()
         self._adapt_kl(values)
         self._step_log.log(self, values)

@@ -126,10 +126,26 @@ def add_rollout_metrics(metrics: Metrics, rollouts: RolloutBatch) -> None:
     metrics.add_all("reward/frac_zero_std", (~has_signal(rewards, valid))[is_compared].double())
     for name, part in rollouts.parts.items():
         metrics.add_all(f"reward/{name}/mean", part[~part.isnan()])
-        outcomes = [score.outcome for group in rollouts.groups for score in group.scores[name]]
-        for outcome in Outcome:
+        scores = [score for group in rollouts.groups for score in group.scores[name]]
+        outcomes = [score.outcome for score in scores if score.was_asked]
+        for outcome in (one for one in Outcome if one is not Outcome.OTHER_SOURCE):
             metrics.add(f"reward/{name}/{outcome}_fraction", outcomes.count(outcome), len(outcomes))
     _add_completion_metrics(metrics, rollouts)
+    _add_source_metrics(metrics, rollouts)
+
+
+def _add_source_metrics(metrics: Metrics, rollouts: RolloutBatch) -> None:
+    """Add the rewards and lengths of each source of a mixture."""
+    has_signals = has_signal(rollouts.rewards, rollouts.valid)
+    is_compared = rollouts.counted.any(1)
+    for index, group in enumerate(rollouts.groups):
+        if not (source := group.prompt.source):
+            continue
+        metrics.add_all(f"reward/{source}/mean", rollouts.rewards[index][rollouts.valid[index]])
+        lengths = [len(one.token_ids) for one in group.completions if not one.is_failed]
+        metrics.add_all(f"completions/{source}/mean_length", lengths)
+        if is_compared[index]:
+            metrics.add(f"reward/{source}/frac_zero_std", float(not has_signals[index]))
 
 
 def _add_completion_metrics(metrics: Metrics, rollouts: RolloutBatch) -> None:

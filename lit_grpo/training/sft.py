@@ -120,6 +120,8 @@ class SFTModule(PolicyModule):
             },
             sync_dist=True,
         )
+        loader: Any = self.trainer.train_dataloader
+        self.log_dict(loader.metrics())
         return {"loss": loss}
 
     def target(self, prompt: Prompt) -> str:

@@ -93,6 +93,8 @@ class Outcome(StrEnum):
     """Prompt and completion are longer than the reward can read."""
     NOT_SAMPLED = "not_sampled"
     """The engine gave no completion to score."""
+    OTHER_SOURCE = "other_source"
+    """The reward is only for other sources of the mixture, and was not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,14 +150,19 @@ class Score:
         return self.outcome is Outcome.OK
 
     @property
+    def was_asked(self) -> bool:
+        """Whether the reward is for the source of the prompt."""
+        return self.outcome is not Outcome.OTHER_SOURCE
+
+    @property
     def is_failure(self) -> bool:
         """Whether there is no value although the reward applies."""
-        return self.outcome not in (Outcome.OK, Outcome.ABSTAIN)
+        return self.was_asked and self.outcome not in (Outcome.OK, Outcome.ABSTAIN)
 
     @property
     def is_scorable(self) -> bool:
-        """Whether there is a completion that the reward can read."""
-        return self.outcome not in (Outcome.TRUNCATED, Outcome.NOT_SAMPLED)
+        """Whether there is a completion that the reward can read and is for."""
+        return self.was_asked and self.outcome not in (Outcome.TRUNCATED, Outcome.NOT_SAMPLED)
 
     @property
     def is_outage(self) -> bool:

@@ -7,35 +7,12 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
-from data_runs import Recorder, fit, flat, sums
+from data_runs import Recorder, SaveEverywhere, fit, flat, sums
 from paths import SUPPORT
 from processes import run_program
 from small_runs import make_trainer
 
 from lit_grpo.data import AdditionData
-
-
-class SaveEverywhere(pl.Callback):
-    """Save a checkpoint in every hook that may do so, with the number of steps so far."""
-
-    def __init__(self, directory: Path):
-        self.directory = directory
-        self.saved: list[tuple[int, str, Path]] = []
-
-    def save(self, trainer, module, hook):
-        if not trainer.sanity_checking:
-            path = self.directory / f"{len(self.saved)}.ckpt"
-            trainer.save_checkpoint(path)
-            self.saved.append((len(module.trained), hook, path))
-
-    def on_train_batch_end(self, trainer, module, *_):
-        self.save(trainer, module, "batch end")
-
-    def on_validation_end(self, trainer, module):
-        self.save(trainer, module, "validation end")
-
-    def on_train_epoch_end(self, trainer, module):
-        self.save(trainer, module, "epoch end")
 
 
 class StopAndSave(pl.Callback):

@@ -1,5 +1,7 @@
 """Trainings that record the prompts of every batch."""
 
+from pathlib import Path
+
 import lightning.pytorch as pl
 import torch
 from small_runs import make_trainer
@@ -34,6 +36,29 @@ class Recorder(pl.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class SaveEverywhere(pl.Callback):
+    """Save a checkpoint in every hook that may do so, with the number of steps so far."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.saved: list[tuple[int, str, Path]] = []
+
+    def save(self, trainer, module, hook):
+        if not trainer.sanity_checking:
+            path = self.directory / f"{len(self.saved)}.ckpt"
+            trainer.save_checkpoint(path)
+            self.saved.append((len(module.trained), hook, path))
+
+    def on_train_batch_end(self, trainer, module, *_):
+        self.save(trainer, module, "batch end")
+
+    def on_validation_end(self, trainer, module):
+        self.save(trainer, module, "validation end")
+
+    def on_train_epoch_end(self, trainer, module):
+        self.save(trainer, module, "epoch end")
 
 
 def fit(data, *callbacks, checkpoint=None, **choices) -> Recorder:

@@ -100,6 +100,9 @@ class Scoring:
             absent = Score(value=None, outcome=outcome, detail=completion.failure)
             known = dict.fromkeys(self._scores, absent)
         for reward in self._rewards:
+            if not reward.applies_to(self._prompts[group]):
+                self._fill(reward.name, {row: Score(value=None, outcome=Outcome.OTHER_SOURCE)})
+                continue
             if reward.name in known:
                 self._fill(reward.name, {row: known[reward.name]})
             rows = () if reward.name in known else (row,)

@@ -12,11 +12,20 @@ from typing import Any
 from weakref import WeakSet
 
 from lit_grpo.rewards.function import as_reward
-from lit_grpo.rewards.reward import Reward, check_settings
+from lit_grpo.rewards.reward import Reward, check_settings, setting_key
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rewards.scoring.runners import Call, Runners
 from lit_grpo.rewards.scoring.scoring import Scoring
-from lit_grpo.types import Completion, Measurements, Outcome, Prompt, RolloutBatch, Score, UserError
+from lit_grpo.types import (
+    Completion,
+    Measurements,
+    Outcome,
+    Prompt,
+    RolloutBatch,
+    Score,
+    UserError,
+    setting_error,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -80,13 +89,46 @@ class RewardSuite:
             raise
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Let every reward check the data before training.
+        """Let every reward check the data that it is for before training.
 
         Raises:
             ValueError: a reward can never score some of the prompts.
         """
         for reward in self.rewards:
-            self._running().run_hook(reward.check, prompts)
+            own = [prompt for prompt in prompts if reward.applies_to(prompt)]
+            self._running().run_hook(reward.check, own)
+
+    def check_sources(self, sources: Sequence[str]) -> None:
+        """Check that rewards and sources fit.
+
+        Args:
+            sources: The sources of the mixture; none without one.
+
+        Raises:
+            UserError: a reward is for a source that there is not, or has the name of one; or no
+                reward with a weight is for some source.
+        """
+        for reward in self.rewards:
+            key = setting_key(reward, "only_sources")
+            for name in reward.only_sources or ():
+                if name not in sources:
+                    known = ", ".join(sources) or "no source, since the data is no mixture"
+                    raise setting_error(key, f"sources of data.sources ({known})", repr(name))
+            if reward.name in sources:
+                raise UserError(
+                    f"a reward and a source must not have the same name, got {reward.name!r} (both "
+                    "name metrics). Set name in the init_args of the reward."
+                )
+        for source in sources:
+            if not any(
+                one.weight and (one.only_sources is None or source in one.only_sources)
+                for one in self.rewards
+            ):
+                raise UserError(
+                    f"every source must have a reward with a weight, got none for {source!r} "
+                    "(nothing would be learned from it). Add one, or name the source in its "
+                    "only_sources."
+                )
 
     def open(self, prompts: Sequence[Prompt], group_size: int) -> Scoring:
         """Open the scoring of a rollout step with ``group_size`` completions for each prompt."""

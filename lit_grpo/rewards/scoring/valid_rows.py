@@ -24,8 +24,8 @@ def combine(rewards: Sequence[Reward], groups: Iterable[Group]) -> RolloutBatch:
     others decide:
 
     1. A row without a completion (the engine failed to sample it) is not valid.
-    2. A reward that abstained on all sampled rows of a group does not apply to that prompt, and is
-       left out of the sum.
+    2. A reward that abstained on all sampled rows of a group, or is only for other sources, does
+       not apply to that prompt, and is left out of the sum.
     3. A row is valid if every reward that applies gave it a value, and at least one applies.
     4. If a reward with ``on_error: drop_group`` failed on a row (neither a value nor an
        abstention), no row of its group is valid.
@@ -66,4 +66,4 @@ def _where(groups: Sequence[Group], name: str, test: Callable[[Score], bool]) ->
 
 
 def _is_not_abstention(score: Score) -> bool:
-    return score.outcome not in (Outcome.ABSTAIN, Outcome.NOT_SAMPLED)
+    return score.was_asked and score.outcome not in (Outcome.ABSTAIN, Outcome.NOT_SAMPLED)

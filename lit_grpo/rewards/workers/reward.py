@@ -31,8 +31,8 @@ class ProcessReward(Reward):
     code in them has the trainer's permissions and environment variables.
 
     Args:
-        reward: The reward to run. Its name and its ``reasoning`` are used by default; its weight
-            and its error handling are set on ``ProcessReward``.
+        reward: The reward to run. Its name, its ``reasoning`` and its ``only_sources`` are used by
+            default; its weight and its error handling are set on ``ProcessReward``.
         num_workers: Number of processes, and so of parallel calls. The first starts with the run,
             the others when they are needed.
         deadline_seconds: Timeout of one call of ``score`` or ``score_group`` in a worker, without
@@ -53,6 +53,7 @@ class ProcessReward(Reward):
     ) -> None:
         reward = as_reward(reward, setting_key(self, "reward"))
         self.reasoning = reward.reasoning
+        self.only_sources = reward.only_sources
         super().__init__(name=name or reward.name, **settings)
         self.reward = reward
         self.num_workers = num_workers

@@ -161,7 +161,7 @@ def _add(sample: Sample, rows: Sequence[dict[str, Any]], **place: Any) -> None:
 def _detail(row: dict[str, Any], name: str) -> str:
     """Return the outcome of a score that has no value, and its explanation."""
     outcome, detail = row.get(f"outcome/{name}"), row.get(f"detail/{name}") or ""
-    failed = "" if outcome in (None, Outcome.OK) else f"{outcome} "
+    failed = "" if outcome in (None, Outcome.OK, Outcome.OTHER_SOURCE) else f"{outcome} "
     return f"{failed}{shorten(detail, MAX_DETAIL)}".strip()
 
 

@@ -11,7 +11,7 @@ A = Score(value=None, outcome=Outcome.ABSTAIN)
 FAILURES = [
     Score(value=None, outcome=outcome)
     for outcome in Outcome
-    if outcome not in (Outcome.OK, Outcome.ABSTAIN)
+    if outcome not in (Outcome.OK, Outcome.ABSTAIN, Outcome.OTHER_SOURCE)
 ]
 E = FAILURES[0]
 

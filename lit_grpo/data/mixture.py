@@ -1,0 +1,189 @@
+"""Training data of several sources, each with a weight, in phases."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lit_grpo.data.curriculum import Curriculum, Phase, parse_curriculum, quotas
+from lit_grpo.data.loader import TrainingLoader
+from lit_grpo.data.mixture_loader import MixtureLoader
+from lit_grpo.data.module import PromptDataModule, Split
+from lit_grpo.data.order import TableOrder
+from lit_grpo.data.sources import Row
+from lit_grpo.types import Prompt, UserError, check_range, check_type, setting_error
+
+logger = logging.getLogger("lit_grpo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureSource:
+    """One source of a mixture.
+
+    Args:
+        data: Where its rows come from and how they become prompts.
+        weight: Its share of a step relative to the other sources.
+    """
+
+    data: PromptDataModule
+    weight: float = 1.0
+
+
+class MixtureData(PromptDataModule):
+    """Prompts from several sources, in exact numbers in every step.
+
+    Each source goes through its rows in an order of its own, by its ``seed`` and that of the
+    mixture, over and over; what the other sources do does not change it.
+
+    Args:
+        sources: Name -> source. The name stands in metrics and in ``only_sources`` of rewards.
+        prompts_per_step: Prompts per rollout step, over all sources and processes.
+        validation_batch_size: Prompts per validation batch, over all processes; null means
+            ``prompts_per_step``.
+        seed: Seed of the order and of the mixing.
+        curriculum: Phases with weights of their own; for sources called ``verifiable`` and
+            ``open`` also the text ``verifiable:open:fraction[:lr_scale]`` of each, separated by
+            spaces. Null for the weights of the sources in the whole run.
+
+    Raises:
+        UserError: a setting is out of range, or a source with a weight would get no prompt.
+    """
+
+    def __init__(
+        self,
+        sources: dict[str, MixtureSource],
+        *,
+        prompts_per_step: int = 64,
+        validation_batch_size: int | None = None,
+        seed: int = 0,
+        curriculum: str | list[Phase] | None = None,
+    ) -> None:
+        super().__init__(prompts_per_step, validation_batch_size, seed)
+        check_range("data.prompts_per_step", prompts_per_step, at_least=1)
+        _check_sources(sources)
+        self.sources = sources
+        weights = {name: source.weight for name, source in sources.items()}
+        self.phases = parse_curriculum(curriculum, weights)
+        for phase in self.phases:
+            quotas(phase.weights, prompts_per_step)
+        self._curriculum: Curriculum | None = None
+
+    def rows(self, split: Split) -> list[Row]:
+        return [row for source in self.sources.values() for row in source.data.rows(split)]
+
+    def lr_scale(self, optimizer_step: int) -> float:
+        """Return the factor of the learning rate of an optimizer step, from 0."""
+        return 1.0 if self._curriculum is None else self._curriculum.lr_scale(optimizer_step)
+
+    def _read(self, split: Split, of_source: str = "") -> list[Prompt]:
+        prompts: list[Prompt] = []
+        for name, source in self.sources.items():
+            source.data.trainer = self.trainer
+            found = source.data._read(split, f" of {name}")
+            if split == "train" and not found:
+                raise UserError(
+                    f"the source {name!r} must have training data, got none. Set "
+                    f"data.sources.{name}.data."
+                )
+            prompts += [replace(one, source=name, row=row) for row, one in enumerate(found)]
+        return prompts
+
+    def _make_loader(self, split: Split, prompts: list[Prompt]) -> TrainingLoader:
+        if split != "train":
+            return super()._make_loader(split, prompts)
+        assert self.trainer is not None
+        if overfit := self.trainer.overfit_batches:  # type: ignore[attr-defined]
+            why = "its steps are those of a run"
+            raise setting_error("trainer.overfit_batches", "0 with MixtureData", overfit, why)
+        orders = [
+            TableOrder(
+                name,
+                [prompt for prompt in prompts if prompt.source == name],
+                (self.seed, source.data.seed),
+            )
+            for name, source in self.sources.items()
+        ]
+        num_batches = max(1, len(prompts) // self.prompts_per_step)
+        self._curriculum = self._over_the_run(num_batches)
+        if self.trainer.is_global_zero:
+            self._report(self._curriculum)
+        return MixtureLoader(
+            orders,
+            self.prompts_per_step,
+            self._curriculum,
+            self._optimizer_step,
+            seed=self.seed,
+            rank=self.trainer.global_rank,
+            world_size=self.trainer.world_size,
+            epoch_limit=self.trainer.limit_train_batches,
+        )
+
+    def _over_the_run(self, num_batches: int) -> Curriculum:
+        """Return the phases with their boundaries in optimizer steps."""
+        if len(self.phases) == 1:
+            return Curriculum(phases=self.phases)
+        trainer = self.trainer
+        assert trainer is not None
+        module: Any = trainer.lightning_module
+        num_steps = trainer.max_steps
+        if num_steps <= 0:
+            if not trainer.max_epochs or trainer.max_epochs < 0:
+                raise UserError(
+                    "data.curriculum needs the length of the run, which has no end. Set "
+                    "trainer.max_steps or trainer.max_epochs."
+                )
+            num_steps = trainer.max_epochs * module.optimizer_steps_per_epoch(num_batches)
+        return Curriculum.over(self.phases, num_steps, module.optimizer_steps_per_epoch(1))
+
+    def _optimizer_step(self, num_ahead: int) -> int:
+        """Return the optimizer steps before the batch this many after the current one."""
+        assert self.trainer is not None
+        if not num_ahead:
+            return self.trainer.global_step
+        module: Any = self.trainer.lightning_module
+        return self.trainer.global_step + num_ahead * int(module.optimizer_steps_per_epoch(1))
+
+    def _report(self, curriculum: Curriculum) -> None:
+        """Log the numbers of a step, by phase, since shares are rounded to whole prompts."""
+        starts = (0, *curriculum.boundaries)
+        for number, (start, phase) in enumerate(zip(starts, self.phases, strict=True), 1):
+            numbers = quotas(phase.weights, self.prompts_per_step)
+            shares = ", ".join(f"{count} of {name}" for name, count in numbers.items())
+            name = f"phase {number} from optimizer step {start}: " if len(self.phases) > 1 else ""
+            scale = "" if phase.lr_scale == 1 else f"; learning rate times {phase.lr_scale:g}"
+            logger.info("%severy step has %s%s", name, shares, scale)
+
+
+def _check_sources(sources: dict[str, MixtureSource]) -> None:
+    check_type("data.sources", sources, dict)
+    if not sources:
+        raise setting_error("data.sources", "one source or more", "none")
+    for name, source in sources.items():
+        key = f"data.sources.{name}"
+        if not re.fullmatch(r"\w+", name):
+            rule = "names of letters, digits and '_'"
+            raise setting_error("data.sources", rule, repr(name), "they name metrics")
+        check_type(key, source, MixtureSource)
+        check_type(f"{key}.data", source.data, PromptDataModule)
+        if isinstance(source.data, MixtureData):
+            raise setting_error(f"{key}.data", "data of one source", "MixtureData")
+        _check_unset(source.data, key)
+
+
+def _check_unset(data: PromptDataModule, key: str) -> None:
+    """Check that a source does not set what the mixture decides."""
+    kinds = [inspect.signature(kind.__init__).parameters for kind in type(data).__mro__]  # type: ignore[misc]
+    named = (one["prompts_per_step"].default for one in kinds if "prompts_per_step" in one)
+    if data.prompts_per_step != next(named):
+        setting, got = "prompts_per_step", data.prompts_per_step
+    elif data.validation_batch_size != data.prompts_per_step:
+        setting, got = "validation_batch_size", data.validation_batch_size
+    else:
+        return
+    raise UserError(
+        f"a source of a mixture must not set {setting}, got {got} in {key} (the mixture decides "
+        f"it). Set data.{setting}."
+    )

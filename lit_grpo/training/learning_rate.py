@@ -1,0 +1,35 @@
+"""The learning rate of a run whose data has phases, each with a factor of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def scale_learning_rate(schedule: Any, data: object) -> None:
+    """Multiply the factors of a schedule by those of the data's phases, if it has any.
+
+    Args:
+        schedule: A ``LambdaLR``, before its first step.
+        data: The data module; its ``lr_scale`` returns the factor of an optimizer step, from 0.
+    """
+    scale: Callable[[int], float] | None = getattr(data, "lr_scale", None)
+    if scale is None:
+        return
+    schedule.lr_lambdas = [_scaled(factor, scale) for factor in schedule.lr_lambdas]
+    rates = []
+    for group, base, factor in zip(
+        schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
+    ):
+        group["lr"] = base * factor(0)  # making the schedule has set it already
+        rates.append(group["lr"])
+    schedule._last_lr = rates
+
+
+def _scaled(factor: Callable[[int], float], scale: Callable[[int], float]) -> Any:
+    """Return both together as a plain function, of which a schedule saves nothing."""
+
+    def scaled(step: int) -> float:
+        return factor(step) * scale(step)
+
+    return scaled
