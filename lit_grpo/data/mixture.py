@@ -6,6 +6,8 @@ import inspect
 import logging
 import re
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from lit_grpo.data.curriculum import Curriculum, Phase, parse_curriculum, quotas
@@ -13,6 +15,7 @@ from lit_grpo.data.loader import TrainingLoader
 from lit_grpo.data.mixture_loader import MixtureLoader
 from lit_grpo.data.module import PromptDataModule, Split
 from lit_grpo.data.order import TableOrder
+from lit_grpo.data.prepared import Holdout
 from lit_grpo.data.sources import Row
 from lit_grpo.types import Prompt, UserError, check_range, check_type, setting_error
 
@@ -74,15 +77,23 @@ class MixtureData(PromptDataModule):
     def rows(self, split: Split) -> list[Row]:
         return [row for source in self.sources.values() for row in source.data.rows(split)]
 
+    def held_out(self) -> Holdout | None:
+        """Return what any of the sources holds out."""
+        found = [one for source in self.sources.values() if (one := source.data.held_out())]
+        return reduce(or_, found) if found else None
+
     def lr_scale(self, optimizer_step: int) -> float:
         """Return the factor of the learning rate of an optimizer step, from 0."""
         return 1.0 if self._curriculum is None else self._curriculum.lr_scale(optimizer_step)
 
-    def _read(self, split: Split, of_source: str = "") -> list[Prompt]:
+    def _read(
+        self, split: Split, of_source: str = "", held_out: Holdout | None = None
+    ) -> list[Prompt]:
         prompts: list[Prompt] = []
+        held_out = self.held_out() if split == "train" else None
         for name, source in self.sources.items():
             source.data.trainer = self.trainer
-            found = source.data._read(split, f" of {name}")
+            found = source.data._read(split, f" of {name}", held_out)
             if split == "train" and not found:
                 raise UserError(
                     f"the source {name!r} must have training data, got none. Set "

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 from lightning.pytorch import LightningDataModule
 
+from lit_grpo.data.columns import prompt_value
 from lit_grpo.data.loader import PromptLoader, TrainingLoader
+from lit_grpo.data.prepared import Holdout, find_prepared, text_hash
 from lit_grpo.data.prompts import PromptFormat, build_prompts
 from lit_grpo.data.sources import Row, read_rows
 from lit_grpo.types import Prompt, Tokenizer, UserError, check_range
@@ -52,6 +58,10 @@ class PromptDataModule(LightningDataModule, ABC):
     def rows(self, split: Split) -> list[Row]:
         """Return the rows of a split, the same on every rank; none if there is no such split."""
 
+    def held_out(self) -> Holdout | None:
+        """Return what must not be trained on; None if nothing is known to be held out."""
+        return None
+
     def setup(self, stage: str) -> None:
         for split in _SPLITS.get(stage, ()):
             if prompts := self._read(split):
@@ -77,11 +87,17 @@ class PromptDataModule(LightningDataModule, ABC):
         if "train" in self._loaders:
             self._loaders["train"].load_state_dict(state_dict["train"])
 
-    def _read(self, split: Split, of_source: str = "") -> list[Prompt]:
+    def _read(
+        self, split: Split, of_source: str = "", held_out: Holdout | None = None
+    ) -> list[Prompt]:
         """Read and tokenize a split.
 
         Args:
             of_source: For the log, which source of a mixture it is of.
+            held_out: What the other sources of the mixture hold out.
+
+        Raises:
+            UserError: a row to train on is held out.
         """
         assert self.trainer is not None, "the trainer calls setup"
         if self.trainer.is_global_zero:
@@ -89,12 +105,24 @@ class PromptDataModule(LightningDataModule, ABC):
         rows = self.rows(split)
         if not rows:
             return []
+        if split == "train" and (held_out := held_out or self.held_out()):
+            held_out.refuse(map(self._names, rows), f"the train data{of_source}")
         tokenizer = cast(Tokenizer, self.trainer.lightning_module.tokenizer)
         prompts = build_prompts(rows, tokenizer, self.prompt_format)
         if self.trainer.is_global_zero:
             limit = self.prompt_format.max_prompt_tokens
             _report(f"{split} data{of_source}", len(rows), len(prompts), limit)
         return prompts
+
+    def _names(self, row: Row) -> tuple[str, str]:
+        """Return the id of a row and the hash of its prompt, by which a held-out row is known."""
+        known = row.columns.get("text_hash")
+        if isinstance(known, str):
+            return row.id, known
+        try:
+            return row.id, text_hash(prompt_value(row, self.prompt_format.columns))
+        except UserError:  # a template writes the prompt from other columns
+            return row.id, ""
 
     def _make_loader(self, split: Split, prompts: list[Prompt]) -> TrainingLoader:
         assert self.trainer is not None
@@ -121,9 +149,11 @@ class PromptData(PromptDataModule):
 
     Args:
         train: File, dataset or a list of them. A dataset is written ``id``, ``id:split`` or
-            ``id:subset:split``, where ``id`` is a directory or an id on the Hub.
-        validation: The same for validation during training.
-        test: The same for ``lit-grpo test``; null means the validation data.
+            ``id:subset:split``, where ``id`` is a directory or an id on the Hub. Of a directory of
+            prepared data its train split is read; what it holds out is refused.
+        validation: The same for validation during training. Null means that of prepared data.
+        test: The same for ``lit-grpo test``; null means the validation data, or the holdout of
+            prepared data.
         validation_size: Number or fraction of the rows of ``train`` to hold out for validation
             when ``validation`` is not set. The choice does not depend on ``seed``, so that runs
             with different seeds, and the SFT run before them, are validated on the same rows.
@@ -193,13 +223,19 @@ class PromptData(PromptDataModule):
 
     def rows(self, split: Split) -> list[Row]:
         if split == "test" and self.test:
-            return _read_all(self.test)
+            return _read_all(self.test, "holdout")
         if split != "train" and self.validation:
-            return _read_all(self.validation)
+            return _read_all(self.validation, "validation")
         if split != "train" and not self.validation_size:
-            return []
-        train, held_out = split_rows(_read_all(self.train), self.validation_size)
+            implied = [one for one in self.train if Path(one).is_dir() and find_prepared(one)]
+            return _read_all(implied, "validation" if split == "validation" else "holdout")
+        train, held_out = split_rows(_read_all(self.train, "train"), self.validation_size)
         return train if split == "train" else held_out
+
+    def held_out(self) -> Holdout | None:
+        """Return what the directories of prepared data that are trained on hold out."""
+        found = [one.holdout() for source in self.train if (one := find_prepared(source))]
+        return reduce(or_, found) if found else None
 
 
 def split_rows(rows: list[Row], held_out_size: int | float) -> tuple[list[Row], list[Row]]:
@@ -239,5 +275,14 @@ def _as_list(sources: str | list[str] | None) -> list[str]:
     return [sources] if isinstance(sources, str) else list(sources or [])
 
 
-def _read_all(sources: list[str]) -> list[Row]:
-    return [row for source in sources for row in read_rows(source)]
+def _read_all(sources: list[str], split: str) -> list[Row]:
+    """Return the rows of all sources; of a directory of prepared data, those of this split."""
+    return [row for source in sources for row in _read_one(source, split)]
+
+
+def _read_one(source: str, split: str) -> Sequence[Row]:
+    prepared = find_prepared(source)
+    if prepared is None:
+        return read_rows(source)
+    path = Path(source).expanduser()
+    return prepared.split(split if path == prepared.path else path.stem).rows()
