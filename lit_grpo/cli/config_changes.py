@@ -25,7 +25,7 @@ HARMLESS = re.compile(
     r"|model\.update\.max_tokens_per_micro_batch"
     r"|model\.policy\.(gradient_checkpointing|packing|compile|attn_implementation|merge_lora)"
     r"|model\.rewards\.\d+\.init_args\.(.*\.)?(limits\..*|cache|timeout_seconds|num_retries|on_error)"
-    r"|data\.init_args\.(validation|test|validation_batch_size)"
+    r"|data\.init_args\.(sources\.\w+\.data\.init_args\.)?(validation|test|validation_batch_size)"
 )
 """Keys that may change during a run: how it is executed and evaluated, and how fast it learns."""
 

@@ -21,6 +21,7 @@ from matplotlib.typing import LineStyleType
 from lit_grpo.runs.history import ACCURACY, Run
 
 LENGTH = "completions/mean_length"
+PHASE = "curriculum/phase"
 STEP_TIME = "timing/step_duration_s"
 NATS = "nats per token"
 SPEED = "completion tokens per second"
@@ -126,6 +127,7 @@ def draw_panel(ax: Axes, panel: Panel, all_runs: Sequence[Run]) -> None:
             panel.draw(ax, run, panel.offset(run))
         else:
             draw_line(ax, run, panel.offset(run), panel.metric, panel.color)
+        mark_phases(ax, run, panel.offset(run))
     finish_panel(ax, panel)
     if len(runs) > 1:
         label_runs(ax, runs, list(map(panel.offset, runs)))
@@ -145,6 +147,20 @@ def finish_panel(ax: Axes, panel: Panel) -> None:
     ax.set_title(panel.title)
     ax.set_ylabel(panel.unit)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def mark_phases(ax: Axes, run: Run, offset: int) -> None:
+    """Mark where a phase of the run's curriculum follows another."""
+    for step in phase_starts(run):
+        ax.axvline(step + offset - 0.5, color=GREY, linewidth=0.8, linestyle=(0, (1, 3)))
+
+
+def phase_starts(run: Run) -> list[int]:
+    """Return the steps at which a phase begins, but for the first; none without a curriculum."""
+    if not run.has(PHASE):
+        return []
+    phases = run.values(PHASE)
+    return [int(step) for step in phases.index[1:][phases.diff().iloc[1:].ne(0)]]
 
 
 def label_runs(ax: Axes, runs: Sequence[Run], offsets: Sequence[int]) -> None:

@@ -242,6 +242,7 @@ def completions_table(
     columns = {
         "step": pa.array([step] * len(rows), pa.int64()),
         "prompt_id": pa.array([group.prompt.id for group, _ in rows], text),
+        "source": pa.array([group.prompt.source for group, _ in rows], text),
         "prompt": pa.array([group.prompt.text for group, _ in rows], text),
         "completion": pa.array([completion.text for _, completion in rows], text),
         "finish_reason": pa.array([completion.finish_reason for _, completion in rows], text),

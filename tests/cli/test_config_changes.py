@@ -222,3 +222,17 @@ def test_a_model_named_by_its_class_is_compared_key_by_key():
     (change,) = find_changes(before, after)
     assert change.key == "model.outage.a"
     assert change.is_harmless
+
+
+@pytest.mark.parametrize(
+    ("key", "is_harmless"),
+    [
+        ("data.init_args.sources.open.data.init_args.validation", True),
+        ("data.init_args.sources.open.data.init_args.train", False),
+        ("data.init_args.sources.open.weight", False),
+        ("data.init_args.curriculum", False),
+        ("model.rewards.0.init_args.only_sources", False),
+    ],
+)
+def test_only_the_validation_of_a_source_may_change_without_a_word(key, is_harmless):
+    assert Change(key=key, before=1, after=2).is_harmless is is_harmless

@@ -3,15 +3,17 @@
 import os
 import signal
 from pathlib import Path
+from subprocess import Popen
 
 import pandas as pd
 import pytest
 import torch
 import yaml
 from engine_runs import command, num_steps
+from engine_runs import start as start_process
 from forked_programs import LitGRPO
 from killed_run import TIMELESS
-from paths import SUPPORT
+from paths import ROOT, SUPPORT
 from safetensors.torch import load_file
 from worker_processes import wait_until
 
@@ -76,13 +78,18 @@ KILLED_AT = (3, 7, 10)
 """A rollout step of each of the three phases."""
 
 
-def start(directory: Path, *more: str) -> LitGRPO:
-    words = [*command("fit", "../run.yaml", {})[3:], *more]
-    environment = os.environ | {"PYTHONPATH": str(SUPPORT)}
-    return LitGRPO(words, directory, environment, directory / "said.txt")
+TWO_RANKS = ("--trainer.devices=2", "--trainer.strategy=ddp")
 
 
-def finish(process: LitGRPO, directory: Path) -> None:
+def start(directory: Path, *more: str) -> LitGRPO | Popen[str]:
+    words = [*command("fit", "../run.yaml", {}), *more]
+    variables = {"PYTHONPATH": f"{SUPPORT}:{ROOT}"}
+    if set(TWO_RANKS) <= set(more):  # the second rank is started by the command line of the first
+        return start_process(words, directory, **variables)
+    return LitGRPO(words[3:], directory, os.environ | variables, directory / "said.txt")
+
+
+def finish(process: LitGRPO | Popen[str], directory: Path) -> None:
     assert process.wait(300) == 0, (directory / "said.txt").read_text()
 
 
@@ -101,16 +108,17 @@ def table(directory: Path) -> pd.DataFrame:
     return found[["step", *(name for name in found if name.startswith((*TIMELESS, *OF_MIXTURE)))]]
 
 
-def test_a_run_killed_in_every_phase_ends_as_an_undisturbed_one(tmp_path):
+@pytest.mark.parametrize("ranks", [(), TWO_RANKS], ids=["one rank", "two ranks"])
+def test_a_run_killed_in_every_phase_ends_as_an_undisturbed_one(tmp_path, ranks):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(CONFIG))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
-    undisturbed = start(whole)
-    resume: tuple[str, ...] = ()
+    undisturbed = start(whole, *ranks)
+    resume = ranks
     for number in KILLED_AT:
         kill_after(broken, number, *resume)
-        resume = ("--ckpt_path", "last")
+        resume = (*ranks, "--ckpt_path", "last")
     finish(start(broken, *resume), broken)
     finish(undisturbed, whole)
     ours, theirs = (
