@@ -18,6 +18,7 @@ import numpy as np
 from lightning.pytorch import LightningDataModule
 
 from lit_grpo.data.columns import prompt_value
+from lit_grpo.data.filters import failed_filter
 from lit_grpo.data.loader import PromptLoader, TrainingLoader
 from lit_grpo.data.prepared import Holdout, find_prepared, text_hash
 from lit_grpo.data.prompts import PromptFormat, build_prompts
@@ -154,6 +155,8 @@ class PromptData(PromptDataModule):
         validation: The same for validation during training. Null means that of prepared data.
         test: The same for ``lit-grpo test``; null means the validation data, or the holdout of
             prepared data.
+        where: Read only the rows of all splits that pass: by column ``[lowest, highest]``, of which
+            either may be null, a value, or a list of values; for example ``{source: open}``.
         validation_size: Number or fraction of the rows of ``train`` to hold out for validation
             when ``validation`` is not set. The choice does not depend on ``seed``, so that runs
             with different seeds, and the SFT run before them, are validated on the same rows.
@@ -183,6 +186,7 @@ class PromptData(PromptDataModule):
         validation: str | list[str] | None = None,
         test: str | list[str] | None = None,
         *,
+        where: dict[str, Any] | None = None,
         validation_size: int | float = 0,
         prompts_per_step: int = 64,
         validation_batch_size: int | None = None,
@@ -208,6 +212,7 @@ class PromptData(PromptDataModule):
         self.train = _as_list(train)
         self.validation = _as_list(validation)
         self.test = _as_list(test)
+        self.where = where or {}
         self.validation_size = validation_size
         self.prompt_format = PromptFormat(
             columns=columns or {},
@@ -223,14 +228,25 @@ class PromptData(PromptDataModule):
 
     def rows(self, split: Split) -> list[Row]:
         if split == "test" and self.test:
-            return _read_all(self.test, "holdout")
+            return self._read_all(self.test, "holdout")
         if split != "train" and self.validation:
-            return _read_all(self.validation, "validation")
+            return self._read_all(self.validation, "validation")
         if split != "train" and not self.validation_size:
             implied = [one for one in self.train if Path(one).is_dir() and find_prepared(one)]
-            return _read_all(implied, "validation" if split == "validation" else "holdout")
-        train, held_out = split_rows(_read_all(self.train, "train"), self.validation_size)
+            return self._read_all(implied, "validation" if split == "validation" else "holdout")
+        train, held_out = split_rows(self._read_all(self.train, "train"), self.validation_size)
         return train if split == "train" else held_out
+
+    def _read_all(self, sources: list[str], split: str) -> list[Row]:
+        """Return the rows that pass `where`; of a prepared directory, those of this split."""
+        rows = [row for source in sources for row in _read_one(source, split)]
+        kept = [row for row in rows if failed_filter(row.columns, self.where) is None]
+        if rows and not kept and split == "train":
+            raise UserError(
+                f"where must keep some rows, got {self.where}, which none of the {len(rows)} rows "
+                "passes. Set data.where."
+            )
+        return kept
 
     def held_out(self) -> Holdout | None:
         """Return what the directories of prepared data that are trained on hold out."""
@@ -273,11 +289,6 @@ def _report(what: str, num_rows: int, num_prompts: int, limit: int | None) -> No
 
 def _as_list(sources: str | list[str] | None) -> list[str]:
     return [sources] if isinstance(sources, str) else list(sources or [])
-
-
-def _read_all(sources: list[str], split: str) -> list[Row]:
-    """Return the rows of all sources; of a directory of prepared data, those of this split."""
-    return [row for source in sources for row in _read_one(source, split)]
 
 
 def _read_one(source: str, split: str) -> Sequence[Row]:

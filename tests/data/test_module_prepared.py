@@ -45,6 +45,14 @@ def test_a_prepared_directory_has_the_rows_of_each_split(prepared):
     )
 
 
+def test_only_rows_that_pass_are_read_of_each_split(prepared):
+    source = data(prepared, where={"source": "open"})
+    assert row_ids(source, "train") == [f"open:{n}" for n in range(6)]
+    assert row_ids(source, "validation") == ["open:6", "open:7"]
+    with pytest.raises(UserError, match="where must keep some rows, got .* of the 12 rows"):
+        data(prepared, where={"source": "closed"}).rows("train")
+
+
 def test_a_training_on_prepared_data_reads_and_validates_on_its_splits(prepared):
     module = fit(data(prepared), max_steps=3)
     assert len(set(flat(module.trained))) == 12
