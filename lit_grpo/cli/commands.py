@@ -119,7 +119,6 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "action": "store_true",
             "help": "keep only rows with gold scores, of every source, in place of refusing others",
         },
-        "--cache": {"metavar": "DIR", "help": "gold scores, in place of the recipe's gold.cache"},
         "--holdout_size": {"type": int, "metavar": "N", "help": "prompts that are held out"},
         "--holdout": {
             "metavar": "FILE",

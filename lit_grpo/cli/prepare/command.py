@@ -55,13 +55,10 @@ def _order(given: Namespace) -> Order:
             "holdout_size must be left out with --holdout, got "
             f"{given.holdout_size} (the file says what is held out). Set only one of them."
         )
-    data = [f"--data {shlex.quote(one)}" for one in given.data]
-    words = ["lit-grpo precompute --preset", shlex.quote(given.preset), *data, "--cache"]
     return Order(
         name=given.preset,
         recipe=recipe,
         out=Path(given.out),
-        command=" ".join([*words, shlex.quote(recipe.gold.cache)]),
         holdout=Path(given.holdout) if given.holdout else None,
         cache=NoCache(),
         only_cached=given.only_cached,
@@ -76,8 +73,7 @@ def _changed(recipe: Recipe, given: Namespace) -> Recipe:
     changes = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     kinds = {"exact": given.duplicates, "near": given.near_duplicates}
     duplicates = replace(recipe.duplicates, **{name: one for name, one in kinds.items() if one})
-    gold = replace(recipe.gold, cache=given.cache) if given.cache else recipe.gold
-    return replace(recipe, **changes, duplicates=duplicates, gold=gold)
+    return replace(recipe, **changes, duplicates=duplicates)
 
 
 def _track(items: Iterable[Any], number: int, what: str) -> Iterable[Any]:

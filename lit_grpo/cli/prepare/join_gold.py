@@ -74,12 +74,13 @@ def join_gold(row: PreparedRow, cache: GoldCache, recipe: Recipe) -> PreparedRow
     )
 
 
-def refuse_unscored(rows: Sequence[PreparedRow], num_rows: int, command: str) -> None:
+def refuse_unscored(rows: Sequence[PreparedRow], num_rows: int) -> None:
     """Raise UserError if there are rows without gold scores."""
     if rows:
         more = len(rows) - _IDS_SHOWN
         ids = ", ".join(row.id for row in rows[:_IDS_SHOWN]) + (f" and {more} more" * (more > 0))
         raise UserError(
             f"{len(rows)} of {num_rows} rows have no gold scores: {ids} (open rows are compared by "
-            f"them). Score them by {command}, or keep only the others by --only_cached."
+            "them). Set columns.gold_scores of their source to the column that has them, or keep "
+            "only the others by --only_cached."
         )

@@ -39,7 +39,6 @@ class Order:
         name: Of the recipe, or the path of its file.
         recipe: What the data are made of.
         out: The directory to write.
-        command: The command that scores what has no gold scores, for messages.
         holdout: A ``holdout_ids.json`` that is held out again, in place of rows of this data.
         cache: Gold scores.
         only_cached: Keep only rows that have gold scores, of every source.
@@ -51,7 +50,6 @@ class Order:
     name: str
     recipe: Recipe
     out: Path
-    command: str = "lit-grpo precompute"
     holdout: Path | None = None
     cache: GoldCache = field(default_factory=NoCache)
     only_cached: bool = False
@@ -189,7 +187,7 @@ def _usable(
             else:
                 found[name].append(scored or row)
     if not order.only_cached:
-        refuse_unscored(unscored, sum(map(len, splits.values())), order.command)
+        refuse_unscored(unscored, sum(map(len, splits.values())))
     _check_train(found["train"], order, dropped)
     train = limit(found["train"], order.recipe)
     beyond = Counter(row.source for row in found["train"])
@@ -205,9 +203,11 @@ def _check_train(
     """Raise UserError if nothing of a source is left; pairs may be those of one source."""
     empty = sorted(order.recipe.sources.keys() - {row.source for row in train})
     if empty and not (order.sft and train):
-        fix = "Set columns.completion of a source" if order.sft else f"Score by {order.command}"
+        role = "completion" if order.sft else "gold_scores"
         reasons = ", ".join(f"{reason}: {num}" for reason, num in dropped[empty[0]].items())
-        raise UserError(f"source {empty[0]} has no row left to train on ({reasons}). {fix}.")
+        raise UserError(
+            f"source {empty[0]} has no row left to train on ({reasons}). Set its columns.{role}."
+        )
 
 
 def _describe(

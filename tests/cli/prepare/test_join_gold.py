@@ -70,12 +70,12 @@ def test_what_is_asked_decides_about_the_key():
     assert len(keys[0]) == 32
 
 
-def test_rows_without_scores_are_refused_with_their_number_ids_and_a_command():
-    refuse_unscored([], 9, "x")
+def test_rows_without_scores_are_refused_with_their_number_and_ids():
+    refuse_unscored([], 9)
     with pytest.raises(UserError) as raised:
-        refuse_unscored([row(number) for number in range(7)], 9, "lit-grpo precompute --preset x")
+        refuse_unscored([row(number) for number in range(7)], 9)
     assert str(raised.value) == (
         "7 of 9 rows have no gold scores: open:0, open:1, open:2, open:3, open:4 and 2 more (open "
-        "rows are compared by them). Score them by lit-grpo precompute --preset x, or keep only "
-        "the others by --only_cached."
+        "rows are compared by them). Set columns.gold_scores of their source to the column that "
+        "has them, or keep only the others by --only_cached."
     )
