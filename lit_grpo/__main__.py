@@ -21,7 +21,7 @@ from lit_grpo.cli.commands import (
     usage,
 )
 from lit_grpo.cli.errors import did_you_mean, print_error
-from lit_grpo.cli.output import outlive_readers
+from lit_grpo.cli.output import outlive_readers, silence_imports
 from lit_grpo.stopping import (
     SIGNAL_CODE,
     SIGNAL_MEANING,
@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         outlive_readers()
         argv = sys.argv[1:]
     command, *arguments = argv or ["--help"]
+    silence_imports()
     try:
         exit_code = dispatch(command, arguments)
     except SystemExit as leave:

@@ -104,6 +104,13 @@ def test_help_imports_nothing_heavy(arguments):
     assert child.returncode == 0, child.stderr
 
 
+def test_a_command_prints_nothing_of_what_libraries_log_while_they_are_imported():
+    command = [sys.executable, "-m", "lit_grpo", "fit", "--config", "none"]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    (line,) = child.stderr.splitlines()
+    assert line.startswith("error: ")
+
+
 def test_a_thread_that_hangs_does_not_keep_the_process_or_change_its_exit_code():
     script = (
         "import sys, threading, time; from lit_grpo import __main__\n"

@@ -1,9 +1,10 @@
-"""Output that outlives its reader: ``lit-grpo fit | head``, or a terminal that was closed."""
+"""Output that outlives its reader (``lit-grpo fit | head``), without what libraries add to it."""
 
 from __future__ import annotations
 
 import errno
 import io
+import logging
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -21,6 +22,15 @@ class _Output(io.FileIO):
             if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
             return memoryview(data).nbytes
+
+
+def silence_imports() -> None:
+    """Silence what torchao logs when it is imported, as by transformers where it is installed.
+
+    Call it before any of them is imported.
+    """
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def outlive_readers() -> None:
