@@ -1,6 +1,7 @@
 """Two real processes that share a policy's weights end with those that DDP ends with."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ EQUALITY = [case for case in sharded_cases.CASES if case not in ("compile", MIXE
 OBJECTIVES = [*sharded_cases.OBJECTIVES]
 SKIPPING, SFT = [*sharded_cases.SKIPPING], [*sharded_cases.SFT]
 RESUMED = ["plain", "lora", "moving reference"]
+SCALED = ["plain", "lora"]
+"""Cases that go on with another number of ranks."""
 EARLIER = ["ddp", "fsdp2"]
 ZERO = ["zero1", "zero2", "zero3"]
 SHARDED = ["fsdp2", *(pytest.param(strategy, marks=needs_deepspeed) for strategy in ZERO)]
@@ -46,25 +49,41 @@ def load(directory: Path, case: str, training: str, num_ranks: int = 2):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """Return the directory with the results of each case under DDP and FSDP2."""
+    """Return the directory with the results of each case under DDP and FSDP2, and of resumed runs.
+
+    Saving in the background comes last: it is slowed down.
+    """
     directory = tmp_path_factory.mktemp("sharded")
     cases = [*EQUALITY, *OBJECTIVES, MIXED, *SKIPPING, *SFT]
-    names = [f"{case}/{strategy}" for case in cases for strategy in ("ddp", "fsdp2")]
-    run(directory, 2, *names, *(f"plain/{strategy}" for strategy in SETTINGS))
-    return directory
-
-
-@pytest.fixture(scope="module")
-def resumed(trained) -> Path:
-    """Return the same directory after runs that went on from its checkpoints."""
-    names = [
+    names = [f"{case}/{strategy}" for case in cases for strategy in EARLIER]
+    names += [f"plain/{strategy}" for strategy in SETTINGS]
+    names += [
         f"{case}/{strategy}:{earlier}:5"
         for case in RESUMED
         for strategy in EARLIER
         for earlier in EARLIER
     ]
-    run(trained, 2, *names)
+    run(directory, 2, *names, "plain/background", "plain/fsdp2:background:5")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def other_numbers(trained) -> Path:
+    """Return the same directory after runs that went on with another number of ranks."""
+    on_one = ("fsdp2:fsdp2:4", "ddp:fsdp2:4", "one")
+    run(trained, 1, *(f"{case}/{training}" for case in SCALED for training in on_one))
+    on_two = ("fsdp2:one:4", "ddp:one:4")
+    run(trained, 2, *(f"{case}/{training}" for case in SCALED for training in on_two))
     return trained
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> Path:
+    """Return a directory with the results of a policy that is compiled."""
+    directory = tmp_path_factory.mktemp("compiled")
+    zero = ["zero2"] if find_spec("deepspeed") else []
+    run(directory, 2, *(f"compile/{strategy}" for strategy in ("ddp", "fsdp2", *zero)))
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -167,21 +186,19 @@ def test_under_mixed_precision_the_shards_stay_in_float32(trained):
     assert all(weight.dtype == torch.float32 for weight in first["weights"].values())
 
 
-def test_a_compiled_sharded_policy_takes_the_steps_of_ddp(tmp_path):
-    run(tmp_path, 2, "compile/ddp", "compile/fsdp2")
-    assert_as_under_ddp(tmp_path, "compile", "fsdp2")
+@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero2", marks=needs_deepspeed)])
+def test_a_compiled_sharded_policy_takes_the_steps_of_ddp(compiled, strategy):
+    assert_as_under_ddp(compiled, "compile", strategy)
 
 
 @pytest.mark.parametrize("case", RESUMED)
-def test_a_resumed_run_ends_bit_identically(resumed, case):
-    whole, part = load(resumed, case, "fsdp2"), load(resumed, case, "fsdp2:fsdp2:5")
+def test_a_resumed_run_ends_bit_identically(trained, case):
+    whole, part = load(trained, case, "fsdp2"), load(trained, case, "fsdp2:fsdp2:5")
     for one, other in zip(whole, part, strict=True):
         assert difference(one, other) == 0
 
 
 def test_a_checkpoint_written_in_the_background_is_of_its_step(trained):
-    run(trained, 2, "plain/background")
-    run(trained, 2, "plain/fsdp2:background:5")
     results = load(trained, "plain", "background")
     for rank in results:
         assert not any(rank["is_written"][:3])
@@ -198,19 +215,17 @@ def test_a_checkpoint_written_in_the_background_is_of_its_step(trained):
 
 @pytest.mark.parametrize("case", RESUMED)
 @pytest.mark.parametrize(("strategy", "earlier"), [("ddp", "fsdp2"), ("fsdp2", "ddp")])
-def test_a_run_goes_on_under_the_other_strategy(resumed, case, strategy, earlier):
-    whole, part = load(resumed, case, earlier)[0], load(resumed, case, f"{strategy}:{earlier}:5")[0]
+def test_a_run_goes_on_under_the_other_strategy(trained, case, strategy, earlier):
+    whole, part = load(trained, case, earlier)[0], load(trained, case, f"{strategy}:{earlier}:5")[0]
     assert difference(whole, part) < 1e-5
 
 
-@pytest.mark.parametrize("case", ["plain", "lora"])
-def test_a_run_goes_on_with_another_number_of_ranks(resumed, case):
+@pytest.mark.parametrize("case", SCALED)
+def test_a_run_goes_on_with_another_number_of_ranks(other_numbers, case):
     """Completions depend on the number of ranks, so DDP goes on from the same checkpoint."""
-    run(resumed, 1, f"{case}/fsdp2:fsdp2:4", f"{case}/ddp:fsdp2:4", f"{case}/one")
-    run(resumed, 2, f"{case}/fsdp2:one:4", f"{case}/ddp:one:4")
     for earlier, num_ranks in (("fsdp2", 1), ("one", 2)):
         sharded, whole = (
-            load(resumed, case, f"{strategy}:{earlier}:4", num_ranks)[0]
+            load(other_numbers, case, f"{strategy}:{earlier}:4", num_ranks)[0]
             for strategy in ("fsdp2", "ddp")
         )
         assert all(sharded["is_sharded"])
@@ -288,9 +303,3 @@ def test_checkpoints_of_deepspeed_are_whole_and_can_be_exported(zero, case, stra
     final = AutoModelForCausalLM.from_pretrained(directory / "final")
     for name, weight in final.named_parameters():
         assert weight.equal(trained["weights"][name]), name
-
-
-@needs_deepspeed
-def test_a_compiled_policy_under_deepspeed_takes_the_steps_of_ddp(tmp_path):
-    run(tmp_path, 2, "compile/ddp", "compile/zero2")
-    assert_as_under_ddp(tmp_path, "compile", "zero2")

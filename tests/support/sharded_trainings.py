@@ -192,6 +192,7 @@ if __name__ == "__main__":
         write_policies()
     for name in sys.argv[2:]:
         case, _, training = name.partition("/")
+        torch.compiler.reset()  # each training builds its own programs
         run = sft if case in SFT else train
         try:
             result = run(case, training, int(sys.argv[1]))
