@@ -172,10 +172,15 @@ def not_set(names: str) -> str:
     return f"{names}: required, but not set.{hint}"
 
 
+DATA_EXAMPLE = "data: {class_path: PromptData, init_args: {train: train.jsonl}}"
+
+
 def no_section(parser: Any, key: str, match: re.Match[str]) -> str:
     parts = [name.removeprefix(f"{key}.") for name in keys(parser) if name.startswith(f"{key}.")]
     known = list(dict.fromkeys(part.split(".")[0].rstrip("+") for part in parts))
     few = ", ".join(known[:4]) + (", …" if len(known) > 4 else "")
+    if match["value"] == "None" and key == "data":
+        return f"{not_set(key)} Give --config FILE, with a section such as {DATA_EXAMPLE}."
     if match["value"] == "None":
         return f"{key}: expected keys under it ({few}), got nothing. Remove it for the defaults."
     is_coef = "coef" in known and re.fullmatch(r"[\d.e-]+", match["value"])

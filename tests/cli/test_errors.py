@@ -12,6 +12,8 @@ import yaml
 from processes import run_program
 from tiny import LLAMA
 
+from lit_grpo.__main__ import main
+
 BASE = {
     "run_dir": "run",
     "trainer": {"accelerator": "cpu", "max_steps": 1},
@@ -37,6 +39,7 @@ MODULES = {
 
 CHILD = """
 import contextlib, io, json, sys
+from lit_grpo.__main__ import main
 from lit_grpo.cli.app import run
 answers = []
 for arguments in json.loads(sys.argv[1]):
@@ -326,3 +329,13 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(mistake, line, answers):
     assert line in stderr
     assert stderr.startswith("error: ")
     assert stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["fit"], ["sft", "--trainer.max_steps", "2"]])
+def test_a_command_without_a_config_says_what_to_give(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == (
+        "error: data: required, but not set. Give --config FILE, with a section such as "
+        "data: {class_path: PromptData, init_args: {train: train.jsonl}}.\n"
+    )
