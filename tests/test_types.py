@@ -88,7 +88,7 @@ def test_only_failures_outside_the_completion_are_an_outage():
     scores = {outcome: Score(value=None, outcome=outcome) for outcome in Outcome if outcome != "ok"}
     failures = {outcome for outcome, score in scores.items() if score.is_failure}
     outages = {outcome for outcome, score in scores.items() if score.is_outage}
-    assert scores.keys() - failures == {Outcome.ABSTAIN}
+    assert scores.keys() - failures == {Outcome.ABSTAIN, Outcome.OTHER_SOURCE}
     assert failures - outages == {Outcome.TRUNCATED, Outcome.NOT_SAMPLED}
     assert not Score(value=1.0).is_failure
 
