@@ -201,6 +201,18 @@ class StopOnSignal(StopAtSafePoints):
         self._previous_handlers = {}
 
 
+def received_signal(trainer: L.Trainer, *, before: float = 0.0) -> signal.Signals | None:
+    """Return the signal that is to end the training of this rank, if any.
+
+    Args:
+        before: So many seconds ago it was there already.
+    """
+    latest = time.monotonic() - before
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    ours = (one for one in callbacks if isinstance(one, StopOnSignal))
+    return next((one.received for one in ours if one._received_at <= latest), None)
+
+
 def handles_signals() -> bool:
     """Return whether a `StopOnSignal` receives this process's signals: the training has begun."""
     return any(map(_stops_training, SIGNALS))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
-import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import lightning as L
 import torch
 
-from lit_grpo.runs.activity import CPUMeter, all_stacks, describe_activity, is_busy
+from lit_grpo.runs.activity import all_stacks, describe_activity, is_busy
 from lit_grpo.runs.events import record_event
 from lit_grpo.runs.run_progress import clock_time
 from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
-from lit_grpo.stopping import ExitCode
-from lit_grpo.types import RunningStage, Stage, StageProgress, as_rank_lost, check_range
+from lit_grpo.runs.signals import received_signal
+from lit_grpo.runs.stalls import Look, Watch, look_at
+from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
+from lit_grpo.types import Stage, as_rank_lost, check_range
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ class StallWatchdog(StopAtSafePoints):
         action: ``warn`` only reports. ``stop`` also ends a run that looks like a deadlock, with
             exit code 8, and one that computes after four times as long. The step is left undone,
             with a checkpoint; a process whose main thread is stuck, or waits for another rank that
-            is, is ended without a new one.
+            is, is ended without a new one. So is one that a signal was to end, with either action,
+            half a minute after the signal at the earliest.
         min_seconds: Shortest time without progress that is a stall.
         first_seconds: The same for the first stage of each kind, which may compile or wait for
             servers, and between stages.
@@ -80,11 +82,10 @@ class StallWatchdog(StopAtSafePoints):
         """Stages, steps and batches of a validation that have ended."""
         self._why = ""
         """Why the run is to end; empty while it is not."""
-        self._is_leaving = False
         self._is_over = threading.Event()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._why, self._is_leaving, self._is_over = "", False, threading.Event()
+        self._why, self._is_over = "", threading.Event()
         words = [trainer, pl_module, self._is_over]
         threading.Thread(target=self._watch, args=words, name="watchdog", daemon=True).start()
 
@@ -111,7 +112,6 @@ class StallWatchdog(StopAtSafePoints):
         if self.action == "stop":
             wanted = torch.tensor(int(bool(self._why)), device=trainer.strategy.root_device)
             if int(trainer.strategy.reduce(wanted, reduce_op="max")):
-                self._is_leaving = True
                 why = self._why or "Another process of the run made no progress."
                 message = why.replace("{", "{{").replace("}", "}}")
                 stop_safely(trainer, ExitCode.STALLED, f"Stopped after {{steps}}. {message}")
@@ -123,29 +123,31 @@ class StallWatchdog(StopAtSafePoints):
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         if self._why and as_rank_lost(exception) is not None:
-            _end_process()  # the other rank was ended a moment earlier, for the same reason
+            _end_process(trainer)  # the other rank was ended a moment earlier, for the same reason
         self._is_over.set()
 
     def _watch(
         self, trainer: L.Trainer, pl_module: L.LightningModule, is_over: threading.Event
     ) -> None:
         """Look at the run until it is over; runs in a thread of its own."""
-        watch = Watch(_look(pl_module, self._num_ended))
+        watch = Watch(look_at(pl_module, self._num_ended))
         while not is_over.wait(self.min_seconds / LOOKS):
-            look = _look(pl_module, self._num_ended)
+            look = look_at(pl_module, self._num_ended)
             watch.take(look)
             allowed = self._allowed_seconds(look.name)
             if watch.is_stall_due(allowed):
-                busy = is_busy(watch.cpu)
-                self._report_stall(trainer, pl_module, watch, busy)
-                patience = BUSY_PATIENCE if busy else 1
-                if self.action == "stop" and watch.quiet_seconds > patience * allowed:
-                    self._end(is_over)
-                    return
+                self._report_stall(trainer, pl_module, watch)
             elif watch.is_slow_due(allowed):
                 message = watch.describe_slow(_where(trainer, look), _max_tokens(pl_module))
                 log.warning("%s", message)
                 record_event(trainer, "warning", message, "slow_stage")
+            if self._is_to_end(trainer) and _is_stuck(watch, allowed):
+                self._end(trainer, is_over)
+                return
+
+    def _is_to_end(self, trainer: L.Trainer) -> bool:
+        """Return whether the run is to end if it is stuck."""
+        return self.action == "stop" or received_signal(trainer, before=LEAVE_SECONDS) is not None
 
     def _allowed_seconds(self, name: str) -> float:
         """Return how long a stage may make no progress."""
@@ -153,12 +155,10 @@ class StallWatchdog(StopAtSafePoints):
             return self.first_seconds
         return max(self.min_seconds, self.factor * self._longest[name])
 
-    def _report_stall(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, watch: Watch, busy: bool
-    ) -> None:
+    def _report_stall(self, trainer: L.Trainer, pl_module: L.LightningModule, watch: Watch) -> None:
         verdict = (
             "It looks slow rather than stuck: something is computed"
-            if busy
+            if is_busy(watch.cpu)
             else "It looks like a deadlock, or a wait for something that does not answer: nothing "
             "is computed"
         )
@@ -170,125 +170,31 @@ class StallWatchdog(StopAtSafePoints):
         log.warning("%s", self._message, extra={"traceback": all_stacks()})
         record_event(trainer, "stall", self._message, "stalled")
 
-    def _end(self, is_over: threading.Event) -> None:
+    def _end(self, trainer: L.Trainer, is_over: threading.Event) -> None:
         """End the run in its main thread, or the process if that is stuck."""
         self._why = self._message
         is_over.wait(LEAVE_SECONDS)
-        if self._is_leaving:
+        if get_stop_reason(trainer) is not None:  # it is leaving
             is_over.wait(SAVE_SECONDS)
         if not is_over.is_set():
-            _end_process()
+            _end_process(trainer)
 
 
-def _end_process() -> None:
-    log.error("Its main thread is stuck, so the process ends here, without a new checkpoint.")
-    os._exit(ExitCode.STALLED)
+def _is_stuck(watch: Watch, allowed: float) -> bool:
+    patience = BUSY_PATIENCE if is_busy(watch.cpu) else 1
+    return watch.quiet_seconds > patience * allowed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What can be seen of a run at a moment."""
-
-    time: float
-    num_ended: int
-    stage: RunningStage | None
-    progress: StageProgress
-    is_paused: bool
-
-    @property
-    def name(self) -> str:
-        return "" if self.stage is None else self.stage.name
-
-    @property
-    def place(self) -> tuple[int, float]:
-        return self.num_ended, 0.0 if self.stage is None else self.stage.started
-
-    @property
-    def counts(self) -> str:
-        """How far the stage is: ``, at 12 of 512 completions and 18000 tokens``."""
-        parts = []
-        if self.progress.total:
-            parts.append(f"{self.progress.num_done} of {self.progress.total} completions")
-        if self.progress.num_tokens:
-            parts.append(f"{self.progress.num_tokens} tokens")
-        return f", at {' and '.join(parts)}" if parts else ""
-
-
-class Watch:
-    """For how long a run has been at one place, and without progress."""
-
-    def __init__(self, look: Look) -> None:
-        self.look = look
-        self.cpu = CPUMeter()
-        self._entered = self._advanced = look
-        self._num_stalls = self._num_slow = 0
-        """Reports on this place; each waits twice as long as the one before."""
-
-    def take(self, look: Look) -> None:
-        """Compare what can be seen with what could be seen before."""
-        before, self.look = self.look, look
-        if look.place != before.place or look.is_paused:
-            self._entered, self._num_slow = look, 0
-        elif look.progress == before.progress:
-            self.cpu.sample()
-            return
-        if self._num_stalls:
-            log.info("The run goes on.")
-        self._advanced, self._num_stalls = look, 0
-        self.cpu = CPUMeter()
-
-    @property
-    def quiet_seconds(self) -> float:
-        return self.look.time - self._advanced.time
-
-    @property
-    def seconds(self) -> float:
-        """How long the run has been at this place."""
-        return self.look.time - self._entered.time
-
-    def is_stall_due(self, allowed: float) -> bool:
-        """Return whether a stall is to be reported, and count it."""
-        is_due = self.quiet_seconds > allowed * 2**self._num_stalls
-        self._num_stalls += is_due
-        return bool(is_due)
-
-    def is_slow_due(self, allowed: float) -> bool:
-        """Return whether a stage that advances is to be reported as slow, and count it."""
-        is_due = not self._num_stalls and self.seconds > allowed * 2**self._num_slow
-        self._num_slow += is_due
-        return is_due
-
-    def describe_slow(self, where: str, max_tokens: int | None) -> str:
-        """Say that a stage takes long but advances, and when it may end."""
-        first, now = self._entered.progress, self.look.progress
-        num_done, num_tokens = now.num_done - first.num_done, now.num_tokens - first.num_tokens
-        end = ""
-        if num_done > 0 and now.total:
-            left = (now.total - now.num_done) * self.seconds / num_done
-            end = f" It may take {clock_time(left)} more."
-        elif num_tokens > 0 and now.total and max_tokens:
-            left = (now.total * max_tokens - now.num_tokens) * self.seconds / num_tokens
-            end = f" It takes at most {clock_time(left)} more."
-        return (
-            f"{where[0].upper()}{where[1:]} is slow but advances, for {clock_time(self.seconds)} "
-            f"now{self.look.counts}.{end}"
-        )
-
-
-def _look(module: L.LightningModule, num_ended: int) -> Look:
-    events = getattr(module, "events", None)
-    stage: RunningStage | None = getattr(events, "running", None)
-    progress = StageProgress()
-    if stage is not None:
-        with suppress(Exception):  # it is read while the main thread works on it
-            progress = stage.progress()
-    return Look(
-        time=time.monotonic(),
-        num_ended=num_ended,
-        stage=stage,
-        progress=progress,
-        is_paused=getattr(events, "is_paused", False),
+def _end_process(trainer: L.Trainer) -> None:
+    """End this process, and the ranks that it has started: they may wait for it for ever."""
+    log.error(
+        "Its main thread is stuck, or waits for a rank that is, so the process ends here, without "
+        "a new checkpoint."
     )
+    if (launcher := trainer.strategy.launcher) is not None:
+        launcher.kill(signal.SIGKILL)
+    signum = received_signal(trainer)
+    os._exit(exit_code_of_signal(signum) if signum else ExitCode.STALLED)
 
 
 def _where(trainer: L.Trainer, look: Look) -> str:

@@ -1,80 +1,21 @@
 """Runs without progress: what is reported, and what ends them."""
 
 import json
+import signal
 import time
-from dataclasses import replace
 
 import psutil
 import pytest
 from cli_base import BASE
 from paths import SUPPORT
 from processes import LIT_GRPO, running
+from worker_processes import wait_until
 
+from lit_grpo.runs.checkpoint_files import last_checkpoint
 from lit_grpo.runs.events import read_events
-from lit_grpo.runs.watchdog import Look, StallWatchdog, Watch
+from lit_grpo.runs.watchdog import StallWatchdog
 from lit_grpo.stopping import ExitCode
-from lit_grpo.types import RunningStage, Stage, StageProgress
-
-START = Look(
-    time=100.0,
-    num_ended=3,
-    stage=RunningStage(name="generation", started=99.0),
-    progress=StageProgress(total=8),
-    is_paused=False,
-)
-
-
-def watched(*looks: tuple[float, dict]) -> Watch:
-    """Return a watch that has seen the start, and then what has changed by each time."""
-    watch, look = Watch(START), START
-    for seconds, changes in looks:
-        look = replace(look, time=100.0 + seconds, **changes)
-        watch.take(look)
-    return watch
-
-
-def tokens(number: int, num_done: int = 0) -> dict:
-    return {"progress": StageProgress(total=8, num_done=num_done, num_tokens=number)}
-
-
-def test_a_stage_whose_counts_do_not_advance_has_stalled_and_is_reported_ever_more_rarely():
-    watch = watched((10, tokens(5)), (40, {}))
-    assert watch.quiet_seconds == 30
-    assert not watch.is_stall_due(30)
-    assert watch.is_stall_due(29)
-    assert not watch.is_stall_due(29)
-    watch.take(replace(watch.look, time=169.0))
-    assert watch.is_stall_due(29)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        tokens(6),
-        tokens(5, num_done=1),
-        {"num_ended": 4},
-        {"stage": None},
-        {"stage": RunningStage(name="generation", started=130.0)},
-        {"is_paused": True},
-    ],
-    ids=["a token", "a completion", "an end", "no stage", "the next stage", "a pause"],
-)
-def test_any_advance_and_the_pause_of_an_outage_are_no_stall(change):
-    watch = watched((10, tokens(5)), (40, change), (50, {}))
-    assert watch.quiet_seconds == (0 if "is_paused" in change else 10)
-
-
-def test_a_stage_that_advances_for_long_is_slow_and_its_end_is_estimated():
-    watch = watched((100, tokens(500)), (200, tokens(900)))
-    assert not watch.is_stall_due(150)
-    assert watch.is_slow_due(150)
-    assert not watch.is_slow_due(150)
-    assert watch.describe_slow("stage generation of rollout step 0", 1000) == (
-        "Stage generation of rollout step 0 is slow but advances, for 0:03:20 now, at 0 of 8 "
-        "completions and 900 tokens. It takes at most 0:26:17 more."
-    )
-    watch.take(replace(watch.look, time=400.0, **tokens(2000, num_done=2)))
-    assert watch.describe_slow("it", 1000).endswith("It may take 0:15:00 more.")
+from lit_grpo.types import Stage
 
 
 def test_the_allowed_time_follows_the_longest_stage_of_a_kind():
@@ -110,8 +51,19 @@ def train(directory, watchdog: dict, *callbacks: dict, reward: str, max_steps: i
     return exit_code, said
 
 
-def train_ranks(directory, trainer: dict, watchdog: dict, *callbacks: dict, reward: str, **given):
-    """Return also the processes of further ranks that live on although the first has ended."""
+def train_ranks(
+    directory,
+    trainer: dict,
+    watchdog: dict,
+    *callbacks: dict,
+    reward: str,
+    held: str = "",
+    **given,
+):
+    """Return also the processes of further ranks that live on although the first has ended.
+
+    The first gets SIGTERM when there is a file of the name ``held``.
+    """
     config = json.loads(json.dumps(BASE))
     callbacks = ({"class_path": "StallWatchdog", "init_args": watchdog}, *callbacks)
     config["trainer"] |= {"callbacks": list(callbacks), **trainer}
@@ -124,6 +76,9 @@ def train_ranks(directory, trainer: dict, watchdog: dict, *callbacks: dict, rewa
         while len(ranks) < trainer.get("devices", 1) - 1 and process.poll() is None:
             ranks = psutil.Process(process.pid).children()
             time.sleep(0.1)
+        if held:
+            wait_until(lambda: (directory / held).exists() or process.poll() is not None, 240)
+            process.send_signal(signal.SIGTERM)
         exit_code = process.wait(300)
         _, alive = psutil.wait_procs(ranks, timeout=60)
     return exit_code, said.read_text(), alive
@@ -163,7 +118,7 @@ def test_a_process_whose_main_thread_is_stuck_is_ended(tmp_path):
     assert exit_code == ExitCode.STALLED, said
     assert "No progress for" in said
     assert "rollout step 0, between two stages" in said
-    assert "Its main thread is stuck, so the process ends here" in said
+    assert "Its main thread is stuck, or waits for a rank that is" in said
 
 
 @pytest.mark.slow
@@ -177,9 +132,26 @@ def test_ranks_of_which_one_is_stuck_are_ended(rank, tmp_path):
     )
     assert exit_code == ExitCode.STALLED, said
     assert not alive
-    for name in ("run.log", "run_rank1.log"):
-        log = (tmp_path / "run" / name).read_text()
-        assert "Its main thread is stuck, so the process ends here" in log
+    log = (tmp_path / "run" / ("run_rank1.log" if rank else "run.log")).read_text()
+    assert "Its main thread is stuck, or waits for a rank that is" in log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [None, 1])
+def test_a_signal_ends_ranks_that_are_stuck_or_wait_for_one_although_the_watchdog_only_warns(
+    rank, tmp_path
+):
+    trainer = {"max_steps": 3} | ({} if rank is None else {"devices": 2, "strategy": "ddp"})
+    watchdog = {"min_seconds": 4, "first_seconds": 8}
+    stuck = {"class_path": "holds.DeadlockMainThread", "init_args": {"step": 2, "rank": rank}}
+    exit_code, said, alive = train_ranks(
+        tmp_path, trainer, watchdog, stuck, reward="ShareOfLowBytes", held=f"held{rank or 0}"
+    )
+    assert exit_code == 128 + signal.SIGTERM, said
+    assert not alive
+    assert "SIGTERM: ending with a checkpoint" in said
+    assert "Its main thread is stuck, or waits for a rank that is" in said
+    assert last_checkpoint(tmp_path / "run").resolve().name == "step_000001.ckpt"
 
 
 @pytest.mark.slow

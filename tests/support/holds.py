@@ -167,7 +167,8 @@ class DeadlockedReward(ShareOfLowBytes):
 class DeadlockMainThread(L.Callback):
     """Wait after a step, on one rank or on all, for a lock that nobody releases.
 
-    The watchdog of a rank that is stuck ends it long before that of a rank that waits for it would.
+    ``held0`` and so on say that a rank is stuck. Its watchdog ends it long before that of a rank
+    that waits for it would.
     """
 
     def __init__(self, step: int, rank: int | None = None) -> None:
@@ -178,6 +179,7 @@ class DeadlockMainThread(L.Callback):
         is_stuck = self.rank in (None, trainer.global_rank)
         watchdog.LEAVE_SECONDS = 60.0 if not is_stuck else 1.0 if self.rank is None else 10.0
         if pl_module.rollout_step == self.step and is_stuck:
+            Path(f"held{trainer.global_rank}").touch()
             lock = threading.Lock()
             lock.acquire()
             lock.acquire()
