@@ -24,8 +24,9 @@ from tempfile import TemporaryDirectory
 
 import pandas as pd
 import yaml
+from _scenario import BASE, SOME, Process, Running, Scenario
 from _scenario_code import JUDGE_VARIABLE, SIGNALLED
-from _scenario_list import BASE, SCENARIOS, SOME, Process, Running, Scenario
+from _scenario_list import SCENARIOS
 from _toy_judge import ToyJudge, toy_judge
 from rich.box import SIMPLE_HEAD
 from rich.console import Console

@@ -1,10 +1,11 @@
-"""Read the file ``events.jsonl`` of a run, without Lightning, which takes seconds to import."""
+"""Read and write ``events.jsonl`` of a run, without Lightning, which takes seconds to import."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +29,19 @@ class Event:
     cause: str = ""
     """Name of the cause in ``diagnostics.causes``; empty if nothing was wrong. A stop that a
     callback of the user's has chosen has its exit code, such as ``exit_code_20``."""
+
+
+def now() -> str:
+    """Return the time of an event."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def append_event(run_dir: str | Path, event: Event) -> None:
+    """Add an event at the end of the file."""
+    path = Path(run_dir) / NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(event), ensure_ascii=False) + "\n")
 
 
 def read_events(run_dir: str | Path) -> list[Event]:

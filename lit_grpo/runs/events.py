@@ -5,10 +5,7 @@ Metrics say how a run went, step by step; events say what happened to it, in wor
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
-from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics.causes import cause_of_exit
 from lit_grpo.diagnostics.errors import cause_of_error
-from lit_grpo.runs.event_log import NAME, Event, EventKind, read_events
+from lit_grpo.runs.event_log import Event, EventKind, append_event, now, read_events
 from lit_grpo.stopping import get_stop_reason
 
 __all__ = ["Event", "EventKind", "EventsFile", "read_events", "record_event"]
@@ -36,7 +33,7 @@ def record_event(trainer: L.Trainer, kind: EventKind, message: str = "", cause: 
         return
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total  # a step may be running
     event = Event(
-        time=datetime.now().astimezone().isoformat(timespec="seconds"),
+        time=now(),
         step=min(num_finished_steps(trainer), progress.processed),
         kind=kind,
         message=message,
@@ -51,7 +48,7 @@ class EventsFile(Callback):
     """Write the events of a run to ``events.jsonl``, its start and its end among them."""
 
     def __init__(self, run_dir: str | Path) -> None:
-        self.path = Path(run_dir) / NAME
+        self.run_dir = run_dir
         self.has_begun = False
         """Whether a training of this process has begun."""
 
@@ -61,13 +58,16 @@ class EventsFile(Callback):
         A file that cannot be written does not end a training: the checkpoints report a full disk.
         """
         with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(event), ensure_ascii=False) + "\n")
+            append_event(self.run_dir, event)
 
     def on_outage(self, trainer: L.Trainer, pl_module: L.LightningModule, outage: Any) -> None:
         """Record that a run waits for something, or has had to restart it."""
         record_event(trainer, "alert", outage.message, outage.cause)
+
+    def on_skipped_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, message: str
+    ) -> None:
+        record_event(trainer, "warning", message, "not_finite_gradient")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.has_begun = True

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.distributed import gather_objects
+from lit_grpo.distributed import gather_objects, get_rank
 from lit_grpo.distributed.checkpoints import is_complete
-from lit_grpo.runs.checkpoint_files import damage, newest_checkpoints, read_state
+from lit_grpo.runs.checkpoint_files import damage, newest_checkpoints, read_manifest, read_state
+from lit_grpo.runs.event_log import Event, append_event, now
 from lit_grpo.runs.saves import earlier_path, settle
 from lit_grpo.types import UserError, setting_error
 
@@ -65,6 +68,8 @@ def _newest_intact(run_dir: Path) -> Path:
     for checkpoint in newest_checkpoints(run_dir):
         why = damage(checkpoint, reads_all=True)
         if not why:
+            if found and get_rank() == 0:
+                _record_damage(run_dir, found, checkpoint)
             return checkpoint
         log.warning("%s is damaged: %s", checkpoint, why)
         found[checkpoint.resolve().name] = why
@@ -82,6 +87,20 @@ def _newest_intact(run_dir: Path) -> Path:
         f"name another checkpoint in ckpt_path; to start again move {run_dir} away, or set another "
         "run_dir."
     )
+
+
+def _record_damage(run_dir: Path, damaged: Mapping[str, str], used: Path) -> None:
+    listed = "; ".join(f"{name} is damaged: {why}" for name, why in damaged.items())
+    manifest = read_manifest(used)
+    event = Event(
+        time=now(),
+        step=(manifest and manifest.rollout_step) or 0,
+        kind="warning",
+        message=f"{listed}. The run goes on from {used.resolve().name}.",
+        cause="checkpoint_damaged",
+    )
+    with suppress(OSError):
+        append_event(run_dir, event)
 
 
 def refuse_unfit(

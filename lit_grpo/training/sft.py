@@ -75,7 +75,7 @@ class SFTModule(PolicyModule):
         )
         self.target_column = target_column
         self._num_tokens = 0
-        self.skipped_steps = SkippedSteps(MAX_SKIPPED_STEPS)
+        self.skipped_steps = SkippedSteps(self.events.report_skipped_step, MAX_SKIPPED_STEPS)
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:
         # A stage would need to contain the backward pass, which is Lightning's.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
@@ -19,12 +20,16 @@ class SkippedSteps:
     The norm of a gradient is that over all ranks, so that all of them skip the same steps.
 
     Args:
+        tell: Is given what is logged.
         limit: The run must stop when so many steps in a row were skipped.
         setting: The key that sets the limit, if one does.
         advice: What to look at first; empty, or a sentence with a space after it.
     """
 
-    def __init__(self, limit: int, *, setting: str = "", advice: str = "") -> None:
+    def __init__(
+        self, tell: Callable[[str], None], limit: int, *, setting: str = "", advice: str = ""
+    ) -> None:
+        self._tell = tell
         self.limit = limit
         self.in_a_row = 0
         self._total = 0
@@ -53,8 +58,9 @@ class SkippedSteps:
             f"the gradient of optimizer step {step} is not finite (norm {float(norm)}), so the "
             f"step is skipped: {self.in_a_row} in a row, of at most {self.limit}{self._setting}. "
             f"{self._advice}"
-        )
-        rank_zero_only(log.warning)(message.rstrip())
+        ).rstrip()
+        rank_zero_only(log.warning)(message)
+        self._tell(message)
 
     def count_taken(self) -> None:
         """Note that an optimizer step was taken."""

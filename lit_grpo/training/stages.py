@@ -5,7 +5,8 @@ A callback may define ``on_stage_start(trainer, pl_module, name)`` and
 waits for servers or rewards, defines ``on_wait(trainer, pl_module, _)``. One that may leave out the
 update on some rollouts defines ``on_rollouts(trainer, pl_module, rollouts)`` and returns True, or
 the name of a cause, for these. One that tells of outages that a run waits out or has survived
-defines ``on_outage(trainer, pl_module, outage)``. One that shows how far a stage is reads
+defines ``on_outage(trainer, pl_module, outage)``, and ``on_skipped_step(trainer, pl_module,
+message)`` is told of gradients that are not finite. One that shows how far a stage is reads
 ``pl_module.events.running`` whenever it likes.
 """
 
@@ -201,6 +202,10 @@ class StageEvents:
     def report_outage(self, cause: str, message: str) -> None:
         """Call ``on_outage`` of the callbacks."""
         self._notify("on_outage", Outage(cause=cause, message=message))
+
+    def report_skipped_step(self, message: str) -> None:
+        """Call ``on_skipped_step`` of the callbacks."""
+        self._notify("on_skipped_step", message)
 
     def _notify(self, hook: str, argument: object) -> list[Any]:
         """Call a hook on every callback that defines it; Lightning does not know these hooks."""

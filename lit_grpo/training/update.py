@@ -64,6 +64,7 @@ class PolicyUpdate:
         self.config = config
         self._progress, self._has_warned = StageProgress(), False
         self.skipped_steps = SkippedSteps(
+            events.report_skipped_step,
             config.max_skipped_steps,
             setting="model.update.max_skipped_steps",
             advice=objective.advice_if_not_finite,

@@ -9,6 +9,7 @@ import torch
 from forked import run_in_processes
 
 from lit_grpo.__main__ import main
+from lit_grpo.runs.events import read_events
 from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_unlike, refuse_used
 from lit_grpo.types import UserError
 
@@ -41,6 +42,11 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_intact_one_is_the_last(h
     damaged.write_bytes(damaged.read_bytes()[:-10])
     assert find_checkpoint("last", here / "run") == str(intact)
     assert "last.ckpt is damaged" in caplog.text
+    (event,) = read_events(here / "run")
+    assert (event.kind, event.cause) == ("warning", "checkpoint_damaged")
+    assert event.message == (
+        "last.ckpt is damaged: it was not written to its end. The run goes on from step=1.ckpt."
+    )
     with pytest.raises(ValueError, match=r"last\.ckpt is damaged: .* Set ckpt_path to last"):
         find_checkpoint(str(damaged), here / "run")
     intact.unlink()

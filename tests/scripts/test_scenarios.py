@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 import scenarios as script
-from _scenario_list import SCENARIOS, Scenario
+from _scenario import Scenario
+from _scenario_list import SCENARIOS
 from forked_programs import LitGRPO
 from paths import ROOT, TESTS
 from processes import run_program

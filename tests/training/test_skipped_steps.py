@@ -10,7 +10,7 @@ NAN = torch.tensor(float("nan"))
 
 
 def test_only_steps_in_a_row_reach_the_limit():
-    steps = SkippedSteps(3)
+    steps = SkippedSteps(len, 3)
     for number in (1, 2):
         steps.count(number, NAN)
     steps.count_taken()
@@ -26,13 +26,14 @@ def test_only_steps_in_a_row_reach_the_limit():
 
 @pytest.mark.parametrize(("saved", "expected"), [(0, 0), (2, 2), (3, 0), (5, 2)])
 def test_a_resumed_run_that_was_stopped_at_the_limit_gets_as_many_again(saved, expected):
-    steps = SkippedSteps(3)
+    steps = SkippedSteps(len, 3)
     steps.load(saved)
     assert steps.in_a_row == expected
 
 
 def test_single_ones_are_logged_ever_more_rarely(caplog):
-    steps = SkippedSteps(3, setting="the.key", advice="Look there. ")
+    told = []
+    steps = SkippedSteps(told.append, 3, setting="the.key", advice="Look there. ")
     with caplog.at_level(logging.WARNING):
         for number in range(1, 10):
             steps.count(number, NAN)
@@ -44,6 +45,7 @@ def test_single_ones_are_logged_ever_more_rarely(caplog):
         "the gradient of optimizer step 1 is not finite (norm nan), so the step is skipped: 1 in a "
         "row, of at most 3 (the.key). Look there."
     )
+    assert told == caplog.messages
     steps.forget()
     steps.count(10, NAN)
     assert "optimizer step 10 " in caplog.messages[-1]
