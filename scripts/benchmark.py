@@ -22,6 +22,7 @@ from _benchmark.plan import compare_plan
 from _benchmark.processes import Repetitions
 from _benchmark.results import Result, markdown, print_tables, save
 from _benchmark.rewards import compare_calls, compare_exposed
+from _benchmark.rows import compare_rows
 from _benchmark.steps import compare_steps
 from _benchmark.workloads import SIZES, WORKLOADS
 
@@ -68,6 +69,10 @@ def leaving(options: argparse.Namespace) -> Iterator[Result]:
     return compare_leaving(options.rounds)
 
 
+def rows(options: argparse.Namespace) -> Iterator[Result]:
+    return compare_rows(options.rows)
+
+
 def repetitions(options: argparse.Namespace) -> Repetitions:
     return Repetitions(rounds=options.rounds, steps=options.steps)
 
@@ -82,6 +87,7 @@ FIGURES: dict[str, Figures] = {
     "engines": engines,
     "plan": plan,
     "leaving": leaving,
+    "rows": rows,
 }
 
 
@@ -98,6 +104,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--head_tokens", type=int, default=4096, help="tokens of `head`; full logits: 2.3 MB each"
     )
+    parser.add_argument("--rows", type=int, default=1_000_000, help="prepared rows of `rows`")
     parser.add_argument("--start", type=Path, help="warmed-up model for `accuracy`")
     parser.add_argument("--json", type=Path, help="add the results to this file")
     parser.add_argument(

@@ -36,7 +36,7 @@ MAX_SECONDS = 300
 STAGES = ("generation", "reward", "micro_batch", "optimizer step", "checkpoint")
 """In each of these the run must have been killed: sampling, scoring, backward, update, saving."""
 MAX_AIMED = 2 * len(STAGES)
-MAX_PAUSE = 4
+MAX_PAUSE = 2.5
 """Longest time from the first step to a kill, in steps, so that the kills spread over the run."""
 SIGNALS = {name: getattr(signal, f"SIG{name}") for name in ("KILL", "TERM", "INT")}
 CONSOLE = Console(stderr=True)

@@ -32,7 +32,7 @@ def replacing(directory: Path) -> Iterator[Path]:
     """
     partial, earlier = (Path(f"{directory}{suffix}") for suffix in (PARTIAL, EARLIER))
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(directory.parent):
+    with locked(directory.parent):
         if earlier.exists() and not directory.exists():
             earlier.rename(directory)
         for left in (partial, earlier):
@@ -60,7 +60,7 @@ def _move(partial: Path, directory: Path, earlier: Path) -> None:
         directory.rename(earlier)
         partial.rename(directory)
         shutil.rmtree(earlier)
-    _sync(directory.parent)
+    sync(directory.parent)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -77,10 +77,11 @@ def _exchange(one: Path, other: Path) -> bool:
 def _flush(directory: Path) -> None:
     """Wait until all files of a directory are on the disk."""
     for path in [*directory.rglob("*"), directory]:
-        _sync(path)
+        sync(path)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file or the names in a directory are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -89,7 +90,7 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Hold the lock of a directory, which the system releases when the process ends."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from numbers import Real
 from typing import Any
 
@@ -50,12 +53,20 @@ def failed_filter(columns: Mapping[str, Any], where: Mapping[str, Any]) -> str |
             values. None in the data passes no range.
     """
     for name, allowed in where.items():
-        derive = _DERIVED.get(name)
-        is_derived = derive is not None and name not in columns
-        value = derive(columns) if derive and is_derived else find_value(columns, name)
+        if (derived := _DERIVED.get(name)) and name not in columns:
+            value = derived.derive(columns)
+        else:
+            value = find_value(columns, name)
         if not _passes(None if value is MISSING else value, allowed):
             return name
     return None
+
+
+def columns_of(where: Mapping[str, Any]) -> set[str]:
+    """Return the columns that the filters read, if they are there."""
+    tops = {re.split(r"\.|\[\]", name)[0] for name in where}
+    found = (_DERIVED[name].of for name in where if name in _DERIVED)
+    return {*where} | tops | {*chain.from_iterable(found)}
 
 
 def _passes(value: Any, allowed: Any) -> bool:
@@ -93,9 +104,18 @@ def _gold_range(columns: Mapping[str, Any]) -> float | None:
     return max(scores) - min(scores) if scores else None
 
 
-_DERIVED: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
-    "prompt_characters": _prompt_characters,
-    "answer_characters": _length("answer"),
-    "num_answers": _length("answers"),
-    "gold_range": _gold_range,
+@dataclass(frozen=True, slots=True)
+class _Derived:
+    """A value that prepared rows can be filtered by."""
+
+    of: tuple[str, ...]
+    """The columns that it is made from."""
+    derive: Callable[[Mapping[str, Any]], float | None]
+
+
+_DERIVED: Mapping[str, _Derived] = {
+    "prompt_characters": _Derived(("prompt", "messages"), _prompt_characters),
+    "answer_characters": _Derived(("answer",), _length("answer")),
+    "num_answers": _Derived(("answers",), _length("answers")),
+    "gold_range": _Derived(("gold_scores",), _gold_range),
 }

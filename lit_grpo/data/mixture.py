@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import chain
 from operator import or_
 from typing import Any
 
 from lit_grpo.data.curriculum import Curriculum, Phase, parse_curriculum, quotas
+from lit_grpo.data.lazy_prompts import LazyPrompts
 from lit_grpo.data.loader import TrainingLoader
-from lit_grpo.data.mixture_loader import MixtureLoader
 from lit_grpo.data.module import PromptDataModule, Split
 from lit_grpo.data.order import TableOrder
 from lit_grpo.data.prepared import Holdout
@@ -74,7 +76,7 @@ class MixtureData(PromptDataModule):
             quotas(phase.weights, prompts_per_step)
         self._curriculum: Curriculum | None = None
 
-    def rows(self, split: Split) -> list[Row]:
+    def rows(self, split: Split) -> Sequence[Row]:
         return [row for source in self.sources.values() for row in source.data.rows(split)]
 
     def held_out(self) -> Holdout | None:
@@ -86,51 +88,46 @@ class MixtureData(PromptDataModule):
         """Return the factor of the learning rate of an optimizer step, from 0."""
         return 1.0 if self._curriculum is None else self._curriculum.lr_scale(optimizer_step)
 
-    def _read(
-        self, split: Split, of_source: str = "", held_out: Holdout | None = None
-    ) -> list[Prompt]:
-        prompts: list[Prompt] = []
-        held_out = self.held_out() if split == "train" else None
-        for name, source in self.sources.items():
-            source.data.trainer = self.trainer
-            found = source.data._read(split, f" of {name}", held_out)
-            if split == "train" and not found:
-                raise UserError(
-                    f"the source {name!r} must have training data, got none. Set "
-                    f"data.sources.{name}.data."
-                )
-            prompts += [replace(one, source=name, row=row) for row, one in enumerate(found)]
-        return prompts
-
-    def _make_loader(self, split: Split, prompts: list[Prompt]) -> TrainingLoader:
-        if split != "train":
-            return super()._make_loader(split, prompts)
+    def _load(self, split: Split) -> TrainingLoader | None:
         assert self.trainer is not None
+        found = self._read_sources(split)
+        if split != "train":
+            read = (one for one in found.values() if not isinstance(one, LazyPrompts))
+            prompts = [*chain.from_iterable(read)]
+            return self._make_loader(split, prompts) if prompts else None
         if overfit := self.trainer.overfit_batches:  # type: ignore[attr-defined]
             why = "its steps are those of a run"
             raise setting_error("trainer.overfit_batches", "0 with MixtureData", overfit, why)
         orders = [
-            TableOrder(
-                name,
-                [prompt for prompt in prompts if prompt.source == name],
-                (self.seed, source.data.seed),
-            )
-            for name, source in self.sources.items()
+            TableOrder(name, prompts, (self.seed, self.sources[name].data.seed))
+            for name, prompts in found.items()
         ]
-        num_batches = max(1, len(prompts) // self.prompts_per_step)
+        num_batches = max(1, sum(map(len, found.values())) // self.prompts_per_step)
         self._curriculum = self._over_the_run(num_batches)
         if self.trainer.is_global_zero:
             self._report(self._curriculum)
-        return MixtureLoader(
-            orders,
-            self.prompts_per_step,
-            self._curriculum,
-            self._optimizer_step,
-            seed=self.seed,
-            rank=self.trainer.global_rank,
-            world_size=self.trainer.world_size,
-            epoch_limit=self.trainer.limit_train_batches,
-        )
+        return self._mix(orders, self._curriculum, self._optimizer_step)
+
+    def _read_sources(self, split: Split) -> dict[str, list[Prompt] | LazyPrompts]:
+        """Return the prompts of each source.
+
+        Raises:
+            UserError: a source has nothing to train on, or a row to train on is held out.
+        """
+        found: dict[str, list[Prompt] | LazyPrompts] = {}
+        held_out = self.held_out() if split == "train" else None
+        for name, source in self.sources.items():
+            source.data.trainer = self.trainer
+            prompts = source.data._read(split, name, held_out)
+            if split == "train" and not prompts:
+                raise UserError(
+                    f"the source {name!r} must have training data, got none. Set "
+                    f"data.sources.{name}.data."
+                )
+            if not isinstance(prompts, LazyPrompts):
+                prompts = [replace(one, source=name, row=row) for row, one in enumerate(prompts)]
+            found[name] = prompts
+        return found
 
     def _over_the_run(self, num_batches: int) -> Curriculum:
         """Return the phases with their boundaries in optimizer steps."""

@@ -30,7 +30,8 @@ class MixtureLoader(TrainingLoader):
     An epoch is nominal: as many batches as all rows fill. The sources go on over it.
 
     Args:
-        orders: The orders of the sources, none of them empty.
+        orders: The orders of the sources, none of them empty. A single one without a name makes a
+            loader without sources.
         batch_size: Prompts per batch, over all ranks.
         curriculum: The weights of the sources by phase.
         clock: Returns the number of optimizer steps before a batch, given how many batches it lies
@@ -58,7 +59,7 @@ class MixtureLoader(TrainingLoader):
         epoch_limit: int | float = 1.0,
     ) -> None:
         self.batch_size = batch_size
-        self.sources = tuple(order.name for order in orders)
+        self.sources = tuple(order.name for order in orders if order.name)
         self.curriculum = curriculum
         self._orders = {order.name: order for order in orders}
         self._clock = clock
@@ -136,7 +137,7 @@ class MixtureLoader(TrainingLoader):
         Raises:
             UserError: the sources, or the rows of one, are not those of the state.
         """
-        before, now = set(state.get("sources", ())), set(self.sources)
+        before, now = set(state.get("sources", ())), set(self._orders)
         if before != now:
             raise UserError(
                 f"data.sources must be those of the run, {_named(before)}, got {_named(now)} (each "

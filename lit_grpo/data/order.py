@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 from zlib import crc32
@@ -11,7 +11,11 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_grpo.types import Prompt
+from lit_grpo.data.lazy_prompts import LazyPrompts
+from lit_grpo.types import Prompt, UserError
+
+MAX_BUILT_AT_START = 1_000
+"""Prompts that are built only to check a run at its start."""
 
 
 class RowOrder(Protocol):
@@ -62,7 +66,9 @@ class TableOrder(RowOrder):
         seed: With the name, the seed of the permutation of each epoch.
     """
 
-    def __init__(self, name: str, prompts: Sequence[Prompt], seed: Sequence[int]) -> None:
+    def __init__(
+        self, name: str, prompts: Sequence[Prompt] | LazyPrompts, seed: Sequence[int]
+    ) -> None:
         self.name = name
         self.num_rows = len(prompts)
         self._prompts = prompts
@@ -73,18 +79,37 @@ class TableOrder(RowOrder):
 
     @cached_property
     def fingerprint(self) -> str:  # type: ignore[override]
-        ids = "\n".join(prompt.id for prompt in self._prompts)
-        return hashlib.sha256(ids.encode()).hexdigest()[:16]
+        found = hashlib.sha256()
+        for number, one in enumerate(self._ids()):
+            found.update(f"\n{one}".encode() if number else one.encode())
+        return found.hexdigest()[:16]
+
+    def _ids(self) -> Iterable[str]:
+        if isinstance(self._prompts, LazyPrompts):
+            return self._prompts.ids()
+        return (prompt.id for prompt in self._prompts)
 
     def take(self, number: int) -> list[Prompt]:
-        rows: list[int] = []
-        while len(rows) < number:
-            stop = self._position + number - len(rows)
-            rows += self.permutation(self._epoch)[self._position : stop].tolist()
-            self._position = stop
-            if stop >= len(self._prompts):
-                self._epoch, self._position = self._epoch + 1, 0
-        return [self._prompts[row] for row in rows]
+        taken: list[Prompt] = []
+        num_too_long = 0
+        while len(taken) < number:
+            prompt = self._prompts[self._next_row()]
+            if prompt is not None:
+                taken.append(prompt)
+                num_too_long = 0
+            elif (num_too_long := num_too_long + 1) == self.num_rows:
+                raise UserError(
+                    f"none of the {self.num_rows:,} prompts is within max_prompt_tokens. Raise "
+                    "data.max_prompt_tokens."
+                )
+        return taken
+
+    def _next_row(self) -> int:
+        row = int(self.permutation(self._epoch)[self._position])
+        self._position += 1
+        if self._position == self.num_rows:
+            self._epoch, self._position = self._epoch + 1, 0
+        return row
 
     def permutation(self, epoch: int) -> NDArray[np.int64]:
         """Return the order of the rows in an epoch."""
@@ -94,7 +119,9 @@ class TableOrder(RowOrder):
         return self._permuted[1]
 
     def prepare_ahead(self, number: int) -> None:
-        """Do nothing: the prompts have been built."""
+        if isinstance(self._prompts, LazyPrompts):
+            rows = self.permutation(self._epoch)[self._position : self._position + number]
+            self._prompts.prepare(rows.tolist())
 
     def position(self) -> tuple[int, int]:
         return self._epoch, self._position
@@ -103,10 +130,15 @@ class TableOrder(RowOrder):
         self._epoch, self._position = position
 
     def some_prompts(self, limit: int) -> Sequence[Prompt]:
+        if isinstance(self._prompts, LazyPrompts):
+            limit = min(limit, MAX_BUILT_AT_START)
         step = max(1, -(-len(self._prompts) // limit))
-        return self._prompts[::step]
+        return [prompt for prompt in self._prompts[::step] if prompt is not None]
 
     def find(self, ids: Collection[str]) -> Mapping[str, Prompt]:
+        if isinstance(self._prompts, LazyPrompts):
+            found = [self._prompts[row] for row in self._prompts.rows.find(ids)]
+            return {prompt.id: prompt for prompt in found if prompt is not None}
         wanted = set(ids)
         return {prompt.id: prompt for prompt in self._prompts if prompt.id in wanted}
 

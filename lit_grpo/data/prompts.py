@@ -77,16 +77,16 @@ def build_prompts(
     """
     if tokenizer.chat_template is not None:
         check_template_kwargs(prompt_format.chat_template_kwargs, tokenizer)
-    _check_tools_column(rows, prompt_format.tools_column)
+    check_tools_column(rows, prompt_format.tools_column)
     answers = gold_answers(rows, prompt_format.columns, required=prompt_format.require_answer)
     prompts = [
-        _build_prompt(row, answer, tokenizer, prompt_format)
+        build_prompt(row, answer, tokenizer, prompt_format)
         for row, answer in zip(rows, answers, strict=True)
     ]
     return _within_limit(rows, prompts, prompt_format)
 
 
-def _check_tools_column(rows: Sequence[Row], column: str | None) -> None:
+def check_tools_column(rows: Sequence[Row], column: str | None) -> None:
     """Check that some row has the column, unless it is the default, which need not exist."""
     is_chosen = column not in (None, PromptFormat.tools_column)
     if rows and is_chosen and all(column not in row.columns for row in rows):
@@ -96,9 +96,14 @@ def _check_tools_column(rows: Sequence[Row], column: str | None) -> None:
         )
 
 
-def _build_prompt(
+def build_prompt(
     row: Row, answer: str | None, tokenizer: Tokenizer, prompt_format: PromptFormat
 ) -> Prompt:
+    """Return the prompt of a row, however long it is.
+
+    Raises:
+        UserError: a column is missing, or the prompt cannot be built.
+    """
     template = prompt_format.compiled_template
     value = prompt_value(row, prompt_format.columns) if template is None else _render(row, template)
     messages = _to_messages(value, row, prompt_format)

@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from lit_grpo.data.columns import list_rows
-from lit_grpo.data.module import PromptData, Split
+from lit_grpo.data.mapped import MappedRows
+from lit_grpo.data.module import Split
+from lit_grpo.data.prompt_data import PromptData
 from lit_grpo.data.scored_answers import ScoredAnswers, read_scored_answers
 from lit_grpo.data.sources import Row
 from lit_grpo.types import UserError, check_range
@@ -87,18 +89,24 @@ class RubricData(PromptData):
         self.answers_column = answers_column
         self.gold_column = gold_column
 
-    def rows(self, split: Split) -> list[Row]:
+    def rows(self, split: Split) -> Sequence[Row]:
         """Return the rows of a split, each with its two excerpts as further columns.
 
         Raises:
             UserError: excerpts are shown, and the answers or gold scores of a row cannot be read.
         """
         rows = super().rows(split)
+        if isinstance(rows, MappedRows):
+            return rows.then(self._with_excerpts)
         scored = self._scored_answers(rows) if self.use_contrastive else [None] * len(rows)
         return [
             replace(row, columns={**row.columns, **self._excerpts(answers)})
             for row, answers in zip(rows, scored, strict=True)
         ]
+
+    def _with_excerpts(self, row: Row) -> Row:
+        answers = self._scored_answers([row])[0] if self.use_contrastive else None
+        return replace(row, columns={**row.columns, **self._excerpts(answers)})
 
     def _scored_answers(self, rows: Sequence[Row]) -> list[ScoredAnswers]:
         scored, refused, reason = [], [], ""

@@ -12,9 +12,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_grpo.types import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 # org/name, org/name:split, org/name:subset:split; a split may be a slice, train[:100]
 _DATASET = re.compile(
@@ -115,12 +118,19 @@ def _read_parquet(path: Path) -> _Numbered:
         raise UserError(
             f"{path} is not a complete parquet file: {error}. Write it again."
         ) from error
-    of_json = [field.name for field in table.schema if isinstance(field.type, pyarrow.JsonType)]
-    return enumerate((_decoded(row, of_json) for row in table.to_pylist()), start=1)
+    of_json = json_columns(table.schema)
+    return enumerate((decoded(row, of_json) for row in table.to_pylist()), start=1)
 
 
-def _decoded(row: dict[str, Any], of_json: Sequence[str]) -> dict[str, Any]:
-    """Return a row with the objects of the columns whose type is JSON, which Arrow has as text."""
+def json_columns(schema: pyarrow.Schema) -> list[str]:
+    """Return the names of the columns whose type is JSON, which Arrow has as text."""
+    import pyarrow
+
+    return [field.name for field in schema if isinstance(field.type, pyarrow.JsonType)]
+
+
+def decoded(row: dict[str, Any], of_json: Sequence[str]) -> dict[str, Any]:
+    """Return a row with the objects that the texts of these columns stand for."""
     texts = {name: row[name] for name in of_json if row[name] is not None}
     return row | {name: json.loads(text) for name, text in texts.items()}
 

@@ -3,10 +3,12 @@
 import json
 
 import pytest
-from data_runs import fit, flat
+from data_runs import SaveEverywhere, fit, flat
 from prepared_data import open_row, verifiable_row, write_prepared
 
-from lit_grpo.data import MixtureData, MixtureSource, PromptData
+from lit_grpo.data import MixtureData, MixtureSource, PromptData, RubricData, prompt_data
+from lit_grpo.data.mapped import MappedRows
+from lit_grpo.data.prepared import find_prepared
 from lit_grpo.types import UserError
 
 SIZES = {"num_train": 6, "num_validation": 2, "num_holdout": 2}
@@ -80,3 +82,73 @@ def test_what_one_source_of_a_mixture_holds_out_no_other_trains_on(prepared, tmp
     }
     with pytest.raises(UserError, match="the train data of more must not .* got 1: more:1"):
         fit(MixtureData(sources, prompts_per_step=4))
+
+
+@pytest.fixture
+def few_in_memory(monkeypatch):
+    monkeypatch.setattr(prompt_data, "MAX_ROWS_IN_MEMORY", 5)
+
+
+def test_many_rows_are_tokenized_when_a_step_needs_them(prepared, few_in_memory, tmp_path):
+    source = data(prepared, max_prompt_tokens=100)
+    rows = source.rows("train")
+    assert isinstance(rows, MappedRows)
+    assert [*rows] == [*find_prepared(str(prepared)).split("train").rows()]
+    assert isinstance(source.rows("validation"), list)
+    saver = SaveEverywhere(tmp_path)
+    module = fit(source, saver, max_steps=8, max_epochs=-1)
+    assert [len(set(batch)) for batch in module.trained] == [4] * 8
+    assert len(set(flat(module.trained[:3]))) == 12
+    assert module.trained[:3] != module.trained[3:6]
+    assert len(set(flat(module.evaluated))) == 4
+    for step, hook, path in saver.saved:
+        again = data(prepared, max_prompt_tokens=100)
+        resumed = fit(again, checkpoint=path, max_steps=8, max_epochs=-1)
+        assert resumed.trained == module.trained[step:], f"{hook} after step {step}"
+
+
+def test_long_prompts_of_many_rows_are_passed_over(prepared, few_in_memory):
+    source = data(prepared, where={"source": ["open", "verifiable"]}, max_prompt_tokens=22)
+    module = fit(source, max_steps=2)
+    assert {name.split(":")[0] for name in flat(module.trained)} == {"verifiable"}
+    with pytest.raises(UserError, match="none of the 12 prompts is within max_prompt_tokens"):
+        fit(data(prepared / "train.parquet", max_prompt_tokens=3), max_steps=1)
+
+
+def test_many_rows_need_a_limit_since_their_lengths_are_not_known(prepared, few_in_memory):
+    with pytest.raises(UserError, match=r"has 12 rows, .* Set data.max_prompt_tokens"):
+        fit(data(prepared))
+
+
+def test_many_rows_are_held_out_by_number_and_refused_as_few_are(prepared, few_in_memory):
+    few = data(prepared, validation_size=3, max_prompt_tokens=100)
+    many = [row_ids(few, split) for split in ("train", "validation")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompt_data, "MAX_ROWS_IN_MEMORY", 100)
+        assert [row_ids(few, split) for split in ("train", "validation")] == many
+    assert [len(one) for one in many] == [9, 3]
+
+
+def test_held_out_rows_among_many_are_refused(prepared, few_in_memory, tmp_path):
+    larger = write_prepared(tmp_path / "larger", num_train=9)
+    sources = {
+        name: MixtureSource(data=PromptData(str(path), require_answer=False, max_prompt_tokens=100))
+        for name, path in (("small", prepared), ("large", larger))
+    }
+    with pytest.raises(UserError, match="the train data of large must not .* got 2: verifiable:8"):
+        fit(MixtureData(sources, prompts_per_step=4))
+
+
+def test_rubrics_of_many_rows_show_the_same_excerpts(prepared, few_in_memory):
+    def prompts(source) -> dict[str, str]:
+        module = fit(MixtureData({"open": MixtureSource(data=source)}, prompts_per_step=4))
+        found = module.trainer.train_dataloader.some_prompts()
+        return {prompt.id: prompt.text for prompt in found}
+
+    settings = {"where": {"source": "open"}, "use_contrastive": True}
+    many = prompts(RubricData(str(prepared), **settings, max_prompt_tokens=1000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompt_data, "MAX_ROWS_IN_MEMORY", 100)
+        assert prompts(RubricData(str(prepared), **settings)) == many
+    assert len(many) == 6
+    assert all("is green and steep." in text for text in many.values())

@@ -1,0 +1,203 @@
+"""Prompts from files and datasets of any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from itertools import compress
+from operator import or_
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from lit_grpo.data.filters import failed_filter
+from lit_grpo.data.mapped import MappedRows
+from lit_grpo.data.module import PromptDataModule, Split
+from lit_grpo.data.prepared import Holdout, PreparedSplit, find_prepared
+from lit_grpo.data.prompts import PromptFormat
+from lit_grpo.data.sources import Row, read_rows
+from lit_grpo.types import UserError, check_range
+
+MAX_ROWS_IN_MEMORY = 50_000
+"""Prepared data with more rows to train on are tokenized while they are trained on."""
+
+
+class PromptData(PromptDataModule):
+    """Prompts from jsonl, parquet and csv files and Hugging Face datasets.
+
+    Three layouts are recognised: verl's (``prompt``, ``reward_model.ground_truth``), GSM8K's
+    (``question``, ``answer`` ending with ``#### 72``) and plain ``prompt``, ``answer``. Rewards
+    can read every column of a row under its own name.
+
+    Args:
+        train: File, dataset or a list of them. A dataset is written ``id``, ``id:split`` or
+            ``id:subset:split``, where ``id`` is a directory or an id on the Hub. Of a directory of
+            prepared data its train split is read; what it holds out is refused.
+        validation: The same for validation during training. Null means that of prepared data.
+        test: The same for ``lit-grpo test``; null means the validation data, or the holdout of
+            prepared data.
+        where: Read only the rows of all splits that pass: by column ``[lowest, highest]``, of which
+            either may be null, a value, or a list of values; for example ``{source: open}``.
+        validation_size: Number or fraction of the rows of ``train`` to hold out for validation
+            when ``validation`` is not set. The choice does not depend on ``seed``, so that runs
+            with different seeds, and the SFT run before them, are validated on the same rows.
+        prompts_per_step: Prompts per rollout step, over all processes.
+        validation_batch_size: Prompts per validation batch, over all processes; null means
+            ``prompts_per_step``.
+        columns: ``{role: column}`` for the roles prompt, answer and id, where the layout is not
+            recognised. ``a.b`` is the field b of the nested column a.
+        template: jinja2 template of the prompt over the columns of the row, for example
+            ``"Question: {{ question }}\\nAnswer:"``.
+        system_prompt: First message of every conversation.
+        chat_template_kwargs: Arguments of the chat template, such as ``{enable_thinking: false}``.
+        tools_column: Column with the tools that a conversation's chat template describes: a list
+            of JSON schemas, or the JSON text of one. Null passes none.
+        chat: Turn each text prompt into the user message of a conversation, formatted by the
+            tokenizer's chat template. A prompt that is a list of messages is always a
+            conversation.
+        max_prompt_tokens: Maximum prompt length; null means no limit.
+        too_long: ``drop`` longer prompts (the log says how many), or ``refuse`` the data.
+        seed: Seed of the order of the training prompts.
+        require_answer: Refuse rows without a gold answer.
+    """
+
+    def __init__(
+        self,
+        train: str | list[str] | None = None,
+        validation: str | list[str] | None = None,
+        test: str | list[str] | None = None,
+        *,
+        where: dict[str, Any] | None = None,
+        validation_size: int | float = 0,
+        prompts_per_step: int = 64,
+        validation_batch_size: int | None = None,
+        columns: dict[str, str] | None = None,
+        template: str | None = None,
+        system_prompt: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        tools_column: str | None = "tools",
+        chat: bool = False,
+        max_prompt_tokens: int | None = None,
+        too_long: Literal["drop", "refuse"] = "drop",
+        seed: int = 0,
+        require_answer: bool = True,
+    ) -> None:
+        super().__init__(prompts_per_step, validation_batch_size, seed)
+        check_range("data.validation_size", validation_size, at_least=0)
+        if validation and validation_size:
+            raise UserError(
+                f"validation_size must be 0 with validation={validation!r}, got "
+                f"{validation_size} (the held-out rows would be unused). Set only one of "
+                "data.validation and data.validation_size."
+            )
+        self.train = _as_list(train)
+        self.validation = _as_list(validation)
+        self.test = _as_list(test)
+        self.where = where or {}
+        self.validation_size = validation_size
+        self.prompt_format = PromptFormat(
+            columns=columns or {},
+            template=template,
+            system_prompt=system_prompt,
+            chat_template_kwargs=chat_template_kwargs or {},
+            tools_column=tools_column,
+            chat=chat,
+            max_prompt_tokens=max_prompt_tokens,
+            too_long=too_long,
+            require_answer=require_answer,
+        )
+
+    def rows(self, split: Split) -> Sequence[Row]:
+        if split == "test" and self.test:
+            return self._read_all(self.test, "holdout")
+        if split != "train" and self.validation:
+            return self._read_all(self.validation, "validation")
+        if split != "train" and not self.validation_size:
+            implied = [one for one in self.train if Path(one).is_dir() and find_prepared(one)]
+            return self._read_all(implied, "validation" if split == "validation" else "holdout")
+        train, held_out = split_rows(self._read_all(self.train, "train"), self.validation_size)
+        return train if split == "train" else held_out
+
+    def _read_all(self, sources: list[str], split: str) -> Sequence[Row]:
+        """Return the rows that pass `where`; of a prepared directory, those of this split."""
+        rows = self._map(sources, split) or [
+            row for source in sources for row in _read_one(source, split)
+        ]
+        kept = (
+            rows.where(self.where)
+            if isinstance(rows, MappedRows)
+            else [row for row in rows if failed_filter(row.columns, self.where) is None]
+        )
+        if rows and not kept and split == "train":
+            raise UserError(
+                f"where must keep some rows, got {self.where}, which none of the {len(rows)} rows "
+                "passes. Set data.where."
+            )
+        return kept
+
+    def _map(self, sources: list[str], split: str) -> MappedRows | None:
+        """Return the rows of one prepared source with very many; None for all others.
+
+        Raises:
+            UserError: no limit is set of the lengths of the prompts, which are not known before.
+        """
+        prepared = _prepared_split(sources[0], split) if len(sources) == 1 else None
+        if split != "train" or prepared is None or prepared.num_rows <= MAX_ROWS_IN_MEMORY:
+            return None
+        if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
+            return None
+        if self.prompt_format.max_prompt_tokens is None or self.prompt_format.too_long != "drop":
+            raise UserError(
+                f"{prepared.path} has {prepared.num_rows:,} rows, and more than "
+                f"{MAX_ROWS_IN_MEMORY:,} are tokenized when a step needs them, so that long ones "
+                "cannot be found before. Set data.max_prompt_tokens, with data.too_long: drop."
+            )
+        return MappedRows(prepared.path)
+
+    def held_out(self) -> Holdout | None:
+        """Return what the directories of prepared data that are trained on hold out."""
+        found = [one.holdout() for source in self.train if (one := find_prepared(source))]
+        return reduce(or_, found) if found else None
+
+
+def split_rows(
+    rows: Sequence[Row], held_out_size: int | float
+) -> tuple[Sequence[Row], Sequence[Row]]:
+    """Split rows into those to train on and those held out, each in the original order.
+
+    Raises:
+        UserError: the size holds out no row, or leaves none to train on.
+    """
+    if not rows or not held_out_size:
+        return rows, []
+    is_fraction = isinstance(held_out_size, float)
+    num_held_out = round(len(rows) * held_out_size) if is_fraction else int(held_out_size)
+    if not 0 < num_held_out < len(rows):
+        raise UserError(
+            f"validation_size must be a fraction below 1 or a number below the {len(rows)} rows, "
+            f"got {held_out_size}, which holds out {num_held_out}. Set data.validation_size."
+        )
+    is_held_out = np.zeros(len(rows), dtype=bool)
+    is_held_out[np.random.default_rng(0).permutation(len(rows))[:num_held_out]] = True
+    if isinstance(rows, MappedRows):
+        return rows.select(~is_held_out), [*rows.select(is_held_out)]
+    return [*compress(rows, ~is_held_out)], [*compress(rows, is_held_out)]
+
+
+def _as_list(sources: str | list[str] | None) -> list[str]:
+    return [sources] if isinstance(sources, str) else list(sources or [])
+
+
+def _read_one(source: str, split: str) -> Sequence[Row]:
+    prepared = _prepared_split(source, split)
+    return read_rows(source) if prepared is None else prepared.rows()
+
+
+def _prepared_split(source: str, split: str) -> PreparedSplit | None:
+    """Return this split of a prepared directory, or the one that a file is; else None."""
+    prepared = find_prepared(source)
+    if prepared is None:
+        return None
+    path = Path(source).expanduser()
+    return prepared.split(split if path == prepared.path else path.stem)
