@@ -56,7 +56,9 @@ class PromptData(PromptDataModule):
         chat: Turn each text prompt into the user message of a conversation, formatted by the
             tokenizer's chat template. A prompt that is a list of messages is always a
             conversation.
-        max_prompt_tokens: Maximum prompt length; null means no limit.
+        max_prompt_tokens: Maximum prompt length; null means no limit. Prepared data with more than
+            50,000 rows to train on need one: they are tokenized when a step needs them, and longer
+            prompts are passed over then.
         too_long: ``drop`` longer prompts (the log says how many), or ``refuse`` the data.
         seed: Seed of the order of the training prompts.
         require_answer: Refuse rows without a gold answer.

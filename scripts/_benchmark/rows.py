@@ -36,14 +36,14 @@ def compare_rows(num_rows: int) -> Iterator[Result]:
 
 def _results(case: str, measured: dict[str, float]) -> Iterator[Result]:
     limits = {
-        "seconds": (SECONDS, "s", "the time within which the first batch must be there"),
-        "megabytes": (MEGABYTES, "MB", "the memory that 100 batches may take, without the disk's"),
+        "time": ("seconds", SECONDS, "s", "that within which the first batch must be there"),
+        "memory": ("megabytes", MEGABYTES, "MB", "that which 100 batches may take"),
     }
-    for name, (limit, unit, against) in limits.items():
+    for what, (name, limit, unit, against) in limits.items():
         yield Result(
             figure="rows",
-            case=case,
-            against=against,
+            case=f"{what} of {case}",
+            against=f"a limit of the {what}, {against}",
             ours=measured[name],
             other=limit,
             unit=unit,
