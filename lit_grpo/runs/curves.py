@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from math import ceil
 from pathlib import Path
 
@@ -111,8 +112,12 @@ class Panel:
     """Draws one run, with its steps offset by those of earlier runs; by default one curve."""
     shows_zeros: bool = True
     """Whether a run whose values are all 0 is drawn."""
+    is_by_source: bool = False
+    """Whether only runs with several sources are drawn."""
 
     def fits(self, run: Run) -> bool:
+        if self.is_by_source and len(run.sources) < 2:
+            return False
         return run.has(self.metric) and (self.shows_zeros or bool(run.values(self.metric).any()))
 
     def offset(self, run: Run) -> int:
@@ -218,6 +223,12 @@ def draw_reward(ax: Axes, run: Run, offset: int) -> None:
     draw_line(ax, run, offset, "reward/mean", label="mean ± in-group deviation")
 
 
+def draw_sources(ax: Axes, run: Run, offset: int) -> None:
+    found = [one for one in run.sources if run.has(f"reward/{one}/mean")]
+    for source, color in zip(found, cycle((BLUE, ORANGE, GREEN, PURPLE, RED)), strict=False):
+        draw_line(ax, run, offset, f"reward/{source}/mean", color, source)
+
+
 def draw_length(ax: Axes, run: Run, offset: int) -> None:
     if run.has("completions/min_length") and run.has("completions/max_length"):
         low, high = run.values("completions/min_length"), run.values("completions/max_length")
@@ -261,6 +272,7 @@ def draw_memory(ax: Axes, run: Run, offset: int) -> None:
 PANELS = (
     Panel(title="Held-out accuracy", metric=ACCURACY, draw=draw_accuracy),
     Panel(title="Reward", metric="reward/mean", draw=draw_reward),
+    Panel(title="Reward by source", metric="reward/mean", draw=draw_sources, is_by_source=True),
     Panel(title="Completion length", metric=LENGTH, unit="tokens", draw=draw_length),
     Panel(title="SFT loss", metric="sft/loss", unit=NATS),
     Panel(title="Policy loss", metric="policy/loss"),

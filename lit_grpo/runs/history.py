@@ -7,6 +7,7 @@ as ``final/`` does.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -51,6 +52,12 @@ class Run:
     def clock(self) -> pd.Series:
         """The seconds at which steps were logged, indexed by step from 1."""
         return self.values("seconds").astype(float).cummax()
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the sources of its data; none if it has only one."""
+        shares = (re.fullmatch(r"data/(\w+)/share", str(name)) for name in self.metrics)
+        return [match[1] for match in shares if match]
 
     def has(self, metric: str) -> bool:
         return metric in self.metrics and bool(self.metrics[metric].notna().any())

@@ -1,9 +1,9 @@
-"""Marks of the phases of a curriculum in the curves."""
+"""Phases and sources of a mixture in the curves."""
 
 from logged_runs import write_run
 from matplotlib.figure import Figure
 
-from lit_grpo.runs.curves import Panel, draw_panel, phase_starts
+from lit_grpo.runs.curves import PANELS, Panel, draw_panel, phase_starts
 from lit_grpo.runs.history import load_runs
 
 
@@ -25,6 +25,21 @@ def test_a_line_stands_before_the_first_step_of_each_further_phase(tmp_path):
     run = load(tmp_path / "run", [1, 1, 2, 2, 2, 3])
     assert phase_starts(run) == [3, 6]
     assert lines(run) == [2.5, 5.5]
+
+
+def test_the_rewards_of_several_sources_have_a_panel(tmp_path):
+    (panel,) = (one for one in PANELS if one.title == "Reward by source")
+    metrics = {"reward/mean": [0.5, 0.5], "data/a/share": [1.0, 1.0], "reward/a/mean": [0.1, 0.2]}
+    others = {"data/b/share": [0.0, 0.0], "reward/b/mean": [0.3, 0.4]}
+    one, two = load_runs(
+        [write_run(tmp_path / "one", metrics), write_run(tmp_path / "two", metrics | others)]
+    )
+    assert not panel.fits(one)
+    assert panel.fits(two)
+    ax = Figure().subplots()
+    draw_panel(ax, panel, [two])
+    assert [[*line.get_ydata()] for line in ax.lines] == [[0.1, 0.2], [0.3, 0.4]]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b"]
 
 
 def test_a_run_with_one_phase_or_none_has_no_line(tmp_path):

@@ -89,20 +89,33 @@ def draw_charts(runs: Sequence[Run], *, is_comparison: bool) -> list[dict[str, A
 
 
 def _parts(runs: Sequence[Run], is_comparison: bool) -> list[Chart]:
-    """Return the charts of single rewards: one chart, or one for each if runs are compared."""
-    pattern = r"reward/(.+)/mean"
-    names = {
-        match[1]: str(metric)
-        for run in runs
-        for metric in run.metrics
-        if (match := re.fullmatch(pattern, str(metric)))
-    }
-    if len(names) < 2:
-        return []
+    """Return the charts of single rewards and sources, one for each of them in a comparison."""
+    sources = dict.fromkeys(source for run in runs for source in run.sources)
+    found = (re.fullmatch(r"reward/(.+)/mean", str(name)) for run in runs for name in run.metrics)
+    names = dict.fromkeys(match[1] for match in found if match and match[1] not in sources)
     if is_comparison:
-        return [Chart(title=f"Reward {name}", metric=one) for name, one in names.items()]
-    name, metric = next(iter(names.items()))
-    return [Chart(title="Single rewards, unweighted", metric=metric, name=name, others=pattern)]
+        titles = [f"Reward {name}" for name in names] if len(names) > 1 else []
+        titles += [f"Reward of {source}" for source in sources]
+        of = [*(names if len(names) > 1 else ()), *sources]
+        return [
+            Chart(title=title, metric=f"reward/{name}/mean")
+            for title, name in zip(titles, of, strict=True)
+        ]
+    kinds = [("Single rewards, unweighted", "reward/{}/mean", "", names)]
+    kinds += [(title, metric, unit, sources) for title, metric, unit in BY_SOURCE]
+    charts = []
+    for title, metric, unit, of in kinds:
+        there = [one for one in of if any(run.has(metric.format(one)) for run in runs)]
+        if len(there) > 1:
+            charts.append(_together(title, there, metric, unit))
+    return charts
+
+
+def _together(title: str, names: Sequence[str], metric: str, unit: str) -> Chart:
+    """Return a chart with a line for each name."""
+    first, *others = names
+    pattern = metric.format(f"({'|'.join(map(re.escape, others))})")
+    return Chart(title=title, metric=metric.format(first), name=first, others=pattern, unit=unit)
 
 
 def _draw(chart: Chart, runs: Sequence[Run], is_comparison: bool) -> dict[str, Any]:
@@ -236,6 +249,15 @@ def length_band(run: Run) -> tuple[pd.Series, pd.Series]:
     )
     return run.values(low), run.values(high)
 
+
+BY_SOURCE = (
+    ("Reward by source", "reward/{}/mean", ""),
+    ("Groups without a signal by source", "reward/{}/frac_zero_std", "share"),
+    ("Completion length by source", "completions/{}/mean_length", "tokens"),
+    ("Held-out accuracy by source", "val/{}/accuracy", "share"),
+    ("Prompts by source", "data/{}/share", "share"),
+)
+"""Title, metric and unit of the charts of a run with several sources."""
 
 CHARTS = (
     Chart(

@@ -66,6 +66,29 @@ def test_several_rewards_are_drawn_together_or_compared_one_by_one(tmp_path):
     assert [trace["meta"] for trace in compared["Reward math"]["traces"]] == [0, 1]
 
 
+def test_sources_are_drawn_together_or_compared_one_by_one_and_are_no_rewards(tmp_path):
+    metrics = {
+        "reward/mean": [1.0, 1.0],
+        "reward/math/mean": [0.5, 0.5],
+        "data/open/share": [0.25, 0.75],
+        "data/sums/share": [0.75, 0.25],
+        "reward/open/mean": [0.1, 0.2],
+        "reward/sums/mean": [0.3, 0.4],
+        "val/sums/accuracy": [None, 0.5],
+    }
+    runs = [write_run(tmp_path / name, metrics) for name in "ab"]
+    drawn = draw(runs[0])
+    assert "Single rewards, unweighted" not in drawn
+    assert lines(drawn["Reward by source"]) == {
+        "open": ([1, 2], [0.1, 0.2]),
+        "sums": ([1, 2], [0.3, 0.4]),
+    }
+    assert set(lines(drawn["Prompts by source"])) == {"open", "sums"}
+    compared = draw(*runs, is_comparison=True)
+    assert {"Reward of open", "Reward of sums"} < set(compared)
+    assert "Reward math" not in compared
+
+
 def test_compared_runs_have_colours_of_their_own_and_only_the_main_line(tmp_path):
     metrics = {"val/accuracy": [0.1, 0.2], "val/avg@4": [0.1, 0.1]}
     runs = [write_run(tmp_path / name, metrics) for name in "abcdefghij"]
