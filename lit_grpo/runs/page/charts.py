@@ -104,8 +104,8 @@ def _parts(runs: Sequence[Run], is_comparison: bool) -> list[Chart]:
     kinds = [("Single rewards, unweighted", "reward/{}/mean", "", names)]
     kinds += [(title, metric, unit, sources) for title, metric, unit in BY_SOURCE]
     charts = []
-    for title, metric, unit, of in kinds:
-        there = [one for one in of if any(run.has(metric.format(one)) for run in runs)]
+    for title, metric, unit, named in kinds:
+        there = [one for one in named if any(run.has(metric.format(one)) for run in runs)]
         if len(there) > 1:
             charts.append(_together(title, there, metric, unit))
     return charts
