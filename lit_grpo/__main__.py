@@ -121,6 +121,10 @@ def run_without_config(command: str, arguments: list[str]) -> int:
             from lit_grpo.cli.prepare.command import prepare
 
             return prepare(arguments)
+        if command == "precompute":
+            from lit_grpo.cli.precompute.command import precompute
+
+            return precompute(arguments)
         if command == "checkpoints":
             from lit_grpo.cli.checkpoints import manage_checkpoints
 

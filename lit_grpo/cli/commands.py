@@ -14,6 +14,7 @@ COMMANDS = {
     "validate": "evaluate a checkpoint on the validation prompts",
     "test": "evaluate a checkpoint on the test prompts",
     "prepare": "make training data by a recipe: sources, filters, splits, gold scores",
+    "precompute": "score stored answers for prepare, by a judge or by a program",
     "doctor": "check before a run: data, model, memory, disk, engine, credentials, judges",
     "plan": "estimate memory and seconds of a step by part, on GPUs that need not be here",
     "rewards": "sample and score a few prompts without training: signal, time and cost of a step",
@@ -54,6 +55,11 @@ EXAMPLES = {
         "--preset my_recipe.yaml --out prepared --only_cached --near_duplicates drop",
         "--preset curriculum --out warmup --sft",
     ),
+    "precompute": (
+        "--preset open_only --dry_run",
+        "--preset my_recipe.yaml --cache gold",
+        "--preset my_recipe.yaml --cache gold --processes 4",
+    ),
     "doctor": ("--config my.yaml", "--config my.yaml --probe"),
     "plan": (
         "--config my.yaml --gpus 8xH100 --nodes 2",
@@ -88,7 +94,7 @@ CHECKING = "doctor"
 """The command that checks a training run without starting it."""
 PLANNING = "plan"
 """The command that estimates what a step of a training run will cost."""
-WITHOUT_CONFIG = ("prepare", "report", "checkpoints", "wandb-sync")
+WITHOUT_CONFIG = ("prepare", "precompute", "report", "checkpoints", "wandb-sync")
 """The commands that take options of their own in place of the keys of a config."""
 
 
@@ -97,23 +103,38 @@ def _number(text: str) -> int | float:
     return int(text) if text.isdecimal() else float(text)
 
 
+_RECIPE: dict[str, dict[str, Any]] = {
+    "--preset": {
+        "metavar": "NAME",
+        "default": "open_only",
+        "help": "the recipe: one of prepare --list, or a file; without it open_only",
+    },
+    "--data": {
+        "action": "append",
+        "default": [],
+        "metavar": "SOURCE=FILE",
+        "help": "other files for a source, separated by commas; may be given for each source",
+    },
+    "--cache": {
+        "metavar": "DIR",
+        "help": "the directory of gold scores; without it gold.cache of the recipe",
+    },
+    "--bad_rows": {
+        "choices": ("refuse", "drop"),
+        "default": "refuse",
+        "metavar": "WHAT",
+        "help": "refuse or drop rows that cannot be used, such as those without a prompt",
+    },
+}
+"""The options of the commands that read a recipe."""
+
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "prepare": {
-        "--preset": {
-            "metavar": "NAME",
-            "default": "open_only",
-            "help": "the recipe: one of --list, or a file; without it open_only",
-        },
+        **_RECIPE,
         "--out": {"metavar": "DIR", "help": "the directory to write"},
         "--list": {
             "action": "store_true",
             "help": "show what the data of each recipe are made of",
-        },
-        "--data": {
-            "action": "append",
-            "default": [],
-            "metavar": "SOURCE=FILE",
-            "help": "other files for a source, separated by commas; may be given for each source",
         },
         "--only_cached": {
             "action": "store_true",
@@ -145,17 +166,26 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "metavar": "WHAT",
             "help": "the same of prompts that share most of their words; ignore does not look",
         },
-        "--bad_rows": {
-            "choices": ("refuse", "drop"),
-            "default": "refuse",
-            "metavar": "WHAT",
-            "help": "refuse or drop rows that cannot be used, such as those without a prompt",
-        },
         "--sft": {
             "action": "store_true",
             "help": "write pairs of prompt and completion for lit-grpo sft, with the same holdout",
         },
         "--json": {"action": "store_true", "help": "print the manifest in place of the table"},
+    },
+    "precompute": {
+        **_RECIPE,
+        "--limit": {"type": int, "metavar": "N", "help": "only the first N rows of each source"},
+        "--processes": {
+            "type": int,
+            "metavar": "N",
+            "default": 1,
+            "help": "how many processes share the work: each takes its part of the judge's limits",
+        },
+        "--dry_run": {
+            "action": "store_true",
+            "help": "only say what is missing, and the calls, tokens, dollars and hours for it",
+        },
+        "--json": {"action": "store_true", "help": "print JSON in place of tables and words"},
     },
     "doctor": {
         "--probe": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -45,6 +46,15 @@ def parse_runs(command: str, arguments: Sequence[str]) -> argparse.Namespace:
             f"{command} needs the directories of one or more runs: lit-grpo {command} runs/my/0"
         )
     return given
+
+
+def same_recipe(command: str, given: argparse.Namespace) -> str:
+    """Return a command line of another command that reads the same rows and the same cache."""
+    words = ["lit-grpo", command, "--preset", given.preset]
+    words += [word for one in given.data for word in ("--data", one)]
+    words += ["--cache", given.cache] if given.cache else []
+    words += ["--bad_rows", given.bad_rows] if given.bad_rows != "refuse" else []
+    return shlex.join(words)
 
 
 def _with_underscores(arguments: Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lit_grpo.cli.errors import print_error
 from lit_grpo.diagnostics import Failure, find_failure, no_signal, truncated_fraction
+from lit_grpo.judge.estimate import seconds_of_calls
 from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.runs.files import completions_table, free_path, write_table
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
@@ -32,7 +33,6 @@ from lit_grpo.types import Measurements, Prompt, RolloutBatch, Score
 
 REWARD_FAILED = 1
 """Exit code of ``rewards`` and ``rescore`` if a reward failed on every completion."""
-SECONDS_PER_MINUTE = 60
 LATENCY = "timing/judge_api_latency_s"
 TOKENS = ("judge/prompt_tokens", "judge/completion_tokens")
 
@@ -138,15 +138,14 @@ def projected_seconds(
 
 def _judging_seconds(reward: JudgedReward, measurements: Measurements, factor: float) -> float:
     """Return the seconds that ``factor`` times these calls take within the judge's limits."""
-    limits, totals = reward.judge.limits, measurements.totals
     latencies = measurements.samples.get(LATENCY, [])
+    if not latencies:
+        return 0.0
+    totals = measurements.totals
     tokens = sum(totals[name] for name in TOKENS if name in totals)
-    bounds = [factor * sum(latencies) / limits.max_concurrency, max(latencies, default=0.0)]
-    if limits.requests_per_minute:
-        bounds.append(factor * len(latencies) / limits.requests_per_minute * SECONDS_PER_MINUTE)
-    if limits.tokens_per_minute:
-        bounds.append(factor * tokens / limits.tokens_per_minute * SECONDS_PER_MINUTE)
-    return max(bounds)
+    num_calls, mean = factor * len(latencies), sum(latencies) / len(latencies)
+    seconds = seconds_of_calls(reward.judge.limits, num_calls, factor * tokens, mean)
+    return max(seconds, *latencies)
 
 
 def in_group_deviation(values: Tensor) -> float | None:

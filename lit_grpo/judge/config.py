@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_grpo.types import UserError, check_range
+from lit_grpo.types import UserError, check_range, setting_error
 
 Api = Literal["openai", "azure", "azure_v1"]
 Auth = Literal["key", "token", "entra", "none"]
@@ -144,3 +144,14 @@ class Judge:
                 "judge.auth must be key, token or none with api: openai, got entra "
                 "(azure-identity's tokens are for Azure only). Set judge.api to azure or azure_v1."
             )
+
+    def check_votes(self, key: str, votes: int) -> None:
+        """Raise UserError if several votes on one question would all be equal.
+
+        Args:
+            key: Of the setting with the number of votes.
+            votes: Their number.
+        """
+        if votes > 1 and self.temperature == 0:
+            why = "all votes would be equal; or set judge.temperature above 0 or to null"
+            raise setting_error(key, "1 with a temperature of 0", votes, why)

@@ -13,7 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from lit_grpo.cli.file_options import parse_options
+from lit_grpo.cli.file_options import parse_options, same_recipe
+from lit_grpo.cli.precompute.gold_cache import StoredGold
 from lit_grpo.cli.prepare.join_gold import NoCache
 from lit_grpo.cli.prepare.pipeline import Order, run
 from lit_grpo.cli.prepare.recipe import Recipe, known_recipes, read_recipe
@@ -55,15 +56,35 @@ def _order(given: Namespace) -> Order:
             "holdout_size must be left out with --holdout, got "
             f"{given.holdout_size} (the file says what is held out). Set only one of them."
         )
+    cache = _cache(recipe, given.cache)
     return Order(
         name=given.preset,
         recipe=recipe,
         out=Path(given.out),
         holdout=Path(given.holdout) if given.holdout else None,
-        cache=NoCache(),
+        cache=cache or NoCache(),
+        scored_by=cache.scored_by if cache else {},
+        scoring=same_recipe("precompute", given),
         only_cached=given.only_cached,
         bad_rows=given.bad_rows,
         sft=given.sft,
+    )
+
+
+def _cache(recipe: Recipe, directory: str | None) -> StoredGold | None:
+    """Return the gold scores of a directory, by default of that of the recipe if it is there.
+
+    Raises:
+        UserError: the directory is not there, or has the scores of another judge.
+    """
+    path = Path(directory or recipe.gold.cache)
+    if path.is_dir():
+        return StoredGold(path, recipe)
+    if directory is None:
+        return None
+    raise UserError(
+        f"cache must be a directory of gold scores, got {directory} (there is none). Set --cache "
+        "to that of lit-grpo precompute."
     )
 
 

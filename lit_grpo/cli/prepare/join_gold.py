@@ -6,13 +6,26 @@ import hashlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from lit_grpo.cli.prepare.recipe import Recipe
+from lit_grpo.cli.prepare.recipe import Recipe, Verifier
 from lit_grpo.cli.prepare.rows import PreparedRow
 from lit_grpo.types import UserError
 
+MIN_ANSWERS = 2
+"""Stored answers that a row needs: one alone cannot be compared."""
+CHECK_FORMAT = 1
+"""Changes when the program makes other answers to the same row."""
 _IDS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Answers to a verifiable row, right and wrong ones, with the values a program gave them."""
+
+    answers: tuple[str, ...]
+    gold_scores: tuple[float, ...]
 
 
 class GoldCache(Protocol):
@@ -22,6 +35,10 @@ class GoldCache(Protocol):
         """Return the grades of an answer by the number of the vote; see `vote_key`."""
         ...
 
+    def checked(self, key: str) -> Checked | None:
+        """Return the answers to a verifiable row; see `check_key`."""
+        ...
+
 
 class NoCache:
     """A cache that is not there: nothing is scored."""
@@ -29,13 +46,29 @@ class NoCache:
     def votes(self, key: str) -> Mapping[int, int]:
         return {}
 
+    def checked(self, key: str) -> Checked | None:
+        return None
+
 
 def vote_key(row: PreparedRow, answer: str) -> str:
     """Return 32 hexadecimal digits for what a judge is asked about an answer."""
-    asked = [row.columns.get("question") or row.text, row.columns.get("answer")]
-    parts = [*asked, row.columns.get("rubric"), answer]
+    return _digest([*_asked(row), answer])
+
+
+def check_key(row: PreparedRow, verifier: Verifier) -> str:
+    """Return 32 hexadecimal digits for what a program checks the answers to a row by."""
+    stored = [row.columns.get("completion"), row.columns.get("answers")]
+    return _digest([CHECK_FORMAT, verifier, *_asked(row), *stored])
+
+
+def _asked(row: PreparedRow) -> list[Any]:
+    columns = row.columns
+    return [columns.get("question") or row.text, columns.get("answer"), columns.get("rubric")]
+
+
+def _digest(parts: Sequence[Any]) -> str:
     text = json.dumps(parts, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def gold_of(votes: Mapping[int, int], num_evals: int, highest: int) -> tuple[float, float] | None:
@@ -58,7 +91,8 @@ def gold_of(votes: Mapping[int, int], num_evals: int, highest: int) -> tuple[flo
 def join_gold(row: PreparedRow, cache: GoldCache, recipe: Recipe) -> PreparedRow | None:
     """Return a row with the gold scores of its answers, None if one of them has none.
 
-    Scores that the data have stay as they are.
+    Scores that the data have stay as they are. The answers to a verifiable row may be those that a
+    program has made and checked.
     """
     if row.columns.get("gold_scores") is not None:
         return row
@@ -67,20 +101,46 @@ def join_gold(row: PreparedRow, cache: GoldCache, recipe: Recipe) -> PreparedRow
         for answer in row.columns.get("answers") or ()
     ]
     scored = [one for one in found if one is not None]
-    if len(scored) < max(2, len(found)):
+    if len(scored) >= max(MIN_ANSWERS, len(found)):
+        return row.with_columns(
+            gold_scores=[mean for mean, _ in scored], gold_spread=[spread for _, spread in scored]
+        )
+    if row.kind != "verifiable":
+        return None
+    checked = cache.checked(check_key(row, recipe.sources[row.source].verifier))
+    if checked is None:
         return None
     return row.with_columns(
-        gold_scores=[mean for mean, _ in scored], gold_spread=[spread for _, spread in scored]
+        answers=[*checked.answers],
+        gold_scores=[*checked.gold_scores],
+        gold_spread=[0.0] * len(checked.answers),
     )
 
 
-def refuse_unscored(rows: Sequence[PreparedRow], num_rows: int) -> None:
-    """Raise UserError if there are rows without gold scores."""
-    if rows:
-        more = len(rows) - _IDS_SHOWN
-        ids = ", ".join(row.id for row in rows[:_IDS_SHOWN]) + (f" and {more} more" * (more > 0))
-        raise UserError(
-            f"{len(rows)} of {num_rows} rows have no gold scores: {ids} (open rows are compared by "
-            "them). Set columns.gold_scores of their source to the column that has them, or keep "
-            "only the others by --only_cached."
-        )
+def refuse_unscored(rows: Sequence[PreparedRow], num_rows: int, command: str | None) -> None:
+    """Raise UserError if there are rows without gold scores.
+
+    Args:
+        rows: Those rows.
+        num_rows: Of how many.
+        command: What scores them; None if the recipe has no judge.
+    """
+    if not rows:
+        return
+    more = len(rows) - _IDS_SHOWN
+    ids = ", ".join(row.id for row in rows[:_IDS_SHOWN]) + (f" and {more} more" * (more > 0))
+    why = "open rows are compared by them"
+    fixes = [f"Score them by {command}" if command else "Set judge in the recipe to score them"]
+    fixes.append("set columns.gold_scores of their source to the column that has them")
+    if num_single := sum(not can_be_judged(row) for row in rows):
+        why += f"; {num_single} have fewer than two answers, which cannot be compared"
+        fixes.append("leave those with one answer out by where: {num_answers: [2, null]}")
+    fixes.append("keep only the others by --only_cached")
+    raise UserError(
+        f"{len(rows)} of {num_rows} rows have no gold scores: {ids} ({why}). {'; or '.join(fixes)}."
+    )
+
+
+def can_be_judged(row: PreparedRow) -> bool:
+    """Return whether a row has enough stored answers to be compared."""
+    return row.kind == "verifiable" or len(row.columns.get("answers") or ()) >= MIN_ANSWERS

@@ -41,6 +41,8 @@ class Order:
         out: The directory to write.
         holdout: A ``holdout_ids.json`` that is held out again, in place of rows of this data.
         cache: Gold scores.
+        scored_by: Who gave them.
+        scoring: The command that adds gold scores to the cache.
         only_cached: Keep only rows that have gold scores, of every source.
         bad_rows: Whether rows that cannot be used are an error.
         sft: Write pairs of prompt and completion: rows without a completion are left out, and
@@ -52,6 +54,8 @@ class Order:
     out: Path
     holdout: Path | None = None
     cache: GoldCache = field(default_factory=NoCache)
+    scored_by: Mapping[str, Any] = field(default_factory=dict)
+    scoring: str = "lit-grpo precompute"
     only_cached: bool = False
     bad_rows: BadRows = "refuse"
     sft: bool = False
@@ -85,7 +89,7 @@ def run(order: Order, track: Track) -> dict[str, Any]:
         "sft": order.sft,
         "sources": _describe(collected, recipe, splits, dropped),
         "duplicates": counts,
-        "gold": {"num_evals": recipe.gold.num_evals, "highest": recipe.gold.highest},
+        "gold": _about_gold(order),
         "curriculum": recipe.curriculum,
     }
     config = warmup_config(order.out) if order.sft else training_config(order.out, recipe, splits)
@@ -187,7 +191,9 @@ def _usable(
             else:
                 found[name].append(scored or row)
     if not order.only_cached:
-        refuse_unscored(unscored, sum(map(len, splits.values())))
+        can_ask = order.recipe.judge or all(row.kind == "verifiable" for row in unscored)
+        command = order.scoring if can_ask else None
+        refuse_unscored(unscored, sum(map(len, splits.values())), command)
     _check_train(found["train"], order, dropped)
     train = limit(found["train"], order.recipe)
     beyond = Counter(row.source for row in found["train"])
@@ -203,11 +209,16 @@ def _check_train(
     """Raise UserError if nothing of a source is left; pairs may be those of one source."""
     empty = sorted(order.recipe.sources.keys() - {row.source for row in train})
     if empty and not (order.sft and train):
-        role = "completion" if order.sft else "gold_scores"
         reasons = ", ".join(f"{reason}: {num}" for reason, num in dropped[empty[0]].items())
-        raise UserError(
-            f"source {empty[0]} has no row left to train on ({reasons}). Set its columns.{role}."
-        )
+        role = "completion" if order.sft else "gold_scores"
+        fix = f"Set its columns.{role}" + ("" if order.sft else f", or run {order.scoring}")
+        raise UserError(f"source {empty[0]} has no row left to train on ({reasons}). {fix}.")
+
+
+def _about_gold(order: Order) -> dict[str, Any]:
+    """Return how gold scores are computed, and who gave those of the cache."""
+    gold = order.recipe.gold
+    return {"num_evals": gold.num_evals, "highest": gold.highest, **order.scored_by}
 
 
 def _describe(

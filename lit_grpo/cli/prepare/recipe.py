@@ -24,6 +24,7 @@ Kind = Literal["verifiable", "open"]
 Role = Literal[
     "id", "prompt", "question", "answer", "answers", "gold_scores", "completion", "rubric"
 ]
+Verifier = str | dict[str, Any]
 NAME = re.compile(r"[A-Za-z_]\w*")
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ class RecipeSource:
             ``{column: value}``, or ``{column: [value, ...]}``.
         scored: Whether each row needs gold scores of its stored answers; null means that the rows
             of an open source do.
+        verifier: What says whether an answer to a verifiable row is right: the name of a reward
+            class, or its ``class_path`` and ``init_args``.
     """
 
     kind: Kind
@@ -51,6 +54,7 @@ class RecipeSource:
     weight: float = 1.0
     where: dict[str, Any] = field(default_factory=dict)
     scored: bool | None = None
+    verifier: Verifier = "MathReward"
 
     def __post_init__(self) -> None:
         check_range("weight", self.weight, above=0)

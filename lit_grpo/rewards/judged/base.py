@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from lit_grpo.distributed import gather_objects
 from lit_grpo.judge import Examiner, Finding, Form, Item, Judge, JudgeTemplate
 from lit_grpo.rewards.reward import Reward, setting_key
-from lit_grpo.types import Measurements, Prompt, Score, UserError, check_range, setting_error
+from lit_grpo.types import Measurements, Prompt, Score, UserError, check_range
 
 NUM_SHOWN = 5
 
@@ -48,9 +48,8 @@ class JudgedReward(Reward):
                 "client itself retries). Set judge.limits.num_retries and a different on_error."
             )
         check_range(setting_key(self, "votes"), votes, at_least=1)
-        if votes > 1 and judge.temperature == 0 and not self.votes_differ:
-            why = "all votes would be equal; or set judge.temperature above 0 or to null"
-            raise setting_error(setting_key(self, "votes"), "1 with a temperature of 0", votes, why)
+        if not self.votes_differ:
+            judge.check_votes(setting_key(self, "votes"), votes)
         self.judge = judge
         self.votes = votes
         self.template = JudgeTemplate(template, self.template_variables, self.template_needs)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from lit_grpo.cli.prepare.join_gold import NoCache, gold_of, join_gold, refuse_unscored, vote_key
+from lit_grpo.cli.prepare.join_gold import (
+    Checked,
+    NoCache,
+    check_key,
+    gold_of,
+    join_gold,
+    refuse_unscored,
+    vote_key,
+)
 from lit_grpo.cli.prepare.recipe import Gold, Recipe, RecipeSource
 from lit_grpo.cli.prepare.rows import PreparedRow
 from lit_grpo.types import UserError
@@ -21,6 +31,9 @@ class Votes(dict):
 
     def votes(self, key):
         return self.get(key, {})
+
+    def checked(self, key):
+        return self.get(key)
 
 
 def row(number=0, **columns):
@@ -70,12 +83,41 @@ def test_what_is_asked_decides_about_the_key():
     assert len(keys[0]) == 32
 
 
-def test_rows_without_scores_are_refused_with_their_number_and_ids():
-    refuse_unscored([], 9)
+def test_answers_that_a_program_has_checked_are_those_of_a_verifiable_row():
+    sources = {"sums": RecipeSource(kind="verifiable", data="x")}
+    recipe = replace(RECIPE, sources=sources)
+    plain = replace(row(answer="2"), source="sums", kind="verifiable")
+    checked = Checked(answers=("2", "3"), gold_scores=(1.0, 0.0))
+    for verifier, known in (("MathReward", True), ("FormatReward", False)):
+        cache = Votes({check_key(plain, verifier): checked})
+        joined = join_gold(plain, cache, recipe)
+        assert (joined is not None) == known
+        if joined:
+            assert joined.columns["answers"] == ["2", "3"]
+            assert joined.columns["gold_scores"] == [1.0, 0.0]
+            assert joined.columns["gold_spread"] == [0.0, 0.0]
+    assert join_gold(row(), Votes({check_key(row(), "MathReward"): checked}), RECIPE) is None
+
+
+def test_rows_without_scores_are_refused_with_their_number_ids_and_the_command_that_scores_them():
+    refuse_unscored([], 9, "score")
     with pytest.raises(UserError) as raised:
-        refuse_unscored([row(number) for number in range(7)], 9)
+        refuse_unscored([row(number) for number in range(7)], 9, "lit-grpo precompute --preset a")
     assert str(raised.value) == (
         "7 of 9 rows have no gold scores: open:0, open:1, open:2, open:3, open:4 and 2 more (open "
-        "rows are compared by them). Set columns.gold_scores of their source to the column that "
-        "has them, or keep only the others by --only_cached."
+        "rows are compared by them). Score them by lit-grpo precompute --preset a; or set "
+        "columns.gold_scores of their source to the column that has them; or keep only the others "
+        "by --only_cached."
+    )
+
+
+def test_what_no_judge_can_score_is_said():
+    with pytest.raises(UserError) as raised:
+        refuse_unscored([row(0), row(1, answers=["a"])], 2, None)
+    assert str(raised.value) == (
+        "2 of 2 rows have no gold scores: open:0, open:1 (open rows are compared by them; 1 have "
+        "fewer than two answers, which cannot be compared). Set judge in the recipe to score them; "
+        "or set columns.gold_scores of their source to the column that has them; or leave those "
+        "with one answer out by where: {num_answers: [2, null]}; or keep only the others by "
+        "--only_cached."
     )

@@ -32,6 +32,9 @@ class Votes(dict):
     def votes(self, key):
         return self.get(key, {})
 
+    def checked(self, key):
+        return None
+
 
 def sums(count):
     return [

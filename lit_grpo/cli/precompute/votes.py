@@ -1,0 +1,41 @@
+"""Which votes on stored answers are missing, as calls that a judge is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lit_grpo.cli.precompute.gold_cache import JudgeVotes
+from lit_grpo.cli.prepare.join_gold import vote_key
+from lit_grpo.cli.prepare.recipe import Gold
+from lit_grpo.cli.prepare.rows import PreparedRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One vote on some of the answers to a question."""
+
+    context: Mapping[str, Any]
+    """What the judge sees beside the answers."""
+    vote: int
+    """The number of the vote."""
+    answers: Mapping[str, str]
+    """`vote_key` -> the answer."""
+
+
+def missing_calls(rows: Iterable[PreparedRow], gold: Gold, cache: JudgeVotes) -> Iterator[Call]:
+    """Yield the calls for the votes that are not in the cache at that moment."""
+    for row in rows:
+        answers = {vote_key(row, answer): answer for answer in row.columns["answers"]}
+        context = {
+            "question": row.columns.get("question") or row.text,
+            "reference": row.columns.get("answer") if gold.show_reference else None,
+            "rubric": row.columns.get("rubric"),
+            "highest": gold.highest,
+        }
+        for vote in range(gold.num_evals):
+            keys = [key for key in answers if vote not in cache.votes(key)]
+            for first in range(0, len(keys), gold.answers_per_call):
+                chunk = keys[first : first + gold.answers_per_call]
+                yield Call(context=context, vote=vote, answers={key: answers[key] for key in chunk})
