@@ -1,0 +1,316 @@
+"""``lit-grpo precompute``: every vote once, whatever is killed, and nothing invented."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from forked import receive
+from judge_server import REPLY_COST, JudgeServer, once_together, refuses, writes
+from stored_answers import (
+    GRADES,
+    asked,
+    by_last_letter,
+    num_recorded,
+    said,
+    slowly,
+    start_command,
+    write_recipe,
+    write_rows,
+)
+from worker_processes import wait_until
+
+from lit_grpo.__main__ import main
+from lit_grpo.data.prepared import find_prepared
+
+PRECOMPUTE = ("precompute", "--preset", "mine.yaml")
+PREPARE = ("prepare", "--preset", "mine.yaml", "--out", "out")
+
+
+@pytest.fixture
+def server(here):
+    with JudgeServer(by_last_letter) as server:
+        write_rows(20)
+        write_recipe(server)
+        yield server
+
+
+def test_every_answer_gets_its_votes_and_prepare_joins_their_mean_and_spread(server, capsys):
+    server.behaviour = slowly(0)
+    assert main([*PRECOMPUTE]) == 0
+    said = capsys.readouterr()
+    assert said.out == (
+        "180 votes recorded for 20 rows; 0 are missing; 0.0360 US dollars spent in all\n"
+        "next: lit-grpo prepare --preset mine.yaml --out prepared\n"
+    )
+    assert set(asked(server).values()) == {3}
+    assert main([*PREPARE, "--cache", "gold"]) == 0
+    rows = find_prepared("out").split("train").rows()
+    assert len(rows) == 20
+    for row in rows:
+        assert row.columns["gold_scores"] == pytest.approx([one / 10 for one in GRADES.values()])
+        assert row.columns["gold_spread"] == [0.0] * 3
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    (directory,) = Path("gold").glob("judge-*")
+    fingerprint = directory.name.removeprefix("judge-")
+    about = {"judge": "m", "template": "grade", "fingerprint": fingerprint}
+    assert manifest["gold"] == {"num_evals": 3, "highest": 10, **about}
+
+
+def test_votes_that_differ_have_a_spread(server):
+    grades = iter([2, 4, 9] * 60)
+    server.behaviour = lambda request: writes(
+        json.dumps({"explanation": "x", "score": next(grades)})
+    )
+    write_recipe(server, judge={"limits": {"max_concurrency": 1, "num_retries": 0}})
+    write_rows(1)
+    assert main([*PRECOMPUTE]) == 0
+    assert main([*PREPARE]) == 0
+    (row,) = find_prepared("out").split("train").rows()
+    # One vote of all three answers comes before the next vote.
+    assert row.columns["gold_scores"] == pytest.approx([0.2, 0.4, 0.9])
+    assert row.columns["gold_spread"] == pytest.approx([0.0] * 3)
+    write_rows(2)
+    server.behaviour = lambda request: by_last_letter(request)
+    assert main([*PRECOMPUTE]) == 0
+    assert max(asked(server).values()) == 3
+
+
+def test_a_killed_run_goes_on_without_asking_what_is_recorded(server):
+    server.behaviour = slowly(0.02)
+    for number in (20, 60, 100):
+        process, _ = start_command(*PRECOMPUTE)
+        wait_until(lambda number=number: num_recorded() >= number)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    recorded, before = num_recorded(), len(server.questions)
+    assert 100 <= recorded < 180
+    # What was on its way at a kill is asked again, at most four calls at each of the three.
+    assert before <= recorded + 3 * 4
+    assert main([*PRECOMPUTE]) == 0
+    assert len(server.questions) - before == 180 - recorded
+    assert num_recorded() == 180
+
+
+def test_several_processes_share_the_calls_and_ask_each_vote_once(server):
+    server.behaviour = slowly(0.02)
+    started = [start_command(*PRECOMPUTE, "--processes", "2") for _ in range(3)]
+    assert [receive(told) for _, told in started] == [0, 0, 0]
+    assert set(asked(server).values()) == {3}
+    counts = [int(said(process).split()[0]) for process, _ in started]
+    assert sum(counts) == 180
+    assert sum(count > 0 for count in counts) >= 2
+    assert len(list(Path("gold").glob("judge-*/*.jsonl"))) == sum(count > 0 for count in counts)
+    for process, _ in started:
+        assert "; 0 are missing; 0.0360 US dollars" in said(process)
+
+
+def test_a_process_takes_over_what_a_killed_one_had_claimed(server):
+    server.behaviour = slowly(30)
+    killed, _ = start_command(*PRECOMPUTE, "--limit", "1")
+    wait_until(lambda: len(server.questions) == 4)
+    server.behaviour = by_last_letter
+    other, told = start_command(*PRECOMPUTE, "--limit", "1")
+    wait_until(lambda: num_recorded() == 5)  # all but those that the first one is asking for
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.join()
+    assert receive(told) == 0
+    assert num_recorded() == 9
+
+
+def test_a_dry_run_needs_neither_network_nor_key_and_says_what_the_run_takes(
+    server, capsys, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "connect", lambda *_: pytest.fail("connected"))
+        patch.delenv("OPENAI_API_KEY", raising=False)
+        write_recipe(server, judge={"auth": "key"}, gold={"answers_per_call": 2})
+        assert main([*PRECOMPUTE, "--dry_run", "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+    assert (plan["rows"], plan["calls"], plan["votes"]) == (20, 120, 180)
+    assert plan["reply_tokens"] == 180 * 256
+    assert not server.requests
+    assert not Path("gold").exists()
+    write_recipe(server, gold={"answers_per_call": 2})
+    assert main([*PRECOMPUTE, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "rows": 20, "skipped": 0, "asked": 180, "failures": {}, "left": 0, "stopped": "",
+        "dollars": pytest.approx(120 * REPLY_COST),
+    }  # fmt: skip
+    assert len(server.questions) == plan["calls"]
+    characters = sum(len(text) for request in server.questions for text in request.texts)
+    assert plan["prompt_tokens"] == pytest.approx(characters / 4, rel=0.05)
+    assert main([*PRECOMPUTE, "--dry_run"]) == 0
+    header, numbers, *notes = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["rows", "calls", "votes"]
+    assert numbers.split() == ["20", "0", "0", "0", "0", "0.00", "0.00"]
+    assert notes[0].startswith("estimated: four characters a token, ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"judge": {"model": "n"}}, "model m, not n"),
+        ({"judge": {"temperature": None}}, "temperature 1.0, not null"),
+        ({"gold": {"template": "other.jinja"}}, "another text of the template"),
+        ({"gold": {"highest": 20, "show_reference": False}}, "highest 10, not 20, show_referenc"),
+    ],
+)
+def test_the_scores_of_another_judge_are_refused_with_what_differs(
+    changes, difference, server, capsys
+):
+    assert main([*PRECOMPUTE, "--limit", "1"]) == 0
+    (theirs,) = Path("gold").glob("judge-*")
+    shipped = Path(__file__).parents[3] / "lit_grpo/judge/templates/grade.jinja"
+    Path("other.jinja").write_text(shipped.read_text() + "\n")
+    write_recipe(server, **changes)
+    capsys.readouterr()
+    for command in (PRECOMPUTE, (*PRECOMPUTE, "--dry_run"), PREPARE):
+        assert main([*command]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: gold must have the scores of the judge of this recipe (")
+        assert f"got those of another: {theirs.name} ({difference}" in error
+        assert "Choose another --cache, or set judge and gold of the recipe as they were." in error
+    assert main([*PRECOMPUTE, "--limit", "1", "--cache", "gold2"]) == 0
+
+
+def test_another_address_or_number_of_votes_is_the_same_judge(server):
+    assert main([*PRECOMPUTE, "--limit", "1"]) == 0
+    with JudgeServer(by_last_letter) as moved:
+        write_recipe(moved, gold={"num_evals": 4})
+        assert main([*PRECOMPUTE, "--limit", "1"]) == 0
+        assert len(moved.questions) == 3
+
+
+def test_a_failure_is_no_score_and_is_asked_again(server, capsys):
+    def fails_on_b(request):
+        (one,) = request.of("answer")
+        return writes("hm") if one.text.endswith("b") else by_last_letter(request)
+
+    server.behaviour = fails_on_b
+    assert main([*PRECOMPUTE]) == 4
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("120 votes recorded for 20 rows; 60 are missing; 0.0360 US dollars")
+    assert lines[1].startswith("60 failed: parse_error: the reply has no JSON object with ")
+    assert lines[2:] == ["next: lit-grpo precompute --preset mine.yaml"]
+    assert main([*PREPARE]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: 20 of 20 rows have no gold scores: open:")
+    assert "Score them by lit-grpo precompute --preset mine.yaml; or" in message
+    server.behaviour = by_last_letter
+    before = len(server.questions)
+    assert main([*PRECOMPUTE]) == 0
+    assert len(server.questions) - before == 60
+    assert main([*PREPARE]) == 0
+
+
+def test_a_judge_that_never_answers_is_not_asked_about_everything(server, capsys):
+    server.behaviour = lambda request: refuses(503)
+    write_recipe(server, judge={"limits": {"max_concurrency": 1, "num_retries": 0}})
+    assert main([*PRECOMPUTE]) == 4
+    said = capsys.readouterr().out
+    assert "0 votes recorded for 20 rows; 180 are missing" in said
+    assert "stopped: none of the first 20 votes arrived" in said
+    assert len(server.questions) == 20
+    assert num_recorded() == 0
+
+
+def test_the_budget_counts_what_earlier_runs_and_failures_have_spent(server, capsys):
+    limits = {"max_concurrency": 1, "num_retries": 0}
+    server.behaviour = lambda request: writes("hm")
+    write_recipe(server, judge={"limits": limits | {"max_cost_usd": 10 * REPLY_COST}})
+    assert main([*PRECOMPUTE]) == 4
+    spent = len(server.questions)
+    assert spent in (9, 10)  # the test question costs as much as a vote
+    server.behaviour = by_last_letter
+    for _ in range(2):
+        assert main([*PRECOMPUTE]) == 4
+        assert "stopped: this process has spent 0.00" in capsys.readouterr().out
+    assert len(server.questions) <= spent + 1
+    write_recipe(server, judge={"limits": limits | {"max_cost_usd": 30 * REPLY_COST}})
+    assert main([*PRECOMPUTE]) == 4
+    assert 29 <= len(server.questions) <= 30
+    assert main([*PRECOMPUTE, "--dry_run"]) == 0
+    shown = capsys.readouterr().out
+    assert "limits.max_cost_usd is 0.006: it would stop before the end" in shown
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_waits_for_the_replies_that_are_on_their_way(number, code, server):
+    server.behaviour = once_together(server, 4, slowly(0.3))
+    process, told = start_command(*PRECOMPUTE)
+    wait_until(lambda: len(server.questions) == 4)
+    os.kill(process.pid, number)
+    assert receive(told) == code
+    assert num_recorded() == len(server.questions) == 4
+    assert f"stopped: {number.name} stopped it" in said(process)
+    assert "next: lit-grpo precompute --preset mine.yaml" in said(process)
+
+
+def test_a_second_signal_does_not_wait(server):
+    server.behaviour = slowly(60)
+    process, told = start_command(*PRECOMPUTE)
+    wait_until(lambda: len(server.questions) == 4)
+    for _ in range(2):
+        os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.5)  # two at once would be one
+    assert receive(told, 30) == 130
+    assert num_recorded() == 0
+
+
+def test_access_that_is_denied_is_an_error_before_any_question(server, capsys):
+    server.script(refuses(401))
+    assert main([*PRECOMPUTE]) == 2
+    assert "error: the judge did not accept a test question" in capsys.readouterr().err
+    assert len(server.requests) == 1
+
+
+def test_rows_with_scores_or_without_two_answers_are_not_asked(server, capsys):
+    rows = [
+        {"question": "Why?", "answers": ["a", "b"], "gold_scores": [1, 0]},
+        {"question": "How?", "answers": ["a"]},
+        {"question": "What?", "answers": []},
+        {"question": "Who?"},
+        {"question": "When?", "answers": ["a", "c"]},
+    ]
+    Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert main([*PRECOMPUTE]) == 0
+    assert asked(server) == {"a": 3, "c": 3}
+    out = capsys.readouterr().out
+    assert "3 rows have fewer than two answers and cannot be compared" in out
+    assert main([*PREPARE]) == 2
+    assert "3 of 5 rows have no gold scores" in capsys.readouterr().err
+    assert main([*PREPARE, "--only_cached"]) == 0
+    assert len(find_prepared("out").split("train").rows()) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"judge": {"temperature": 0.0}},
+            "error: gold.num_evals must be 1 with a temperature of",
+        ),
+        ({"gold": {"template": "none.jinja"}}, "error: template must be a file or a bundled templ"),
+    ],
+)
+def test_wrong_settings_are_one_line_and_exit_code_2(changes, message, server, capsys):
+    write_recipe(server, **changes)
+    assert main([*PRECOMPUTE]) == 2
+    assert capsys.readouterr().err.startswith(message)
+    assert not server.requests
+
+
+def test_a_recipe_without_a_judge_says_what_to_set(server, capsys):
+    write_recipe(server)
+    recipe = Path("mine.yaml").read_text()
+    Path("mine.yaml").write_text(recipe.replace("judge:", "judge: null\nx:"))
+    text = "description: x\nsources: {open: {kind: open, data: rows.jsonl}}\n"
+    Path("mine.yaml").write_text(text)
+    assert main([*PRECOMPUTE]) == 2
+    assert "need a judge, and the recipe has none. Set judge in the r" in capsys.readouterr().err
