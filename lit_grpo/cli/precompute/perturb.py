@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
-NUMBER = re.compile(r"(?<![\d.])-?\d[\d,]*(?:\.\d+)?")
+from lit_grpo.data.prepared import normalised_text
+
+NUMBER = re.compile(r"(?<![\d.])-?\d+(?:,\d{3})*(?:\.\d+)?", re.ASCII)
 
 
 def wrong_answers(answer: str, others: Sequence[str], seed: str) -> list[str]:
@@ -22,21 +24,37 @@ def wrong_answers(answer: str, others: Sequence[str], seed: str) -> list[str]:
         seed: Such as the key of the row.
     """
     order = random.Random(seed)
-    changed = list(dict.fromkeys(one for one in _other_numbers(answer) if one != answer))
-    foreign = [one for one in dict.fromkeys(others) if _plain(one) != _plain(answer)]
+    own = normalised_text(answer)
+    changed = list(dict.fromkeys(_other_numbers(answer)))
+    foreign = [one for one in dict.fromkeys(others) if normalised_text(one) != own]
     order.shuffle(changed)
     order.shuffle(foreign)
     return [*changed, *foreign]
 
 
 def with_answer(solution: str, right: str, wrong: str) -> str:
-    """Return a worked solution that ends with another answer: the last right one is replaced."""
-    before, found, after = solution.rpartition(right)
-    return f"{before}{wrong}{after}" if found else stated(wrong)
+    """Return a worked solution with another answer in place of the last right one, if it has one.
+
+    The same number may be written in another way there: 1,250 for 1250.
+    """
+    own = _value(right)
+    spans = [one.span() for one in NUMBER.finditer(solution) if _value(one[0]) == own]
+    if not spans and (place := solution.rfind(right)) >= 0:
+        spans = [(place, place + len(right))]
+    if not spans:
+        return stated(wrong)
+    start, end = spans[-1]
+    return f"{solution[:start]}{wrong}{solution[end:]}"
 
 
 def stated(answer: str) -> str:
     return f"The answer is {answer}."
+
+
+def _value(text: str) -> Decimal | None:
+    """Return the number that a text is, None if it is more than that."""
+    is_number = NUMBER.fullmatch(text)
+    return Decimal(text.replace(",", "")) if is_number else None
 
 
 def _other_numbers(answer: str) -> Iterator[str]:
@@ -45,8 +63,10 @@ def _other_numbers(answer: str) -> Iterator[str]:
     if not numbers:
         return
     last = numbers[-1]
-    for value in _near(last[0].replace(",", "")):
-        yield f"{answer[: last.start()]}{value}{answer[last.end() :]}"
+    number = last[0].replace(",", "")
+    for value in _near(number):
+        if Decimal(value) != Decimal(number):
+            yield f"{answer[: last.start()]}{value}{answer[last.end() :]}"
 
 
 def _near(number: str) -> Iterator[str]:
@@ -56,9 +76,8 @@ def _near(number: str) -> Iterator[str]:
     for other in (value + step, value - step, value * 10, value * 2, value + 10 * step):
         yield f"{other:f}"
     sign, digits = ("-", number[1:]) if number.startswith("-") else ("", number)
-    if value:
-        yield digits if sign else f"-{digits}"
+    yield digits if sign else f"-{digits}"
     for place in range(len(digits) - 1):
         one, two = digits[place], digits[place + 1]
-        if one.isdigit() and two.isdigit() and one != two and (place or two != "0"):
+        if one.isdigit() and two.isdigit() and (place or two != "0"):
             yield f"{sign}{digits[:place]}{two}{one}{digits[place + 2 :]}"

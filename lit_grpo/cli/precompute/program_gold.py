@@ -1,15 +1,13 @@
 """Gold for verifiable rows: right and wrong answers, each checked by a reward.
 
-A row of which no right answer, or no wrong one, passes the check has no gold, and a reason.
+A row whose right answers get no higher value than its wrong ones has no gold, but a reason.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import batched
-from typing import Any
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from jsonargparse import ArgumentError, ArgumentParser
 
@@ -22,3 +20,165 @@ from lit_grpo.cli.prepare.rows import PreparedRow
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.types import Completion, Prompt, Score, UserError
+
+ROWS_PER_BATCH = 64
+NUM_WRONG = 3
+"""Wrong answers that a row gets at most."""
+NUM_TRIED = 6
+"""Wrong answers that are checked at most: some are right by accident."""
+SAME_VALUE = "right and wrong answers get the same value"
+
+
+@dataclass(slots=True)
+class Checks:
+    """What has become of the rows that were checked."""
+
+    num_scored: int = 0
+    failures: dict[str, list[str]] = field(default_factory=dict)
+    """By reason the ids of the rows without gold."""
+    lacks_needed: bool = False
+    """Whether one of these is of a source whose rows need gold."""
+
+    @property
+    def num_done(self) -> int:
+        return self.num_scored + sum(map(len, self.failures.values()))
+
+    def add(self, other: Checks, is_needed: bool) -> None:
+        self.lacks_needed |= is_needed and bool(other.failures)
+        self.num_scored += other.num_scored
+        for reason, ids in other.failures.items():
+            self.failures.setdefault(reason, []).extend(ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidates:
+    """The answers to a row that are checked."""
+
+    stored: Sequence[str]
+    right: Sequence[str]
+    wrong: Sequence[str]
+
+    @property
+    def texts(self) -> list[str]:
+        return [*self.stored, *self.right, *self.wrong]
+
+
+def check_rows(
+    rows: Sequence[PreparedRow], verifier: Verifier, cache: CheckedAnswers
+) -> Iterator[Checks]:
+    """Check the answers to rows of one source, and record them.
+
+    Yields:
+        What has become of the rows of each batch.
+
+    Raises:
+        UserError: there is no such verifier, or it cannot start.
+    """
+    golds = sorted({row.columns["answer"] for row in rows if row.columns.get("answer")})
+    with RewardSuite([load_verifier(verifier)]) as suite:
+        for first in range(0, len(rows), ROWS_PER_BATCH):
+            yield _check(rows[first : first + ROWS_PER_BATCH], suite, golds, verifier, cache)
+
+
+def _check(
+    rows: Sequence[PreparedRow],
+    suite: RewardSuite,
+    golds: Sequence[str],
+    verifier: Verifier,
+    cache: CheckedAnswers,
+) -> Checks:
+    checks = Checks()
+    candidates = []
+    for row in rows:
+        if row.columns.get("answer") is None:
+            checks.failures.setdefault("no gold answer", []).append(row.id)
+        else:
+            key = check_key(row, verifier)
+            candidates.append((row, key, _candidates(row, golds, key)))
+    scores = iter(_score(suite, [(row, text) for row, _, one in candidates for text in one.texts]))
+    for row, key, one in candidates:
+        checked = _choose(one, {text: next(scores) for text in one.texts})
+        if isinstance(checked, str):
+            checks.failures.setdefault(checked, []).append(row.id)
+        else:
+            cache.add(key, checked)
+            checks.num_scored += 1
+    return checks
+
+
+def unchecked(
+    rows: Iterable[PreparedRow], verifier: Verifier, cache: CheckedAnswers
+) -> list[PreparedRow]:
+    """Return the rows whose answers are not in the cache."""
+    return [row for row in rows if cache.get(check_key(row, verifier)) is None]
+
+
+def load_verifier(verifier: Verifier) -> Reward:
+    """Return the reward of a recipe's ``verifier``.
+
+    Raises:
+        UserError: there is no such reward, or its settings are wrong.
+    """
+    settings = {"class_path": verifier} if isinstance(verifier, str) else verifier
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(Reward, "verifier")
+    try:
+        config = parser.instantiate(parser.parse_object({"verifier": settings}))
+    except ArgumentError as error:
+        raise UserError(explain(parser, str(error), error.__cause__)) from error
+    reward: Reward = config.verifier
+    return reward
+
+
+def _candidates(row: PreparedRow, golds: Sequence[str], key: str) -> _Candidates:
+    answer, solution = row.columns["answer"], row.columns.get("completion")
+    others = random.Random(key).sample(golds, min(NUM_TRIED, len(golds)))
+    wrong = wrong_answers(answer, others, key)[:NUM_TRIED]
+    worked = [with_answer(solution, answer, one) for one in wrong] if solution else []
+    return _Candidates(
+        stored=row.columns.get("answers") or (),
+        right=[*([solution] if solution else []), stated(answer)],
+        wrong=[*worked, *map(stated, wrong)],
+    )
+
+
+def _score(suite: RewardSuite, texts: Sequence[tuple[PreparedRow, str]]) -> list[Score]:
+    if not texts:
+        return []
+    prompts = [
+        Prompt(
+            id=row.id,
+            text=row.text,
+            token_ids=(),
+            answer=row.columns["answer"],
+            columns=row.columns,
+        )
+        for row, _ in texts
+    ]
+    completions = [
+        [Completion(token_ids=(), sampler_logprobs=(), text=text, finish_reason="stop")]
+        for _, text in texts
+    ]
+    rollouts = suite.score(prompts, completions)
+    (name,) = rollouts.parts
+    return [group.scores[name][0] for group in rollouts.groups]
+
+
+def _choose(candidates: _Candidates, scores: Mapping[str, Score]) -> Checked | str:
+    """Return the answers that a row gets, or why it gets none.
+
+    Those that are stored are enough if they differ in value; else they get the better one of the
+    right answers and some wrong ones.
+    """
+    for text in (*candidates.stored, *candidates.right):
+        if scores[text].value is None:
+            return f"{scores[text].outcome}: {scores[text].detail}"
+    values = {text: one.value for text, one in scores.items() if one.value is not None}
+    kept = list(candidates.stored)
+    if len({values[text] for text in kept}) < 2:
+        right = max(candidates.right, key=lambda text: values[text])
+        wrong = [one for one in candidates.wrong if values.get(one, values[right]) < values[right]]
+        if not wrong:
+            return SAME_VALUE
+        kept = list(dict.fromkeys([*kept, right, *wrong[:NUM_WRONG]]))
+    return Checked(answers=tuple(kept), gold_scores=tuple(values[text] for text in kept))

@@ -139,8 +139,8 @@ def test_a_dry_run_needs_neither_network_nor_key_and_says_what_the_run_takes(
     write_recipe(server, gold={"answers_per_call": 2})
     assert main([*PRECOMPUTE, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "rows": 20, "skipped": 0, "asked": 180, "failures": {}, "left": 0, "stopped": "",
-        "dollars": pytest.approx(120 * REPLY_COST),
+        "rows": 20, "single": 0, "asked": 180, "failures": {}, "left": 0, "stopped": "",
+        "dollars": pytest.approx(120 * REPLY_COST), "checked": 0, "unchecked": {},
     }  # fmt: skip
     assert len(server.questions) == plan["calls"]
     characters = sum(len(text) for request in server.questions for text in request.texts)

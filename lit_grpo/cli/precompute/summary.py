@@ -1,0 +1,133 @@
+"""What precompute prints: what is missing and its costs, or what has become of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from lit_grpo.cli.precompute.cost import SECONDS_PER_CALL, Estimate
+from lit_grpo.cli.precompute.judge_gold import Tally
+from lit_grpo.cli.precompute.program_gold import Checks
+from lit_grpo.runs.tables import add_numbers, make_table
+
+IDS_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a dry run finds."""
+
+    num_rows: int
+    """Open rows whose answers a judge compares."""
+    num_single: int
+    """Open rows with fewer than two answers."""
+    num_unchecked: int
+    """Verifiable rows whose answers a program has not checked."""
+    expected: Estimate | None
+    """None without open rows."""
+    max_cost_usd: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        expected = {} if self.expected is None else self.expected.as_dict()
+        return {
+            "rows": self.num_rows,
+            "single": self.num_single,
+            "unchecked": self.num_unchecked,
+            **expected,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a run has done."""
+
+    checks: Checks
+    num_rows: int = 0
+    num_single: int = 0
+    num_left: int = 0
+    """Votes that are missing."""
+    spent_usd: float = 0.0
+    """Of this and all earlier runs."""
+    tally: Tally = field(default_factory=Tally)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self.num_rows,
+            "single": self.num_single,
+            "asked": self.tally.num_votes,
+            "failures": {str(one): number for one, number in self.tally.failures.items()},
+            "left": self.num_left,
+            "dollars": round(self.spent_usd, 4),
+            "stopped": self.tally.stopped,
+            "checked": self.checks.num_scored,
+            "unchecked": {why: len(ids) for why, ids in self.checks.failures.items()},
+        }
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print what is missing and what it takes."""
+    if plan.expected is not None:
+        _print_estimate(plan.num_rows, plan.expected, console)
+        limit, dollars = plan.max_cost_usd, plan.expected.dollars
+        if limit is not None and dollars is not None and dollars > limit:
+            _say(f"limits.max_cost_usd is {limit:g}: it would stop before the end", console)
+    if plan.num_unchecked:
+        _say(f"{plan.num_unchecked:,} verifiable rows are left for a program to check", console)
+    for line in _single(plan.num_single):
+        _say(line, console)
+
+
+def print_result(result: Result, following: str, console: Console) -> None:
+    """Print what was done, and the command that comes next."""
+    tally = result.tally
+    if result.num_rows:
+        _say(
+            f"{tally.num_votes:,} votes recorded for {result.num_rows:,} rows; "
+            f"{result.num_left:,} are missing; {result.spent_usd:.4f} US dollars spent in all",
+            console,
+        )
+    for outcome, number in tally.failures.items():
+        _say(f"{number:,} failed: {outcome}: {tally.details[outcome]}", console)
+    if tally.stopped:
+        _say(f"stopped: {tally.stopped}", console)
+    for line in (*_single(result.num_single), *_checked(result.checks)):
+        _say(line, console)
+    _say(f"next: {following}", console)
+
+
+def _print_estimate(num_rows: int, expected: Estimate, console: Console) -> None:
+    dollars = "unknown: no price" if expected.dollars is None else f"{expected.dollars:,.2f}"
+    table = make_table("rows")
+    add_numbers(table, "calls", "votes", "prompt tokens", "reply tokens", "US dollars", "hours")
+    table.add_row(
+        *(f"{one:,}" for one in (num_rows, expected.num_calls, expected.num_votes)),
+        *(f"{round(one):,}" for one in (expected.prompt_tokens, expected.reply_tokens)),
+        dollars,
+        f"{expected.seconds / 3600:.2f}",
+    )
+    console.print(table)
+    _say(
+        "estimated: four characters a token, 256 tokens a reply, and "
+        f"{SECONDS_PER_CALL:g} s a call within the limits of the judge",
+        console,
+    )
+
+
+def _checked(checks: Checks) -> Iterator[str]:
+    if checks.num_scored or checks.failures:
+        yield f"{checks.num_scored:,} verifiable rows got gold by a program"
+    for reason, ids in checks.failures.items():
+        more = ", ..." * (len(ids) > IDS_SHOWN)
+        yield f"{len(ids):,} got none: {reason} ({', '.join(ids[:IDS_SHOWN])}{more})"
+
+
+def _single(number: int) -> Iterator[str]:
+    if number:
+        yield f"{number:,} rows have fewer than two answers and cannot be compared"
+
+
+def _say(line: str, console: Console) -> None:
+    console.print(line, soft_wrap=True)
