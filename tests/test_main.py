@@ -38,7 +38,8 @@ def test_version_is_that_of_the_distribution(capsys):
         (
             "--config",
             "error: --config: no such command. Choose from sft, fit, validate, test, prepare, "
-            "doctor, plan, rewards, judge-check, rescore, report, checkpoints, wandb-sync.\n",
+            "precompute, doctor, plan, rewards, judge-check, rescore, report, checkpoints, "
+            "wandb-sync.\n",
         ),
     ],
 )
@@ -92,7 +93,7 @@ def test_all_of_the_help_can_be_asked_of_every_command(words, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], *([name, "--help"] for name in ("fit", "report", "prepare"))]
+    "arguments", [["--help"], *([name, "--help"] for name in ("fit", "report", "precompute"))]
 )
 def test_help_imports_nothing_heavy(arguments):
     script = (

@@ -174,6 +174,10 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "precompute": {
         **_RECIPE,
+        "--prepared": {
+            "metavar": "DIR",
+            "help": "score the rows of these prepared data in place of those of the sources",
+        },
         "--limit": {"type": int, "metavar": "N", "help": "only the first N rows of each source"},
         "--processes": {
             "type": int,

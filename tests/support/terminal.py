@@ -10,9 +10,7 @@ import termios
 from pathlib import Path
 
 from paths import SUPPORT
-from processes import ENV, LIT_GRPO, kill_group
-
-ENVIRONMENT = ENV | {"TERM": "xterm", "PYTHONPATH": str(SUPPORT)}
+from processes import LIT_GRPO, environment, kill_group
 
 
 def shown_in_terminal(*arguments: str, cwd: Path, columns: int = 100) -> list[str]:
@@ -22,11 +20,12 @@ def shown_in_terminal(*arguments: str, cwd: Path, columns: int = 100) -> list[st
     """
     screen, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (50, columns))
-    inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    inherited = environment(TERM="xterm", PYTHONPATH=str(SUPPORT))
+    inherited.pop("COLUMNS", None)
     process = subprocess.Popen(
         [*LIT_GRPO, *arguments],
         cwd=cwd,
-        env=inherited | ENVIRONMENT,
+        env=inherited,
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,

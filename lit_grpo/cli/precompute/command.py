@@ -28,10 +28,11 @@ from lit_grpo.cli.precompute.votes import Call, missing_calls
 from lit_grpo.cli.prepare.collect import collect
 from lit_grpo.cli.prepare.join_gold import can_be_judged
 from lit_grpo.cli.prepare.recipe import Recipe, read_recipe
-from lit_grpo.cli.prepare.rows import PreparedRow
+from lit_grpo.cli.prepare.rows import PreparedRow, from_prepared
+from lit_grpo.data.prepared import find_prepared
 from lit_grpo.runs.tables import open_console
 from lit_grpo.stopping import ExitCode, exit_code_of_signal
-from lit_grpo.types import check_range
+from lit_grpo.types import UserError, check_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,27 +94,55 @@ def precompute(arguments: Sequence[str]) -> int:
 def _find_work(given: Namespace) -> Work:
     """Return the rows that need scores, of the first ones of each source."""
     recipe = read_recipe(given.preset, given.data)
+    found = _prepared_rows(given.prepared) if given.prepared else _source_rows(recipe, given)
     judged: list[PreparedRow] = []
     checked: dict[str, list[PreparedRow]] = {}
-    num_single = 0
-    for name, source in recipe.sources.items():
-        if source.scored is False:
-            continue
-        rows = collect(name, source, given.bad_rows).rows[: given.limit]
-        rows = [row for row in rows if row.columns.get("gold_scores") is None]
-        if source.kind == "verifiable":
+    num_open = 0
+    for name, all_rows in found.items():
+        first = all_rows[: given.limit]
+        rows = [row for row in first if row.columns.get("gold_scores") is None]
+        if name not in recipe.sources:
+            raise UserError(
+                f"{given.prepared} must have the sources of the recipe, got another, {name!r}. "
+                "Set --preset to the recipe that it was prepared by."
+            )
+        if recipe.sources[name].kind == "verifiable":
             checked[name] = rows
         else:
             judged += filter(can_be_judged, rows)
-            num_single += len(rows)
+            num_open += len(rows)
     return Work(
         recipe=recipe,
         cache=Path(given.cache or recipe.gold.cache),
         judged=judged,
         checked=checked,
-        num_single=num_single - len(judged),
+        num_single=num_open - len(judged),
         num_processes=given.processes,
     )
+
+
+def _source_rows(recipe: Recipe, given: Namespace) -> dict[str, Sequence[PreparedRow]]:
+    """Return the rows by source, without those that need no scores."""
+    return {
+        name: collect(name, source, given.bad_rows).rows
+        for name, source in recipe.sources.items()
+        if source.scored is not False
+    }
+
+
+def _prepared_rows(directory: str) -> dict[str, list[PreparedRow]]:
+    """Return the rows of prepared data by source, whether or not they need scores."""
+    prepared = find_prepared(directory)
+    if prepared is None:
+        raise UserError(
+            f"prepared must be a directory that lit-grpo prepare has written, got {directory}. "
+            "Set --prepared, or leave it out to read the sources of the recipe."
+        )
+    found: dict[str, list[PreparedRow]] = {}
+    for split in prepared.splits:
+        for row in map(from_prepared, prepared.split(split).rows()):
+            found.setdefault(row.source, []).append(row)
+    return found
 
 
 def _plan(work: Work) -> Plan:

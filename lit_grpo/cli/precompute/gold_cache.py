@@ -83,9 +83,10 @@ class StoredGold:
 
     def __init__(self, cache: Path, recipe: Recipe) -> None:
         self.scored_by: dict[str, str] = {}
-        """The judge and its fingerprint; empty if the recipe has none."""
+        """The judge and its fingerprint; empty if it scores no source of the recipe."""
         self._judged = None
-        if recipe.judge is not None:
+        is_judged = any(source.kind == "open" for source in recipe.sources.values())
+        if recipe.judge is not None and is_judged:
             scorer = Scorer.of(recipe)
             self._judged = JudgeVotes(scorer.directory(cache))
             self.scored_by = {

@@ -99,6 +99,13 @@ def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -
     )
 
 
+def from_prepared(row: Row) -> PreparedRow:
+    """Return a row that prepared data have."""
+    columns = {name: value for name, value in row.columns.items() if value is not None}
+    own = {name: columns.pop(name) for name in OWN}
+    return PreparedRow(origin=row.origin, columns=columns, **own)
+
+
 def with_ids(rows: Sequence[PreparedRow]) -> list[PreparedRow]:
     """Return the rows of a source with an id each, which does not depend on their order.
 

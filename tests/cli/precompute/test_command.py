@@ -26,6 +26,7 @@ from stored_answers import (
 from worker_processes import wait_until
 
 from lit_grpo.__main__ import main
+from lit_grpo.cli.prepare.recipe import known_recipes, read_recipe
 from lit_grpo.data.prepared import find_prepared
 
 PRECOMPUTE = ("precompute", "--preset", "mine.yaml")
@@ -314,3 +315,73 @@ def test_a_recipe_without_a_judge_says_what_to_set(server, capsys):
     Path("mine.yaml").write_text(text)
     assert main([*PRECOMPUTE]) == 2
     assert "need a judge, and the recipe has none. Set judge in the r" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", known_recipes())
+def test_every_recipe_that_ships_is_scored_and_prepared_from_what_is_cached(
+    name, server, capsys, monkeypatch
+):
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", server.url)
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", "x")
+    sums = [{"question": f"1 + {n}?", "answer": f"So #### {n + 1}"} for n in range(8)]
+    hills = [
+        {"instruction": f"Hill {n}?", "completions": [{"response": f"{n}{x}"} for x in "ac"]}
+        for n in range(8)
+    ]
+    files = {"verifiable": sums, "open": hills}
+    words = ["--preset", name]
+    for source in read_recipe(name).sources:
+        rows = "".join(f"{json.dumps(row)}\n" for row in files[source])
+        Path(f"{source}.jsonl").write_text(rows)
+        words += ["--data", f"{source}={source}.jsonl"]
+    assert main(["precompute", *words, "--limit", "5", "--dry_run"]) == 0
+    assert main(["precompute", *words, "--limit", "5"]) == 0
+    shown = capsys.readouterr().out
+    assert ("5 verifiable rows got gold by a program" in shown) == ("verifiable=" in str(words))
+    sizes = ["--holdout_size", "0", "--validation_size", "0"]
+    assert main(["prepare", *words, *sizes, "--only_cached", "--out", "out"]) == 0
+    rows = [row.columns for row in find_prepared("out").split("train").rows()]
+    assert len(rows) == 5 * (len(words) // 2 - 1)
+    for row in rows:
+        expected = [1.0, 0.0, 0.0, 0.0] if row["source"] == "verifiable" else [0.9, 0.1]
+        assert row["gold_scores"] == pytest.approx(expected)
+        assert len(row["answers"]) == len(row["gold_spread"]) == len(expected)
+
+
+def test_prepared_rows_are_scored_for_the_next_preparation(server, capsys):
+    source = {"kind": "open", "data": "rows.jsonl", "where": {"prompt_characters": [1, 16]}}
+    write_recipe(server, sources={"open": source | {"scored": False}}, holdout_size=2)
+    assert main([*PREPARE]) == 0
+    assert main([*PRECOMPUTE]) == 0
+    assert not server.questions
+    assert main([*PRECOMPUTE, "--prepared", "out"]) == 0
+    assert len(server.questions) == 10 * 9
+    write_recipe(server, sources={"open": source}, holdout_size=2)
+    assert main([*PREPARE]) == 0
+    rows = find_prepared("out").split("train").rows()
+    assert [len(row.columns["gold_scores"]) for row in rows] == [3] * 8
+    assert main([*PRECOMPUTE, "--prepared", "nothing"]) == 2
+    assert "error: prepared must be a directory that lit-grpo prep" in capsys.readouterr().err
+    write_recipe(server, sources={"other": source})
+    assert main([*PRECOMPUTE, "--prepared", "out"]) == 2
+    assert "must have the sources of the recipe, got another, 'open'" in capsys.readouterr().err
+
+
+def test_rows_that_need_gold_and_get_none_by_program_are_absent(server, capsys):
+    rows = [{"question": f"1 + {n}?", "answer": str(n + 1)} for n in range(3)]
+    Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    # It takes 2 for wrong, whatever the question is.
+    pattern = {"pattern": r"answer is [13]\.", "mode": "search"}
+    verifier = {"class_path": "FormatReward", "init_args": pattern}
+    source = {"kind": "verifiable", "data": "rows.jsonl", "scored": True, "verifier": verifier}
+    write_recipe(server, sources={"sums": source}, judge={"temperature": 0.0})
+    assert main([*PRECOMPUTE]) == 4
+    shown = capsys.readouterr().out
+    assert shown.startswith(
+        "2 verifiable rows got gold by a program\n"
+        "1 got none: right and wrong answers get the same value (sums:"
+    )
+    assert main([*PREPARE]) == 2
+    assert "1 of 3 rows have no gold scores: sums:" in capsys.readouterr().err
+    assert main([*PREPARE, "--only_cached"]) == 0
+    assert not server.requests
