@@ -25,6 +25,7 @@ from tiny import LLAMA, completion, prompt, tiny_policy
 
 from lit_grpo import callbacks, data, rewards
 from lit_grpo.__main__ import main
+from lit_grpo.cli.prepare.recipe import Duplicates, Gold, Recipe, RecipeSource
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.judge import Judge, Limits, Price
 from lit_grpo.judge.reply import Form, Grade, Text, read_reply
@@ -377,6 +378,7 @@ SHIPPED = [
     Evaluation, OutagePolicy, Reward, Judge, ServedEngine, VLLMServerEngine, VLLMEngine, Launch,
     Proof, Supervision, Limits, Price, ZeROStrategy, data.PromptData, data.RubricData,
     data.AdditionData, data.MixtureData, data.MixtureSource, data.Phase,
+    Recipe, RecipeSource, Duplicates, Gold,
     *(kind for kind in vars(rewards).values()
       if inspect.isclass(kind) and issubclass(kind, Reward) and kind not in (Reward, JudgedReward)),
     *(getattr(callbacks, name) for name in callbacks.__all__),

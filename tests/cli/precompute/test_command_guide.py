@@ -1,0 +1,65 @@
+"""The guide's recipe from raw files to a mixture prints what the guide shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from judge_server import JudgeServer
+from paths import ROOT
+from stored_answers import by_last_letter
+
+from lit_grpo.__main__ import main
+from lit_grpo.cli.prepare.recipe import read_recipe
+from lit_grpo.data.prepared import find_prepared
+
+GUIDE = ROOT / "docs/guides/data.md"
+
+
+def section() -> str:
+    text = GUIDE.read_text()
+    return text.split("## From raw files to a mixture\n")[1].split("\n## ")[0]
+
+
+def steps() -> list[tuple[str, str]]:
+    """The commands of the section with what they print."""
+    pairs = r"^```sh\n(lit-grpo [^\n]*)\n```\n\n```text\n(.*?)^```$"
+    return re.findall(pairs, section(), re.DOTALL | re.MULTILINE)
+
+
+def write_files() -> None:
+    (recipe,) = re.findall(r"^```yaml\n# recipe\.yaml\n(.*?)^```$", section(), re.DOTALL | re.M)
+    Path("recipe.yaml").write_text(recipe)
+    sums = [{"prompt": f"What is 12 + {n}?", "answer": str(12 + n)} for n in range(20)]
+    essays = [
+        {"question": f"Describe hill {n}.", "answers": [f"Hill {n} {x}" for x in "abc"]}
+        for n in range(20)
+    ]
+    for name, rows in (("sums", sums), ("essays", [*essays, {"question": "?", "answers": ["a"]}])):
+        Path(f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_the_guide_shows_what_the_commands_print(here, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS")
+    write_files()
+    with JudgeServer(by_last_letter) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "x")
+        assert len(steps()) == 4
+        for command, shown in steps():
+            main(shlex.split(command)[1:])
+            said = capsys.readouterr()
+            lines = [line.rstrip() for line in (said.out + said.err).splitlines()]
+            assert lines == shown.splitlines(), "\n".join(lines)
+    assert len(server.questions) == 20 * 3 * 2
+    columns = [row.columns for row in find_prepared("prepared").split("train").rows()]
+    assert {len(row["gold_scores"]) for row in columns} == {3, 4}
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml"])
+def test_the_recipe_of_the_guide_is_read(name, here):
+    write_files()
+    assert list(read_recipe(name).sources) == ["verifiable", "open"]
