@@ -33,9 +33,9 @@ rollbacks and stops, and [`Alerts`](configuration.md#alerts) sends all but the w
 CODES_HEAD = """
 ### What an exit code says
 
-The last lines on the terminal say why a run ended, and the exit code which causes come into
-question. A run that was stopped has no `final/`: remove the cause, and resume it with
-`lit-grpo fit RUN`. Other codes are those of callbacks of your own.
+The last lines on the terminal say why a run ended; the exit code narrows down the cause. A run that
+was stopped has no `final/`: remove the cause, and resume it with `lit-grpo fit RUN`. Codes that are
+not listed here come from callbacks of your own.
 
 | exit code | meaning | causes |
 |---|---|---|

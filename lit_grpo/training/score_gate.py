@@ -1,24 +1,24 @@
 """Wait for the completions and scores of a step, and refuse to train if too many are missing.
 
-Missing scores are retried at once and then after growing pauses. If they stay missing, the run
-stops and says why. The values of scores do not matter here.
+Missing scores are retried at once and then after growing pauses, except those that a bug withholds.
+If too many stay missing, the run stops and says why. The values of scores do not matter here.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.diagnostics import Failure, find_failure
 from lit_grpo.distributed import gather_objects
 from lit_grpo.rewards.scoring import RewardFailed, Scoring
 from lit_grpo.stopping import ExitCode
+from lit_grpo.training.score_status import ScoreStatus, over_ranks, score_status
 from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed
-from lit_grpo.types import Outcome, RolloutBatch, Score, check_range
+from lit_grpo.types import RolloutBatch, check_range
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ class OutagePolicy:
     A score is missing if its reward failed to give it for a reason outside the completion. While
     scores are missing for more than ``max_absent_fraction`` of a step's rows, the step is not
     trained on, and they are retried at once, then after pauses that double. If they stay missing,
-    the run stops with exit code 4; a resumed run repeats the step.
+    the run stops with exit code 4; a resumed run repeats the step. A bug of a reward on so many
+    rows stops it at once, with exit code 1.
 
     Args:
         max_absent_fraction: Train on a step only if scores are missing for at most this share of
@@ -68,48 +69,6 @@ class OutagePolicy:
             yield pause
             paused += pause
             pause *= 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreStatus:
-    """Which scores of a step are missing, on one rank or on all."""
-
-    num_rows: int = 0
-    num_missing: int = 0
-    """Rows that a retry may still score."""
-    num_not_sampled: int = 0
-    """Rows without a completion, which cannot be scored."""
-    failure: Failure | None = None
-    fatal: str = ""
-    """Why retrying is pointless; empty if it may help."""
-    bugs: Mapping[str, str] = field(default_factory=dict)
-    """Name of a reward -> a bug that made it fail on some row."""
-    not_bugs: frozenset[str] = frozenset()
-    """Names of the rewards that gave a value or failed for another reason on some row."""
-
-    @property
-    def only_bugs(self) -> frozenset[str]:
-        """Names of the rewards that failed by a bug on every row."""
-        return frozenset(self.bugs) - self.not_bugs
-
-    @property
-    def num_absent(self) -> int:
-        """Rows without a score."""
-        return self.num_missing + self.num_not_sampled
-
-    @property
-    def advice(self) -> str:
-        """What to do when the run has stopped."""
-        if self.num_absent == self.num_rows:
-            return "Fix the cause and resume."
-        return "Fix the cause and resume, or raise model.outage.max_absent_fraction."
-
-    def __str__(self) -> str:
-        share = self.num_absent / self.num_rows
-        return (
-            f"{self.num_absent} of the {self.num_rows} rows ({share:.0%}) have no score: "
-            f"{self.failure}"
-        )
 
 
 class ScoreGate:
@@ -170,23 +129,23 @@ class ScoreGate:
                 status = score_status(rollouts, scoring.counted_rewards)
             except RewardFailed as error:
                 status = ScoreStatus(fatal=f"{error}\n{error.bug}".strip())
-        return rollouts, _over_ranks(gather_objects(status))
+        return rollouts, over_ranks(gather_objects(status))
 
     def _abandon_on_bug(self, status: ScoreStatus) -> None:
-        """Abandon the step if a reward that has never worked fails by a bug on every row.
+        """Abandon the step if bugs withhold too many scores, or all those of a reward so far.
 
-        A reward that has worked before may raise the same exception because its service is down.
+        An async reward that has worked before may raise the exception of a bug because its service
+        is down.
         """
-        for name in sorted(status.only_bugs - self._has_worked):
-            raise StepAbandoned(
-                f"Stopped because of a bug in reward {name!r}, which no retry heals. The step was "
-                f"not trained on. {status.bugs[name]}\nTry the reward without training, "
-                "with the same config: lit-grpo rewards; in Python, call its function on a few "
-                "completions.",
-                ExitCode.CRASHED,
-                "reward_bug",
-            )
+        never_worked = status.only_bugs - self._has_worked
+        if never_worked or status.num_bugged > self._limit(status):
+            name = min(never_worked or [max(status.num_bugs, key=lambda one: status.num_bugs[one])])
+            raise StepAbandoned(status.describe_bug(name), ExitCode.CRASHED, "reward_bug")
         self._has_worked |= status.not_bugs
+
+    def _limit(self, status: ScoreStatus) -> float:
+        """Return how many rows may have no score."""
+        return self._policy.max_absent_fraction * status.num_rows
 
     def _can_train(self, status: ScoreStatus) -> bool:
         """Return whether few enough scores are missing.
@@ -197,11 +156,10 @@ class ScoreGate:
         self._abandon_on_bug(status)
         if status.fatal:
             raise StepAbandoned(f"Stopped: {status.fatal}")
-        limit = self._policy.max_absent_fraction * status.num_rows
-        if status.num_not_sampled > limit:
+        if status.num_not_sampled > self._limit(status):
             message = f"Stopped because completions could not be sampled: {status}"
             raise StepAbandoned(message, cause="engine_outage")
-        return status.num_absent <= limit
+        return status.num_absent <= self._limit(status)
 
     def _wait(self, scoring: Scoring | None) -> None:
         """Wait until every rank has its scores; past the deadline, missing ones become timeouts."""
@@ -214,56 +172,3 @@ class ScoreGate:
             return scoring is None or scoring.wait(seconds)
 
         self._waiting.until_done(wait)
-
-
-def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
-    """Count the missing scores of these rewards on this rank."""
-    rows = [
-        [group.scores[name][index] for name in rewards]
-        for group in rollouts.groups
-        for index in range(rollouts.group_size)
-    ]
-    over_budget = [one for row in rows for one in row if one.outcome is Outcome.BUDGET_SPENT]
-    return ScoreStatus(
-        num_rows=len(rows),
-        num_missing=sum(any(score.is_outage for score in row) for row in rows),
-        num_not_sampled=len(rows) - len(rollouts.sampled),
-        failure=find_failure(rollouts, rewards, _is_missing),
-        fatal=f"the judge's budget is spent: {over_budget[0].detail}." if over_budget else "",
-        bugs={name: bug for name in rewards if (bug := find_bug(rollouts, name))},
-        not_bugs=frozenset(name for name in rewards if _has_other_result(rollouts, name)),
-    )
-
-
-def find_bug(rollouts: RolloutBatch, reward: str) -> str:
-    """Describe a bug of a reward with a row that shows it; empty if there is none."""
-    for group in rollouts.groups:
-        for score in group.scores[reward]:
-            if score.bug:
-                columns = ", ".join(group.prompt.columns) or "none"
-                return f"Row {group.prompt.id} with the columns {columns}:\n{score.bug}"
-    return ""
-
-
-def _has_other_result(rollouts: RolloutBatch, reward: str) -> bool:
-    """Return whether the reward gave something else than a bug on some row."""
-    scores = (score for group in rollouts.groups for score in group.scores[reward])
-    return any(not score.bug and score.is_scorable for score in scores)
-
-
-def _is_missing(score: Score) -> bool:
-    """Return whether a score is missing; an abstention is not."""
-    return score.is_outage or score.outcome is Outcome.NOT_SAMPLED
-
-
-def _over_ranks(statuses: list[ScoreStatus]) -> ScoreStatus:
-    worst = max(statuses, key=lambda one: one.failure.fraction if one.failure else 0.0)
-    return ScoreStatus(
-        num_rows=sum(one.num_rows for one in statuses),
-        num_missing=sum(one.num_missing for one in statuses),
-        num_not_sampled=sum(one.num_not_sampled for one in statuses),
-        failure=worst.failure,
-        fatal=next((one.fatal for one in statuses if one.fatal), ""),
-        bugs={name: bug for one in statuses for name, bug in one.bugs.items()},
-        not_bugs=frozenset().union(*(one.not_bugs for one in statuses)),
-    )

@@ -120,6 +120,9 @@ class Score:
     """Tokens that `by_token` was given values for; None for any other score."""
     bug: str = ""
     """The traceback, or the wrong value, if a mistake in the reward's code caused the failure."""
+    is_permanent: bool = False
+    """Whether a retry would fail as well: a bug of a sync reward, whose code waits for no service
+    that may recover."""
 
     def __post_init__(self) -> None:
         if self.outcome is Outcome.OK:
@@ -167,7 +170,7 @@ class Score:
     @property
     def is_outage(self) -> bool:
         """Whether the failure lies outside the completion, so that a retry may succeed."""
-        return self.is_failure and self.is_scorable
+        return self.is_failure and self.is_scorable and not self.is_permanent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,9 +61,37 @@ class Occasional(Reward):
 class DownLater(Reward):
     calls = 0
 
+    async def score(self, prompt, completion):
+        self.calls += 1
+        return {"choices": 1.0}["choices" if self.calls <= 4 else "error"]
+
+
+class BrokenLater(Reward):
+    calls = 0
+
     def score(self, prompt, completion):
         self.calls += 1
         return {"choices": 1.0}["choices" if self.calls <= 4 else "error"]
+
+
+class OnMostRows(Reward):
+    calls = 0
+
+    def score(self, prompt, completion):
+        self.calls += 1
+        return float("1" if self.calls % 4 == 1 else "a word")  # three of four rows
+
+
+class OutOfReach(Reward):
+    calls = 0
+
+    def score(self, prompt, completion):
+        self.calls += 1
+        if self.calls == 1:
+            raise ValueError("no number")
+        if self.calls <= 4:
+            raise ConnectionError("the service is gone")
+        return 1.0
 
 """
 
@@ -142,7 +170,57 @@ def test_an_occasional_bug_is_an_outcome_with_one_traceback():
     assert rows.loc[rows["outcome/occasional"] == "error", "reward"].isna().all()
 
 
-def test_an_exception_of_a_reward_that_has_worked_before_is_an_outage(capsys):
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "buggy_rewards.OnMostRows",
+        "{class_path: ProcessReward, "
+        "init_args: {reward: buggy_rewards.OnMostRows, num_workers: 1}}",
+    ],
+    ids=["here", "worker"],
+)
+def test_a_bug_on_most_rows_ends_the_run_at_once_with_the_row_and_the_line(reward):
+    exit_code, log = fit(reward)
+    assert exit_code == ExitCode.CRASHED
+    assert "Retrying" not in log
+    stop = log[log.index("Stopped because of a bug in reward 'on_most_rows' on 3 of the 4 rows") :]
+    assert "Row addition:" in stop
+    lines = REWARDS.splitlines()
+    line = 1 + next(n for n, text in enumerate(lines) if "# three of four rows" in text)
+    assert f'buggy_rewards.py", line {line}, in score' in stop
+    assert "ValueError: could not convert string to float: 'a word'" in stop
+    assert "raise model.outage.max_absent_fraction" in stop
+    assert not Path("run/metrics.csv").exists()
+
+
+def test_a_run_may_train_on_what_a_bug_leaves_without_asking_again():
+    words = ["--data.prompts_per_step=1", "--model.group_size=8"]
+    words += ["--model.outage.max_absent_fraction=0.75"]
+    exit_code, log = fit("buggy_rewards.OnMostRows", *words)
+    assert exit_code == 0
+    assert "Retrying" not in log
+    rows = pd.read_parquet("run/completions")
+    assert sorted(rows["outcome/on_most_rows"]) == ["error"] * 12 + ["ok"] * 4
+    assert rows["reward"].isna().sum() == 12
+
+
+def test_a_bug_of_a_sync_reward_that_has_worked_before_ends_the_run_at_once():
+    exit_code, log = fit("buggy_rewards.BrokenLater")
+    assert exit_code == ExitCode.CRASHED
+    assert "Retrying" not in log
+    assert "Stopped because of a bug in reward 'broken_later' on every row" in log
+    assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 1
+
+
+def test_an_outage_heals_while_rows_with_a_bug_are_not_asked_again():
+    exit_code, log = fit("buggy_rewards.OutOfReach", "--trainer.max_steps=1")
+    assert exit_code == 0
+    assert log.count("Retrying now") == 1
+    rows = pd.read_parquet("run/completions")
+    assert rows["outcome/out_of_reach"].tolist() == ["error", "ok", "ok", "ok"]
+
+
+def test_an_exception_of_an_async_reward_that_has_worked_before_is_an_outage(capsys):
     words = ["--model.outage.give_up_after_seconds=0", "--trainer.enable_progress_bar=true"]
     exit_code, log = fit("buggy_rewards.DownLater", *words)
     shown = capsys.readouterr().out

@@ -72,14 +72,22 @@ REWARDS = (
         name="reward_bug",
         title="A reward has a bug",
         meaning=(
-            "A reward that has never worked in this process raises an exception of Python on every "
-            "row, such as a `KeyError` for a column that the data does not have. No retry heals "
-            "that: the run ends with the traceback, and does not train on the step."
+            "The code of a reward fails on every row, or on more rows than "
+            "`model.outage.max_absent_fraction` allows: it raises an exception such as `KeyError` "
+            "for a column that the data does not have, or returns something that is not a number. "
+            "No retry heals that: the run ends with the traceback, and does not train on the step."
         ),
         advice=(
             "Read the last lines of the traceback, which are of your code.",
             "Try the reward without training, with the same config: `lit-grpo rewards`.",
+            "Return `None` for a completion that cannot be scored.",
             "Repair it, and go on with `lit-grpo fit RUN`.",
+        ),
+        more=(
+            "If a reward waits for a service, let it raise `ConnectionError` while that is down: "
+            "the run then pauses and asks again. `OSError`, `RuntimeError` and the exceptions of "
+            "client libraries count as an outage, too. So does every exception of an `async def` "
+            "reward that has worked before.",
         ),
         noticed_by="the score gate, an evaluation",
         action="stop",

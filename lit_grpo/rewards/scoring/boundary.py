@@ -1,11 +1,13 @@
 """The boundary between user code and the trainer: turn whatever a reward returns or raises into a
 ``Score``, which has either a finite value or the outcome that says why there is none.
 
-A failure that looks like a mistake in the reward's code is marked as a bug: no retry heals it.
+A failure that looks like a mistake in the reward's code is marked as a bug. Of a sync reward it is
+permanent; an async one may wait for a service, whose unexpected reply looks like a bug, too.
 """
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import replace
@@ -18,8 +20,8 @@ MAX_DETAIL_CHARACTERS = 500
 MAX_BUG_CHARACTERS = 4000
 
 PROGRAMMING_ERRORS = (
-    LookupError, TypeError, AttributeError, NameError, ArithmeticError, ImportError, SyntaxError,
-    SystemExit,
+    LookupError, TypeError, ValueError, AttributeError, NameError, ArithmeticError, AssertionError,
+    ImportError, SyntaxError, NotImplementedError, RecursionError, re.error, SystemExit,
 )  # fmt: skip
 """Exceptions that usually mean a mistake in the code, such as a missing column."""
 
@@ -85,8 +87,21 @@ def failed_scores(error: BaseException, count: int, seconds: float) -> tuple[Sco
     """Convert what the reward raised to ``count`` scores without a value."""
     outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    bug = users_traceback(error) if isinstance(error, PROGRAMMING_ERRORS) else ""
+    bug = users_traceback(error) if _is_bug(error) else ""
     return _no_scores(text, count, seconds, outcome, bug=bug)
+
+
+def _is_bug(error: BaseException) -> bool:
+    """Return whether an exception means a mistake in the code, not a service that is down.
+
+    Clients of services derive their errors from OSError, some also from ValueError.
+    """
+    return isinstance(error, PROGRAMMING_ERRORS) and not isinstance(error, OSError)
+
+
+def as_permanent(scores: Iterable[Score]) -> tuple[Score, ...]:
+    """Mark the bugs among the scores of a sync reward: a retry would fail as well."""
+    return tuple(replace(score, is_permanent=bool(score.bug)) for score in scores)
 
 
 def _no_scores(

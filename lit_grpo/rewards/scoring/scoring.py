@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from lit_grpo.concurrency import WAKE_SECONDS
 from lit_grpo.rewards.reward import Reward
+from lit_grpo.rewards.scoring.boundary import as_permanent
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rewards.scoring.runners import Call, Runners
 from lit_grpo.rewards.scoring.valid_rows import combine
@@ -239,6 +240,8 @@ class Scoring:
     def deliver(self, call: Call, scores: tuple[Score, ...]) -> None:
         """Store the scores of a call; runs on the thread that made it."""
         scores = tuple(map(self._with_known_tokens, call.rows, call.completions, scores))
+        if not call.reward.is_async:
+            scores = as_permanent(scores)
         failed = next((score for score in scores if score.is_failure), None)
         if failed is not None:
             self._warn(call, failed)

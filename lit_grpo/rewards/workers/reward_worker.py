@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lit_grpo.rewards.reward import Reward
-from lit_grpo.rewards.scoring.boundary import as_score, as_scores, failed_scores
+from lit_grpo.rewards.scoring.boundary import as_permanent, as_score, as_scores, failed_scores
 from lit_grpo.types import Completion, Prompt, Score
 
 _reward: Reward
@@ -46,7 +46,7 @@ def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, A
         scores = _score(prompt, completions, start_time)
     except BaseException as error:  # user code may raise anything, even SystemExit
         scores = failed_scores(error, len(completions), time.perf_counter() - start_time)
-    return [asdict(one) for one in scores]
+    return [asdict(one) for one in as_permanent(scores)]
 
 
 def _score(

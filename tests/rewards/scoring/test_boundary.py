@@ -1,3 +1,4 @@
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -93,10 +94,20 @@ def test_exception_becomes_an_outcome_with_its_type_and_message():
     assert len(failed_scores(ValueError("x" * 9999), 1, 0.5)[0].detail) == 500
 
 
-@pytest.mark.parametrize("error", [KeyError("gold"), SystemExit(2)])
-def test_a_mistake_in_the_code_is_a_bug_and_a_lost_service_is_none(error):
+class NoJSON(OSError, ValueError):
+    """What clients of services raise, such as requests for a reply that is no JSON."""
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("gold"), SystemExit(2), ValueError("no number"), re.error("unbalanced")]
+)
+def test_a_mistake_in_the_code_is_a_bug(error):
     assert failed_scores(error, 1, 0.5)[0].bug
-    assert not failed_scores(ConnectionError("lost"), 1, 0.5)[0].bug
+
+
+@pytest.mark.parametrize("error", [ConnectionError("lost"), NoJSON("<html>"), RuntimeError("503")])
+def test_a_lost_service_is_no_bug(error):
+    assert not failed_scores(error, 1, 0.5)[0].bug
 
 
 def raised_in(filename: str) -> str:

@@ -11,7 +11,7 @@ from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.rewards import ProcessReward, Reward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.training.metrics import Metrics, add_rollout_metrics
-from lit_grpo.training.score_gate import score_status
+from lit_grpo.training.score_status import score_status
 from lit_grpo.types import Completion, Outcome, UserError
 
 

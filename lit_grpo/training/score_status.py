@@ -1,0 +1,137 @@
+"""Which scores of a rollout step are missing, and why: an outage, a bug, or no completion."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lit_grpo.diagnostics import Failure, find_failure
+from lit_grpo.types import Outcome, RolloutBatch, Score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreStatus:
+    """Which scores of a step are missing, on one rank or on all."""
+
+    num_rows: int = 0
+    num_missing: int = 0
+    """Rows that a retry may still score."""
+    num_bugged: int = 0
+    """Rows that no retry can score, because of a permanent bug of a reward."""
+    num_not_sampled: int = 0
+    """Rows without a completion, which cannot be scored."""
+    failure: Failure | None = None
+    fatal: str = ""
+    """Why retrying is pointless; empty if it may help."""
+    bugs: Mapping[str, str] = field(default_factory=dict)
+    """Name of a reward -> a bug that made it fail on some row."""
+    num_bugs: Mapping[str, int] = field(default_factory=dict)
+    """Name of a reward -> the rows on which it has a permanent bug, if on any."""
+    not_bugs: frozenset[str] = frozenset()
+    """Names of the rewards that gave a value or failed for another reason on some row."""
+
+    @property
+    def only_bugs(self) -> frozenset[str]:
+        """Names of the rewards that failed by a bug on every row."""
+        return frozenset(self.bugs) - self.not_bugs
+
+    @property
+    def num_absent(self) -> int:
+        """Rows without a score."""
+        return self.num_missing + self.num_bugged + self.num_not_sampled
+
+    @property
+    def advice(self) -> str:
+        """What to do when the run has stopped."""
+        if self.num_absent == self.num_rows:
+            return "Fix the cause and resume."
+        return "Fix the cause and resume, or raise model.outage.max_absent_fraction."
+
+    def describe_bug(self, name: str) -> str:
+        """Return why a run ends because of the bug of a reward, with the row and the line."""
+        where, advice = "every row", ""
+        if name not in self.only_bugs:
+            where = f"{self.num_bugs[name]} of the {self.num_rows} rows"
+            advice = (
+                " To train without such rows, let it return None for them, or raise "
+                "model.outage.max_absent_fraction."
+            )
+        return (
+            f"Stopped because of a bug in reward {name!r} on {where}, which no retry heals. The "
+            f"step was not trained on. {self.bugs[name]}\nTry the reward without training, with "
+            "the same config: lit-grpo rewards; in Python, call its function on a few completions."
+            f"{advice}"
+        )
+
+    def __str__(self) -> str:
+        share = self.num_absent / self.num_rows
+        return (
+            f"{self.num_absent} of the {self.num_rows} rows ({share:.0%}) have no score: "
+            f"{self.failure}"
+        )
+
+
+def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
+    """Count the missing scores of these rewards on this rank."""
+    rows = [
+        [group.scores[name][index] for name in rewards]
+        for group in rollouts.groups
+        for index in range(rollouts.group_size)
+    ]
+    over_budget = [one for row in rows for one in row if one.outcome is Outcome.BUDGET_SPENT]
+    return ScoreStatus(
+        num_rows=len(rows),
+        num_missing=sum(any(one.is_outage for one in row) for row in rows if not _has_bug(row)),
+        num_bugged=sum(map(_has_bug, rows)),
+        num_not_sampled=len(rows) - len(rollouts.sampled),
+        failure=find_failure(rollouts, rewards, _is_missing),
+        fatal=f"the judge's budget is spent: {over_budget[0].detail}." if over_budget else "",
+        bugs={name: bug for name in rewards if (bug := find_bug(rollouts, name))},
+        num_bugs=Counter(
+            name for row in rows for name, one in zip(rewards, row, strict=True) if one.is_permanent
+        ),
+        not_bugs=frozenset(name for name in rewards if _has_other_result(rollouts, name)),
+    )
+
+
+def find_bug(rollouts: RolloutBatch, reward: str) -> str:
+    """Describe a bug of a reward with a row that shows it; empty if there is none."""
+    for group in rollouts.groups:
+        for score in group.scores[reward]:
+            if score.bug:
+                columns = ", ".join(group.prompt.columns) or "none"
+                return f"Row {group.prompt.id} with the columns {columns}:\n{score.bug}"
+    return ""
+
+
+def _has_other_result(rollouts: RolloutBatch, reward: str) -> bool:
+    """Return whether the reward gave something else than a bug on some row."""
+    scores = (score for group in rollouts.groups for score in group.scores[reward])
+    return any(not score.bug and score.is_scorable for score in scores)
+
+
+def _has_bug(row: Sequence[Score]) -> bool:
+    """Return whether a row can never be scored."""
+    return any(score.is_permanent for score in row)
+
+
+def _is_missing(score: Score) -> bool:
+    """Return whether a score is missing; an abstention is not."""
+    return score.is_outage or score.outcome is Outcome.NOT_SAMPLED
+
+
+def over_ranks(statuses: Sequence[ScoreStatus]) -> ScoreStatus:
+    """Add up the statuses of all ranks."""
+    worst = max(statuses, key=lambda one: one.failure.fraction if one.failure else 0.0)
+    return ScoreStatus(
+        num_rows=sum(one.num_rows for one in statuses),
+        num_missing=sum(one.num_missing for one in statuses),
+        num_bugged=sum(one.num_bugged for one in statuses),
+        num_not_sampled=sum(one.num_not_sampled for one in statuses),
+        failure=worst.failure,
+        fatal=next((one.fatal for one in statuses if one.fatal), ""),
+        bugs={name: bug for one in statuses for name, bug in one.bugs.items()},
+        num_bugs=sum((Counter(one.num_bugs) for one in statuses), Counter()),
+        not_bugs=frozenset().union(*(one.not_bugs for one in statuses)),
+    )
