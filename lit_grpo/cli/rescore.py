@@ -1,13 +1,16 @@
 """The command ``lit-grpo rescore``: score logged completions of a run again and compare.
 
-Rows whose prompt is no longer in the data are counted and left out.
+Groups are those that were logged, which may differ in size between steps of a resumed run. Rows
+whose prompt is no longer in the data are counted and left out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,13 +29,18 @@ from lit_grpo.types import Completion, Prompt, RolloutBatch, UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedStep:
-    """The rows of one file whose prompts are in the data; the G rows of a prompt are adjacent."""
+    """The groups of one file whose prompts are in the data."""
 
     step: int
-    rows: Sequence[Row]
+    groups: Sequence[Sequence[Row]]
+    """The G rows of each prompt."""
     prompts: Sequence[Prompt]
     num_lost: int
     """Rows whose prompt is no longer in the data."""
+
+    @property
+    def rows(self) -> list[Row]:
+        return [*chain.from_iterable(self.groups)]
 
 
 def rescore(
@@ -48,7 +56,7 @@ def rescore(
     Return the exit code: 0, or 1 if a reward failed on every completion.
 
     Args:
-        module: The module with the rewards to score with, and the group size of the run.
+        module: The module with the rewards to score with.
         run_dir: Directory of the run.
         find_prompts: Reads those of the prompts with these ids that are in the data.
         last: Rescore only this many of the last rollout steps; None rescores all.
@@ -58,12 +66,12 @@ def rescore(
         UserError: the run has no completions that can be scored again.
         RewardFailed: a reward with ``on_error: raise`` gave no value.
     """
-    paths, group_size = logged_steps(run_dir, last), module.group_size
+    paths = logged_steps(run_dir, last)
     logged = [pq.read_table(path, columns=["prompt_id"])["prompt_id"].to_pylist() for path in paths]
     prompts = find_prompts(set(chain.from_iterable(logged)))
-    steps = [read_step(path, prompts, group_size) for path in paths]
+    steps = [read_step(path, prompts) for path in paths]
     num_lost = sum(step.num_lost for step in steps)
-    steps = [step for step in steps if step.rows]
+    steps = [step for step in steps if step.groups]
     if not steps:
         raise UserError(
             f"{run_dir}: none of the prompts of the {num_lost} logged completions is in the data, "
@@ -81,7 +89,7 @@ def rescore(
         Comparison(
             before=before,
             after=table.drop_columns(["token_ids"]).to_pylist(),
-            group_size=group_size,
+            group_sizes=[len(group) for step in steps for group in step.groups],
         ),
     )
     for line in [*_missing_rows(num_lost, rollouts), f"Completions: {path}"]:
@@ -121,11 +129,11 @@ def _step_name(path: Path) -> str:
     return path.stem.partition("_rank")[0]
 
 
-def read_step(path: Path, prompts: Mapping[str, Prompt], group_size: int) -> LoggedStep:
+def read_step(path: Path, prompts: Mapping[str, Prompt]) -> LoggedStep:
     """Read the groups of a file whose prompts are in the data, with the same id and text.
 
     Raises:
-        UserError: the groups have a different size, or the file lacks the tokens.
+        UserError: the file lacks the tokens.
     """
     table = pq.read_table(path)
     if "token_ids" not in table.column_names:
@@ -134,44 +142,38 @@ def read_step(path: Path, prompts: Mapping[str, Prompt], group_size: int) -> Log
             "wrote none). Use a newer run."
         )
     rows = table.to_pylist()
-    _refuse_other_size(path, rows, group_size)
-    kept: list[Row] = []
+    kept: list[list[Row]] = []
     found: list[Prompt] = []
-    for start in range(0, len(rows), group_size):
-        group = rows[start : start + group_size]
+    for group in _groups(rows):
         prompt = prompts.get(group[0]["prompt_id"])
         if prompt is not None and prompt.text == group[0]["prompt"]:
-            kept += group
+            kept.append(group)
             found.append(prompt)
-    return LoggedStep(
-        step=rows[0]["step"], rows=kept, prompts=found, num_lost=len(rows) - len(kept)
-    )
+    num_lost = len(rows) - sum(map(len, kept))
+    return LoggedStep(step=rows[0]["step"], groups=kept, prompts=found, num_lost=num_lost)
 
 
-def _refuse_other_size(path: Path, rows: Sequence[Row], group_size: int) -> None:
-    """Raise UserError if the groups of a file have a different size.
+def _groups(rows: Sequence[Row]) -> list[list[Row]]:
+    """Split the rows of a file into groups.
 
-    Adjacent groups may have the same prompt and then look like one larger group, but not all do.
+    Older versions of lit-grpo did not number the groups. All of a file have one size, but adjacent
+    ones may have the same prompt and look like one.
     """
-    sizes = [len(list(group)) for _, group in groupby(row["prompt_id"] for row in rows)]
-    if min(sizes) != group_size or any(size % group_size for size in sizes):
-        raise UserError(
-            f"model.group_size must be that of the run: got {group_size}, but {path} has groups of "
-            f"{min(sizes)} (a group is scored together). Leave model.group_size as it was."
-        )
+    if "group" in rows[0]:
+        return [list(group) for _, group in groupby(rows, itemgetter("group"))]
+    size = math.gcd(*(len(list(group)) for _, group in groupby(rows, itemgetter("prompt_id"))))
+    return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 def _score_again(module: GRPOModule, steps: Sequence[LoggedStep]) -> list[RolloutBatch]:
-    suite, group_size = module.rewards, module.group_size
+    suite = module.rewards
     suite.start(module.reasoning)
     suite.check(list({one.id: one for step in steps for one in step.prompts}.values()))
     console = Console(stderr=True)
     scored = []
     is_live = console.is_terminal
     for step in track(steps, "scoring", console=console, transient=True, disable=not is_live):
-        completions = list(map(_completion, step.rows))
-        starts = range(0, len(completions), group_size)
-        groups = [completions[start : start + group_size] for start in starts]
+        groups = [list(map(_completion, group)) for group in step.groups]
         scored.append(suite.score(step.prompts, groups))
     return scored
 

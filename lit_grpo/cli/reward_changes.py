@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from rich.console import Console
@@ -23,11 +24,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The rows before and after, in the same order; the G rows of a prompt are adjacent."""
+    """The rows before and after, in the same order; those of a group are adjacent."""
 
     before: Sequence[Row]
     after: Sequence[Row]
-    group_size: int
+    group_sizes: Sequence[int]
+    """The number of rows of each group, in order."""
 
     @property
     def pairs(self) -> list[tuple[Row, Row]]:
@@ -39,9 +41,8 @@ class Comparison:
 
         Groups with fewer than two such rows are left out.
         """
-        pairs = self.pairs
-        starts = range(0, len(pairs), self.group_size)
-        groups = [_with_reward(pairs[start : start + self.group_size]) for start in starts]
+        pairs = iter(self.pairs)
+        groups = [_with_reward([*islice(pairs, size)]) for size in self.group_sizes]
         return [
             ([old["reward"] for old, _ in group], [new["reward"] for _, new in group])
             for group in groups

@@ -238,9 +238,11 @@ def completions_table(
 ) -> pa.Table:
     """Return a table of N rows, in row order; without a train batch advantages are null."""
     rows = [(group, one) for group in rollouts.groups for one in group.completions]
+    numbers = [number for number, one in enumerate(rollouts.groups) for _ in one.completions]
     text, number = pa.string(), pa.float64()
     columns = {
         "step": pa.array([step] * len(rows), pa.int64()),
+        "group": pa.array(numbers, pa.int64()),
         "prompt_id": pa.array([group.prompt.id for group, _ in rows], text),
         "source": pa.array([group.prompt.source for group, _ in rows], text),
         "prompt": pa.array([group.prompt.text for group, _ in rows], text),

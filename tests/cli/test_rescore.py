@@ -150,6 +150,46 @@ def test_a_reward_that_raises_ends_the_command_with_its_message_and_no_file(caps
     assert not Path("run/rescored").exists()
 
 
+COMPARES = """
+from lit_grpo.rewards import Reward
+
+
+class SizeOfGroup(Reward):
+    def score_group(self, prompt, completions):
+        return [float(len(completions))] * len(completions)
+"""
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["numbered", "old"])
+def test_a_run_that_was_resumed_with_another_group_size_is_scored_in_its_groups(is_old, capsys):
+    words = ["--trainer.max_steps=4", "--model.group_size=2", "--allow_changes"]
+    assert main(["fit", "run", *words]) == 0
+    Path("comparing.py").write_text(COMPARES)
+    if is_old:
+        for path in Path("run/completions").iterdir():
+            pq.write_table(pq.read_table(path).drop_columns("group"), path)
+    capsys.readouterr()
+    assert rescore(rewards({"class_path": "comparing.SizeOfGroup"})) == 0
+    assert f"of {3 * 2 + 2} groups" in capsys.readouterr().out
+    frame = pd.read_parquet("run/rescored/more.parquet")
+    sizes = frame.groupby("step")["score/size_of_group"].unique().map(list)
+    assert sizes.tolist() == [[4.0], [4.0], [4.0], [2.0]]
+
+
+def test_adjacent_groups_of_one_prompt_are_scored_apart(capsys):
+    Path("comparing.py").write_text(COMPARES)
+    path = Path("run/completions/step_000002.parquet")
+    table = pd.read_parquet(path)
+    assert table["group"].tolist() == [0] * 4 + [1] * 4
+    for column in ("prompt_id", "prompt"):
+        table[column] = table[column].iloc[0]
+    table.to_parquet(path)
+    assert rescore("--last=1", rewards({"class_path": "comparing.SizeOfGroup"})) == 0
+    frame = pd.read_parquet("run/rescored/more.parquet")
+    assert frame["score/size_of_group"].tolist() == [4.0] * 8
+    assert frame["group"].tolist() == [0] * 4 + [1] * 4
+
+
 def test_only_the_last_steps_are_scored_and_no_file_is_overwritten(here):
     assert rescore("--last=2") == rescore("--last", "1") == 0
     assert pd.read_parquet("run/rescored/rescored.parquet")["step"].unique().tolist() == [1, 2]
@@ -177,9 +217,6 @@ def test_rows_whose_prompt_is_gone_or_has_another_text_are_counted_and_left_out(
         (["rescore", "nowhere"], "nowhere: no such run directory"),
         (["rescore", "run", "--last=0"], "last must be >= 1, got 0"),
         (["rescore", "run", "--data.num_digits=3"], "run: none of the prompts"),
-        (["rescore", "run", "--model.group_size=3"], "model.group_size must be that of the run"),
-        (["rescore", "run", "--model.group_size=2"], "model.group_size must be that of the run"),
-        (["rescore", "run", "--model.group_size=8"], "model.group_size must be that of the run"),
         (["rescore", "empty"], "empty has no completions/*.parquet"),
         (["rescore", "run", "--nope=1"], "nope: no such key"),
     ],

@@ -19,7 +19,7 @@ def comparison(before: list[float | None], after: list[float | None], size: int)
     return Comparison(
         before=[row(value) for value in before],
         after=[row(value) for value in after],
-        group_size=size,
+        group_sizes=[size] * (len(before) // size),
     )
 
 
@@ -48,5 +48,5 @@ def test_the_rows_that_changed_most_come_first():
 
 
 def test_another_outcome_counts_as_a_change_without_another_value():
-    found = Comparison(before=[row(None, "error")], after=[row(None, "timeout")], group_size=1)
+    found = Comparison(before=[row(None, "error")], after=[row(None, "timeout")], group_sizes=[1])
     assert num_changed(found) == 1
