@@ -20,7 +20,7 @@ from lit_grpo.data.loader import PromptLoader, TrainingLoader
 from lit_grpo.data.mapped import MappedRows
 from lit_grpo.data.mixture_loader import MixtureLoader
 from lit_grpo.data.order import RowOrder, TableOrder
-from lit_grpo.data.prepared import Holdout, text_hash
+from lit_grpo.data.prepared import Holdout, prompts_hash, text_hash
 from lit_grpo.data.prompts import PromptFormat, build_prompts
 from lit_grpo.data.sources import Row
 from lit_grpo.types import Prompt, Tokenizer, UserError, check_range
@@ -54,6 +54,8 @@ class PromptDataModule(LightningDataModule, ABC):
         )
         self.seed = seed
         self._loaders: dict[Split, TrainingLoader] = {}
+        self.validation_hash = ""
+        """The same for runs that are validated on the same prompts and gold answers."""
 
     @abstractmethod
     def rows(self, split: Split) -> Sequence[Row]:
@@ -70,6 +72,8 @@ class PromptDataModule(LightningDataModule, ABC):
         for split in _SPLITS.get(stage, ()):
             if loader := self._load(split):
                 self._loaders[split] = loader
+                if split == "validation":
+                    self.validation_hash = prompts_hash(loader.some_prompts())
             elif stage != "fit" or split == "train":
                 fix = "" if split == "train" else ", or data.validation_size to hold out rows"
                 raise UserError(f"{split} data is needed, got none. Set data.{split}{fix}.")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_grpo.data.sources import Row, read_rows
-from lit_grpo.types import UserError
+from lit_grpo.types import Prompt, UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -220,6 +220,15 @@ def text_hash(prompt: str | Sequence[Mapping[str, Any]]) -> str:
         said = (one.get("content") for one in prompt if one.get("role") != "system")
         prompt = "\n".join(text for text in said if isinstance(text, str))
     return hashlib.sha256(normalised_text(prompt).encode()).hexdigest()[:32]
+
+
+def prompts_hash(prompts: Iterable[Prompt]) -> str:
+    """Return 32 hexadecimal digits that are the same for the same prompts with their gold answers.
+
+    Neither their order nor their chat template matters.
+    """
+    known = sorted(f"{text_hash(one.messages or one.text)} {one.answer}" for one in prompts)
+    return hashlib.sha256("\n".join(known).encode()).hexdigest()[:32]
 
 
 def normalised_text(text: str) -> str:

@@ -49,7 +49,7 @@ def draw_comparison(runs: Sequence[Run], path: Path) -> None:
             for run, (linestyle, color) in zip(runs, looks, strict=True):
                 if panel.fits(run):
                     _draw_run(ax, panel, run, linestyle, color)
-            finish_panel(ax, panel)
+            finish_panel(ax, panel, runs)
         add_legend(figure, [describe(run) for run in runs], looks)
 
 

@@ -19,6 +19,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import LineStyleType
 
+from lit_grpo.runs.held_out import title_of
 from lit_grpo.runs.history import ACCURACY, Run
 
 LENGTH = "completions/mean_length"
@@ -133,7 +134,7 @@ def draw_panel(ax: Axes, panel: Panel, all_runs: Sequence[Run]) -> None:
         else:
             draw_line(ax, run, panel.offset(run), panel.metric, panel.color)
         mark_phases(ax, run, panel.offset(run))
-    finish_panel(ax, panel)
+    finish_panel(ax, panel, runs)
     if len(runs) > 1:
         label_runs(ax, runs, list(map(panel.offset, runs)))
     handles, labels = ax.get_legend_handles_labels()
@@ -143,13 +144,13 @@ def draw_panel(ax: Axes, panel: Panel, all_runs: Sequence[Run]) -> None:
         ax.legend(unique.values(), unique.keys(), handlelength=1.2, ncols=num_columns)
 
 
-def finish_panel(ax: Axes, panel: Panel) -> None:
+def finish_panel(ax: Axes, panel: Panel, runs: Sequence[Run]) -> None:
     """Set the limits and titles of axes whose curves are drawn."""
     if panel.metric == ACCURACY:
         ax.set_ylim(0, 1.1)
     elif ax.dataLim.y0 >= 0:
         ax.set_ylim(bottom=0)
-    ax.set_title(panel.title)
+    ax.set_title(title_of(panel.title, panel.metric, runs))
     ax.set_ylabel(panel.unit)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 

@@ -27,7 +27,9 @@ def num_finished_steps(trainer: L.Trainer) -> int:
     return trainer.fit_loop.total_batch_idx + 1 - is_unfinished
 
 
-def record_event(trainer: L.Trainer, kind: EventKind, message: str = "", cause: str = "") -> None:
+def record_event(
+    trainer: L.Trainer, kind: EventKind, message: str = "", cause: str = "", held_out: str = ""
+) -> None:
     """Tell the callbacks with an ``on_event(trainer, event)`` what has happened, on rank 0."""
     if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
@@ -38,6 +40,7 @@ def record_event(trainer: L.Trainer, kind: EventKind, message: str = "", cause: 
         kind=kind,
         message=message,
         cause=cause,
+        held_out=held_out,
     )
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if listener := getattr(callback, "on_event", None):
@@ -71,7 +74,9 @@ class EventsFile(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.has_begun = True
-        record_event(trainer, "resume" if num_finished_steps(trainer) else "start")
+        kind: EventKind = "resume" if num_finished_steps(trainer) else "start"
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        record_event(trainer, kind, held_out=getattr(data, "validation_hash", ""))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         reason = get_stop_reason(trainer)

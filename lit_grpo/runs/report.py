@@ -15,6 +15,7 @@ from rich.table import Table
 from lit_grpo.runs.comparison import describe, draw_comparison, free_path_of_comparison
 from lit_grpo.runs.curves import draw_curves
 from lit_grpo.runs.failures import describe_failures
+from lit_grpo.runs.held_out import accuracies_compare, held_out_notes
 from lit_grpo.runs.history import ACCURACY, Run, are_stages, load_runs
 from lit_grpo.runs.lock import is_locked
 from lit_grpo.runs.page.diagnosis import diagnose
@@ -99,6 +100,7 @@ def _report(runs: Sequence[Run], page: Path, num_steps: int | None) -> None:
         lines = [describe(run) for run in runs if run.started_from is not None]
     console.print(_table(runs))
     lines += [_first_step(run) for run in runs if run.num_steps == 0]
+    lines += held_out_notes(runs)
     failures = [line for run in runs for line in describe_failures(run)]
     for line in [*lines, *failures, *(f"{name:<13}{path}" for name, path in paths.items())]:
         console.print(line, soft_wrap=True)
@@ -125,15 +127,18 @@ def _writing(page: Path) -> Iterator[None]:
 def _accuracy_line(runs: Sequence[Run]) -> str:
     """Return ``Held-out accuracy 0.527 after sft/0 → 0.984 after grpo/0 (2 min 9 s)``.
 
-    If a run went on after its last validation, the step of that validation is given.
+    If a run went on after its last validation, the step of that validation is given. Accuracies
+    that cannot be compared have a comma in place of the arrow.
     """
     measured = [run for run in runs if run.has(ACCURACY)]
     stages = [_accuracy_after(run) for run in measured]
-    if len(runs) == 1:
+    do_compare = accuracies_compare(measured)
+    if len(runs) == 1 and do_compare:
         several = [run for run in measured if len(run.values(ACCURACY)) > 1]
         stages[:0] = [f"{run.ends(ACCURACY)[0]:.3f}" for run in several]
     seconds = sum(run.seconds for run in runs)
-    return f"Held-out accuracy {' → '.join(stages)} ({clock(seconds)})" if stages else ""
+    joined = (" → " if do_compare else ", ").join(stages)
+    return f"Held-out accuracy {joined} ({clock(seconds)})" if stages else ""
 
 
 def _accuracy_after(run: Run) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lit_grpo.runs.held_out import accuracies_compare
 from lit_grpo.runs.history import ACCURACY, Run
 
 UNKNOWN = "–"
@@ -23,10 +24,12 @@ def summary_row(run: Run) -> Sequence[str]:
 
 
 def change(run: Run, metric: str) -> str:
-    """Return ``0.674 → 0.990``, or one number if the metric was measured once."""
+    """Return ``0.674 → 0.990``, or the last number if there is none to compare it with."""
     if not run.has(metric):
         return UNKNOWN
     first, last = run.change(metric)
+    if metric == ACCURACY and last is not None and not accuracies_compare([run]):
+        return f"{last:.3f}"
     return f"{first:.3f}" if last is None else f"{first:.3f} → {last:.3f}"
 
 

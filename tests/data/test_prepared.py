@@ -12,10 +12,11 @@ from lit_grpo.data.prepared import (
     Holdout,
     find_prepared,
     normalised_text,
+    prompts_hash,
     refuse_held_out,
     text_hash,
 )
-from lit_grpo.types import UserError
+from lit_grpo.types import Prompt, UserError
 
 
 @pytest.fixture
@@ -151,3 +152,13 @@ def test_rows_that_any_data_of_a_run_hold_out_are_refused(prepared, tmp_path):
     write_json({"format": 1, "sources": {"open": {"mine:1": "ff"}}}, tmp_path / "more.json")
     with pytest.raises(UserError, match=r"which .*more\.json lists"):
         refuse_held_out(own, ["rows.jsonl"], tmp_path / "more.json")
+
+
+def test_prompts_have_one_hash_in_any_order_and_another_with_other_answers():
+    def prompts(*pairs):
+        return [Prompt(id="", text=text, token_ids=(1,), answer=one) for text, one in pairs]
+
+    known = prompts_hash(prompts(("1+1=", "2"), ("2+2=", "4")))
+    assert prompts_hash(prompts(("2+2=", "4"), ("1+1=", "2"))) == known
+    assert prompts_hash(prompts(("2+2=", "5"), ("1+1=", "2"))) != known
+    assert prompts_hash(prompts(("2+2=", "4"))) != known

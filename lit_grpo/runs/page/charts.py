@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from lit_grpo.runs.curves import LENGTH, MAX_PLAIN_POINTS, NATS, PHASES, SPEED, STEP_TIME
+from lit_grpo.runs.held_out import title_of
 from lit_grpo.runs.history import ACCURACY, Run
 
 Trace = dict[str, Any]
@@ -134,7 +135,7 @@ def _draw(chart: Chart, runs: Sequence[Run], is_comparison: bool) -> dict[str, A
         trace["showlegend"] = bool(shown and trace["name"] and not is_comparison)
         named |= {trace["name"]} if shown else set()
     return {
-        "title": chart.title,
+        "title": title_of(chart.title, chart.metric, runs),
         "unit": chart.unit,
         "metric": chart.metric,
         "traces": traces,

@@ -22,6 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from lit_grpo import __version__
+from lit_grpo.runs.held_out import held_out_notes
 from lit_grpo.runs.history import Run, are_stages
 from lit_grpo.runs.page.charts import COLORS, DASHES, draw_charts, draw_clock
 from lit_grpo.runs.page.completions import sample_completions
@@ -74,6 +75,7 @@ def write_page(
             reload_seconds=reload_seconds,
             headings=HEADINGS,
             rows=[summary_row(run) for run in runs],
+            held_out_notes=held_out_notes(runs),
             diagnoses=diagnoses,
             labels=[run.label for run in runs],
             events=_newest(marks, MAX_EVENTS),
