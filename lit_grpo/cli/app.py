@@ -31,7 +31,7 @@ from lit_grpo.cli.errors import (
 )
 from lit_grpo.cli.help import print_all_keys
 from lit_grpo.cli.reward_commands import run_reward_command
-from lit_grpo.cli.run_dir import choose_run_dir, with_run
+from lit_grpo.cli.run_dir import choose_run_dir, where_started, with_run
 from lit_grpo.diagnostics.errors import describe_full_disk
 from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory
 from lit_grpo.rollout import EngineFailed
@@ -77,7 +77,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
             raise KeyboardInterrupt from None
         raise
     except Exception as error:
-        return report_error(error)
+        return report_error(error, where_started(command, arguments))
 
 
 def execute(cli: CommandLine) -> int:
@@ -144,10 +144,13 @@ def import_plugins() -> None:
             print(f"warning: plugin {plugin.value} is skipped: {reason}", file=sys.stderr)
 
 
-def report_error(error: Exception) -> int:
+def report_error(error: Exception, hint: str = "") -> int:
     """Print an error and return its exit code.
 
     Errors whose cause is known are printed as one line, others with a traceback.
+
+    Args:
+        hint: Printed behind an error of the user's.
     """
     error = constructor_error(error)
     error = as_rank_lost(error) or error
@@ -160,7 +163,9 @@ def report_error(error: Exception) -> int:
         return print_error(line, ExitCode.CRASHED)
     if is_out_of_memory(error):
         error = OutOfMemory(describe_out_of_memory("", error))
-    if isinstance(error, OutOfMemory | Diverged | RankLost | UserError):
+    if isinstance(error, UserError):
+        return print_error(f"{error}{hint}")
+    if isinstance(error, OutOfMemory | Diverged | RankLost):
         return print_error(str(error), exit_code_of_error(error))
     traceback.print_exception(error)
     return ExitCode.CRASHED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lit_grpo.cli.commands import RESUMING, TRAINING
 from lit_grpo.cli.configs import Invocation
 from lit_grpo.runs.checkpoint_files import last_checkpoint
+from lit_grpo.runs.event_log import read_events
 from lit_grpo.runs.files import next_run_dir
 from lit_grpo.types import UserError
 
@@ -40,6 +42,27 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
         raise UserError(f"{run_dir}: no such run directory (it has no config.yaml).")
     resume = ["--ckpt_path", "last"] if command in RESUMING else []
     return ["--config", str(config), *resume, *arguments[1:], "--run_dir", run_dir]
+
+
+def where_started(command: str, arguments: Sequence[str]) -> str:
+    """Return how to go on with a leading RUN that was started in another working directory.
+
+    Empty for any other command line.
+    """
+    if not arguments or arguments[0].startswith("-"):
+        return ""
+    run_dir = Path(arguments[0]).resolve()
+    places = [one.directory for one in read_events(run_dir) if one.directory]
+    if not places or Path(places[-1]) == Path.cwd():
+        return ""
+    place = Path(places[-1])
+    shown = run_dir.relative_to(place) if run_dir.is_relative_to(place) else run_dir
+    words = shlex.join([str(shown), *arguments[1:]])
+    where = f"cd {shlex.quote(str(place))} && " if place.is_dir() else "where they are: "
+    return (
+        f" The run was last started in {place}. If one of its modules or files is missing here, go "
+        f"on with: {where}lit-grpo {command} {words}"
+    )
 
 
 @contextmanager

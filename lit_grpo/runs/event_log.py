@@ -29,6 +29,8 @@ class Event:
     cause: str = ""
     """Name of the cause in ``diagnostics.causes``; empty if nothing was wrong. A stop that a
     callback of the user's has chosen has its exit code, such as ``exit_code_20``."""
+    directory: str = ""
+    """Of a start or a resumption the working directory."""
     held_out: str = ""
     """Of a start or a resumption the hash of the held-out prompts, if there are any."""
 

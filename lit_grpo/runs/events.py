@@ -28,9 +28,13 @@ def num_finished_steps(trainer: L.Trainer) -> int:
 
 
 def record_event(
-    trainer: L.Trainer, kind: EventKind, message: str = "", cause: str = "", held_out: str = ""
+    trainer: L.Trainer, kind: EventKind, message: str = "", cause: str = "", **others: str
 ) -> None:
-    """Tell the callbacks with an ``on_event(trainer, event)`` what has happened, on rank 0."""
+    """Tell the callbacks with an ``on_event(trainer, event)`` what has happened, on rank 0.
+
+    Args:
+        others: Further fields of the `Event`.
+    """
     if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total  # a step may be running
@@ -40,7 +44,7 @@ def record_event(
         kind=kind,
         message=message,
         cause=cause,
-        held_out=held_out,
+        **others,
     )
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if listener := getattr(callback, "on_event", None):
@@ -76,7 +80,8 @@ class EventsFile(Callback):
         self.has_begun = True
         kind: EventKind = "resume" if num_finished_steps(trainer) else "start"
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        record_event(trainer, kind, held_out=getattr(data, "validation_hash", ""))
+        held_out = getattr(data, "validation_hash", "")
+        record_event(trainer, kind, directory=str(Path.cwd()), held_out=held_out)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         reason = get_stop_reason(trainer)

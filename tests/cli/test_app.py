@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -384,6 +385,35 @@ def test_code_beside_a_config_is_found_from_another_directory(here, capsys):
     assert main(["fit", "--config=project/near.yaml", "--run_dir=run"]) == 0
     assert main(["fit", "--config=base.yaml", "--model.rewards=[nowhere.One]"]) == 2
     assert f"Looked for it in {here} and beside the config files." in capsys.readouterr().err
+
+
+def test_a_run_whose_code_is_missing_here_says_where_it_was_started(here, capsys, monkeypatch):
+    project, elsewhere = here / "my project", here / "elsewhere"
+    project.mkdir()
+    elsewhere.mkdir()
+    (project / "project_rewards.py").write_text(
+        "from lit_grpo.rewards import Reward\n"
+        "class One(Reward):\n"
+        "    def score(self, prompt, completion):\n"
+        "        return float(len(completion.text) % 2)\n"
+    )
+    monkeypatch.chdir(project)
+    words = [f"--config={here}/base.yaml", "--model.rewards=[project_rewards.One]"]
+    assert main(["fit", *words, "--run_dir=run"]) == 0
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(project)])
+    monkeypatch.delitem(sys.modules, "project_rewards")
+    capsys.readouterr()
+    assert main(["fit", "../my project/run", "--trainer.max_steps=3"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "No module named 'project_rewards'" in error
+    command = error.partition("go on with: ")[2]
+    assert command == f"cd '{project}' && lit-grpo fit run --trainer.max_steps=3"
+    monkeypatch.chdir(project)
+    assert main(shlex.split(command)[4:]) == 0
+    assert steps_in(project / "run") == ["0", "1", "2"]
+    assert main(["fit", "run", "--trainer.max_steps=2"]) == 2
+    assert "last started in" not in capsys.readouterr().err  # it is here
 
 
 @pytest.mark.slow
