@@ -1,11 +1,8 @@
 """Two real processes take the step that one would take on all of their rollouts."""
 
-import sys
-
 import ddp_trainings
 import pytest
 import torch
-from processes import run_program
 from small_runs import start_policy, start_weights
 from tiny import unbatched_logprobs
 
@@ -15,12 +12,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, importer):
     """Return what the two ranks have of each training."""
     directory = tmp_path_factory.mktemp("ddp")
     first = [name for name in ddp_trainings.TRAININGS if name not in ddp_trainings.RESUMED]
     for names in (first, ddp_trainings.RESUMED):
-        run_program([sys.executable, ddp_trainings.__file__, *names], directory)
+        importer.run(names, directory, num_ranks=2, program="ddp_trainings")
     return {
         name: [torch.load(directory / f"{name}-rank{rank}.pt") for rank in (0, 1)]
         for name in ddp_trainings.TRAININGS

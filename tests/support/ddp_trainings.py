@@ -1,4 +1,4 @@
-"""Trainings of two ranks: ``python ddp_trainings.py NAME...`` runs them one after the other.
+"""Trainings of two ranks: `main` runs those that its arguments name, one after the other.
 
 Each rank saves what it has of a training as ``NAME-rankN.pt`` in the working directory.
 """
@@ -239,7 +239,7 @@ RESUMED = [name for name in TRAININGS if name.startswith("resumed")]
 """They go on from the checkpoints of others, in new processes."""
 
 
-if __name__ == "__main__":
+def main() -> None:
     torch.set_num_threads(1)
     for name in sys.argv[1:]:
         result = TRAININGS[name]()

@@ -1,12 +1,15 @@
 """The ranks of runs, forked from a process that has imported everything: they start at once.
 
-They are real processes that run ``lit-grpo``, as a launcher such as torchrun starts them: each with
-its rank in the environment, and in a session of its own. ``python forked_ranks.py`` is the process
-that they are forked from. It reads a request a line, and answers it with a number.
+They are real processes that run ``lit-grpo`` or a program of the tests, as a launcher such as
+torchrun starts them: each with its rank in the environment, and in a session of its own. ``python
+forked_ranks.py`` is the process that they are forked from. It reads a request a line, and answers
+it with a number.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import signal
@@ -15,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -23,29 +27,62 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 from processes import environment
 
 STILL_RUNNING = -1000
+LIT_GRPO = "lit_grpo.__main__"
+PROGRAMS = [LIT_GRPO, "sharded_trainings", "ddp_trainings", "forked_torchrun"]
+"""Modules whose function ``main`` can be run."""
+OTHERS = [
+    "lit_grpo.cli.app",
+    "lit_grpo.callbacks",
+    "transformers.models.llama.modeling_llama",
+    "holds",
+    *(["deepspeed"] if find_spec("deepspeed") else []),
+]
+"""Modules that are imported as well."""
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A process, the leader of its session, with methods of a ``Popen``."""
+
+    importer: Importer
+    pid: int
+
+    def poll(self) -> int | None:
+        code = self.importer.ask(wait=self.pid, seconds=0)
+        return None if code == STILL_RUNNING else code
+
+    def wait(self, seconds: float) -> int:
+        """Return the exit code, negative after a signal."""
+        code = self.importer.ask(wait=self.pid, seconds=seconds)
+        assert code != STILL_RUNNING, f"still running after {seconds} s"
+        return code
+
+    def kill_group(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class Ranks:
     """The processes of one run, in the order of their ranks."""
 
-    importer: Importer
-    pids: Sequence[int]
+    processes: Sequence[Forked]
+
+    @property
+    def pids(self) -> list[int]:
+        return [one.pid for one in self.processes]
 
     def wait(self, seconds: float = 240) -> list[int]:
-        """Return the exit codes, negative after a signal, as `subprocess` has them."""
+        """Return the exit codes, negative after a signal."""
         end = time.monotonic() + seconds
-        codes = [self.importer.ask(wait=one, seconds=end - time.monotonic()) for one in self.pids]
-        assert STILL_RUNNING not in codes, f"exit codes {codes} after {seconds} s"
-        return codes
+        return [one.wait(end - time.monotonic()) for one in self.processes]
 
     def are_running(self) -> bool:
-        return all(self.importer.ask(wait=one, seconds=0) == STILL_RUNNING for one in self.pids)
+        return all(one.poll() is None for one in self.processes)
 
     def kill(self) -> None:
-        for pid in self.pids:
-            with suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+        for one in self.processes:
+            one.kill_group()
 
 
 class Importer:
@@ -60,30 +97,49 @@ class Importer:
         print(json.dumps(request), file=self._process.stdin, flush=True)
         return int(self._process.stdout.readline())
 
+    def start(
+        self, words: Sequence[str], cwd: Path, said: Path, program: str, **variables: str
+    ) -> Forked:
+        """Start a program, whose output goes to the file ``said``."""
+        request = {"start": words, "cwd": str(cwd), "said": str(said), "program": program}
+        return Forked(self, self.ask(**request, env=variables))
+
     @contextmanager
     def running(
-        self, words: Sequence[str], cwd: Path, *, num_ranks: int = 0, **variables: str
+        self,
+        words: Sequence[str],
+        cwd: Path,
+        *,
+        num_ranks: int = 0,
+        program: str = LIT_GRPO,
+        **variables: str,
     ) -> Iterator[Ranks]:
-        """Start ``lit-grpo`` in a process, or on so many ranks, and kill what is left at last.
+        """Start a program in a process, or on so many ranks, and kill what is left at last.
 
         The process writes to ``said.txt``, rank n to ``said{n}.txt``.
         """
-        ranks = range(num_ranks) if num_ranks else ("",)
         launcher = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(find_free_network_port()),
             "WORLD_SIZE": str(num_ranks),
         }
-        pids = []
-        for rank in ranks:
-            env = {**launcher, "LOCAL_RANK": str(rank)} if num_ranks else {}
-            said = str(cwd / f"said{rank}.txt")
-            pids.append(self.ask(start=words, cwd=str(cwd), said=said, env=env | variables))
-        started = Ranks(self, pids)
+        started = []
+        for rank in range(num_ranks) if num_ranks else ("",):
+            env = launcher | {"LOCAL_RANK": str(rank)} if num_ranks else {}
+            said = cwd / f"said{rank}.txt"
+            started.append(self.start(words, cwd, said, program, **env | variables))
         try:
-            yield started
+            yield Ranks(started)
         finally:
-            started.kill()
+            Ranks(started).kill()
+
+    def run(
+        self, words: Sequence[str], cwd: Path, *, seconds: float = 240, **settings: Any
+    ) -> None:
+        """Run a program as `running` does, to its end."""
+        with self.running(words, cwd, **settings) as ranks:
+            codes = ranks.wait(seconds)
+        assert not any(codes), "".join(one.read_text() for one in sorted(cwd.glob("said*")))
 
 
 @contextmanager
@@ -136,11 +192,9 @@ def _become(request: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    import holds  # noqa: F401 - with the trainer
-    import transformers.models.llama.modeling_llama  # noqa: F401
-
-    import lit_grpo.cli.app  # noqa: F401
-    from lit_grpo.__main__ import main
-
-    _become(_serve())
-    sys.exit(main())
+    for name in (*OTHERS, *PROGRAMS):
+        importlib.import_module(name)
+    gc.freeze()  # so that a collection in a forked process does not look at all that is imported
+    request = _serve()
+    _become(request)
+    sys.exit(importlib.import_module(request["program"]).main())

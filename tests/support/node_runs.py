@@ -9,10 +9,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from subprocess import Popen
 
+import psutil
 import sglang_server
 import torch
+from forked_ranks import Forked, Importer
 from nodes import Node, torchrun
-from paths import SUPPORT
 from served_engines import PROGRAM, QUICK
 from sglang_server import OFFLINE
 from worker_processes import wait_until
@@ -26,10 +27,7 @@ LEAVE_SECONDS = 90
 """Far below the timeout of the process group, but where that is what a test is about."""
 SERVER_PORT = 31000
 
-HIDE = ["sh", "-c", 'mount -t tmpfs none "$APART" && exec "$@"', "sh"]
-"""Starts a command with an empty file system in the place of a directory."""
-
-Agents = list[Popen[str]]
+Agents = list[Forked]
 DDP = {"class_path": "DDPStrategy", "init_args": {"timeout": "0:05:00"}}
 FSDP2 = {
     "class_path": "lit_grpo.distributed.fsdp2.FSDP2Strategy",
@@ -94,7 +92,7 @@ def served(**settings) -> dict:
 
 
 @contextmanager
-def servers(nodes: tuple[Node, Node], model: Path, directory: Path) -> Iterator[Agents]:
+def servers(nodes: tuple[Node, Node], model: Path, directory: Path) -> Iterator[list[Popen[str]]]:
     """Start a server on each machine."""
     with ExitStack() as stack:
         yield [
@@ -120,38 +118,53 @@ def begin(directory: Path, settings: dict) -> Path:
 
 
 @contextmanager
-def training(nodes: tuple[Node, Node], directory: Path, *, apart: str = "") -> Iterator[Agents]:
+def training(
+    importer: Importer,
+    nodes: tuple[Node, Node],
+    directory: Path,
+    *,
+    apart: str = "",
+    ranks: str = "forked",
+) -> Iterator[Agents]:
     """Start a torchrun on each machine.
 
     Args:
         apart: A directory of which the second machine has one of its own, empty at the start.
+        ranks: ``started`` for interpreters, as torchrun itself does it.
     """
-    words = ["-m", "lit_grpo", "fit", "--config", "run.json", "--run_dir", "run"]
-    with ExitStack() as stack:
-        agents = []
+    lit_grpo = ["-m", "lit_grpo", "fit", "--config", "run.json", "--run_dir", "run"]
+    agents = []
+    try:
         for node in nodes:
-            hide = HIDE if apart and node.rank == 1 else []
-            command = [*hide, *torchrun(node, nodes[0]), *words, "--ckpt_path", "auto"]
-            said = directory / f"said{node.rank}.txt"
-            variables = {"PYTHONPATH": str(SUPPORT), "APART": apart}
+            hidden = apart if node.rank == 1 else ""
+            words = [ranks, node.name, hidden, *torchrun(node, nodes[0]), *lit_grpo]
             agents.append(
-                stack.enter_context(node.running(command, directory, said=said, **variables))
+                importer.start(
+                    [*words, "--ckpt_path", "auto"],
+                    directory,
+                    directory / f"said{node.rank}.txt",
+                    "forked_torchrun",
+                    **node.variables,
+                )
             )
         yield agents
+    finally:
+        for agent in agents:
+            agent.kill_group()
 
 
-def finish(nodes: tuple[Node, Node], directory: Path) -> None:
+def finish(importer: Importer, nodes: tuple[Node, Node], directory: Path, **settings: str) -> None:
     """Run both machines to the end of the training."""
     (directory / "go").touch()
-    with training(nodes, directory) as agents:
+    with training(importer, nodes, directory, **settings) as agents:
         codes = [agent.wait(START_SECONDS) for agent in agents]
     assert codes == [0, 0], said(directory, 0) + said(directory, 1)
 
 
 @contextmanager
-def held(nodes: tuple[Node, Node], directory: Path) -> Iterator[Agents]:
+def held(importer: Importer, nodes: tuple[Node, Node], directory: Path) -> Iterator[Agents]:
     """Start both machines; yield once both ranks are held, and let them go afterwards."""
-    with training(nodes, directory) as agents:
+    with training(importer, nodes, directory) as agents:
         files = [directory / f"held{node.rank}" for node in nodes]
 
         def are_held() -> bool:
@@ -173,21 +186,20 @@ def said(directory: Path, rank: int) -> str:
 
 def left(node: Node) -> list[int]:
     """Return the processes of a run on a machine, without servers that the test started."""
-    return [pid for pid in node.pids() if "lit_grpo" in " ".join(words_of(pid))]
+    return [pid for pid in node.pids() if "forked_ranks" in words_of(pid)]
 
 
-def words_of(pid: int) -> list[str]:
+def words_of(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        return Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return []
+        return ""
 
 
-def rank_on(node: Node) -> int:
-    """Return the process id of the rank that a machine's torchrun has started."""
-    found = [pid for pid in node.pids() if "lit_grpo" in words_of(pid)]
-    (pid,) = [pid for pid in found if "torch.distributed.run" not in words_of(pid)]
-    return pid
+def rank_of(agent: Forked) -> int:
+    """Return the process id of the rank that a torchrun has started."""
+    (rank,) = psutil.Process(agent.pid).children()
+    return rank.pid
 
 
 def saved_step(directory: Path) -> int:

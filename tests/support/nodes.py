@@ -35,6 +35,11 @@ class Node:
         """The network interface that leads to the other machine."""
         return f"{self.name}n"
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """What a process on this machine needs in its environment."""
+        return {"GLOO_SOCKET_IFNAME": self.link, "NCCL_SOCKET_IFNAME": self.link}
+
     def words(self, words: Sequence[str]) -> list[str]:
         """Return the command line that runs a command on this machine."""
         return ["ip", "netns", "exec", self.name, *words]
@@ -43,8 +48,8 @@ class Node:
         self, words: Sequence[str], cwd: Path, *, said: Path, **variables: str
     ) -> AbstractContextManager[Popen[str]]:
         """Start a command on this machine, and kill its process group in the end."""
-        links = {"GLOO_SOCKET_IFNAME": self.link, "NCCL_SOCKET_IFNAME": self.link}
-        return processes.running(self.words(words), cwd, said=said, **links | variables)
+        settings = self.variables | variables
+        return processes.running(self.words(words), cwd, said=said, **settings)
 
     def pids(self) -> list[int]:
         """Return the processes that run on this machine."""
@@ -100,9 +105,8 @@ def two_nodes() -> Iterator[tuple[Node, Node]]:
 
 
 def torchrun(node: Node, first: Node, *, num_processes: int = 1) -> list[str]:
-    """Return the beginning of the command line that starts a program on each of two machines."""
+    """Return the first arguments of torchrun, with which it starts a program on two machines."""
     return [
-        *(sys.executable, "-m", "torch.distributed.run"),
         *("--nnodes", "2", "--node-rank", str(node.rank)),
         *("--nproc-per-node", str(num_processes)),
         *("--master-addr", first.address, "--master-port", str(RENDEZVOUS_PORT)),

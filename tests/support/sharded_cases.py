@@ -84,7 +84,6 @@ CASES: dict[str, dict[str, Any]] = {
     "tied": {"policy": {"architecture": TIED}},
     "padded": {"policy": {"packing": False}},
     "checkpointing": {"policy": {"gradient_checkpointing": True}},
-    "compile": {"policy": {"compile": True}},
     "reference": {"objective": Objective(kl=KLTerm(coef=0.1))},
     "moving reference": {"objective": Objective(kl=MOVING)},
     "reference in the reward": {"objective": Objective(kl=KLTerm(coef=0.1, place="reward"))},
@@ -137,6 +136,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     },
 }
 """Whose losses depend on whole rows, on the tokens of all ranks, or on another model."""
+COMPILED = {"compile": {"policy": {"compile": True}}}
+"""What takes the steps of the plain policy."""
 SAVED = {"untied": LLAMA, "tied": TIED}
 """Policies whose weights are in files of the working directory."""
 SKIPPING = {
@@ -147,15 +148,17 @@ SFT: dict[str, dict[str, Any]] = {
     "sft": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5},
     "sft not finite": {"callbacks": [SpoilGradient()]},
 }
+RESUMED = ["plain", "lora", "moving reference"]
+"""Cases that go on from a checkpoint."""
+LONG = {*RESUMED, *COMPILED, "rolled back"}
+"""Cases with more steps than others."""
 SFT_PROMPTS = [prompt(f"{n}+{n}=", id=str(n), answer=str(2 * n) * (n + 1)) for n in range(6)]
 
 
-def write_policies() -> None:
-    """Write the policies, in several files each, and the teacher, if they are not there."""
-    if not Path(TEACHER).exists():
-        perturbed(tiny_policy(seed=1)).save_pretrained(TEACHER)
+def write_policies(directory: Path) -> None:
+    """Write the policies, in several files each, and the teacher."""
+    perturbed(tiny_policy(seed=1)).save_pretrained(directory / TEACHER)
     for name, architecture in SAVED.items():
-        if not Path(name).exists():
-            policy = tiny_policy(architecture=architecture, seed=7)
-            save_model(policy.model, name, shard_bytes=20_000)
-            policy.tokenizer.save_pretrained(name)
+        policy = tiny_policy(architecture=architecture, seed=7)
+        save_model(policy.model, directory / name, shard_bytes=20_000)
+        policy.tokenizer.save_pretrained(directory / name)

@@ -1,4 +1,4 @@
-"""Trainings under DDP and sharded: ``python sharded_trainings.py RANKS CASE/STRATEGY...``.
+"""Trainings under DDP and sharded: `main` runs those that ``RANKS CASE/STRATEGY...`` names.
 
 Each rank saves what it has of a training as ``CASE-STRATEGY-rankN.pt`` in the working directory.
 With ``STRATEGY:FROM:STEPS`` it goes on from the checkpoints that ``FROM`` has left, to so many
@@ -7,10 +7,10 @@ steps.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from ddp_trainings import fit_ranks
 from lightning.pytorch.callbacks import LambdaCallback
 from sharded_cases import (
     CASES,
+    COMPILED,
+    LONG,
     OBJECTIVES,
     SFT,
     SFT_PROMPTS,
     SKIPPING,
     CountSkipped,
-    write_policies,
 )
 from small_runs import PROMPTS, Keep, make_module
 from tiny import LLAMA
@@ -43,7 +44,8 @@ from lit_grpo.training import Evaluation, GRPOModule, SFTModule
 from lit_grpo.training.batching import micro_batches, rows_with_gradient
 from lit_grpo.types import UserError
 
-NUM_STEPS = 5
+NUM_STEPS = 3
+LONG_STEPS = 5
 TOKEN_BUDGET = 25
 
 
@@ -90,9 +92,9 @@ def new_module(
 
 
 def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
-    settings = dict((CASES | OBJECTIVES | SKIPPING)[case])
+    settings = dict((CASES | OBJECTIVES | COMPILED | SKIPPING)[case])
     strategy, *earlier = training.split(":")
-    num_steps = 3 if case in OBJECTIVES else NUM_STEPS
+    num_steps = LONG_STEPS if case in LONG else NUM_STEPS
     trainer_settings = {"strategy": STRATEGIES[strategy](), "devices": num_ranks}
     if "precision" in settings:
         trainer_settings["precision"] = settings.pop("precision")
@@ -185,11 +187,10 @@ def num_micro_batches(module: GRPOModule, batch: Any) -> int:
     return len(micro_batches(batch, rows, TOKEN_BUDGET, packed=packed))
 
 
-if __name__ == "__main__":
-    os.environ["DS_ACCELERATOR"] = "cpu"
+def main() -> None:
     torch.set_num_threads(1)
-    if "LOCAL_RANK" not in os.environ:  # the first rank, before it starts the others
-        write_policies()
+    # That code is generated rightly is no matter of a strategy, and takes minutes.
+    torch.compile = partial(torch.compile, backend="aot_eager")
     for name in sys.argv[2:]:
         case, _, training = name.partition("/")
         torch.compiler.reset()  # each training builds its own programs
