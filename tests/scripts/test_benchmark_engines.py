@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from paths import SUPPORT
-from vllm_environment import PYTHON, needs_vllm
+from vllm_environment import PYTHON, VLLM_PROGRAM, needs_vllm
 
 engines, overlap, processes, workloads = (
     importlib.import_module(f"_benchmark.{name}")
@@ -43,7 +43,8 @@ def served(recorded):
     launch = engines.launch_on_cpu(PYTHON)
     flags = launch.flags | {"middleware": "recorded_requests.Recorder"}
     env = launch.env | {"PYTHONPATH": str(SUPPORT), "RECORDED_REQUESTS": str(recorded)}
-    with engines.running_engine(replace(launch, flags=flags, env=env)) as engine_and_policy:
+    launch = replace(launch, program=VLLM_PROGRAM, flags=flags, env=env)
+    with engines.running_engine(launch) as engine_and_policy:
         yield engine_and_policy
 
 

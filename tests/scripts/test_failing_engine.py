@@ -17,7 +17,7 @@ from paths import ROOT, SUPPORT
 from served_engines import PROGRAM, QUICK
 from sglang_server import OFFLINE
 from tiny import tiny_policy
-from vllm_environment import HAS_VLLM, PYTHON, needs_vllm
+from vllm_environment import HAS_VLLM, VLLM_PROGRAM, needs_vllm
 from worker_processes import is_alive, wait_until
 
 from lit_grpo.rollout.server.process import ServerProcess
@@ -247,8 +247,9 @@ def processes_of(run_dir):
 @pytest.mark.timeout(2400)
 def test_the_command_passes_with_a_real_vllm_and_three_kills(tmp_path, tmp_path_factory):
     # Fewer steps and prompts than the quickstart's: what is shown here needs no more.
-    policy, num_steps = warmed_up(tmp_path_factory), 12
-    options = [f"--model.engine.init_args.launch.python={PYTHON}", "--data.prompts_per_step=64"]
+    policy, num_steps = warmed_up(tmp_path_factory), 6
+    program = f"--model.engine.init_args.launch.program={json.dumps(VLLM_PROGRAM)}"
+    options = [program, "--data.prompts_per_step=64"]
     run = ["--steps", str(num_steps), "--policy", str(policy), "--dir", str(tmp_path)]
     run_to_its_end([*COMMAND, *run, "--", *options], tmp_path, seconds=2000)
     restarts = pd.read_csv(tmp_path / "killed" / "metrics.csv")["rollout/restarts"]

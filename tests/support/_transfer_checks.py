@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import psutil
 import vllm_without_nccl
 from _vllm_checks import move, sampled
+from paths import SUPPORT
 from tiny import tiny_policy
 from vllm_settings import ARCHITECTURE, ENV, FLAGS, MAX_MODEL_LEN
 from vllm_without_nccl import StoreCommunicator
@@ -31,10 +32,10 @@ nccl_transfer.BUFFER_BYTES = 20_000
 
 def open_engine(directory, fault, **settings):
     launch = Launch(
-        python=sys.executable,
+        program=[sys.executable, str(SUPPORT / "forked_vllm.py")],
         max_model_len=MAX_MODEL_LEN,
         flags=FLAGS | {"worker-extension-cls": f"{vllm_without_nccl.__name__}.Worker"},
-        env=ENV | {"PYTHONPATH": str(Path(__file__).parent), "BROADCAST_FAULT": str(fault)},
+        env=ENV | {"PYTHONPATH": str(SUPPORT), "BROADCAST_FAULT": str(fault)},
     )
     return VLLMServerEngine(
         weight_transfer="nccl",

@@ -3,6 +3,7 @@
 This is a program for the environment that has vLLM; one run serves many tests.
 """
 
+import gc
 import json
 import os
 import random
@@ -28,6 +29,7 @@ GREEDY = replace(PLAIN, temperature=0.0)
 
 def open_engine(policy, **settings):
     settings = {"proof": Proof(every=1)} | settings
+    gc.freeze()  # vLLM collects garbage some times per start, and need not look at its modules
     engine = VLLMEngine(max_model_len=MAX_MODEL_LEN, flags=FLAGS, **settings)
     engine.start(policy)
     return engine
@@ -188,14 +190,17 @@ def check_full_updates(engine, policy):
     engine.load_weights(policy, 7)
     results["new_version"] = sampled(engine, policy, GREEDY)
     results["differences"] = list(engine.observe().means["sampler/proof_difference"])
+    results["asleep"] = check_sleep(engine, policy)
     results["health"] = engine.health()
     return results
 
 
 def check_skipped_reset(engine, policy):
+    engine.load_weights(policy, engine.version + 1)  # its check fills the cache
     engine._vllm._llm.reset_prefix_cache = lambda **options: True
     move(policy, 0.2)
-    return {"failure": failure(engine.load_weights, policy, 8), "health": engine.health()}
+    problem = failure(engine.load_weights, policy, engine.version + 1)
+    return {"failure": problem, "health": engine.health()}
 
 
 def check_tied_embeddings():
@@ -222,6 +227,7 @@ def check_adapter(weight_sync):
     result = sampled(engine, policy, PLAIN)
     scratch = engine._scratch.path
     directories = sorted(path.name for path in scratch.glob("adapter-*"))
+    asleep = check_sleep(engine, policy)
     engine.close()
     return {
         "differences": differences,
@@ -229,23 +235,23 @@ def check_adapter(weight_sync):
         "directories": directories,
         "is_scratch_gone": not scratch.exists(),
         "sampled": result,
+        "asleep": asleep,
     }
 
 
-def check_sleep(policy):
-    """Generate twice at each of two versions."""
-    engine = open_engine(policy)
+def check_sleep(engine, policy):
+    """Generate twice at each of two versions, with an engine that sleeps in between."""
     engine._vllm._sleeps, sent = True, []
     send, engine._send_weights = engine._send_weights, lambda: (sent.append(1), send())
     was_asleep, rows, differences = [], [], []
-    for version in (0, 1):
+    for _ in range(2):
         move(policy)
-        engine.load_weights(policy, version)
+        engine.load_weights(policy, engine.version + 1)
         differences += engine.observe().means["sampler/proof_difference"]
         for _ in range(2):
             rows.append(generate(engine, GREEDY))
             was_asleep.append(engine._vllm._llm.llm_engine.is_sleeping())
-    engine.close()
+    engine._vllm._sleeps = False
     return {
         "was_asleep": was_asleep,
         "is_repeated": rows[0] == rows[1] != rows[2] == rows[3],
@@ -276,6 +282,7 @@ def check_process_group(policy):
 
 
 def main() -> None:
+    gc.disable()  # nothing that is imported becomes garbage
     policy = tiny_policy(architecture=ARCHITECTURE)
     results = {"process": check_process(policy), "process_group": check_process_group(policy)}
     engine = open_engine(policy)
@@ -289,11 +296,6 @@ def main() -> None:
     results["tied"] = check_tied_embeddings()
     results["adapter"] = check_adapter("auto")
     results["merged"] = check_adapter("full")
-    adapted = tiny_policy(architecture=ARCHITECTURE, lora=LoRA(rank=4))
-    results["asleep"] = {
-        "full": check_sleep(tiny_policy(architecture=ARCHITECTURE)),
-        "adapter": check_sleep(adapted),
-    }
     results["raw"] = check_raw_logprobs(policy)
     results["children"] = [child.name() for child in psutil.Process().children(recursive=True)]
     results["shared_state_at_the_end"] = shared_state()

@@ -15,7 +15,7 @@ from packed_batches import batch_of
 from served_engines import assert_written_by, generate, hurry
 from sglang_server import free_port
 from tiny import perturbed, prompt, tiny_policy, unbatched_logprobs
-from vllm_environment import PYTHON, ROOT, launch_on_cpu, needs_vllm
+from vllm_environment import ROOT, VLLM_PROGRAM, launch_on_cpu, needs_vllm
 from vllm_runs import in_process_checks
 from vllm_servers import counter, processes_of
 from vllm_settings import ARCHITECTURE, ENV, FLAGS, MAX_MODEL_LEN
@@ -73,13 +73,14 @@ def fresh(policy, engine):
     return engine
 
 
-def changed(policy, by: float = 0.05):
-    """Return a copy of the policy with other weights."""
+def changed(policy, by: float = 0.05, but: str = ""):
+    """Return a copy of the policy with other weights; those of one name stay."""
     model = copy.deepcopy(policy.model)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(by * torch.randn(parameter.shape, generator=generator))
+        for name, parameter in model.named_parameters():
+            if name != but:
+                parameter.add_(by * torch.randn(parameter.shape, generator=generator))
     return SimpleNamespace(model=model, tokenizer=policy.tokenizer, source=None)
 
 
@@ -89,6 +90,10 @@ def url(engine) -> str:
 
 def headers(engine) -> dict[str, str]:
     return engine._supervisor.servers[0].endpoint.headers
+
+
+def key_of(engine) -> str:
+    return headers(engine)["Authorization"].removeprefix("Bearer ")
 
 
 def ask(engine, path: str):
@@ -241,7 +246,7 @@ def test_running_requests_continue_with_new_weights_and_label_each_token(policy,
 def test_a_teacher_reads_completions_as_the_model_does(policy, fresh, monkeypatch, top_k):
     text = [49, 43, 49, 61]
     batch = batch_of(text, [[7, 8, 9], [1]], text * 30, [[2, 3], [4] * 90])
-    monkeypatch.setenv("TEACHER_KEY", headers(fresh)["Authorization"].removeprefix("Bearer "))
+    monkeypatch.setenv("TEACHER_KEY", key_of(fresh))
     teacher = VLLMTeacher([url(fresh)], api_key_variable="TEACHER_KEY")
     with closing(teacher):
         teacher.load(policy, temperature=1.0, top_k=top_k)
@@ -263,38 +268,46 @@ def test_a_teacher_reads_completions_as_the_model_does(policy, fresh, monkeypatc
         assert not logprobs[row, length:].any()
 
 
-def test_tied_embeddings_that_a_reload_leaves_stale_are_detected(tmp_path):
+@pytest.fixture(scope="module")
+def coarse(tmp_path_factory):
+    """Yield an engine and its tied policy; its server is in half precision and ignores temperature.
+
+    The last test with it leaves it failed.
+    """
     tied = tiny_policy(architecture=ARCHITECTURE | {"tie_word_embeddings": True})
-    with serving(tied, directory=str(tmp_path)) as engine:
-        with pytest.raises(EngineFailed, match="does not sample from .* tied embeddings"):
-            engine.load_weights(changed(tied, by=0.2), 1)
-        with pytest.raises(EngineFailed):
-            generate(engine, PROMPTS, SHORT)
+    settings = {"logprobs_mode": "raw_logprobs", "launch": {"dtype": "bfloat16"}}
+    directory = tmp_path_factory.mktemp("coarse")
+    with serving(tied, directory=str(directory), **settings) as engine:
+        yield engine, tied
 
 
-def test_a_server_whose_logprobs_ignore_the_temperature_is_detected(policy, tmp_path):
-    raw = {"flags": {"logprobs-mode": "raw_logprobs"}}
-    detected = pytest.raises(EngineFailed, match="a --logprobs-mode .* other than configured")
-    with detected, serving(policy, directory=str(tmp_path), launch=raw):
+def test_half_precision_passes_its_check(coarse):
+    engine, tied = coarse
+    engine.load_weights(changed(tied, but="model.embed_tokens.weight"), 1)
+    differences = engine.observe().means["sampler/proof_difference"]
+    assert len(differences) == 2
+    # Coarser than float32, and far from 0.1.
+    assert all(1e-5 < one < 0.02 for one in differences), differences
+
+
+def test_a_server_whose_logprobs_ignore_the_temperature_is_detected(coarse, tmp_path):
+    engine, tied = coarse
+    detected = pytest.raises(
+        EngineFailed, match=r"where 0\.1 is allowed .* a --logprobs-mode .* other than configured"
+    )
+    settings = {"key": key_of(engine), "proof": Proof(tolerance=0.1)}  # that of half precision
+    with attached(url(engine), tied, tmp_path, logprobs_mode="raw_logprobs", **settings):
+        pass
+    with detected, attached(url(engine), tied, tmp_path, **settings):
         pass
 
 
-def test_half_precision_passes_its_check_and_stale_weights_do_not(policy, tmp_path):
-    launch = {"dtype": "bfloat16"}
-    with serving(policy, directory=str(tmp_path), launch=launch) as engine:
-        engine.load_weights(changed(policy), 1)
-        differences = engine.observe().means["sampler/proof_difference"]
-        assert len(differences) == 2
-        assert all(
-            1e-5 < one < 0.02 for one in differences
-        )  # coarser than float32, and far from 0.1
-        engine.api._replace_weights = _do_nothing
-        with pytest.raises(EngineFailed, match=r"differ .* where 0\.1 is allowed"):
-            engine.load_weights(changed(policy, by=0.2), 2)
-
-
-async def _do_nothing(*_):
-    """Update nothing."""
+def test_tied_embeddings_that_a_reload_leaves_stale_are_detected(coarse):
+    engine, tied = coarse
+    with pytest.raises(EngineFailed, match=r"where 0\.1 is allowed .* tied embeddings"):
+        engine.load_weights(changed(tied, by=0.2), 2)
+    with pytest.raises(EngineFailed):
+        generate(engine, PROMPTS, SHORT)
 
 
 def test_only_the_adapter_is_sent_and_old_ones_are_unloaded(tmp_path):
@@ -320,7 +333,25 @@ def test_only_the_adapter_is_sent_and_old_ones_are_unloaded(tmp_path):
         assert files == {"adapter_model.safetensors", "adapter_config.json"}
 
 
-def test_a_killed_worker_is_restarted_with_the_policys_weights(policy, fresh):
+def test_a_launched_server_answers_only_the_run(fresh, caplog):
+    assert_only_the_run_is_answered(fresh, caplog)
+
+
+def assert_only_the_run_is_answered(engine, caplog) -> None:
+    key = key_of(engine)
+    found = statuses_without_key(url(engine), key)
+    assert found.keys() >= UPDATING | {"/v1/load_lora_adapter", "/server_info", "/openapi.json"}
+    assert {path for path, status in found.items() if status != 401} == {"/health", "/metrics"}
+    commands = [process.cmdline() for process in processes_of(url(engine))]
+    assert url(engine).rpartition(":")[2] in commands[0]
+    assert not any(key in word for command in commands for word in command)
+    log = engine._directory.path / "server_0.log"
+    assert "Starting vLLM" in log.read_text()
+    assert key not in log.read_text() + caplog.text
+    assert "without it" not in caplog.text
+
+
+def test_a_killed_worker_is_restarted_with_the_policys_weights(policy, fresh, caplog):
     other = changed(policy)
     fresh.load_weights(other, fresh.version + 1)
     processes = processes_of(url(fresh))
@@ -328,6 +359,7 @@ def test_a_killed_worker_is_restarted_with_the_policys_weights(policy, fresh):
     assert_written_by({fresh.version: other.model}, PROMPTS, completions)
     assert fresh.observe().totals["rollout/restarts"] == 1
     assert not any(is_alive(process.pid) for process in processes)
+    assert_only_the_run_is_answered(fresh, caplog)
 
 
 def test_a_server_whose_engine_hangs_is_restarted_although_it_reports_to_be_healthy(policy, fresh):
@@ -352,8 +384,7 @@ def documented_command() -> list[str]:
     (variables, flags) = re.search(r"^(.*) vllm serve MODEL \\\n(.*)$", text, re.M).groups()
     (lora,) = re.findall(r"add `(--enable-lora [^`]+)`", text)
     words = f"{flags} {lora}".replace("10.0.0.2", "127.0.0.1").split()
-    module = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server"]
-    return ["env", *variables.split(), *module, *words, *as_flags(FLAGS)]
+    return ["env", *variables.split(), *VLLM_PROGRAM, *words, *as_flags(FLAGS)]
 
 
 @pytest.fixture(scope="module")
@@ -379,12 +410,12 @@ def documented(tmp_path_factory):
 
 
 @contextmanager
-def attached(url: str, policy, directory):
+def attached(url: str, policy, directory, key: str = KEY, **settings):
     """Attach an engine to a running server, which has the policy's weights as version 0."""
-    key = {"api_key_variable": "KEY_OF_THE_SERVER"}
-    engine = VLLMServerEngine(urls=[url], directory=str(directory), **key)
+    settings |= {"directory": str(directory), "api_key_variable": "KEY_OF_THE_SERVER"}
+    engine = VLLMServerEngine(urls=[url], **settings)
     with closing(engine), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KEY_OF_THE_SERVER", KEY)
+        patch.setenv("KEY_OF_THE_SERVER", key)
         engine.start(policy)
         engine.load_weights(policy, 0)
         yield engine
@@ -409,24 +440,6 @@ def test_vllms_own_key_leaves_the_endpoints_that_update_weights_open(documented)
     assert all(path.startswith(("/v1/", "/inference/")) for path in guarded)
     assert {"/inference/v1/generate", "/v1/load_lora_adapter"} <= guarded
     assert found.keys() - guarded >= UPDATING
-
-
-def test_a_launched_server_answers_only_the_run_also_after_a_restart(policy, fresh, caplog):
-    key = headers(fresh)["Authorization"].split()[1]
-    for is_restarted in (False, True):
-        if is_restarted:
-            processes_of(url(fresh))[0].kill()
-            generate(fresh, PROMPTS, SHORT)
-        found = statuses_without_key(url(fresh), key)
-        assert found.keys() >= UPDATING | {"/v1/load_lora_adapter", "/server_info", "/openapi.json"}
-        assert {path for path, status in found.items() if status != 401} == {"/health", "/metrics"}
-    commands = [process.cmdline() for process in processes_of(url(fresh))]
-    assert url(fresh).rpartition(":")[2] in commands[0]
-    assert not any(key in word for command in commands for word in command)
-    log = fresh._directory.path / "server_0.log"
-    assert "Starting vLLM" in log.read_text()
-    assert key not in log.read_text() + caplog.text
-    assert "without it" not in caplog.text
 
 
 def statuses_without_key(url: str, key: str) -> dict[str, int]:
