@@ -377,7 +377,7 @@ SHIPPED = [
     KLTerm, DistillationTerm, EntropyTerm, SamplerCorrection, AdvantageConfig, UpdateConfig,
     Evaluation, OutagePolicy, Reward, Judge, ServedEngine, VLLMServerEngine, VLLMEngine, Launch,
     Proof, Supervision, Limits, Price, ZeROStrategy, data.PromptData, data.RubricData,
-    data.AdditionData, data.MixtureData, data.MixtureSource, data.Phase,
+    data.Adaptive, data.AdditionData, data.MixtureData, data.MixtureSource, data.Phase,
     Recipe, RecipeSource, Duplicates, Gold,
     *(kind for kind in vars(rewards).values()
       if inspect.isclass(kind) and issubclass(kind, Reward) and kind not in (Reward, JudgedReward)),
@@ -449,6 +449,7 @@ def generic(column: str) -> str:
     column = re.sub(
         r"^(reward|completions|data|val|adaptive)/(sums|words)/", r"\1/<source>/", column
     )
+    column = re.sub(r"^adaptive/<source>/\w+$", "adaptive/<source>/<level>", column)
     column = re.sub(r"^reward/\w+/mean$", "reward/<name>/mean", column)
     column = re.sub(
         rf"^reward/\w+/({'|'.join(Outcome)})_fraction$", "reward/<name>/<outcome>_fraction", column

@@ -1,5 +1,6 @@
 """Prompts from files, datasets and a built-in task, in a deterministic and resumable order."""
 
+from lit_grpo.data.adaptive import Adaptive
 from lit_grpo.data.addition import AdditionData
 from lit_grpo.data.curriculum import Phase
 from lit_grpo.data.loader import PromptLoader, TrainingLoader
@@ -11,6 +12,7 @@ from lit_grpo.data.rubric import RubricData
 from lit_grpo.data.sources import Row, read_rows
 
 __all__ = [
+    "Adaptive",
     "AdditionData",
     "MixtureData",
     "MixtureSource",

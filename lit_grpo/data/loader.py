@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_grpo.types import Prompt, UserError
+from lit_grpo.types import GroupResult, Prompt, UserError
 
 Order = NDArray[np.integer[Any]]
 """Indices of prompts."""
@@ -57,6 +57,15 @@ class TrainingLoader(Protocol):
 
     def find(self, ids: Collection[str]) -> dict[str, Prompt]:
         """Return the prompts with these ids; those that are no longer in the data are left out."""
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether what comes next depends on results."""
+        return False
+
+    def record(self, results: Sequence[GroupResult]) -> None:
+        """Take note of the results of a finished step, of all ranks in their order."""
+        return
 
     def metrics(self) -> dict[str, float]:
         """Return what the last batch was made of, for the metrics of its step."""

@@ -12,6 +12,7 @@ from itertools import chain
 from operator import or_
 from typing import Any
 
+from lit_grpo.data.adaptive import Adaptive, AdaptiveOrder
 from lit_grpo.data.curriculum import Curriculum, Phase, parse_curriculum, quotas
 from lit_grpo.data.lazy_prompts import LazyPrompts
 from lit_grpo.data.loader import TrainingLoader
@@ -31,10 +32,13 @@ class MixtureSource:
     Args:
         data: Where its rows come from and how they become prompts.
         weight: Its share of a step relative to the other sources.
+        adaptive: Sample its rows by how often the policy succeeds on them; null for all of them
+            equally often.
     """
 
     data: PromptDataModule
     weight: float = 1.0
+    adaptive: Adaptive | None = None
 
 
 class MixtureData(PromptDataModule):
@@ -98,15 +102,19 @@ class MixtureData(PromptDataModule):
         if overfit := self.trainer.overfit_batches:  # type: ignore[attr-defined]
             why = "its steps are those of a run"
             raise setting_error("trainer.overfit_batches", "0 with MixtureData", overfit, why)
-        orders = [
-            TableOrder(name, prompts, (self.seed, self.sources[name].data.seed))
-            for name, prompts in found.items()
-        ]
+        orders = [self._order_of(name, prompts) for name, prompts in found.items()]
         num_batches = max(1, sum(map(len, found.values())) // self.prompts_per_step)
         self._curriculum = self._over_the_run(num_batches)
         if self.trainer.is_global_zero:
             self._report(self._curriculum)
         return self._mix(orders, self._curriculum, self._optimizer_step)
+
+    def _order_of(self, name: str, prompts: list[Prompt] | LazyPrompts) -> TableOrder:
+        source = self.sources[name]
+        seed = (self.seed, source.data.seed)
+        if source.adaptive is None:
+            return TableOrder(name, prompts, seed)
+        return AdaptiveOrder(name, prompts, seed, source.adaptive)
 
     def _read_sources(self, split: Split) -> dict[str, list[Prompt] | LazyPrompts]:
         """Return the prompts of each source.

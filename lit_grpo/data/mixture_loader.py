@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from lit_grpo.data.adaptive import AdaptiveOrder
 from lit_grpo.data.curriculum import Curriculum, quotas
 from lit_grpo.data.loader import TrainingLoader
 from lit_grpo.data.order import RowOrder
-from lit_grpo.types import Prompt, UserError
+from lit_grpo.types import GroupResult, Prompt, UserError
 
 logger = logging.getLogger("lit_grpo")
 
@@ -113,11 +114,21 @@ class MixtureLoader(TrainingLoader):
             found |= order.find(ids)
         return found
 
+    @property
+    def is_adaptive(self) -> bool:
+        return any(isinstance(order, AdaptiveOrder) for order in self._orders.values())
+
+    def record(self, results: Sequence[GroupResult]) -> None:
+        for name, order in self._orders.items():
+            order.record([one for one in results if one.source == name])
+
     def metrics(self) -> dict[str, float]:
         shares = {
             f"data/{name}/share": self._quotas[self._phase].get(name, 0) / self.batch_size
             for name in self.sources
         }
+        for order in self._orders.values():
+            shares |= order.metrics()
         if len(self.curriculum.phases) == 1:
             return shares
         scale = self.curriculum.phases[self._phase].lr_scale

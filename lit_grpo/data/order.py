@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_grpo.data.lazy_prompts import LazyPrompts
-from lit_grpo.types import Prompt, UserError
+from lit_grpo.types import GroupResult, Prompt, UserError
 
 MAX_BUILT_AT_START = 1_000
 """Prompts that are built only to check a run at its start."""
@@ -52,7 +52,15 @@ class RowOrder(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: numbers, texts, lists and tensors."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def record(self, results: Sequence[GroupResult]) -> None:
+        """Take note of what came of prompts that were taken; the same on every rank."""
+        return
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is known of the rows, for the metrics of a step."""
+        return {}
 
 
 class TableOrder(RowOrder):
@@ -98,10 +106,7 @@ class TableOrder(RowOrder):
                 taken.append(prompt)
                 num_too_long = 0
             elif (num_too_long := num_too_long + 1) == self.num_rows:
-                raise UserError(
-                    f"none of the {self.num_rows:,} prompts is within max_prompt_tokens. Raise "
-                    "data.max_prompt_tokens."
-                )
+                raise none_short_enough(self.num_rows)
         return taken
 
     def _next_row(self) -> int:
@@ -145,5 +150,11 @@ class TableOrder(RowOrder):
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "position": self._position}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.move_to((state["epoch"], state["position"]))
+
+
+def none_short_enough(number: int) -> UserError:
+    return UserError(
+        f"none of the {number:,} prompts is within max_prompt_tokens. Raise data.max_prompt_tokens."
+    )

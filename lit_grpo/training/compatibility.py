@@ -19,6 +19,7 @@ from lightning.pytorch.strategies.xla import XLAStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import Optimizer
 
+from lit_grpo.data import TrainingLoader
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.objective import AdvantageConfig, Objective
@@ -66,6 +67,16 @@ def check_group_fits(group_size: int, engine: RolloutEngine) -> None:
             "Set model.engine.init_args.launch.flags.max-num-seqs to the group size or more, or "
             "lower model.group_size."
         )
+
+
+def refuse_adaptive(loader: TrainingLoader, where: str) -> None:
+    """Check that no source chooses its rows by results that nobody gives it in time.
+
+    Raises:
+        UserError: one does.
+    """
+    if loader.is_adaptive:
+        raise setting_error("adaptive of a source in data.sources", f"null {where}", "settings")
 
 
 def check_overlap(

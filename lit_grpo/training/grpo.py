@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, cast
 
 from lightning.pytorch.cli import OptimizerCallable
@@ -17,6 +18,7 @@ from torch.optim import AdamW
 
 from lit_grpo.data import TrainingLoader
 from lit_grpo.diagnostics import StepLog
+from lit_grpo.distributed import gather_objects
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import LocalTeacher, Policy
 from lit_grpo.policy.body_and_head import num_compilations
@@ -34,6 +36,7 @@ from lit_grpo.training.compatibility import (
     check_prompts_fit,
     check_sampling,
     check_teacher,
+    refuse_adaptive,
     refuse_contradictions,
 )
 from lit_grpo.training.evaluation import Evaluation
@@ -137,6 +140,7 @@ class GRPOModule(PolicyModule):
         self.automatic_optimization = False
         self.rewards = RewardSuite(rewards)
         self.group_size = group_size
+        self.max_head_offpolicyness = max_head_offpolicyness
         self.objective = objective
         self.advantage = advantage
         self.update = update
@@ -194,6 +198,8 @@ class GRPOModule(PolicyModule):
             self.rewards.start(self.reasoning)
 
     def on_train_start(self) -> None:
+        if self.max_head_offpolicyness:
+            refuse_adaptive(self.loader, "with max_head_offpolicyness, as results come too late")
         prompts = self.loader.some_prompts()
         check_prompts_fit(max_positions(self.policy.model.config), self.sampling, prompts)
         if self.teacher is not None:
@@ -238,6 +244,8 @@ class GRPOModule(PolicyModule):
             self.update_policy(batch, metrics)
         self.rollout_step += 1
         self.refresh_reference()
+        if self.loader.is_adaptive:
+            self.loader.record([*chain.from_iterable(gather_objects(rollouts.results))])
         for name, value in self.loader.metrics().items():
             metrics.maximum(name, value)
         values = metrics.merged()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch.cli import OptimizerCallable
 from torch.optim import AdamW, Optimizer
 
+from lit_grpo.data import TrainingLoader
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.policy import Policy
 from lit_grpo.policy.chat_template import end_of_turn
@@ -20,6 +21,7 @@ from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stopping import stop_run
 from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batching import collate_tokens
+from lit_grpo.training.compatibility import refuse_adaptive
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.skipped_steps import SkippedSteps
 from lit_grpo.types import (
@@ -76,6 +78,13 @@ class SFTModule(PolicyModule):
         self.target_column = target_column
         self._num_tokens = 0
         self.skipped_steps = SkippedSteps(self.events.report_skipped_step, MAX_SKIPPED_STEPS)
+
+    def on_train_start(self) -> None:
+        refuse_adaptive(
+            cast(TrainingLoader, self.trainer.train_dataloader),
+            "in a warm-up, which has no rewards",
+        )
+        super().on_train_start()
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:
         # A stage would need to contain the backward pass, which is Lightning's.

@@ -214,6 +214,18 @@ def counted_rows(valid: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResult:
+    """What came of one prompt."""
+
+    source: str
+    """The source of the mixture that the prompt is of."""
+    row: int
+    """Its row in that source."""
+    rewards: tuple[float, ...]
+    """Weighted sums of the valid rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RewardTable:
     """What advantages are computed from; with several ranks the rows of all, in their order."""
 
@@ -240,6 +252,18 @@ class RolloutBatch:
     """Reward name to [B, G] float64 unweighted values; NaN where the reward gave none."""
     valid: Tensor
     """[B, G] True on the rows with a reward, except those of excluded groups."""
+    replaced: tuple[GroupResult, ...] = ()
+    """The groups without an advantage that dynamic sampling has replaced."""
+
+    @property
+    def results(self) -> tuple[GroupResult, ...]:
+        """The results of all groups that were sampled, also of those that were replaced."""
+        return (*self.replaced, *map(self._result, range(len(self.groups))))
+
+    def _result(self, index: int) -> GroupResult:
+        prompt = self.groups[index].prompt
+        rewards = self.rewards[index][self.valid[index]].tolist()
+        return GroupResult(source=prompt.source, row=prompt.row, rewards=tuple(rewards))
 
     @property
     def group_size(self) -> int:
@@ -294,4 +318,5 @@ class RolloutBatch:
             rewards=replaced(self.rewards, fresh.rewards),
             parts={name: replaced(part, fresh.parts[name]) for name, part in self.parts.items()},
             valid=replaced(self.valid, fresh.valid),
+            replaced=(*self.replaced, *map(self._result, indices)),
         )

@@ -66,14 +66,15 @@ CONFIG = {
                     "data": {
                         "class_path": "AdditionData",
                         "init_args": {"num_digits": digits, "validation_size": 8, "train_size": 20},
-                    }
+                    },
+                    "adaptive": {"success": 0.8, "rest_epochs": 0.5} if digits == 1 else None,
                 }
                 for name, digits in (("verifiable", 1), ("open", 2))
             },
         },
     },
 }
-OF_MIXTURE = ("curriculum/", "data/", "dynamic_sampling/")
+OF_MIXTURE = ("adaptive/", "curriculum/", "data/", "dynamic_sampling/")
 KILLED_AT = (3, 7, 10)
 """A rollout step of each of the three phases."""
 
@@ -127,5 +128,6 @@ def test_a_run_killed_in_every_phase_ends_as_an_undisturbed_one(tmp_path, ranks)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     tables = [table(one) for one in (whole, broken)]
     assert tables[0]["curriculum/phase"].tolist() == [1] * 5 + [2] * 3 + [3] * 4
+    assert tables[0]["adaptive/verifiable/normal"].nunique() > 3
     assert tables[0]["dynamic_sampling/sampled_per_group"].max() > 1
     pd.testing.assert_frame_equal(*tables)
