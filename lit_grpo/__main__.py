@@ -49,8 +49,9 @@ bundled configs (a file of the same name in the working directory takes preceden
 exit codes:
 {exit_codes}
   A callback that stops a run may choose a different code. doctor exits with 1 if a check failed,
-  plan with 1 if a step does not fit, rewards with 1 if a reward fails on every completion;
-  judge-check with 1 if a judge does not tell good from bad, and with 2 if it cannot be asked.
+  plan with 1 if a step does not fit, analyze with 1 if there is too little signal, rewards with 1
+  if a reward fails on every completion; judge-check with 1 if a judge does not tell good from bad,
+  and with 2 if it cannot be asked.
 
 `lit-grpo COMMAND --help` describes a command and lists its keys, `lit-grpo --version` prints the
 version, and `lit-grpo --print_completion bash` (or zsh, fish, tcsh) prints a completion script."""
@@ -125,6 +126,10 @@ def run_without_config(command: str, arguments: list[str]) -> int:
             from lit_grpo.cli.precompute.command import precompute
 
             return precompute(arguments)
+        if command == "analyze":
+            from lit_grpo.cli.analyze import analyze
+
+            return analyze(arguments)
         if command == "checkpoints":
             from lit_grpo.cli.checkpoints import manage_checkpoints
 

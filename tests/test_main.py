@@ -38,8 +38,8 @@ def test_version_is_that_of_the_distribution(capsys):
         (
             "--config",
             "error: --config: no such command. Choose from sft, fit, validate, test, prepare, "
-            "precompute, doctor, plan, rewards, judge-check, rescore, report, checkpoints, "
-            "wandb-sync.\n",
+            "precompute, analyze, doctor, plan, rewards, judge-check, rescore, report, "
+            "checkpoints, wandb-sync.\n",
         ),
     ],
 )

@@ -15,6 +15,7 @@ COMMANDS = {
     "test": "evaluate a checkpoint on the test prompts",
     "prepare": "make training data by a recipe: sources, filters, splits, gold scores",
     "precompute": "score stored answers for prepare, by a judge or by a program",
+    "analyze": "measure rows with scores: signal, agreement, lengths, duplicates, balance",
     "doctor": "check before a run: data, model, memory, disk, engine, credentials, judges",
     "plan": "estimate memory and seconds of a step by part, on GPUs that need not be here",
     "rewards": "sample and score a few prompts without training: signal, time and cost of a step",
@@ -29,6 +30,7 @@ ARGUMENTS = {
     "fit": ("[RUN]", "resume this run with its own config"),
     "validate": ("[RUN]", "evaluate the newest checkpoint of this run with its own config"),
     "test": ("[RUN]", "evaluate the newest checkpoint of this run with its own config"),
+    "analyze": ("DATA", "prepared data, a cache of gold scores, or a run"),
     "doctor": ("[RUN]", "use the config of this run"),
     "plan": ("[RUN]", "use the config of this run"),
     "rewards": ("[RUN]", "use the config of this run"),
@@ -60,6 +62,7 @@ EXAMPLES = {
         "--preset my_recipe.yaml --cache gold",
         "--preset my_recipe.yaml --cache gold --processes 4",
     ),
+    "analyze": ("prepared --min_signal 90", "gold --json", "runs/my/0"),
     "doctor": ("--config my.yaml", "--config my.yaml --probe"),
     "plan": (
         "--config my.yaml --gpus 8xH100 --nodes 2",
@@ -94,7 +97,7 @@ CHECKING = "doctor"
 """The command that checks a training run without starting it."""
 PLANNING = "plan"
 """The command that estimates what a step of a training run will cost."""
-WITHOUT_CONFIG = ("prepare", "precompute", "report", "checkpoints", "wandb-sync")
+WITHOUT_CONFIG = ("prepare", "precompute", "analyze", "report", "checkpoints", "wandb-sync")
 """The commands that take options of their own in place of the keys of a config."""
 
 
@@ -190,6 +193,28 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "help": "only say what is missing, and the calls, tokens, dollars and hours for it",
         },
         "--json": {"action": "store_true", "help": "print JSON in place of tables and words"},
+    },
+    "analyze": {
+        "--threshold": {
+            "type": float,
+            "metavar": "X",
+            "help": "least difference of scores that ranks answers; without it 0.1, any for a run",
+        },
+        "--min_signal": {
+            "type": float,
+            "metavar": "PERCENT",
+            "help": "exit code 1 if fewer rows than this percentage have signal",
+        },
+        "--split": {
+            "metavar": "NAME",
+            "default": "train",
+            "help": "the split of prepared data; without it train",
+        },
+        "--tokenizer": {
+            "metavar": "PATH",
+            "help": "model or tokenizer for lengths in tokens; without it characters / 4",
+        },
+        "--json": {"action": "store_true", "help": "print JSON in place of the table"},
     },
     "doctor": {
         "--probe": {

@@ -51,7 +51,7 @@ def _dispatcher() -> argparse.ArgumentParser:
     for name, purpose in COMMANDS.items():
         parser = commands.add_parser(name, help=purpose)
         if name in ARGUMENTS:
-            nargs = {"[RUN]": "?", "RUN": None, "RUN ...": "+"}[ARGUMENTS[name][0]]
+            nargs = {"[RUN]": "?", "RUN": None, "DATA": None, "RUN ...": "+"}[ARGUMENTS[name][0]]
             run_dir: Any = parser.add_argument("run_dir", nargs=nargs)
             run_dir.complete = shtab.DIRECTORY
         if name not in WITHOUT_CONFIG:

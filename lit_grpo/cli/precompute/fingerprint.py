@@ -114,6 +114,22 @@ class Scorer:
         return f"{other.name} ({', '.join(changed)})" if changed else other.name
 
 
+def read_scale(directory: Path) -> int:
+    """Return the best grade of a judge's directory.
+
+    Raises:
+        UserError: the file that says so is missing or damaged.
+    """
+    try:
+        highest: int = json.loads((directory / FILE).read_text())["highest"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(
+            f"{directory / FILE} cannot be read: {error}. Run lit-grpo precompute again, which "
+            "writes it."
+        ) from error
+    return highest
+
+
 def _difference(name: str, theirs: Any, own: Any) -> str:
     if name == "template":
         return "another text of the template"

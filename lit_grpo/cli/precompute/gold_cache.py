@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lit_grpo.cli.precompute.fingerprint import Scorer
@@ -27,6 +27,10 @@ class JudgeVotes:
     def votes(self, key: str) -> Mapping[int, int]:
         """Return the grades of an answer by the number of the vote."""
         return self._votes.get(key, {})
+
+    def all_votes(self) -> Iterable[tuple[str, Mapping[int, int]]]:
+        """Return every answer that has a vote."""
+        return self._votes.items()
 
     def add(self, key: str, vote: int, grade: int | None, cost: float) -> None:
         """Record a vote; without a grade only what the call cost."""
@@ -60,6 +64,10 @@ class CheckedAnswers:
 
     def get(self, key: str) -> Checked | None:
         return self._found.get(key)
+
+    def all_answers(self) -> Iterable[Checked]:
+        """Return the answers to every row."""
+        return self._found.values()
 
     def add(self, key: str, checked: Checked) -> None:
         self._files.append({"k": key, "answers": checked.answers, "gold": checked.gold_scores})

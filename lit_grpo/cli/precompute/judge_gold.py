@@ -45,10 +45,13 @@ class Tally:
             self.num_votes += 1
             return
         outcome = finding.failure.outcome
+        if outcome is Outcome.BUDGET_SPENT:
+            self.stopped = finding.failure.detail
+            return
         self.failures[outcome] += 1
         self.details.setdefault(outcome, finding.failure.detail)
-        if outcome is Outcome.BUDGET_SPENT or finding.failure.is_access_error:
-            self.stopped = self.details[outcome]
+        if finding.failure.is_access_error:
+            self.stopped = finding.failure.detail
         elif not self.num_votes and self.failures.total() >= MAX_FIRST_FAILURES:
             self.stopped = f"none of the first {self.failures.total()} votes arrived"
 

@@ -15,6 +15,7 @@ from lit_grpo.types import UserError
 
 MIN_ANSWERS = 2
 """Stored answers that a row needs: one alone cannot be compared."""
+QUESTION_DIGITS = 16
 CHECK_FORMAT = 1
 """Changes when the program makes other answers to the same row."""
 _IDS_SHOWN = 5
@@ -51,8 +52,12 @@ class NoCache:
 
 
 def vote_key(row: PreparedRow, answer: str) -> str:
-    """Return 32 hexadecimal digits for what a judge is asked about an answer."""
-    return _digest([*_asked(row), answer])
+    """Return 32 hexadecimal digits for what a judge is asked about an answer.
+
+    The first `QUESTION_DIGITS` are the same for all answers to a question.
+    """
+    asked = _asked(row)
+    return _digest(asked)[:QUESTION_DIGITS] + _digest([*asked, answer])[QUESTION_DIGITS:]
 
 
 def check_key(row: PreparedRow, verifier: Verifier) -> str:

@@ -48,7 +48,7 @@ def test_the_guide_shows_what_the_commands_print(here, capsys, monkeypatch):
     with JudgeServer(by_last_letter) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "x")
-        assert len(steps()) == 4
+        assert len(steps()) == 5
         for command, shown in steps():
             main(shlex.split(command)[1:])
             said = capsys.readouterr()

@@ -80,7 +80,9 @@ def test_what_is_asked_decides_about_the_key():
     ]
     assert len({*keys}) == 5
     assert vote_key(row(question="Why?"), "a") == keys[0]
-    assert len(keys[0]) == 32
+    assert {len(key) for key in keys} == {32}
+    assert len({key[:16] for key in keys}) == 4
+    assert keys[0][:16] == keys[1][:16]
 
 
 def test_answers_that_a_program_has_checked_are_those_of_a_verifiable_row():

@@ -1,0 +1,130 @@
+"""Run ``lit-grpo analyze``: whether the scores of rows tell their answers apart, and more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from lit_grpo.cli.analysis import Lengths, Measures, as_dict, measure
+from lit_grpo.cli.file_options import parse_run
+from lit_grpo.cli.scored_rows import Measure, ScoredRows, read_scored_rows
+from lit_grpo.judge.client import CHARACTERS_PER_TOKEN
+from lit_grpo.runs.tables import add_numbers, make_table, open_console
+from lit_grpo.stopping import ExitCode
+from lit_grpo.types import UserError, check_range
+
+TOO_LITTLE_SIGNAL = 1
+"""Exit code if ``signal_useful_pct`` is below ``--min_signal``."""
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def analyze(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code.
+
+    Raises:
+        UserError: the arguments or the data are wrong.
+    """
+    given = parse_run("analyze", arguments)
+    check_range("threshold", given.threshold, at_least=0)
+    check_range("min_signal", given.min_signal, at_least=0, at_most=100)
+    path = Path(given.run_dir)
+    found = read_scored_rows(path, given.split, _length(given.tokenizer))
+    threshold = given.threshold
+    if threshold is None:
+        threshold = 0.0 if found.kind == "run" else 0.1
+    measured = measure(found, threshold)
+    unit = "tokens" if given.tokenizer else f"characters / {CHARACTERS_PER_TOKEN}"
+    signal = measured["all"].signal_useful_pct
+    if given.json:
+        about = {"kind": found.kind, "threshold": threshold, "length_unit": unit}
+        print(json.dumps({"data": str(path), **about, "measures": as_dict(measured)}, indent=1))
+    else:
+        _print(found, measured, threshold, unit)
+    if given.min_signal is None:
+        return ExitCode.DONE
+    if signal is None:
+        raise UserError(
+            f"min_signal needs rows that are compared by scores, and {path} has none. Leave "
+            "--min_signal out, or score its rows by lit-grpo precompute."
+        )
+    return TOO_LITTLE_SIGNAL if signal < given.min_signal else ExitCode.DONE
+
+
+def _length(tokenizer: str | None) -> Measure:
+    """Return what measures a text: a tokenizer if one is given."""
+    if tokenizer is None:
+        return lambda text: len(text) / CHARACTERS_PER_TOKEN
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"tokenizer {tokenizer} cannot be loaded: {reason} Set it.") from error
+    return lambda text: len(loaded(text, add_special_tokens=False)["input_ids"])
+
+
+def _print(
+    found: ScoredRows, measured: Mapping[str, Measures], threshold: float, unit: str
+) -> None:
+    console = open_console()
+    table = make_table("")
+    add_numbers(table, *measured)
+    columns = [_cells(one) for one in measured.values()]
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
+    if found.shares and len(measured) > 1:
+        names = [name for name in measured if name != "all"]
+        shares = (f"{found.shares[name]:.0%}" if name in found.shares else "" for name in names)
+        table.add_row("share by weight", "", *shares)
+    console.print(table)
+    answers = "; those of completions in tokens" if found.kind == "run" else ""
+    for line in (
+        f"signal: the best and the worst score of a row differ by {threshold:g} or more"
+        if threshold
+        else "signal: not all scores of a row are equal",
+        f"spreads: rows by that difference, from 0 to {measured['all'].spread_max:g}",
+        f"lengths in {unit}{answers}",
+    ):
+        console.print(line, soft_wrap=True)
+    _print_nulls(measured["all"], console)
+
+
+def _cells(one: Measures) -> dict[str, str]:
+    signal = one.signal_useful_pct
+    return {
+        "rows": f"{one.num_rows:,}",
+        "share": f"{one.share:.0%}",
+        "compared by scores": f"{one.num_compared:,}",
+        "without scores": f"{one.num_null:,}",
+        "signal": "–" if signal is None else f"{signal:.1f}%",
+        "spreads": _bars(one.spread_histogram),
+        "agreement of votes": "–" if one.vote_agreement is None else f"{one.vote_agreement:.0%}",
+        "deviation of votes": "–" if one.vote_deviation is None else f"{one.vote_deviation:.3f}",
+        "prompt lengths": _lengths(one.prompt_lengths),
+        "answer lengths": _lengths(one.answer_lengths),
+        "duplicates": "–" if one.num_duplicates is None else f"{one.num_duplicates:,}",
+    }
+
+
+def _lengths(one: Lengths | None) -> str:
+    if one is None:
+        return "–"
+    return f"{one.p50:.0f} ({one.p5:.0f} to {one.p95:.0f}, at most {one.max:.0f})"
+
+
+def _bars(counts: Sequence[int]) -> str:
+    """Return a bar for each number, the highest for the most rows; only 0 has none."""
+    most = max(counts, default=0)
+    if not most:
+        return "–"
+    return "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in counts)
+
+
+def _print_nulls(one: Measures, console: Console) -> None:
+    if one.nulls:
+        named = ", ".join(f"{name} {number:,}" for name, number in one.nulls.items())
+        console.print(f"null in some rows of a source: {named}", soft_wrap=True)

@@ -1,0 +1,152 @@
+"""Read rows with scores from prepared data, from a cache of gold scores, or from a run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from lit_grpo.cli.precompute.fingerprint import PREFIX, read_scale
+from lit_grpo.cli.precompute.gold_cache import PROGRAM, CheckedAnswers, JudgeVotes
+from lit_grpo.cli.prepare.join_gold import QUESTION_DIGITS
+from lit_grpo.data.prepared import PreparedDir, find_prepared
+from lit_grpo.types import UserError
+
+Measure = Callable[[str], float]
+"""The length of a text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRow:
+    """A prompt with several answers, or completions, and their scores."""
+
+    source: str
+    scores: tuple[float, ...] | None
+    """None if they are missing."""
+    is_compared: bool = True
+    """Whether its answers are compared by scores at all: a program's row may have none."""
+    votes: tuple[tuple[int, ...], ...] = ()
+    """Of each answer the grades of its votes, if they are known one by one."""
+    deviations: tuple[float, ...] = ()
+    """Of each answer the deviation of its votes, if it is known."""
+    prompt_length: float | None = None
+    answer_lengths: tuple[float, ...] = ()
+    text_hash: str = ""
+    """The same for equal prompts; empty where they come again by intention, or are not known."""
+    nulls: tuple[str, ...] = ()
+    """The columns that are null."""
+
+    @property
+    def spread(self) -> float | None:
+        """The best score minus the worst."""
+        return None if self.scores is None else max(self.scores) - min(self.scores)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRows:
+    """The rows of one place."""
+
+    kind: str
+    """prepared, cache or run."""
+    rows: Sequence[ScoredRow]
+    shares: Mapping[str, float]
+    """The shares of the sources by their weights, if they are known."""
+
+
+def read_scored_rows(path: Path, split: str, measure: Measure) -> ScoredRows:
+    """Read the rows of a directory.
+
+    Args:
+        path: Of prepared data, of a cache, or of a run.
+        split: The split of prepared data.
+        measure: Gives the length of a text.
+
+    Raises:
+        UserError: it is none of these, has no rows, or is damaged.
+    """
+    if prepared := find_prepared(str(path)):
+        return _read_prepared(prepared, split, measure)
+    if any(path.glob(f"{PREFIX}*")) or (path / PROGRAM).is_dir():
+        return ScoredRows(kind="cache", rows=[*_judged(path), *_checked(path, measure)], shares={})
+    if (path / "completions").is_dir():
+        return ScoredRows(kind="run", rows=_read_run(path, measure), shares={})
+    raise UserError(
+        f"{path} must be a directory of prepared data, a cache of gold scores or a run, got "
+        f"{'another' if path.is_dir() else 'none'}. Name what prepare, precompute or fit has "
+        "written."
+    )
+
+
+def _read_prepared(prepared: PreparedDir, split: str, measure: Measure) -> ScoredRows:
+    rows = [_prepared_row(row.columns, measure) for row in prepared.split(split).rows()]
+    sources: Mapping[str, Any] = prepared.manifest.get("sources", {})
+    total = sum(one["weight"] for one in sources.values())
+    shares = {name: one["weight"] / total for name, one in sources.items()}
+    return ScoredRows(kind="prepared", rows=rows, shares=shares)
+
+
+def _prepared_row(columns: Mapping[str, Any], measure: Measure) -> ScoredRow:
+    scores, prompt = columns.get("gold_scores"), columns.get("prompt")
+    if prompt is None:
+        said = (one.get("content") or "" for one in columns.get("messages") or ())
+        prompt = "\n".join(said)
+    return ScoredRow(
+        source=columns["source"],
+        scores=None if scores is None else tuple(scores),
+        is_compared=columns["kind"] == "open" or scores is not None,
+        deviations=tuple(columns.get("gold_spread") or ()),
+        prompt_length=measure(prompt),
+        answer_lengths=tuple(map(measure, columns.get("answers") or ())),
+        text_hash=columns["text_hash"],
+        nulls=tuple(name for name, value in columns.items() if value is None),
+    )
+
+
+def _judged(cache: Path) -> Iterator[ScoredRow]:
+    """Yield a row for each question of which an answer has votes."""
+    for directory in sorted(cache.glob(f"{PREFIX}*")):
+        highest = read_scale(directory)
+        questions: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+        for key, votes in JudgeVotes(directory).all_votes():
+            questions[key[:QUESTION_DIGITS]].append(tuple(votes.values()))
+        for answers in questions.values():
+            means = tuple(sum(votes) / len(votes) / highest for votes in answers)
+            yield ScoredRow(source=directory.name, scores=means, votes=tuple(answers))
+
+
+def _checked(cache: Path, measure: Measure) -> Iterator[ScoredRow]:
+    for checked in CheckedAnswers(cache).all_answers():
+        yield ScoredRow(
+            source=PROGRAM,
+            scores=checked.gold_scores,
+            answer_lengths=tuple(map(measure, checked.answers)),
+        )
+
+
+def _read_run(run: Path, measure: Measure) -> list[ScoredRow]:
+    """Return a row for each group of completions; one without two valid rewards has no scores."""
+    names = ["step", "prompt_id", "source", "prompt", "num_tokens", "reward", "valid"]
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    for path in sorted((run / "completions").glob("step_*.parquet")):
+        there = set(pq.read_schema(path).names)
+        table = pq.read_table(path, columns=[name for name in names if name in there])
+        for row in table.to_pylist():
+            groups[row["step"], row["prompt_id"]].append(row)
+    if not groups:
+        raise UserError(f"{run} has no completions/step_*.parquet: name a run that has begun.")
+    found = []
+    for rows in groups.values():
+        rewards = tuple(row["reward"] for row in rows if row["valid"])
+        found.append(
+            ScoredRow(
+                source=rows[0].get("source") or "",
+                scores=rewards if len(rewards) > 1 else None,
+                prompt_length=measure(rows[0]["prompt"]),
+                answer_lengths=tuple(row["num_tokens"] for row in rows),
+            )
+        )
+    return found

@@ -1,0 +1,166 @@
+"""``lit-grpo analyze`` of prepared data, a cache and a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from prepared_data import write_prepared
+
+from lit_grpo.__main__ import main
+from lit_grpo.cli.precompute.fingerprint import Scorer
+from lit_grpo.cli.precompute.gold_cache import CheckedAnswers, JudgeVotes
+from lit_grpo.cli.prepare.join_gold import Checked, vote_key
+from lit_grpo.cli.prepare.recipe import Recipe, RecipeSource
+from lit_grpo.cli.prepare.rows import PreparedRow
+from lit_grpo.judge import Judge
+from lit_grpo.policy.byte_tokenizer import byte_tokenizer
+from lit_grpo.runs.files import write_table
+
+
+def measured(capsys, *arguments, code=0):
+    assert main(["analyze", *map(str, arguments), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_prepared_data_are_measured_by_source(here, capsys):
+    write_prepared(here / "data", num_train=10, num_holdout=3)
+    found = measured(capsys, "data")
+    assert (found["kind"], found["threshold"]) == ("prepared", 0.1)
+    assert found["length_unit"] == "characters / 4"
+    both, one, other = (found["measures"][name] for name in ("all", "open", "verifiable"))
+    assert (both["num_rows"], both["num_compared"], both["num_null"]) == (20, 10, 0)
+    assert both["signal_useful_pct"] == one["signal_useful_pct"] == 100.0
+    assert other["signal_useful_pct"] is None
+    assert one["spread_histogram"][18] == 10
+    assert one["vote_deviation"] == 0.1
+    assert one["prompt_lengths"]["max"] == 5.8  # 23 characters
+    assert both["num_duplicates"] == 0
+    assert measured(capsys, "data", "--split", "holdout")["measures"]["all"]["num_rows"] == 6
+    assert measured(capsys, "data/train.parquet") == found | {"data": "data/train.parquet"}
+
+
+def test_lengths_are_in_tokens_of_a_tokenizer(here, capsys):
+    write_prepared(here / "data")
+    byte_tokenizer().save_pretrained(here / "bytes")
+    found = measured(capsys, "data", "--tokenizer", "bytes")
+    assert found["length_unit"] == "tokens"
+    assert found["measures"]["open"]["prompt_lengths"]["max"] == len("Describe hill number 0.")
+    assert main(["analyze", "data", "--tokenizer", "none"]) == 2
+    assert capsys.readouterr().err.startswith("error: tokenizer none cannot be loaded: ")
+
+
+def test_a_cache_is_measured_by_question_and_by_vote(here, capsys):
+    recipe = Recipe(
+        description="",
+        sources={"open": RecipeSource(kind="open", data="x")},
+        judge=Judge(model="m", temperature=1.0),
+    )
+    scorer = Scorer.of(recipe)
+    directory = scorer.directory(Path("gold"))
+    scorer.write(directory)
+    votes = JudgeVotes(directory)
+    for prompt, grades in (("Why?", ((9, 9), (1, 3))), ("How?", ((5, 5), (5, 5)))):
+        row = PreparedRow(
+            origin="", id="", source="", kind="open", text_hash="", columns={"prompt": prompt}
+        )
+        for answer, of_answer in zip("ab", grades, strict=True):
+            for number, grade in enumerate(of_answer):
+                votes.add(vote_key(row, answer), number, grade, 0.0)
+    votes.close()
+    checked = CheckedAnswers(Path("gold"))
+    checked.add("k", Checked(answers=("2", "3"), gold_scores=(1.0, 0.0)))
+    checked.close()
+    found = measured(capsys, "gold")
+    assert found["kind"] == "cache"
+    judged = found["measures"][directory.name]
+    assert (judged["num_rows"], judged["signal_useful_pct"]) == (2, 50.0)
+    assert judged["vote_agreement"] == (3 * 1.0 + 0.5) / 4
+    assert judged["spread_histogram"][14] == 1  # 0.9 and 0.2
+    assert found["measures"]["program"]["signal_useful_pct"] == 100.0
+    assert found["measures"]["all"]["num_rows"] == 3
+    (directory / "fingerprint.json").unlink()
+    assert main(["analyze", "gold"]) == 2
+    assert "fingerprint.json cannot be read" in capsys.readouterr().err
+
+
+def write_run(rewards):
+    for step, groups in enumerate(rewards):
+        rows = [
+            {
+                "step": step,
+                "prompt_id": f"p{number}",
+                "source": "",
+                "prompt": "1+1=",
+                "num_tokens": 3,
+                "reward": reward,
+                "valid": reward is not None,
+            }
+            for number, group in enumerate(groups)
+            for reward in group
+        ]
+        write_table(pa.Table.from_pylist(rows), Path(f"run/completions/step_{step:06}.parquet"))
+
+
+def test_the_groups_of_a_run_have_signal_if_their_rewards_differ_at_all(here, capsys):
+    write_run([[(0.0, 0.01), (1.0, 1.0)], [(None, 1.0), (None, None)], [(0.0, 1.0)]])
+    found = measured(capsys, "run")
+    one = found["measures"]["all"]
+    assert (found["kind"], found["threshold"]) == ("run", 0.0)
+    assert (one["num_rows"], one["num_null"], one["signal_useful_pct"]) == (5, 2, 40.0)
+    assert one["answer_lengths"]["max"] == 3
+    assert one["num_duplicates"] is None
+    strict = measured(capsys, "run", "--threshold", "0.1")
+    assert strict["measures"]["all"]["signal_useful_pct"] == 20.0
+
+
+def test_too_little_signal_is_exit_code_1(here, capsys):
+    write_run([[(0.0, 1.0)], [(1.0, 1.0)]])
+    assert measured(capsys, "run", "--min_signal", "51", code=1)
+    assert measured(capsys, "run", "--min_signal", "50", code=0)
+    write_prepared(here / "data", num_train=1)
+    assert main(["analyze", "data", "--min_signal", "90"]) == 0
+
+
+def test_the_table_has_a_column_for_each_source(here, capsys):
+    write_prepared(here / "data")
+    assert main(["analyze", "data"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["all", "open", "verifiable"]
+    table = {" ".join(line[:-3]): line[-3:] for line in lines[1:]}
+    assert table["rows"] == ["16", "8", "8"]
+    assert table["signal"] == ["100.0%", "100.0%", "–"]
+    assert table["deviation of votes"] == ["0.100", "0.100", "–"]
+    assert "█" in " ".join(lines[6])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["nothing"],
+            "error: nothing must be a directory of prepared data, a cache of gold scores",
+        ),
+        (
+            ["."],
+            "error: . must be a directory of prepared data, a cache of gold scores or a run, g",
+        ),
+        (["data", "--split", "x"], "error: data has no split 'x', only holdout, train, validation"),
+        (["data", "--threshold", "-1"], "error: threshold must be >= 0, got -1"),
+        (["data", "--min_signal", "101"], "error: min_signal must be from 0 to 100, got 101"),
+        (["empty"], "error: empty has no completions/step_*.parquet: name a run that has begun."),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, message, here, capsys):
+    write_prepared(here / "data")
+    (here / "empty/completions").mkdir(parents=True)
+    assert main(["analyze", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_data_without_rows_to_compare_cannot_be_asked_for_their_signal(here, capsys):
+    (here / "gold/program").mkdir(parents=True)
+    assert main(["analyze", "gold", "--min_signal", "50"]) == 2
+    assert "min_signal needs rows that are compared by scores" in capsys.readouterr().err
