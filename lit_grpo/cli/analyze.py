@@ -18,7 +18,7 @@ from lit_grpo.types import UserError, check_range
 
 TOO_LITTLE_SIGNAL = 1
 """Exit code if ``signal_useful_pct`` is below ``--min_signal``."""
-BARS = " ▁▂▃▄▅▆▇█"
+BARS = "·▁▂▃▄▅▆▇█"
 
 
 def analyze(arguments: Sequence[str]) -> int:
@@ -117,7 +117,7 @@ def _lengths(one: Lengths | None) -> str:
 
 
 def _bars(counts: Sequence[int]) -> str:
-    """Return a bar for each number, the highest for the most rows; only 0 has none."""
+    """Return a bar for each number, the highest for the most rows; only 0 is a dot."""
     most = max(counts, default=0)
     if not most:
         return "–"

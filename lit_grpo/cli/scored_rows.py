@@ -98,7 +98,7 @@ def _prepared_row(columns: Mapping[str, Any], measure: Measure) -> ScoredRow:
         source=columns["source"],
         scores=None if scores is None else tuple(scores),
         is_compared=columns["kind"] == "open" or scores is not None,
-        deviations=tuple(columns.get("gold_spread") or ()),
+        deviations=tuple(columns.get("gold_spread") or ()) if columns["kind"] == "open" else (),
         prompt_length=measure(prompt),
         answer_lengths=tuple(map(measure, columns.get("answers") or ())),
         text_hash=columns["text_hash"],

@@ -206,7 +206,7 @@ def _judge(work: Work, checks: Checks) -> Result:
             num_rows=len(work.judged),
             num_single=work.num_single,
             num_left=sum(len(call.answers) for call in work.calls(votes)),
-            spent_usd=votes.spent_usd,
+            spent_usd=None if scorer.judge.price is None else votes.spent_usd,
             tally=tally,
             checks=checks,
         )

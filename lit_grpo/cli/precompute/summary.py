@@ -49,8 +49,8 @@ class Result:
     num_single: int = 0
     num_left: int = 0
     """Votes that are missing."""
-    spent_usd: float = 0.0
-    """Of this and all earlier runs."""
+    spent_usd: float | None = None
+    """Of this and all earlier runs; None if the judge has no price."""
     tally: Tally = field(default_factory=Tally)
 
     def as_dict(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Result:
             "asked": self.tally.num_votes,
             "failures": {str(one): number for one, number in self.tally.failures.items()},
             "left": self.num_left,
-            "dollars": round(self.spent_usd, 4),
+            "dollars": None if self.spent_usd is None else round(self.spent_usd, 4),
             "stopped": self.tally.stopped,
             "checked": self.checks.num_scored,
             "unchecked": {why: len(ids) for why, ids in self.checks.failures.items()},
@@ -84,9 +84,11 @@ def print_result(result: Result, following: str, console: Console) -> None:
     """Print what was done, and the command that comes next."""
     tally = result.tally
     if result.num_rows:
+        spent = result.spent_usd
+        cost = "" if spent is None else f"; {spent:.4f} US dollars spent in all"
         _say(
             f"{tally.num_votes:,} votes recorded for {result.num_rows:,} rows; "
-            f"{result.num_left:,} are missing; {result.spent_usd:.4f} US dollars spent in all",
+            f"{result.num_left:,} are missing{cost}",
             console,
         )
     for outcome, number in tally.failures.items():

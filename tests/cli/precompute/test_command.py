@@ -99,7 +99,7 @@ def test_a_killed_run_goes_on_without_asking_what_is_recorded(server):
 
 
 def test_several_processes_share_the_calls_and_ask_each_vote_once(server):
-    server.behaviour = slowly(0.02)
+    server.behaviour = once_together(server, 3, by_last_letter)  # of two calls each
     started = [start_command(*PRECOMPUTE, "--processes", "2") for _ in range(3)]
     assert [receive(told) for _, told in started] == [0, 0, 0]
     assert set(asked(server).values()) == {3}
@@ -178,6 +178,15 @@ def test_the_scores_of_another_judge_are_refused_with_what_differs(
         assert f"got those of another: {theirs.name} ({difference}" in error
         assert "Choose another --cache, or set judge and gold of the recipe as they were." in error
     assert main([*PRECOMPUTE, "--limit", "1", "--cache", "gold2"]) == 0
+
+
+def test_without_a_price_no_cost_is_claimed(server, capsys):
+    write_recipe(server, judge={"price": None})
+    assert main([*PRECOMPUTE, "--limit", "1", "--dry_run"]) == 0
+    assert "unknown: no price" in capsys.readouterr().out
+    assert main([*PRECOMPUTE, "--limit", "1"]) == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first == "9 votes recorded for 1 rows; 0 are missing"
 
 
 def test_another_address_or_number_of_votes_is_the_same_judge(server):

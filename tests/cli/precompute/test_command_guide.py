@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from judge_server import JudgeServer
+from judge_server import Behaviour, JudgeServer, Request, Section, judges
 from paths import ROOT
-from stored_answers import by_last_letter
+from stored_answers import GRADES
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.prepare.recipe import read_recipe
@@ -42,10 +43,23 @@ def write_files() -> None:
         Path(f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
+def changeable() -> Behaviour:
+    """Return a judge whose second vote differs on every third hill, and to whom some are alike."""
+    seen: Counter[str] = Counter()
+
+    def rule(request: Request, one: Section) -> dict[str, int]:
+        seen[one.text] += 1
+        hill = int(one.text.split()[1])
+        best = 5 if hill % 6 == 0 else GRADES[one.text[-1]]
+        return {"score": best + (seen[one.text] - 1) * (hill % 3 == 1)}
+
+    return judges("answer", rule)
+
+
 def test_the_guide_shows_what_the_commands_print(here, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS")
     write_files()
-    with JudgeServer(by_last_letter) as server:
+    with JudgeServer(changeable()) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "x")
         assert len(steps()) == 5
