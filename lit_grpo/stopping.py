@@ -134,6 +134,9 @@ def how_it_ended(trainer: L.Trainer) -> str:
     if stopped := get_stop_reason(trainer):
         return stopped.message
     step = f"after optimizer step {trainer.global_step}"
+    if 0 in (trainer.max_steps, trainer.max_epochs):
+        limit = "max_steps" if trainer.max_steps == 0 else "max_epochs"
+        return f"Nothing was trained: trainer.{limit} is 0. The final model is the initial policy."
     if 0 <= trainer.max_steps <= trainer.global_step:
         return f"done {step}: max_steps is reached"
     callbacks = trainer.callbacks  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shlex
@@ -55,7 +56,7 @@ from lit_grpo.runs.trainer import (
     with_progress_bar,
 )
 from lit_grpo.training import GRPOModule, SFTModule
-from lit_grpo.types import UserError, check_range
+from lit_grpo.types import UserError, check_range, setting_error
 
 
 class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -168,6 +169,7 @@ class CommandLine(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         self.overridden = override(self.config)
+        refuse_learning_rate(self.config.get("model.optimizer.init_args.lr"))
         run_dir = Path(self.config.run_dir)
         given = self.config.ckpt_path
         if given is None and self.command in TRAINING and process_rank() == 0:
@@ -316,6 +318,16 @@ def _has_grpo_keys(invocation: Invocation) -> bool:
     given = (re.match(r"--model\.(\w+)", argument) for argument in invocation.arguments)
     keys |= {match[1] for match in given if match}
     return not keys.isdisjoint(ours - others)
+
+
+def refuse_learning_rate(lr: object) -> None:
+    """Check the learning rate before a model is loaded; an optimizer may take 0 and train nothing.
+
+    Raises:
+        UserError: it is not positive.
+    """
+    if isinstance(lr, int | float) and not 0 < lr < math.inf:
+        raise setting_error("model.optimizer.lr", "a positive number", lr)
 
 
 def process_rank() -> int:

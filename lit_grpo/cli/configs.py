@@ -20,6 +20,8 @@ from lit_grpo.cli.errors import did_you_mean
 from lit_grpo.types import UserError
 
 ENVIRONMENT = re.compile(r"\$\{\s*oc\.env:\s*(\w+)")
+NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|-inf", re.IGNORECASE)
+"""Argparse takes one with an exponent for an option, unless a = stands before it."""
 SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?(_|$)", re.IGNORECASE)
 
 
@@ -53,7 +55,7 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
     """
     parser = _PartialParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
-    named, others = parser.parse_known_args(arguments)
+    named, others = parser.parse_known_args(_with_negative_numbers(arguments))
     refuse_secrets(others, "the command line")
     paths = [find_config(name) for name in named.config]
     _check_presets([path.stem for path in paths if path.parent == BUNDLED / "presets"])
@@ -72,6 +74,17 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
         has_rewards=any(_has_key(config.get("model"), "rewards") for config in configs),
         is_sft=any(_has_key(config.get("model"), "target_column") for config in configs),
     )
+
+
+def _with_negative_numbers(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments, with each negative number joined to the key before it."""
+    joined: list[str] = []
+    for argument in arguments:
+        if NEGATIVE_NUMBER.fullmatch(argument) and joined and re.fullmatch(r"--[^=]+", joined[-1]):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _check_presets(names: Sequence[str]) -> None:

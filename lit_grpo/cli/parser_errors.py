@@ -6,15 +6,16 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_args, get_origin, get_type_hints
 
 from lit_grpo.cli.errors import broken_import, did_you_mean, one_line
 from lit_grpo.cli.keys import KEYS
 from lit_grpo.cli.type_hints import (
     class_names,
+    classes,
     has_default,
     literals,
     takes_function,
@@ -41,6 +42,8 @@ OTHER_NAMES = {
 }
 """Names of TRL, and other likely ones -> what to set here."""
 
+MAX_DEPTH = 2
+"""How deep in classes a key is looked for; classes may contain each other."""
 MAPPING = re.compile(r"Unable to load config .*?\n\s*- (?=Parser key)", re.DOTALL)
 """What the parser says of a mapping that it was given as one value, before the key inside it."""
 
@@ -152,7 +155,7 @@ def unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
     if match["key"] == "class_path":
         return "class_path: put the arguments of a class under init_args, next to class_path."
     full_key = ".".join(filter(None, [match["group"], match["key"]]))
-    return f"{full_key}: no such key.{suggest_key(parser, full_key, keys(parser))}"
+    return f"{full_key}: no such key.{suggest_key(parser, full_key)}"
 
 
 def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -160,7 +163,7 @@ def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
     if not argument.startswith("--"):
         return f"{argument}: unexpected argument. Use --config FILE and --KEY VALUE."
     argument = argument.removeprefix("--")
-    return f"{argument}: no such key.{suggest_key(parser, argument, [*keys(parser), *KEYS])}"
+    return f"{argument}: no such key.{suggest_key(parser, argument)}"
 
 
 def missing_keys(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -235,16 +238,39 @@ def keys(parser: Any) -> list[str]:
     return [option.lstrip("-") for action in parser._actions for option in action.option_strings]
 
 
-def suggest_key(parser: Any, key: str, known: Sequence[str]) -> str:
+def suggest_key(parser: Any, key: str) -> str:
     """Suggest what is called so elsewhere, else the closest key."""
-    name = key.rsplit(".", 1)[-1]
+    name, known = key.rsplit(".", 1)[-1], keys(parser)
     if name == "learning_rate" and "lr" in known:  # of an optimizer
         return " Did you mean lr?"
-    return f" Set {OTHER_NAMES[name]}." if name in OTHER_NAMES else suggest(key, known)
+    if name in OTHER_NAMES:
+        return f" Set {OTHER_NAMES[name]}."
+    is_whole = "trainer.max_steps" in known  # not the parser of a class
+    return suggest(key, [*known, *KEYS, *class_keys(parser)] if is_whole else known)
+
+
+def class_keys(parser: Any) -> Iterator[str]:
+    """Yield the keys of the classes that the model and the data may have: ``model.engine.servers``.
+
+    Those in a list are left out, since their place in it is part of the key.
+    """
+    for action in parser._actions:
+        if re.match(r"(model|data)(?!.*help$)", action.dest):
+            yield from _keys_of(action.dest, type_of(parser, action.dest))
+
+
+def _keys_of(key: str, hint: Any) -> Iterator[str]:
+    for kind in classes(hint) if get_origin(hint) is not list else ():
+        with suppress(NameError, TypeError, ValueError):  # of what has no signature
+            hints = get_type_hints(kind.__init__)  # type: ignore[misc]
+            for name in inspect.signature(kind).parameters:
+                yield f"{key}.{name}"
+                if key.count(".") < MAX_DEPTH:
+                    yield from _keys_of(f"{key}.{name}", hints.get(name))
 
 
 def suggest(key: str, known: Iterable[str]) -> str:
-    """Suggest the closest word at the first unknown part of the key, or the same key elsewhere."""
+    """Suggest a key of the same name elsewhere, or the closest word at the first unknown part."""
     paths = [path.split(".") for path in known]
     parts = key.split(".")
     for level, part in enumerate(parts):
@@ -253,6 +279,5 @@ def suggest(key: str, known: Iterable[str]) -> str:
         }
         if part not in siblings:
             elsewhere = [".".join(path) for path in paths if path[-1] == parts[-1]]
-            near = did_you_mean(part, siblings)
-            return near or (f" Did you mean {elsewhere[0]}?" if elsewhere else "")
+            return f" Did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(part, siblings)
     return ""

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from torch import Tensor
+
 
 def type_of(parser: Any, key: str) -> Any:
     """Return the type hint of a key, or None if the parser has none."""
@@ -26,11 +28,14 @@ def _action(parser: Any, key: str) -> Any:
 
 
 def type_name(hint: Any) -> str:
-    """Return a type hint in readable form: ``list[Reward]``, ``one of clip, cispo``."""
+    """Return a type hint in readable form: ``list[Reward]``, ``one of clip, cispo``.
+
+    A tensor, which a config cannot have, is left out.
+    """
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     if get_origin(hint) in (Union, UnionType):
-        return " or ".join(map(type_name, get_args(hint)))
+        return " or ".join(type_name(one) for one in get_args(hint) if one is not Tensor)
     if hint is type(None):
         return "null"
     text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
@@ -56,11 +61,16 @@ def literals(hint: Any) -> Iterator[str]:
 
 def class_names(hint: Any) -> Iterator[str]:
     """Yield the names of all concrete classes that a type hint accepts."""
+    return (one.__name__ for one in classes(hint))
+
+
+def classes(hint: Any) -> Iterator[type]:
+    """Yield all concrete classes that a type hint accepts."""
     for argument in get_args(hint):
-        yield from class_names(argument)
+        yield from classes(argument)
     if isinstance(hint, type) and not get_args(hint) and hint.__module__ != "builtins":
         if not inspect.isabstract(hint) and not hint.__name__.startswith("_"):
-            yield hint.__name__
+            yield hint
         subclasses: list[type] = hint.__subclasses__()
         for subclass in subclasses:
-            yield from class_names(subclass)
+            yield from classes(subclass)

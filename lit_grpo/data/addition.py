@@ -61,6 +61,9 @@ class AdditionData(PromptDataModule):
             why=f"all sums of {num_digits} digits would not fit in memory",
         )
 
+    def may_have(self, split: Split) -> bool:
+        return split == "train" or self.validation_size > 0
+
     def rows(self, split: Split) -> list[Row]:
         sums = range(self.num_values**2)
         held_out = random.Random(0).sample(sums, self.validation_size)

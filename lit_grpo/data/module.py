@@ -64,6 +64,10 @@ class PromptDataModule(LightningDataModule, ABC):
         A run that gets `MappedRows` tokenizes each when a step needs it.
         """
 
+    def may_have(self, split: Split) -> bool:
+        """Return whether there may be rows of a split, before they are read."""
+        return True
+
     def held_out(self) -> Holdout | None:
         """Return what must not be trained on; None if nothing is known to be held out."""
         return None
@@ -114,7 +118,7 @@ class PromptDataModule(LightningDataModule, ABC):
         """
         assert self.trainer is not None, "the trainer calls setup"
         what = f"{split} data of {source}" if source else f"{split} data"
-        if self.trainer.is_global_zero:
+        if self.trainer.is_global_zero and self.may_have(split):
             logger.info("reading and tokenizing the %s", what)
         rows = self.rows(split)
         if not rows:

@@ -110,16 +110,27 @@ class PromptData(PromptDataModule):
             require_answer=require_answer,
         )
 
+    def may_have(self, split: Split) -> bool:
+        return bool(self._sources(split)[0])
+
     def rows(self, split: Split) -> Sequence[Row]:
-        if split == "test" and self.test:
-            return self._read_all(self.test, "holdout")
-        if split != "train" and self.validation:
-            return self._read_all(self.validation, "validation")
-        if split != "train" and not self.validation_size:
-            implied = [one for one in self.train if Path(one).is_dir() and find_prepared(one)]
-            return self._read_all(implied, "validation" if split == "validation" else "holdout")
-        train, held_out = split_rows(self._read_all(self.train, "train"), self.validation_size)
+        sources, prepared = self._sources(split)
+        rows = self._read_all(sources, prepared)
+        if prepared != "train":
+            return rows
+        train, held_out = split_rows(rows, self.validation_size)
         return train if split == "train" else held_out
+
+    def _sources(self, split: Split) -> tuple[list[str], str]:
+        """Return what has the rows of a split, and which split it is of prepared data."""
+        if split == "test" and self.test:
+            return self.test, "holdout"
+        if split != "train" and self.validation:
+            return self.validation, "validation"
+        if split == "train" or self.validation_size:
+            return self.train, "train"
+        implied = [one for one in self.train if Path(one).is_dir() and find_prepared(one)]
+        return implied, "validation" if split == "validation" else "holdout"
 
     def _read_all(self, sources: list[str], split: str) -> Sequence[Row]:
         """Return the rows that pass `where`; of a prepared directory, those of this split."""

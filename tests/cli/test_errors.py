@@ -70,7 +70,16 @@ ARGUMENTS = {
         "as in {truncated: {action: stop}}"
     ),
     "--trainer.max_stepz 3": "trainer.max_stepz: no such key. Did you mean max_steps?",
-    "--trainr.max_steps=3": "trainr.max_steps: no such key. Did you mean trainer?",
+    "--trainr.max_steps=3": "trainr.max_steps: no such key. Did you mean trainer.max_steps?",
+    "--trainr.max_stepz=3": "trainr.max_stepz: no such key. Did you mean trainer?",
+    "--model.lr 1e-4": "model.lr: no such key. Did you mean model.optimizer.lr?",
+    "--model.weight_decay 0": "no such key. Did you mean model.optimizer.weight_decay?",
+    "--model.rank 8": "model.rank: no such key. Did you mean model.policy.lora.rank?",
+    "--train_size 8": "train_size: no such key. Did you mean data.train_size?",
+    "--model.optimizer.lr -1e-4": "optimizer.lr must be a positive number, got -0.0001. Set model.",
+    "--model.optimizer.lr=0": "optimizer.lr must be a positive number, got 0",
+    "--model.optimizer.lr nan": "model.optimizer: AdamW.lr: expected float, got nan.",
+    "--model.objective.kl.coef -1e-3": "objective.kl.coef must be >= 0, got -0.001",
     "--trainer.max_steps=three": "trainer.max_steps: expected int, got three.",
     "--trainer.max_steps": "trainer.max_steps: expected one argument",
     "--model.group_sise=3": "model.group_sise: no such key. Did you mean group_size?",
@@ -101,7 +110,7 @@ ARGUMENTS = {
         "model.teacher: VLLMTeacher.url: no such key. Did you mean urls?"
     ),
     "--model.teacher.urls=http://a": "model.teacher: VLLMTeacher.urls: expected list[str], got http://a",
-    "--model.optimizer.lr=1e-3x": "AdamW.lr: expected float or Tensor, got 1e-3x.",
+    "--model.optimizer.lr=1e-3x": "AdamW.lr: expected float, got 1e-3x.",
     "--model.policy.path=x": "Set one of model.policy.path and model.policy.architecture",
     "--model.objective.surrogate=clp": (
         "model.objective.surrogate: expected clip, cispo, sapo, gmpo, vespo, dppo, none or the "
@@ -173,7 +182,8 @@ ARGUMENTS = {
 
 FILES = {
     "{trainer: {max_stepz: 3}}": "trainer.max_stepz: no such key. Did you mean max_steps?",
-    "{trainr: {max_steps: 3}}": "trainr.max_steps: no such key. Did you mean trainer?",
+    "{trainr: {max_steps: 3}}": "trainr.max_steps: no such key. Did you mean trainer.max_steps?",
+    "{model: {lr: 1e-4}}": "model.lr: no such key. Did you mean model.optimizer.lr?",
     "{group_size: 3}": "group_size: no such key. Did you mean model.group_size?",
     "{model: {group_sise: 3}}": "model.group_sise: no such key. Did you mean group_size?",
     "{model: {group_size: eight}}": "model.group_size: expected int, got eight.",

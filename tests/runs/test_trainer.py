@@ -36,11 +36,11 @@ class StopAfter(Callback):
             stop_run(trainer, StopReason(exit_code=20, message="enough for now"))
 
 
-def train(run_dir, *callbacks, ckpt_path=None, max_steps=3):
+def train(run_dir, *callbacks, ckpt_path=None, max_steps=3, **settings):
     module = make_module(group_size=2)
     data = AdditionData(1, train_size=8, validation_size=0, prompts_per_step=2)
     callbacks = [Checkpoints(dirpath=str(run_dir / "checkpoints")), *callbacks]
-    settings = {"accelerator": "cpu", "enable_progress_bar": False}
+    settings |= {"accelerator": "cpu", "enable_progress_bar": False}
     trainer = Trainer(run_dir, max_steps=max_steps, callbacks=callbacks, **settings)
     try:
         trainer.fit(module, data, ckpt_path=ckpt_path)
@@ -190,9 +190,12 @@ def test_float16_is_refused_although_lightning_would_take_bfloat16_on_a_cpu(tmp_
         Trainer(tmp_path, accelerator="cpu", precision="16-mixed")
 
 
-def test_a_run_of_no_steps_says_why_it_ended(tmp_path):
-    train(tmp_path, max_steps=0)
-    assert "done after optimizer step 0: max_steps is reached" in (tmp_path / "run.log").read_text()
+@pytest.mark.parametrize("limit", ["max_steps", "max_epochs"])
+def test_a_run_of_no_steps_says_that_nothing_was_trained(tmp_path, limit):
+    train(tmp_path, **({"max_steps": -1} | {limit: 0}))
+    log = (tmp_path / "run.log").read_text()
+    assert f"Nothing was trained: trainer.{limit} is 0." in log
+    assert "validation data" not in log  # there is none
 
 
 @pytest.mark.parametrize(
