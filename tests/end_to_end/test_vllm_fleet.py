@@ -27,13 +27,14 @@ STARTING_SECONDS = 500
 
 
 class SharedEngine(VLLMServerEngine):
-    """Stays open after a training, and records when generations begin and end."""
+    """Stays open after a training, samples with both servers, and records when it begins and ends."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
         self.events = []
 
     def generate(self, *arguments, **settings):
+        wait_until(lambda: all(server.is_ready for server in self.servers), STARTING_SECONDS)
         self.events.append("generation begins")
         yield from super().generate(*arguments, **settings)
         self.events.append("generation ends")
@@ -56,7 +57,7 @@ def policy():
 
 @pytest.fixture(scope="module")
 def started(policy, tmp_path_factory):
-    """An engine that is started once for all tests; each leaves both servers healthy."""
+    """An engine that is started once for all tests."""
     engine = SharedEngine(
         # So few sequences at a time that a server is not done before the test has acted on it.
         launch=launch_on_cpu(num_servers=2, flags={"max-num-seqs": 16}),
@@ -68,56 +69,6 @@ def started(policy, tmp_path_factory):
         yield engine
     finally:
         engine.end()
-
-
-@pytest.fixture
-def engine(policy, started):
-    """Both servers have the initial weights, with a version beyond that of any training."""
-    started.load_weights(policy, max(started.version, 99) + 1)
-    wait_until(lambda: all(server.is_ready for server in started.servers), STARTING_SECONDS)
-    started.observe()
-    started.events.clear()
-    return started
-
-
-def test_the_other_server_takes_over_and_the_killed_one_is_restarted_and_checked(policy, engine):
-    urls = [server.url for server in engine.servers]
-    processes, (before, _) = processes_of(urls[0]), num_generated(urls)
-    with ThreadPoolExecutor(1) as pool:
-        sampling = pool.submit(generate, engine, MANY, LONG, group_size=16)
-        # Not until the other one samples as well: by then, this one might be done.
-        # The tokens of the check of weights may be counted late; they are fewer than these.
-        wait_until(lambda: num_generated(urls)[0] > before + 64)
-        processes[0].kill()
-        completions = sampling.result(STARTING_SECONDS)
-    assert_written_by({engine.version: policy.model}, MANY, completions)
-    wait_until(lambda: engine._supervisor.num_restarts)
-    wait_until(lambda: all(server.is_ready for server in engine.servers), STARTING_SECONDS)
-    assert not any(is_alive(process.pid) for process in processes)
-    observed = engine.observe()
-    assert observed.totals["rollout/restarts"] == 1
-    assert observed.totals["rollout/retries"] >= 1
-    assert observed.means["rollout/ready_fraction"] == [1.0, 1.0]
-    (difference,) = observed.means["sampler/proof_difference"]  # of the one that came back
-    assert difference < 1e-4
-    assert_both_serve(policy, engine)
-
-
-def num_generated(urls):
-    """Return the number of tokens that each server has sampled since it was started."""
-    return [counter(url, "generation_tokens_total") for url in urls]
-
-
-def assert_both_serve(policy, engine):
-    urls = [server.url for server in engine.servers]
-    before = num_generated(urls)
-    completions = generate(engine, PROMPTS, LONG, seed=1)
-    assert_written_by({engine.version: policy.model}, PROMPTS, completions)
-    after = num_generated(urls)
-    shares = [now - then for now, then in zip(after, before, strict=True)]
-    assert min(shares) > 0
-    assert sum(shares) == sum(len(one.token_ids) for one in completions)
-    assert engine.observe().totals == {"rollout/restarts": 0, "rollout/retries": 0}
 
 
 class RecordUpdates(L.Callback):
@@ -142,17 +93,20 @@ class RecordUpdates(L.Callback):
 
 
 @pytest.fixture
-def asynchronous(engine):
-    """A training that samples the next step while the policy is updated."""
-    recorder = RecordUpdates(engine.events)
+def asynchronous(started):
+    """A training that samples the next step while the policy is updated.
+
+    It is the first with the engine, since versions of weights only grow.
+    """
+    recorder = RecordUpdates(started.events)
     module = make_module(
         policy={"architecture": ARCHITECTURE},
-        engine=engine,
+        engine=started,
         sampling=LONG,
         max_head_offpolicyness=1,
     )
     outputs = fit(module, callbacks=[recorder], prompts=PROMPTS, max_steps=NUM_STEPS)
-    return SimpleNamespace(outputs=outputs, models=recorder.models, events=list(engine.events))
+    return SimpleNamespace(outputs=outputs, models=recorder.models, events=list(started.events))
 
 
 def test_a_training_samples_one_step_ahead(asynchronous):
@@ -214,3 +168,51 @@ def assert_updates_overlap_the_next_generation(events):
         places["update ends"][step] < places["generation ends"][step + 1]
         for step in range(NUM_STEPS - 1)
     )
+
+
+@pytest.fixture
+def engine(policy, started):
+    """The engine with the weights of a policy, under a version beyond that of the training."""
+    started.load_weights(policy, started.version + 1)
+    started.observe()
+    return started
+
+
+def test_the_other_server_takes_over_and_the_killed_one_is_restarted_and_checked(policy, engine):
+    urls = [server.url for server in engine.servers]
+    processes, (before, _) = processes_of(urls[0]), num_generated(urls)
+    with ThreadPoolExecutor(1) as pool:
+        sampling = pool.submit(generate, engine, MANY, LONG, group_size=8)
+        # Not until the other one samples as well: by then, this one might be done.
+        # The tokens of the check of weights may be counted late; they are fewer than these.
+        wait_until(lambda: num_generated(urls)[0] > before + 64)
+        processes[0].kill()
+        completions = sampling.result(STARTING_SECONDS)
+    assert_written_by({engine.version: policy.model}, MANY, completions)
+    wait_until(lambda: engine._supervisor.num_restarts)
+    wait_until(lambda: all(server.is_ready for server in engine.servers), STARTING_SECONDS)
+    assert not any(is_alive(process.pid) for process in processes)
+    observed = engine.observe()
+    assert observed.totals["rollout/restarts"] == 1
+    assert observed.totals["rollout/retries"] >= 1
+    assert observed.means["rollout/ready_fraction"] == [1.0, 1.0]
+    (difference,) = observed.means["sampler/proof_difference"]  # of the one that came back
+    assert difference < 1e-4
+    assert_both_serve(policy, engine)
+
+
+def num_generated(urls):
+    """Return the number of tokens that each server has sampled since it was started."""
+    return [counter(url, "generation_tokens_total") for url in urls]
+
+
+def assert_both_serve(policy, engine):
+    urls = [server.url for server in engine.servers]
+    before = num_generated(urls)
+    completions = generate(engine, PROMPTS, LONG, seed=1)
+    assert_written_by({engine.version: policy.model}, PROMPTS, completions)
+    after = num_generated(urls)
+    shares = [now - then for now, then in zip(after, before, strict=True)]
+    assert min(shares) > 0
+    assert sum(shares) == sum(len(one.token_ids) for one in completions)
+    assert engine.observe().totals == {"rollout/restarts": 0, "rollout/retries": 0}

@@ -247,7 +247,7 @@ def processes_of(run_dir):
 @pytest.mark.timeout(2400)
 def test_the_command_passes_with_a_real_vllm_and_three_kills(tmp_path, tmp_path_factory):
     # Fewer steps and prompts than the quickstart's: what is shown here needs no more.
-    policy, num_steps = warmed_up(tmp_path_factory), 6
+    policy, num_steps = warmed_up(tmp_path_factory), 9
     program = f"--model.engine.init_args.launch.program={json.dumps(VLLM_PROGRAM)}"
     options = [program, "--data.prompts_per_step=64"]
     run = ["--steps", str(num_steps), "--policy", str(policy), "--dir", str(tmp_path)]
