@@ -1,19 +1,17 @@
 """A run on several sources in phases that is killed in every phase ends bit for bit the same."""
 
-import os
 import signal
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from subprocess import Popen
 
 import pandas as pd
 import pytest
 import torch
 import yaml
-from engine_runs import command, num_steps
-from engine_runs import start as start_process
-from forked_programs import LitGRPO
+from engine_runs import num_steps
+from forked_ranks import Importer, Ranks
 from killed_run import TIMELESS
-from paths import ROOT, SUPPORT
 from safetensors.torch import load_file
 from worker_processes import wait_until
 
@@ -79,29 +77,32 @@ KILLED_AT = (3, 7, 10)
 """A rollout step of each of the three phases."""
 
 
-TWO_RANKS = ("--trainer.devices=2", "--trainer.strategy=ddp")
+@dataclass(frozen=True)
+class Runs:
+    """How runs are started: in a process, or on so many ranks."""
+
+    importer: Importer
+    num_ranks: int
+
+    def start(self, directory: Path, *more: str) -> AbstractContextManager[Ranks]:
+        words = ["fit", "--config", "../run.yaml", "--run_dir", "run", *more]
+        if self.num_ranks:
+            words += [f"--trainer.devices={self.num_ranks}", "--trainer.strategy=ddp"]
+        return self.importer.running(words, directory, num_ranks=self.num_ranks)
+
+    def kill_after(self, directory: Path, number: int, *more: str) -> None:
+        """Kill a run before a rollout step, at which it waits so that this is never too late."""
+        hold = {"class_path": "holds.HoldRun", "init_args": {"step": number}}
+        (directory / "hold.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks+": [hold]}}))
+        with self.start(directory, "--config=hold.yaml", *more) as ranks:
+            wait_until(lambda: not ranks.are_running() or num_steps(directory) >= number, 240)
+            assert ranks.are_running(), said(directory)
+            ranks.kill()
+            assert {*ranks.wait(60)} == {-signal.SIGKILL}, said(directory)
 
 
-def start(directory: Path, *more: str) -> LitGRPO | Popen[str]:
-    words = [*command("fit", "../run.yaml", {}), *more]
-    variables = {"PYTHONPATH": f"{SUPPORT}:{ROOT}"}
-    if set(TWO_RANKS) <= set(more):  # the second rank is started by the command line of the first
-        return start_process(words, directory, **variables)
-    return LitGRPO(words[3:], directory, os.environ | variables, directory / "said.txt")
-
-
-def finish(process: LitGRPO | Popen[str], directory: Path) -> None:
-    assert process.wait(300) == 0, (directory / "said.txt").read_text()
-
-
-def kill_after(directory: Path, number: int, *more: str) -> None:
-    """Kill a run before a rollout step, at which it waits so that the signal is never too late."""
-    hold = {"class_path": "holds.HoldRun", "init_args": {"step": number}}
-    (directory / "hold.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks+": [hold]}}))
-    process = start(directory, "--config=hold.yaml", *more)
-    wait_until(lambda: process.poll() is not None or num_steps(directory) >= number, 240)
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL, (directory / "said.txt").read_text()
+def said(directory: Path) -> str:
+    return "".join(one.read_text() for one in sorted(directory.glob("said*.txt")))
 
 
 def table(directory: Path) -> pd.DataFrame:
@@ -109,19 +110,19 @@ def table(directory: Path) -> pd.DataFrame:
     return found[["step", *(name for name in found if name.startswith((*TIMELESS, *OF_MIXTURE)))]]
 
 
-@pytest.mark.parametrize("ranks", [(), TWO_RANKS], ids=["one rank", "two ranks"])
-def test_a_run_killed_in_every_phase_ends_as_an_undisturbed_one(tmp_path, ranks):
+@pytest.mark.parametrize("num_ranks", [0, 2], ids=["one process", "two ranks"])
+def test_a_run_killed_in_every_phase_ends_as_an_undisturbed_one(tmp_path, importer, num_ranks):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(CONFIG))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
-    undisturbed = start(whole, *ranks)
-    resume = ranks
+    runs, resume = Runs(importer, num_ranks), ()
     for number in KILLED_AT:
-        kill_after(broken, number, *resume)
-        resume = (*ranks, "--ckpt_path", "last")
-    finish(start(broken, *resume), broken)
-    finish(undisturbed, whole)
+        runs.kill_after(broken, number, *resume)
+        resume = ("--ckpt_path", "last")
+    for directory, more in ((broken, resume), (whole, ())):
+        with runs.start(directory, *more) as ranks:
+            assert not any(ranks.wait()), said(directory)
     ours, theirs = (
         load_file(one / "run" / "final" / "model.safetensors") for one in (broken, whole)
     )
