@@ -22,6 +22,8 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 MAX_GRADE = 10
+FULL_LENGTH = 60
+"""Characters of an answer that is as long as can be."""
 RETRY_AFTER_SECONDS = 0.2
 
 
@@ -46,6 +48,16 @@ def grade(answer: str) -> int:
     """Return 1 to 10 by the share of digits. It is never 0, so a score of 0 is an invented one."""
     share = sum(character.isdigit() for character in answer) / max(1, len(answer))
     return 1 + round((MAX_GRADE - 1) * share)
+
+
+def grade_by(rubric: str, answer: str) -> int:
+    """Return 1 to 10 by the digits, the length or the shortness of an answer, as a rubric asks."""
+    length = min(1.0, len(answer) / FULL_LENGTH)
+    if "digits" in rubric:
+        return grade(answer)
+    if "longer" in rubric or "shorter" in rubric:
+        return 1 + round((MAX_GRADE - 1) * (length if "longer" in rubric else 1 - length))
+    return MAX_GRADE // 2
 
 
 class ToyJudge:
@@ -159,7 +171,9 @@ def verdict(request: dict[str, Any]) -> bytes:
     nonce = re.search(r"<<([0-9a-f]{16})", system)[1]  # type: ignore[index]
     marks = rf"^<<{nonce} answer (\w+)\n(.*?)\n{nonce}>>$"
     found = re.findall(marks, user, re.DOTALL | re.MULTILINE)
-    grades = [{"id": id, "explanation": "digits", "score": grade(text)} for id, text in found]
+    rubric = re.search(rf"^<<{nonce} rubric\n(.*?)\n{nonce}>>$", user, re.DOTALL | re.MULTILINE)
+    scores = {id: grade_by(rubric[1], text) if rubric else grade(text) for id, text in found}
+    grades = [{"id": id, "explanation": "so", "score": score} for id, score in scores.items()]
     return chat_reply(json.dumps({"verdicts": grades} if len(grades) > 1 else grades[0]))
 
 
