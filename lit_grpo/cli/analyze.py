@@ -39,8 +39,15 @@ def analyze(arguments: Sequence[str]) -> int:
     unit = "tokens" if given.tokenizer else f"characters / {CHARACTERS_PER_TOKEN}"
     signal = measured["all"].signal_useful_pct
     if given.json:
-        about = {"kind": found.kind, "threshold": threshold, "length_unit": unit}
-        print(json.dumps({"data": str(path), **about, "measures": as_dict(measured)}, indent=1))
+        about = {
+            "data": str(path),
+            "kind": found.kind,
+            "threshold": threshold,
+            "length_unit": unit,
+            "duplicates_when_prepared": found.copies,
+            "measures": as_dict(measured),
+        }
+        print(json.dumps(about, indent=1))
     else:
         _print(found, measured, threshold, unit)
     if given.min_signal is None:
@@ -91,6 +98,9 @@ def _print(
     ):
         console.print(line, soft_wrap=True)
     _print_nulls(measured["all"], console)
+    for kind, counts in found.copies.items():
+        for where, number in counts.items():
+            console.print(f"{number:,} {kind} duplicates when it was prepared: {where}")
 
 
 def _cells(one: Measures) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,10 @@ class ScoredRows:
     kind: str
     """prepared, cache or run."""
     rows: Sequence[ScoredRow]
-    shares: Mapping[str, float]
+    shares: Mapping[str, float] = field(default_factory=dict)
     """The shares of the sources by their weights, if they are known."""
+    copies: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By exact and near the copies of prompts that prepare has found, by the splits they are in."""
 
 
 def read_scored_rows(path: Path, split: str, measure: Measure) -> ScoredRows:
@@ -71,9 +73,9 @@ def read_scored_rows(path: Path, split: str, measure: Measure) -> ScoredRows:
     if prepared := find_prepared(str(path)):
         return _read_prepared(prepared, split, measure)
     if any(path.glob(f"{PREFIX}*")) or (path / PROGRAM).is_dir():
-        return ScoredRows(kind="cache", rows=[*_judged(path), *_checked(path, measure)], shares={})
+        return ScoredRows(kind="cache", rows=[*_judged(path), *_checked(path, measure)])
     if (path / "completions").is_dir():
-        return ScoredRows(kind="run", rows=_read_run(path, measure), shares={})
+        return ScoredRows(kind="run", rows=_read_run(path, measure))
     raise UserError(
         f"{path} must be a directory of prepared data, a cache of gold scores or a run, got "
         f"{'another' if path.is_dir() else 'none'}. Name what prepare, precompute or fit has "
@@ -86,7 +88,8 @@ def _read_prepared(prepared: PreparedDir, split: str, measure: Measure) -> Score
     sources: Mapping[str, Any] = prepared.manifest.get("sources", {})
     total = sum(one["weight"] for one in sources.values())
     shares = {name: one["weight"] / total for name, one in sources.items()}
-    return ScoredRows(kind="prepared", rows=rows, shares=shares)
+    copies = prepared.manifest.get("duplicates", {})
+    return ScoredRows(kind="prepared", rows=rows, shares=shares, copies=copies)
 
 
 def _prepared_row(columns: Mapping[str, Any], measure: Measure) -> ScoredRow:

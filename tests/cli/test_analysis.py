@@ -9,7 +9,7 @@ from lit_grpo.cli.scored_rows import ScoredRow, ScoredRows
 
 
 def rows(*found):
-    return ScoredRows(kind="prepared", rows=found, shares={})
+    return ScoredRows(kind="prepared", rows=found)
 
 
 def row(*scores, source="open", **settings):

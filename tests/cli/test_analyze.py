@@ -124,6 +124,16 @@ def test_too_little_signal_is_exit_code_1(here, capsys):
     assert main(["analyze", "data", "--min_signal", "90"]) == 0
 
 
+def test_the_copies_that_prepare_has_found_are_said(here, capsys):
+    path = write_prepared(here / "data") / "manifest.json"
+    counts = {"exact": {"train": 3}, "near": {"train and holdout": 1}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"duplicates": counts}))
+    assert measured(capsys, "data")["duplicates_when_prepared"] == counts
+    assert main(["analyze", "data"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "1 near duplicates when it was prepared: train and holdout" in lines
+
+
 def test_the_table_has_a_column_for_each_source(here, capsys):
     write_prepared(here / "data")
     assert main(["analyze", "data"]) == 0

@@ -394,3 +394,16 @@ def test_rows_that_need_gold_and_get_none_by_program_are_absent(server, capsys):
     assert "1 of 3 rows have no gold scores: sums:" in capsys.readouterr().err
     assert main([*PREPARE, "--only_cached"]) == 0
     assert not server.requests
+
+
+def test_a_damaged_line_of_the_cache_is_named_and_nothing_is_asked(server, capsys):
+    assert main([*PRECOMPUTE, "--limit", "1"]) == 0
+    (path,) = Path("gold").glob("judge-*/*.jsonl")
+    path.write_bytes(path.read_bytes().replace(b'"s":9', b'"s":8', 1))
+    before = len(server.requests)
+    for command in (PRECOMPUTE, PREPARE):
+        assert main([*command]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {path}, line ")
+        assert error.endswith("Remove the line; what it had is asked again.\n")
+    assert len(server.requests) == before
