@@ -8,13 +8,11 @@ import shlex
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from judge_server import Behaviour, JudgeServer, Request, Section, judges
 from paths import ROOT
 from stored_answers import GRADES
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.prepare.recipe import read_recipe
 from lit_grpo.data.prepared import find_prepared
 
 GUIDE = ROOT / "docs/guides/data.md"
@@ -71,9 +69,3 @@ def test_the_guide_shows_what_the_commands_print(here, capsys, monkeypatch):
     assert len(server.questions) == 20 * 3 * 2
     columns = [row.columns for row in find_prepared("prepared").split("train").rows()]
     assert {len(row["gold_scores"]) for row in columns} == {3, 4}
-
-
-@pytest.mark.parametrize("name", ["recipe.yaml"])
-def test_the_recipe_of_the_guide_is_read(name, here):
-    write_files()
-    assert list(read_recipe(name).sources) == ["verifiable", "open"]
