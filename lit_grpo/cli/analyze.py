@@ -69,8 +69,10 @@ def _length(tokenizer: str | None) -> Measure:
     try:
         loaded = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"tokenizer {tokenizer} cannot be loaded: {reason} Set it.") from error
+        raise UserError(
+            f"tokenizer must be the path or the Hub id of a model or a tokenizer, got {tokenizer} "
+            f"({type(error).__name__} while loading it). Set --tokenizer."
+        ) from error
     return lambda text: len(loaded(text, add_special_tokens=False)["input_ids"])
 
 

@@ -48,8 +48,8 @@ def test_lengths_are_in_tokens_of_a_tokenizer(here, capsys):
     found = measured(capsys, "data", "--tokenizer", "bytes")
     assert found["length_unit"] == "tokens"
     assert found["measures"]["open"]["prompt_lengths"]["max"] == len("Describe hill number 0.")
-    assert main(["analyze", "data", "--tokenizer", "none"]) == 2
-    assert capsys.readouterr().err.startswith("error: tokenizer none cannot be loaded: ")
+    assert main(["analyze", "data", "--tokenizer", "data"]) == 2
+    assert capsys.readouterr().err.startswith("error: tokenizer must be the path or the Hub id of ")
 
 
 def test_a_cache_is_measured_by_question_and_by_vote(here, capsys):
