@@ -35,6 +35,7 @@ from lit_grpo.cli.run_dir import choose_run_dir, where_started, with_run
 from lit_grpo.diagnostics.errors import describe_full_disk
 from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory
 from lit_grpo.rollout import EngineFailed
+from lit_grpo.runs.launcher import ends_with_rank_0
 from lit_grpo.runs.log import log_to_terminal
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.trainer import logged_run, refuse_automatic, silence_chatter
@@ -147,13 +148,16 @@ def import_plugins() -> None:
 def report_error(error: Exception, hint: str = "") -> int:
     """Print an error and return its exit code.
 
-    Errors whose cause is known are printed as one line, others with a traceback.
+    Errors whose cause is known are printed as one line, others with a traceback. A rank that rank
+    0 has started prints only what rank 0 does not.
 
     Args:
         hint: Printed behind an error of the user's.
     """
     error = constructor_error(error)
     error = as_rank_lost(error) or error
+    if ends_with_rank_0():
+        return exit_code_of_error(error)
     if isinstance(error, EngineFailed):
         return print_error(str(error), exit_code_of_error(error))
     if isinstance(error, UserCodeFailed):

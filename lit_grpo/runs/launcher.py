@@ -21,7 +21,11 @@ from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
 
 log = logging.getLogger(__name__)
 
+PARENT_VARIABLE = "LIT_GRPO_RANK_0"
+"""Environment variable with the id of the process that has started this rank."""
 POLL_SECONDS = 0.2
+SAME_ERROR_SECONDS = 5.0
+"""Time that passes at most between the errors of two ranks that have the same one."""
 GRACE_SECONDS = 15.0
 """Time for this process to end after another has, before it is taken for stuck in a collective."""
 
@@ -42,11 +46,26 @@ class RankLauncher(_SubprocessScriptLauncher):
         """Start the ranks that no other program starts, watch them, and call the function."""
         self.cluster_environment.validate_settings(self.num_processes, self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
+            os.environ[PARENT_VARIABLE] = str(os.getpid())
             self._call_children_scripts()
             watched = (self.procs, trainer)
             threading.Thread(target=end_with_ranks, args=watched, daemon=True).start()
         _set_num_threads_if_needed(self.num_processes)
         return function(*args, **kwargs)
+
+
+def ends_with_rank_0() -> bool:
+    """Return whether rank 0, if it has started this rank, ends as well before long.
+
+    What has gone wrong on all ranks, such as a file that is not there, is then printed once.
+    """
+    parent = os.getppid()
+    if os.environ.get(PARENT_VARIABLE) != str(parent):
+        return False
+    deadline = time.monotonic() + SAME_ERROR_SECONDS
+    while os.getppid() == parent and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return os.getppid() != parent
 
 
 def watch_ranks(trainer: L.Trainer) -> None:

@@ -1,13 +1,16 @@
 """A rank that ends: how the run's exit code follows, and what real processes say."""
 
 import json
+import os
 import signal
+import time
 
 import pytest
 from engine_runs import command, running
 from paths import SUPPORT
 from tiny import LLAMA
 
+from lit_grpo.runs import launcher
 from lit_grpo.runs.launcher import how_it_ended
 from lit_grpo.stopping import ExitCode
 
@@ -28,6 +31,41 @@ from lit_grpo.stopping import ExitCode
 )
 def test_the_exit_code_of_a_run_follows_from_that_of_its_rank(returncode, code, words):
     assert how_it_ended(returncode) == (code, words)
+
+
+def test_a_rank_prints_its_error_if_rank_0_goes_on(monkeypatch):
+    monkeypatch.setattr(launcher, "SAME_ERROR_SECONDS", 0.1)
+    assert not launcher.ends_with_rank_0()  # it was not started by a rank
+    monkeypatch.setenv(launcher.PARENT_VARIABLE, str(os.getppid()))
+    assert not launcher.ends_with_rank_0()
+
+
+def test_a_rank_leaves_its_error_to_rank_0_if_that_ends_as_well():
+    reads, writes = os.pipe()
+    if not (rank_0 := os.fork()):
+        os.environ[launcher.PARENT_VARIABLE] = str(os.getpid())
+        if not os.fork():
+            os.write(writes, b"yes" if launcher.ends_with_rank_0() else b"no")
+        else:
+            time.sleep(0.3)
+        os._exit(0)
+    os.waitpid(rank_0, 0)
+    assert os.read(reads, 3) == b"yes"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_error_of_all_ranks_is_printed_once(tmp_path):
+    settings = {
+        "trainer": {"accelerator": "cpu", "devices": 3, "strategy": "ddp", "max_steps": 1},
+        "model": {"policy": {"architecture": LLAMA}, "rewards": ["MathReward"]},
+        "data": {"class_path": "PromptData", "init_args": {"train": "nowhere.jsonl"}},
+    }
+    (tmp_path / "run.json").write_text(json.dumps(settings))
+    with running(command("fit", "run.json", {}), tmp_path) as process:
+        assert process.wait(200) == ExitCode.WRONG_INPUT
+        time.sleep(launcher.SAME_ERROR_SECONDS)  # the other ranks end after rank 0
+    assert (tmp_path / "said.txt").read_text().count("error: nowhere.jsonl: no such file") == 1
 
 
 @pytest.mark.slow
