@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -370,6 +371,26 @@ def test_the_tree_has_every_folder_of_the_package_and_is_short():
 
 def test_the_readme_is_short():
     assert len(README.read_text().splitlines()) <= 250
+
+
+def test_the_readme_activates_the_environment_before_it_uses_the_command():
+    commands = [block for block in blocks(README, "sh") if re.search(r"^lit-grpo ", block, re.M)]
+    assert len(commands) >= 2
+    for block in commands:
+        assert "activate" in block.partition("lit-grpo")[0]
+
+
+def test_extras_are_installed_from_the_checkout_and_exist():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = {}
+    for page in PAGES:
+        for line in page.read_text().splitlines():
+            if re.search(r"pip install.*\[", line):
+                found.setdefault(page.name, []).append(line)
+                named = re.search(r"""pip install -e ['"]\.\[([\w,]+)\]['"]""", line)
+                assert named, line
+                assert {*named[1].split(",")} <= {*extras["optional-dependencies"]}
+    assert {"README.md", "judge.md", "judges.md"} <= {*found}
 
 
 SHIPPED = [
