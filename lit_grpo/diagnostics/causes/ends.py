@@ -52,9 +52,9 @@ ENDS = (
             "you gave.",
             '"trainer.max_time is reached": it counts all parts of a run together, so a resumed '
             "run needs a larger one.",
-            "A checkpoint was cut short all the same: an update, which is not left, or the save "
-            "took longer than any before. Let `#SBATCH --signal=USR1@600` ask earlier, or set "
-            "`leave_by`.",
+            "If a checkpoint was cut short all the same, the save, or an update, which cannot be "
+            "interrupted, took longer than any before. Let `#SBATCH --signal=USR1@600` ask "
+            "earlier, or set `leave_by`.",
             '"is not queued again: it has finished no rollout step": the job is too short for a '
             "step and its checkpoint.",
         ),
@@ -91,8 +91,8 @@ ENDS = (
         advice=("Start all processes again with `--ckpt_path auto`.",),
         more=(
             "Ranks above 0 have a log of their own, `run_rank1.log` and so on.",
-            "[scale.md](scale.md#when-a-machine-is-lost) says which failure ends a run how, and "
-            "after how long.",
+            "[scale.md](scale.md#when-a-machine-is-lost) lists how, and after how long, each kind "
+            "of failure ends a run.",
         ),
         noticed_by="every collective operation",
         action="stop",
@@ -103,7 +103,7 @@ ENDS = (
         title="The run crashed",
         meaning="The traceback is on the terminal and in `run.log`.",
         advice=(
-            "If its last lines are of your code, repair that, and go on with `lit-grpo fit RUN`.",
+            "If its last lines point to your code, repair it, and go on with `lit-grpo fit RUN`.",
         ),
         more=("Otherwise it is a bug of lit-grpo or of a library: report it with the traceback.",),
         noticed_by="every command",

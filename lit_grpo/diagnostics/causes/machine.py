@@ -95,7 +95,7 @@ MACHINE = (
         ),
         advice=("Free some space, and resume the run.",),
         more=(
-            "Checkpoints of earlier runs are the likeliest to go. `lit-grpo fit RUN` resumes.",
+            "Checkpoints of earlier runs are the first to delete. `lit-grpo fit RUN` resumes.",
             "If `final/` is what failed, or you need the model of another step, write it elsewhere "
             "with `lit-grpo checkpoints RUN --export DIR`.",
             '"takes 2.1 GB of host memory for a while" is the peak of a save: one file of the '
@@ -140,7 +140,7 @@ MACHINE = (
             "With `--include_online` it also sends a run whose connection or service failed.",
         ),
         more=(
-            "It exits with 1 if wandb could not send all, such as without a login, and can be "
+            "It exits with 1 if wandb could not send everything, and can be "
             "repeated. wandb writes into the run directory unless `trainer.logger` has a "
             "`save_dir` other than `.`, Lightning's default; the command reads the run's config to "
             "find it.",

@@ -18,8 +18,8 @@ REWARDS = (
         meaning=(
             "`reward/mean` is 0 and `reward/valid_fraction` is 1: the rewards work, and every "
             "value is 0. A failed reward is never a 0 here, so an outage looks different. The "
-            "message says whether rewards stopped within a step (rather an outage behind your "
-            "reward) or faded away over many (a collapse of the policy), and shows three "
+            "message says whether rewards stopped within a step (which points to an outage behind "
+            "your reward) or faded away over many (a collapse of the policy), and shows three "
             "completions."
         ),
         advice=(
@@ -78,7 +78,7 @@ REWARDS = (
             "No retry heals that: the run ends with the traceback, and does not train on the step."
         ),
         advice=(
-            "Read the last lines of the traceback, which are of your code.",
+            "Read the last lines of the traceback, which point to your code.",
             "Try the reward without training, with the same config: `lit-grpo rewards`.",
             "Return `None` for a completion that cannot be scored.",
             "Repair it, and go on with `lit-grpo fit RUN`.",
@@ -141,8 +141,8 @@ REWARDS = (
         title="All groups fail",
         meaning=(
             "All rewards of the step are the worst so far, after steps in which they differed: "
-            "each is -1 where a right answer has 1, for example. All advantages are 0. If the "
-            "worst reward is 0, [the breaker](#the-reward-is-0) acts, too."
+            "for example, each is -1 where a right answer gets 1. All advantages are 0. If the "
+            "worst reward is 0, [the breaker](#the-reward-is-0) acts as well."
         ),
         advice=(
             "Use easier prompts, a larger `model.group_size`, or run `lit-grpo sft` first.",
