@@ -38,6 +38,7 @@ from lit_grpo.cli.configs import Invocation
 from lit_grpo.cli.environment import override
 from lit_grpo.cli.errors import broken_import
 from lit_grpo.cli.parser_errors import explain, explain_interpolation, quote
+from lit_grpo.cli.untyped import refuse_missing
 from lit_grpo.runs.config_file import ConfigFile
 from lit_grpo.runs.resume import (
     find_checkpoint,
@@ -169,6 +170,7 @@ class CommandLine(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         self.overridden = override(self.config)
+        refuse_missing(self.config)
         refuse_learning_rate(self.config.get("model.optimizer.init_args.lr"))
         run_dir = Path(self.config.run_dir)
         given = self.config.ckpt_path

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable
@@ -58,12 +59,19 @@ def broken_import(error: BaseException | None) -> str | None:
 
 def reworded(message: str) -> str:
     """Return a library's message with the setting to change, where it lacks one."""
+    from lit_grpo.types import setting_error  # loads torch, for which --help does not wait
+
     if message.startswith("No supported gpu backend found"):
         return (
             "trainer.accelerator must be one that this machine has, got gpu, of which torch finds "
             "none (see nvidia-smi, and whether torch is a build for GPUs). Set "
             "trainer.accelerator to auto or cpu."
         )
+    if limit := re.match(r"`(max_\w+)` must be a non-negative .* You passed in (\S+)\.", message):
+        return str(setting_error(f"trainer.{limit[1]}", ">= 0, or -1 for no limit", limit[2]))
+    if devices := re.match(r"`Trainer\(devices=(.+)\)` value is not a valid input", message):
+        rule = "auto, or the number of devices from 1 on"
+        return str(setting_error("trainer.devices", rule, devices[1].strip("'")))
     if message.startswith("No API key configured"):
         return (
             "wandb needs a login, and there is none. Run `wandb login`, set WANDB_API_KEY, or set "

@@ -116,7 +116,7 @@ def _read_parquet(path: Path) -> _Numbered:
         table = pyarrow.parquet.ParquetFile(path).read()
     except pyarrow.ArrowException as error:
         raise UserError(
-            f"{path} is not a complete parquet file: {error}. Write it again."
+            f"{path} is not a complete parquet file: {str(error).rstrip('.')}. Write it again."
         ) from error
     of_json = json_columns(table.schema)
     return enumerate((decoded(row, of_json) for row in table.to_pylist()), start=1)
@@ -229,6 +229,8 @@ def _load_dataset(source: str, path: Path, subset: str | None, split: str | None
         else:
             dataset = datasets.load_dataset(str(path), subset, split=split)
     except Exception as error:  # the Hub, the network and the file formats raise many kinds
+        while error.__cause__ is not None:  # what datasets wraps says nothing of the file
+            error = error.__cause__  # type: ignore[assignment]
         raise UserError(
             f"{source}: no dataset could be loaded ({type(error).__name__}: {error}). Write an "
             "existing file or directory, or a Hub dataset as id, id:split or id:subset:split."

@@ -34,6 +34,12 @@ MODULES = {
         "        super().__init__(*args, **kwargs)\n"
         "def half(completions, **columns):\n"
         "    return [0.5] * len(completions)\n"
+        "from lit_grpo.rewards import Reward\n"
+        "class Untyped(Reward):\n"
+        "    def __init__(self, path):\n"
+        "        super().__init__()\n"
+        "    def score(self, prompt, completion):\n"
+        "        return 1.0\n"
     ),
 }
 
@@ -72,6 +78,9 @@ ARGUMENTS = {
     "--trainer.max_stepz 3": "trainer.max_stepz: no such key. Did you mean max_steps?",
     "--trainr.max_steps=3": "trainr.max_steps: no such key. Did you mean trainer.max_steps?",
     "--trainr.max_stepz=3": "trainr.max_stepz: no such key. Did you mean trainer?",
+    "--model.rewards [mine.Untyped]": "mine.Untyped needs path, which is not set. Set path in its",
+    "--trainer.max_steps -5": "trainer.max_steps must be >= 0, or -1 for no limit, got -5. Set",
+    "--trainer.devices 0": "trainer.devices must be auto, or the number of devices from 1",
     "--model.lr 1e-4": "model.lr: no such key. Did you mean model.optimizer.lr?",
     "--model.weight_decay 0": "no such key. Did you mean model.optimizer.weight_decay?",
     "--model.rank 8": "model.rank: no such key. Did you mean model.policy.lora.rank?",
