@@ -9,6 +9,15 @@ import torch
 torch.set_num_threads(1)
 
 
+def pytest_sessionstart() -> None:
+    gc.disable()  # nothing that is imported becomes garbage
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # nor is it looked at again, by forked processes neither
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files with many slow tests first, so that no worker is left with one at the end."""
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
