@@ -27,7 +27,7 @@ STARTING_SECONDS = 500
 
 
 class SharedEngine(VLLMServerEngine):
-    """Stays open after a training, samples with both servers, and records when it begins and ends."""
+    """Samples once both servers are ready, records when, and stays open after a training."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
