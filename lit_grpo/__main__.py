@@ -5,11 +5,13 @@ Heavy imports wait until the command is known, so that ``--help`` answers at onc
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from lit_grpo import __version__
 from lit_grpo.cli.commands import (
@@ -93,13 +95,31 @@ def dispatch(command: str, arguments: list[str]) -> int:
         print_help(command)
     elif command in COMMANDS:
         end_with_launcher()
-        from lit_grpo.cli.app import run
+        with importing():
+            from lit_grpo.cli.app import run
 
         return run(command, arguments)
     else:
         hint = did_you_mean(command, COMMANDS) or f" Choose from {', '.join(COMMANDS)}."
         return print_error(f"{command}: no such command.{hint}")
     return ExitCode.DONE
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Do not look for garbage in what is imported, now or later: it takes a fifth of the time.
+
+    In a process that has imported it already, other objects would be kept, so nothing is changed.
+    """
+    if "lit_grpo.cli.app" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def help_text() -> str:

@@ -1,10 +1,11 @@
+import gc
 import re
 import subprocess
 import sys
 
 import pytest
 
-from lit_grpo.__main__ import main
+from lit_grpo.__main__ import importing, main
 from lit_grpo.cli.commands import COMMANDS, OPTIONS, WITHOUT_CONFIG
 from lit_grpo.stopping import SIGNAL_CODE, ExitCode
 
@@ -110,6 +111,18 @@ def test_a_command_prints_nothing_of_what_libraries_log_while_they_are_imported(
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     (line,) = child.stderr.splitlines()
     assert line.startswith("error: ")
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_garbage_is_not_looked_for_during_the_first_import(monkeypatch, is_imported):
+    monkeypatch.setitem(sys.modules, "lit_grpo.cli.app", None)
+    if not is_imported:
+        monkeypatch.delitem(sys.modules, "lit_grpo.cli.app")
+    num_kept = gc.get_freeze_count()
+    with importing():
+        assert gc.isenabled() == is_imported
+    assert gc.isenabled()
+    assert (gc.get_freeze_count() == num_kept) == is_imported
 
 
 def test_a_thread_that_hangs_does_not_keep_the_process_or_change_its_exit_code():
