@@ -107,8 +107,10 @@ def _attend(
     """Return [R, heads, Q, D]; without a mask query q sees the first q + 1 keys."""
     groups = query.shape[1] // key.shape[1]
     if mask is None:
+        # A condition, because torch takes no symbol, which a program for any shape would give it.
+        grouped = {"enable_gqa": True} if groups > 1 else {}
         return scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1
+            query, key, value, is_causal=True, scale=scaling, **grouped
         )
     # Query heads that share a key head become further queries of one head, so that keys need not
     # be repeated.

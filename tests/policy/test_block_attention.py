@@ -68,3 +68,12 @@ def test_masks_of_different_kinds_of_layers_are_not_confused():
         ours = block_attention(*states, packed.layout, window=window, scaling=None, softcap=None)
         plain = plain_attention(*states, visible(packed, window))
         torch.testing.assert_close(ours.double(), plain, rtol=0, atol=1e-5)
+
+
+def test_a_program_for_any_number_of_heads_is_one_graph():
+    packed = pack_of([([1, 2, 3, 4, 5], [[1, 2], [2, 1]])])
+    states = random_states(packed, 4, 2)
+    program = torch.compile(block_attention, backend="eager", fullgraph=True, dynamic=True)
+    ours = program(*states, packed.layout, window=None, scaling=None, softcap=None)
+    plain = plain_attention(*states, visible(packed, None))
+    torch.testing.assert_close(ours.double(), plain, rtol=0, atol=1e-5)
