@@ -115,18 +115,28 @@ class StageFile(L.Callback):
         self._write("validation")
 
 
-def start(directory: Path) -> subprocess.Popen[bytes]:
-    """Start the run in this directory, or resume it: the same command does both."""
+def command_in(directory: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the command that starts the run in this directory or resumes it, with its variables.
+
+    The run has not begun to train then.
+    """
     words = ["fit", "--config", "../run.yaml", "--run_dir", "run", "--ckpt_path", "auto"]
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     (directory / STAGE_FILE).unlink(missing_ok=True)
+    variables = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return [sys.executable, "-m", "lit_grpo", *words], variables
+
+
+def start(directory: Path) -> subprocess.Popen[bytes]:
+    """Start the run in this directory, or resume it: the same command does both."""
+    command, variables = command_in(directory)
     with (directory / "said.txt").open("ab") as said:
         return subprocess.Popen(
-            [sys.executable, "-m", "lit_grpo", *words],
+            command,
             cwd=directory,
             stdout=said,
             stderr=said,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env=variables,
             start_new_session=True,
         )
 

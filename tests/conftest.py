@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from forked_ranks import Importer, imported
 
 torch.set_num_threads(1)
 
@@ -36,3 +37,10 @@ def ctrl_c() -> Iterator[None]:
     yield
     gc.enable()
     signal.signal(signal.SIGINT, previous)
+
+
+@pytest.fixture(scope="session")
+def importer() -> Iterator[Importer]:
+    """Return the process from which others are forked."""
+    with imported() as process:
+        yield process

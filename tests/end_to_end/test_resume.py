@@ -7,9 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from engine_runs import command, num_steps, run_to_its_end, running
+from engine_runs import num_steps, run_to_its_end
+from forked_ranks import Importer
 from killed_run import TIMELESS
 from paths import SUPPORT
+from processes import LIT_GRPO
 from safetensors.torch import load_file
 from worker_processes import wait_until
 
@@ -55,21 +57,17 @@ data:
   init_args: {{num_digits: 1, validation_size: 8, train_size: 40, prompts_per_step: 8}}
 """
 NUM_ROLLOUTS = 12
-WITH_HOLDS = {"PYTHONPATH": str(SUPPORT)}
+WORDS = ["fit", "--config", "../run.yaml", "--run_dir", "run"]
 
 
-def words(*more: str) -> list[str]:
-    return [*command("fit", "../run.yaml", {}), *more]
-
-
-def end_after(directory: Path, num_rows: int, signum: int, *more: str) -> int:
+def end_after(importer: Importer, directory: Path, num_rows: int, signum: int, *more: str) -> int:
     """Start a run and send a signal once it has logged so many steps; return its exit code."""
-    with running(words(*more), directory, **WITH_HOLDS) as process:
-        wait_until(lambda: process.poll() is not None or num_steps(directory) >= num_rows, 240)
-        assert process.poll() is None, said(directory)
-        os.killpg(process.pid, signum)
+    with importer.running([*WORDS, *more], directory) as process:
+        wait_until(lambda: not process.are_running() or num_steps(directory) >= num_rows, 240)
+        assert process.are_running(), said(directory)
+        os.killpg(process.pids[0], signum)
         (directory / "go").touch()
-        exit_code = process.wait(240)
+        (exit_code,) = process.wait()
     (directory / "go").unlink()
     return exit_code
 
@@ -101,8 +99,9 @@ def assert_asked_to_end(exit_code: int, directory: Path, updates: int) -> None:
     ids=["one-update", "four-updates-per-rollout-step"],
 )
 def test_a_run_that_is_killed_or_asked_to_end_resumes_bit_identically(
-    tmp_path, epochs, minibatches, signals
+    tmp_path, importer, epochs, minibatches, signals
 ):
+    """The undisturbed run is a new interpreter, the others are forked."""
     updates = epochs * minibatches
     (tmp_path / "run.yaml").write_text(
         CONFIG.format(
@@ -116,17 +115,17 @@ def test_a_run_that_is_killed_or_asked_to_end_resumes_bit_identically(
     for directory in (whole, broken):
         directory.mkdir()
     (whole / "go").touch()
-    run_to_its_end(words(), whole, **WITH_HOLDS)
+    run_to_its_end([*LIT_GRPO, *WORDS], whole, PYTHONPATH=str(SUPPORT))
     resume: tuple[str, ...] = ()
     for num_rows, signum in signals:
-        exit_code = end_after(broken, num_rows, signum, *resume)
+        exit_code = end_after(importer, broken, num_rows, signum, *resume)
         if signum == signal.SIGTERM:
             assert_asked_to_end(exit_code, broken, updates)
         assert (broken / "run" / "checkpoints" / "last.ckpt").exists()
         assert not (broken / "run" / "final").exists()
         resume = ("--ckpt_path", "last")
     (broken / "go").touch()
-    run_to_its_end(words(*resume), broken, **WITH_HOLDS)
+    importer.run([*WORDS, *resume], broken)
 
     torch.testing.assert_close(final_weights(broken), final_weights(whole), rtol=0, atol=0)
     # The metrics are the same as well, with one row per step.

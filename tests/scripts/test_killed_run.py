@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import killed_run as script
 import pandas as pd
 import pytest
-from paths import ROOT
-from processes import run_program
-
-COMMAND = [sys.executable, str(ROOT / "scripts" / "killed_run.py")]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_that_is_killed_at_random_moments_ends_as_the_undisturbed_one(tmp_path):
+def test_a_run_that_is_killed_at_random_moments_ends_as_the_undisturbed_one(
+    tmp_path, importer, monkeypatch
+):
+    """The undisturbed run is a new interpreter, those that are killed are forked."""
+    start = script.start
+
+    def start_run(directory: Path) -> Any:
+        if directory.name == "whole":
+            return start(directory)
+        command, variables = script.command_in(directory)
+        said = directory / "said.txt"
+        return importer.start(command[3:], directory, said, is_new=False, **variables)
+
+    monkeypatch.setattr(script, "start", start_run)
     words = ["--kills", "2", "--seed", "3", "--signal", "KILL", "TERM", "--dir", str(tmp_path)]
-    run_program([*COMMAND, *words], tmp_path)
+    monkeypatch.setattr(sys, "argv", ["killed_run.py", *words])
+    assert script.main() == 0
     assert len(pd.read_csv(tmp_path / "killed/run/metrics.csv")) == 42
     said = (tmp_path / "killed/said.txt").read_text()
     num_left, num_starts = said.count("Ended by SIGTERM"), said.count("run directory: ")

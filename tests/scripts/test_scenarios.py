@@ -10,7 +10,7 @@ import pytest
 import scenarios as script
 from _scenario import Scenario
 from _scenario_list import SCENARIOS
-from forked_programs import LitGRPO
+from forked_ranks import Forked
 from paths import ROOT, TESTS
 from processes import run_program
 
@@ -73,16 +73,16 @@ def test_the_command_runs_scenarios_and_prints_a_row_for_each(tmp_path):
     assert all(row.endswith("| yes |") for row in rows)
 
 
-def start_forked(command, directory, environment, said) -> LitGRPO:
-    python, _, module, *words = command
-    assert (python, module) == (sys.executable, "lit_grpo")
-    return LitGRPO(words, directory, environment, said)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("title", OTHERS)
-def test_a_scenario_ends_as_it_must(title, tmp_path):
+def test_a_scenario_ends_as_it_must(title, tmp_path, importer):
     scenario = OTHERS[title]
+
+    def start_forked(command, directory, environment, said) -> Forked:
+        python, _, module, *words = command
+        assert (python, module) == (sys.executable, "lit_grpo")
+        return importer.start(words, directory, said, **environment)
+
     start = script.start_program if scenario.environment else start_forked  # glibc reads it once
     ending = script.run_scenario(scenario, tmp_path / "scenario", start)
     assert ending.problems(scenario) == [], ending.output

@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +21,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
-from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from paths import ROOT, SUPPORT
 from processes import environment
 
 STILL_RUNNING = -1000
@@ -51,11 +52,15 @@ class Forked:
         code = self.importer.ask(wait=self.pid, seconds=0)
         return None if code == STILL_RUNNING else code
 
-    def wait(self, seconds: float) -> int:
+    def wait(self, timeout: float = 240) -> int:
         """Return the exit code, negative after a signal."""
-        code = self.importer.ask(wait=self.pid, seconds=seconds)
-        assert code != STILL_RUNNING, f"still running after {seconds} s"
+        code = self.importer.ask(wait=self.pid, seconds=timeout)
+        if code == STILL_RUNNING:
+            raise TimeoutExpired("a forked process", timeout)
         return code
+
+    def send_signal(self, signum: signal.Signals) -> None:
+        os.kill(self.pid, signum)
 
     def kill_group(self) -> None:
         with suppress(ProcessLookupError):
@@ -98,11 +103,18 @@ class Importer:
         return int(self._process.stdout.readline())
 
     def start(
-        self, words: Sequence[str], cwd: Path, said: Path, program: str, **variables: str
+        self,
+        words: Sequence[str],
+        cwd: Path,
+        said: Path,
+        *,
+        program: str = LIT_GRPO,
+        is_new: bool = True,
+        **variables: str,
     ) -> Forked:
-        """Start a program, whose output goes to the file ``said``."""
+        """Start a program, whose output goes to the file ``said``, which is new or goes on."""
         request = {"start": words, "cwd": str(cwd), "said": str(said), "program": program}
-        return Forked(self, self.ask(**request, env=variables))
+        return Forked(self, self.ask(**request, is_new=is_new, env=variables))
 
     @contextmanager
     def running(
@@ -120,14 +132,14 @@ class Importer:
         """
         launcher = {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(find_free_network_port()),
+            "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": str(num_ranks),
         }
         started = []
         for rank in range(num_ranks) if num_ranks else ("",):
             env = launcher | {"LOCAL_RANK": str(rank)} if num_ranks else {}
             said = cwd / f"said{rank}.txt"
-            started.append(self.start(words, cwd, said, program, **env | variables))
+            started.append(self.start(words, cwd, said, program=program, **env | variables))
         try:
             yield Ranks(started)
         finally:
@@ -143,13 +155,21 @@ class Importer:
 
 
 @contextmanager
-def imported(**variables: str) -> Iterator[Importer]:
+def imported() -> Iterator[Importer]:
     """Start the process that imports everything, and end it."""
-    words, env = [sys.executable, __file__], environment(**variables)
+    path = os.pathsep.join(map(str, (SUPPORT, ROOT / "scripts")))
+    words, env = [sys.executable, __file__], environment(PYTHONPATH=path, DS_ACCELERATOR="cpu")
     with Popen(words, env=env, stdin=PIPE, stdout=PIPE, text=True) as process:
         yield Importer(process)
         assert process.stdin is not None
         process.stdin.close()
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+    return port
 
 
 def _serve() -> dict[str, Any]:
@@ -185,7 +205,8 @@ def _become(request: Mapping[str, Any]) -> None:
     os.setsid()
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
-    said = os.open(request["said"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    beginning = os.O_TRUNC if request["is_new"] else os.O_APPEND
+    said = os.open(request["said"], os.O_WRONLY | os.O_CREAT | beginning)
     for stream, file in enumerate((os.open(os.devnull, os.O_RDONLY), said, said)):
         os.dup2(file, stream)
     sys.argv = ["lit-grpo", *request["start"]]

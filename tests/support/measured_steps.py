@@ -271,7 +271,7 @@ def _measured(case: dict[str, Any]) -> dict[str, int]:
     for name, method in stages.items():
         watch(name, method)
     ranks, strategy = case.get("ranks", 1), case.get("strategy", "auto")
-    num_steps = case.get("steps", 3) * module.update.optimizer_steps
+    num_steps = case["steps"] * module.update.optimizer_steps
     trainer = make_trainer(max_steps=num_steps, devices=ranks, strategy=strategy)
     trainer.fit(module, datamodule=OfRank(case))
     return found

@@ -143,7 +143,7 @@ def training(
                     [*words, "--ckpt_path", "auto"],
                     directory,
                     directory / f"said{node.rank}.txt",
-                    "forked_torchrun",
+                    program="forked_torchrun",
                     **node.variables,
                 )
             )

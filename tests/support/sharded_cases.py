@@ -136,8 +136,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     },
 }
 """Whose losses depend on whole rows, on the tokens of all ranks, or on another model."""
-COMPILED = {"compile": {"policy": {"compile": True}}}
-"""What takes the steps of the plain policy."""
+SHALLOW = {"architecture": LLAMA | {"num_hidden_layers": 1}}
+COMPILED: dict[str, dict[str, Any]] = {
+    "shallow": {"policy": SHALLOW},
+    "compile": {"policy": SHALLOW | {"compile": True}},
+}
+"""A policy that compiles in little time, and its other steps."""
 SAVED = {"untied": LLAMA, "tied": TIED}
 """Policies whose weights are in files of the working directory."""
 SKIPPING = {
@@ -150,7 +154,7 @@ SFT: dict[str, dict[str, Any]] = {
 }
 RESUMED = ["plain", "lora", "moving reference"]
 """Cases that go on from a checkpoint."""
-LONG = {*RESUMED, *COMPILED, "rolled back"}
+LONG = {*RESUMED, "rolled back"}
 """Cases with more steps than others."""
 SFT_PROMPTS = [prompt(f"{n}+{n}=", id=str(n), answer=str(2 * n) * (n + 1)) for n in range(6)]
 

@@ -46,6 +46,7 @@ from lit_grpo.types import UserError
 
 NUM_STEPS = 3
 LONG_STEPS = 5
+SHORT_STEPS = 2
 TOKEN_BUDGET = 25
 
 
@@ -94,7 +95,7 @@ def new_module(
 def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     settings = dict((CASES | OBJECTIVES | COMPILED | SKIPPING)[case])
     strategy, *earlier = training.split(":")
-    num_steps = LONG_STEPS if case in LONG else NUM_STEPS
+    num_steps = LONG_STEPS if case in LONG else SHORT_STEPS if case in COMPILED else NUM_STEPS
     trainer_settings = {"strategy": STRATEGIES[strategy](), "devices": num_ranks}
     if "precision" in settings:
         trainer_settings["precision"] = settings.pop("precision")
