@@ -108,7 +108,7 @@ def _attend(
     groups = query.shape[1] // key.shape[1]
     if mask is None:
         # A condition, because torch takes no symbol, which a program for any shape would give it.
-        grouped = {"enable_gqa": True} if groups > 1 else {}
+        grouped: dict[str, Any] = {"enable_gqa": True} if groups > 1 else {}
         return scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, **grouped
         )
