@@ -6,6 +6,7 @@ of votes goes on where it ended, and a run resumes. There is no other bookkeepin
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -73,21 +74,12 @@ WARM_UP: dict[str, Any] = {
 }
 ALIGNMENT = {"judge": {"model": "toy"}, "only_sources": ["open"]}
 EXACT = {"lambda_len": 0.0, "lambda_info": 0.0, "lambda_defense": 0.0}
-ACCURACIES: dict[str, dict[str, Any]] = {
-    "right last digits": {
-        "class_path": "MathReward",
-        "init_args": {"only_sources": ["verifiable"]},
-    },
-    "rubrics that order the answers": {
-        "class_path": "RubricAlignmentReward",
-        "init_args": ALIGNMENT | EXACT,
-    },
-}
-"""What the policies are compared by, on held-out prompts."""
+DIGITS = {"class_path": "MathReward", "init_args": {"only_sources": ["verifiable"]}}
+ORDER = {"class_path": "RubricAlignmentReward", "init_args": ALIGNMENT | EXACT}
+"""1 for a rubric by which the judge orders all answers as the gold scores do."""
 GRPO: dict[str, Any] = {
     "trainer": {
         "accelerator": "cpu",
-        "max_steps": 60,
         "limit_val_batches": 0,
         "callbacks": [{"class_path": "Checkpoints", "init_args": {"every_n_steps": 5}}],
     },
@@ -95,15 +87,9 @@ GRPO: dict[str, Any] = {
         "policy": {"path": "warm_up/final"},
         "group_size": 8,
         "sampling": SAMPLING,
-        "rewards": [
-            ACCURACIES["right last digits"],
-            {"class_path": "RubricAlignmentReward", "init_args": ALIGNMENT},
-        ],
+        "rewards": [DIGITS, {"class_path": "RubricAlignmentReward", "init_args": ALIGNMENT}],
         "optimizer": {"class_path": "AdamW", "init_args": {"lr": 5e-4, "weight_decay": 0.0}},
-        "evaluation": {
-            "accuracy": ACCURACIES["right last digits"],
-            "before_training": False,
-        },
+        "evaluation": {"accuracy": [DIGITS, ORDER], "before_training": False},
     },
 }
 TEMPLATE = "--data.sources.open.data.init_args.template={{ prompt }}"
@@ -111,9 +97,12 @@ TEMPLATE = "--data.sources.open.data.init_args.template={{ prompt }}"
 
 
 def main() -> None:
-    directory = Path(sys.argv[1] if len(sys.argv) > 1 else DIRECTORY)
-    write_inputs(directory)
-    os.chdir(directory)
+    parser = argparse.ArgumentParser(prog="scripts/rubric_recipe")
+    parser.add_argument("directory", nargs="?", type=Path, default=DIRECTORY)
+    parser.add_argument("--steps", type=int, default=60, help="rollout steps of GRPO")
+    options = parser.parse_args()
+    write_inputs(options.directory, options.steps)
+    os.chdir(options.directory)
     with toy_judge() as judge:
         os.environ |= {"OPENAI_BASE_URL": f"{judge.url}/v1", "OPENAI_API_KEY": "none"}
         make_data()
@@ -123,7 +112,7 @@ def main() -> None:
     print_accuracies()
 
 
-def write_inputs(directory: Path) -> None:
+def write_inputs(directory: Path, num_steps: int) -> None:
     """Write the raw files, the recipe and the configs of the two trainings, always the same."""
     directory.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
@@ -132,7 +121,8 @@ def write_inputs(directory: Path) -> None:
     for name, rows in {"tasks": tasks, "questions": questions}.items():
         lines = "".join(f"{json.dumps(row)}\n" for row in rows)
         (directory / f"{name}.jsonl").write_text(lines)
-    for name, values in {"recipe": RECIPE, "warm_up": WARM_UP, "grpo": GRPO}.items():
+    grpo = GRPO | {"trainer": GRPO["trainer"] | {"max_steps": num_steps}}
+    for name, values in {"recipe": RECIPE, "warm_up": WARM_UP, "grpo": grpo}.items():
         (directory / f"{name}.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
 
 
@@ -191,23 +181,21 @@ def measure() -> None:
     """Measure both policies on the held-out prompts, which ``lit-grpo test`` reads."""
     if RESULTS.exists():
         return
-    found: dict[str, dict[str, float]] = {}
-    for what, reward in ACCURACIES.items():
-        for policy in ("warm_up", "grpo"):
-            of_policy = [f"--model.policy.path={policy}/final", TEMPLATE]
-            chosen = f"--model.evaluation.accuracy={json.dumps(reward)}"
-            said = run("test", *configs("grpo", "prepared", 16), *of_policy, chosen, quiet=True)
-            (value,) = re.findall(r"test/accuracy\s+([\d.]+)", said)
-            found.setdefault(what, {})[policy] = float(value)
+    found = {}
+    for policy in ("warm_up", "grpo"):
+        of_policy = [f"--model.policy.path={policy}/final", TEMPLATE]
+        said = run("test", *configs("grpo", "prepared", 16), *of_policy, quiet=True)
+        found[policy] = dict(re.findall(r"test/(\w+)/accuracy\s+([\d.]+)", said))
     partial = RESULTS.with_suffix(".partial")
     partial.write_text(json.dumps(found))
     partial.replace(RESULTS)
 
 
 def print_accuracies() -> None:
-    table = Table("of the held-out prompts", "after the warm-up", "after GRPO", box=SIMPLE)
-    for what, found in json.loads(RESULTS.read_text()).items():
-        table.add_row(what, f"{found['warm_up']:.2f}", f"{found['grpo']:.2f}")
+    found = json.loads(RESULTS.read_text())
+    table = Table("right of the held-out", "after the warm-up", "after GRPO", box=SIMPLE)
+    for source, what in (("verifiable", "digits"), ("open", "rubrics")):
+        table.add_row(what, *(found[policy][source] for policy in ("warm_up", "grpo")))
     Console().print(table)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import comb
 
 import torch
@@ -32,14 +33,16 @@ from lit_grpo.types import (
     setting_error,
 )
 
+_KEY = "model.evaluation.accuracy"
+
 
 @dataclass(kw_only=True)
 class Evaluation:
     """How accuracy on held-out prompts is measured.
 
     Args:
-        accuracy: The reward that says whether a completion is right (value 1); null uses
-            ``MathReward``.
+        accuracy: The reward that says whether a completion is right (value 1), or several for
+            different sources of a mixture; null uses ``MathReward``.
         num_samples: Completions per prompt at the training temperature, for ``val/avg@n`` and
             ``val/pass@k``; 0 measures greedy accuracy only.
         pass_at: Values of k for ``val/pass@k``, from 1 to ``num_samples``; null uses
@@ -47,10 +50,11 @@ class Evaluation:
         before_training: Evaluate once before the first step.
 
     Raises:
-        UserError: ``num_samples`` is negative, or a k is not from 1 to ``num_samples``.
+        UserError: ``num_samples`` is negative, a k is not from 1 to ``num_samples``, or two of the
+            rewards are for one source.
     """
 
-    accuracy: Reward | None = None
+    accuracy: Reward | list[Reward] | None = None
     num_samples: int = 0
     pass_at: tuple[int, ...] | None = None
     before_training: bool = True
@@ -69,8 +73,10 @@ class Evaluation:
                 list(self.pass_at or ()),
                 "pass@k is estimated from at least k samples",
             )
-        accuracy = MathReward() if self.accuracy is None else self.accuracy
-        self.suite = RewardSuite([as_reward(accuracy, "model.evaluation.accuracy")])
+        given = MathReward() if self.accuracy is None else self.accuracy
+        accuracies = given if isinstance(given, list | tuple) else [given]
+        self.suite = RewardSuite([as_reward(one, _KEY) for one in accuracies])
+        _check_sources(self.suite.rewards)
         self.progress: Callable[[], StageProgress] = StageProgress
         """Returns how many completions of the current batch have been scored."""
         self._has_worked = False
@@ -140,8 +146,10 @@ class Evaluation:
         greedy = sample(1, replace(sampling, temperature=0.0))
         values = _values(greedy)
         metrics.add_all("val/accuracy", values[~values.isnan()])
-        (accuracy,) = self.suite.rewards
-        is_asked = torch.tensor([accuracy.applies_to(prompt) for prompt in prompts])
+        accuracies = self.suite.rewards
+        is_asked = torch.tensor(
+            [any(a.applies_to(prompt) for a in accuracies) for prompt in prompts]
+        )
         metrics.add_all("val/unscored_fraction", values[is_asked].isnan().double())
         for prompt, value in zip(prompts, values, strict=True):
             if prompt.source:
@@ -187,8 +195,17 @@ class Evaluation:
 
 def _values(rollouts: RolloutBatch) -> Tensor:
     """Return [B, G] values of the accuracy before its weight; NaN on rows without a score."""
-    (values,) = rollouts.parts.values()
-    return values
+    parts = [*rollouts.parts.values()]
+    return reduce(lambda values, more: torch.where(values.isnan(), more, values), parts)
+
+
+def _check_sources(accuracies: Sequence[Reward]) -> None:
+    """Check that at most one of several accuracies says whether a completion is right."""
+    sources = [source for one in accuracies for source in one.only_sources or ()]
+    are_limited = all(one.only_sources for one in accuracies)
+    if len(accuracies) > 1 and not (are_limited and len(set(sources)) == len(sources)):
+        found = ", ".join(f"{one.name} for {one.only_sources or 'all'}" for one in accuracies)
+        raise setting_error(_KEY, "rewards with different only_sources", found)
 
 
 def _pass_at(k: int, values: Tensor) -> list[float]:

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -71,6 +72,26 @@ def test_completions_without_a_score_are_excluded_and_counted():
         assert values[f"val/{name}"] == 1.0, name
 
 
+def test_several_accuracies_measure_the_prompts_of_their_sources():
+    class Never(Reward):
+        def score(self, prompt, completion):
+            return 0.0
+
+    metrics = Metrics()
+    accuracies = [MathReward(only_sources=["sums"]), Never(only_sources=["words"])]
+    evaluation = Evaluation(accuracy=accuracies, num_samples=4)
+    prompts = [
+        replace(one, source=source) for one, source in zip(PROMPTS, ("sums", "words"), strict=True)
+    ]
+    evaluation.suite.start()
+    evaluation.add_metrics(metrics, ScriptedEngine(), prompts, Sampling(), seed=0)
+    evaluation.suite.close()
+    values = metrics.merged()
+    assert (values["val/sums/accuracy"], values["val/words/accuracy"]) == (1.0, 0.0)
+    assert (values["val/accuracy"], values["val/unscored_fraction"]) == (0.5, 0.0)
+    assert values["val/avg@4"] == pytest.approx((3 / 4 + 0) / 2)
+
+
 def test_the_names_of_the_accuracies_are_known_before_an_evaluation():
     evaluation = Evaluation(num_samples=4, pass_at=(1, 2))
     assert evaluate(evaluation).keys() == set(evaluation.metric_names)
@@ -90,6 +111,10 @@ def test_the_names_of_the_accuracies_are_known_before_an_evaluation():
         (
             {"accuracy": MathReward},
             r"^model\.evaluation\.accuracy must be a Reward object .*Give MathReward\(\)\.",
+        ),
+        (
+            {"accuracy": [MathReward(name="a"), MathReward(name="b", only_sources=["sums"])]},
+            r"must be rewards with different only_sources, got a for all, b for \['sums'\]",
         ),
         ({"accuracy": "math"}, r"^model\.evaluation\.accuracy must be .*, got 'math'"),
         ({"accuracy": lambda completions: [1.0]}, r"^model\.evaluation\.accuracy must have a name"),
