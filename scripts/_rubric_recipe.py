@@ -66,7 +66,7 @@ ADAMW = {"class_path": "AdamW", "init_args": {"lr": 1e-3, "weight_decay": 0.0}}
 WARM_UP: dict[str, Any] = {
     "trainer": {
         "accelerator": "cpu",
-        "max_steps": 30,
+        "max_steps": 40,
         "limit_val_batches": 0,
         "callbacks": [{"class_path": "Checkpoints", "init_args": {"every_n_steps": 10}}],
     },
@@ -76,7 +76,7 @@ ALIGNMENT = {"judge": {"model": "toy"}, "only_sources": ["open"]}
 EXACT = {"lambda_len": 0.0, "lambda_info": 0.0, "lambda_defense": 0.0}
 DIGITS = {"class_path": "MathReward", "init_args": {"only_sources": ["verifiable"]}}
 ORDER = {"class_path": "RubricAlignmentReward", "init_args": ALIGNMENT | EXACT}
-"""1 for a rubric by which the judge orders all answers as the gold scores do."""
+"""The rank correlation of the gold scores with those that the judge gives by the rubric."""
 GRPO: dict[str, Any] = {
     "trainer": {
         "accelerator": "cpu",
@@ -193,8 +193,8 @@ def measure() -> None:
 
 def print_accuracies() -> None:
     found = json.loads(RESULTS.read_text())
-    table = Table("right of the held-out", "after the warm-up", "after GRPO", box=SIMPLE)
-    for source, what in (("verifiable", "digits"), ("open", "rubrics")):
+    table = Table("on held-out prompts", "after the warm-up", "after GRPO", box=SIMPLE)
+    for source, what in (("verifiable", "right digits"), ("open", "rank correlation")):
         table.add_row(what, *(found[policy][source] for policy in ("warm_up", "grpo")))
     Console().print(table)
 
