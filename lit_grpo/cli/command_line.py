@@ -57,6 +57,7 @@ from lit_grpo.runs.trainer import (
     with_progress_bar,
 )
 from lit_grpo.training import GRPOModule, SFTModule
+from lit_grpo.training.compatibility import supported_strategy
 from lit_grpo.types import UserError, check_range, setting_error
 
 
@@ -221,6 +222,8 @@ class CommandLine(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the loggers and callbacks of a training run; other commands get none."""
         given, run_dir = self.config_init.trainer, self.config.run_dir
+        if isinstance(given.strategy, str):
+            supported_strategy(given.strategy)
         refuse_float16(given.precision)
         refuse_durations(given.max_time)
         refuse_intervals(given.val_check_interval, given.check_val_every_n_epoch)

@@ -115,6 +115,9 @@ def unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
             f"of {', '.join(get_args(Action))}, as in {{truncated: {{action: stop}}}}.{hint}"
         )
     few = f" Known: {', '.join(known)}." if len(known) <= 20 else ""
+    if not re.fullmatch(r"[A-Za-z_][\w.]*", name):
+        rule = f"the keys of {known[0]}" if len(known) == 1 else "a class"
+        return f"{key}: expected {rule}, got {name}.{few if len(known) > 1 else ''}"
     path = f"{few} A class of yours needs its path, such as my_module.{name}."
     return f"{key}: no class is called {name}.{hint or path}"
 
@@ -203,7 +206,7 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
         return f"{key}: expected keys under it, got {shown}. Set model.policy.path to it."
     if expected is int and re.fullmatch(r"\d+\.0+", value):
         hint = f" Write {int(float(value))}."
-    if get_origin(expected) is list and re.fullmatch(r"[\w.]+", value):
+    if type_name(expected).startswith("list") and re.fullmatch(r"[\w.]+", value):
         hint = f" A list of one is '[{value}]'."
     return f"{key}: expected {type_name(expected)}, got {shown}.{hint}"
 

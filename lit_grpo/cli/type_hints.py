@@ -38,6 +38,8 @@ def type_name(hint: Any) -> str:
         return " or ".join(type_name(one) for one in get_args(hint) if one is not Tensor)
     if hint is type(None):
         return "null"
+    if get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis:
+        return f"list[{type_name(get_args(hint)[0])}]"
     text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
     return re.sub(r"(\w+\.)+(?=\w)", "", text)
 

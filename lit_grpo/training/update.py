@@ -92,9 +92,9 @@ class PolicyUpdate:
         if num_groups < self.config.minibatches and not self._has_warned:
             self._has_warned = True
             rank_zero_only(log.warning)(
-                "a rollout step of %d groups is split into so many minibatches, not into %d. Set "
+                "a rollout step has %d groups, so it is split into %d minibatches, not %d. Set "
                 "model.update.minibatches to at most the number of groups in a step.",
-                *(num_groups, self.config.minibatches),
+                *(num_groups, num_groups, self.config.minibatches),
             )
 
     def _optimizer_step(self, batch: TrainBatch, counts: TokenCounts, metrics: Metrics) -> None:

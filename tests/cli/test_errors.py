@@ -7,9 +7,11 @@ import shlex
 import sys
 from pathlib import Path
 
+import cli_base
 import pytest
 import yaml
 from processes import run_program
+from run_logs import workplace
 from tiny import LLAMA
 
 from lit_grpo.__main__ import main
@@ -81,6 +83,10 @@ ARGUMENTS = {
     "--model.rewards [mine.Untyped]": "mine.Untyped needs path, which is not set. Set path in its",
     "--trainer.max_steps -5": "trainer.max_steps must be >= 0, or -1 for no limit, got -5. Set",
     "--trainer.devices 0": "trainer.devices must be auto, or the number of devices from 1",
+    "--trainer.strategy dp": "trainer.strategy must be auto, ddp, fsdp2 or deepspeed_stage_1, _2,",
+    "--model.policy.lora 8": "model.policy: Policy.lora: expected the keys of LoRA, got 8.",
+    "--model.optimizer -1": "model.optimizer: expected a class, got -1.",
+    "--model.sampling.stop x": "expected list[str], got x. A list of one is '[x]'.",
     "--model.lr 1e-4": "model.lr: no such key. Did you mean model.optimizer.lr?",
     "--model.weight_decay 0": "no such key. Did you mean model.optimizer.weight_decay?",
     "--model.rank 8": "model.rank: no such key. Did you mean model.policy.lora.rank?",
@@ -357,4 +363,15 @@ def test_a_command_without_a_config_says_what_to_give(arguments, tmp_path, monke
     assert capsys.readouterr().err == (
         "error: data: required, but not set. Give --config FILE, with a section such as "
         "data: {class_path: PromptData, init_args: {train: train.jsonl}}.\n"
+    )
+
+
+def test_an_interval_longer_than_an_epoch_says_how_to_count_across_epochs(tmp_path, capsys):
+    with workplace(tmp_path):
+        Path("base.yaml").write_text(yaml.safe_dump(cli_base.BASE))
+        assert main(["fit", "--config=base.yaml", "--trainer.val_check_interval=100"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: trainer.val_check_interval must be at most 4, got 100 (the steps of an epoch). Set "
+        "trainer.val_check_interval. To count steps across epochs, set "
+        "trainer.check_val_every_n_epoch to null."
     )

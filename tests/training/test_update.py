@@ -211,10 +211,10 @@ def test_minibatches_beyond_the_groups_of_a_step_are_named_once(caplog):
     module = make_module(update={"minibatches": 1000})
     outputs = fit(module, max_steps=6)
     (line,) = [one for one in caplog.messages if "minibatches" in one]
-    num_groups = int(line.split("a rollout step of ")[1].split()[0])
+    num_groups = int(line.split("a rollout step has ")[1].split()[0])
     assert 1 < num_groups < 6
     assert len(outputs) == -(-6 // num_groups)
-    assert "not into 1000. Set model.update.minibatches" in line
+    assert "not 1000. Set model.update.minibatches" in line
 
 
 class NoFiniteGradient(L.Callback):

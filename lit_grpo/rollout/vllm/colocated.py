@@ -217,7 +217,7 @@ def _import_vllm() -> tuple[Any, bool]:
             raise
         raise UserError(
             "VLLMEngine needs vLLM, which is not installed in the trainer's environment. Install "
-            "it (pip install vllm), or set model.engine to VLLMServerEngine and "
+            "it (pip install 'lit-grpo[vllm]'), or set model.engine to VLLMServerEngine and "
             "model.engine.init_args.launch.python to the interpreter of an environment that has it."
         ) from None
     from vllm.platforms import current_platform
