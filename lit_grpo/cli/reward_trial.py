@@ -88,14 +88,14 @@ def try_rewards(
 
 
 def report_failures(rollouts: Sequence[RolloutBatch]) -> int:
-    """Print which rewards failed on every completion, with their bugs, and return the exit code."""
+    """Print the bugs of rewards and which failed on every completion, and return the exit code."""
+    for name in rollouts[0].parts:
+        if bug := next(filter(None, (find_bug(one, name) for one in rollouts)), ""):
+            print(f"reward {name!r} has a bug. {bug}", file=sys.stderr)
     first, *others = ({one.reward: one for one in failed_everywhere(each)} for each in rollouts)
     failures = [one for name, one in first.items() if all(name in other for other in others)]
     if not failures:
         return ExitCode.DONE
-    for failure in failures:
-        if bug := find_bug(rollouts[0], failure.reward):
-            print(bug, file=sys.stderr)
     reasons = " ".join(map(str, failures))
     return print_error(f"a reward failed on every completion: {reasons}", REWARD_FAILED)
 

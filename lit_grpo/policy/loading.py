@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from lightning.pytorch.utilities import rank_zero_only
 from transformers import (
     AutoConfig,
@@ -144,9 +145,10 @@ def build_model(
     }
     try:
         config = AutoConfig.for_model(**{**tokens, **architecture})
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, StrictDataclassError) as error:
+        reason = str(error.__cause__ or error).rstrip(".")
         raise UserError(
-            f"no model can be built from {dict(architecture)}: {error}. Set "
+            f"no model can be built from {dict(architecture)}: {reason}. Set "
             "model.policy.architecture to the fields of a transformers config, including its "
             "model_type."
         ) from None

@@ -179,6 +179,14 @@ def test_a_value_or_only_abstaining_is_no_failure(reward, exit_code):
     assert trial("--n=2", reward=f"trial_rewards.{reward}") == exit_code
 
 
+def test_a_bug_on_some_rows_is_shown_with_its_line(capsys):
+    assert trial("--n=2", reward="trial_rewards.BrokenOnce") == 0
+    shown = capsys.readouterr().err
+    assert "reward 'broken_once' has a bug. Row addition:" in shown
+    assert 'trial_rewards.py", line' in shown
+    assert "ZeroDivisionError" in shown
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
 def test_numbers_stay_with_their_units_in_a_terminal(here, columns):

@@ -63,6 +63,13 @@ def test_a_path_that_does_not_exist_is_not_requested_from_the_hub(path):
         policy.tokenizer  # noqa: B018 - the property loads
 
 
+def test_an_architecture_whose_sizes_do_not_fit_is_refused_with_the_reason():
+    with pytest.raises(
+        ValueError, match=r"hidden size \(33\) is not a multiple .* Set model.policy"
+    ):
+        Policy(architecture=LLAMA | {"hidden_size": 33}).load(with_reference=False)
+
+
 def test_an_unknown_architecture_is_refused():
     with pytest.raises(ValueError, match="Set model.policy.architecture"):
         Policy(architecture={"model_type": "lama"}).load(with_reference=False)
