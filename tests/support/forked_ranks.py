@@ -172,16 +172,29 @@ def free_port() -> int:
     return port
 
 
-def _serve() -> dict[str, Any]:
-    """Answer requests; return only in a forked process, with the request that it is to fulfil."""
+def _serve() -> str:
+    """Answer requests; return only in a forked process, the program that it is to run."""
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
             answer = _wait(request["wait"], request["seconds"])
-        elif not (answer := os.fork()):
-            return request
+        elif not (answer := _fork(request)):
+            return str(request["program"])
         print(answer, flush=True)
     sys.exit()
+
+
+def _fork(request: Mapping[str, Any]) -> int:
+    """Return the new process once it is as requested; in it return 0."""
+    is_ready, ready = os.pipe()
+    if pid := os.fork():
+        os.close(ready)
+        os.read(is_ready, 1)
+    else:
+        _become(request)
+        os.close(ready)
+    os.close(is_ready)
+    return pid
 
 
 _ended: dict[int, int] = {}
@@ -216,6 +229,5 @@ if __name__ == "__main__":
     for name in (*OTHERS, *PROGRAMS):
         importlib.import_module(name)
     gc.freeze()  # so that a collection in a forked process does not look at all that is imported
-    request = _serve()
-    _become(request)
-    sys.exit(importlib.import_module(request["program"]).main())
+    program = _serve()
+    sys.exit(importlib.import_module(program).main())
