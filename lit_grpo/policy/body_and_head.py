@@ -93,7 +93,8 @@ class BodyAndHead:
             logits: Tensor = self._head(hidden_states)
         else:
             logits = cast_linear(hidden_states, self._head, cast)
-        logits = logits * self._scale
+        if self._scale != 1:
+            logits = logits * self._scale
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from lit_grpo.policy.chosen_logprobs import chosen_logprobs
 from lit_grpo.policy.packing import Pack, pack
 from lit_grpo.policy.padding import positions
 from lit_grpo.policy.sharding import T
@@ -22,9 +23,6 @@ from lit_grpo.types import TokenBatch
 CHUNK_LOGITS = 2**26
 """Logits that exist at the same time: a quarter of a GB, or 450 tokens at a vocabulary of
 150,000."""
-
-CACHED_LOGITS = 2**17
-"""Logits that fit into the cache of a CPU: half a MB."""
 
 
 class CausalModel(Protocol):
@@ -233,14 +231,10 @@ def _chunk_statistics(
     entropy_gradient: bool,
 ) -> tuple[Tensor, ...]:
     """Return logprobs [M] and entropies [M] of [M] targets, and [M, K] logprobs of candidates."""
-    states = hidden_states, cast
-    log_probabilities, which = _log_probabilities(model, *states, predictors, temperature)
-    grad = entropy_gradient and torch.is_grad_enabled()
-    device_type = hidden_states.device.type
-    with torch.set_grad_enabled(grad), torch.autocast(device_type, enabled=False):
-        entropy = torch.cat([_entropy(rows) for rows in _split_for_cache(log_probabilities)])
-    others = (log_probabilities[which[:, None], ids.long()] for ids in candidates)
-    return log_probabilities[which, targets], entropy[which], *others
+    logits, which = _distinct_logits(model, hidden_states, cast, predictors, temperature)
+    ids = torch.cat([targets[:, None], *(one.long() for one in candidates)], 1)
+    logprobs, entropy = chosen_logprobs(logits, which, ids, entropy_gradient=entropy_gradient)
+    return logprobs[:, 0], entropy[which], *(logprobs[:, 1:] for _ in candidates)
 
 
 def _chunk_top(
@@ -254,13 +248,12 @@ def _chunk_top(
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
     """Return ids and logprobs [M, k] of the most likely tokens."""
-    states = hidden_states, cast
-    log_probabilities, which = _log_probabilities(model, *states, predictors, temperature)
-    logprobs, ids = log_probabilities[:, :vocab_size].topk(k)
+    logits, which = _distinct_logits(model, hidden_states, cast, predictors, temperature)
+    logprobs, ids = logits.log_softmax(-1)[:, :vocab_size].topk(k)
     return ids.int()[which], logprobs[which]
 
 
-def _log_probabilities(
+def _distinct_logits(
     model: CausalModel,
     hidden_states: Tensor,
     cast: Tensor | None,
@@ -274,20 +267,4 @@ def _log_probabilities(
     indices = torch.unique(predictors, return_inverse=True)
     distinct, which = (index.to(hidden_states.device, non_blocking=True) for index in indices)
     logits = model.logits(hidden_states.index_select(0, distinct), cast).float()
-    if temperature != 1:
-        logits = logits / temperature
-    return logits.log_softmax(-1), which
-
-
-def _split_for_cache(logits: Tensor) -> tuple[Tensor, ...]:
-    """Split rows on a CPU into parts that fit into its cache; do not split them on a GPU."""
-    if logits.device.type != "cpu":
-        return (logits,)
-    return torch.split(logits, max(1, CACHED_LOGITS // logits.shape[1]))
-
-
-def _entropy(log_probabilities: Tensor) -> Tensor:
-    """Return [T] nats for [T, V]; a token of probability 0 adds nothing."""
-    finite = log_probabilities.clamp(min=-1e30)
-    negative: Tensor = torch.linalg.vecdot(log_probabilities.exp(), finite)
-    return -negative
+    return logits if temperature == 1 else logits / temperature, which
