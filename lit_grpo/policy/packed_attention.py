@@ -54,7 +54,7 @@ def packed_attention(
         raise NotImplementedError(f"its attention uses {', '.join(sorted(unknown)) or 'dropout'}")
     if layout is None or not layout.blocks:
         raise NotImplementedError("its layers pass no further arguments to their attention")
-    query, key, value = _autocast(query, key, value)
+    query, key, value = autocast(query, key, value)
     if layout.rows is None or softcap is not None or not _can_merge(query, key, value):
         attended = block_attention(
             query, key, value, layout, window=attention_mask, scaling=scaling, softcap=softcap
@@ -69,7 +69,7 @@ _NOT_ATTENTION = {"cache_position", "position_ids", "sliding_window", "use_cache
 """Arguments that do not affect the result; the window arrives in place of the mask."""
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast as autocast does for torch's own attention: a norm of float32 may have left float32."""
     device_type = tensors[0].device.type
     has_autocast = torch.amp.is_autocast_available(device_type)

@@ -1,30 +1,24 @@
 """Rollouts by the policy's own ``transformers`` model, in this process.
 
-Every prompt is prefilled once and its cache repeated G times; finished rows leave the batch. The
-host waits for the device once a token.
+Every prompt is prefilled once; its G rows share its cache, or each has a copy. Finished rows leave
+the batch. The host waits for the device once a token.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from lit_grpo.policy.body_and_head import evaluation_mode
-from lit_grpo.policy.padding import pad, positions
-from lit_grpo.policy.sharding import compute_device
+from lit_grpo.policy.padding import pad
 from lit_grpo.rollout.engine import RolloutEngine, SampledPolicy, Sampling
-from lit_grpo.rollout.hf.row_cache import RowCache, cache_name, can_join, join_caches
+from lit_grpo.rollout.hf import shared_prompts
+from lit_grpo.rollout.hf.running_batch import RunningBatch, can_share_prompts
 from lit_grpo.rollout.requests import completion_text, stop_token_ids
-from lit_grpo.types import Completion, Diverged, FinishReason, Prompt, check_range
-
-PREFILL_TOKENS = 2**15
-"""Tokens of prompts that are read in one forward pass; more would only need more memory."""
+from lit_grpo.types import Completion, FinishReason, Prompt, check_range
 
 
 class HFEngine(RolloutEngine):
@@ -53,7 +47,6 @@ class HFEngine(RolloutEngine):
         self.policy = policy
         self.version = version
 
-    @torch.no_grad()
     def generate(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, *, seed: int
     ) -> Iterator[tuple[int, Completion]]:
@@ -76,18 +69,23 @@ class HFEngine(RolloutEngine):
                 rows = [i * group_size + j for i in wave for j in range(group_size)]
                 ids = [prompts[i].token_ids for i in wave]
                 try:
-                    for n, completion in self._sample(ids, group_size, sampling, noise[rows]):
-                        yield rows[n], completion
+                    for finished in self._sample(ids, group_size, sampling, noise[rows]):
+                        for n, completion in finished:
+                            yield rows[n], completion
                 finally:
                     torch.clear_autocast_cache()  # before the weights change
 
+    @torch.no_grad()
     def _sample(
         self, prompt_ids: list[tuple[int, ...]], group_size: int, sampling: Sampling, noise: Tensor
-    ) -> Iterator[tuple[int, Completion]]:
-        """Sample one wave of prompts; yield (row of the wave, completion)."""
+    ) -> Iterator[list[tuple[int, Completion]]]:
+        """Sample one wave of prompts; yield (row of the wave, completion) of rows that finish."""
         model, tokenizer = self.policy.model, self.policy.tokenizer
         ids, mask = pad(prompt_ids, tokenizer.pad_token_id or 0, torch.long, left=True)
-        batch = _RunningBatch(model, ids, mask, group_size, noise)
+        saved_tokens = ids.numel() * (group_size - 1)
+        shares_prompts = saved_tokens >= shared_prompts.MIN_SAVED_TOKENS
+        shares_prompts = shares_prompts and can_share_prompts(model)
+        batch = RunningBatch(model, ids, mask, group_size, noise, shares_prompts=shares_prompts)
         stops = _Stops(self.policy, sampling, batch.logits.device)
         for step in range(sampling.max_tokens):
             self.leave_if_asked()
@@ -103,18 +101,21 @@ class HFEngine(RolloutEngine):
             has_stopped = stops.reached(batch, ends, step + 1)
             is_last = step + 1 == sampling.max_tokens
             finished = [index for index, stop in enumerate(has_stopped) if stop or is_last]
-            for index in finished:
-                reason: FinishReason = "stop" if has_stopped[index] else "length"
-                yield batch.rows[index], self._completion(batch, index, reason, stops)
+            if finished:
+                yield [
+                    (batch.rows[index], self._completion(batch, index, has_stopped[index], stops))
+                    for index in finished
+                ]
             self.num_unfinished_tokens = (len(batch.rows) - len(finished)) * (step + 1)
             if len(finished) == len(batch.rows):
                 return
             batch.advance(tokens, ~torch.tensor(has_stopped) if finished else None)
 
     def _completion(
-        self, batch: _RunningBatch, index: int, reason: FinishReason, stops: _Stops
+        self, batch: RunningBatch, index: int, has_stopped: bool, stops: _Stops
     ) -> Completion:
         tokens, logprobs = batch.sampled[batch.rows[index]]
+        reason: FinishReason = "stop" if has_stopped else "length"
         return Completion(
             token_ids=tuple(tokens),
             sampler_logprobs=tuple(logprobs),
@@ -122,128 +123,6 @@ class HFEngine(RolloutEngine):
             finish_reason=reason,
             policy_versions=(self.version,) * len(tokens),
         )
-
-
-def _prefill(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, DynamicCache]:
-    """Return [B, V] next logits and the cache of [B, P] prompts, which are read some at a time.
-
-    Those of a model whose layers keep other states than keys and values are read together.
-    """
-    num_rows = max(1, PREFILL_TOKENS // ids.shape[1])
-    logits, cache = _read(model, ids[:num_rows], mask[:num_rows])
-    if len(ids) <= num_rows:
-        return logits, cache
-    if not can_join(cache):
-        return _read(model, ids, mask)
-    rest = (torch.split(one[num_rows:], num_rows) for one in (ids, mask))
-    others = [_read(model, *part) for part in zip(*rest, strict=True)]
-    joined = join_caches([cache, *(one for _, one in others)])
-    return torch.cat([logits, *(one for one, _ in others)]), joined
-
-
-def _read(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, DynamicCache]:
-    output = model(
-        input_ids=ids,
-        attention_mask=mask.long(),
-        position_ids=positions(mask),
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    return output.logits[:, -1], getattr(output, cache_name(model))
-
-
-class _RunningBatch:
-    """The unfinished rows of a wave, their cache and their next logits.
-
-    Args:
-        ids: [B, P] prompts, on the CPU.
-        mask: [B, P] True on their tokens.
-        noise: [B * G, max_tokens] a random number for each token of each row, on the CPU.
-    """
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        ids: Tensor,
-        mask: Tensor,
-        group_size: int,
-        noise: Tensor,
-    ) -> None:
-        device = compute_device(model)
-        self._model, self._cache_name = model, cache_name(model)
-        is_padded = not mask.all()
-        mask = mask.to(device, non_blocking=True)
-        with _casts_kept():
-            logits, prefilled = _prefill(model, ids.to(device, non_blocking=True), mask)
-        origin = torch.arange(len(ids), device=device).repeat_interleave(group_size)
-        self._cache = RowCache(prefilled, origin, noise.shape[1])
-        self._mask = mask[origin] if is_padded else None
-        self._positions = mask.sum(1)[origin]
-        self.logits: Tensor = logits[origin]
-        """[running rows, V]"""
-        self.noise = noise.to(device, non_blocking=True)
-        """[running rows, max_tokens]"""
-        self.rows = list(range(len(self.logits)))
-        """Index in the wave of each running row."""
-        self.sampled: list[tuple[list[int], list[float]]] = [([], []) for _ in self.rows]
-        """Tokens and logprobs so far of every row of the wave."""
-
-    def append(self, tokens: Tensor, logprobs: Tensor, is_stop: Tensor) -> list[bool]:
-        """Append [R] tokens to the rows; return which of them are stop tokens.
-
-        All three are copied from the device at once. Float64 holds every token id exactly.
-
-        Raises:
-            Diverged: a logprob is not finite.
-        """
-        read = torch.stack([tokens.double(), logprobs.double(), is_stop.double()], 1).tolist()
-        _check_finite(logprob for _, logprob, _ in read)
-        for row, (token, logprob, _) in zip(self.rows, read, strict=True):
-            self.sampled[row][0].append(int(token))
-            self.sampled[row][1].append(logprob)
-        return [bool(stops) for _, _, stops in read]
-
-    def advance(self, tokens: Tensor, keep: Tensor | None) -> None:
-        """Run the model on the new tokens of the rows to keep, or of all, and drop the others.
-
-        Args:
-            keep: [R] True on the rows to keep, on the CPU; None for all.
-        """
-        if keep is not None:
-            on_host = self._cache.drop(keep, tokens.device)
-            self.rows = [self.rows[index] for index in on_host.tolist()]
-            kept = on_host.to(tokens.device, non_blocking=True)
-            tokens, self._positions = tokens[kept], self._positions[kept]
-            self._mask = None if self._mask is None else self._mask[kept]
-            self.noise = self.noise[kept]
-        if self._mask is not None:
-            self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
-        with _casts_kept():
-            output = self._model(
-                input_ids=tokens[:, None],
-                attention_mask=None if self._mask is None else self._mask.long(),
-                position_ids=self._positions[:, None],
-                use_cache=True,
-                logits_to_keep=1,
-                **{self._cache_name: self._cache.cache},
-            )
-        self._positions = self._positions + 1
-        self.logits = output.logits[:, -1]
-
-
-@contextmanager
-def _casts_kept() -> Iterator[None]:
-    """Keep the weights that autocast has cast for the next token, which Lightning turns off.
-
-    Outside of autocast this has no effect. Only here may they be kept: a forward pass that needs a
-    gradient must cast again.
-    """
-    was_enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(True)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(was_enabled)
 
 
 def _draw(probabilities: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
@@ -282,15 +161,6 @@ def _logprobs(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> Tensor:
     return below_top + probabilities.amax(-1).log()
 
 
-def _check_finite(logprobs: Iterable[float]) -> None:
-    if not all(map(math.isfinite, logprobs)):
-        raise Diverged(
-            "the policy's logits are not finite while sampling: its weights are NaN or infinite. "
-            "Resuming goes on from the newest checkpoint with finite weights; lower the learning "
-            "rate or model.update.max_grad_norm."
-        )
-
-
 @dataclass(slots=True)
 class _Stops:
     """The tokens and strings that end a completion."""
@@ -312,7 +182,7 @@ class _Stops:
         """Return [R] True on the tokens that end a completion."""
         return (tokens[:, None] == self.token_ids).any(1)  # torch.isin may sort, and wait
 
-    def reached(self, batch: _RunningBatch, is_stop: list[bool], num_tokens: int) -> list[bool]:
+    def reached(self, batch: RunningBatch, is_stop: list[bool], num_tokens: int) -> list[bool]:
         """Return which of the running rows end with their last token.
 
         Args:

@@ -14,6 +14,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from lit_grpo.policy.named_weights import unwrap_peft
+from lit_grpo.rollout.hf.moves import Moves
+from lit_grpo.rollout.hf.shared_prompts import SharedPrompts
 
 INITIAL_TOKENS = 64
 """Tokens allocated for completions at first. The capacity doubles when it is used up,
@@ -36,20 +38,30 @@ class RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         prefilled: The layer after the prompts.
         origin: [R] index of each row's prompt.
         max_tokens: Longest completion of a row.
+        shares_prompts: Whether the rows have only their own tokens, without copies of the prompts.
     """
 
-    def __init__(self, prefilled: DynamicLayer, origin: Tensor, max_tokens: int) -> None:
+    def __init__(
+        self, prefilled: DynamicLayer, origin: Tensor, max_tokens: int, *, shares_prompts: bool
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         assert prefilled.keys is not None
         assert prefilled.values is not None
         self.lazy_initialization(prefilled.keys, prefilled.values)
-        self._buffers: tuple[Tensor, ...] = (prefilled.keys, prefilled.values)
-        self._num_rows, self._length = len(origin), prefilled.keys.shape[-2]
+        self._num_shared = prefilled.keys.shape[-2] if shares_prompts else 0
+        self._buffers = tuple(
+            states[:, :, self._num_shared :] for states in (prefilled.keys, prefilled.values)
+        )
+        self._num_rows, self._length = len(origin), self._buffers[0].shape[-2]
         self._max_length = self._length + max_tokens
         self._enlarge(origin)
 
+    def get_seq_length(self) -> int:
+        """Return the number of tokens so far, including those of a prompt that is shared."""
+        return self._num_shared + self._length
+
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
-        """Append the new tokens; return [R, heads, L, D] keys and values of all tokens so far."""
+        """Append the new tokens; return [R, heads, L, D] keys and values of all that rows have."""
         start, self._length = self._length, self._length + key_states.shape[-2]
         if self._length > self._buffers[0].shape[-2]:
             self._enlarge(torch.arange(self._num_rows, device=key_states.device))
@@ -58,12 +70,11 @@ class RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._update_views()
         return self.keys, self.values
 
-    def keep(self, num_rows: int, targets: Tensor, sources: Tensor) -> None:
-        """Move the source rows to the target places, then keep only the first rows."""
+    def keep(self, moves: Moves) -> None:
+        """Keep only the rows that stay."""
         for buffer in self._buffers:
-            used = buffer[:, :, : self._length]
-            used.index_copy_(0, targets, used.index_select(0, sources))
-        self._num_rows = num_rows
+            moves.apply(buffer[:, :, : self._length])
+        self._num_rows = moves.num_rows
         self._update_views()
 
     def _enlarge(self, rows: Tensor) -> None:
@@ -106,15 +117,33 @@ class RowCache:
         prefilled: The cache after the prompts.
         origin: [R] index of each row's prompt.
         max_tokens: Longest completion of a row.
+        prompts: Gets the prompts of layers with plain attention, which all rows then share; None
+            for rows with copies of their prompts.
     """
 
-    def __init__(self, prefilled: DynamicCache, origin: Tensor, max_tokens: int) -> None:
-        self.cache = prefilled
+    def __init__(
+        self,
+        prefilled: DynamicCache,
+        origin: Tensor,
+        max_tokens: int,
+        prompts: SharedPrompts | None = None,
+    ) -> None:
+        self.cache, self._prompts = prefilled, prompts
+        self.has_only_shared = prompts is not None
+        """Whether no layer has copies of the prompts."""
         for index, layer in enumerate(prefilled.layers):
             if type(layer) is DynamicLayer and layer.is_initialized:
-                prefilled.layers[index] = RowLayer(layer, origin, max_tokens)
+                is_shared = prompts is not None
+                prefilled.layers[index] = RowLayer(
+                    layer, origin, max_tokens, shares_prompts=is_shared
+                )
+                if prompts is not None:
+                    assert layer.keys is not None
+                    assert layer.values is not None
+                    prompts.add(index, layer.keys, layer.values)
             else:
                 layer.reorder_cache(origin)  # type: ignore[arg-type]
+                self.has_only_shared = False
 
     def drop(self, running: Tensor, device: torch.device) -> Tensor:
         """Remove the rows that are False in [R]; return the old index of each remaining row.
@@ -123,16 +152,13 @@ class RowCache:
             running: On the CPU, as is the result, so that the host waits for nothing.
             device: Of the keys and values.
         """
-        places = torch.arange(len(running))
-        num_rows = int(running.sum())
-        targets = places[:num_rows][~running[:num_rows]]
-        sources = places[num_rows:][running[num_rows:]]
-        rows = places[:num_rows].clone()
-        rows[targets] = sources
-        moved = [one.to(device, non_blocking=True) for one in (targets, sources, rows)]
+        moves = Moves(running, device)
+        rows = moves.rows.to(device, non_blocking=True)
         for layer in self.cache.layers:
             if isinstance(layer, RowLayer):
-                layer.keep(num_rows, moved[0], moved[1])
+                layer.keep(moves)
             else:
-                layer.reorder_cache(moved[2])  # type: ignore[arg-type]
-        return rows
+                layer.reorder_cache(rows)  # type: ignore[arg-type]
+        if self._prompts is not None:
+            self._prompts.keep(moves.rows)
+        return moves.rows

@@ -10,7 +10,7 @@ from lit_grpo.policy import LoRA
 from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.rollout import engine as engine_interface
-from lit_grpo.rollout.hf import engine as hf_engine
+from lit_grpo.rollout.hf import running_batch
 from lit_grpo.rollout.hf.engine import _draw
 from lit_grpo.types import Group, RolloutBatch
 
@@ -183,7 +183,7 @@ def test_prompts_that_are_read_some_at_a_time_have_the_same_completions(architec
     policy.model.register_forward_pre_hook(
         lambda _, __, inputs: rows.append(len(inputs["input_ids"])), with_kwargs=True
     )
-    monkeypatch.setattr(hf_engine, "PREFILL_TOKENS", 2 * 15)  # two of the longest prompt
+    monkeypatch.setattr(running_batch, "PREFILL_TOKENS", 2 * 15)  # two of the longest prompt
     apart = generate(policy)
     assert rows[:2] == [2, 3 if architecture is HYBRID else 1]
     for one, other in zip(together, apart, strict=True):

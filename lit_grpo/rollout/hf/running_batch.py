@@ -1,0 +1,220 @@
+"""The rows that are sampled together: what they have sampled, their cache and their next logits."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedConfig
+
+from lit_grpo.policy.named_weights import unwrap_peft
+from lit_grpo.policy.packed_attention import using_attention
+from lit_grpo.policy.padding import positions
+from lit_grpo.policy.sharding import compute_device
+from lit_grpo.rollout.hf.row_cache import RowCache, cache_name, can_join, join_caches
+from lit_grpo.rollout.hf.shared_prompts import SHARED, SharedPrompts
+from lit_grpo.types import Diverged
+
+log = logging.getLogger(__name__)
+
+PREFILL_TOKENS = 2**15
+"""Tokens of prompts that are read in one forward pass; more would only need more memory."""
+
+
+def _prefill(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, DynamicCache]:
+    """Return [B, V] next logits and the cache of [B, P] prompts, which are read some at a time.
+
+    Those of a model whose layers keep other states than keys and values are read together.
+    """
+    num_rows = max(1, PREFILL_TOKENS // ids.shape[1])
+    logits, cache = _read(model, ids[:num_rows], mask[:num_rows])
+    if len(ids) <= num_rows:
+        return logits, cache
+    if not can_join(cache):
+        return _read(model, ids, mask)
+    rest = (torch.split(one[num_rows:], num_rows) for one in (ids, mask))
+    others = [_read(model, *part) for part in zip(*rest, strict=True)]
+    joined = join_caches([cache, *(one for _, one in others)])
+    return torch.cat([logits, *(one for one, _ in others)]), joined
+
+
+def _read(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, DynamicCache]:
+    output = model(
+        input_ids=ids,
+        attention_mask=mask.long(),
+        position_ids=positions(mask),
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return output.logits[:, -1], getattr(output, cache_name(model))
+
+
+class RunningBatch:
+    """The unfinished rows of a wave, their cache and their next logits.
+
+    Args:
+        ids: [B, P] prompts, on the CPU.
+        mask: [B, P] True on their tokens.
+        noise: [B * G, max_tokens] a random number for each token of each row, on the CPU.
+        shares_prompts: Whether the rows of a group share their prompt, see `can_share_prompts`;
+            otherwise each has a copy.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        ids: Tensor,
+        mask: Tensor,
+        group_size: int,
+        noise: Tensor,
+        *,
+        shares_prompts: bool,
+    ) -> None:
+        device = compute_device(model)
+        self._model = model
+        is_padded = not mask.all()
+        mask = mask.to(device, non_blocking=True)
+        with _casts_kept():
+            logits, prefilled = _prefill(model, ids.to(device, non_blocking=True), mask)
+        origin = torch.arange(len(ids), device=device).repeat_interleave(group_size)
+        prompts = SharedPrompts(mask if is_padded else None, origin) if shares_prompts else None
+        self._cache = RowCache(prefilled, origin, noise.shape[1], prompts)
+        self._arguments: dict[str, Any] = {cache_name(model): self._cache.cache}
+        if prompts is not None:
+            self._arguments["prompts"] = prompts
+        needs_mask = is_padded and not self._cache.has_only_shared
+        self._mask = mask[origin] if needs_mask else None
+        self._positions = mask.sum(1)[origin]
+        self.logits: Tensor = logits[origin]
+        """[running rows, V]"""
+        self.noise = noise.to(device, non_blocking=True)
+        """[running rows, max_tokens]"""
+        self.rows = list(range(len(self.logits)))
+        """Index in the wave of each running row."""
+        self.sampled: list[tuple[list[int], list[float]]] = [([], []) for _ in self.rows]
+        """Tokens and logprobs so far of every row of the wave."""
+
+    def append(self, tokens: Tensor, logprobs: Tensor, is_stop: Tensor) -> list[bool]:
+        """Append [R] tokens to the rows; return which of them are stop tokens.
+
+        All three are copied from the device at once. Float64 holds every token id exactly.
+
+        Raises:
+            Diverged: a logprob is not finite.
+        """
+        read = torch.stack([tokens.double(), logprobs.double(), is_stop.double()], 1).tolist()
+        _check_finite(logprob for _, logprob, _ in read)
+        for row, (token, logprob, _) in zip(self.rows, read, strict=True):
+            self.sampled[row][0].append(int(token))
+            self.sampled[row][1].append(logprob)
+        return [bool(stops) for _, _, stops in read]
+
+    def advance(self, tokens: Tensor, keep: Tensor | None) -> None:
+        """Run the model on the new tokens of the rows to keep, or of all, and drop the others.
+
+        Args:
+            keep: [R] True on the rows to keep, on the CPU; None for all.
+        """
+        if keep is not None:
+            on_host = self._cache.drop(keep, tokens.device)
+            self.rows = [self.rows[index] for index in on_host.tolist()]
+            kept = on_host.to(tokens.device, non_blocking=True)
+            tokens, self._positions = tokens[kept], self._positions[kept]
+            self._mask = None if self._mask is None else self._mask[kept]
+            self.noise = self.noise[kept]
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], 1)
+        with _casts_kept(), self._attention():
+            output = self._model(
+                input_ids=tokens[:, None],
+                attention_mask=None if self._mask is None else self._mask.long(),
+                position_ids=self._positions[:, None],
+                use_cache=True,
+                logits_to_keep=1,
+                **self._arguments,
+            )
+        self._positions = self._positions + 1
+        self.logits = output.logits[:, -1]
+
+    def _attention(self) -> AbstractContextManager[None]:
+        """Return the context in which the model reads prompts that are shared."""
+        if "prompts" not in self._arguments:
+            return nullcontext()
+        return using_attention(_decoder_config(self._model), SHARED)
+
+
+def can_share_prompts(model: torch.nn.Module) -> bool:
+    """Return whether the rows of a group can share their prompt instead of each having a copy.
+
+    That is where torch's attention runs on a CPU, if sharing gives a model the logits that copies
+    give. Each model is tried once, on two short prompts.
+    """
+    if compute_device(model).type != "cpu":
+        return False
+    if _decoder_config(model)._attn_implementation != "sdpa":
+        return False
+    if model not in _TRIED:
+        obstacle = _obstacle(model)
+        if obstacle is not None:
+            log.info("every completion gets a copy of its prompt's cache (%s)", obstacle)
+        _TRIED[model] = obstacle is None
+    return _TRIED[model]
+
+
+_TRIED: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
+
+
+def _obstacle(model: torch.nn.Module) -> str | None:
+    """Return why a model cannot share prompts, or None if its logits are right two tokens later."""
+    ids = torch.tensor([[1, 2, 3], [0, 4, 5]])
+    tokens = torch.tensor([[6, 7, 8, 9], [7, 6, 9, 8]])
+    logits, noise = [], torch.zeros(4, 2)
+    for shares_prompts in (False, True):
+        batch = RunningBatch(model, ids, ids > 0, 2, noise, shares_prompts=shares_prompts)
+        try:
+            for sampled in tokens % batch.logits.shape[1]:
+                batch.advance(sampled, None)
+        except (RuntimeError, TypeError) as error:
+            return str(error)
+        logits.append(batch.logits)
+    copied, shared = logits
+    difference = float((shared - copied).float().norm() / copied.float().norm())
+    is_right = difference < torch.finfo(copied.dtype).eps ** 0.5
+    return None if is_right else f"its logits differ by {difference:.1g}"
+
+
+def _decoder_config(model: torch.nn.Module) -> PreTrainedConfig:
+    """Return the config from which the layers of a model read which attention to run."""
+    untyped: Any = unwrap_peft(model)
+    config: PreTrainedConfig = untyped.get_decoder().config
+    return config
+
+
+@contextmanager
+def _casts_kept() -> Iterator[None]:
+    """Keep the weights that autocast has cast for the next token, which Lightning turns off.
+
+    Outside of autocast this has no effect. Only here may they be kept: a forward pass that needs a
+    gradient must cast again.
+    """
+    was_enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was_enabled)
+
+
+def _check_finite(logprobs: Iterable[float]) -> None:
+    if not all(map(math.isfinite, logprobs)):
+        raise Diverged(
+            "the policy's logits are not finite while sampling: its weights are NaN or infinite. "
+            "Resuming goes on from the newest checkpoint with finite weights; lower the learning "
+            "rate or model.update.max_grad_norm."
+        )
