@@ -24,5 +24,21 @@ class StepLog:
         Lightning would copy a float to the GPU and back; a tensor on the CPU stays there.
         """
         self._absent |= dict.fromkeys(values, math.nan)
-        logged = self._absent | dict(values)
-        module.log_dict({name: torch.tensor(value) for name, value in logged.items()})
+        for number, (name, value) in enumerate((self._absent | dict(values)).items()):
+            tensor = torch.tensor(value)
+            # Lightning sees to the first metric, and so to what a new epoch resets.
+            if number == 0 or not _log_again(module, name, tensor):
+                module.log(name, tensor)
+
+
+def _log_again(module: L.LightningModule, name: str, value: torch.Tensor) -> bool:
+    """Log a further value of a metric; return False if this hook has not logged it before.
+
+    ``module.log`` checks and copies all that it knows about a metric each time, which for all
+    metrics of a step takes longer than the optimizer step of a small model.
+    """
+    results, key = module.trainer._results, f"{module._current_fx_name}.{name}"
+    if results is None or key not in results:
+        return False
+    results.update_metrics(key, value, batch_size=1)
+    return True
