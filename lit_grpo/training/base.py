@@ -36,6 +36,7 @@ from lit_grpo.training.compatibility import (
     warn_without_validation,
 )
 from lit_grpo.training.evaluation import Evaluation
+from lit_grpo.training.fused_steps import choose_fused
 from lit_grpo.training.learning_rate import scale_learning_rate
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
@@ -168,7 +169,7 @@ class PolicyModule(L.LightningModule):
             UserError: it cannot be made.
         """
         try:
-            return self.make_optimizer(parameters)
+            return choose_fused(self.make_optimizer(parameters))
         except (TypeError, ValueError) as error:
             raise UserError(
                 f"optimizer must be one that can be made ({error}). Set model.optimizer."
