@@ -11,12 +11,13 @@ from math import ceil
 from lit_grpo.cli.plan.model_sizes import ModelSizes
 from lit_grpo.cli.plan.setup import FLOAT32, Setup
 from lit_grpo.policy.logprobs import CHUNK_LOGITS
+from lit_grpo.rollout.hf.shared_prompts import MIN_SAVED_TOKENS
 
-LOGIT_COPIES = 3
-"""In float32: forward logits, log-probabilities and their exponentials; backward log-probabilities,
-the gradient of the chosen ones, and that of the logits."""
-LOGIT_COPIES_16 = 3.5
-"""The same where the head computes in bfloat16, whose logits stay beside those in float32."""
+LOGIT_COPIES, LOGIT_COPIES_CPU = 3.0, 1.0
+"""In float32: log-probabilities in the place of the logits, and for the entropy their exponentials
+and those that are finite. A CPU makes these for a few tokens at a time."""
+LOGIT_COPY_16 = 0.5
+"""Further ones where the head computes in bfloat16, whose logits are there first."""
 SAMPLING_COPIES = 4
 """Logits of a sampled token, divided by the temperature, probabilities and their running sum."""
 SORTING_COPIES = 6
@@ -88,7 +89,9 @@ def mask_bytes(setup: Setup) -> int:
 def logit_bytes(setup: Setup) -> int:
     """Return the bytes of the logits that exist at a time, which the head computes in chunks."""
     tokens = setup.step.micro_batch_rows * setup.step.completion_tokens
-    copies = LOGIT_COPIES if setup.compute_bytes == FLOAT32 else LOGIT_COPIES_16
+    copies = LOGIT_COPIES if setup.cluster.is_gpu else LOGIT_COPIES_CPU
+    if setup.compute_bytes < FLOAT32:
+        copies += LOGIT_COPY_16
     return round(copies * FLOAT32 * tokens_of_chunk(tokens, setup.model) * setup.model.vocab_size)
 
 
@@ -159,8 +162,21 @@ def cache_rows(setup: Setup) -> int:
 
 def cache_bytes(setup: Setup) -> int:
     """Return the bytes of the keys and values of rows that are sampled together."""
-    values = setup.model.kv_values * cache_rows(setup) * setup.step.row_tokens
-    return round(values * setup.compute_bytes)
+    step, rows = setup.step, cache_rows(setup)
+    tokens = rows * step.row_tokens
+    if shares_prompts(setup):
+        prompts = rows // step.group_size
+        tokens = prompts * step.prompt_lengths[0] + rows * step.completion_tokens
+    return round(setup.model.kv_values * tokens * setup.compute_bytes)
+
+
+def shares_prompts(setup: Setup) -> bool:
+    """Return whether rows of a group are likely to share the keys and values of their prompt."""
+    step = setup.step
+    samples_on_cpu = setup.sampler.kind == "policy" and not setup.cluster.is_gpu
+    prompts = cache_rows(setup) // step.group_size
+    saved = prompts * step.prompt_lengths[0] * (step.group_size - 1)
+    return samples_on_cpu and saved >= MIN_SAVED_TOKENS
 
 
 def sampling_bytes(setup: Setup) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from lit_grpo.cli.plan.memory import cache_rows, num_chunks, tokens_of_chunk
+from lit_grpo.cli.plan.memory import cache_rows, num_chunks, shares_prompts, tokens_of_chunk
 from lit_grpo.cli.plan.setup import FLOAT32, Setup
 from lit_grpo.cli.plan.step import SHARED_FRACTION
 
@@ -17,8 +17,6 @@ VALUE_TOUCHES = 4
 rotary embeddings, activation functions and residual sums are kernels of their own."""
 LOGIT_TOUCHES, LOGIT_TOUCHES_BACKWARD = 8, 6
 """The same of a float32 logit: softmax, entropy and the choice of a token; and their gradients."""
-LOGIT_TENSORS = 3
-"""Tensors of logits that are made in a forward, and again in a backward pass."""
 LARGE_TENSOR = 2**25
 """Bytes from which the C library hands memory back to the system (``M_MMAP_THRESHOLD``)."""
 SAMPLING_TOUCHES = 10
@@ -124,14 +122,17 @@ def forward_work(setup: Setup) -> Work:
         flops=body + head,
         attention=attention,
         bytes=moved + logits + weights,
-        fresh=LOGIT_TENSORS * large_logits(setup, tokens),
+        fresh=large_logits(setup, tokens),
         layers=issued_layers(setup) * tokens.micro_batches,
         passes=tokens.micro_batches,
     )
 
 
 def large_logits(setup: Setup, tokens: Tokens) -> float:
-    """Return the bytes of all logits if those of a chunk are a large tensor, else 0."""
+    """Return the bytes of all logits if those of a chunk are a large tensor, else 0.
+
+    Their gradient is written in their place.
+    """
     per_token = FLOAT32 * setup.model.vocab_size
     together = tokens_of_chunk(round(tokens.head / tokens.micro_batches), setup.model)
     return tokens.head * per_token if together * per_token >= LARGE_TENSOR else 0.0
@@ -163,7 +164,7 @@ def update_work(setup: Setup) -> Work:
         flops=flops,
         attention=(3 + setup.checkpointing) * attention,
         bytes=moved + logits + weights * tokens.micro_batches,
-        fresh=LOGIT_TENSORS * (2 + again) * large_logits(setup, tokens),
+        fresh=(1 + again) * large_logits(setup, tokens),
         layers=(3 + setup.checkpointing) * issued_layers(setup) * tokens.micro_batches,
         passes=3 * tokens.micro_batches,
     )
@@ -218,6 +219,9 @@ def decode_work(setup: Setup, rows: float, tokens: float, passes: float, *, dtyp
     model, step = setup.model, setup.step
     read = (dtype or setup.compute_bytes) * model.kv_values
     context = step.mean_prompt_tokens + tokens / 2
+    cached = context
+    if shares_prompts(setup):
+        cached = step.mean_prompt_tokens / step.group_size + tokens / 2
     own = setup.compute_bytes if setup.is_autocast else setup.gathered_bytes
     weights = (dtype or own) * model.read_parameters
     logits = SAMPLING_TOUCHES * FLOAT32 * model.vocab_size
@@ -227,7 +231,7 @@ def decode_work(setup: Setup, rows: float, tokens: float, passes: float, *, dtyp
     return Work(
         flops=rows * tokens * per_token,
         attention=rows * tokens * attention,
-        bytes=passes * weights + rows * tokens * (read * context + logits + values),
+        bytes=passes * weights + rows * tokens * (read * cached + logits + values),
         layers=passes * issued_layers(setup),
         passes=passes,
         few_rows=True,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from setups import SIZES, adapted, make
+from setups import SIZES, UNIT, adapted, make
 
 from lit_grpo.cli.plan import memory
 from lit_grpo.cli.plan.model_sizes import OptimizerSizes
 from lit_grpo.cli.plan.setup import Sampler
 from lit_grpo.cli.plan.sharding import SHARDINGS
+from lit_grpo.cli.plan.step import step_sizes
 from lit_grpo.training import UpdateConfig
 
 TOKENS = 2 * 6 + 4 * 10
@@ -69,6 +70,7 @@ def test_logits_exist_in_chunks():
     assert memory.logit_bytes(make()) == 3 * 4 * 40 * 100
     large = make(model=replace(SIZES, vocab_size=2**22), precision="bf16-mixed")
     assert memory.logit_bytes(large) == 3.5 * 4 * 2**26
+    assert memory.logit_bytes(make(device=UNIT)) == 4 * 40 * 100
     assert memory.head_gradient_bytes(make()) == 4 * 800
     assert memory.head_gradient_bytes(large) == 2 * 2 * 8 * 2**22  # that of a chunk, and their sum
     assert memory.head_gradient_bytes(make(model=adapted())) == 0
@@ -77,6 +79,18 @@ def test_logits_exist_in_chunks():
 def test_the_cache_has_keys_and_values_of_rows_that_are_sampled_together():
     assert memory.cache_bytes(make()) == 32 * 4 * 16 * 4
     assert memory.cache_bytes(make(sampler=Sampler(max_concurrent=2))) == 32 * 2 * 16 * 4
+
+
+def test_on_a_cpu_rows_share_the_keys_and_values_of_long_prompts():
+    long = step_sizes([2048, 6], 10, num_ranks=1, group_size=2, update=UpdateConfig())
+    assert memory.cache_bytes(make(device=UNIT, step=long)) == 32 * (2 * 2048 + 4 * 10) * 4
+    assert memory.cache_bytes(make(step=long)) == 32 * 4 * 2058 * 4
+    few = Sampler(max_concurrent=1)
+    assert memory.shares_prompts(make(device=UNIT, step=long, sampler=few))
+    short = step_sizes([1023, 1], 10, num_ranks=1, group_size=2, update=UpdateConfig())
+    assert not memory.shares_prompts(make(device=UNIT, step=short))
+    servers = Sampler(kind="servers")
+    assert not memory.shares_prompts(make(device=UNIT, step=long, sampler=servers))
 
 
 def test_sampling_needs_logits_or_the_prompts_values():
