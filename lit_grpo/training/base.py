@@ -36,7 +36,7 @@ from lit_grpo.training.compatibility import (
     warn_without_validation,
 )
 from lit_grpo.training.evaluation import Evaluation
-from lit_grpo.training.fused_steps import choose_fused
+from lit_grpo.training.fused_steps import choose_fused, place_counts
 from lit_grpo.training.learning_rate import scale_learning_rate
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
@@ -267,6 +267,7 @@ class PolicyModule(L.LightningModule):
         ):
             changed = {k: v for k, v in settings.items() if k not in earlier or earlier[k] != v}
             group.update(changed, lr=settings["initial_lr"] * factor(schedule.last_epoch))
+        place_counts(optimizer)
 
     def _evaluate_before_training(self, loader: Iterable[Sequence[Prompt]]) -> None:
         num_batches = int(sum(self.trainer.num_val_batches))

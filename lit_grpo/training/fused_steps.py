@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch.optim import Adam, AdamW, Optimizer
 
 DEVICES = {"cpu", "cuda"}
@@ -21,3 +22,19 @@ def choose_fused(optimizer: Optimizer) -> Optimizer:
         if is_open and not settings["differentiable"] and devices <= DEVICES:
             settings["fused"] = True
     return optimizer
+
+
+def place_counts(optimizer: Optimizer) -> None:
+    """Move the counts of steps to where torch's optimizers read them, after a change of settings.
+
+    Fused steps, and those that a graph captures, read them on the device of the weights; the others
+    on the CPU. Another optimizer is left as it is.
+    """
+    groups = optimizer.param_groups
+    group_of = {parameter: group for group in groups for parameter in group["params"]}
+    for parameter, state in optimizer.state.items():
+        group = group_of.get(parameter, groups[0])  # stage 3 of DeepSpeed empties its groups
+        count = state.get("step")
+        if "fused" in group and isinstance(count, torch.Tensor):
+            is_on_device = group["fused"] or group.get("capturable")
+            state["step"] = count.to(parameter.device if is_on_device else "cpu")
