@@ -62,8 +62,11 @@ class _ChosenLogprobs(torch.autograd.Function):
         is -p (log p + H). A second backward pass through the same graph raises an error of
         autograd, because what it needs has been overwritten.
         """
-        logits, entropy, which, ids = ctx.saved_tensors
-        of_rows = torch.zeros_like(entropy).index_add_(0, which, of_logprobs.sum(1))
+        saved, entropy, which, ids = ctx.saved_tensors
+        logits = saved.detach()
+        # Unlike index_add_, this sums in the same order each time on a GPU.
+        of_rows = torch.zeros_like(entropy)
+        of_rows.index_put_((which,), of_logprobs.sum(1), accumulate=True)
         of_each = (logits, of_rows, of_entropy, entropy)
         parts = (torch.split(one, _num_cached(logits)) for one in of_each)
         for rows, of_chosen, of_own, own in zip(*parts, strict=True):

@@ -176,12 +176,12 @@ def _obstacle(model: torch.nn.Module) -> str | None:
     tokens = torch.tensor([[6, 7, 8, 9], [7, 6, 9, 8]])
     logits, noise = [], torch.zeros(4, 2)
     for shares_prompts in (False, True):
-        batch = RunningBatch(model, ids, ids > 0, 2, noise, shares_prompts=shares_prompts)
         try:
+            batch = RunningBatch(model, ids, ids > 0, 2, noise, shares_prompts=shares_prompts)
             for sampled in tokens % batch.logits.shape[1]:
                 batch.advance(sampled, None)
-        except (RuntimeError, TypeError) as error:
-            return str(error)
+        except Exception as error:  # a model's own code may raise any
+            return f"{type(error).__name__}: {error}"
         logits.append(batch.logits)
     copied, shared = logits
     difference = float((shared - copied).float().norm() / copied.float().norm())

@@ -42,6 +42,7 @@ class SharedPrompts:
 
     def add(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Add [B, key heads, P, D] of a layer, which are changed when prompts are dropped."""
+        keys, values = autocast(keys, values)  # once for all tokens
         self._layers[layer] = keys, values
 
     def __contains__(self, layer: int | None) -> bool:

@@ -6,6 +6,7 @@ from tiny import LLAMA, prompt, tiny_policy
 from transformers import AttentionInterface
 
 from lit_grpo.policy import LoRA
+from lit_grpo.policy.body_and_head import evaluation_mode
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.rollout.hf import engine as hf_engine
 from lit_grpo.rollout.hf import shared_prompts
@@ -48,6 +49,11 @@ def generate(policy, sampling, *, prompts=PROMPTS, group_size=4):
     return [rows[n] for n in sorted(rows)]
 
 
+def shares_prompts(policy) -> bool:
+    with evaluation_mode(policy.model), torch.no_grad():
+        return can_share_prompts(policy.model)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -72,6 +78,8 @@ def test_rows_that_share_their_prompts_have_the_completions_of_rows_with_copies(
     policy = tiny_policy(**settings)
     prompts = PROMPTS if padded else [prompt("12+3=", id="a"), prompt("77+8=", id="b")]
     stop = Sampling(max_tokens=24, stop_token_ids=tuple(range(40)))  # rows end at any time
+    assert shares_prompts(policy)
+    calls.clear()
     shared = generate(policy, stop, prompts=prompts)
     assert calls
     calls.clear()
@@ -90,6 +98,8 @@ def test_in_mixed_precision_the_completions_are_those_of_rows_with_copies_but_fo
     policy = tiny_policy(architecture=LLAMA | {"model_type": "qwen3", "head_dim": 8})
     sampling = Sampling(max_tokens=4, min_tokens=4)
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        assert shares_prompts(policy)
+        calls.clear()
         shared = generate(policy, sampling)
         assert calls
         monkeypatch.setattr(hf_engine, "can_share_prompts", lambda model: False)
@@ -106,6 +116,8 @@ def test_short_prompts_are_copied_since_little_would_be_saved(calls, monkeypatch
     monkeypatch.setattr(shared_prompts, "MIN_SAVED_TOKENS", tokens + 1)
     generate(policy, Sampling(max_tokens=3))
     assert not calls
+    assert shares_prompts(policy)
+    calls.clear()
     monkeypatch.setattr(shared_prompts, "MIN_SAVED_TOKENS", tokens)
     generate(policy, Sampling(max_tokens=3))
     assert calls
@@ -124,20 +136,27 @@ class OtherKeys:
         return self.attention(module, query, 2 * key, *args, **kwargs)
 
 
-@pytest.mark.parametrize("obstacle", ["other results", "another attention", "no arguments"])
+def refuse_arguments(*args, prompts=None, **kwargs):
+    raise ValueError("unexpected argument prompts")
+
+
+@pytest.mark.parametrize(
+    "obstacle", ["other results", "another attention", "no arguments", "an error"]
+)
 def test_a_model_for_which_sharing_is_not_right_gets_copies(obstacle, calls, monkeypatch):
     policy = tiny_policy()
     if obstacle == "other results":
         AttentionInterface.register(SHARED, OtherKeys(shared_attention))
     elif obstacle == "another attention":
         policy.model.config._attn_implementation = "eager"
+    elif obstacle == "an error":
+        AttentionInterface.register(SHARED, refuse_arguments)
     else:
         forward = policy.model.model.forward
         monkeypatch.setattr(
             policy.model.model, "forward", lambda *a, prompts=None, **k: forward(*a, **k)
         )
-    with torch.no_grad():
-        assert not can_share_prompts(policy.model)
+    assert not shares_prompts(policy)
     before = generate(policy, Sampling(max_tokens=6))
     monkeypatch.setattr(hf_engine, "can_share_prompts", lambda model: False)
     assert generate(policy, Sampling(max_tokens=6)) == before
