@@ -50,7 +50,8 @@ def test_the_loss_is_that_of_transformers_on_the_same_tokens():
     "lora", [None, LoRA(rank=8, alpha=64, modules_to_save=["lm_head"])], ids=["full", "lora"]
 )
 def test_the_policy_learns_its_targets_and_where_they_end(lora):
-    module = make_module(lora=lora)
+    # At twice this rate the steps with an adapter amplify rounding errors.
+    module = make_module(lora=lora, optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2))
     fit(module, max_steps=60)
     engine = HFEngine()
     engine.load_weights(module.policy, 0)
