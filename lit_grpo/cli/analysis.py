@@ -37,6 +37,33 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassRates:
+    """How often a policy is right on rows."""
+
+    num_rows: int
+    """Rows whose rate is known."""
+    mean: float
+    num_never: int
+    """Rows on which it is never right."""
+    num_always: int
+    histogram: tuple[int, ...]
+    """[20] rows by their rate, from 0 to 1."""
+
+    @classmethod
+    def of(cls, rates: Sequence[float]) -> PassRates | None:
+        """Return those of some rows; None of none."""
+        if not rates:
+            return None
+        return cls(
+            num_rows=len(rates),
+            mean=round(sum(rates) / len(rates), 4),
+            num_never=sum(rate == 0 for rate in rates),
+            num_always=sum(rate == 1 for rate in rates),
+            histogram=_histogram(rates, 1.0),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
     """What is measured of rows."""
 
@@ -63,6 +90,8 @@ class Measures:
     """Rows whose prompt another row has already; None if the prompts are not known."""
     nulls: Mapping[str, int]
     """By column the rows in which it is null, where it is not null in all rows of their source."""
+    pass_rates: PassRates | None
+    """Those of a policy, if any are known."""
 
 
 def measure(found: ScoredRows, threshold: float) -> dict[str, Measures]:
@@ -95,7 +124,6 @@ def _measure(
     spreads = [row.spread for row in compared if row.spread is not None]
     useful = sum(spread > 0 and spread >= threshold - ROUNDING for spread in spreads)
     top = max(1.0, *spreads) if spreads else 1.0
-    bins = Counter(min(NUM_BINS - 1, int(NUM_BINS * one / top + ROUNDING)) for one in spreads)
     votes = [agreement(one) for row in rows for one in row.votes if len(one) > 1]
     return Measures(
         num_rows=len(rows),
@@ -103,7 +131,7 @@ def _measure(
         num_compared=len(compared),
         num_null=len(compared) - len(spreads),
         signal_useful_pct=round(100 * useful / len(compared), 2) if compared else None,
-        spread_histogram=tuple(bins[number] for number in range(NUM_BINS)),
+        spread_histogram=_histogram(spreads, top),
         spread_max=round(top, 4),
         vote_agreement=_mean(votes),
         vote_deviation=_mean([one for row in rows for one in row.deviations]),
@@ -111,7 +139,14 @@ def _measure(
         answer_lengths=Lengths.of([length for row in rows for length in row.answer_lengths]),
         num_duplicates=_num_duplicates(rows),
         nulls=nulls,
+        pass_rates=PassRates.of([rate for row in rows if (rate := row.pass_rate) is not None]),
     )
+
+
+def _histogram(values: Sequence[float], top: float) -> tuple[int, ...]:
+    """Return the numbers of values in each bin from 0 to `top`."""
+    bins = Counter(min(NUM_BINS - 1, int(NUM_BINS * one / top + ROUNDING)) for one in values)
+    return tuple(bins[number] for number in range(NUM_BINS))
 
 
 def _nulls(sources: Iterable[Sequence[ScoredRow]]) -> dict[str, int]:

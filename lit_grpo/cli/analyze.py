@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lit_grpo.cli.analysis import Lengths, Measures, as_dict, measure
-from lit_grpo.cli.file_options import parse_run
+from lit_grpo.cli.analysis import Lengths, Measures, PassRates, as_dict, measure
+from lit_grpo.cli.file_options import parse_run_and_keys
 from lit_grpo.cli.scored_rows import Measure, ScoredRows, read_scored_rows
 from lit_grpo.judge.client import CHARACTERS_PER_TOKEN
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
@@ -27,9 +27,14 @@ def analyze(arguments: Sequence[str]) -> int:
     Raises:
         UserError: the arguments or the data are wrong.
     """
-    given = parse_run("analyze", arguments)
+    given, keys = parse_run_and_keys("analyze", arguments)
     check_range("threshold", given.threshold, at_least=0)
     check_range("min_signal", given.min_signal, at_least=0, at_most=100)
+    if given.policy is not None:
+        from lit_grpo.cli.pass_rates import write_pass_rates
+
+        if code := write_pass_rates(given, keys):
+            return code
     path = Path(given.run_dir)
     found = read_scored_rows(path, given.split, _length(given.tokenizer))
     threshold = given.threshold
@@ -100,6 +105,8 @@ def _print(
     ):
         console.print(line, soft_wrap=True)
     _print_nulls(measured["all"], console)
+    if rates := measured["all"].pass_rates:
+        console.print(_without_gradient(rates), soft_wrap=True)
     for kind, counts in found.copies.items():
         for where, number in counts.items():
             console.print(f"{number:,} {kind} duplicates when it was prepared: {where}")
@@ -118,8 +125,18 @@ def _cells(one: Measures) -> dict[str, str]:
         "deviation of votes": "–" if one.vote_deviation is None else f"{one.vote_deviation:.3f}",
         "prompt lengths": _lengths(one.prompt_lengths),
         "answer lengths": _lengths(one.answer_lengths),
+        "pass rate": "–" if one.pass_rates is None else f"{one.pass_rates.mean:.1%}",
         "duplicates": "–" if one.num_duplicates is None else f"{one.num_duplicates:,}",
     }
+
+
+def _without_gradient(rates: PassRates) -> str:
+    """Say on how many rows a policy is always right, or never, so that all advantages are 0."""
+    number = rates.num_never + rates.num_always
+    return (
+        f"{number:,} of {rates.num_rows:,} rows with a pass rate would give no gradient: "
+        f"{rates.num_never:,} never right, {rates.num_always:,} always right"
+    )
 
 
 def _lengths(one: Lengths | None) -> str:

@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -55,8 +55,16 @@ log = logging.getLogger(__name__)
 USER_ERRORS = (ValueError, OSError, ImportError, MisconfigurationException)
 
 
-def run(command: str, arguments: Sequence[str]) -> int:
+def run(
+    command: str, arguments: Sequence[str], work: Callable[[CommandLine], int] | None = None
+) -> int:
     """Run one of the commands and return the exit code of the process.
+
+    Args:
+        command: Its name.
+        arguments: Its arguments.
+        work: What is done with the objects of the config, and returns the exit code; None means
+            what this command is for.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, at any time.
@@ -72,7 +80,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         invocation = read_invocation(with_run(command, arguments))
         sys.path[1:1] = invocation.directories
         with choose_run_dir(command, invocation) as run_dir, as_user_errors():
-            return execute(CommandLine(command, invocation, run_dir))
+            return execute(CommandLine(command, invocation, run_dir), work)
     except SystemExit as leave:
         if isinstance(leave.__context__, KeyboardInterrupt):  # Lightning turned it into exit code 1
             raise KeyboardInterrupt from None
@@ -81,27 +89,31 @@ def run(command: str, arguments: Sequence[str]) -> int:
         return report_error(error, where_started(command, arguments))
 
 
-def execute(cli: CommandLine) -> int:
-    """Run the command, close the engine and the rewards, and return the exit code."""
+def execute(cli: CommandLine, work: Callable[[CommandLine], int] | None = None) -> int:
+    """Do the work, close the engine and the rewards, and return the exit code."""
     try:
-        if cli.command in TRAINING:
-            return _train(cli)
-        if cli.command == CHECKING:
-            from lit_grpo.cli.doctor.command import run_doctor
-
-            return run_doctor(cli)
-        if cli.command == PLANNING:
-            from lit_grpo.cli.plan.command import run_plan
-
-            return run_plan(cli)
-        log_overridden(cli.overridden)
-        if cli.command in REWARD_COMMANDS:
-            return run_reward_command(cli)
-        _evaluate(cli)
-        return ExitCode.DONE
+        return (work or _work)(cli)
     finally:
         if isinstance(cli.model, PolicyModule):
             cli.model.close()
+
+
+def _work(cli: CommandLine) -> int:
+    if cli.command in TRAINING:
+        return _train(cli)
+    if cli.command == CHECKING:
+        from lit_grpo.cli.doctor.command import run_doctor
+
+        return run_doctor(cli)
+    if cli.command == PLANNING:
+        from lit_grpo.cli.plan.command import run_plan
+
+        return run_plan(cli)
+    log_overridden(cli.overridden)
+    if cli.command in REWARD_COMMANDS:
+        return run_reward_command(cli)
+    _evaluate(cli)
+    return ExitCode.DONE
 
 
 def _evaluate(cli: CommandLine) -> None:

@@ -30,6 +30,7 @@ from lit_grpo.cli.commands import (
     PLANNING,
     REWARD_COMMANDS,
     TRAINING,
+    WITHOUT_CONFIG,
     describe,
     usage,
 )
@@ -154,8 +155,13 @@ class CommandLine(LightningCLI):
             action="store_true",
             help="Queue the SLURM job again if its end, or SIGUSR1, ended the training.",
         )
-        for name, settings in OPTIONS.get(self.command, {}).items():
+        for name, settings in self._options.items():
             parser.add_argument(name, **settings)
+
+    @property
+    def _options(self) -> dict[str, dict[str, Any]]:
+        """The options of the command beside the keys, but for those that it has parsed itself."""
+        return {} if self.command in WITHOUT_CONFIG else OPTIONS.get(self.command, {})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         try:
@@ -228,7 +234,7 @@ class CommandLine(LightningCLI):
         refuse_durations(given.max_time)
         refuse_intervals(given.val_check_interval, given.check_val_every_n_epoch)
         kwargs["default_root_dir"] = given.default_root_dir or run_dir
-        if self.command in REWARD_COMMANDS:
+        if self.command in (*REWARD_COMMANDS, *WITHOUT_CONFIG):
             return self.trainer_on_one_device()
         if self.command == PLANNING:
             return self.trainer_of_this_machine()

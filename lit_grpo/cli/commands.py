@@ -62,7 +62,12 @@ EXAMPLES = {
         "--preset my_recipe.yaml --cache gold",
         "--preset my_recipe.yaml --cache gold --processes 4",
     ),
-    "analyze": ("prepared --min_signal 90", "gold --json", "runs/my/0"),
+    "analyze": (
+        "prepared --min_signal 90",
+        "prepared --policy runs/warm/0/final --config my.yaml",
+        "gold --json",
+        "runs/my/0",
+    ),
     "doctor": ("--config my.yaml", "--config my.yaml --probe"),
     "plan": (
         "--config my.yaml --gpus 8xH100 --nodes 2",
@@ -213,6 +218,29 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "--tokenizer": {
             "metavar": "PATH",
             "help": "model or tokenizer for lengths in tokens; without it characters / 4",
+        },
+        "--policy": {
+            "metavar": "PATH",
+            "help": "write this policy's pass rate on each row of prepared data as pass_rate",
+        },
+        "--samples": {
+            "type": int,
+            "metavar": "N",
+            "default": 8,
+            "help": "completions of the policy for a row; without it 8",
+        },
+        "--success": {
+            "type": float,
+            "metavar": "X",
+            "default": 1.0,
+            "help": "the sum of rewards from which a completion is right; without it 1",
+        },
+        "--config": {
+            "action": "append",
+            "default": [],
+            "metavar": "FILE",
+            "help": "config with the policy's engine, sampling, rewards and prompt format; "
+            "--KEY VALUE overrides it",
         },
         "--json": {"action": "store_true", "help": "print JSON in place of the table"},
     },

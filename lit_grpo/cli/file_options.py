@@ -32,6 +32,22 @@ def parse_run(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(_with_underscores(arguments))
 
 
+def parse_run_and_keys(
+    command: str, arguments: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options and the ``run_dir`` of a command, and all other arguments.
+
+    Raises:
+        UserError: the arguments are wrong, or there are others without ``--policy``.
+    """
+    parser = _Parser(command)
+    parser.add_argument("run_dir")
+    given, keys = parser.parse_known_args(_with_underscores(arguments))
+    if keys and given.policy is None:
+        parser.error(f"unrecognized arguments: {shlex.join(keys)}")
+    return given, keys
+
+
 def parse_runs(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command, and the directories of its runs as ``run_dirs``.
 

@@ -24,7 +24,7 @@ from lit_grpo.types import UserError, check_range
 
 def _run_rewards(cli: CommandLine) -> int:
     """Sample and score the first prompts of the training data."""
-    module, num_prompts = _grpo_module(cli), cli.config.n
+    module, num_prompts = grpo_module(cli), cli.config.n
     check_range("n", num_prompts, at_least=1)
     loader = read_prompts(cli)
     # Before the policy is loaded, so that errors show at once.
@@ -42,14 +42,14 @@ def _run_rewards(cli: CommandLine) -> int:
 
 def _run_judge_check(cli: CommandLine) -> int:
     """Ask the judges of all rewards."""
-    module = _grpo_module(cli)
+    module = grpo_module(cli)
     rewards = [*module.rewards.rewards, *module.evaluation.suite.rewards]
     return check_judges(rewards, lambda: read_prompts(cli).some_prompts())
 
 
 def _run_rescore(cli: CommandLine) -> int:
     """Score the logged completions of a run again."""
-    module, last = _grpo_module(cli), cli.config.last
+    module, last = grpo_module(cli), cli.config.last
     check_range("last", last, at_least=1)
     return rescore(
         module,
@@ -79,7 +79,8 @@ def run_reward_command(cli: CommandLine) -> int:
         raise UserError(str(error)) from error
 
 
-def _grpo_module(cli: CommandLine) -> GRPOModule:
+def grpo_module(cli: CommandLine) -> GRPOModule:
+    """Return the module of a config; raise UserError if it has no rewards."""
     if not isinstance(cli.model, GRPOModule):
         raise UserError(
             f"{cli.command} needs rewards, and the model of this config, "

@@ -16,6 +16,8 @@ from lit_grpo.cli.prepare.join_gold import QUESTION_DIGITS
 from lit_grpo.data.prepared import PreparedDir, find_prepared
 from lit_grpo.types import UserError
 
+PASS_RATE = "pass_rate"
+"""The column of prepared data with the share of a policy's completions that are right."""
 Measure = Callable[[str], float]
 """The length of a text."""
 
@@ -39,6 +41,8 @@ class ScoredRow:
     """The same for equal prompts; empty where they come again by intention, or are not known."""
     nulls: tuple[str, ...] = ()
     """The columns that are null."""
+    pass_rate: float | None = None
+    """The share of a policy's completions that are right, if it is known."""
 
     @property
     def spread(self) -> float | None:
@@ -106,6 +110,7 @@ def _prepared_row(columns: Mapping[str, Any], measure: Measure) -> ScoredRow:
         answer_lengths=tuple(map(measure, columns.get("answers") or ())),
         text_hash=columns["text_hash"],
         nulls=tuple(name for name, value in columns.items() if value is None),
+        pass_rate=columns.get(PASS_RATE),
     )
 
 

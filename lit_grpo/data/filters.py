@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Real
@@ -60,6 +60,15 @@ def failed_filter(columns: Mapping[str, Any], where: Mapping[str, Any]) -> str |
         if not _passes(None if value is MISSING else value, allowed):
             return name
     return None
+
+
+def with_columns(where: Mapping[str, Any], rows: Collection[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the filters whose columns some of these rows have."""
+    return {
+        name: allowed
+        for name, allowed in where.items()
+        if name in _DERIVED or any(find_value(row, name) is not MISSING for row in rows)
+    }
 
 
 def columns_of(where: Mapping[str, Any]) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lit_grpo.data.filters import failed_filter
+from lit_grpo.data.filters import failed_filter, with_columns
 from lit_grpo.data.mapped import MappedRows
 from lit_grpo.data.module import PromptDataModule, Split
 from lit_grpo.data.prepared import Holdout, PreparedSplit, find_prepared
@@ -38,7 +38,9 @@ class PromptData(PromptDataModule):
         test: The same for ``lit-grpo test``; null means the validation data, or the holdout of
             prepared data.
         where: Read only the rows of all splits that pass: by column ``[lowest, highest]``, of which
-            either may be null, a value, or a list of values; for example ``{source: open}``.
+            either may be null, a value, or a list of values; for example ``{source: open}``. A
+            filter by a column that only the training data have, such as ``pass_rate``, does not
+            apply to the others.
         validation_size: Number or fraction of the rows of ``train`` to hold out for validation
             when ``validation`` is not set. The choice does not depend on ``seed``, so that runs
             with different seeds, and the SFT run before them, are validated on the same rows.
@@ -137,10 +139,13 @@ class PromptData(PromptDataModule):
         rows = self._map(sources, split) or [
             row for source in sources for row in _read_one(source, split)
         ]
+        where = self.where
+        if split != "train":
+            where = with_columns(where, [row.columns for row in rows])
         kept = (
-            rows.where(self.where)
+            rows.where(where)
             if isinstance(rows, MappedRows)
-            else [row for row in rows if failed_filter(row.columns, self.where) is None]
+            else [row for row in rows if failed_filter(row.columns, where) is None]
         )
         if rows and not kept and split == "train":
             raise UserError(

@@ -6,6 +6,7 @@ import pytest
 from data_runs import SaveEverywhere, fit, flat
 from prepared_data import open_row, verifiable_row, write_prepared
 
+from lit_grpo.cli.prepare.write import add_column
 from lit_grpo.data import MixtureData, MixtureSource, PromptData, RubricData, prompt_data
 from lit_grpo.data.mapped import MappedRows
 from lit_grpo.data.prepared import find_prepared
@@ -53,6 +54,43 @@ def test_only_rows_that_pass_are_read_of_each_split(prepared):
     assert row_ids(source, "validation") == ["open:6", "open:7"]
     with pytest.raises(UserError, match="where must keep some rows, got .* of the 12 rows"):
         data(prepared, where={"source": "closed"}).rows("train")
+
+
+def with_pass_rates(directory, rates):
+    add_column(find_prepared(str(directory)), "train", "pass_rate", rates, {})
+    return directory
+
+
+RATES = [0.0, None, 0.1, None, 0.5, None, 0.9, None, 1.0, None, 0.05, None]
+"""Of the rows to train on: verifiable, open, verifiable, ..."""
+
+
+def test_rows_are_chosen_by_their_pass_rates_and_validated_on_all(prepared):
+    source = data(with_pass_rates(prepared, RATES), where={"pass_rate": [0.1, 0.9]})
+    assert row_ids(source, "train") == ["verifiable:1", "verifiable:2", "verifiable:3"]
+    assert len(row_ids(source, "validation")) == len(row_ids(source, "test")) == 4
+    with pytest.raises(UserError, match="where must keep some rows, got .* of the 12 rows"):
+        data(prepared, where={"pass_rate": [0.2, 0.3]}).rows("train")
+
+
+def test_a_source_of_a_mixture_is_chosen_by_its_pass_rates(prepared):
+    with_pass_rates(prepared, RATES)
+    where = {"source": "verifiable", "pass_rate": [0.1, 0.9]}
+    sources = {
+        "sums": MixtureSource(data=PromptData(str(prepared), where=where)),
+        "open": MixtureSource(data=RubricData(str(prepared), where={"source": "open"})),
+    }
+    module = fit(MixtureData(sources, prompts_per_step=4), max_steps=3)
+    found = {name for name in flat(module.trained) if name.startswith("verifiable")}
+    assert found == {"verifiable:1", "verifiable:2", "verifiable:3"}
+    assert {"verifiable:6", "verifiable:7"} <= set(flat(module.evaluated))
+
+
+def test_many_rows_are_chosen_by_their_pass_rates(prepared, few_in_memory):
+    data(prepared, max_prompt_tokens=100).rows("train")  # makes the copy that is read row by row
+    with_pass_rates(prepared, RATES)
+    source = data(prepared, where={"pass_rate": [0.1, 0.9]}, max_prompt_tokens=100)
+    assert row_ids(source, "train") == ["verifiable:1", "verifiable:2", "verifiable:3"]
 
 
 def test_a_training_on_prepared_data_reads_and_validates_on_its_splits(prepared):

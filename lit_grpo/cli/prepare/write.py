@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 from lit_grpo import __version__
 from lit_grpo.cli.prepare.recipe import Gold, Recipe
 from lit_grpo.cli.prepare.rows import PreparedRow
 from lit_grpo.data.atomic import replacing
-from lit_grpo.data.prepared import FORMAT, HOLDOUT_IDS, MANIFEST
+from lit_grpo.data.prepared import FORMAT, HOLDOUT_IDS, MANIFEST, PreparedDir
 from lit_grpo.data.schema import find_schema, write_parquet
 from lit_grpo.types import UserError
 
@@ -95,6 +97,55 @@ def write_prepared(
         text = yaml.safe_dump(dict(config), sort_keys=False)
         (partial / DATA_CONFIG).write_text(text, encoding="utf-8")
     return manifest
+
+
+def add_column(
+    prepared: PreparedDir,
+    split: str,
+    name: str,
+    values: Sequence[float | None],
+    about: Mapping[str, Any],
+) -> None:
+    """Write a column of numbers into a split, in place of one of that name.
+
+    Args:
+        prepared: The directory, which has the column when all is written, and is as before if not.
+        split: The split.
+        name: Of the column.
+        values: One for each row, in their order.
+        about: What the manifest says of the column of this split.
+
+    Raises:
+        UserError: the disk is full.
+    """
+    with replacing(prepared.path) as partial:
+        ignored = shutil.ignore_patterns(".arrow", f"{split}.parquet", MANIFEST)
+        shutil.copytree(prepared.path, partial, ignore=ignored, dirs_exist_ok=True)
+        path = partial / f"{split}.parquet"
+        _copy_with_column(prepared.path / path.name, path, name, values)
+        manifest = dict(prepared.manifest)
+        described = manifest["splits"][split] | _file_facts(path)
+        manifest["splits"] = manifest["splits"] | {split: described}
+        manifest["columns"] = manifest.get("columns", {}) | {name: str(pa.float64())}
+        manifest[name] = manifest.get(name, {}) | {split: dict(about)}
+        _write_json(manifest, partial / MANIFEST)
+
+
+def _copy_with_column(
+    source: Path, target: Path, name: str, values: Sequence[float | None]
+) -> None:
+    column = pa.array(values, pa.float64())
+    with pq.ParquetFile(source) as file:
+        others = [field for field in file.schema_arrow if field.name != name]
+        schema = pa.schema([*others, (name, pa.float64())], file.schema_arrow.metadata)
+        names = [field.name for field in others]
+        with pq.ParquetWriter(target, schema, compression="zstd", version="2.6") as writer:
+            start = 0
+            for number in range(file.num_row_groups):
+                table = file.read_row_group(number, columns=names)
+                part = column.slice(start, table.num_rows)
+                writer.write_table(table.append_column(name, part).cast(schema))
+                start += table.num_rows
 
 
 def training_config(out: Path, recipe: Recipe, splits: Mapping[str, Sequence[PreparedRow]]) -> Any:

@@ -20,6 +20,7 @@ from lit_grpo.cli.prepare.join_gold import vote_key
 from lit_grpo.cli.prepare.pipeline import Order, run
 from lit_grpo.cli.prepare.recipe import Duplicates, Recipe, RecipeSource, known_recipes, read_recipe
 from lit_grpo.cli.prepare.rows import PreparedRow
+from lit_grpo.cli.prepare.write import add_column
 from lit_grpo.data.prepared import find_prepared
 from lit_grpo.types import UserError
 
@@ -282,6 +283,21 @@ def test_prepared_data_can_be_prepared_again_with_another_filter(data):
     first = {row.id: row.columns for row in rows_of("train", "first")}
     for row in rows_of("train"):
         assert dict(row.columns) == dict(first[row.id])
+
+
+def test_prepared_data_can_be_prepared_again_by_the_pass_rates_of_a_policy(data):
+    go(shipped("verifiable_only", data), "first")
+    rates = [number / 10 for number, _ in enumerate(rows_of("train", "first"))]
+    add_column(find_prepared("first"), "train", "pass_rate", rates, {})
+    source = RecipeSource(
+        kind="verifiable", data="first/train.parquet", where={"pass_rate": [0.1, 0.9]}
+    )
+    again = Recipe(description="", sources={"verifiable": source}, validation_size=1)
+    manifest = go(again, holdout=Path("first/holdout_ids.json"))
+    kept = {row.columns["pass_rate"] for name in ("train", "validation") for row in rows_of(name)}
+    assert kept == {number / 10 for number in range(1, 10)}
+    dropped = {"filter pass_rate": len(rates) - 9}
+    assert manifest["sources"]["verifiable"]["dropped"] == dropped
 
 
 @pytest.mark.slow

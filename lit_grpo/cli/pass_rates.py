@@ -1,0 +1,165 @@
+"""Estimate how often a policy is right on each row of prepared data, and write it as a column."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from lit_grpo.cli.app import run
+from lit_grpo.cli.command_line import CommandLine
+from lit_grpo.cli.configs import Invocation, read_invocation
+from lit_grpo.cli.prepare.write import add_column
+from lit_grpo.cli.reward_commands import grpo_module, load_policy, read_prompts
+from lit_grpo.cli.reward_trial import report_failures
+from lit_grpo.cli.scored_rows import PASS_RATE
+from lit_grpo.data.prepared import PreparedDir, find_prepared
+from lit_grpo.rewards.scoring import RewardFailed
+from lit_grpo.stopping import ExitCode
+from lit_grpo.training import GRPOModule
+from lit_grpo.training.prefetch import score_while_sampling
+from lit_grpo.training.seeds import SeedPurpose
+from lit_grpo.types import Completion, Prompt, RolloutBatch, UserError, check_range
+
+COMPLETIONS_AT_ONCE = 512
+ROUNDING = 1e-9
+"""What a sum of rewards may lack of a success."""
+
+
+def write_pass_rates(given: argparse.Namespace, keys: Sequence[str]) -> int:
+    """Sample completions of a policy for the rows of a split; add the share that is right to it.
+
+    The rows are the training prompts of the config, and get its format and its rewards. Without a
+    config they are the verifiable rows, whose answers `MathReward` checks.
+
+    Args:
+        given: The options of ``analyze``.
+        keys: Further keys of a config.
+
+    Returns:
+        The exit code; the data have not changed unless it is 0.
+
+    Raises:
+        UserError: the options or the data are wrong.
+    """
+    check_range("samples", given.samples, at_least=2)
+    prepared = find_prepared(given.run_dir)
+    if prepared is None:
+        raise UserError(
+            f"policy needs prepared data, got {given.run_dir} (the pass rates become a column of "
+            "them). Name a directory that prepare has written, or leave --policy out."
+        )
+    named = [word for path in given.config for word in ("--config", path)]
+    invocation = read_invocation([*named, *keys])
+    path = prepared.split(given.split).path
+    settings = [
+        f"--model.policy.path={given.policy}",
+        f"--model.group_size={given.samples}",
+        *_default_rewards(invocation, keys),
+        *_default_data(str(path), invocation, keys),
+    ]
+    work = _Estimate(prepared, given.split, given.policy, given.samples, given.success)
+    return run("analyze", [*named, *settings, *keys], work)
+
+
+def _default_rewards(invocation: Invocation, keys: Sequence[str]) -> list[str]:
+    is_given = invocation.has_rewards or any(key.startswith("--model.rewards") for key in keys)
+    return [] if is_given else ["--model.rewards=[MathReward]"]
+
+
+def _default_data(path: str, invocation: Invocation, keys: Sequence[str]) -> list[str]:
+    """Return keys that read the rows of a split, unless the config has sources of its own."""
+    named = [config["data"] for config in invocation.configs if config.get("data")]
+    if any("sources" in (one.get("init_args") or {}) for one in named):
+        return []
+    if any(key.startswith("--data") for key in keys):
+        return []
+    rows = [f"--data.train={path}", "--data.prompts_per_step=1"]
+    if named:
+        return [*rows, "--data.validation_size=0", "--data.validation=null"]
+    return ["--data=PromptData", *rows, "--data.where={kind: verifiable}"]
+
+
+@dataclass(slots=True)
+class _Estimate:
+    """The work of the command, once the policy, the rewards and the data of its config are made."""
+
+    prepared: PreparedDir
+    split: str
+    policy: str
+    samples: int
+    success: float
+    rates: dict[str, float | None] = field(default_factory=dict)
+    """By the id of a row the share of its completions that are right; None if none has a score."""
+
+    def __call__(self, cli: CommandLine) -> int:
+        try:
+            return self._run(cli)
+        except RewardFailed as error:
+            raise UserError(str(error)) from error
+
+    def _run(self, cli: CommandLine) -> int:
+        module = grpo_module(cli)
+        loader = read_prompts(cli)
+        ids = self.prepared.split(self.split).ids().to_pylist()
+        found = loader.find(ids)
+        prompts = [found[key] for key in ids if key in found]
+        if not prompts:
+            raise UserError(
+                f"the training prompts of the config must be rows of {self.prepared.path}, and "
+                "none is. Leave data.sources and data.train out, or name these data there."
+            )
+        module.rewards.start(module.reasoning)
+        module.rewards.check(prompts)
+        load_policy(cli, module)
+        with cli.trainer.precision_plugin.val_step_context():
+            for rollouts in sampled(module, prompts):
+                is_first = not self.rates
+                self._count(rollouts)
+                if is_first and (code := report_failures([rollouts])):
+                    return code
+        rates = [self.rates.get(key) for key in ids]
+        add_column(self.prepared, self.split, PASS_RATE, rates, self._about(module))
+        return ExitCode.DONE
+
+    def _count(self, rollouts: RolloutBatch) -> None:
+        is_right = rollouts.rewards >= self.success - ROUNDING
+        for group, right, valid in zip(rollouts.groups, is_right, rollouts.valid, strict=True):
+            number = int(valid.sum())
+            rate = int((right & valid).sum()) / number if number else None
+            self.rates[group.prompt.id] = rate
+
+    def _about(self, module: GRPOModule) -> dict[str, Any]:
+        """Return how the rates were estimated, for the manifest."""
+        return {
+            "policy": self.policy,
+            "samples": self.samples,
+            "success": self.success,
+            "rewards": list(module.rewards.weights),
+        }
+
+
+def sampled(module: GRPOModule, prompts: Sequence[Prompt]) -> Iterator[RolloutBatch]:
+    """Yield scored completions of all prompts, some at a time."""
+    suite, group_size = module.rewards, module.group_size
+    at_once = max(1, COMPLETIONS_AT_ONCE // group_size)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("sampling", total=len(prompts) * group_size)
+
+        def counted(completions: Iterator[tuple[int, Completion]]) -> Iterator[Any]:
+            for one in completions:
+                progress.advance(task)
+                yield one
+
+        for number, start in enumerate(range(0, len(prompts), at_once)):
+            some = prompts[start : start + at_once]
+            scoring = suite.open(some, group_size)
+            seed = module.seeds.derive(SeedPurpose.ROLLOUT, number)
+            completions = module.engine.generate(some, group_size, module.sampling, seed=seed)
+            score_while_sampling(scoring, counted(completions))
+            yield scoring.result()

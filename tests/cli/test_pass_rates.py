@@ -1,0 +1,187 @@
+"""``lit-grpo analyze --policy`` with a real, tiny policy and a reward that writes its values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from prepared_data import write_prepared
+from tiny import LLAMA
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lit_grpo.__main__ import main
+from lit_grpo.policy.byte_tokenizer import byte_tokenizer
+
+REWARD = """
+import json
+from lit_grpo.rewards import Reward
+
+class Written(Reward):
+    calls = 0
+
+    def score(self, prompt, completion):
+        Written.calls += 1
+        number = int(prompt.id.split(":")[1])
+        if prompt.id == "verifiable:3" or (prompt.id == "verifiable:4" and Written.calls % 2):
+            return None
+        value = float(number > 0 and (number == 1 or sum(completion.token_ids) % 3 == 0))
+        with open("scores.jsonl", "a") as file:
+            file.write(json.dumps([prompt.id, value]) + "\\n")
+        return value
+
+class Broken(Reward):
+    def score(self, prompt, completion):
+        raise RuntimeError("the sandbox is gone")
+"""
+CONFIG = {
+    "trainer": {"accelerator": "cpu"},
+    "model": {
+        "rewards": [{"class_path": "pass_rewards.Written"}],
+        "sampling": {"max_tokens": 3},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    """A model with random weights, as a directory."""
+    directory = tmp_path_factory.mktemp("policy")
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer()
+    config = AutoConfig.for_model(**LLAMA | {"vocab_size": len(tokenizer)})
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def here(here, monkeypatch) -> Path:
+    (here / "pass_rewards.py").write_text(REWARD)
+    (here / "my.yaml").write_text(yaml.safe_dump(CONFIG))
+    monkeypatch.delitem(sys.modules, "pass_rewards", raising=False)
+    write_prepared(here / "data")
+    return here
+
+
+def analyze(*arguments: object, config: str = "my.yaml") -> int:
+    return main(["analyze", "data", *map(str, arguments), "--config", config])
+
+
+def rates(split: str = "train") -> dict[str, float | None]:
+    table = pq.read_table(f"data/{split}.parquet", columns=["id", "pass_rate"])
+    return {row["id"]: row["pass_rate"] for row in table.to_pylist()}
+
+
+def test_the_pass_rate_of_each_row_is_that_of_the_scores_of_its_completions(policy, here, capsys):
+    before = pq.read_table("data/train.parquet")
+    others = {path.name: path.read_bytes() for path in (here / "data").glob("[hv]*")}
+    (here / "data/notes.txt").write_text("mine")
+    assert analyze("--policy", policy, "--samples", 6, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    values = defaultdict(list)
+    for line in Path("scores.jsonl").read_text().splitlines():
+        key, value = json.loads(line)
+        values[key].append(value)
+    counted = {key: sum(one) / len(one) for key, one in values.items()}
+    assert sum(map(len, values.values())) == 6 * 6 + 3
+    written = rates()
+    assert {key: one for key, one in written.items() if one is not None} == counted
+    unknown = {"verifiable:3", *(f"open:{number}" for number in range(8))}
+    assert {key for key, one in written.items() if one is None} == unknown
+    measured = found["measures"]["verifiable"]["pass_rates"]
+    assert (counted["verifiable:0"], counted["verifiable:1"]) == (0, 1)
+    assert measured["num_rows"] == 7
+    assert measured["num_never"] == sum(one == 0 for one in counted.values())
+    assert measured["num_always"] == sum(one == 1 for one in counted.values())
+    assert sum(measured["histogram"]) == 7
+    assert found["measures"]["open"]["pass_rates"] is None
+
+    table = pq.read_table("data/train.parquet")
+    assert table.drop_columns("pass_rate").equals(before)
+    assert table.schema.field("rubric").type == before.schema.field("rubric").type
+    assert {path.name: path.read_bytes() for path in (here / "data").glob("[hv]*")} == others
+    assert (here / "data/notes.txt").read_text() == "mine"
+    manifest = json.loads((here / "data/manifest.json").read_text())
+    content = (here / "data/train.parquet").read_bytes()
+    assert manifest["splits"]["train"]["sha256"] == hashlib.sha256(content).hexdigest()
+    assert manifest["pass_rate"]["train"] == {
+        "policy": str(policy),
+        "samples": 6,
+        "success": 1.0,
+        "rewards": ["written"],
+    }
+
+
+def test_without_a_config_a_program_checks_the_verifiable_rows(policy, capsys):
+    keys = ("--trainer.accelerator=cpu", "--model.sampling.max_tokens=2")
+    assert main(["analyze", "data", "--policy", str(policy), "--samples=2", *keys]) == 0
+    line = "8 of 8 rows with a pass rate would give no gradient: 8 never right, 0 always right"
+    assert capsys.readouterr().out.splitlines()[-1] == line
+    assert set(rates().values()) == {0.0, None}
+    given = ("--policy", str(policy), "--samples=2", "--split", "validation", *keys)
+    assert main(["analyze", "data", *given]) == 0
+    assert list(rates("validation").values()) == [0.0, None] * 2
+
+
+def test_the_sources_of_a_mixture_are_matched_by_their_ids(policy, here):
+    sources = {
+        "verifiable": {
+            "weight": 0.5,
+            "data": {
+                "class_path": "PromptData",
+                "init_args": {"train": "data", "where": {"answer": ["1", "3"]}},
+            },
+        },
+        "open": {
+            "weight": 0.5,
+            "data": {
+                "class_path": "RubricData",
+                "init_args": {"train": "data", "where": {"source": "open"}},
+            },
+        },
+    }
+    data = {"class_path": "MixtureData", "init_args": {"sources": sources, "prompts_per_step": 2}}
+    (here / "mix.yaml").write_text(yaml.safe_dump({**CONFIG, "data": data}))
+    assert analyze("--policy", policy, "--samples", 2, config="mix.yaml") == 0
+    expected = {"verifiable:0", "verifiable:1", *(f"open:{number}" for number in range(8))}
+    assert {key for key, one in rates().items() if one is not None} == expected
+
+
+def test_a_second_policy_replaces_the_column_of_the_first(policy, here):
+    for _ in range(2):
+        assert analyze("--policy", policy, "--samples", 2) == 0
+    assert pq.read_schema("data/train.parquet").names.count("pass_rate") == 1
+
+
+def test_nothing_is_written_if_a_reward_fails_everywhere(policy, here, capsys):
+    before = {path.name: path.read_bytes() for path in (here / "data").glob("*")}
+    assert analyze("--policy", policy, "--model.rewards=[pass_rewards.Broken]") == 1
+    assert "a reward failed on every completion" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (here / "data").glob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data", "--policy=p", "--samples=1"], "error: samples must be >= 2, got 1"),
+        (["run", "--policy=p"], "error: policy needs prepared data, got run (the pass rates"),
+        (["data", "--policy=p", "--config=no.yaml"], "error: no.yaml"),
+        (["data", "--model.group_size=2"], "error: unrecognized arguments: --model.group_size=2"),
+        (
+            ["data", "--policy=p", "--config=my.yaml", "--data=AdditionData"],
+            "error: the training prompts of the config must be rows of data, and none is.",
+        ),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, message, policy, here, capsys):
+    (here / "run/completions").mkdir(parents=True)
+    given = [one.replace("=p", f"={policy}") if one == "--policy=p" else one for one in arguments]
+    assert main(["analyze", *given]) == 2
+    assert capsys.readouterr().err.startswith(message)
