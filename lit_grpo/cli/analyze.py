@@ -55,6 +55,12 @@ def analyze(arguments: Sequence[str]) -> int:
         print(json.dumps(about, indent=1))
     else:
         _print(found, measured, threshold, unit)
+    if given.picture is not None:
+        from lit_grpo.cli.pictures import draw_rows
+
+        draw_rows(found, threshold, unit, Path(given.picture))
+        if not given.json:
+            print(f"picture: {given.picture}")
     if given.min_signal is None:
         return ExitCode.DONE
     if signal is None:

@@ -63,7 +63,7 @@ EXAMPLES = {
         "--preset my_recipe.yaml --cache gold --processes 4",
     ),
     "analyze": (
-        "prepared --min_signal 90",
+        "prepared --min_signal 90 --picture prepared.png",
         "prepared --policy runs/warm/0/final --config my.yaml",
         "gold --json",
         "runs/my/0",
@@ -218,6 +218,10 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "--tokenizer": {
             "metavar": "PATH",
             "help": "model or tokenizer for lengths in tokens; without it characters / 4",
+        },
+        "--picture": {
+            "metavar": "FILE",
+            "help": "draw spreads, pass rates, lengths and balance by source into a .png or .svg",
         },
         "--policy": {
             "metavar": "PATH",
