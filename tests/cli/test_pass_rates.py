@@ -17,6 +17,7 @@ from tiny import LLAMA
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_grpo.__main__ import main
+from lit_grpo.cli import pass_rates
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 
 REWARD = """
@@ -79,7 +80,10 @@ def rates(split: str = "train") -> dict[str, float | None]:
     return {row["id"]: row["pass_rate"] for row in table.to_pylist()}
 
 
-def test_the_pass_rate_of_each_row_is_that_of_the_scores_of_its_completions(policy, here, capsys):
+def test_the_pass_rate_of_each_row_is_that_of_the_scores_of_its_completions(
+    policy, here, capsys, monkeypatch
+):
+    monkeypatch.setattr(pass_rates, "COMPLETIONS_AT_ONCE", 18)  # three rows
     before = pq.read_table("data/train.parquet")
     others = {path.name: path.read_bytes() for path in (here / "data").glob("[hv]*")}
     (here / "data/notes.txt").write_text("mine")
@@ -152,6 +156,12 @@ def test_the_sources_of_a_mixture_are_matched_by_their_ids(policy, here):
     assert analyze("--policy", policy, "--samples", 2, config="mix.yaml") == 0
     expected = {"verifiable:0", "verifiable:1", *(f"open:{number}" for number in range(8))}
     assert {key for key, one in rates().items() if one is not None} == expected
+
+
+def test_the_policy_takes_the_place_of_one_that_the_config_builds(policy, here):
+    built = {**CONFIG, "model": {**CONFIG["model"], "policy": {"architecture": LLAMA}}}
+    (here / "built.yaml").write_text(yaml.safe_dump(built))
+    assert analyze("--policy", policy, "--samples", 2, config="built.yaml") == 0
 
 
 def test_a_second_policy_replaces_the_column_of_the_first(policy, here):
