@@ -60,7 +60,7 @@ def trained(importer, tmp_path_factory) -> Path:
     names += [f"plain/{strategy}" for strategy in SETTINGS]
     resumed = [("fsdp2", "fsdp2"), *OTHER_STRATEGY]
     names += [f"{case}/{now}:{earlier}:5" for case in RESUMED for now, earlier in resumed]
-    names += ["compile/fsdp2", "plain/background", "plain/fsdp2:background:5"]
+    names += ["shallow/ddp", "compile/fsdp2", "plain/background", "plain/fsdp2:background:5"]
     run(importer, directory, 2, *names)
     return directory
 
@@ -178,7 +178,7 @@ def test_under_mixed_precision_the_shards_stay_in_float32(trained):
 
 @pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero2", marks=needs_deepspeed)])
 def test_a_compiled_sharded_policy_takes_the_steps_of_ddp(results, strategy):
-    assert_as_under_ddp(results, "compile", strategy, ddp_case="plain")
+    assert_as_under_ddp(results, "compile", strategy, ddp_case="shallow")
 
 
 @pytest.mark.parametrize("case", RESUMED)

@@ -141,7 +141,7 @@ COMPILED: dict[str, dict[str, Any]] = {
     "shallow": {"policy": SHALLOW},
     "compile": {"policy": SHALLOW | {"compile": True}},
 }
-"""A policy that compiles in little time, and its other steps."""
+"""A policy that is compiled in little time, and the same without."""
 SAVED = {"untied": LLAMA, "tied": TIED}
 """Policies whose weights are in files of the working directory."""
 SKIPPING = {
