@@ -30,12 +30,14 @@ def analyze(arguments: Sequence[str]) -> int:
     given, keys = parse_run_and_keys("analyze", arguments)
     check_range("threshold", given.threshold, at_least=0)
     check_range("min_signal", given.min_signal, at_least=0, at_most=100)
+    path = Path(given.run_dir)
+    if path.suffix == ".parquet":  # the file of a split
+        given.split = path.stem
     if given.policy is not None:
         from lit_grpo.cli.pass_rates import write_pass_rates
 
         if code := write_pass_rates(given, keys):
             return code
-    path = Path(given.run_dir)
     found = read_scored_rows(path, given.split, _length(given.tokenizer))
     threshold = given.threshold
     if threshold is None:

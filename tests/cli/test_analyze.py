@@ -39,6 +39,8 @@ def test_prepared_data_are_measured_by_source(here, capsys):
     assert one["prompt_lengths"]["max"] == 5.8  # 23 characters
     assert both["num_duplicates"] == 0
     assert measured(capsys, "data", "--split", "holdout")["measures"]["all"]["num_rows"] == 6
+    of_file = measured(capsys, "data/holdout.parquet")
+    assert of_file["measures"]["all"]["num_rows"] == 6
     assert measured(capsys, "data/train.parquet") == found | {"data": "data/train.parquet"}
 
 
