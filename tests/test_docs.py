@@ -398,6 +398,7 @@ SHIPPED = [
     KLTerm, DistillationTerm, EntropyTerm, SamplerCorrection, AdvantageConfig, UpdateConfig,
     Evaluation, OutagePolicy, Reward, Judge, ServedEngine, VLLMServerEngine, VLLMEngine, Launch,
     Proof, Supervision, Limits, Price, ZeROStrategy, data.PromptData, data.RubricData,
+    data.StreamData,
     data.Adaptive, data.AdditionData, data.MixtureData, data.MixtureSource, data.Phase,
     Recipe, RecipeSource, Duplicates, Gold,
     *(kind for kind in vars(rewards).values()

@@ -10,6 +10,7 @@ from lit_grpo.data.prompt_data import PromptData
 from lit_grpo.data.prompts import PromptFormat, build_prompts
 from lit_grpo.data.rubric import RubricData
 from lit_grpo.data.sources import Row, read_rows
+from lit_grpo.data.stream_data import StreamData
 
 __all__ = [
     "Adaptive",
@@ -23,6 +24,7 @@ __all__ = [
     "PromptLoader",
     "Row",
     "RubricData",
+    "StreamData",
     "TrainingLoader",
     "build_prompts",
     "read_rows",

@@ -14,12 +14,12 @@ from typing import Any
 
 from lit_grpo.data.adaptive import Adaptive, AdaptiveOrder
 from lit_grpo.data.curriculum import Curriculum, Phase, parse_curriculum, quotas
-from lit_grpo.data.lazy_prompts import LazyPrompts
 from lit_grpo.data.loader import TrainingLoader
-from lit_grpo.data.module import PromptDataModule, Split
-from lit_grpo.data.order import TableOrder
+from lit_grpo.data.module import PromptDataModule, Split, Unlisted, make_order
+from lit_grpo.data.order import RowOrder
 from lit_grpo.data.prepared import Holdout
 from lit_grpo.data.sources import Row
+from lit_grpo.data.stream import PromptStream
 from lit_grpo.types import Prompt, UserError, check_range, check_type, setting_error
 
 logger = logging.getLogger("lit_grpo")
@@ -96,7 +96,7 @@ class MixtureData(PromptDataModule):
         assert self.trainer is not None
         found = self._read_sources(split)
         if split != "train":
-            read = (one for one in found.values() if not isinstance(one, LazyPrompts))
+            read = (one for one in found.values() if not isinstance(one, Unlisted))
             prompts = [*chain.from_iterable(read)]
             return self._make_loader(split, prompts) if prompts else None
         if overfit := self.trainer.overfit_batches:  # type: ignore[attr-defined]
@@ -109,20 +109,23 @@ class MixtureData(PromptDataModule):
             self._report(self._curriculum)
         return self._mix(orders, self._curriculum, self._optimizer_step)
 
-    def _order_of(self, name: str, prompts: list[Prompt] | LazyPrompts) -> TableOrder:
+    def _order_of(self, name: str, prompts: list[Prompt] | Unlisted) -> RowOrder:
         source = self.sources[name]
         seed = (self.seed, source.data.seed)
         if source.adaptive is None:
-            return TableOrder(name, prompts, seed)
+            return make_order(name, prompts, seed)
+        if isinstance(prompts, PromptStream):
+            why = "the rows of a stream do not come again"
+            raise setting_error(f"data.sources.{name}.adaptive", "null", "settings", why)
         return AdaptiveOrder(name, prompts, seed, source.adaptive)
 
-    def _read_sources(self, split: Split) -> dict[str, list[Prompt] | LazyPrompts]:
+    def _read_sources(self, split: Split) -> dict[str, list[Prompt] | Unlisted]:
         """Return the prompts of each source.
 
         Raises:
             UserError: a source has nothing to train on, or a row to train on is held out.
         """
-        found: dict[str, list[Prompt] | LazyPrompts] = {}
+        found: dict[str, list[Prompt] | Unlisted] = {}
         held_out = self.held_out() if split == "train" else None
         for name, source in self.sources.items():
             source.data.trainer = self.trainer
@@ -132,7 +135,7 @@ class MixtureData(PromptDataModule):
                     f"the source {name!r} must have training data, got none. Set "
                     f"data.sources.{name}.data."
                 )
-            if not isinstance(prompts, LazyPrompts):
+            if not isinstance(prompts, Unlisted):
                 prompts = [replace(one, source=name, row=row) for row, one in enumerate(prompts)]
             found[name] = prompts
         return found

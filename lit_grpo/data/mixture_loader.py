@@ -102,7 +102,7 @@ class MixtureLoader(TrainingLoader):
 
     @property
     def num_prompts(self) -> int:
-        return sum(order.num_rows or 0 for order in self._orders.values())
+        return sum(order.epoch_size for order in self._orders.values())
 
     def some_prompts(self) -> Sequence[Prompt]:
         limit = MAX_CHECKED_PROMPTS // len(self._orders)

@@ -23,11 +23,14 @@ from lit_grpo.data.order import RowOrder, TableOrder
 from lit_grpo.data.prepared import Holdout, prompts_hash, text_hash
 from lit_grpo.data.prompts import PromptFormat, build_prompts
 from lit_grpo.data.sources import Row
+from lit_grpo.data.stream import PromptStream, StreamOrder
 from lit_grpo.types import Prompt, Tokenizer, UserError, check_range
 
 logger = logging.getLogger("lit_grpo")
 
 Split = Literal["train", "validation", "test"]
+Unlisted = LazyPrompts | PromptStream
+"""Prompts that are not built before a step needs them."""
 
 _SPLITS: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "validation"),
@@ -106,7 +109,7 @@ class PromptDataModule(LightningDataModule, ABC):
 
     def _read(
         self, split: Split, source: str = "", held_out: Holdout | None = None
-    ) -> list[Prompt] | LazyPrompts:
+    ) -> list[Prompt] | Unlisted:
         """Read and tokenize a split; of mapped rows, prepare to tokenize them.
 
         Args:
@@ -152,12 +155,11 @@ class PromptDataModule(LightningDataModule, ABC):
         except UserError:  # a template writes the prompt from other columns
             return row.id, ""
 
-    def _make_loader(self, split: Split, prompts: Sequence[Prompt] | LazyPrompts) -> TrainingLoader:
+    def _make_loader(self, split: Split, prompts: Sequence[Prompt] | Unlisted) -> TrainingLoader:
         assert self.trainer is not None
-        if isinstance(prompts, LazyPrompts):
+        if isinstance(prompts, Unlisted):
             whole = Curriculum(phases=(Phase(weights={"": 1.0}, fraction=1.0),))
-            order = TableOrder("", prompts, (self.seed,))
-            return self._mix([order], whole)
+            return self._mix([make_order("", prompts, (self.seed,))], whole)
         is_train = split == "train"
         return PromptLoader(
             prompts,
@@ -188,6 +190,13 @@ class PromptDataModule(LightningDataModule, ABC):
             world_size=self.trainer.world_size,
             epoch_limit=self.trainer.limit_train_batches,
         )
+
+
+def make_order(name: str, prompts: Sequence[Prompt] | Unlisted, seed: Sequence[int]) -> RowOrder:
+    """Return the order of the prompts of a source."""
+    if isinstance(prompts, PromptStream):
+        return StreamOrder(name, prompts, seed)
+    return TableOrder(name, prompts, seed)
 
 
 def _report(what: str, num_rows: int, num_prompts: int, limit: int | None) -> None:

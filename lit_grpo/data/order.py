@@ -28,6 +28,8 @@ class RowOrder(Protocol):
     """The name of the source, which its prompts carry."""
     num_rows: int | None
     """None for a stream, whose rows nobody has counted."""
+    epoch_size: int
+    """The number of rows in an epoch; of a stream, what is taken for one."""
     fingerprint: str
     """Differs between sources with different rows, so that a run is not resumed on other ones."""
 
@@ -78,7 +80,7 @@ class TableOrder(RowOrder):
         self, name: str, prompts: Sequence[Prompt] | LazyPrompts, seed: Sequence[int]
     ) -> None:
         self.name = name
-        self.num_rows = len(prompts)
+        self.num_rows = self.epoch_size = len(prompts)
         self._prompts = prompts
         self._seed = (*seed, crc32(name.encode()))
         self._epoch = 0

@@ -158,6 +158,10 @@ class Holdout:
             files=tuple(dict.fromkeys((*self.files, *other.files))),
         )
 
+    def has(self, key: str, text: str) -> bool:
+        """Return whether a row is held out, given its id and the `text_hash` of its prompt."""
+        return key in self.ids or text in self.text_hashes
+
     def refuse(self, rows: Iterable[tuple[str, str]], source: str) -> None:
         """Check that none of these rows is held out.
 
@@ -168,7 +172,7 @@ class Holdout:
         Raises:
             UserError: one is.
         """
-        found = [key for key, text in rows if key in self.ids or text in self.text_hashes]
+        found = [key for key, text in rows if self.has(key, text)]
         if found:
             more = f" and {len(found) - _IDS_SHOWN} more" if len(found) > _IDS_SHOWN else ""
             raise UserError(

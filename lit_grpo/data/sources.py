@@ -204,6 +204,19 @@ _READERS: dict[str, Callable[[Path], _Numbered]] = {
 
 
 def _read_dataset(source: str) -> list[Row]:
+    name, dataset = open_dataset(source)
+    return [
+        Row(source=source, number=number, id=f"{name}:{number}", columns=columns)
+        for number, columns in enumerate(dataset.with_format(None), start=1)
+    ]
+
+
+def open_dataset(source: str, *, streaming: bool = False) -> tuple[str, Any]:
+    """Return the short name of a dataset and the dataset, an ``IterableDataset`` if it is streamed.
+
+    Raises:
+        UserError: there is none.
+    """
     match = _DATASET.fullmatch(source)
     path = Path(match["path"]).expanduser() if match else Path(source)
     if match is None or not (path.is_dir() or _HUB_ID.fullmatch(match["path"])):
@@ -211,15 +224,13 @@ def _read_dataset(source: str) -> list[Row]:
             f"{source}: no such file or directory (looked for {path.absolute()}), and it is not a "
             "dataset id. Write a path, or id, id:split or id:subset:split."
         )
-    dataset = _load_dataset(source, path, match["subset"], match["split"])
-    name = f"{path.name}-{dataset.split}" if dataset.split else path.name
-    return [
-        Row(source=source, number=number, id=f"{name}:{number}", columns=columns)
-        for number, columns in enumerate(dataset.with_format(None), start=1)
-    ]
+    dataset = _load_dataset(source, path, match["subset"], match["split"], streaming=streaming)
+    return f"{path.name}-{dataset.split}" if dataset.split else path.name, dataset
 
 
-def _load_dataset(source: str, path: Path, subset: str | None, split: str | None) -> Any:
+def _load_dataset(
+    source: str, path: Path, subset: str | None, split: str | None, *, streaming: bool
+) -> Any:
     import datasets  # takes a second to import, and most runs read files
 
     is_saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
@@ -227,7 +238,7 @@ def _load_dataset(source: str, path: Path, subset: str | None, split: str | None
         if is_saved:
             dataset = datasets.load_from_disk(str(path))
         else:
-            dataset = datasets.load_dataset(str(path), subset, split=split)
+            dataset = datasets.load_dataset(str(path), subset, split=split, streaming=streaming)
     except Exception as error:  # the Hub, the network and the file formats raise many kinds
         while error.__cause__ is not None:  # what datasets wraps says nothing of the file
             error = error.__cause__  # type: ignore[assignment]
@@ -242,7 +253,7 @@ def _load_dataset(source: str, path: Path, subset: str | None, split: str | None
             f"{source} names the split {split!r}, but {path} holds one dataset without splits. "
             f"Write {path}."
         )
-    return dataset
+    return dataset.to_iterable_dataset() if is_saved and streaming else dataset
 
 
 def _choose_split(source: str, splits: Mapping[str, Any], split: str | None) -> Any:

@@ -202,7 +202,8 @@ def test_a_directory_of_data_files_is_read_as_a_dataset(tmp_path):
 def test_a_dataset_id_is_loaded_with_its_subset_and_split_and_its_error_is_shown(monkeypatch):
     calls = []
 
-    def load_dataset(path, subset, split):
+    def load_dataset(path, subset, split, streaming):
+        assert not streaming
         calls.append((path, subset, split))
         if split == "missing":
             raise ValueError("no such split")

@@ -1,0 +1,90 @@
+"""Prompts of a dataset that is streamed, such as one of the Hub that fits no disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, cast
+
+from lit_grpo.data.module import Split, Unlisted
+from lit_grpo.data.order import MAX_BUILT_AT_START
+from lit_grpo.data.prepared import Holdout
+from lit_grpo.data.prompt_data import PromptData
+from lit_grpo.data.sources import Row, open_dataset
+from lit_grpo.data.stream import PromptStream
+from lit_grpo.types import Prompt, Tokenizer, check_range, setting_error
+
+
+class StreamData(PromptData):
+    """Prompts of a Hugging Face dataset that is never stored or read as a whole.
+
+    Every process reads all rows and takes its part of each step. After a resume the rows come
+    exactly as they would have: the shard is read again up to the place, without training. A row
+    that is too long, filtered or held out is passed over.
+
+    Args:
+        train: A dataset, ``id``, ``id:split`` or ``id:subset:split``, where ``id`` is an id on the
+            Hub or a directory of files.
+        validation: As in `PromptData`; these rows are read as a whole.
+        test: As in `PromptData`.
+        window: Rows that are permuted together, and kept in memory; shards are permuted, too.
+        steps_per_epoch: Rollout steps that are taken for an epoch, since nobody knows the rows.
+        settings: The other arguments of `PromptData`.
+
+    Raises:
+        UserError: a setting is out of range, or there is no such dataset.
+    """
+
+    def __init__(
+        self,
+        train: str | None = None,
+        validation: str | list[str] | None = None,
+        test: str | list[str] | None = None,
+        *,
+        window: int = 10_000,
+        steps_per_epoch: int = 1_000,
+        **settings: Any,
+    ) -> None:
+        super().__init__(train, validation, test, **settings)
+        check_range("data.window", window, at_least=1)
+        check_range("data.steps_per_epoch", steps_per_epoch, at_least=1)
+        if self.validation_size:
+            why = "nobody knows the rows of a stream; set data.validation"
+            raise setting_error("data.validation_size", "0", self.validation_size, why)
+        if len(self.train) > 1:
+            why = "MixtureData takes several"
+            raise setting_error("data.train", "one dataset", self.train, why)
+        self.window = window
+        self.steps_per_epoch = steps_per_epoch
+
+    def rows(self, split: Split) -> Sequence[Row]:
+        """Return the rows of a split; of the stream, the first ones."""
+        if split != "train":
+            return super().rows(split)
+        return [*islice(self._open(None).rows(0, 0), MAX_BUILT_AT_START)] if self.train else []
+
+    def _read(
+        self, split: Split, source: str = "", held_out: Holdout | None = None
+    ) -> list[Prompt] | Unlisted:
+        if split != "train":
+            return super()._read(split, source, held_out)
+        assert self.trainer is not None, "the trainer calls setup"
+        held_out = held_out or self.held_out()
+        return self._open(held_out, source) if self.train else []
+
+    def _open(self, held_out: Holdout | None, source: str = "") -> PromptStream:
+        name, dataset = open_dataset(self.train[0], streaming=True)
+        module = self.trainer and self.trainer.lightning_module
+        return PromptStream(
+            text=self.train[0],
+            name=name,
+            dataset=dataset.with_format(None),
+            tokenizer=cast(Tokenizer, module and module.tokenizer),
+            prompt_format=self.prompt_format,
+            where=self.where,
+            window=self.window,
+            epoch_size=self.steps_per_epoch * self.prompts_per_step,
+            held_out=held_out,
+            name_of=self._name,
+            source=source,
+        )
