@@ -26,6 +26,8 @@ _DATASET = re.compile(
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _MAX_CELL_CHARACTERS = 2**31 - 1
+MAX_LINE_BYTES = 100_000_000
+"""A longer line of a jsonl file is no row."""
 
 _Numbered = Iterator[tuple[int, dict[str, Any]]]
 
@@ -85,7 +87,13 @@ def _read_file(source: str, path: Path) -> list[Row]:
 
 def _read_jsonl(path: Path) -> _Numbered:
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+            if len(line) > MAX_LINE_BYTES:
+                raise UserError(
+                    f"{path}, row {number} has a line of more than {MAX_LINE_BYTES / 1e6:g} MB (at "
+                    f"most {MAX_LINE_BYTES / 1e6:g} MB are read: it is probably no row, but a "
+                    "whole file without line breaks). Write one JSON object a line."
+                )
             if line.strip():
                 yield number, _parse_line(line, f"{path}, row {number}")
 

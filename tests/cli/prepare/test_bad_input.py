@@ -1,0 +1,125 @@
+"""Files that no data can be made of: one line with the file, the row and what to do."""
+
+import json
+import os
+import re
+
+import pandas as pd
+import pytest
+import yaml
+from prepared_data import open_row
+
+from lit_grpo.__main__ import main
+from lit_grpo.data import sources
+
+
+def lines(path, *rows):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def stored(number: int, **changes) -> dict:
+    row = {name: open_row(number)[name] for name in ("question", "answers", "gold_scores")}
+    return row | changes
+
+
+def truncated_parquet(here):
+    pd.DataFrame([stored(n) for n in range(9)]).to_parquet(here / "open.parquet")
+    whole = (here / "open.parquet").read_bytes()
+    (here / "open.parquet").write_bytes(whole[: len(whole) // 2])
+
+
+def other_encoding(here):
+    row = '{"question": "Où?", "answers": ["là", "ici"], "gold_scores": [0, 1]}\n'
+    (here / "open.jsonl").write_bytes(2 * row.encode("latin-1"))
+
+
+def scores_of(*values):
+    return lambda here: lines(here / "open.jsonl", stored(0), stored(1, gold_scores=[*values]))
+
+
+def mixed_types(here):
+    rows = [stored(n, level=n if n < 4 else "high") for n in range(8)]
+    lines(here / "open.jsonl", *rows)
+
+
+def repeated_ids(here):
+    lines(here / "open.jsonl", stored(0, key="a"), stored(1, key="b"), stored(2, key="a"))
+
+
+CASES = {
+    "truncated parquet": (truncated_parquet, {}, r"open.parquet is not a complete parquet file"),
+    "another encoding": (other_encoding, {}, r"open.jsonl, row 1 is not UTF-8"),
+    "a score that is not a number": (
+        scores_of(0.1, float("nan"), 0.2),
+        {},
+        r"open.jsonl, row 2 .*gold_scores\[1\] is nan, not a finite number",
+    ),
+    "an infinite score": (
+        scores_of(0.1, float("inf"), 0.2),
+        {},
+        r"open.jsonl, row 2 .*is inf, not a finite number",
+    ),
+    "a score too few": (
+        scores_of(0.1, 0.2),
+        {},
+        r"open.jsonl, row 2 .*2 values but answers holds 3",
+    ),
+    "types that differ": (mixed_types, {}, r"level must have values of one type, got .*row"),
+    "ids that repeat": (
+        repeated_ids,
+        {"columns": {"id": "key"}},
+        r"open.jsonl, row 3.*open.jsonl, row 1|open.jsonl, row 1.*open.jsonl, row 3",
+    ),
+    "an empty file": (lambda here: lines(here / "open.jsonl"), {}, r"open.jsonl is empty"),
+    "a line that is too long": (
+        lambda here: lines(here / "open.jsonl", stored(0), stored(1, note="x" * 3000)),
+        {},
+        r"open.jsonl, row 2 has a line of more than 0.002 MB",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_that_cannot_be_used_is_named_with_its_row_and_nothing_is_written(
+    name, here, capsys, monkeypatch
+):
+    write, source, message = CASES[name]
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 2000)
+    write(here)
+    (file,) = here.glob("open.*")
+    columns = {"gold_scores": "gold_scores"} | source.get("columns", {})
+    recipe = {
+        "description": "x",
+        "holdout_size": 1,
+        "sources": {"open": {"kind": "open", "data": file.name, "columns": columns}},
+    }
+    (here / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    assert main(["prepare", "--preset", "mine.yaml", "--out", "out"]) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("error: ")
+    assert re.search(message, said.err), said.err
+    assert sorted(os.listdir(here)) == sorted(["mine.yaml", file.name])
+
+
+def test_a_source_whose_weight_cannot_be_met_is_named(here, capsys):
+    lines(here / "few.jsonl", *(stored(n) for n in range(6)))
+    lines(here / "many.jsonl", *(stored(n) for n in range(6, 60)))
+    recipe = {
+        "description": "x",
+        "holdout_size": 2,
+        "size": 40,
+        "sources": {
+            name: {
+                "kind": "open",
+                "data": f"{name}.jsonl",
+                "weight": weight,
+                "columns": {"gold_scores": "gold_scores"},
+            }
+            for name, weight in (("few", 0.5), ("many", 0.5))
+        },
+    }
+    (here / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    assert main(["prepare", "--preset", "mine.yaml", "--out", "out"]) == 2
+    assert "few" in capsys.readouterr().err
+    assert not (here / "out").exists()
