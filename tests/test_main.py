@@ -122,7 +122,7 @@ def test_garbage_is_not_looked_for_during_the_first_import(monkeypatch, is_impor
     with importing():
         assert gc.isenabled() == is_imported
     assert gc.isenabled()
-    assert (gc.get_freeze_count() == num_kept) == is_imported
+    assert (gc.get_freeze_count() > num_kept) != is_imported  # some that were kept may be gone
 
 
 def test_a_thread_that_hangs_does_not_keep_the_process_or_change_its_exit_code():

@@ -168,16 +168,21 @@ class DeadlockMainThread(L.Callback):
     """Wait after a step, on one rank or on all, for a lock that nobody releases.
 
     ``held0`` and so on say that a rank is stuck. Its watchdog ends it long before that of a rank
-    that waits for it would.
+    that waits for it would, unless both have the same patience.
     """
 
-    def __init__(self, step: int, rank: int | None = None) -> None:
+    def __init__(
+        self, step: int, rank: int | None = None, patience_seconds: float | None = None
+    ) -> None:
         self.step = step
         self.rank = rank
+        self.patience_seconds = patience_seconds
 
     def on_train_batch_end(self, trainer, pl_module, *_):
         is_stuck = self.rank in (None, trainer.global_rank)
         watchdog.LEAVE_SECONDS = 60.0 if not is_stuck else 1.0 if self.rank is None else 10.0
+        if self.patience_seconds is not None:
+            watchdog.LEAVE_SECONDS = self.patience_seconds
         if pl_module.rollout_step == self.step and is_stuck:
             Path(f"held{trainer.global_rank}").touch()
             lock = threading.Lock()
