@@ -124,7 +124,10 @@ def _end_if_stuck(reader: int, is_over: threading.Event) -> None:
     with open(reader, "rb", buffering=0) as signals:
         while received := signals.read(1):
             signum = received[0]
-            if signum not in SIGNALS or _stops_training(signum):
+            if signum not in SIGNALS:
+                continue
+            if (stopping := _stopper(signum)) is not None:
+                stopping.notice(signum, time.monotonic())
                 continue
             name = signal.Signals(signum).name
             _write_stderr(f"{name}: ending now, without a new checkpoint.")
@@ -146,22 +149,30 @@ class StopOnSignal(StopAtSafePoints):
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         """The signal that this rank has received, if any."""
+        self.noticed: tuple[float, signal.Signals] | None = None
+        """When a thread has seen the first signal. The handler waits for the main thread, which may
+        be in a collective for ever."""
         self._received_at = 0.0
         self._parent = os.getppid()
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.received = None
+        self.received = self.noticed = None
         if threading.current_thread() is not threading.main_thread():
             return
         for signum in SIGNALS:
             self._previous_handlers[signum] = signal.signal(signum, self._receive)
+
+    def notice(self, signum: int, now: float) -> None:
+        """Take note of a signal that the main thread may not have seen; called from a thread."""
+        self.noticed = self.noticed or (now, signal.Signals(signum))
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         """Record the signal; more is not safe because a handler may interrupt any instruction."""
         now = time.monotonic()
         if self.received is None:
             self.received, self._received_at = signal.Signals(signum), now
+            self.notice(signum, now)
             _write_stderr(
                 f"{self.received.name}: ending with a checkpoint, at once or after this update. "
                 "Send it again to end without one."
@@ -209,8 +220,8 @@ def received_signal(trainer: L.Trainer, *, before: float = 0.0) -> signal.Signal
     """
     latest = time.monotonic() - before
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    ours = (one for one in callbacks if isinstance(one, StopOnSignal))
-    return next((one.received for one in ours if one._received_at <= latest), None)
+    noticed = (one.noticed for one in callbacks if isinstance(one, StopOnSignal))
+    return next((signum for seen, signum in filter(None, noticed) if seen <= latest), None)
 
 
 def handles_signals() -> bool:
@@ -219,7 +230,13 @@ def handles_signals() -> bool:
 
 
 def _stops_training(signum: int) -> bool:
-    return isinstance(getattr(signal.getsignal(signum), "__self__", None), StopOnSignal)
+    return _stopper(signum) is not None
+
+
+def _stopper(signum: int) -> StopOnSignal | None:
+    """Return the callback that handles a signal, if one does."""
+    handler = getattr(signal.getsignal(signum), "__self__", None)
+    return handler if isinstance(handler, StopOnSignal) else None
 
 
 def _echo_seconds() -> float:

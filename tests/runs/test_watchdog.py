@@ -137,7 +137,7 @@ def test_ranks_of_which_one_is_stuck_are_ended(rank, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [None])
+@pytest.mark.parametrize("rank", [None, 1])
 def test_a_signal_ends_ranks_that_are_stuck_or_wait_for_one_although_the_watchdog_only_warns(
     rank, tmp_path
 ):
@@ -150,7 +150,8 @@ def test_a_signal_ends_ranks_that_are_stuck_or_wait_for_one_although_the_watchdo
     )
     assert exit_code == 128 + signal.SIGTERM, said
     assert not alive
-    assert "SIGTERM: ending with a checkpoint" in said
+    if rank is None:  # in a collective, Python does not call a handler
+        assert "SIGTERM: ending with a checkpoint" in said
     assert "Its main thread is stuck, or waits for a rank that is" in said
     assert last_checkpoint(tmp_path / "run").resolve().name == "step_000001.ckpt"
 
