@@ -51,13 +51,17 @@ SERVER = {
         "supervision": {"health_timeout": 600, "weight_sync_timeout": 600},
     },
 }
-SILENCE = {"class_path": "holds.SilenceServers", "init_args": {"step": 0}}
+SHORT = {"max_tokens": 8}
+SILENCE = {"class_path": "holds.SilenceServers", "init_args": {"step": 1}}
+"""In the first step the server is still starting."""
+SILENT_FILE = "held0"
+"""``SilenceServers`` writes it."""
 
 Settings = dict[str, Any]
 PLACES: dict[str, tuple[str, Settings, list[Settings]]] = {
     "it samples": ("generation", {"policy": {"architecture": SMALL}}, []),
-    "it waits for a reward": ("reward", {"sampling": {"max_tokens": 8}, "rewards": [NEVER]}, []),
-    "it waits for a server": ("weight_sync", {"engine": SERVER}, [SILENCE]),
+    "it waits for a reward": ("reward", {"sampling": SHORT, "rewards": [NEVER]}, []),
+    "it waits for a server": ("weight_sync", {"sampling": SHORT, "engine": SERVER}, [SILENCE]),
 }
 """When the signal comes -> the stage, settings of the model, and callbacks for it."""
 
@@ -184,6 +188,7 @@ def _wait_for(stage: str, process: subprocess.Popen[bytes], directory: Path) -> 
             raise RuntimeError((directory / "said.txt").read_text())
         if time.monotonic() > deadline:
             raise TimeoutError(f"the run has not come to the stage {stage}")
-        if stage_of(directory) != stage:
+        is_silent = stage != "weight_sync" or (directory / SILENT_FILE).exists()
+        if stage_of(directory) != stage or not is_silent:
             since = time.monotonic()
         time.sleep(0.02)
