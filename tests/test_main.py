@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from lit_grpo.__main__ import importing, main
-from lit_grpo.cli.commands import COMMANDS, OPTIONS, WITHOUT_CONFIG
+from lit_grpo.cli.commands import COMMANDS, WITHOUT_CONFIG
+from lit_grpo.cli.options import OPTIONS
 from lit_grpo.stopping import SIGNAL_CODE, ExitCode
 
 

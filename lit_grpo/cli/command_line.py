@@ -26,7 +26,6 @@ import lit_grpo.data  # noqa: F401 - defines classes that configs name; so do th
 from lit_grpo import __version__
 from lit_grpo.cli.commands import (
     CHECKING,
-    OPTIONS,
     PLANNING,
     REWARD_COMMANDS,
     TRAINING,
@@ -38,6 +37,7 @@ from lit_grpo.cli.config_changes import Change, find_changes, refuse_changes
 from lit_grpo.cli.configs import Invocation
 from lit_grpo.cli.environment import override
 from lit_grpo.cli.errors import broken_import
+from lit_grpo.cli.options import OPTIONS
 from lit_grpo.cli.parser_errors import explain, explain_interpolation, quote
 from lit_grpo.cli.untyped import refuse_missing
 from lit_grpo.runs.config_file import ConfigFile

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from typing import NoReturn
 
-from lit_grpo.cli.commands import OPTIONS
+from lit_grpo.cli.options import OPTIONS
 from lit_grpo.types import UserError
 
 

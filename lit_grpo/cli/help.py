@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from lit_grpo.cli.commands import OPTIONS, describe, usage
+from lit_grpo.cli.commands import describe, usage
 from lit_grpo.cli.keys import main_keys
+from lit_grpo.cli.options import OPTIONS
 from lit_grpo.runs.tables import open_console
 
 if TYPE_CHECKING:
