@@ -26,7 +26,7 @@ from lit_grpo.runs.files import completions_table, free_path, write_table
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
-from lit_grpo.training.prefetch import score_while_sampling
+from lit_grpo.training.pending_rollout import score_while_sampling
 from lit_grpo.training.score_status import find_bug
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import Measurements, Prompt, RolloutBatch, Score

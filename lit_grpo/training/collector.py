@@ -21,14 +21,12 @@ from lit_grpo.training.metrics import (
     add_rollout_metrics,
     in_group_deviations,
 )
-from lit_grpo.training.prefetch import (
+from lit_grpo.training.pending_rollout import (
     PendingRollout,
-    Prefetcher,
     RolloutFactory,
-    StepContext,
-    drop_stale_groups,
     with_unfinished_tokens,
 )
+from lit_grpo.training.prefetch import Prefetcher, StepContext, drop_stale_groups
 from lit_grpo.training.score_gate import OutagePolicy, ScoreGate
 from lit_grpo.training.seeds import SeedPurpose, seed_everything
 from lit_grpo.training.stages import StageEvents

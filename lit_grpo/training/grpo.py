@@ -28,6 +28,7 @@ from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
 from lit_grpo.training.base import PolicyModule, Schedule
+from lit_grpo.training.batch_builder import BatchBuilder
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.collector import Collector
 from lit_grpo.training.compatibility import (
@@ -42,7 +43,6 @@ from lit_grpo.training.compatibility import (
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.prefetch import StepContext
-from lit_grpo.training.preparation import BatchBuilder
 from lit_grpo.training.score_gate import OutagePolicy
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.training.skipped_steps import SkippedSteps

@@ -1,32 +1,22 @@
-"""Start rollouts, also those of later steps during the update; pass completions to the rewards.
-
-`score_gate` waits for the scores.
-"""
+"""Sample the rollouts of later steps while the policy is updated, and bound their staleness."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for_futures
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.concurrency import run_in_daemon_thread
 from lit_grpo.data import TrainingLoader
-from lit_grpo.rewards.scoring import RewardSuite, Scoring
-from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
 from lit_grpo.training.metrics import Metrics
+from lit_grpo.training.pending_rollout import PendingRollout, RolloutFactory
 from lit_grpo.training.saved_rollouts import from_text, to_text
 from lit_grpo.training.seeds import SeedPurpose, Seeds
-from lit_grpo.types import Completion, Prompt, RolloutBatch, ScoredCompletion, StageProgress
+from lit_grpo.types import Prompt, RolloutBatch, ScoredCompletion
 
 log = logging.getLogger(__name__)
-
-NO_ROWS: Mapping[int, ScoredCompletion] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,139 +32,6 @@ class StepContext:
     seeds: Seeds
     loader: TrainingLoader
     """Supplies the prompts of later steps, and those of replacement groups."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutFactory:
-    """Create rollouts with one engine, its sampling settings and the rewards."""
-
-    engine: RolloutEngine
-    rewards: RewardSuite
-    sampling: Sampling
-    group_size: int
-
-    def create(
-        self,
-        prompts: Sequence[Prompt],
-        seed: int,
-        finished: Mapping[int, ScoredCompletion] = NO_ROWS,
-    ) -> PendingRollout:
-        """Return a rollout of G completions per prompt, of which the finished rows are not sampled.
-
-        It is not yet started, but what the finished rows lack of scores is asked for.
-        """
-        scoring = self.rewards.open(prompts, self.group_size) if prompts else None
-        if scoring is not None:
-            for row, one in finished.items():
-                scoring.add(row, one.completion, one.scores)
-        return PendingRollout(
-            list(prompts),
-            scoring,
-            lambda: self._sample(prompts, seed, finished),
-            samples_in_thread=self.engine.overlaps_updates,
-        )
-
-    def _sample(
-        self, prompts: Sequence[Prompt], seed: int, finished: Mapping[int, ScoredCompletion]
-    ) -> Iterator[tuple[int, Completion]]:
-        size = self.group_size
-        if not finished:
-            return self.engine.generate(prompts, size, self.sampling, seed=seed)
-        rows = [row for row in range(len(prompts) * size) if row not in finished]
-        alone = [prompts[row // size] for row in rows]  # each row as a group of one
-        sampled = self.engine.generate(alone, 1, self.sampling, seed=seed) if rows else iter(())
-        return ((rows[index], completion) for index, completion in sampled)
-
-
-def score_while_sampling(scoring: Scoring, completions: Iterable[tuple[int, Completion]]) -> None:
-    """Pass each completion to the rewards as soon as it is finished."""
-    for row, completion in completions:
-        scoring.add(row, completion)
-
-
-def with_unfinished_tokens(finished: StageProgress, engine: RolloutEngine) -> StageProgress:
-    """Add the tokens of completions that the engine is still sampling."""
-    return replace(finished, num_tokens=finished.num_tokens + engine.num_unfinished_tokens)
-
-
-class PendingRollout:
-    """A rollout that may still be sampled; completions go to the rewards as they finish.
-
-    Args:
-        scoring: Takes the completions; None without prompts.
-        sample: Starts the engine's generation.
-        samples_in_thread: Whether the engine can sample while the main thread does other work.
-    """
-
-    def __init__(
-        self,
-        prompts: Sequence[Prompt],
-        scoring: Scoring | None,
-        sample: Callable[[], Iterator[tuple[int, Completion]]],
-        *,
-        samples_in_thread: bool,
-    ) -> None:
-        self.prompts = prompts
-        self.scoring = scoring
-        self.engine_failure = ""
-        """Why the engine gave up; empty while it has not."""
-        self._sample = sample
-        self._samples_in_thread = samples_in_thread
-        self._sampling: Future[None] | None = None
-        self._is_cancelled = False
-        self._is_sampled = False
-        """Whether an engine that samples in the caller's thread is done."""
-
-    def start(self) -> None:
-        """Start sampling in a thread."""
-        self._sampling = run_in_daemon_thread(self._sample_and_score, "rollout")
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until the rewards have every completion or the engine has given up.
-
-        Return False on timeout. Start sampling if it has not been started.
-
-        Args:
-            seconds: Maximum wait for an engine that samples in a thread. Any other engine samples
-                in this call, however long that takes, and takes its part in the rounds of the
-                ranks' wait by ``on_wait``.
-        """
-        if self._sampling is None and self._samples_in_thread:
-            self.start()
-        if self._sampling is None:
-            if not self._is_sampled:  # another rank may have made this one wait again
-                self._sample_and_score()
-                self._is_sampled = True
-            return True
-        wait_for_futures([self._sampling], seconds)
-        if not self._sampling.done():
-            return False
-        self._sampling.result()  # raises what the thread raised
-        return True
-
-    def finished(self) -> dict[int, ScoredCompletion]:
-        """Return by row the completions so far, with their scores."""
-        return {} if self.scoring is None else self.scoring.finished()
-
-    def cancel(self) -> None:
-        """Cancel missing scores; sampling stops at the next completion."""
-        self._is_cancelled = True
-        if self.scoring is not None:
-            self.scoring.cancel()
-
-    def _sample_and_score(self) -> None:
-        if self.scoring is None:
-            return
-        try:
-            score_while_sampling(self.scoring, self._until_cancelled())
-        except EngineFailed as error:
-            self.engine_failure = str(error)
-
-    def _until_cancelled(self) -> Iterator[tuple[int, Completion]]:
-        for row, completion in self._sample():
-            if self._is_cancelled:
-                return
-            yield row, completion
 
 
 class Prefetcher:

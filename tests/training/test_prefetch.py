@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from lit_grpo.rollout import EngineFailed, HFEngine
 from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.training import waiting
 from lit_grpo.training.metrics import Metrics
-from lit_grpo.training.prefetch import PendingRollout, drop_stale_groups
+from lit_grpo.training.prefetch import drop_stale_groups
 from lit_grpo.types import StopReason
 
 
@@ -206,14 +205,3 @@ def test_an_exception_in_the_thread_of_an_engine_is_raised_in_the_run():
 
     with pytest.raises(ZeroDivisionError, match="in the engine"):
         run(Broken(), 1)
-
-
-def test_a_rank_that_waits_again_for_another_one_does_not_sample_again():
-    added = []
-    scoring = SimpleNamespace(add=lambda row, completion: added.append(row))
-    pending = PendingRollout(
-        [prompt()], scoring, lambda: iter([(0, completion())]), samples_in_thread=False
-    )
-    assert pending.wait(1.0)
-    assert pending.wait(1.0)
-    assert added == [0]

@@ -1,7 +1,7 @@
-"""Turn the rollouts of a step into the batch that the policy is updated on.
+"""Build the batch that the policy is updated on from the rollouts of a step.
 
-It has advantages, and what the objective needs of the old policy, the reference and the teacher.
-The formulas are in `objective`.
+It adds the advantages, and the logprobs of the old policy, the reference and the teacher that the
+objective needs. The formulas are in `objective`.
 """
 
 from __future__ import annotations
