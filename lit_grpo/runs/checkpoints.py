@@ -20,12 +20,12 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lit_grpo.runs.checkpoint_files import (
     LAST,
     SUMMARY,
-    CheckpointWriter,
     link_last,
     newest_first,
     read_manifest,
     remove,
 )
+from lit_grpo.runs.checkpoint_writer import CheckpointWriter
 from lit_grpo.runs.events import num_finished_steps
 from lit_grpo.runs.files import MetricsFile
 from lit_grpo.runs.resume import refuse_unlike

@@ -10,7 +10,8 @@ import yaml
 from cli_base import BASE
 
 from lit_grpo.__main__ import main
-from lit_grpo.runs.checkpoint_files import CheckpointWriter, link_last
+from lit_grpo.runs.checkpoint_files import link_last
+from lit_grpo.runs.checkpoint_writer import CheckpointWriter
 from lit_grpo.runs.resume import find_checkpoint
 
 

@@ -12,7 +12,8 @@ import torch
 from processes import kill_group, start
 
 from lit_grpo.__main__ import main
-from lit_grpo.runs.checkpoint_files import CheckpointWriter, damage, move_directory, read_manifest
+from lit_grpo.runs.checkpoint_files import damage, read_manifest
+from lit_grpo.runs.checkpoint_writer import CheckpointWriter, move_directory
 from lit_grpo.runs.resume import find_checkpoint
 from lit_grpo.runs.saves import find_leftovers, replacing, saving, settle
 
@@ -22,7 +23,7 @@ STATE = {"state_dict": {"weight": torch.ones(1000)}}
 REPLACE_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
-from lit_grpo.runs.checkpoint_files import move_directory
+from lit_grpo.runs.checkpoint_writer import move_directory
 from lit_grpo.runs.saves import partial_path, replacing, saving
 
 def fill(directory, text):

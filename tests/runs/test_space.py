@@ -7,7 +7,7 @@ from collections import namedtuple
 
 import torch
 
-from lit_grpo.runs.checkpoint_files import CheckpointWriter
+from lit_grpo.runs.checkpoint_writer import CheckpointWriter
 from lit_grpo.runs.space import checkpoint_bytes, format_size, warn_of_space
 
 Usage = namedtuple("Usage", ["total", "used", "free"])
