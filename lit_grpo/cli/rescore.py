@@ -21,7 +21,7 @@ from rich.progress import track
 from lit_grpo.cli.reward_changes import Comparison, Row, print_changes
 from lit_grpo.cli.reward_trial import report_failures
 from lit_grpo.diagnostics import find_failure
-from lit_grpo.runs.files import completions_table, free_path, write_table
+from lit_grpo.runs.completions_file import completions_table, free_path, write_table
 from lit_grpo.runs.tables import open_console
 from lit_grpo.training import GRPOModule
 from lit_grpo.types import Completion, Prompt, RolloutBatch, UserError

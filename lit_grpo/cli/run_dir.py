@@ -15,7 +15,6 @@ from lit_grpo.cli.commands import RESUMING, TRAINING
 from lit_grpo.cli.configs import Invocation
 from lit_grpo.runs.checkpoint_files import last_checkpoint
 from lit_grpo.runs.event_log import read_events
-from lit_grpo.runs.files import next_run_dir
 from lit_grpo.types import UserError
 
 RUN_DIR_VARIABLE = "LIT_GRPO_RUN_DIR"
@@ -109,6 +108,21 @@ def _new_or_latest(command: str, invocation: Invocation) -> Path:
     if invocation.ckpt_path == "last":
         return _latest_run_dir(runs)
     return next_run_dir(runs.parent, runs.name) if command in TRAINING else runs
+
+
+def next_run_dir(root: str | Path, name: str) -> Path:
+    """Create ``root/name/version`` with the next free number and return it."""
+    parent = Path(root) / name
+    parent.mkdir(parents=True, exist_ok=True)
+    taken = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
+    version = max(taken, default=-1) + 1
+    while True:
+        try:
+            (parent / str(version)).mkdir()
+        except FileExistsError:  # another run started at the same moment
+            version += 1
+        else:
+            return parent / str(version)
 
 
 def _inherited_run_dir() -> str:

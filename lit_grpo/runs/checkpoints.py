@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,14 +26,13 @@ from lit_grpo.runs.checkpoint_files import (
 )
 from lit_grpo.runs.checkpoint_writer import CheckpointWriter
 from lit_grpo.runs.events import num_finished_steps
-from lit_grpo.runs.files import MetricsFile
+from lit_grpo.runs.loop_counters import undo_completed_batch, undo_end, validates_next
+from lit_grpo.runs.metrics_file import MetricsFile
 from lit_grpo.runs.resume import refuse_unlike
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import check_range
 
-FIRST_BATCH = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
-"""Lightning's counters of a loop in its first batch."""
 MAX_SHARE = 0.05
 """Share of a run's time that checkpoints at an interval of time may take."""
 
@@ -129,7 +127,7 @@ class Checkpoints(Callback):
             other.last_model_path = other.last_model_path or os.path.join(str(other.dirpath), LAST)
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        self._validates_after = _validates_next(trainer)  # a stop would hide it
+        self._validates_after = validates_next(trainer)  # a stop would hide it
 
     def on_train_batch_end(
         self,
@@ -143,7 +141,7 @@ class Checkpoints(Callback):
         is_ending = trainer.should_stop or get_stop_reason(trainer) is not None
         if is_ending or not is_between_steps(trainer) or not self._is_due(trainer):
             return
-        if _validates_next(trainer):  # a resumed run does not repeat the validation
+        if validates_next(trainer):  # a resumed run does not repeat the validation
             self._is_waiting = True
         else:
             _log_step(trainer, outputs)
@@ -240,9 +238,9 @@ class Checkpoints(Callback):
         }
         loops = checkpoint["loops"]["fit_loop"]
         if self._moment == "validation":
-            _undo_completed_batch(loops)
+            undo_completed_batch(loops)
         elif self._moment == "end":
-            _undo_end(loops, trainer, self._has_left_validation(trainer))
+            undo_end(loops, trainer, self._has_left_validation(trainer))
 
     def _has_left_validation(self, trainer: L.Trainer) -> bool:
         """Return whether a stop has left a validation, or come between a step and its own."""
@@ -312,44 +310,3 @@ def trouble_of(trainer: L.Trainer) -> str:
 def _is_healthy(checkpoint: Path) -> bool:
     manifest = read_manifest(checkpoint)
     return manifest is not None and manifest.is_healthy
-
-
-def _validates_next(trainer: L.Trainer) -> bool:
-    """Return whether Lightning validates after this step, by its own rule."""
-    loop = trainer.fit_loop
-    is_due: bool = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
-    return is_due and trainer.enable_validation
-
-
-def _undo_completed_batch(loops: dict[str, Any]) -> None:
-    """Set the counters to ``on_train_batch_end``, from where Lightning resumes exactly."""
-    for span in ("total", "current"):
-        loops["epoch_loop.batch_progress"][span]["completed"] -= 1
-
-
-def _undo_end(loops: dict[str, Any], trainer: L.Trainer, has_left_validation: bool) -> None:
-    """Set the loop counters to the end of the last batch.
-
-    From the end of training a resume is not exact: Lightning counts the epoch as finished even when
-    it was cut short, drops the position of the data loader, and may count a step twice. A step that
-    was left undone is not counted, so that a resumed run repeats it. A validation that was left
-    stands in its first batch, so that Lightning goes back to it.
-    """
-    _undo_completed_batch(loops)
-    for span in ("total", "current"):
-        loops["epoch_progress"][span]["processed"] -= 1
-        loops["epoch_progress"][span]["completed"] -= 1
-    loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
-    if has_left_validation:
-        progress = loops["epoch_loop.val_loop.batch_progress"]
-        progress["is_last_batch"] = False
-        for span in ("total", "current"):
-            progress[span] |= FIRST_BATCH
-        loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
-    reason = get_stop_reason(trainer)
-    if reason is not None and reason.is_step_unfinished:
-        progress = loops["epoch_loop.batch_progress"]
-        progress["is_last_batch"] = False
-        for span, counter in product(("total", "current"), progress["total"]):
-            progress[span][counter] -= 1
-        loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1

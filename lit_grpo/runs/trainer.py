@@ -26,12 +26,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from lit_grpo.runs.checkpoint_files import last_checkpoint
 from lit_grpo.runs.checkpoints import Checkpoints
+from lit_grpo.runs.completions_file import CompletionsFile
 from lit_grpo.runs.events import EventsFile
-from lit_grpo.runs.files import CompletionsFile, FinalModel, MetricsFile
+from lit_grpo.runs.final_model import FinalModel
 from lit_grpo.runs.health import HealthMonitor
 from lit_grpo.runs.launcher import watch_ranks
 from lit_grpo.runs.lock import locked
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
+from lit_grpo.runs.metrics_file import MetricsFile
 from lit_grpo.runs.progress import RolloutProgressBar
 from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
 from lit_grpo.runs.signals import StopOnSignal, leave_on_signal

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lit_grpo.cli.configs import read_invocation
-from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE, choose_run_dir
+from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE, choose_run_dir, next_run_dir
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +32,14 @@ def test_a_training_gets_the_next_number_and_an_empty_directory_is_removed(here)
     assert not (here / "runs").exists()
     touch(here / "runs" / "base" / "4" / "run.log")
     assert chosen("sft") == "runs/base/5"
+
+
+def test_runs_are_numbered_upwards_and_gaps_are_not_filled(tmp_path):
+    assert next_run_dir(tmp_path, "sft") == tmp_path / "sft" / "0"
+    (tmp_path / "sft" / "7").mkdir()
+    (tmp_path / "sft" / "notes").mkdir()
+    assert next_run_dir(tmp_path, "sft") == tmp_path / "sft" / "8"
+    assert next_run_dir(tmp_path, "sft").is_dir()
 
 
 def test_a_directory_that_was_used_stays(here):

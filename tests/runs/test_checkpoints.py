@@ -10,7 +10,7 @@ from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import Checkpoints, ZeroRewardBreaker
 from lit_grpo.runs.checkpoint_files import damage, read_manifest
-from lit_grpo.runs.files import MetricsFile
+from lit_grpo.runs.metrics_file import MetricsFile
 from lit_grpo.runs.resume import find_checkpoint
 from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.types import StopReason, UserError

@@ -12,8 +12,8 @@ from cli_base import BASE
 from run_logs import workplace
 
 from lit_grpo.__main__ import main
+from lit_grpo.runs.completions_file import write_table
 from lit_grpo.runs.failures import describe_failures
-from lit_grpo.runs.files import write_table
 from lit_grpo.runs.history import Run
 
 REWARDS = """

@@ -39,7 +39,7 @@ from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.policy import Policy
 from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.rollout import Sampling
-from lit_grpo.runs.files import FinalModel
+from lit_grpo.runs.final_model import FinalModel
 from lit_grpo.training import Evaluation, GRPOModule, SFTModule
 from lit_grpo.training.batching import micro_batches, rows_with_gradient
 from lit_grpo.types import UserError

@@ -1,29 +1,16 @@
+"""``metrics.csv``: its rows and columns, also after kills and resumes."""
+
 from __future__ import annotations
 
 import csv
-import logging
-import warnings
 from pathlib import Path
 
 import pandas as pd
-import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from safetensors.torch import load_file
-from tiny import tiny_policy
-from toy_rollouts import completion, failed, fit, outputs, rollouts, train_batch
+from toy_rollouts import fit, outputs, rollouts, train_batch
 
-from lit_grpo.callbacks import Checkpoints
-from lit_grpo.runs.files import (
-    CompletionsFile,
-    FinalModel,
-    MetricsFile,
-    free_path,
-    next_run_dir,
-)
-from lit_grpo.runs.log import LOGGED, open_run_log
-from lit_grpo.stopping import stop_run
-from lit_grpo.types import Outcome, StopReason
+from lit_grpo.runs.metrics_file import MetricsFile
 
 STEP = outputs(rollouts([[0.0, 1.0]]), train_batch([-1.0, 1.0]))
 
@@ -35,14 +22,6 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def column(path: Path, name: str) -> list[str]:
     return [row[name] for row in rows_of(path)]
-
-
-def test_runs_are_numbered_upwards_and_gaps_are_not_filled(tmp_path):
-    assert next_run_dir(tmp_path, "sft") == tmp_path / "sft" / "0"
-    (tmp_path / "sft" / "7").mkdir()
-    (tmp_path / "sft" / "notes").mkdir()
-    assert next_run_dir(tmp_path, "sft") == tmp_path / "sft" / "8"
-    assert next_run_dir(tmp_path, "sft").is_dir()
 
 
 def test_metrics_of_one_step_share_a_row_and_are_readable_at_once(tmp_path):
@@ -168,109 +147,6 @@ def test_checkpoints_without_a_directory_go_into_the_run_directory(tmp_path):
     logger = MetricsFile(tmp_path)
     fit(lambda step: STEP, [checkpoint], steps=1, logger=logger, enable_checkpointing=True)
     assert Path(checkpoint.dirpath) == tmp_path / "checkpoints"
-
-
-def test_completions_are_written_with_scores_and_advantages(tmp_path):
-    down = failed(Outcome.TIMEOUT, "30 s are over", seconds=30.0)
-    completions = [completion("7"), completion("it is", "length"), completion("no")]
-    batch = rollouts([[1.0, 0.0, down]], completions)
-    trained = train_batch([0.5, -0.5, 0.0], trained=[True, True, False])
-    fit(lambda step: outputs(batch, trained), [CompletionsFile(tmp_path)], steps=1)
-    frame = pd.read_parquet(tmp_path / "completions" / "step_000000.parquet")
-    assert frame["step"].tolist() == [0, 0, 0]
-    assert frame["prompt_id"].tolist() == ["p0"] * 3
-    assert frame["prompt"].tolist() == ["1+1="] * 3
-    assert frame["completion"].tolist() == ["7", "it is", "no"]
-    assert frame["finish_reason"].tolist() == ["stop", "length", "stop"]
-    assert frame["num_tokens"].tolist() == [1, 5, 2]
-    assert [list(ids) for ids in frame["token_ids"]] == [[55], [*b"it is"], [*b"no"]]
-    assert frame["answer"].tolist() == ["2"] * 3
-    assert frame["reward"].tolist()[:2] == [1.0, 0.0]
-    assert frame["valid"].tolist() == [True, True, False]
-    assert frame["advantage"].tolist()[:2] == [0.5, -0.5]
-    assert frame["score/math"].tolist()[:2] == [1.0, 0.0]
-    assert frame[["reward", "advantage", "score/math"]].iloc[2].isna().all()
-    assert frame["outcome/math"].tolist() == ["ok", "ok", "timeout"]
-    assert frame["detail/math"].tolist() == ["", "", "30 s are over"]
-    assert frame["seconds/math"].tolist() == [0.25, 0.25, 30.0]
-    assert frame["cost/math"].tolist() == [0.0, 0.0, 0.0]
-
-
-def test_completions_are_written_every_step_also_without_a_train_batch(tmp_path):
-    unscored = outputs(rollouts([[None, None]]))
-    fit(lambda step: unscored, [CompletionsFile(tmp_path)], steps=2)
-    paths = sorted((tmp_path / "completions").iterdir())
-    assert [path.name for path in paths] == ["step_000000.parquet", "step_000001.parquet"]
-    assert pd.read_parquet(paths[1])["advantage"].isna().all()
-
-
-def test_a_path_that_exists_is_numbered(tmp_path):
-    assert free_path(tmp_path / "a.parquet") == tmp_path / "a.parquet"
-    for name in ("a.parquet", "a-1.parquet", "a-3.parquet"):
-        (tmp_path / name).touch()
-    assert free_path(tmp_path / "a.parquet") == tmp_path / "a-2.parquet"
-
-
-class WithPolicy(FinalModel):
-    """Adds the policy that a real module has to the toy module."""
-
-    def setup(self, trainer, pl_module, stage):
-        pl_module.policy = tiny_policy()
-
-
-def test_final_model_replaces_an_older_one(tmp_path):
-    (tmp_path / "final").mkdir()
-    (tmp_path / "final" / "old").touch()
-    fit(lambda step: STEP, [WithPolicy(tmp_path)], steps=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["final"]
-    names = {path.name for path in (tmp_path / "final").iterdir()}
-    assert names >= {"config.json", "model.safetensors"}
-    assert "old" not in names
-
-
-def test_a_final_model_that_a_kill_at_the_end_has_prevented_comes_with_the_next_start(tmp_path):
-    def run(**options):
-        saving = Checkpoints(dirpath=str(tmp_path / "checkpoints"))
-        fit(lambda step: STEP, [saving, WithPolicy(tmp_path)], steps=2, **options)
-
-    run()
-    written = tmp_path / "final" / "model.safetensors"
-    weights = load_file(written)
-    written.parent.rename(tmp_path / "elsewhere")
-    run(ckpt_path=tmp_path / "checkpoints" / "last.ckpt")
-    torch.testing.assert_close(load_file(written), weights, rtol=0, atol=0)
-
-
-def test_a_stopped_run_has_no_final_model(tmp_path):
-    class Stop(WithPolicy):
-        def on_train_batch_end(self, trainer, *args):
-            stop_run(trainer, StopReason(exit_code=3, message="enough"))
-
-    fit(lambda step: STEP, [Stop(tmp_path)], steps=1)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture
-def run_log(tmp_path, caplog):
-    caplog.set_level(logging.INFO, logger="lightning.pytorch")  # commands silence it
-    handler = open_run_log(tmp_path)
-    yield tmp_path / "run.log"
-    for name in LOGGED:
-        logging.getLogger(name).removeHandler(handler)
-    logging.captureWarnings(False)
-    handler.close()
-
-
-def test_run_log_holds_messages_and_warnings_of_all_sources(run_log):
-    logging.getLogger("lit_grpo.callbacks.timing").info("a stage line")
-    logging.getLogger("lightning.pytorch.trainer").info("from lightning")
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.warn("from python", stacklevel=1)
-    text = run_log.read_text()
-    assert "INFO lit_grpo.callbacks.timing: a stage line" in text
-    assert "from lightning" in text
-    assert "from python" in text
 
 
 def test_a_run_that_starts_again_keeps_the_accuracy_before_training(tmp_path):

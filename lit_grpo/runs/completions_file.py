@@ -1,0 +1,103 @@
+"""The directory ``completions/`` of a run: every completion with its scores, as parquet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pyarrow as pa
+import pyarrow.parquet as pq
+from lightning.pytorch.callbacks import Callback
+
+from lit_grpo.types import RolloutBatch, TrainBatch
+
+
+class CompletionsFile(Callback):
+    """Write the completions, scores and advantages of each rollout step as parquet.
+
+    The file is ``completions/step_000012.parquet``, with several ranks
+    ``completions/step_000012_rank1.parquet``; it has a row for each completion. An invalid row has
+    no reward, and a row that was not trained on has no advantage.
+
+    Args:
+        run_dir: Directory of the run.
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.directory = Path(run_dir) / "completions"
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if not isinstance(outputs, Mapping) or "rollouts" not in outputs:
+            return
+        step = trainer.fit_loop.total_batch_idx
+        rank = "" if trainer.world_size == 1 else f"_rank{trainer.global_rank}"
+        path = self.directory / f"step_{step:06d}{rank}.parquet"
+        write_table(completions_table(step, outputs["rollouts"], outputs["batch"]), path)
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a parquet file and move it into place, so that a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    pq.write_table(table, partial)
+    os.replace(partial, path)
+
+
+def free_path(path: Path) -> Path:
+    """Return the path, numbered if such a file exists already: ``rewards-1.parquet``."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(1))
+    return next(candidate for candidate in chain([path], numbered) if not candidate.exists())
+
+
+def completions_table(
+    step: int, rollouts: RolloutBatch, batch: TrainBatch | None = None
+) -> pa.Table:
+    """Return a table of N rows, in row order; without a train batch advantages are null."""
+    rows = [(group, one) for group in rollouts.groups for one in group.completions]
+    numbers = [number for number, one in enumerate(rollouts.groups) for _ in one.completions]
+    text, number = pa.string(), pa.float64()
+    columns = {
+        "step": pa.array([step] * len(rows), pa.int64()),
+        "group": pa.array(numbers, pa.int64()),
+        "prompt_id": pa.array([group.prompt.id for group, _ in rows], text),
+        "source": pa.array([group.prompt.source for group, _ in rows], text),
+        "prompt": pa.array([group.prompt.text for group, _ in rows], text),
+        "completion": pa.array([completion.text for _, completion in rows], text),
+        "finish_reason": pa.array([completion.finish_reason for _, completion in rows], text),
+        "num_tokens": pa.array([len(completion.token_ids) for _, completion in rows], pa.int64()),
+        "token_ids": pa.array([one.token_ids for _, one in rows], pa.list_(pa.int32())),
+        "answer": pa.array([group.prompt.answer for group, _ in rows], text),
+        "reward": pa.array(rollouts.rewards.flatten().numpy(), number, from_pandas=True),
+        "valid": pa.array(rollouts.valid.flatten().numpy(), pa.bool_()),
+        "advantage": pa.array(_trained_advantages(batch, len(rows)), number),
+    }
+    for name in rollouts.groups[0].scores:
+        scores = [score for group in rollouts.groups for score in group.scores[name]]
+        columns[f"score/{name}"] = pa.array([score.value for score in scores], number)
+        columns[f"outcome/{name}"] = pa.array([str(score.outcome) for score in scores], text)
+        columns[f"detail/{name}"] = pa.array([score.detail for score in scores], text)
+        columns[f"seconds/{name}"] = pa.array([score.seconds for score in scores], number)
+        columns[f"cost/{name}"] = pa.array([score.cost for score in scores], number)
+    return pa.table(columns)
+
+
+def _trained_advantages(batch: TrainBatch | None, num_rows: int) -> list[float | None]:
+    if batch is None:
+        return [None] * num_rows
+    trained = batch.loss_mask.any(1).tolist()
+    advantages = batch.advantages
+    if advantages.ndim == 2:  # the mean over the tokens
+        advantages = (advantages * batch.loss_mask).sum(1) / batch.loss_mask.sum(1).clamp(min=1)
+    pairs = zip(advantages.tolist(), trained, strict=True)
+    return [advantage if is_trained else None for advantage, is_trained in pairs]

@@ -1,0 +1,60 @@
+"""The directory ``final/`` of a run: the trained policy as a Hugging Face model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from lit_grpo.runs.model_card import write_model_card
+from lit_grpo.runs.saves import replacing
+from lit_grpo.runs.space import warn_of_space
+from lit_grpo.stopping import get_stop_reason
+
+log = logging.getLogger(__name__)
+
+
+class FinalModel(Callback):
+    """Write the trained policy to ``final/`` as a Hugging Face model when training is done.
+
+    A run that was stopped writes none because it can be resumed. The directory is moved into place
+    when it is complete; one that a killed process has not written comes with the next start of the
+    run. It includes a model card, ``README.md``.
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.path = Path(run_dir) / "final"
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if get_stop_reason(trainer) is None:
+            self._write(trainer, pl_module)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        is_missing = trainer.strategy.broadcast(not self.path.exists())
+        if is_missing and get_stop_reason(trainer) is None:  # there was nothing left to train
+            self._write(trainer, pl_module)
+
+    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the directory on rank 0; the others take part in gathering a sharded policy."""
+        policy: Any = pl_module.policy
+        with self._folder(trainer, policy) as folder:
+            policy.save_pretrained(folder, is_writer=trainer.is_global_zero)
+            if trainer.is_global_zero:
+                write_model_card(folder, self.path.parent, trainer, pl_module)
+        trainer.strategy.barrier("FinalModel")
+
+    @contextmanager
+    def _folder(self, trainer: L.Trainer, policy: Any) -> Iterator[Path]:
+        if not trainer.is_global_zero:
+            yield self.path
+            return
+        log.info("writing the final model to %s", self.path)
+        num_bytes, memory_bytes = policy.saved_bytes()
+        warn_of_space(self.path, num_bytes=num_bytes, memory_bytes=memory_bytes)
+        with replacing(self.path) as folder:
+            yield folder

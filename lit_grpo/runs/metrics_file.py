@@ -1,0 +1,156 @@
+"""The file ``metrics.csv`` of a run, which is written whatever remote loggers there are."""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+Row = dict[str, float]
+
+
+class MetricsFile(Logger):
+    """Write ``metrics.csv``: one row for each rollout step, with training and validation metrics.
+
+    The file is complete after every step. A metric that appears later adds a column at the end.
+    A resumed run keeps the rows before its first training step and rewrites the others.
+
+    Column ``step`` is the rollout step, from 0; ``seconds`` is the running time at the start of the
+    row, without the time between a stop and a resumption; ``resumes`` is the number of times that
+    the run had been resumed.
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        super().__init__()
+        self.path = Path(run_dir) / "metrics.csv"
+        self._start = time.monotonic()
+        self._seconds_before = 0.0
+        self._columns = ["step", "seconds", "resumes"]
+        self._num_resumes = 0
+        self._rows: dict[int, Row] | None = None
+        self._earlier_steps: set[int] = set()
+        """Steps that an earlier process wrote; empty once this one has trained a step."""
+        self._evaluated: dict[int, Row] = {}
+        """What was measured before the first step of this process, whose row keeps it."""
+        self._last_row_at: int | None = None
+        """Offset of the last row in the file; None if the whole file must be rewritten."""
+
+    @property
+    def name(self) -> str:
+        """Empty, as ``version``, so that Lightning uses ``save_dir`` as the run directory."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.path.parent)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the hyper-parameters are in ``config.yaml``."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        values = {name: float(value) for name, value in metrics.items()}
+        rows = self._open()
+        step = max(rows, default=0) if step is None else step
+        if not _is_evaluation(values):
+            self._forget_from(step)
+        elif self._earlier_steps:
+            self._evaluated.setdefault(step, {}).update(values)
+        if step not in rows:
+            self._begin_row(step)
+        rows[step] |= values
+        new_columns = [name for name in values if name not in self._columns]
+        self._columns += new_columns
+        if self._last_row_at is None or new_columns or step != max(rows):
+            self._write_all()
+        else:
+            self._write_last_row(self._last_row_at)
+
+    def finalize(self, status: str) -> None:
+        """Forget the rows when a training ends: a further one, by the same trainer, resumes it."""
+        self._start = time.monotonic()
+        self._rows, self._last_row_at = None, None
+
+    def _open(self) -> dict[int, Row]:
+        if self._rows is None:
+            self._rows = {}
+            if self.path.exists():
+                columns, self._rows = _read(self.path)
+                self._columns = list(dict.fromkeys([*columns, *self._columns]))
+                earlier = [row.get("resumes", 0) for row in self._rows.values()]
+                self._num_resumes = int(max(earlier, default=-1)) + 1
+            self._earlier_steps = set(self._rows)
+            self._seconds_before = self._seconds_of_last_row()
+        return self._rows
+
+    def _forget_from(self, step: int) -> None:
+        """Drop the rows of an earlier process from this step on: this run writes them again."""
+        rows = self._open()
+        if later := [earlier for earlier in self._earlier_steps if earlier >= step]:
+            for one in later:
+                del rows[one]
+            self._last_row_at = None
+            self._seconds_before = self._seconds_of_last_row()
+            if step in self._evaluated:
+                self._begin_row(step)
+                rows[step] |= self._evaluated[step]
+        self._earlier_steps, self._evaluated = set(), {}
+
+    def _seconds_of_last_row(self) -> float:
+        rows = self._open()
+        return rows[max(rows)]["seconds"] if rows else 0.0
+
+    def _begin_row(self, step: int) -> None:
+        seconds = self._seconds_before + time.monotonic() - self._start
+        rows = self._open()
+        rows[step] = {"step": step, "seconds": round(seconds, 3), "resumes": self._num_resumes}
+        if self._last_row_at is not None:
+            self._last_row_at = self.path.stat().st_size
+
+    def _write_all(self) -> None:
+        """Replace the file in one move, so that a reader never sees half of it."""
+        rows = self._open()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_name(".metrics.csv.partial")
+        with partial.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(self._columns)
+            *earlier, last = sorted(rows)
+            for step in earlier:
+                self._write_row(file, rows[step])
+            self._last_row_at = file.tell()
+            self._write_row(file, rows[last])
+        os.replace(partial, self.path)
+
+    def _write_last_row(self, position: int) -> None:
+        rows = self._open()
+        with self.path.open("r+", newline="") as file:
+            file.seek(position)
+            self._write_row(file, rows[max(rows)])
+            file.truncate()
+
+    def _write_row(self, file: TextIO, row: Row) -> None:
+        whole = {name: int(row[name]) for name in ("step", "resumes") if name in row}
+        cells = [(row | whole).get(name) for name in self._columns]
+        csv.writer(file, lineterminator="\n").writerow(cells)
+
+
+def _read(path: Path) -> tuple[list[str], dict[int, Row]]:
+    """Return columns and rows; a last line cut off by a kill is dropped."""
+    lines = path.read_text().splitlines(keepends=True)
+    reader = csv.DictReader(line for line in lines if line.endswith("\n"))
+    rows = [{name: float(cell) for name, cell in row.items() if cell} for row in reader]
+    return list(reader.fieldnames or ()), {int(row["step"]): row for row in rows}
+
+
+def _is_evaluation(values: Mapping[str, float]) -> bool:
+    return all(name.startswith(("val/", "test/")) or name == "epoch" for name in values)
