@@ -54,7 +54,7 @@ from lit_grpo.rollout import (
     VLLMTeacher,
 )
 from lit_grpo.rollout.server.engine import ServedEngine
-from lit_grpo.runs.trainer import TRAINER_DEFAULTS
+from lit_grpo.runs.trainer_settings import TRAINER_DEFAULTS
 from lit_grpo.training import Evaluation, GRPOModule, OutagePolicy, SFTModule, UpdateConfig
 from lit_grpo.types import Outcome
 

@@ -38,7 +38,8 @@ from lit_grpo.rollout import EngineFailed
 from lit_grpo.runs.launcher import ends_with_rank_0
 from lit_grpo.runs.log import log_to_terminal
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
-from lit_grpo.runs.trainer import logged_run, refuse_automatic, silence_chatter
+from lit_grpo.runs.trainer import logged_run, silence_chatter
+from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.types import (

@@ -47,15 +47,17 @@ from lit_grpo.runs.resume import (
     refuse_used,
     run_of,
 )
-from lit_grpo.runs.trainer import (
-    TRAINER_DEFAULTS,
+from lit_grpo.runs.run_callbacks import (
     has_lightnings_checkpoints,
-    refuse_durations,
-    refuse_float16,
-    refuse_intervals,
     run_callbacks,
     run_loggers,
     with_progress_bar,
+)
+from lit_grpo.runs.trainer_settings import (
+    TRAINER_DEFAULTS,
+    refuse_durations,
+    refuse_float16,
+    refuse_intervals,
 )
 from lit_grpo.training import GRPOModule, SFTModule
 from lit_grpo.training.compatibility import supported_strategy

@@ -6,66 +6,46 @@ The command line builds its trainer from the same parts.
 from __future__ import annotations
 
 import logging
-import math
-import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from huggingface_hub.utils.logging import set_verbosity_error
-from lightning.pytorch.callbacks import Callback, ProgressBar
-from lightning.pytorch.callbacks import Checkpoint as LightningCheckpoint
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
 from lit_grpo.runs.checkpoint_files import last_checkpoint
-from lit_grpo.runs.checkpoints import Checkpoints
-from lit_grpo.runs.completions_file import CompletionsFile
 from lit_grpo.runs.events import EventsFile
-from lit_grpo.runs.final_model import FinalModel
-from lit_grpo.runs.health import HealthMonitor
 from lit_grpo.runs.launcher import watch_ranks
 from lit_grpo.runs.lock import locked
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
-from lit_grpo.runs.metrics_file import MetricsFile
-from lit_grpo.runs.progress import RolloutProgressBar
 from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
-from lit_grpo.runs.signals import StopOnSignal, leave_on_signal
-from lit_grpo.runs.time_limit import LeaveInTime, requeue_if_asked, with_more_time
-from lit_grpo.runs.wandb_teardown import WandbTeardown, write_into_run
-from lit_grpo.runs.watchdog import StallWatchdog
-from lit_grpo.runs.zero_reward import ZeroRewardBreaker
-from lit_grpo.stopping import ExitCode, get_stop_reason, how_it_ended
-from lit_grpo.types import (
-    StopReason,
-    UserError,
-    as_rank_lost,
-    check_range,
-    check_type,
-    setting_error,
+from lit_grpo.runs.run_callbacks import (
+    as_list,
+    has_lightnings_checkpoints,
+    run_callbacks,
+    run_loggers,
 )
+from lit_grpo.runs.signals import leave_on_signal
+from lit_grpo.runs.time_limit import requeue_if_asked, with_more_time
+from lit_grpo.runs.trainer_settings import (
+    TRAINER_DEFAULTS,
+    refuse_automatic,
+    refuse_durations,
+    refuse_float16,
+    refuse_intervals,
+)
+from lit_grpo.stopping import ExitCode, get_stop_reason, how_it_ended
+from lit_grpo.types import StopReason, as_rank_lost, check_range, check_type
 
 log = logging.getLogger(__name__)
 
 RESUME_CALL = 'trainer.fit(…, ckpt_path="last")'
-
-TRAINER_DEFAULTS = {
-    "enable_model_summary": False,
-    "log_every_n_steps": 1,
-    "max_epochs": -1,  # no limit; Lightning would set 1000
-    "num_sanity_val_steps": 0,
-}
-"""Defaults that differ from Lightning's. A run without max_steps and max_epochs never ends; only a
-linear or cosine schedule refuses it."""
-
-GUARDS = (HealthMonitor, ZeroRewardBreaker, StallWatchdog)
-"""Callbacks that every run has, unless one is listed with ``enabled: false``."""
 
 EXPECTED_WARNINGS = [
     "You have overridden `transfer_batch_to_device`",
@@ -82,81 +62,6 @@ EXPECTED_WARNINGS = [
     "It is recommended to use `self.log\\('val/.*, sync_dist=True",
 ]
 """Warnings of libraries about what this project does on purpose."""
-
-
-def run_loggers(run_dir: str | Path, given: Any) -> list[Logger]:
-    """Return the loggers of a training run: ``metrics.csv`` first, then the user's."""
-    loggers = _as_list(given)
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            write_into_run(logger, run_dir)
-    return [MetricsFile(run_dir), *loggers]
-
-
-def run_callbacks(
-    run_dir: str | Path,
-    given: Any,
-    *,
-    loggers: Sequence[Logger] = (),
-    enable_progress_bar: bool | None = None,
-    enable_checkpointing: bool | None = None,
-    leave_by: str = "auto",
-    requeue: bool = False,
-) -> list[Callback]:
-    """Return the callbacks of a training run: the user's, then those of every run.
-
-    Checkpoints come after all that they save the state of, and before the final model. Without
-    them a signal ends the process at once, and so does the end of a SLURM job.
-
-    Args:
-        loggers: The loggers of the run.
-
-    Raises:
-        UserError: several are to write the checkpoints.
-    """
-    callbacks = with_progress_bar(given, enable_progress_bar)
-    checkpoints = [one for one in callbacks if isinstance(one, Checkpoints)]
-    if len(checkpoints) > 1:
-        raise setting_error("trainer.callbacks", "a list with one Checkpoints", len(checkpoints))
-    others = [one for one in callbacks if not isinstance(one, Checkpoints)]
-    others = with_guards(others, loggers, run_dir)
-    saving: list[Callback] = []
-    if enable_checkpointing is not False:
-        (checkpoint,) = checkpoints or [Checkpoints()]
-        checkpoint.dirpath = checkpoint.dirpath or str(Path(run_dir) / "checkpoints")
-        saving = [StopOnSignal(), LeaveInTime(leave_by, requeue), checkpoint]
-    return [*others, CompletionsFile(run_dir), EventsFile(run_dir), *saving, FinalModel(run_dir)]
-
-
-def with_guards(
-    given: Sequence[Callback], loggers: Sequence[Logger], run_dir: str | Path
-) -> list[Callback]:
-    """Return the user's callbacks, and those that guard every run, unless they are switched off.
-
-    One of the user's, with settings of its own, replaces the one of its class. In an SFT run
-    `HealthMonitor` and `ZeroRewardBreaker` find no rollouts, and do nothing.
-    """
-    callbacks = [*given]
-    to_wandb = [one for one in loggers if isinstance(one, WandbLogger)]
-    kinds: list[type[Callback]] = [*GUARDS, *([WandbTeardown] if to_wandb else [])]
-    callbacks += [kind() for kind in kinds if not any(isinstance(one, kind) for one in given)]
-    teardowns = [one for one in callbacks if isinstance(one, WandbTeardown)]
-    for logger in to_wandb:
-        teardowns[0].guard_start(logger, run_dir)
-    return [one for one in callbacks if not isinstance(one, GUARDS) or one.enabled]
-
-
-def has_lightnings_checkpoints(given: Any) -> bool:
-    """Return whether the user's callbacks need ``enable_checkpointing``, which adds one without."""
-    return any(isinstance(one, LightningCheckpoint) for one in _as_list(given))
-
-
-def with_progress_bar(given: Any, enable_progress_bar: bool | None) -> list[Callback]:
-    """Return the user's callbacks, with a progress bar unless there is one or none is wanted."""
-    callbacks = _as_list(given)
-    has_bar = any(isinstance(one, ProgressBar) for one in callbacks)
-    is_wanted = enable_progress_bar is not False and not has_bar
-    return [*callbacks, RolloutProgressBar()] if is_wanted else callbacks
 
 
 class Trainer(L.Trainer):
@@ -193,7 +98,7 @@ class Trainer(L.Trainer):
         silence_chatter()
         refuse_float16(settings.get("precision"))
         refuse_durations(settings.get("max_time"))
-        for callback in _as_list(callbacks):
+        for callback in as_list(callbacks):
             check_type("callbacks", callback, Callback)
         check_range("max_steps", settings.get("max_steps"))
         refuse_intervals(
@@ -265,74 +170,6 @@ class Trainer(L.Trainer):
             model.close()  # type: ignore[operator]
 
 
-def refuse_automatic(trainer: L.Trainer, model: L.LightningModule) -> None:
-    """Check that no setting asks Lightning to do what GRPO does itself, with keys of its own.
-
-    Raises:
-        UserError: one does.
-    """
-    why = "GRPO takes its optimizer steps itself"
-    if not model.automatic_optimization and trainer.accumulate_grad_batches != 1:
-        key, instead = "trainer.accumulate_grad_batches", "model.update.max_tokens_per_micro_batch"
-        value: object = trainer.accumulate_grad_batches
-        raise UserError(f"{setting_error(key, '1', value, why)} Micro-batches: {instead}.")
-    if not model.automatic_optimization and trainer.gradient_clip_val:
-        key, instead = "trainer.gradient_clip_val", "model.update.max_grad_norm"
-        raise UserError(
-            f"{setting_error(key, 'null', trainer.gradient_clip_val, why)} Clipping: {instead}."
-        )
-
-
-def refuse_float16(precision: object) -> None:
-    """Refuse float16 as it was asked for: on a CPU, Lightning would silently take bfloat16.
-
-    Raises:
-        UserError: the precision is one with float16.
-    """
-    if str(precision) in ("16", "16-mixed", "16-true", "transformer-engine-float16"):
-        raise setting_error(
-            "trainer.precision",
-            "32-true or bf16-mixed",
-            precision,
-            "float16 gradients would be clipped before they are unscaled",
-        )
-
-
-def refuse_durations(max_time: object) -> None:
-    """Check the form of a time limit; Lightning would not name its key.
-
-    Raises:
-        UserError: it is not a text as ``DD:HH:MM:SS``.
-    """
-    is_other = max_time is None or isinstance(max_time, dict | timedelta)
-    if not is_other and not re.fullmatch(r"\d+:\d\d:\d\d:\d\d", str(max_time).strip()):
-        rule = "days, hours, minutes and seconds as 'DD:HH:MM:SS'"
-        error = setting_error("trainer.max_time", rule, max_time)
-        raise UserError(f"{error} One hour is '00:01:00:00'.")
-
-
-def refuse_intervals(val_check_interval: object, check_val_every_n_epoch: object) -> None:
-    """Check how often a run validates; Lightning would name neither key nor unit, or divide by 0.
-
-    Raises:
-        UserError: an interval is not positive, or a fraction of something that has no end.
-    """
-    if isinstance(check_val_every_n_epoch, int):
-        check_range("trainer.check_val_every_n_epoch", check_val_every_n_epoch, at_least=1)
-    if not isinstance(val_check_interval, (int, float)):
-        return
-    is_fraction = isinstance(val_check_interval, float)
-    if check_val_every_n_epoch is None and (is_fraction or val_check_interval < 1):
-        rule = "a whole number >= 1, or a time as 'DD:HH:MM:SS'"
-        why = "with check_val_every_n_epoch: null it counts steps, across epochs"
-    elif not 0 < val_check_interval <= (1.0 if is_fraction else math.inf):
-        rule = "a whole number >= 1, a fraction above 0 and up to 1.0, or a time as 'DD:HH:MM:SS'"
-        why = "a whole number counts the steps in an epoch, and 0.5 is half an epoch"
-    else:
-        return
-    raise setting_error("trainer.val_check_interval", rule, val_check_interval, why)
-
-
 @contextmanager
 def logged_run(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[None]:
     """Write ``run.log`` during a training; its end says why it ended and how to go on.
@@ -397,10 +234,3 @@ def silence_chatter() -> None:
         warnings.filterwarnings("ignore", f".*{message}")
     set_verbosity_error()  # type: ignore[no-untyped-call]  # the Hub's errors are raised
     disable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _as_list(value: Any) -> list[Any]:
-    """Return a trainer argument as a list; null, true and false are an empty one."""
-    if value is None or isinstance(value, bool):
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -8,7 +8,7 @@ from typing import Any
 from lit_grpo.cli.doctor.findings import Finding, ok, remark
 from lit_grpo.cli.doctor.subject import Subject
 from lit_grpo.cli.plan.step import StepSizes, make_step
-from lit_grpo.runs.trainer import refuse_automatic
+from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.compatibility import refuse_unsupported, warn_of_warm_up
 from lit_grpo.training.unused_settings import settings_without_effect

@@ -21,7 +21,7 @@ from lit_grpo.cli.plan.model_sizes import sizes_of
 from lit_grpo.cli.plan.report import Plan, print_plan, to_json
 from lit_grpo.cli.plan.seconds import estimate_seconds
 from lit_grpo.data.loader import check_sizes
-from lit_grpo.runs.trainer import refuse_automatic
+from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training.compatibility import check_completions_fit
 from lit_grpo.types import check_range

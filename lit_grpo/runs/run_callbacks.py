@@ -1,0 +1,111 @@
+"""The callbacks and loggers of every training run, around those of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint as LightningCheckpoint
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers.logger import Logger
+
+from lit_grpo.runs.checkpoints import Checkpoints
+from lit_grpo.runs.completions_file import CompletionsFile
+from lit_grpo.runs.events import EventsFile
+from lit_grpo.runs.final_model import FinalModel
+from lit_grpo.runs.health import HealthMonitor
+from lit_grpo.runs.metrics_file import MetricsFile
+from lit_grpo.runs.progress import RolloutProgressBar
+from lit_grpo.runs.signals import StopOnSignal
+from lit_grpo.runs.time_limit import LeaveInTime
+from lit_grpo.runs.wandb_teardown import WandbTeardown, write_into_run
+from lit_grpo.runs.watchdog import StallWatchdog
+from lit_grpo.runs.zero_reward import ZeroRewardBreaker
+from lit_grpo.types import setting_error
+
+GUARDS = (HealthMonitor, ZeroRewardBreaker, StallWatchdog)
+"""Callbacks that every run has, unless one is listed with ``enabled: false``."""
+
+
+def run_loggers(run_dir: str | Path, given: Any) -> list[Logger]:
+    """Return the loggers of a training run: ``metrics.csv`` first, then the user's."""
+    loggers = as_list(given)
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            write_into_run(logger, run_dir)
+    return [MetricsFile(run_dir), *loggers]
+
+
+def run_callbacks(
+    run_dir: str | Path,
+    given: Any,
+    *,
+    loggers: Sequence[Logger] = (),
+    enable_progress_bar: bool | None = None,
+    enable_checkpointing: bool | None = None,
+    leave_by: str = "auto",
+    requeue: bool = False,
+) -> list[Callback]:
+    """Return the callbacks of a training run: the user's, then those of every run.
+
+    Checkpoints come after all that they save the state of, and before the final model. Without
+    them a signal ends the process at once, and so does the end of a SLURM job.
+
+    Args:
+        loggers: The loggers of the run.
+
+    Raises:
+        UserError: several are to write the checkpoints.
+    """
+    callbacks = with_progress_bar(given, enable_progress_bar)
+    checkpoints = [one for one in callbacks if isinstance(one, Checkpoints)]
+    if len(checkpoints) > 1:
+        raise setting_error("trainer.callbacks", "a list with one Checkpoints", len(checkpoints))
+    others = [one for one in callbacks if not isinstance(one, Checkpoints)]
+    others = with_guards(others, loggers, run_dir)
+    saving: list[Callback] = []
+    if enable_checkpointing is not False:
+        (checkpoint,) = checkpoints or [Checkpoints()]
+        checkpoint.dirpath = checkpoint.dirpath or str(Path(run_dir) / "checkpoints")
+        saving = [StopOnSignal(), LeaveInTime(leave_by, requeue), checkpoint]
+    return [*others, CompletionsFile(run_dir), EventsFile(run_dir), *saving, FinalModel(run_dir)]
+
+
+def with_guards(
+    given: Sequence[Callback], loggers: Sequence[Logger], run_dir: str | Path
+) -> list[Callback]:
+    """Return the user's callbacks, and those that guard every run, unless they are switched off.
+
+    One of the user's, with settings of its own, replaces the one of its class. In an SFT run
+    `HealthMonitor` and `ZeroRewardBreaker` find no rollouts, and do nothing.
+    """
+    callbacks = [*given]
+    to_wandb = [one for one in loggers if isinstance(one, WandbLogger)]
+    kinds: list[type[Callback]] = [*GUARDS, *([WandbTeardown] if to_wandb else [])]
+    callbacks += [kind() for kind in kinds if not any(isinstance(one, kind) for one in given)]
+    teardowns = [one for one in callbacks if isinstance(one, WandbTeardown)]
+    for logger in to_wandb:
+        teardowns[0].guard_start(logger, run_dir)
+    return [one for one in callbacks if not isinstance(one, GUARDS) or one.enabled]
+
+
+def has_lightnings_checkpoints(given: Any) -> bool:
+    """Return whether the user's callbacks need ``enable_checkpointing``, which adds one without."""
+    return any(isinstance(one, LightningCheckpoint) for one in as_list(given))
+
+
+def with_progress_bar(given: Any, enable_progress_bar: bool | None) -> list[Callback]:
+    """Return the user's callbacks, with a progress bar unless there is one or none is wanted."""
+    callbacks = as_list(given)
+    has_bar = any(isinstance(one, ProgressBar) for one in callbacks)
+    is_wanted = enable_progress_bar is not False and not has_bar
+    return [*callbacks, RolloutProgressBar()] if is_wanted else callbacks
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a trainer argument as a list; null, true and false are an empty one."""
+    if value is None or isinstance(value, bool):
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]

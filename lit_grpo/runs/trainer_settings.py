@@ -1,0 +1,88 @@
+"""The trainer's defaults, and the settings of Lightning that a run refuses."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+
+import lightning as L
+
+from lit_grpo.types import UserError, check_range, setting_error
+
+TRAINER_DEFAULTS = {
+    "enable_model_summary": False,
+    "log_every_n_steps": 1,
+    "max_epochs": -1,  # no limit; Lightning would set 1000
+    "num_sanity_val_steps": 0,
+}
+"""Defaults that differ from Lightning's. A run without max_steps and max_epochs never ends; only a
+linear or cosine schedule refuses it."""
+
+
+def refuse_automatic(trainer: L.Trainer, model: L.LightningModule) -> None:
+    """Check that no setting asks Lightning to do what GRPO does itself, with keys of its own.
+
+    Raises:
+        UserError: one does.
+    """
+    why = "GRPO takes its optimizer steps itself"
+    if not model.automatic_optimization and trainer.accumulate_grad_batches != 1:
+        key, instead = "trainer.accumulate_grad_batches", "model.update.max_tokens_per_micro_batch"
+        value: object = trainer.accumulate_grad_batches
+        raise UserError(f"{setting_error(key, '1', value, why)} Micro-batches: {instead}.")
+    if not model.automatic_optimization and trainer.gradient_clip_val:
+        key, instead = "trainer.gradient_clip_val", "model.update.max_grad_norm"
+        raise UserError(
+            f"{setting_error(key, 'null', trainer.gradient_clip_val, why)} Clipping: {instead}."
+        )
+
+
+def refuse_float16(precision: object) -> None:
+    """Refuse float16 as it was asked for: on a CPU, Lightning would silently take bfloat16.
+
+    Raises:
+        UserError: the precision is one with float16.
+    """
+    if str(precision) in ("16", "16-mixed", "16-true", "transformer-engine-float16"):
+        raise setting_error(
+            "trainer.precision",
+            "32-true or bf16-mixed",
+            precision,
+            "float16 gradients would be clipped before they are unscaled",
+        )
+
+
+def refuse_durations(max_time: object) -> None:
+    """Check the form of a time limit; Lightning would not name its key.
+
+    Raises:
+        UserError: it is not a text as ``DD:HH:MM:SS``.
+    """
+    is_other = max_time is None or isinstance(max_time, dict | timedelta)
+    if not is_other and not re.fullmatch(r"\d+:\d\d:\d\d:\d\d", str(max_time).strip()):
+        rule = "days, hours, minutes and seconds as 'DD:HH:MM:SS'"
+        error = setting_error("trainer.max_time", rule, max_time)
+        raise UserError(f"{error} One hour is '00:01:00:00'.")
+
+
+def refuse_intervals(val_check_interval: object, check_val_every_n_epoch: object) -> None:
+    """Check how often a run validates; Lightning would name neither key nor unit, or divide by 0.
+
+    Raises:
+        UserError: an interval is not positive, or a fraction of something that has no end.
+    """
+    if isinstance(check_val_every_n_epoch, int):
+        check_range("trainer.check_val_every_n_epoch", check_val_every_n_epoch, at_least=1)
+    if not isinstance(val_check_interval, (int, float)):
+        return
+    is_fraction = isinstance(val_check_interval, float)
+    if check_val_every_n_epoch is None and (is_fraction or val_check_interval < 1):
+        rule = "a whole number >= 1, or a time as 'DD:HH:MM:SS'"
+        why = "with check_val_every_n_epoch: null it counts steps, across epochs"
+    elif not 0 < val_check_interval <= (1.0 if is_fraction else math.inf):
+        rule = "a whole number >= 1, a fraction above 0 and up to 1.0, or a time as 'DD:HH:MM:SS'"
+        why = "a whole number counts the steps in an epoch, and 0.5 is half an epoch"
+    else:
+        return
+    raise setting_error("trainer.val_check_interval", rule, val_check_interval, why)
