@@ -18,7 +18,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics import StepCounts, count_step
-from lit_grpo.diagnostics.checks import CHECKS, COMPARED, ObservedStep, has_fallen
+from lit_grpo.diagnostics.checks import CHECKS, COMPARED, has_fallen
+from lit_grpo.diagnostics.observed_step import ObservedStep
 from lit_grpo.distributed import gather_objects
 from lit_grpo.distributed.checkpoints import local_part
 from lit_grpo.runs.events import EventKind, num_finished_steps, record_event

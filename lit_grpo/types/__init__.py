@@ -21,16 +21,14 @@ from lit_grpo.types.rollouts import (
     FinishReason,
     Group,
     GroupResult,
-    Measurements,
     Message,
-    Outcome,
     Prompt,
     RewardTable,
     RolloutBatch,
-    Score,
     ScoredCompletion,
     counted_rows,
 )
+from lit_grpo.types.scores import Measurements, Outcome, Score
 from lit_grpo.types.settings import check_range, check_type, setting_error
 from lit_grpo.types.tokenizer import Tokenizer, starts_with_bos
 from lit_grpo.types.train_batch import TokenBatch, TrainBatch

@@ -3,8 +3,9 @@
 import pytest
 from toy_rollouts import completion, failed, rollouts, train_batch
 
-from lit_grpo.diagnostics.checks import CHECKS, ObservedStep
+from lit_grpo.diagnostics.checks import CHECKS
 from lit_grpo.diagnostics.counts import count_step
+from lit_grpo.diagnostics.observed_step import ObservedStep
 from lit_grpo.types import Outcome
 
 DOWN = failed(Outcome.PARSE_ERROR, "no number")
