@@ -6,18 +6,15 @@ them.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
-import re
 import shlex
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jsonargparse import DefaultHelpFormatter, Namespace
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from jsonargparse import Namespace
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf.errors import OmegaConfBaseException
@@ -38,7 +35,9 @@ from lit_grpo.cli.configs import Invocation
 from lit_grpo.cli.environment import override
 from lit_grpo.cli.errors import broken_import
 from lit_grpo.cli.options import OPTIONS
-from lit_grpo.cli.parser_errors import explain, explain_interpolation, quote
+from lit_grpo.cli.parser import HelpFormatter, Parser
+from lit_grpo.cli.parser_errors import explain_interpolation
+from lit_grpo.cli.training_kind import choose_model
 from lit_grpo.cli.untyped import refuse_missing
 from lit_grpo.runs.config_file import ConfigFile
 from lit_grpo.runs.resume import (
@@ -59,39 +58,9 @@ from lit_grpo.runs.trainer_settings import (
     refuse_float16,
     refuse_intervals,
 )
-from lit_grpo.training import GRPOModule, SFTModule
+from lit_grpo.training import GRPOModule
 from lit_grpo.training.compatibility import supported_strategy
 from lit_grpo.types import UserError, check_range, setting_error
-
-
-class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keep the lines of a description."""
-
-
-class Parser(LightningArgumentParser):
-    """Report errors in one line; parsers of nested classes hand theirs to the outer one."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        line = explain(self, message, ex)
-        if self.exit_on_error:
-            raise UserError(line) from ex
-        raise argparse.ArgumentError(None, quote(line)) from ex
-
-    def validate(self, namespace: Any, skip_unset: bool = True, **kwargs: Any) -> None:
-        """Check every value, also what jsonargparse lets pass: null, and a value for a section."""
-        for section in self.groups or ():
-            if section in namespace and not isinstance(namespace[section], Namespace):
-                raise TypeError(f'Parser key "{section}":\nNo section: {namespace[section]}')
-        super().validate(namespace, skip_unset=False, **kwargs)
-
-    def dump(self, cfg: Any, **kwargs: Any) -> str:
-        """Return the config as it would run, environment variables included.
-
-        --print_config dumps before anything else can apply them.
-        """
-        cfg = cfg.clone()
-        override(cfg)
-        return str(super().dump(cfg, **kwargs))
 
 
 class CommandLine(LightningCLI):
@@ -293,44 +262,6 @@ class CommandLine(LightningCLI):
             "datamodule": self.datamodule,
             "ckpt_path": self.config.ckpt_path,
         }
-
-
-def choose_model(command: str, invocation: Invocation) -> type[LightningModule]:
-    """Return the class whose arguments are the keys of ``model``.
-
-    The config of an SFT run can be validated, so the command alone does not tell.
-    """
-    if command not in TRAINING and invocation.is_sft and invocation.has_rewards:
-        raise UserError(
-            "the configs must belong to one training, and one has model.target_column, which only "
-            "SFT has, another model.rewards, which only GRPO has. Use the config, or the run, of "
-            "one of them."
-        )
-    if command == "fit" and invocation.is_sft:
-        raise UserError(
-            "fit needs the config of a GRPO training, and this one has model.target_column, which "
-            "only SFT has. Use lit-grpo sft."
-        )
-    if command == "sft" and invocation.has_rewards:
-        raise UserError(
-            "sft needs the config of an SFT run, and this one has model.rewards, which only GRPO "
-            "has. Use lit-grpo fit, or give a config without rewards."
-        )
-    may_be_sft = command in ("validate", "test")
-    may_be_sft |= command in (CHECKING, PLANNING) and not _has_grpo_keys(invocation)
-    is_plain_sft = may_be_sft and not (invocation.has_rewards or invocation.has_model_class)
-    is_sft = command == "sft" or invocation.is_sft or is_plain_sft
-    return SFTModule if is_sft else GRPOModule
-
-
-def _has_grpo_keys(invocation: Invocation) -> bool:
-    """Return whether keys of ``model`` are given that only GRPO has."""
-    ours, others = (set(signature(kind).parameters) for kind in (GRPOModule, SFTModule))
-    models = [config.get("model") for config in invocation.configs]
-    keys = {key for model in models if isinstance(model, dict) for key in model}
-    given = (re.match(r"--model\.(\w+)", argument) for argument in invocation.arguments)
-    keys |= {match[1] for match in given if match}
-    return not keys.isdisjoint(ours - others)
 
 
 def refuse_learning_rate(lr: object) -> None:

@@ -1,0 +1,43 @@
+"""The argument parser of a command with keys: LightningCLI's, with errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from jsonargparse import DefaultHelpFormatter, Namespace
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lit_grpo.cli.environment import override
+from lit_grpo.cli.parser_errors import explain, quote
+from lit_grpo.types import UserError
+
+
+class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keep the lines of a description."""
+
+
+class Parser(LightningArgumentParser):
+    """Report errors in one line; parsers of nested classes hand theirs to the outer one."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        line = explain(self, message, ex)
+        if self.exit_on_error:
+            raise UserError(line) from ex
+        raise argparse.ArgumentError(None, quote(line)) from ex
+
+    def validate(self, namespace: Any, skip_unset: bool = True, **kwargs: Any) -> None:
+        """Check every value, also what jsonargparse lets pass: null, and a value for a section."""
+        for section in self.groups or ():
+            if section in namespace and not isinstance(namespace[section], Namespace):
+                raise TypeError(f'Parser key "{section}":\nNo section: {namespace[section]}')
+        super().validate(namespace, skip_unset=False, **kwargs)
+
+    def dump(self, cfg: Any, **kwargs: Any) -> str:
+        """Return the config as it would run, environment variables included.
+
+        --print_config dumps before anything else can apply them.
+        """
+        cfg = cfg.clone()
+        override(cfg)
+        return str(super().dump(cfg, **kwargs))
