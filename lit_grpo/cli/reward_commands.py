@@ -17,8 +17,8 @@ from lit_grpo.data import TrainingLoader
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.runs.checkpoint_files import read_checkpoint
 from lit_grpo.training import GRPOModule
-from lit_grpo.training.compatibility import refuse_unsupported
 from lit_grpo.training.seeds import seed_everything
+from lit_grpo.training.strategies import refuse_unsupported
 from lit_grpo.types import UserError, check_range
 
 

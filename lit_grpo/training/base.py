@@ -29,8 +29,6 @@ from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
 from lit_grpo.training.compatibility import (
     check_completions_fit,
-    check_updates,
-    refuse_unsupported,
     warn_of_monitors,
     warn_of_warm_up,
     warn_without_validation,
@@ -41,6 +39,7 @@ from lit_grpo.training.learning_rate import scale_learning_rate
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
+from lit_grpo.training.strategies import check_updates, refuse_unsupported
 from lit_grpo.training.waiting import StepAbandoned, Waiting
 from lit_grpo.types import Prompt, StopReason, UserCodeFailed, UserError, check_range, check_type
 

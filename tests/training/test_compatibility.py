@@ -1,78 +1,19 @@
-"""Strategies and precisions with which a run would be wrong."""
+"""Settings that do not fit each other, the model or the data."""
 
 from types import SimpleNamespace
 
 import pytest
-import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.strategies import (
-    DDPStrategy,
-    DeepSpeedStrategy,
-    FSDPStrategy,
-    ModelParallelStrategy,
-    SingleDeviceStrategy,
-)
-from lightning.pytorch.strategies.xla import XLAStrategy
 from tiny import prompt
-from torch.optim import SGD
 
-from lit_grpo.distributed.deepspeed import ZeROStrategy
-from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.rollout import Sampling
 from lit_grpo.training.compatibility import (
     check_completions_fit,
     check_prompts_fit,
-    check_updates,
-    refuse_unsupported,
-    supported_strategy,
     warn_of_monitors,
     warn_of_warm_up,
 )
-from lit_grpo.training.master_weights import MasterAdamW
 from lit_grpo.types import UserError
-
-
-@pytest.mark.parametrize(
-    ("strategy", "precision", "message"),
-    [
-        (SingleDeviceStrategy, "64-true", "got 64-true .* Set trainer.precision"),
-        (SingleDeviceStrategy, "bf16-true", "policy.dtype to bfloat16, and .* MasterAdamW"),
-        (FSDPStrategy, "32-true", "got FSDPStrategy .* Set trainer.strategy"),
-        (ModelParallelStrategy, "32-true", "got ModelParallelStrategy .* Set trainer.strategy"),
-        # Without its constructor, which needs the package.
-        (
-            lambda: object.__new__(DeepSpeedStrategy),
-            "32-true",
-            "deepspeed_stage_1, _2, .* got DeepSpeedStrategy .* Set trainer.strategy",
-        ),
-        (lambda: object.__new__(XLAStrategy), "32-true", "got XLAStrategy .* trainer.strategy"),
-    ],
-)
-def test_strategies_and_precisions_that_would_train_wrongly_are_refused(
-    strategy, precision, message
-):
-    with pytest.raises(ValueError, match=message):
-        refuse_unsupported(SimpleNamespace(strategy=strategy(), precision=precision))
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("auto", SingleDeviceStrategy),
-        ("ddp", DDPStrategy),
-        ("ddp_find_unused_parameters_true", DDPStrategy),
-        ("fsdp2", FSDP2Strategy),
-        ("deepspeed_stage_3_offload", ZeROStrategy),
-    ],
-)
-def test_a_strategy_is_known_by_its_name_without_being_made(name, kind):
-    assert supported_strategy(name) is kind
-
-
-@pytest.mark.parametrize("name", ["fsdp", "deepspeed", "single", "xla", "xyz"])
-def test_a_name_is_refused_as_the_strategy_that_it_stands_for(name):
-    with pytest.raises(UserError, match=f"got ({name}|FSDP|DeepSpeed|XLA).* Set trainer.strategy"):
-        supported_strategy(name)
 
 
 def test_completions_that_leave_no_position_for_a_prompt_are_refused():
@@ -112,32 +53,3 @@ def test_a_warm_up_that_lasts_to_the_end_is_named(max_steps, warmup_steps, is_dr
     assert [line.split(":")[0] for line in caplog.messages] == warns * [
         "the learning rate is never reached"
     ]
-
-
-class AtRandom(SGD):
-    bf16_stochastic_round = True
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "world_size", "strategy", "message"),
-    [
-        (MasterAdamW, 2, DDPStrategy, ""),
-        (MasterAdamW, 2, FSDP2Strategy, "dtype must be float32 with .* fsdp2 and MasterAdamW"),
-        (MasterAdamW, 2, ZeROStrategy, "dtype must be float32 under DeepSpeed"),
-        (AtRandom, 1, SingleDeviceStrategy, ""),
-        (AtRandom, 2, DDPStrategy, "stochastic_round must be false .* true on 2 .* MasterAdamW"),
-        (AtRandom, 2, FSDP2Strategy, "dtype must be float32 with .* fsdp2 and AtRandom"),
-        (SGD, 1, ZeROStrategy, "dtype must be float32 under DeepSpeed"),
-    ],
-)
-def test_optimizers_that_would_let_bfloat16_ranks_part_are_refused(
-    optimizer, world_size, strategy, message, caplog
-):
-    for dtype in (torch.float32, torch.bfloat16):
-        made = optimizer([torch.nn.Parameter(torch.ones(2, dtype=dtype))], lr=1.0)
-        if message and dtype == torch.bfloat16:
-            with pytest.raises(UserError, match=message):
-                check_updates(made, strategy, world_size)
-        else:
-            check_updates(made, strategy, world_size)
-    assert not caplog.messages

@@ -10,7 +10,8 @@ from lit_grpo.cli.doctor.subject import Subject
 from lit_grpo.cli.plan.step import StepSizes, make_step
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.training.batching import UpdateConfig
-from lit_grpo.training.compatibility import refuse_unsupported, warn_of_warm_up
+from lit_grpo.training.compatibility import warn_of_warm_up
+from lit_grpo.training.strategies import refuse_unsupported
 from lit_grpo.training.unused_settings import settings_without_effect
 
 

@@ -21,7 +21,7 @@ from lit_grpo.cli.plan.model_sizes import (
 )
 from lit_grpo.cli.plan.sharding import Sharding, sharding_of
 from lit_grpo.cli.plan.step import StepSizes
-from lit_grpo.training.compatibility import check_updates, refuse_precision, supported_strategy
+from lit_grpo.training.strategies import check_updates, refuse_precision, supported_strategy
 
 FLOAT32, BFLOAT16 = 4, 2
 

@@ -1,0 +1,129 @@
+"""Refuse strategies, precisions and optimizers that would train wrongly without an error."""
+
+from __future__ import annotations
+
+import logging
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+    StrategyRegistry,
+)
+from lightning.pytorch.strategies.single_xla import SingleDeviceXLAStrategy
+from lightning.pytorch.strategies.xla import XLAStrategy
+from lightning.pytorch.utilities import rank_zero_only
+from torch.optim import Optimizer
+
+from lit_grpo.distributed.deepspeed import ZeROStrategy
+from lit_grpo.distributed.fsdp2 import FSDP2Strategy
+from lit_grpo.training.master_weights import MasterAdamW
+from lit_grpo.types import UserError, setting_error
+
+log = logging.getLogger(__name__)
+
+
+def refuse_unsupported(trainer: L.Trainer) -> None:
+    """Refuse strategies and precisions that would train wrongly without an error.
+
+    Raises:
+        UserError: `supported_strategy` or `refuse_precision` does not know them.
+    """
+    supported_strategy(trainer.strategy)
+    refuse_precision(trainer.precision)
+
+
+def supported_strategy(strategy: str | Strategy) -> type[Strategy]:
+    """Return the class of a strategy, an object or a name as in ``trainer.strategy``.
+
+    A name is looked up and nothing is made of it, so that its packages need not be installed.
+
+    Raises:
+        UserError: the strategy is neither ``auto`` on one device nor ``ddp``, ``fsdp2`` or one of
+            ``deepspeed_stage_…``.
+    """
+    kind: type = type(strategy)
+    if isinstance(strategy, str):
+        names = {"auto": SingleDeviceStrategy}
+        names |= {name: one["strategy"] for name, one in StrategyRegistry.items()}
+        kind = names.get(strategy, str)
+    # Subclasses of those that are known.
+    others = (DeepSpeedStrategy, SingleDeviceXLAStrategy, XLAStrategy)
+    is_other = issubclass(kind, others) and not issubclass(kind, ZeROStrategy)
+    if is_other or not issubclass(kind, (SingleDeviceStrategy, DDPStrategy, FSDP2Strategy)):
+        raise setting_error(
+            "trainer.strategy",
+            "auto, ddp, fsdp2 or deepspeed_stage_1, _2, _3, _2_offload or _3_offload",
+            strategy if kind is str else kind.__name__,
+            "others would lose gradients or leave weights incomplete without an error",
+        )
+    return kind
+
+
+def refuse_precision(precision: str) -> None:
+    """Refuse a precision other than those that were tested.
+
+    Raises:
+        UserError: it is neither ``32-true`` nor ``bf16-mixed``.
+    """
+    if precision not in ("32-true", "bf16-mixed"):
+        raise setting_error(
+            "trainer.precision",
+            "32-true or bf16-mixed",
+            precision,
+            "others are untested; for bfloat16 weights set model.policy.dtype to bfloat16, and "
+            "model.optimizer to MasterAdamW, which keeps the small updates that they lose",
+        )
+
+
+def check_updates(optimizer: Optimizer, strategy: type[Strategy], world_size: int) -> None:
+    """Check how an optimizer updates bfloat16 weights; float32 weights suit every one.
+
+    Raises:
+        UserError: it would do it wrongly under the strategy, or with several ranks.
+    """
+    weights = [one for group in optimizer.param_groups for one in group["params"]]
+    if all(one.dtype == torch.float32 for one in weights):
+        return
+    if issubclass(strategy, ZeROStrategy):
+        raise setting_error(
+            "model.policy.dtype",
+            "float32 under DeepSpeed, or a frozen base under LoRA",
+            "bfloat16",
+            "for bfloat16 compute set trainer.precision to bf16-mixed",
+        )
+    keeps_masters = isinstance(optimizer, MasterAdamW)
+    # The attribute of the optimizers of torchao.
+    rounds_at_random = getattr(optimizer, "bf16_stochastic_round", False)
+    if issubclass(strategy, FSDP2Strategy) and (keeps_masters or rounds_at_random):
+        raise setting_error(
+            "model.policy.dtype",
+            f"float32 with trainer.strategy fsdp2 and {type(optimizer).__name__}",
+            "bfloat16",
+            "with trainer.precision bf16-mixed shards stay float32, which need no other masters, "
+            "and are gathered in bfloat16",
+        )
+    if rounds_at_random and world_size > 1:
+        raise UserError(
+            f"bf16_stochastic_round must be false on several processes, got true on {world_size} "
+            "(each would round the same weights in its own way, and their policies would part). "
+            "Set model.optimizer to MasterAdamW, or trainer.strategy to fsdp2 with "
+            "model.policy.dtype float32."
+        )
+    if not keeps_masters and not rounds_at_random:
+        _warn_of_lost_updates(type(optimizer).__name__)
+
+
+@rank_zero_only
+def _warn_of_lost_updates(optimizer: str) -> None:
+    log.warning(
+        "%s trains bfloat16 weights (model.policy.dtype), which lose changes below 1/512 of a "
+        "weight: at a learning rate of 1e-6 nearly all. Set model.optimizer to MasterAdamW, which "
+        "keeps float32 weights of its own; or to torchao.optim.AdamW8bit with init_args "
+        "{bf16_stochastic_round: true}; or model.policy.dtype to float32 with trainer.precision "
+        "bf16-mixed. Leave it if the optimizer keeps the changes in its own way.",
+        optimizer,
+    )
