@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from math import ceil
 from typing import Any, Literal
@@ -19,14 +18,13 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase, get_scheduler
 
-from lit_grpo.distributed import gather_objects, get_world_size
+from lit_grpo.distributed import get_world_size
 from lit_grpo.distributed.checkpoints import check_partition
 from lit_grpo.policy import Policy
 from lit_grpo.policy.loading import max_positions
 from lit_grpo.policy.sharding import WHOLE, Sharding, T
 from lit_grpo.rewards.scoring import Reasoning
-from lit_grpo.rollout import EngineFailed, HFEngine, RolloutEngine, Sampling
-from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
+from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
 from lit_grpo.training.compatibility import (
     check_completions_fit,
     warn_of_monitors,
@@ -34,14 +32,16 @@ from lit_grpo.training.compatibility import (
     warn_without_validation,
 )
 from lit_grpo.training.evaluation import Evaluation
-from lit_grpo.training.fused_steps import choose_fused, place_counts
+from lit_grpo.training.fused_steps import choose_fused
 from lit_grpo.training.learning_rate import scale_learning_rate
 from lit_grpo.training.metrics import Metrics
+from lit_grpo.training.optimizer_settings import apply_settings, configured_settings
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.strategies import check_updates, refuse_unsupported
-from lit_grpo.training.waiting import StepAbandoned, Waiting
-from lit_grpo.types import Prompt, StopReason, UserCodeFailed, UserError, check_range, check_type
+from lit_grpo.training.validation import is_cut_short, stops_on_failure
+from lit_grpo.training.waiting import Waiting
+from lit_grpo.types import Prompt, UserError, check_range, check_type
 
 log = logging.getLogger(__name__)
 
@@ -155,10 +155,7 @@ class PolicyModule(L.LightningModule):
             num_steps = self.num_optimizer_steps()
             schedule = get_scheduler(self.lr_schedule, optimizer, self.warmup_steps, num_steps)
         scale_learning_rate(schedule, getattr(self.trainer, "datamodule", None))
-        self._optimizer_settings = [
-            {name: value for name, value in group.items() if name not in ("params", "lr")}
-            for group in optimizer.param_groups
-        ]
+        self._optimizer_settings = configured_settings(optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
@@ -214,7 +211,7 @@ class PolicyModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         if self.trainer.ckpt_path is not None:
-            self._apply_optimizer_settings()
+            apply_settings(self.trainer, self._optimizer_settings, self._earlier_optimizer_settings)
             rank_zero_only(log.info)(
                 "resuming from %s at rollout step %d, optimizer step %d",
                 *(self.trainer.ckpt_path, self.trainer.fit_loop.total_batch_idx + 1),
@@ -249,32 +246,13 @@ class PolicyModule(L.LightningModule):
             trainer.training = True
         return trainer.val_dataloaders
 
-    def _apply_optimizer_settings(self) -> None:
-        """Use the configured learning rate, and other settings that differ from the run's so far.
-
-        What an optimizer itself keeps among its settings, as Prodigy does, goes on as it was.
-        """
-        (optimizer,) = self.trainer.optimizers
-        schedule: Any = self.trainer.lr_scheduler_configs[0].scheduler
-        schedule.base_lrs = [settings["initial_lr"] for settings in self._optimizer_settings]
-        for group, settings, earlier, factor in zip(
-            optimizer.param_groups,
-            self._optimizer_settings,
-            self._earlier_optimizer_settings,
-            schedule.lr_lambdas,
-            strict=True,
-        ):
-            changed = {k: v for k, v in settings.items() if k not in earlier or earlier[k] != v}
-            group.update(changed, lr=settings["initial_lr"] * factor(schedule.last_epoch))
-        place_counts(optimizer)
-
     def _evaluate_before_training(self, loader: Iterable[Sequence[Prompt]]) -> None:
         num_batches = int(sum(self.trainer.num_val_batches))
         self.on_validation_epoch_start()
         with self.trainer.precision_plugin.val_step_context():
             for batch_idx, prompts in enumerate(islice(loader, num_batches)):
                 self.validation_step(prompts, batch_idx)
-        if self._is_left:
+        if is_cut_short(self.trainer):
             return
         metrics = self._val_metrics.merged()
         for logger in self.loggers:
@@ -284,15 +262,15 @@ class PolicyModule(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self._val_metrics = Metrics()
-        with self._stops_on_failure():
+        with stops_on_failure(self.trainer):
             self.engine.load_weights(self.policy, self.policy_version)
 
     def validation_step(self, prompts: Sequence[Prompt], batch_idx: int) -> None:
-        if self._is_left:
+        if is_cut_short(self.trainer):
             return
         seed = self.seeds.derive(SeedPurpose.EVALUATION, batch_idx)
         stage = self.events.stage("evaluation", progress=lambda: self.evaluation.progress())
-        with self._stops_on_failure(), stage, self.whole_policy():
+        with stops_on_failure(self.trainer), stage, self.whole_policy():
             self.evaluation.add_metrics(
                 self._val_metrics,
                 self.engine,
@@ -302,51 +280,10 @@ class PolicyModule(L.LightningModule):
                 until_done=self._waiting.until_done,
             )
 
-    @property
-    def _is_left(self) -> bool:
-        """Whether the evaluation that is running is not finished, because the run ends."""
-        return self.trainer.state.fn == "fit" and get_stop_reason(self.trainer) is not None
-
-    @contextmanager
-    def _stops_on_failure(self) -> Iterator[None]:
-        """Stop with a checkpoint if an evaluation fails in training; otherwise raise the error.
-
-        Every rank must enter this context.
-        """
-        failure: RuntimeError | None = None
-        try:
-            yield
-        except StepAbandoned as abandoned:
-            stop_run(self.trainer, abandoned.reason)
-            self._leave_evaluation()
-            return
-        except (EngineFailed, UserCodeFailed) as error:
-            failure = error
-        failure = next(filter(None, gather_objects(failure)), None)
-        if failure is None:
-            return
-        if self.trainer.state.fn != "fit" or self.global_step == 0 or self.trainer.sanity_checking:
-            raise failure  # there is no training progress to save
-        is_engines = isinstance(failure, EngineFailed)
-        exit_code = ExitCode.ENGINE_FAILED if is_engines else ExitCode.CRASHED
-        cause = "engine_outage" if is_engines else "reward_bug"
-        message = f"Stopped at an evaluation: {failure}"
-        stop_run(self.trainer, StopReason(exit_code=exit_code, message=message, cause=cause))
-        self._leave_evaluation()
-
-    def _leave_evaluation(self) -> None:
-        """Note in the reason to stop that a resumed run repeats the validation, but no step."""
-        reason = get_stop_reason(self.trainer)
-        assert reason is not None
-        is_unfinished = bool(self.trainer.validating)
-        self.trainer.stop_reason = replace(  # type: ignore[attr-defined]
-            reason, is_step_unfinished=False, is_validation_unfinished=is_unfinished
-        )
-
     def on_validation_epoch_end(self) -> None:
         # Without a scored completion log NaN: Lightning would select checkpoints by the last value.
         absent = dict.fromkeys(self.evaluation.accuracy_names, math.nan)
-        self.log_dict(absent | ({} if self._is_left else self._val_metrics.merged()))
+        self.log_dict(absent | ({} if is_cut_short(self.trainer) else self._val_metrics.merged()))
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step

@@ -1,0 +1,43 @@
+"""Resume an optimizer with the settings of the current config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lightning as L
+from torch.optim import Optimizer
+
+from lit_grpo.training.fused_steps import place_counts
+
+
+def configured_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of each group of parameters, before a checkpoint is loaded."""
+    return [
+        {name: value for name, value in group.items() if name not in ("params", "lr")}
+        for group in optimizer.param_groups
+    ]
+
+
+def apply_settings(
+    trainer: L.Trainer,
+    configured: Sequence[Mapping[str, Any]],
+    earlier: Sequence[Mapping[str, Any]],
+) -> None:
+    """Use the configured learning rate, and other settings that differ from the run's so far.
+
+    What an optimizer itself keeps among its settings, as Prodigy does, goes on as it was.
+
+    Args:
+        configured: The settings of the current config, by group.
+        earlier: Those of the part of the run that wrote the checkpoint.
+    """
+    (optimizer,) = trainer.optimizers
+    schedule: Any = trainer.lr_scheduler_configs[0].scheduler
+    schedule.base_lrs = [settings["initial_lr"] for settings in configured]
+    for group, settings, before, factor in zip(
+        optimizer.param_groups, configured, earlier, schedule.lr_lambdas, strict=True
+    ):
+        changed = {k: v for k, v in settings.items() if k not in before or before[k] != v}
+        group.update(changed, lr=settings["initial_lr"] * factor(schedule.last_epoch))
+    place_counts(optimizer)

@@ -1,0 +1,57 @@
+"""End a validation that an engine, a reward or a callback cuts short, with a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import lightning as L
+
+from lit_grpo.distributed import gather_objects
+from lit_grpo.rollout import EngineFailed
+from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
+from lit_grpo.training.waiting import StepAbandoned
+from lit_grpo.types import StopReason, UserCodeFailed
+
+
+def is_cut_short(trainer: L.Trainer) -> bool:
+    """Return whether the run ends before the validation that is running is finished."""
+    return trainer.state.fn == "fit" and get_stop_reason(trainer) is not None
+
+
+@contextmanager
+def stops_on_failure(trainer: L.Trainer) -> Iterator[None]:
+    """Stop with a checkpoint if a validation fails in training; otherwise raise the error.
+
+    Every rank must enter this context.
+    """
+    failure: RuntimeError | None = None
+    try:
+        yield
+    except StepAbandoned as abandoned:
+        stop_run(trainer, abandoned.reason)
+        _mark_unfinished(trainer)
+        return
+    except (EngineFailed, UserCodeFailed) as error:
+        failure = error
+    failure = next(filter(None, gather_objects(failure)), None)
+    if failure is None:
+        return
+    if trainer.state.fn != "fit" or trainer.global_step == 0 or trainer.sanity_checking:
+        raise failure  # there is no training progress to save
+    is_engines = isinstance(failure, EngineFailed)
+    exit_code = ExitCode.ENGINE_FAILED if is_engines else ExitCode.CRASHED
+    cause = "engine_outage" if is_engines else "reward_bug"
+    message = f"Stopped at an evaluation: {failure}"
+    stop_run(trainer, StopReason(exit_code=exit_code, message=message, cause=cause))
+    _mark_unfinished(trainer)
+
+
+def _mark_unfinished(trainer: L.Trainer) -> None:
+    """Note in the reason to stop that a resumed run repeats the validation, but no step."""
+    reason = get_stop_reason(trainer)
+    assert reason is not None
+    trainer.stop_reason = replace(  # type: ignore[attr-defined]
+        reason, is_step_unfinished=False, is_validation_unfinished=bool(trainer.validating)
+    )
