@@ -6,9 +6,9 @@ Source: Rajbhandari et al. 2020, arXiv 1910.02054. ``deepspeed`` is imported whe
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
@@ -18,9 +18,8 @@ from typing import Any, Literal
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, StrategyRegistry
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from lit_grpo.distributed.checkpoints import (
@@ -35,115 +34,11 @@ from lit_grpo.distributed.checkpoints import (
     read_whole,
     save_sharded,
 )
-from lit_grpo.distributed.gradients import OptimizerSteps
-from lit_grpo.policy.sharding import Sharding, T, whole
+from lit_grpo.distributed.deepspeed_engine import EnginePrecision, ZeROSharding, ZeROSteps
 from lit_grpo.types import UserError, check_range, setting_error
 
 FIXED = ("gradient_accumulation_steps", "gradient_clipping", "optimizer", "scheduler", "bf16")
 """Settings of DeepSpeed that this strategy makes itself, or that other settings replace."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ZeROSharding(Sharding):
-    """Use the weights of a model only inside a call of the engine, which partitions them."""
-
-    strategy: ZeROStrategy
-
-    is_sharded = True
-
-    def run(self, model: Any, function: Callable[[], T]) -> T:
-        engine = self.strategy.engine
-        if engine is None:
-            return function()
-        # The engine turns autocast off, with a warning if it was on.
-        with torch.autocast(self.strategy.root_device.type, enabled=False):
-            result: T = engine(partial(self._with_precision, function))
-        return result
-
-    def _with_precision(self, function: Callable[[], T]) -> T:
-        with self.strategy.precision_plugin.forward_context():
-            return function()
-
-    @contextmanager
-    def gathered(self, model: Any) -> Iterator[None]:
-        if self.strategy.engine is None or self.strategy.stage < 3:
-            yield
-            return
-        with whole(list(model.parameters())), _without_hooks(self.strategy.engine):
-            yield
-
-
-@contextmanager
-def _without_hooks(engine: Any) -> Iterator[None]:
-    """Let the parts of a model run without those hooks that free its weights again.
-
-    As ``unwrap_model_for_generation`` of TRL does it.
-    """
-    offload = engine.optimizer.parameter_offload
-    for parameter in engine.module.parameters():
-        parameter.ds_active_sub_modules.clear()
-    for hook in (*offload.forward_hooks, *offload.backward_hooks):
-        hook.remove()
-    offload.forward_hooks, offload.backward_hooks = [], []
-    try:
-        yield
-    finally:
-        offload._register_deepspeed_module(offload.module)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ZeROSteps(OptimizerSteps):
-    """Let the engine clip the gradient and take the step; only then is the norm known."""
-
-    strategy: ZeROStrategy
-
-    def take(self, optimizer: Any, parameters: Any, max_norm: float) -> tuple[Tensor, bool]:
-        engine = self.strategy.engine
-        engine.optimizer.clip_grad = max_norm
-        engine.step()
-        norm = self.norm(parameters)
-        is_finite = bool(norm.isfinite())
-        if is_finite:  # else the engine has left the step out
-            optimizer.step()  # only lets Lightning count it
-        return norm, is_finite
-
-    def norm(self, parameters: Any) -> Tensor:
-        """Return the norm of the gradient of the step that the engine has just taken."""
-        norm = self.strategy.engine.get_global_grad_norm()
-        return torch.as_tensor(norm, device=self.strategy.root_device)
-
-
-class _EnginePrecision(DeepSpeedPrecision):
-    """Leave weights and inputs as they are; autocast as under other strategies."""
-
-    def __init__(self, precision: Any, strategy: ZeROStrategy) -> None:
-        super().__init__(precision)
-        self.strategy = strategy
-
-    def convert_module(self, module: nn.Module) -> nn.Module:
-        return module
-
-    def convert_input(self, data: Any) -> Any:
-        return data
-
-    def tensor_init_context(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def forward_context(self) -> AbstractContextManager[None]:
-        if self.precision != "bf16-mixed":
-            return nullcontext()
-        return torch.autocast(self.strategy.root_device.type, dtype=torch.bfloat16)
-
-    def optimizer_step(  # type: ignore[override]
-        self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
-    ) -> Any:
-        """Take the step of automatic optimization; a manual one is taken by `ZeROSteps`."""
-        result = closure()
-        if model.automatic_optimization:
-            self.strategy.engine.step()
-            # Calls on_before_optimizer_step, whose norm the engine computes in its step.
-            self._after_closure(model, optimizer)
-        return result
 
 
 class ZeROStrategy(DeepSpeedStrategy):
@@ -224,7 +119,7 @@ class ZeROStrategy(DeepSpeedStrategy):
         return False
 
     def setup_environment(self) -> None:
-        self._precision_plugin = _EnginePrecision(self.precision_plugin.precision, self)
+        self._precision_plugin = EnginePrecision(self.precision_plugin.precision, self)
         DDPStrategy.setup_environment(self)
 
     def setup_distributed(self) -> None:
