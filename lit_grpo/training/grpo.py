@@ -40,6 +40,7 @@ from lit_grpo.training.compatibility import (
     refuse_adaptive,
     refuse_contradictions,
 )
+from lit_grpo.training.empty_steps import EmptySteps
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.prefetch import StepContext
@@ -58,13 +59,6 @@ from lit_grpo.types import (
 )
 
 log = logging.getLogger(__name__)
-
-MAX_EMPTY_STEPS = 50
-"""Rollout steps in a row without an optimizer step after which a run ends."""
-NOTHING_TO_TRAIN = (
-    "it has no token to train on, since every row is invalid, filtered or the only valid one of "
-    "its group. See reward/valid_fraction and the outcomes in completions/."
-)
 
 
 class GRPOModule(PolicyModule):
@@ -170,7 +164,7 @@ class GRPOModule(PolicyModule):
         )
         self.policy_update = PolicyUpdate(self, self.events, policy, sampling, objective, update)
         self.rollout_step = 0
-        self._num_empty_steps = 0
+        self._empty_steps = EmptySteps()
         self._step_log = StepLog()
 
     @property
@@ -234,13 +228,13 @@ class GRPOModule(PolicyModule):
             self._undo_step(abandoned.reason)
             return None
         if batch is None:
-            self._count_empty_step(NOTHING_TO_TRAIN)
+            self._count_empty_step()
         elif left_out := self.events.leaves_out_update(rollouts):
             batch = None
             metrics.add("policy/skipped_fraction", 1.0)
-            self._count_empty_step(f"{left_out}.", left_out.cause)
+            self._count_empty_step(why=f"{left_out}.", cause=left_out.cause)
         else:
-            self._num_empty_steps = 0
+            self._empty_steps.end()
             self.update_policy(batch, metrics)
         self.rollout_step += 1
         self.refresh_reference()
@@ -281,24 +275,10 @@ class GRPOModule(PolicyModule):
             metrics=metrics,
         )
 
-    def _count_empty_step(self, why: str, cause: str = "nothing_trained") -> None:
-        """Log a rollout step without an optimizer step, and end a run that has too many in a row.
-
-        It would never reach ``max_steps``, which counts optimizer steps.
-        """
-        self._num_empty_steps += 1
-        if self._num_empty_steps.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, …
-            rank_zero_only(log.warning)(
-                "rollout step %d takes no optimizer step (%d in a row): %s",
-                *(self.rollout_step, self._num_empty_steps, why),
-            )
-        if self._num_empty_steps == MAX_EMPTY_STEPS:
-            message = (
-                f"Stopped because {MAX_EMPTY_STEPS} rollout steps in a row took no optimizer step: "
-                f"{why}"
-            )
-            code = ExitCode.NO_REWARD
-            stop_run(self.trainer, StopReason(exit_code=code, message=message, cause=cause))
+    def _count_empty_step(self, **reason: str) -> None:
+        stop = self._empty_steps.count(self.rollout_step, **reason)
+        if stop is not None:
+            stop_run(self.trainer, stop)
 
     def update_policy(self, batch: TrainBatch, metrics: Metrics) -> None:
         """Take the optimizer steps; nothing else changes parameters."""
@@ -364,7 +344,7 @@ class GRPOModule(PolicyModule):
             checkpoint["rollouts"] = self.collector.state_dict(self.rollout_step)
         control = self.policy_update.entropy_control
         checkpoint["num_skipped"] = self.skipped_steps.in_a_row
-        checkpoint["num_empty_steps"] = self._num_empty_steps
+        checkpoint["num_empty_steps"] = self._empty_steps.in_a_row
         checkpoint["num_rollbacks"] = self.num_rollbacks
         checkpoint["kl_coef"] = self.policy_update.kl_control.coef
         checkpoint["entropy_control"] = {"coef": control.coef, "last_entropy": control.last_entropy}
@@ -376,8 +356,7 @@ class GRPOModule(PolicyModule):
         self.rewards.load_state_dict(checkpoint["rewards"])
         self.collector.load_state_dict(checkpoint.get("rollouts", []))
         self.skipped_steps.load(checkpoint["num_skipped"])
-        # One that was stopped at the limit gets as many again.
-        self._num_empty_steps = checkpoint.get("num_empty_steps", 0) % MAX_EMPTY_STEPS
+        self._empty_steps.load(checkpoint.get("num_empty_steps", 0))
         self._load_coefficients(checkpoint)
 
     def _load_coefficients(self, checkpoint: dict[str, Any]) -> None:
