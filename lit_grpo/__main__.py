@@ -23,7 +23,7 @@ from lit_grpo.cli.commands import (
     usage,
 )
 from lit_grpo.cli.errors import did_you_mean, print_error
-from lit_grpo.cli.output import outlive_readers, silence_imports
+from lit_grpo.cli.output import ignore_closed_output, silence_imports
 from lit_grpo.stopping import (
     SIGNAL_CODE,
     SIGNAL_MEANING,
@@ -62,7 +62,7 @@ version, and `lit-grpo --print_completion bash` (or zsh, fish, tcsh) prints a co
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, by default that of this process; return the exit code of the process."""
     if argv is None:
-        outlive_readers()
+        ignore_closed_output()
         argv = sys.argv[1:]
     command, *arguments = argv or ["--help"]
     silence_imports()

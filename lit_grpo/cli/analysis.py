@@ -1,4 +1,4 @@
-"""Measures of rows with scores: whether they can be ranked, how votes agree, how long they are."""
+"""Measure rows with scores: their signal, the agreement of votes, and lengths."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRates:
-    """How often a policy is right on rows."""
+    """The pass rates of a policy on some rows."""
 
     num_rows: int
     """Rows whose rate is known."""
@@ -65,7 +65,7 @@ class PassRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """What is measured of rows."""
+    """The measurements of some rows."""
 
     num_rows: int
     share: float

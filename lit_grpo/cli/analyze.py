@@ -1,4 +1,4 @@
-"""Run ``lit-grpo analyze``: whether the scores of rows tell their answers apart, and more."""
+"""Run ``lit-grpo analyze``: measure rows with scores, and say whether they have a signal."""
 
 from __future__ import annotations
 

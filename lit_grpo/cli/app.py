@@ -1,7 +1,6 @@
 """Run a command: train, validate, test, or try out the rewards of a config.
 
-How a run starts and ends is decided here; what happens in between belongs to Lightning and the
-modules.
+This module decides how a run starts and ends; Lightning and the modules do the rest.
 """
 
 from __future__ import annotations

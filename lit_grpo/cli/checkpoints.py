@@ -1,4 +1,4 @@
-"""The command ``lit-grpo checkpoints``: list those of a run, verify, go back to, or export one."""
+"""Run ``lit-grpo checkpoints``: list, verify, restore or export the checkpoints of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell completion script: commands, their keys, and the values that the type of a key lists.
+"""Print the shell completion script: commands, their keys, and the values that a key may have.
 
 Arguments of nested classes are left out. jsonargparse's own completion includes them and would
 recurse forever here: a reward may take a reward, which may take a reward.

@@ -1,6 +1,6 @@
-"""The command ``lit-grpo judge-check``: does a judge answer, and does it tell good from bad?
+"""Run ``lit-grpo judge-check``: check that a judge answers, and tells good answers from bad ones.
 
-Asks through the rewards' own scoring, with prompts of the data, and bypasses the judge's cache.
+The judge is called by the rewards' own scoring, with prompts of the data and without its cache.
 """
 
 from __future__ import annotations

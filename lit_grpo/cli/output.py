@@ -1,4 +1,4 @@
-"""Output that outlives its reader (``lit-grpo fit | head``), without what libraries add to it."""
+"""Keep a command running when its output is closed (``lit-grpo fit | head``); silence imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _Output(io.FileIO):
-    """A file descriptor that drops what nobody can read any more."""
+    """A file descriptor that drops output once its pipe or terminal is closed."""
 
     def write(self, data: ReadableBuffer) -> int:
         try:
@@ -25,23 +25,23 @@ class _Output(io.FileIO):
 
 
 def silence_imports() -> None:
-    """Silence what torchao logs when it is imported, as by transformers where it is installed.
+    """Silence what torchao logs when it is imported, for example by transformers.
 
-    Call it before any of them is imported.
+    Call this before either of them is imported.
     """
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def outlive_readers() -> None:
+def ignore_closed_output() -> None:
     """Make stdout and stderr of this process drop output once their pipe or terminal is closed.
 
-    Otherwise a training would end because ``head`` has seen enough of it.
+    Otherwise ``lit-grpo fit | head`` would end the training with ``head``.
     """
-    sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
+    sys.stdout, sys.stderr = _dropping(sys.stdout), _dropping(sys.stderr)
 
 
-def _outliving(stream: TextIO) -> TextIO:
+def _dropping(stream: TextIO) -> TextIO:
     stream.flush()
     return io.TextIOWrapper(
         io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False)),

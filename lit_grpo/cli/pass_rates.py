@@ -87,7 +87,7 @@ def _default_data(path: str, invocation: Invocation, keys: Sequence[str]) -> lis
 
 @dataclass(slots=True)
 class _Estimate:
-    """The work of the command, once the policy, the rewards and the data of its config are made."""
+    """The estimate of the pass rates, with the policy, the rewards and the data of the config."""
 
     prepared: PreparedDir
     split: str

@@ -1,4 +1,4 @@
-"""The command ``lit-grpo rescore``: score logged completions of a run again and compare.
+"""Run ``lit-grpo rescore``: score the logged completions of a run again, and compare.
 
 Groups are those that were logged, which may differ in size between steps of a resumed run. Rows
 whose prompt is no longer in the data are counted and left out.

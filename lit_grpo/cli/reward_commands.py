@@ -1,4 +1,4 @@
-"""The commands that try the rewards of a config: rewards, judge-check and rescore.
+"""Run the commands that try the rewards of a config: rewards, judge-check and rescore.
 
 Each reads the data and loads the policy as a training run would, if it needs them.
 """

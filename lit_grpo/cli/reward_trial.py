@@ -1,6 +1,6 @@
-"""The command ``lit-grpo rewards``: sample and score a few completions without training.
+"""Run ``lit-grpo rewards``: sample and score a few completions without training.
 
-Shows the signal of the rewards and projects the time and cost of a rollout step.
+It shows the signal of the rewards, and projects the time and cost of a rollout step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command ``lit-grpo wandb-sync``: send what a run has logged to wandb while it was offline."""
+"""Run ``lit-grpo wandb-sync``: send what a run has logged offline to wandb."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a source in an order that follows what the policy can do with them."""
+"""Order the rows of a source by how often the policy succeeds on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts of more rows than a run could tokenize before it starts."""
+"""Tokenize prompts when they are needed, for data with too many rows to do it at the start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_grpo.types import Prompt, Tokenizer
 
 
 class LazyPrompts(Sequence[Prompt | None]):
-    """Prompts that are built when they are asked for; None in place of one that is too long.
+    """Prompts that are built when they are needed; None in place of one that is too long.
 
     Args:
         rows: The rows.

@@ -1,4 +1,4 @@
-"""The rows of a large parquet file, which stay on the disk until they are asked for."""
+"""Read the rows of a large parquet file from the disk when they are needed."""
 
 from __future__ import annotations
 

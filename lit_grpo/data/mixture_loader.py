@@ -1,4 +1,4 @@
-"""Batch the prompts of several sources: exact numbers of each in every step, by the phase."""
+"""Batch the prompts of several sources, with exact numbers of each in every step of a phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which the rows of one source are trained on, whatever other sources there are."""
+"""The order in which the rows of one source are trained on, independent of other sources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RowOrder(Protocol):
     name: str
     """The name of the source, which its prompts carry."""
     num_rows: int | None
-    """None for a stream, whose rows nobody has counted."""
+    """None for a stream, whose number of rows is unknown."""
     epoch_size: int
     """The number of rows in an epoch; of a stream, what is taken for one."""
     fingerprint: str

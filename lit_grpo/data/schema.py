@@ -1,4 +1,4 @@
-"""The Arrow types of prepared rows, and rows written by them.
+"""Choose the Arrow types of prepared rows, and write rows with them.
 
 Nested values come out of parquet as they went in: dicts of one shape have a type of their own, and
 dicts that differ, which Arrow would fill with nulls, are JSON by their type.

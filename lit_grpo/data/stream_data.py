@@ -1,4 +1,4 @@
-"""Prompts of a dataset that is streamed, such as one of the Hub that fits no disk."""
+"""Prompts of a streamed dataset, such as one of the Hub that does not fit on the disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StreamData(PromptData):
         validation: As in `PromptData`; these rows are read as a whole.
         test: As in `PromptData`.
         window: Rows that are permuted together, and kept in memory; shards are permuted, too.
-        steps_per_epoch: Rollout steps that are taken for an epoch, since nobody knows the rows.
+        steps_per_epoch: Rollout steps that count as an epoch, as the number of rows is unknown.
         settings: The other arguments of `PromptData`.
 
     Raises:
@@ -49,7 +49,7 @@ class StreamData(PromptData):
         check_range("data.window", window, at_least=1)
         check_range("data.steps_per_epoch", steps_per_epoch, at_least=1)
         if self.validation_size:
-            why = "nobody knows the rows of a stream; set data.validation"
+            why = "the number of rows of a stream is unknown; set data.validation"
             raise setting_error("data.validation_size", "0", self.validation_size, why)
         if len(self.train) > 1:
             why = "MixtureData takes several"

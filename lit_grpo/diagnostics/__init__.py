@@ -1,4 +1,4 @@
-"""What a step or a run shows of its health: findings, causes, what to do."""
+"""Diagnose a step or a run: findings, their causes, and what to do about them."""
 
 from lit_grpo.diagnostics.causes import CAUSES, Action, Cause, cause_of_exit
 from lit_grpo.diagnostics.counts import StepCounts, count_step

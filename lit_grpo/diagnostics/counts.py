@@ -1,6 +1,6 @@
 """Count in the rollouts of a step what the checks need, so that ranks can add up their counts.
 
-A rank sees only its own groups: that all of them are equal says nothing of those of other ranks.
+The groups of one rank may all have equal rewards while those of another rank differ.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _first_of_each(one: Mapping[Scores, str], other: Mapping[Scores, str]) -> di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """What a step's rollouts are like; the counts of two ranks are added with ``+``."""
+    """Counts of a step's rollouts; those of two ranks are added with ``+``."""
 
     group_size: int = _merged_by(max)
     num_groups: int

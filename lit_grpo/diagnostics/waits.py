@@ -1,4 +1,4 @@
-"""Why a rollout step waits for its rewards, and what would shorten that."""
+"""Explain why a rollout step waits for its rewards, and how to shorten the wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of a run: what they tell each other, and how a model is sharded over them."""
+"""Communicate between the ranks of a run, and shard a model over them."""
 
 from lit_grpo.distributed.ranks import (
     any_failure,

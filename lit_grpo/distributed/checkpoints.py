@@ -51,7 +51,7 @@ _WEIGHTS = "state_dict"
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """How DeepSpeed has partitioned the tensors of a checkpoint, which only the same can read."""
+    """How DeepSpeed partitions tensors; a checkpoint can only be read with the same partition."""
 
     stage: int
     num_ranks: int

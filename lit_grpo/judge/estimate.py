@@ -1,4 +1,4 @@
-"""How long calls take within the limits of a judge."""
+"""Estimate how long calls take within the limits of a judge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a judge gave no verdict: the outcome of each failure, and whether a retry may help."""
+"""Classify failures of a judge: the outcome of each, and whether a retry may help."""
 
 from __future__ import annotations
 

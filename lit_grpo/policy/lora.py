@@ -1,4 +1,4 @@
-"""Low-rank adapters: their settings, and how one is added to a model."""
+"""Add a low-rank adapter to a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the weights of a policy are spread over the ranks: by default each rank has all of them."""
+"""The interface for spreading a policy over the ranks; by default each rank has all of it."""
 
 from __future__ import annotations
 

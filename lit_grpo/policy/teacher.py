@@ -31,7 +31,7 @@ class TeacherFailed(Exception):
 
 
 class Teacher(ABC):
-    """A language model whose distribution the policy is drawn to.
+    """A language model towards whose distribution the policy is trained.
 
     It must have the policy's vocabulary. Checkpoints do not contain it.
     """

@@ -1,7 +1,7 @@
 """Check that an engine samples from the policy's weights: compare its logprobs with the trainer's.
 
-The version that an engine reports proves nothing. The sequences are always the same, so that a
-stale prefix cache is detected.
+An engine may report the latest version and still sample from older weights. The sequences are
+always the same, so that a stale prefix cache is detected.
 """
 
 from __future__ import annotations

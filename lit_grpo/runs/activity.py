@@ -1,4 +1,4 @@
-"""What a process is doing: CPU time, GPU, memory and the stacks of its threads."""
+"""Find out what a process is doing: CPU time, GPU, memory and the stacks of its threads."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ MAX_SHARE = 0.05
 class Checkpoints(Callback):
     """Write checkpoints that a run resumes from exactly: at its end, at intervals, and its best.
 
-    They are called ``step_000120.ckpt`` after the finished rollout steps, in SFT batches, and
-    ``last.ckpt`` is a link to the newest. The end is any: done, a stop by a callback, a signal. A
-    checkpoint is written under another name and moved, so that a kill during the save leaves the
-    earlier ones; ``lit-grpo checkpoints RUN`` lists them.
+    They are called ``step_000120.ckpt`` after the number of finished rollout steps, in SFT batches,
+    and ``last.ckpt`` is a link to the newest. One is written at the end whether training is done or
+    was stopped by a callback or a signal. A checkpoint is written under another name and moved, so
+    that a kill during the save leaves the earlier ones; ``lit-grpo checkpoints RUN`` lists them.
 
-    With an interval, the first healthy step has one, too: trouble that comes before the first
-    interval is over finds a state to go back to, and a save that fails does so at once.
+    With an interval, one is also written after the first healthy step, so that there is a state to
+    go back to before the first interval is over, and a save that cannot work fails at once.
 
     Args:
         every_n_steps: Rollout steps between two checkpoints; null writes none by their number.

@@ -1,4 +1,4 @@
-"""Read and write ``events.jsonl`` of a run, without Lightning, which takes seconds to import."""
+"""Read and write ``events.jsonl`` of a run without importing Lightning, which takes seconds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The file ``events.jsonl`` of a run: when it started, resumed, warned, rolled back and ended.
 
-Metrics say how a run went, step by step; events say what happened to it, in words.
+Metrics are the numbers of each step; events describe in words what happened to a run.
 """
 
 from __future__ import annotations

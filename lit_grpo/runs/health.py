@@ -60,8 +60,8 @@ class _Rollback:
 class HealthMonitor(Callback):
     """Look for causes of trouble after every rollout step, and act on those that last.
 
-    What it knows is the table of ``docs/troubleshooting.md``; each cause has its own patience and
-    action. Values are compared with those of the last 50 steps, from the 11th step on. All ranks
+    It knows the causes in ``docs/troubleshooting.md``, each with a patience and an action of its
+    own. Values are compared with those of the last 50 steps, from the 11th step on. All ranks
     act together, on the rollouts of all, and on the seconds and the memory of rank 0.
 
     Args:

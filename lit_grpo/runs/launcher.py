@@ -33,7 +33,7 @@ GRACE_SECONDS = 15.0
 class RankLauncher(_SubprocessScriptLauncher):
     """Lightning's launcher of the other ranks of a machine, with a message when one of them ends.
 
-    Lightning's own sends SIGKILL to all processes 5 seconds after one has failed, without a word.
+    Lightning's own logs nothing, and sends SIGKILL to all processes 5 seconds after one has failed.
     """
 
     def launch(

@@ -52,7 +52,7 @@ def close_run_log(handler: logging.Handler) -> None:
 
 
 class _RunLog(logging.FileHandler):
-    """Ignore that the disk is full, which what fails next reports in one line."""
+    """Ignore a full disk: the next write that fails reports it in one line."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):

@@ -1,4 +1,4 @@
-"""The rules of `HealthMonitor`: for how long a cause of trouble is borne, and what is done then."""
+"""The rules of `HealthMonitor`: how long a cause of trouble is tolerated, and what is done then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run is, as text: steps, time left, the stage that is running and its tokens/s."""
+"""Describe the progress of a run: steps, time left, the stage that is running and its tokens/s."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RATE_SECONDS = 10.0
 
 
 class RunProgress:
-    """How far a run is: written by the main thread, read by the one that draws.
+    """The progress of a run: written by the main thread, read by the one that draws.
 
     Args:
         title: What the run does: training, validation or testing.

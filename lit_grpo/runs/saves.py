@@ -1,8 +1,8 @@
-"""How the files of a checkpoint get to their place, and what a process that was killed has left.
+"""Move the files of a checkpoint into place, and clean up after processes that were killed.
 
-A checkpoint is written as ``NAME.partial``. A directory cannot be replaced in one move, so the one
-that was there is ``NAME.earlier`` meanwhile. One process at a time writes into a directory; what
-is there of others, whose lock the system has released, is put back or removed.
+A checkpoint is written as ``NAME.partial``. A directory cannot be replaced in one move, so the
+earlier one is called ``NAME.earlier`` meanwhile. One process at a time writes into a directory;
+files of others, whose locks the system has released, are put back or removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The SLURM job that a run is in: when it ends, and how it is queued again."""
+"""Find out when the SLURM job of a run ends, and queue it again."""
 
 from __future__ import annotations
 

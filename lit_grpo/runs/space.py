@@ -1,4 +1,4 @@
-"""Warn before a save whose files will not fit on the disk, or whose copies not in memory."""
+"""Warn before a save whose files may not fit on the disk, or whose copies may not fit in memory."""
 
 from __future__ import annotations
 

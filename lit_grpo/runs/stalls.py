@@ -1,4 +1,4 @@
-"""What can be seen of a run from outside, and for how long it has not advanced."""
+"""Detect that a run has stopped advancing, by comparing snapshots of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What can be seen of a run at a moment."""
+class Snapshot:
+    """What can be seen of a run at one moment."""
 
     time: float
     num_ended: int
@@ -45,37 +45,37 @@ class Look:
         return f", at {' and '.join(parts)}" if parts else ""
 
 
-class Watch:
-    """For how long a run has been at one place, and without progress."""
+class StallTracker:
+    """Track for how long a run has been at one place, and without progress."""
 
-    def __init__(self, look: Look) -> None:
-        self.look = look
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
         self.cpu = CPUMeter()
-        self._entered = self._advanced = look
+        self._entered = self._advanced = snapshot
         self._num_stalls = self._num_slow = 0
         """Reports on this place; each waits twice as long as the one before."""
 
-    def take(self, look: Look) -> None:
-        """Compare what can be seen with what could be seen before."""
-        before, self.look = self.look, look
-        if look.place != before.place or look.is_paused:
-            self._entered, self._num_slow = look, 0
-        elif look.progress == before.progress:
+    def update(self, snapshot: Snapshot) -> None:
+        """Compare the run with its last snapshot."""
+        before, self.snapshot = self.snapshot, snapshot
+        if snapshot.place != before.place or snapshot.is_paused:
+            self._entered, self._num_slow = snapshot, 0
+        elif snapshot.progress == before.progress:
             self.cpu.sample()
             return
         if self._num_stalls:
             log.info("The run goes on.")
-        self._advanced, self._num_stalls = look, 0
+        self._advanced, self._num_stalls = snapshot, 0
         self.cpu = CPUMeter()
 
     @property
     def quiet_seconds(self) -> float:
-        return self.look.time - self._advanced.time
+        return self.snapshot.time - self._advanced.time
 
     @property
     def seconds(self) -> float:
         """How long the run has been at this place."""
-        return self.look.time - self._entered.time
+        return self.snapshot.time - self._entered.time
 
     def is_stall_due(self, allowed: float) -> bool:
         """Return whether a stall is to be reported, and count it."""
@@ -91,7 +91,7 @@ class Watch:
 
     def describe_slow(self, where: str, max_tokens: int | None) -> str:
         """Say that a stage takes long but advances, and when it may end."""
-        first, now = self._entered.progress, self.look.progress
+        first, now = self._entered.progress, self.snapshot.progress
         num_done, num_tokens = now.num_done - first.num_done, now.num_tokens - first.num_tokens
         end = ""
         if num_done > 0 and now.total:
@@ -102,11 +102,11 @@ class Watch:
             end = f" It takes at most {clock_time(left)} more."
         return (
             f"{where[0].upper()}{where[1:]} is slow but advances, for {clock_time(self.seconds)} "
-            f"now{self.look.counts}.{end}"
+            f"now{self.snapshot.counts}.{end}"
         )
 
 
-def look_at(module: L.LightningModule, num_ended: int) -> Look:
+def take_snapshot(module: L.LightningModule, num_ended: int) -> Snapshot:
     """Return what can be seen of a run now; called from a thread of its own."""
     events = getattr(module, "events", None)
     stage: RunningStage | None = getattr(events, "running", None)
@@ -114,7 +114,7 @@ def look_at(module: L.LightningModule, num_ended: int) -> Look:
     if stage is not None:
         with suppress(Exception):  # it is read while the main thread works on it
             progress = stage.progress()
-    return Look(
+    return Snapshot(
         time=time.monotonic(),
         num_ended=num_ended,
         stage=stage,

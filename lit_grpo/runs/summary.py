@@ -1,4 +1,4 @@
-"""Numbers of a run in words: its time, its tokens, and what a metric was at first and at last."""
+"""Summarize a run: its time, its tokens, and the first and the last value of a metric."""
 
 from __future__ import annotations
 

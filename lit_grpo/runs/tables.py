@@ -38,7 +38,7 @@ def add_numbers(table: Table, *names: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """As much of the end of a text as fits into one line: there stands the final answer."""
+    """The end of a text that fits into one line, where its final answer is."""
 
     text: str
 

@@ -69,9 +69,9 @@ class Trainer(L.Trainer):
 
     ``fit`` writes ``metrics.csv``, ``completions/``, ``run.log``, ``final/`` and, to resume from,
     ``checkpoints/`` into ``run_dir``.
-    Errors are raised. A stop is none: ``fit`` returns with a checkpoint written, ``stop_reason``
-    says why, and ``exit_code`` is not 0. That is so for a reward with a bug, too. ``config.yaml``
-    is the one file that only the command line writes.
+    Errors are raised. A stop is not an error, even one because of a bug in a reward: ``fit`` writes
+    a checkpoint and returns, ``stop_reason`` says why, and ``exit_code`` is not 0. Only the command
+    line writes ``config.yaml``.
 
     Args:
         run_dir: Directory of all files. One that holds a run is refused unless ``fit`` resumes it.

@@ -17,14 +17,14 @@ from lit_grpo.runs.events import record_event
 from lit_grpo.runs.run_progress import clock_time
 from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
 from lit_grpo.runs.signals import received_signal
-from lit_grpo.runs.stalls import Look, Watch, look_at
+from lit_grpo.runs.stalls import Snapshot, StallTracker, take_snapshot
 from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
 from lit_grpo.types import Stage, as_rank_lost, check_range
 
 log = logging.getLogger(__name__)
 
-LOOKS = 20
-"""Looks at the run within the shortest time that may be a stall."""
+NUM_SNAPSHOTS = 20
+"""Snapshots of the run within the shortest time that may be a stall."""
 BUSY_PATIENCE = 4
 """A process that computes is ended after this many times the time that is a stall."""
 LEAVE_SECONDS = 30.0
@@ -108,7 +108,7 @@ class StallWatchdog(StopAtSafePoints):
         self._num_ended += 1
 
     def stop_if_due(self, trainer: L.Trainer) -> None:
-        """Stop all ranks if the watchdog of any wants to."""
+        """Stop all ranks if the watchdog of any rank asks for it."""
         if self.action == "stop":
             wanted = torch.tensor(int(bool(self._why)), device=trainer.strategy.root_device)
             if int(trainer.strategy.reduce(wanted, reduce_op="max")):
@@ -129,19 +129,19 @@ class StallWatchdog(StopAtSafePoints):
     def _watch(
         self, trainer: L.Trainer, pl_module: L.LightningModule, is_over: threading.Event
     ) -> None:
-        """Look at the run until it is over; runs in a thread of its own."""
-        watch = Watch(look_at(pl_module, self._num_ended))
-        while not is_over.wait(self.min_seconds / LOOKS):
-            look = look_at(pl_module, self._num_ended)
-            watch.take(look)
-            allowed = self._allowed_seconds(look.name)
-            if watch.is_stall_due(allowed):
-                self._report_stall(trainer, pl_module, watch)
-            elif watch.is_slow_due(allowed):
-                message = watch.describe_slow(_where(trainer, look), _max_tokens(pl_module))
+        """Watch the run until it is over; runs in a thread of its own."""
+        tracker = StallTracker(take_snapshot(pl_module, self._num_ended))
+        while not is_over.wait(self.min_seconds / NUM_SNAPSHOTS):
+            snapshot = take_snapshot(pl_module, self._num_ended)
+            tracker.update(snapshot)
+            allowed = self._allowed_seconds(snapshot.name)
+            if tracker.is_stall_due(allowed):
+                self._report_stall(trainer, pl_module, tracker)
+            elif tracker.is_slow_due(allowed):
+                message = tracker.describe_slow(_where(trainer, snapshot), _max_tokens(pl_module))
                 log.warning("%s", message)
                 record_event(trainer, "warning", message, "slow_stage")
-            if self._is_to_end(trainer) and _is_stuck(watch, allowed):
+            if self._is_to_end(trainer) and _is_stuck(tracker, allowed):
                 self._end(trainer, is_over)
                 return
 
@@ -155,17 +155,20 @@ class StallWatchdog(StopAtSafePoints):
             return self.first_seconds
         return max(self.min_seconds, self.factor * self._longest[name])
 
-    def _report_stall(self, trainer: L.Trainer, pl_module: L.LightningModule, watch: Watch) -> None:
+    def _report_stall(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, tracker: StallTracker
+    ) -> None:
         verdict = (
             "It looks slow rather than stuck: something is computed"
-            if is_busy(watch.cpu)
+            if is_busy(tracker.cpu)
             else "It looks like a deadlock, or a wait for something that does not answer: nothing "
             "is computed"
         )
+        seen = tracker.snapshot
         self._message = (
-            f"No progress for {clock_time(watch.quiet_seconds)} in {_where(trainer, watch.look)}"
-            f"{watch.look.counts}. {verdict} ({describe_activity(watch.cpu)}). "
-            f"{_hints(pl_module, watch.look.name)}The stacks of all threads are in run.log."
+            f"No progress for {clock_time(tracker.quiet_seconds)} in {_where(trainer, seen)}"
+            f"{seen.counts}. {verdict} ({describe_activity(tracker.cpu)}). "
+            f"{_hints(pl_module, seen.name)}The stacks of all threads are in run.log."
         )
         log.warning("%s", self._message, extra={"traceback": all_stacks()})
         record_event(trainer, "stall", self._message, "stalled")
@@ -180,9 +183,9 @@ class StallWatchdog(StopAtSafePoints):
             _end_process(trainer)
 
 
-def _is_stuck(watch: Watch, allowed: float) -> bool:
-    patience = BUSY_PATIENCE if is_busy(watch.cpu) else 1
-    return watch.quiet_seconds > patience * allowed
+def _is_stuck(tracker: StallTracker, allowed: float) -> bool:
+    patience = BUSY_PATIENCE if is_busy(tracker.cpu) else 1
+    return tracker.quiet_seconds > patience * allowed
 
 
 def _end_process(trainer: L.Trainer) -> None:
@@ -197,9 +200,9 @@ def _end_process(trainer: L.Trainer) -> None:
     os._exit(exit_code_of_signal(signum) if signum else ExitCode.STALLED)
 
 
-def _where(trainer: L.Trainer, look: Look) -> str:
+def _where(trainer: L.Trainer, snapshot: Snapshot) -> str:
     step = f"rollout step {max(0, trainer.fit_loop.total_batch_idx)}"
-    return f"stage {look.name} of {step}" if look.name else f"{step}, between two stages"
+    return f"stage {snapshot.name} of {step}" if snapshot.name else f"{step}, between two stages"
 
 
 def _max_tokens(module: L.LightningModule) -> int | None:

@@ -1,7 +1,7 @@
 """Wait for the completions and scores of a step, and refuse to train if too many are missing.
 
-Missing scores are retried at once and then after growing pauses, except those that a bug withholds.
-If too many stay missing, the run stops and says why. The values of scores do not matter here.
+Missing scores are retried at once and then after growing pauses, unless a bug is the reason. If too
+many stay missing, the run stops and says why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which scores of a rollout step are missing, and why: an outage, a bug, or no completion."""
+"""Find out which scores of a rollout step are missing, and why: outage, bug, or no completion."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """Report the stages of a rollout step to callbacks, while the step is running.
 
-A callback may define ``on_stage_start(trainer, pl_module, name)`` and
-``on_stage_end(trainer, pl_module, stage)``. One that may end the run while it samples, or
-waits for servers or rewards, defines ``on_wait(trainer, pl_module, _)``. One that may leave out the
-update on some rollouts defines ``on_rollouts(trainer, pl_module, rollouts)`` and returns True, or
-the name of a cause, for these. One that tells of outages that a run waits out or has survived
-defines ``on_outage(trainer, pl_module, outage)``, and ``on_skipped_step(trainer, pl_module,
-message)`` is told of gradients that are not finite. One that shows how far a stage is reads
-``pl_module.events.running`` whenever it likes.
+A callback may define any of these hooks, and read ``pl_module.events.running`` at any time:
+
+- ``on_stage_start(trainer, pl_module, name)`` and ``on_stage_end(trainer, pl_module, stage)``;
+- ``on_wait(trainer, pl_module, _)``, to end the run while it samples, or waits for servers or
+  rewards;
+- ``on_rollouts(trainer, pl_module, rollouts)``, which returns True, or the name of a cause, to
+  leave out the update on these rollouts;
+- ``on_outage(trainer, pl_module, outage)``, when an engine or rewards do not answer, or did not;
+- ``on_skipped_step(trainer, pl_module, message)``, when a gradient is not finite.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """An engine or rewards that do not answer, or did not."""
+    """An engine or rewards that do not answer, or did not answer for a while."""
 
     cause: str
     """Its name in the table of causes."""

@@ -1,7 +1,8 @@
-"""Wait on all ranks together, and leave on all of them when a callback ends the run.
+"""Wait on all ranks together, and stop waiting on all of them when a callback ends the run.
 
-A wait consists of rounds: in each, every rank says whether it is done, and unless all are, the
-callbacks are asked. Ranks may be at different places of a step, as long as each takes its rounds.
+A wait consists of rounds. In each, every rank says whether it is done, and unless all are, the
+callbacks may end the run. Ranks may be at different places of a step, as long as each takes part
+in every round.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Waiting:
             self.abandon_if_asked()
 
     def take_part(self) -> None:
-        """Take a round as a rank that is not done, from within what it is doing.
+        """Take part in a round as a rank that is not done, from within its work.
 
         Raises:
             StepAbandoned: a callback ends the run.

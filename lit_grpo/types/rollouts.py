@@ -101,10 +101,10 @@ def counted_rows(valid: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """What came of one prompt."""
+    """The rewards of one prompt's completions."""
 
     source: str
-    """The source of the mixture that the prompt is of."""
+    """The source of the mixture that the prompt comes from."""
     row: int
     """Its row in that source."""
     rewards: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""One wording for every setting that is out of range."""
+"""Check settings, with the same wording for every value that is out of range."""
 
 from __future__ import annotations
 

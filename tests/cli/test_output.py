@@ -10,8 +10,8 @@ import pytest
 HELP = [sys.executable, "-m", "lit_grpo", "--help"]
 PRINT_LATER = """
 import sys
-from lit_grpo.cli.output import outlive_readers
-outlive_readers()
+from lit_grpo.cli.output import ignore_closed_output
+ignore_closed_output()
 sys.stdin.read()
 for stream in (sys.stdout, sys.stderr):
     print("x" * 100_000, file=stream, flush=True)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from lit_grpo.runs.stalls import Look, Watch
+from lit_grpo.runs.stalls import Snapshot, StallTracker
 from lit_grpo.types import RunningStage, StageProgress
 
-START = Look(
+START = Snapshot(
     time=100.0,
     num_ended=3,
     stage=RunningStage(name="generation", started=99.0),
@@ -16,13 +16,13 @@ START = Look(
 )
 
 
-def watched(*looks: tuple[float, dict]) -> Watch:
-    """Return a watch that has seen the start, and then what has changed by each time."""
-    watch, look = Watch(START), START
-    for seconds, changes in looks:
-        look = replace(look, time=100.0 + seconds, **changes)
-        watch.take(look)
-    return watch
+def watched(*changes_by_time: tuple[float, dict]) -> StallTracker:
+    """Return a tracker that has seen the start, and then what has changed by each time."""
+    tracker, snapshot = StallTracker(START), START
+    for seconds, changes in changes_by_time:
+        snapshot = replace(snapshot, time=100.0 + seconds, **changes)
+        tracker.update(snapshot)
+    return tracker
 
 
 def tokens(number: int, num_done: int = 0) -> dict:
@@ -30,13 +30,13 @@ def tokens(number: int, num_done: int = 0) -> dict:
 
 
 def test_a_stage_whose_counts_do_not_advance_has_stalled_and_is_reported_ever_more_rarely():
-    watch = watched((10, tokens(5)), (40, {}))
-    assert watch.quiet_seconds == 30
-    assert not watch.is_stall_due(30)
-    assert watch.is_stall_due(29)
-    assert not watch.is_stall_due(29)
-    watch.take(replace(watch.look, time=169.0))
-    assert watch.is_stall_due(29)
+    tracker = watched((10, tokens(5)), (40, {}))
+    assert tracker.quiet_seconds == 30
+    assert not tracker.is_stall_due(30)
+    assert tracker.is_stall_due(29)
+    assert not tracker.is_stall_due(29)
+    tracker.update(replace(tracker.snapshot, time=169.0))
+    assert tracker.is_stall_due(29)
 
 
 @pytest.mark.parametrize(
@@ -52,18 +52,18 @@ def test_a_stage_whose_counts_do_not_advance_has_stalled_and_is_reported_ever_mo
     ids=["a token", "a completion", "an end", "no stage", "the next stage", "a pause"],
 )
 def test_any_advance_and_the_pause_of_an_outage_are_no_stall(change):
-    watch = watched((10, tokens(5)), (40, change), (50, {}))
-    assert watch.quiet_seconds == (0 if "is_paused" in change else 10)
+    tracker = watched((10, tokens(5)), (40, change), (50, {}))
+    assert tracker.quiet_seconds == (0 if "is_paused" in change else 10)
 
 
 def test_a_stage_that_advances_for_long_is_slow_and_its_end_is_estimated():
-    watch = watched((100, tokens(500)), (200, tokens(900)))
-    assert not watch.is_stall_due(150)
-    assert watch.is_slow_due(150)
-    assert not watch.is_slow_due(150)
-    assert watch.describe_slow("stage generation of rollout step 0", 1000) == (
+    tracker = watched((100, tokens(500)), (200, tokens(900)))
+    assert not tracker.is_stall_due(150)
+    assert tracker.is_slow_due(150)
+    assert not tracker.is_slow_due(150)
+    assert tracker.describe_slow("stage generation of rollout step 0", 1000) == (
         "Stage generation of rollout step 0 is slow but advances, for 0:03:20 now, at 0 of 8 "
         "completions and 900 tokens. It takes at most 0:26:17 more."
     )
-    watch.take(replace(watch.look, time=400.0, **tokens(2000, num_done=2)))
-    assert watch.describe_slow("it", 1000).endswith("It may take 0:15:00 more.")
+    tracker.update(replace(tracker.snapshot, time=400.0, **tokens(2000, num_done=2)))
+    assert tracker.describe_slow("it", 1000).endswith("It may take 0:15:00 more.")

@@ -1,4 +1,4 @@
-"""What a rollout step consists of, how many there are, and when checkpoints are written."""
+"""Report the size of a rollout step, the number of steps, and when checkpoints are written."""
 
 from __future__ import annotations
 

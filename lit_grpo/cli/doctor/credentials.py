@@ -1,4 +1,4 @@
-"""Whether judges, the Hub and wandb can be accessed, and what judges answer."""
+"""Check the access to judges, the Hub and wandb, and the answers of judges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lit_grpo.types import UserError
 
 WANDB_URL = "https://api.wandb.ai"
 WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
-"""Values of WANDB_MODE with which wandb asks nobody."""
+"""Values of WANDB_MODE with which wandb contacts no server."""
 
 
 def check_credentials(subject: Subject) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Whether the data can be read, fits the model and can be scored, and whether splits overlap."""
+"""Check that the data can be read and scored and fits the model, and that no splits overlap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the run directory can be written, and has room for what the run writes."""
+"""Check that the run directory can be written, and has room for the files of the run."""
 
 from __future__ import annotations
 

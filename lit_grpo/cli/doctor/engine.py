@@ -1,4 +1,4 @@
-"""Whether the rollout engine and the teacher can be used: programs, servers, settings."""
+"""Check that the rollout engine and the teacher can be used: programs, servers, settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checks find, how one is run so that the others go on, and how findings are printed."""
+"""Run checks, of which one that fails does not stop the others, and print what they find."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOGGER = logging.getLogger("lit_grpo")
 
 
 class State(StrEnum):
-    """Whether a run can start with what was found."""
+    """How serious a finding is: a run can start unless one has failed."""
 
     OK = "ok"
     REMARK = "remark"
@@ -44,7 +44,7 @@ STYLES = {State.OK: "green", State.REMARK: "yellow", State.FAILED: "bold red"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a check has found; a failed one says what to do."""
+    """One result of a check; a failed one says what to do."""
 
     state: State
     text: str

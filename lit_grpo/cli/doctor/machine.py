@@ -1,4 +1,4 @@
-"""What this machine has: memory, programs and versions of packages."""
+"""Find out what this machine has: memory, programs and versions of packages."""
 
 from __future__ import annotations
 

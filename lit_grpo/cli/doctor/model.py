@@ -1,4 +1,4 @@
-"""Whether the policy can be loaded, and what it is."""
+"""Check that the policy can be loaded, and describe it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One small rollout with the configured policy, engine and rewards: is there a signal, how fast?"""
+"""Try one small rollout with the configured policy, engine and rewards: signal and speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked: the objects that the command line made of a config, and what they read."""
+"""The run to check: the objects that the command line built from a config, and what they read."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a step will cost: memory by part and seconds by part, from a model of the step."""
+"""Estimate what a step will cost, from a model of the step: memory and seconds, by part."""

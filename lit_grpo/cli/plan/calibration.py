@@ -1,4 +1,4 @@
-"""The CPU of this machine as a device, from measurements of a few seconds in all."""
+"""Measure the CPU of this machine as a device to plan for; takes a few seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the objects of a command line to what the cost of a step depends on."""
+"""Turn the objects of a command line into a ``Setup``: what the cost of a step depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The devices that a step can be planned for, and how ``--gpus 8xH100`` names them."""
+"""The devices that a step can be planned for, and the parser of ``--gpus 8xH100``."""
 
 from __future__ import annotations
 

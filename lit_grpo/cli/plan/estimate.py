@@ -1,4 +1,4 @@
-"""The memory of a rank, by what needs it and when, with the setting that changes each part."""
+"""Estimate the memory of a rank: each part, when it exists, and which setting changes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDING = "at the end of the backward pass"
 STEPPING, SAMPLING, SAVING = "in the optimizer's step", "while sampling", "while saving"
 LOADING = "while loading"
 ELSEWHERE: Moments = ()
-"""When a part is in the memory of the GPU that is in host memory: never."""
+"""For a part in host memory, which is never in the memory of the GPU."""
 UPDATE = (FORWARD, LAYERS)
 WITH_GRADIENTS = (ENDING, STEPPING, SAMPLING, SAVING)
 """When the gradients of a single micro-batch exist: they are freed before its forward pass."""
@@ -32,7 +32,7 @@ SHARD = "divide it by the ranks (trainer.strategy: fsdp2)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What takes memory, when, and which setting changes it; `ELSEWHERE` it takes host memory."""
+    """A part of the memory; one whose ``when`` is `ELSEWHERE` is in host memory."""
 
     name: str
     bytes: int

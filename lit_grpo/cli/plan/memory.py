@@ -1,4 +1,4 @@
-"""How many bytes a step needs on a rank: pure functions of sizes, with the reasons of each term.
+"""Compute how many bytes a step needs on a rank, from sizes alone; each term has its reason.
 
 Weights, gradients and the optimizer's state are exact. Activations, masks and logits follow from
 what autograd keeps of a transformer's layer, and are estimates.

@@ -1,6 +1,6 @@
-"""The sizes of a model that its memory and its time depend on, read from it on the meta device.
+"""Read the sizes that memory and time depend on from a model on the meta device.
 
-Parameters, weights and the optimizer's state are exact: nothing is estimated here.
+Parameters, weights and the optimizer's state are exact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A plan in words, as tables and as JSON."""
+"""Print a plan: in words, as tables, or as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_grpo.runs.tables import add_numbers, make_table, open_console
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a step needs, and what there is."""
+    """What a step needs, and what the devices have."""
 
     setup: Setup
     memory: Estimate

@@ -1,4 +1,4 @@
-"""How long the parts of a rollout step take on a cluster, and what limits each.
+"""Estimate the seconds of each part of a rollout step on a cluster, and what limits it.
 
 A pass takes the sum of its matrix products and of its memory traffic, since kernels run one after
 another; on a GPU it takes no less than Python needs to issue them. Transfers between GPUs overlap

@@ -1,4 +1,4 @@
-"""What the cost of a step depends on, in one object that a config or a few numbers make."""
+"""Describe a step on a cluster: everything that its cost depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each strategy divides by the ranks, and what it keeps besides."""
+"""Describe what each strategy divides over the ranks, and what else it keeps."""
 
 from __future__ import annotations
 

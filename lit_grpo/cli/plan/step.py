@@ -1,4 +1,4 @@
-"""The sizes of a rollout step on one rank: prompts, completions, micro-batches."""
+"""Compute the sizes of a rollout step on one rank: prompts, completions, micro-batches."""
 
 from __future__ import annotations
 

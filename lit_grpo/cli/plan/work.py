@@ -1,4 +1,4 @@
-"""What the passes of a model compute and move on a rank: operations, bytes, layers.
+"""Count what the passes of a model compute and move on a rank: operations, bytes, layers.
 
 Everything is for the mean lengths of a step.
 """
@@ -35,7 +35,7 @@ CLIPPING_TOUCHES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a rank has to do, in sum."""
+    """The total work of a rank."""
 
     flops: float = 0.0
     """Of products with weights."""

@@ -1,4 +1,4 @@
-"""Which votes a process is asking for, so that no other asks for them at the same time.
+"""Claim votes for a process, so that no other process asks for them at the same time.
 
 A claim is a lock on one byte of a file, which the system releases when the process ends in any way.
 """

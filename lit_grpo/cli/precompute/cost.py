@@ -1,6 +1,6 @@
-"""What asking for missing votes will take: calls, tokens, dollars and hours.
+"""Estimate the calls, tokens, dollars and hours of missing votes, without a call.
 
-Asks nobody. Tokens are estimated from the prompts of a sample of the calls.
+Tokens are estimated from the prompts of a sample of the calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NONCE = "0" * 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Of some calls."""
+    """The estimated cost of some calls."""
 
     num_calls: int
     num_votes: int

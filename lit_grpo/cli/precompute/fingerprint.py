@@ -1,4 +1,4 @@
-"""Who gave a gold score: the judge, its template and its scale, as the name of a directory.
+"""Identify the judge, template and scale of a gold score by the name of a directory.
 
 A judge is known by its model's name and its sampling, not by its address: a server may move.
 """

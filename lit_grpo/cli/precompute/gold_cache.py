@@ -1,4 +1,4 @@
-"""Gold scores on disk: the votes of a judge, and the answers that a program has checked."""
+"""Keep gold scores on disk: the votes of a judge, and answers that a program has checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRAM = "program"
 
 
 class JudgeVotes:
-    """The votes of one judge. It knows what `refresh` has read, of this process as of others."""
+    """The votes of one judge, from this and other processes, as of the last `refresh`."""
 
     def __init__(self, directory: Path) -> None:
         self._files = RecordFiles(directory)
@@ -83,7 +83,7 @@ class CheckedAnswers:
 
 
 class StoredGold:
-    """What a cache has for the rows of a recipe.
+    """The gold scores that a cache has for the rows of a recipe.
 
     Raises:
         UserError: it is of another judge, or damaged.

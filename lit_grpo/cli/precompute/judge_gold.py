@@ -29,7 +29,7 @@ MAX_FIRST_FAILURES = 20
 
 @dataclass(slots=True)
 class Tally:
-    """What has become of the votes that this process asked for."""
+    """Counts of the votes that this process asked for."""
 
     num_votes: int = 0
     failures: Counter[Outcome] = field(default_factory=Counter)

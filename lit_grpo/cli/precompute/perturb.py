@@ -1,6 +1,6 @@
-"""Wrong answers that look like a right one: other numbers, or the right answer to another row.
+"""Make wrong answers that look right: other numbers, or the right answer to another row.
 
-They may be right by accident; whoever uses them has them checked.
+Some may be right by accident, so the caller must have them checked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gold for verifiable rows: right and wrong answers, each checked by a reward.
+"""Make gold for verifiable rows: right and wrong answers, each checked by a reward.
 
 A row whose right answers get no higher value than its wrong ones has no gold, but a reason.
 """
@@ -31,7 +31,7 @@ SAME_VALUE = "right and wrong answers get the same value"
 
 @dataclass(slots=True)
 class Checks:
-    """What has become of the rows that were checked."""
+    """Counts of the rows that were checked."""
 
     num_scored: int = 0
     failures: dict[str, list[str]] = field(default_factory=dict)

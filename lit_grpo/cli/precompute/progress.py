@@ -1,4 +1,4 @@
-"""Show how far the votes are: a bar on a terminal, else a line a minute."""
+"""Show how many votes are done: a bar on a terminal, otherwise a line a minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What precompute prints: what is missing and its costs, or what has become of it."""
+"""Print the result of precompute: the missing votes and their cost, or what was recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which votes on stored answers are missing, as calls that a judge is asked."""
+"""List the missing votes on stored answers, as calls to a judge."""
 
 from __future__ import annotations
 

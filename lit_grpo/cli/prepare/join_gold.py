@@ -1,4 +1,4 @@
-"""Gold scores of stored answers, from the cache to the rows."""
+"""Join the gold scores of stored answers from the cache to the rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GoldCache(Protocol):
 
 
 class NoCache:
-    """A cache that is not there: nothing is scored."""
+    """The cache where none is given: nothing is scored."""
 
     def votes(self, key: str) -> Mapping[int, int]:
         return {}

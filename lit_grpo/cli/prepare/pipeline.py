@@ -1,4 +1,4 @@
-"""From a recipe to prepared data: read, find duplicates, split, join gold scores, write."""
+"""Prepare data by a recipe: read, find duplicates, split, join gold scores, write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Track = Callable[[Iterable[Any], int, str], Iterable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What is prepared, and where.
+    """What to prepare, and where to write it.
 
     Args:
         name: Of the recipe, or the path of its file.

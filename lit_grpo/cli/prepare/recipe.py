@@ -125,7 +125,7 @@ class Gold:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What training data are made of.
+    """How training data are made.
 
     Args:
         description: One line for ``lit-grpo prepare --list``.

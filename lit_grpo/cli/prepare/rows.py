@@ -1,4 +1,4 @@
-"""Rows as prepared data have them: roles under their own names, an id, and a hash of the prompt."""
+"""Bring rows into the form of prepared data: columns by role, an id, and a hash of the prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows are held out, which validate and which are trained on.
+"""Decide which rows are held out, which are for validation and which for training.
 
 Rows have an order by the hashes of their ids, in which every beginning has the shares of the
 sources by their weights. The first rows are held out, so that a larger holdout has the smaller one

@@ -1,4 +1,4 @@
-"""Tables of recipes, and of what was prepared."""
+"""Print tables of recipes, and of prepared data."""
 
 from __future__ import annotations
 

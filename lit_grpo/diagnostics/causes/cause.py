@@ -1,4 +1,4 @@
-"""What is known of a kind of trouble: what it means, what to do, who acts, and when."""
+"""A kind of trouble: what it means, what to do, who acts, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes that lie in the machine and in what a run uses besides: time, memory, disk, wandb."""
+"""Causes in the machine and the services of a run: time, memory, disk, wandb."""
 
 from __future__ import annotations
 

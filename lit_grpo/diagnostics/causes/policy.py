@@ -1,4 +1,4 @@
-"""Causes that lie in the policy: its weights, its gradients, what has become of it."""
+"""Causes in the policy: its weights, its gradients, its collapse."""
 
 from __future__ import annotations
 

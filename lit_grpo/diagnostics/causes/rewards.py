@@ -1,4 +1,4 @@
-"""Causes that lie in the rewards, and in what is left of them to learn from."""
+"""Causes in the rewards, and in the signal that they give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes that lie in the completions, and in the engine that samples them."""
+"""Causes in the completions, and in the engine that samples them."""
 
 from __future__ import annotations
 

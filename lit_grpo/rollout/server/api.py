@@ -1,4 +1,4 @@
-"""What differs between kinds of inference servers: commands, paths and fields of requests."""
+"""The differences between kinds of inference servers: commands, paths and fields of requests."""
 
 from __future__ import annotations
 

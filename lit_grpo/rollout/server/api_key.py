@@ -1,4 +1,4 @@
-"""The API key of the servers, without which only health checks and counters are answered.
+"""The API key of the servers, which every request but health checks and counters needs.
 
 It is never on a command line, which every user of the machine can read, nor in a config or a log.
 """
@@ -24,7 +24,7 @@ ENGINE = "model.engine.init_args"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """What a launched server is given so that it requires the key."""
+    """Settings that make a launched server require the key."""
 
     api_key: str = field(repr=False)
     flags: Mapping[str, Any]

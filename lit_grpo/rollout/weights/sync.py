@@ -1,4 +1,4 @@
-"""Which weights an engine gets: all of them, or only the adapter."""
+"""Decide which weights an engine gets: all of them, or only the adapter."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """How a run ended, and what was wrong before."""
+    """How a run ended, and what had gone wrong before."""
 
     label: str
     state: str

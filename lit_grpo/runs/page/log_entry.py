@@ -1,4 +1,4 @@
-"""An entry for an experiment log, in Markdown: what a run was, and what came out of it."""
+"""Write an entry for an experiment log, in Markdown: the settings of a run and its results."""
 
 from __future__ import annotations
 
