@@ -44,7 +44,8 @@ TIMEOUT_SECONDS = 300
 SHOWN_CHARACTERS = 120
 TROUBLESHOOTING = "troubleshooting.md"
 HEADS = (
-    "what happens", "cause", "what the user reads first", "exit code", "what is kept", "as it must",
+    "what happens", "cause", "what the user reads first", "exit code", "what is kept",
+    "as expected",
 )  # fmt: skip
 USUAL = re.compile(
     r"run directory: |reading and tokenizing |(train|validation) data: |loading the model |"
@@ -70,7 +71,7 @@ class Ending:
         )
 
     def problems(self, scenario: Scenario) -> list[str]:
-        """Return what is not as it must be."""
+        """Return what differs from what is expected."""
         expected, line = scenario.exit_code, self.line(scenario)
         end = re.search(scenario.ends, self.output)
         said = [int(found[1]) for found in (re.search(scenario.says, line), end) if _number(found)]

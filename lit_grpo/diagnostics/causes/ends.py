@@ -66,9 +66,9 @@ ENDS = (
         name="signal",
         title="A signal ends the run",
         meaning=(
-            "After SIGTERM, SIGUSR1 or Ctrl-C the run leaves the generation, the rewards or the "
-            "wait that it is in, or finishes its update, writes a checkpoint and ends. A step that "
-            "was left is repeated by a resumed run. The same signal once more ends it without a "
+            "After SIGTERM, SIGUSR1 or Ctrl-C the run stops sampling or waiting at once, or "
+            "finishes its update; then it writes a checkpoint and ends. A resumed run repeats a "
+            "step that was not finished. The same signal once more ends the run without a "
             "checkpoint. SIGKILL leaves no time: what came after the last checkpoint is lost, and "
             "repeated."
         ),

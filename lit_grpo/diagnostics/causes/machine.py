@@ -131,9 +131,9 @@ MACHINE = (
             "A run does not need wandb. If it cannot start within a minute, since there is no "
             "login or no network, the run goes on, and wandb logs offline into the run directory. "
             "If it fails later, the run goes on without it. The exit code is that of the training, "
-            "and `metrics.csv` is complete. The callback "
+            "and `metrics.csv` is complete. This is done by the callback "
             "[`WandbTeardown`](configuration.md#wandbteardown), which every run with a "
-            "`WandbLogger` has, sees to that."
+            "`WandbLogger` has."
         ),
         advice=(
             "`lit-grpo wandb-sync RUN` sends later what was logged offline.",

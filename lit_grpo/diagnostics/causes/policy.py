@@ -67,7 +67,7 @@ POLICY = (
     Cause(
         name="not_finite_weights",
         title="The weights are not finite",
-        meaning="A weight of the policy is NaN or infinite: whatever it samples is worthless.",
+        meaning="A weight of the policy is NaN or infinite, so its completions are useless.",
         advice=(
             "Lower the learning rate or `model.update.max_grad_norm`.",
             "Use float32 weights with `trainer.precision: bf16-mixed`.",

@@ -75,7 +75,8 @@ REWARDS = (
             "The code of a reward fails on every row, or on more rows than "
             "`model.outage.max_absent_fraction` allows: it raises an exception such as `KeyError` "
             "for a column that the data does not have, or returns something that is not a number. "
-            "No retry heals that: the run ends with the traceback, and does not train on the step."
+            "A retry does not help, so the run ends with the traceback, without training on the "
+            "step."
         ),
         advice=(
             "Read the last lines of the traceback, which point to your code.",

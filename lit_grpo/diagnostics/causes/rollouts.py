@@ -107,8 +107,8 @@ ROLLOUTS = (
         title="The sampler's logprobs differ",
         meaning=(
             "`sampler/logprob_difference_mean` is above 0.2 and more than five times its usual "
-            "value: the completions were not sampled from the policy that is trained. Above 0.01 "
-            "in float32, or 0.1 in bfloat16, it deserves a look."
+            "value: the completions were not sampled from the policy that is trained. Find out "
+            "why if it is above 0.01 in float32, or 0.1 in bfloat16."
         ),
         advice=(
             "With an engine of your own look for stale weights, another temperature, logprobs "
