@@ -80,7 +80,7 @@ def _find(run_dir: Path, before_step: int | None) -> Found:
 
 
 def _describe_leftovers(directory: Path) -> list[str]:
-    """Return what is said of the files of saves that have not ended; nothing if there are none."""
+    """Return lines about the files of unfinished saves; none if there are no such files."""
     left = find_leftovers(directory)
     if not left:
         return []
@@ -119,7 +119,7 @@ def _numbers(path: Path, manifest: Manifest | None, metrics: Sequence[str]) -> l
 
 
 def _state(manifest: Manifest | None, is_verified: bool) -> str:
-    """Return what is known of a checkpoint that looks intact."""
+    """Describe a checkpoint that looks intact."""
     if manifest is None:
         return "no manifest: looks complete"
     intact = "verified" if is_verified else "complete"

@@ -61,7 +61,7 @@ class RowOrder(Protocol):
         return
 
     def metrics(self) -> dict[str, float]:
-        """Return what is known of the rows, for the metrics of a step."""
+        """Return metrics of the rows, to log with those of a step."""
         return {}
 
 

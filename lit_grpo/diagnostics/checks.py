@@ -228,9 +228,9 @@ def slow_stage(step: ObservedStep) -> str | None:
 
 
 def _why_slow(step: ObservedStep, stage: str, seconds: float) -> str:
-    """Return what is known of the reason, to be added to a sentence."""
+    """Return the reason, as the end of a sentence; empty if it is not known."""
     if step.has_grown("memory/num_alloc_retries"):
-        return ": the GPU is out of memory again and again, and frees what it had kept"
+        return ": the GPU runs out of memory repeatedly, and frees its cache"
     left = step.metrics.get("memory/available_fraction", 1.0)
     if left < LITTLE_MEMORY:
         return f": only {left:.0%} of the machine's memory is left"

@@ -1,4 +1,4 @@
-"""A finished rollout step with what is known of the steps before it."""
+"""A finished rollout step, with the metrics of the steps before it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN_STEPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObservedStep:
-    """A rollout step that is over, and what the steps before it were like."""
+    """A finished rollout step, and the metrics of the steps before it."""
 
     counts: StepCounts
     """Those of all ranks."""

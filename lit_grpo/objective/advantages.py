@@ -106,7 +106,7 @@ def center(rewards: Tensor, valid: Tensor, weights: Tensor | None = None) -> Ten
     rounding errors.
 
     Args:
-        weights: [B, G] how much each row counts in the mean; None for all alike.
+        weights: [B, G] how much each row counts in the mean; None for equal weights.
     """
     counted = counted_rows(valid)
     centered = torch.where(counted, rewards - _group_mean(rewards, valid, weights), 0.0)
@@ -244,5 +244,5 @@ def _sum_of_normalised(table: RewardTable, config: AdvantageConfig) -> Tensor:
 
 
 def _batch_weights(table: RewardTable, config: AdvantageConfig) -> Tensor | None:
-    """Return [B, G] how much each row counts in the batch; None for all alike."""
+    """Return [B, G] how much each row counts in the batch; None for equal weights."""
     return table.lengths if config.batch_statistics == "tokens" else None

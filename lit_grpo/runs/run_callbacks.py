@@ -78,8 +78,8 @@ def with_guards(
 ) -> list[Callback]:
     """Return the user's callbacks, and those that guard every run, unless they are switched off.
 
-    One of the user's, with settings of its own, replaces the one of its class. In an SFT run
-    `HealthMonitor` and `ZeroRewardBreaker` find no rollouts, and do nothing.
+    A callback of the user replaces the default one of its class. In an SFT run `HealthMonitor` and
+    `ZeroRewardBreaker` find no rollouts, and do nothing.
     """
     callbacks = [*given]
     to_wandb = [one for one in loggers if isinstance(one, WandbLogger)]

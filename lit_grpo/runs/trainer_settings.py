@@ -21,10 +21,10 @@ linear or cosine schedule refuses it."""
 
 
 def refuse_automatic(trainer: L.Trainer, model: L.LightningModule) -> None:
-    """Check that no setting asks Lightning to do what GRPO does itself, with keys of its own.
+    """Refuse settings of Lightning's trainer for which GRPO has keys of its own.
 
     Raises:
-        UserError: one does.
+        UserError: one is set.
     """
     why = "GRPO takes its optimizer steps itself"
     if not model.automatic_optimization and trainer.accumulate_grad_batches != 1:
@@ -39,7 +39,7 @@ def refuse_automatic(trainer: L.Trainer, model: L.LightningModule) -> None:
 
 
 def refuse_float16(precision: object) -> None:
-    """Refuse float16 as it was asked for: on a CPU, Lightning would silently take bfloat16.
+    """Refuse float16 before the trainer is made: on a CPU, Lightning would silently use bfloat16.
 
     Raises:
         UserError: the precision is one with float16.

@@ -56,10 +56,10 @@ def check_group_fits(group_size: int, engine: RolloutEngine) -> None:
 
 
 def refuse_adaptive(loader: TrainingLoader, where: str) -> None:
-    """Check that no source chooses its rows by results that nobody gives it in time.
+    """Check that no source is adaptive where its results would come too late.
 
     Raises:
-        UserError: one does.
+        UserError: one is.
     """
     if loader.is_adaptive:
         raise setting_error("adaptive of a source in data.sources", f"null {where}", "settings")

@@ -26,7 +26,7 @@ def apply_settings(
 ) -> None:
     """Use the configured learning rate, and other settings that differ from the run's so far.
 
-    What an optimizer itself keeps among its settings, as Prodigy does, goes on as it was.
+    Values that an optimizer itself keeps among its settings, as Prodigy does, are not changed.
 
     Args:
         configured: The settings of the current config, by group.

@@ -67,7 +67,7 @@ class SkippedSteps:
         self.in_a_row = 0
 
     def forget(self) -> None:
-        """Begin anew after a rollback: the next skipped step is logged as the first."""
+        """Start again after a rollback: the next skipped step is logged as the first."""
         self.in_a_row = self._total = 0
 
     def load(self, in_a_row: int) -> None:

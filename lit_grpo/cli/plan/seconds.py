@@ -33,8 +33,8 @@ LINK_SHARE = 0.8
 TENSOR_PARALLEL_SHARE = 0.8
 """Share of the GPUs of a server with tensor parallelism that does not wait for the others."""
 SERVER_PASS_SECONDS = 2e-3
-"""What a server does between two tokens of a batch besides running the model: vLLM schedules,
-samples and sends on the CPU. CUDA graphs spare it the time of issuing kernels."""
+"""Time of a server between two tokens of a batch, apart from the model: vLLM schedules, samples and
+sends on the CPU. With CUDA graphs, issuing kernels takes no time."""
 DISK_RATE = 1.0 * GB
 """Bytes per second at which weights go through files, written and read."""
 SECONDS_PER_SCORE = 30e-6
@@ -62,7 +62,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """The sum of what is known."""
+        """The sum of the parts whose seconds are known."""
         return sum(one.seconds or 0.0 for one in self.parts)
 
     @property
@@ -172,7 +172,7 @@ def _generation_advice(sampler: Sampler) -> str:
 
 
 def _scoring(num_scores: int | None) -> TimePart:
-    """Scoring overlaps generation: what is left is that of the last completions."""
+    """Return the time of scoring, which overlaps generation except for the last completions."""
     seconds = None if num_scores is None else num_scores * SECONDS_PER_SCORE
     return TimePart(
         name="scoring",
@@ -277,7 +277,7 @@ def _offloading(setup: Setup) -> Iterator[TimePart]:
 
 
 def _weight_sync(setup: Setup) -> TimePart:
-    """The policy's own sampling copies nothing, but gathers weights that are divided."""
+    """Return the time of the weight sync; if the policy itself samples, only that of gathering."""
     sampler, device = setup.sampler, setup.cluster.device
     name = "weight sync"
     whole = gather_bytes(setup)

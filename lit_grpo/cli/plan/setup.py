@@ -104,7 +104,7 @@ class Setup:
 
     @property
     def computes_in_weights(self) -> bool:
-        """Whether the weights are bfloat16 as they are loaded, under whatever precision."""
+        """Whether the weights are loaded in bfloat16, so that the precision does not matter."""
         return self.model.parameter_bytes < 3
 
     @property

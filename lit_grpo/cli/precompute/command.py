@@ -146,7 +146,7 @@ def _prepared_rows(directory: str) -> dict[str, list[PreparedRow]]:
 
 
 def _plan(work: Work) -> Plan:
-    """Return what is missing and what it takes; asks nobody and writes nothing."""
+    """Return the missing votes and their cost, without calling a judge or writing a file."""
     expected = limit = None
     if work.judged:
         scorer = work.scorer()

@@ -190,7 +190,7 @@ def _texts(value: Any) -> list[str]:
 def _others(row: Row, used: set[str]) -> dict[str, Any]:
     """Return the columns of no role; one called like a column of prepared data is renamed.
 
-    The columns that a prepared row has of itself are made anew.
+    The columns that `prepare` adds to a row are left out, since they are added again.
     """
     is_prepared = all(name in row.columns for name in OWN)
     found: dict[str, Any] = {}

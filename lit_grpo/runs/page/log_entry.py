@@ -11,7 +11,7 @@ from lit_grpo.runs.page.diagnosis import Diagnosis
 from lit_grpo.runs.summary import UNKNOWN, change, clock, num_tokens
 
 MODEL = ("model_type", "hidden_size", "num_hidden_layers")
-"""What is told of a model that was built from its architecture."""
+"""The settings that the entry shows of a model built from its architecture."""
 DATA = ("train", "num_digits", "train_size", "prompts_per_step", "batch_size")
 SETTINGS = {
     "group_size": ("model", "group_size"),
