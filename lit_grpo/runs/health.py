@@ -9,7 +9,6 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -23,7 +22,7 @@ from lit_grpo.diagnostics.observed_step import ObservedStep
 from lit_grpo.distributed import gather_objects
 from lit_grpo.distributed.checkpoints import local_part
 from lit_grpo.runs.events import EventKind, num_finished_steps, record_event
-from lit_grpo.runs.rollback import roll_back, step_of
+from lit_grpo.runs.rollback import RollbackHistory, roll_back, step_of
 from lit_grpo.runs.rules import Rule, WatchedCause, watch_causes
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
 from lit_grpo.types import (
@@ -46,15 +45,6 @@ class _Finding:
     message: str
     num_steps: int
     """Steps until this one in which the metric was as bad; 1 if nothing is compared."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rollback:
-    """A rollback of this run, in finished rollout steps."""
-
-    at: int
-    to: int
-    """The step of the checkpoint."""
 
 
 class HealthMonitor(Callback):
@@ -95,9 +85,7 @@ class HealthMonitor(Callback):
         self._past: deque[dict[str, float]] = deque(maxlen=NUM_REMEMBERED)
         self._reward_range: tuple[float, float] | None = None
         """The lowest and the highest reward of the run until now."""
-        self._rollbacks: list[_Rollback] = []
-        self._passed_over: list[tuple[int, int]] = []
-        """First and last steps of the checkpoints that rollbacks have left."""
+        self._rollback_history = RollbackHistory()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._is_left_out = False
 
@@ -233,12 +221,12 @@ class HealthMonitor(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, one: WatchedCause, message: str
     ) -> None:
         begin = num_finished_steps(trainer) - one.num_steps  # the weights were bad after it
-        is_compared = one.cause.name in COMPARED
-        if self._rollbacks and begin <= self._rollbacks[-1].at:
-            last = self._rollbacks[-1]
-            message = f"The rollback to step_{last.to:06d}.ckpt has not helped. {message}"
+        is_compared, history = one.cause.name in COMPARED, self._rollback_history
+        if last := history.last_without_effect(begin):
+            at, to = last
+            message = f"The rollback to step_{to:06d}.ckpt has not helped. {message}"
             if is_compared:  # with these weights the trouble was there from the first step on
-                self._passed_over.append((last.to, last.at))
+                history.passed_over.append((to, at))
         path, why = None, "there is no healthy checkpoint"
         if is_compared:
             why += f" from before step {begin}, when it began"
@@ -250,27 +238,21 @@ class HealthMonitor(Callback):
                 trainer,
                 pl_module,
                 begin,
-                passed_over=self._passed_over,
+                passed_over=history.passed_over,
                 only_before=is_compared,
             )
         if path is None:
             self._stop(trainer, one, f"{message} The run is not rolled back: {why}.")
             return
-        self._remember_rollback(trainer, path, one)
+        history.add(num_finished_steps(trainer), step_of(path))
+        for _ in range(min(one.num_steps, len(self._past))):
+            self._past.pop()  # metrics of the troubled steps
         for other in self._watched.values():
             other.streak = 0
         number = f"{num_rollbacks + 1} of at most {self.max_rollbacks} times"
         what = f"{message} Rolled back to {path.name}, {number}; the data goes on."
         self._warn(trainer, one, what)
         record_event(trainer, "rollback", what, one.cause.name)
-
-    def _remember_rollback(self, trainer: L.Trainer, path: Path, one: WatchedCause) -> None:
-        """Forget the troubled steps, and never take a checkpoint that the rollback has left."""
-        done = num_finished_steps(trainer)
-        self._rollbacks.append(_Rollback(at=done, to=step_of(path)))
-        self._passed_over.append((step_of(path) + 1, done - 1))
-        for _ in range(min(one.num_steps, len(self._past))):
-            self._past.pop()
 
     def _stop(self, trainer: L.Trainer, one: WatchedCause, message: str) -> None:
         code = one.cause.exit_code or (
@@ -285,8 +267,8 @@ class HealthMonitor(Callback):
         return {
             "past": list(self._past),
             "reward_range": self._reward_range,
-            "rollbacks": [(one.at, one.to) for one in self._rollbacks],
-            "passed_over": self._passed_over,
+            "rollbacks": list(self._rollback_history.rollbacks),
+            "passed_over": list(self._rollback_history.passed_over),
             "streaks": {name: one.streak for name, one in watched if one.streak},
             "num_due": {name: one.num_due for name, one in watched if one.num_due},
         }
@@ -295,9 +277,10 @@ class HealthMonitor(Callback):
         self._past.extend(state_dict["past"])
         # Checkpoints of earlier versions lack some of these.
         self._reward_range = state_dict.get("reward_range")
-        rollbacks = state_dict.get("rollbacks", [])
-        self._rollbacks = [_Rollback(at=at, to=to) for at, to in rollbacks]
-        self._passed_over = [(first, last) for first, last in state_dict.get("passed_over", [])]
+        self._rollback_history = RollbackHistory(
+            [(at, to) for at, to in state_dict.get("rollbacks", [])],
+            [(first, last) for first, last in state_dict.get("passed_over", [])],
+        )
         for name, one in self._watched.items():
             one.streak = state_dict["streaks"].get(name, 0)
             one.num_due = state_dict["num_due"].get(name, 0)

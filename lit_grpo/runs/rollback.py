@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,27 @@ def roll_back(
 def step_of(checkpoint: Path) -> int:
     """Return the finished rollout steps of a checkpoint that a rollback has chosen."""
     return int(checkpoint.stem.removeprefix("step_"))
+
+
+@dataclass(slots=True)
+class RollbackHistory:
+    """The rollbacks of a run, in finished rollout steps, and the checkpoints to pass over."""
+
+    rollbacks: list[tuple[int, int]] = field(default_factory=list)
+    """The step at which each was made, and that of its checkpoint."""
+    passed_over: list[tuple[int, int]] = field(default_factory=list)
+    """First and last steps of the checkpoints that rollbacks have left."""
+
+    def last_without_effect(self, begin: int) -> tuple[int, int] | None:
+        """Return the last rollback if trouble from this step on was there before it, else None."""
+        if self.rollbacks and begin <= self.rollbacks[-1][0]:
+            return self.rollbacks[-1]
+        return None
+
+    def add(self, at: int, to: int) -> None:
+        """Remember a rollback, which leaves the checkpoints between both steps."""
+        self.rollbacks.append((at, to))
+        self.passed_over.append((to + 1, at - 1))
 
 
 def _choose(

@@ -395,6 +395,6 @@ def test_the_event_of_a_stop_after_too_many_updates_left_out_names_the_rule(tmp_
 
 def test_what_the_rollbacks_have_left_is_resumed():
     monitor, again = HealthMonitor(), HealthMonitor()
-    monitor._passed_over.append((3, 5))
+    monitor._rollback_history.add(at=6, to=2)
     again.load_state_dict(monitor.state_dict())
     assert again.state_dict() == monitor.state_dict()
