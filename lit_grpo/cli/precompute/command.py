@@ -179,7 +179,7 @@ def _check(work: Work) -> Checks:
             source = work.recipe.sources[name]
             left = unchecked(rows, source.verifier, cache)
             bar = progress.add_task(f"checking {name}", total=len(left))
-            for batch in check_rows(left, source.verifier, cache) if left else ():
+            for batch in check_rows(left, source.verifier, cache, rows) if left else ():
                 checks.add(batch, source.needs_gold)
                 progress.update(bar, completed=checks.num_done)
     return checks

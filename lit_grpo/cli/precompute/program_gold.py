@@ -64,9 +64,19 @@ class _Candidates:
 
 
 def check_rows(
-    rows: Sequence[PreparedRow], verifier: Verifier, cache: CheckedAnswers
+    rows: Sequence[PreparedRow],
+    verifier: Verifier,
+    cache: CheckedAnswers,
+    others: Sequence[PreparedRow] = (),
 ) -> Iterator[Checks]:
     """Check the answers to rows of one source, and record them.
+
+    Args:
+        rows: The rows.
+        verifier: What says whether an answer is right.
+        cache: Where they are recorded.
+        others: Further rows of the source, such as those that are recorded already: wrong answers
+            are right ones to other rows, which must not depend on what is left to check.
 
     Yields:
         What has become of the rows of each batch.
@@ -74,7 +84,7 @@ def check_rows(
     Raises:
         UserError: there is no such verifier, or it cannot start.
     """
-    golds = sorted({row.columns["answer"] for row in rows if row.columns.get("answer")})
+    golds = sorted({row.columns["answer"] for row in (*rows, *others) if row.columns.get("answer")})
     with RewardSuite([load_verifier(verifier)]) as suite:
         for first in range(0, len(rows), ROWS_PER_BATCH):
             yield _check(rows[first : first + ROWS_PER_BATCH], suite, golds, verifier, cache)

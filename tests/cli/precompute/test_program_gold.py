@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,9 @@ def sum_row(number, **columns):
     )
 
 
-def check(rows, cache, verifier="MathReward"):
+def check(rows, cache, verifier="MathReward", others=()):
     checks = Checks()
-    for batch in check_rows(rows, verifier, cache):
+    for batch in check_rows(rows, verifier, cache, others):
         checks.add(batch, False)
     return checks
 
@@ -85,6 +86,20 @@ def test_stored_answers_are_kept_and_get_others_only_if_they_do_not_differ(cache
     found = cache.get(check_key(alike, "MathReward"))
     assert found.answers[:3] == ("It is 4", "It is 3", "The answer is 2.")
     assert found.gold_scores == (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+
+
+def test_a_row_that_is_left_after_a_kill_gets_the_answers_that_it_would_have_got(here):
+    words = ["Bern", "Oslo", "Paris", "Rome", "Riga", "Vienna", "Prague", "Lima"]
+    rows = [sum_row(n, prompt=f"Which is city {n}?", answer=word) for n, word in enumerate(words)]
+    found = []
+    for name, first in (("whole", len(rows)), ("resumed", len(rows) - 1)):
+        with closing(CheckedAnswers(Path(name))) as cache:
+            for some in (rows[:first], rows[first:]):
+                assert check(some, cache, others=rows).num_scored == len(some)
+            cache.refresh()
+            found.append([cache.get(check_key(row, "MathReward")) for row in rows])
+    assert found[0] == found[1]
+    assert found[0][-1].gold_scores == (1.0, 0.0, 0.0, 0.0)
 
 
 def test_a_row_that_cannot_be_checked_has_a_reason_and_no_gold(cache):
