@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -86,11 +86,12 @@ class MappedRows(Sequence[Row]):
         """Read some columns of all rows; names that are no columns are left out."""
         names = tuple(name for name in names if name in self._reader.schema.names)
         of_json = [name for name in self._json if name in names]
-        starts = chain([0], self._ends)
-        for number, (start, end) in enumerate(zip(starts, self._ends, strict=False)):
-            first, last = np.searchsorted(self._rows, (start, end))
+        starts = np.array([0, *self._ends])
+        bounds = np.searchsorted(self._rows, starts.astype(self._rows.dtype))
+        for number, (first, last) in enumerate(pairwise(bounds)):
             if first < last:
-                batch = self._batch(number).select(names).take(self._rows[first:last] - start)
+                of_batch = self._rows[first:last] - starts[number]
+                batch = self._batch(number).select(names).take(of_batch)
                 yield from (decoded(row, of_json) for row in batch.to_pylist())
 
     def where(self, filters: Mapping[str, Any]) -> MappedRows:
