@@ -22,6 +22,7 @@ ROWS_PER_GROUP = 10_000
 JSON = pa.json_()
 _SCALARS = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 _FIX = "Repair the row, or leave the column out of the file."
+_NOT_WRITABLE = (pa.ArrowException, OverflowError, ValueError)
 _IN_WORDS = {pa.bool_(): "true or false", pa.int64(): "a whole number", pa.float64(): "a number"}
 
 
@@ -51,7 +52,7 @@ def find_schema(
                 found[name] = _merge(found.get(name, pa.null()), _type_of(value), at_top=True)
             except _MixedTypes as error:
                 raise _mixed(name, first[name], (origin, value)) from error
-            except (pa.ArrowException, OverflowError, ValueError) as error:
+            except _NOT_WRITABLE as error:
                 raise UserError(f"{origin}: {name} cannot be written: {error}. {_FIX}") from error
             first.setdefault(name, (origin, value))
     others = sorted(found.keys() - columns.keys())
@@ -68,12 +69,40 @@ def to_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_pylist(texts, schema=storage).cast(schema)
 
 
-def write_parquet(path: Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
-    """Write rows as a parquet file, the same bytes for the same rows."""
+def write_parquet(
+    path: Path, rows: Iterable[tuple[str, Mapping[str, Any]]], schema: pa.Schema
+) -> None:
+    """Write rows as a parquet file, the same bytes for the same rows.
+
+    Args:
+        path: The file.
+        rows: Where each row comes from, for messages, and its columns.
+        schema: As `find_schema` returns it.
+
+    Raises:
+        UserError: a value cannot be written by its type.
+    """
     with pq.ParquetWriter(path, schema, compression="zstd", version="2.6") as writer:
         left = iter(rows)
         while some := list(islice(left, ROWS_PER_GROUP)):
-            writer.write_table(to_table(some, schema))
+            try:
+                table = to_table([row for _, row in some], schema)
+            except _NOT_WRITABLE:
+                _find_not_writable(some, schema)
+                raise
+            writer.write_table(table)
+
+
+def _find_not_writable(rows: Sequence[tuple[str, Mapping[str, Any]]], schema: pa.Schema) -> None:
+    """Raise UserError that names the first value that its column cannot have."""
+    for origin, row in rows:
+        for field in schema:
+            try:
+                to_table([{field.name: row.get(field.name)}], pa.schema([field]))
+            except _NOT_WRITABLE as error:
+                raise UserError(
+                    f"{origin}: {field.name} cannot be written: {error}. {_FIX}"
+                ) from error
 
 
 def _type_of(value: Any) -> pa.DataType:

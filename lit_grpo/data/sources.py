@@ -25,6 +25,7 @@ _DATASET = re.compile(
 )
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 _MAX_CELL_CHARACTERS = 2**31 - 1
 MAX_LINE_BYTES = 100_000_000
 """A longer line of a jsonl file is no row."""
@@ -107,9 +108,23 @@ def _parse_line(line: bytes, origin: str) -> dict[str, Any]:
         raise UserError(f"{origin} is not JSON: {reason}. {fix}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{origin} is not UTF-8: {error}. Save the file as UTF-8.") from error
+    if _HALF_CHARACTER.search(line) and not _is_text(value):
+        raise UserError(
+            f"{origin} has a \\u escape of half a character (the two of a surrogate pair belong "
+            f"together; no file or tokenizer takes one alone). {fix}"
+        )
     if not isinstance(value, dict):
         raise UserError(f"{origin} is not a JSON object but a {type(value).__name__}. {fix}")
     return value
+
+
+def _is_text(value: Any) -> bool:
+    """Return whether all text in a value can be written in UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _excerpt(line: bytes) -> str:
@@ -139,6 +154,8 @@ def json_columns(schema: pyarrow.Schema) -> list[str]:
 
 def decoded(row: dict[str, Any], of_json: Sequence[str]) -> dict[str, Any]:
     """Return a row with the objects that the texts of these columns stand for."""
+    if not of_json:
+        return row
     texts = {name: row[name] for name in of_json if row[name] is not None}
     return row | {name: json.loads(text) for name, text in texts.items()}
 

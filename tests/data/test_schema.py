@@ -45,8 +45,9 @@ ROWS = [
 
 
 def write(rows, path, **columns):
-    schema = find_schema(((f"row {n}", row) for n, row in enumerate(rows, 1)), columns)
-    write_parquet(path, rows, schema)
+    named = [(f"row {n}", row) for n, row in enumerate(rows, 1)]
+    schema = find_schema(named, columns)
+    write_parquet(path, named, schema)
     return schema
 
 
@@ -131,6 +132,20 @@ def test_the_same_rows_are_the_same_bytes(tmp_path):
 def test_a_column_with_values_of_different_types_is_refused_with_two_rows(one, other, message):
     with pytest.raises(UserError, match=message):
         find_schema([("row 1", {"v": one}), ("row 2", {"v": other})], {})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ({"a": [float("nan")]}, {"b": 1}, r"row 1: v cannot be written: .*float values"),
+        ([1], ["x", [float("inf")]], r"row 2: v cannot be written: .*float values"),
+        (0.5, 2**60 + 1, r"row 2: v cannot be written: Integer value 1152921504606846977"),
+        ("x", "\ud800", r"row 2: v cannot be written: .*surrogates not allowed"),
+    ],
+)
+def test_a_value_that_its_column_cannot_have_is_named(one, other, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        write([{"v": one}, {"v": other}], tmp_path / "file")
 
 
 def test_whole_numbers_and_fractions_are_numbers():

@@ -57,6 +57,14 @@ def test_a_jsonl_line_in_another_encoding_is_named(tmp_path):
         read_rows(path)
 
 
+def test_a_jsonl_line_with_half_a_character_is_named_and_a_whole_pair_is_read(tmp_path):
+    path = write(tmp_path / "t.jsonl", r'{"a": "\ud83d\ude00"}' "\n" r'{"a": ["\ud83d"]}' "\n")
+    with pytest.raises(ValueError, match=r"t\.jsonl, row 2 has a \\u escape of half a character"):
+        read_rows(path)
+    path = write(tmp_path / "t.jsonl", r'{"a": "\ud83d\ude00"}' "\n")
+    assert read_rows(path)[0].columns == {"a": "\N{GRINNING FACE}"}
+
+
 def test_a_parquet_column_whose_type_is_json_holds_objects(tmp_path):
     texts = ['[{"criterion": "short", "weight": 2}]', None, '{"criteria": []}', '"plain"']
     table = pa.table({"rubric": pa.array(texts), "text": pa.array(texts)})

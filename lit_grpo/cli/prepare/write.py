@@ -77,7 +77,7 @@ def write_prepared(
         described = {}
         for name, rows in splits.items():
             path = partial / f"{name}.parquet"
-            write_parquet(path, (row.as_dict() for row in rows), schema)
+            write_parquet(path, ((row.origin, row.as_dict()) for row in rows), schema)
             by_source = Counter(row.source for row in rows)
             described[name] = {
                 "rows": len(rows),
