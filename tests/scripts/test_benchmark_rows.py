@@ -11,8 +11,8 @@ from lit_grpo.data.prompt_data import MAX_ROWS_IN_MEMORY
 def test_rows_are_opened_twice_in_processes_of_their_own(monkeypatch):
     monkeypatch.setattr(rows, "TOKENS", 8)
     found = [*compare_rows(MAX_ROWS_IN_MEMORY + 1)]
-    assert [(one.unit, "first" in one.case) for one in found] == [
+    assert [(one.unit, "for the first time" in one.case) for one in found] == [
         *(("s", True), ("MB", True), ("s", False), ("MB", False))
     ]
     assert all(one.ours > 0 for one in found if one.unit == "s")
-    assert all("of 50,001 rows, " in one.case for one in found)
+    assert all("50,001 rows opened " in one.case for one in found)
