@@ -10,6 +10,7 @@ from rich.console import Console
 
 from lit_grpo.cli.analysis import Lengths, Measures, PassRates, as_dict, measure
 from lit_grpo.cli.file_options import parse_run_and_keys
+from lit_grpo.cli.prepare.tables import copies_in_words
 from lit_grpo.cli.scored_rows import Measure, ScoredRows, read_scored_rows
 from lit_grpo.judge.client import CHARACTERS_PER_TOKEN
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
@@ -115,9 +116,8 @@ def _print(
     _print_nulls(measured["all"], console)
     if rates := measured["all"].pass_rates:
         console.print(_without_gradient(rates), soft_wrap=True)
-    for kind, counts in found.copies.items():
-        for where, number in counts.items():
-            console.print(f"{number:,} {kind} duplicates when it was prepared: {where}")
+    for line in copies_in_words(found.copies):
+        console.print(f"when it was prepared: {line}", soft_wrap=True)
 
 
 def _cells(one: Measures) -> dict[str, str]:

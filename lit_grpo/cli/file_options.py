@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from typing import NoReturn
 
+from lit_grpo.cli.commands import ARGUMENTS, EXAMPLES
 from lit_grpo.cli.options import OPTIONS
 from lit_grpo.types import UserError
 
@@ -27,9 +28,9 @@ def parse_run(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: the arguments are wrong.
     """
-    parser = _Parser(command)
-    parser.add_argument("run_dir")
-    return parser.parse_args(_with_underscores(arguments))
+    given, others = _parse_one(command, arguments)
+    _refuse_others(command, others)
+    return given
 
 
 def parse_run_and_keys(
@@ -40,11 +41,9 @@ def parse_run_and_keys(
     Raises:
         UserError: the arguments are wrong, or there are others without ``--policy``.
     """
-    parser = _Parser(command)
-    parser.add_argument("run_dir")
-    given, keys = parser.parse_known_args(_with_underscores(arguments))
-    if keys and given.policy is None:
-        parser.error(f"unrecognized arguments: {shlex.join(keys)}")
+    given, keys = _parse_one(command, arguments)
+    if given.policy is None:
+        _refuse_others(command, keys)
     return given, keys
 
 
@@ -58,9 +57,7 @@ def parse_runs(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("run_dirs", nargs="*", metavar="RUN")
     given = parser.parse_intermixed_args(_with_underscores(arguments))
     if not given.run_dirs:
-        raise UserError(
-            f"{command} needs the directories of one or more runs: lit-grpo {command} runs/my/0"
-        )
+        raise _needs_argument(command)
     return given
 
 
@@ -71,6 +68,29 @@ def same_recipe(command: str, given: argparse.Namespace) -> str:
     words += ["--cache", given.cache] if given.cache else []
     words += ["--bad_rows", given.bad_rows] if given.bad_rows != "refuse" else []
     return shlex.join(words)
+
+
+def _parse_one(command: str, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options and the ``run_dir`` of a command, and the arguments that are left."""
+    parser = _Parser(command)
+    parser.add_argument("run_dir", nargs="?")
+    given, others = parser.parse_known_args(_with_underscores(arguments))
+    if given.run_dir is None:
+        _refuse_others(command, others)
+        raise _needs_argument(command)
+    return given, others
+
+
+def _refuse_others(command: str, others: Sequence[str]) -> None:
+    if others:
+        _Parser(command).error(f"unrecognized arguments: {shlex.join(others)}")
+
+
+def _needs_argument(command: str) -> UserError:
+    name, what = ARGUMENTS[command]
+    return UserError(
+        f"{command} needs {name}: {what}. For example: lit-grpo {command} {EXAMPLES[command][0]}"
+    )
 
 
 def _with_underscores(arguments: Sequence[str]) -> list[str]:

@@ -55,6 +55,10 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "metavar": "FILE",
             "help": "hold out what this holdout_ids.json of other prepared data lists",
         },
+        "--release_holdout": {
+            "action": "store_true",
+            "help": "allow to train on rows that the directory to write holds out so far",
+        },
         "--validation_size": {
             "type": _number,
             "metavar": "X",

@@ -80,10 +80,13 @@ def read_scored_rows(path: Path, split: str, measure: Measure) -> ScoredRows:
         return ScoredRows(kind="cache", rows=[*_judged(path), *_checked(path, measure)])
     if (path / "completions").is_dir():
         return ScoredRows(kind="run", rows=_read_run(path, measure))
+    if path.is_dir():
+        got = "one with other files"
+    else:
+        got = "a file" if path.exists() else f"nothing: there is no {path.absolute()}"
     raise UserError(
-        f"{path} must be a directory of prepared data, a cache of gold scores or a run, got "
-        f"{'another' if path.is_dir() else 'none'}. Name what prepare, precompute or fit has "
-        "written."
+        f"{path} must be a directory of prepared data, a cache of gold scores or a run, got {got}. "
+        "Name one that prepare, precompute or fit has written."
     )
 
 

@@ -13,14 +13,13 @@ from typing import Any, Literal, cast
 
 from lightning.pytorch import LightningDataModule
 
-from lit_grpo.data.columns import prompt_value
 from lit_grpo.data.curriculum import Curriculum, Phase
 from lit_grpo.data.lazy_prompts import LazyPrompts
 from lit_grpo.data.loader import PromptLoader, TrainingLoader
 from lit_grpo.data.mapped import MappedRows
 from lit_grpo.data.mixture_loader import MixtureLoader
 from lit_grpo.data.order import RowOrder, TableOrder
-from lit_grpo.data.prepared import Holdout, prompts_hash, text_hash
+from lit_grpo.data.prepared import Holdout, marks_of, prompts_hash
 from lit_grpo.data.prompts import PromptFormat, build_prompts
 from lit_grpo.data.sources import Row
 from lit_grpo.data.stream import PromptStream, StreamOrder
@@ -127,7 +126,7 @@ class PromptDataModule(LightningDataModule, ABC):
         if not rows:
             return []
         if split == "train" and (held_out := held_out or self.held_out()):
-            held_out.refuse(self._names(rows), f"the {what}")
+            held_out.refuse(_marks(rows), f"the {what}")
         tokenizer = cast(Tokenizer, self.trainer.lightning_module.tokenizer)
         if isinstance(rows, MappedRows):
             if self.trainer.is_global_zero:
@@ -138,22 +137,6 @@ class PromptDataModule(LightningDataModule, ABC):
             limit = self.prompt_format.max_prompt_tokens
             _report(what, len(rows), len(prompts), limit)
         return prompts
-
-    def _names(self, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-        """Return the id of each row and the hash of its prompt: held-out rows are known by them."""
-        if isinstance(rows, MappedRows):
-            found = rows.columns("id", "text_hash")
-            return ((one["id"], one["text_hash"]) for one in found)
-        return map(self._name, rows)
-
-    def _name(self, row: Row) -> tuple[str, str]:
-        known = row.columns.get("text_hash")
-        if isinstance(known, str):
-            return row.id, known
-        try:
-            return row.id, text_hash(prompt_value(row, self.prompt_format.columns))
-        except UserError:  # a template writes the prompt from other columns
-            return row.id, ""
 
     def _make_loader(self, split: Split, prompts: Sequence[Prompt] | Unlisted) -> TrainingLoader:
         assert self.trainer is not None
@@ -190,6 +173,13 @@ class PromptDataModule(LightningDataModule, ABC):
             world_size=self.trainer.world_size,
             epoch_limit=self.trainer.limit_train_batches,
         )
+
+
+def _marks(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """Return of each row what held-out rows are known by."""
+    if isinstance(rows, MappedRows):
+        return (marks_of(one["id"], one) for one in rows.columns("id", "text_hash", "question"))
+    return (marks_of(row.id, row.columns) for row in rows)
 
 
 def make_order(name: str, prompts: Sequence[Prompt] | Unlisted, seed: Sequence[int]) -> RowOrder:

@@ -5,12 +5,10 @@ It has a parquet file for each split, ``manifest.json`` and ``holdout_ids.json``
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import operator
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,6 +148,22 @@ class Holdout:
             files=(str(path),),
         )
 
+    @classmethod
+    def of(cls, source: str) -> Holdout:
+        """Read a ``holdout_ids.json``, or that of a directory of prepared data.
+
+        Raises:
+            UserError: it is neither, or is damaged.
+        """
+        path = Path(source).expanduser()
+        path = path / HOLDOUT_IDS if path.is_dir() else path
+        if not path.is_file():
+            raise UserError(
+                f"data.holdout must name files {HOLDOUT_IDS} or directories of prepared data, got "
+                f"{source} (there is no {path}). Set data.holdout."
+            )
+        return cls.read(path)
+
     def __or__(self, other: Holdout) -> Holdout:
         """Return what one of the two holds out."""
         return Holdout(
@@ -158,21 +172,24 @@ class Holdout:
             files=tuple(dict.fromkeys((*self.files, *other.files))),
         )
 
-    def has(self, key: str, text: str) -> bool:
-        """Return whether a row is held out, given its id and the `text_hash` of its prompt."""
-        return key in self.ids or text in self.text_hashes
+    def has(self, key: str, *texts: str) -> bool:
+        """Return whether a row is held out, given its id and the `text_hash` of each of its texts.
 
-    def refuse(self, rows: Iterable[tuple[str, str]], source: str) -> None:
+        A prompt that is held out may be one text of many: a question that a template wraps.
+        """
+        return key in self.ids or not self.text_hashes.isdisjoint(texts)
+
+    def refuse(self, rows: Iterable[tuple[str, ...]], source: str) -> None:
         """Check that none of these rows is held out.
 
         Args:
-            rows: The id of each row and the `text_hash` of its prompt.
+            rows: Of each row its id and the `text_hash` of each of its texts.
             source: What the rows are, for the message.
 
         Raises:
             UserError: one is.
         """
-        found = [key for key, text in rows if self.has(key, text)]
+        found = [key for key, *texts in rows if self.has(key, *texts)]
         if found:
             more = f" and {len(found) - _IDS_SHOWN} more" if len(found) > _IDS_SHOWN else ""
             raise UserError(
@@ -193,28 +210,6 @@ def read_held_out(path: Path) -> Mapping[str, Mapping[str, str]]:
     return sources
 
 
-def refuse_held_out(
-    rows: Sequence[tuple[str, str]], sources: Iterable[str], holdout: Path | None = None
-) -> None:
-    """Check that rows to train on are held out by nothing that the run knows of.
-
-    Args:
-        rows: The id of each row and the `text_hash` of its prompt.
-        sources: All files and directories that the run trains on. Those that were prepared hold
-            out their rows from all of them.
-        holdout: A further ``holdout_ids.json``.
-
-    Raises:
-        UserError: a row is held out, or a holdout cannot be read.
-    """
-    named = list(sources)
-    directories = {one.path: one for source in named if (one := find_prepared(source))}
-    holdouts = [one.holdout() for one in directories.values()]
-    holdouts += [Holdout.read(holdout)] if holdout else []
-    if holdouts:
-        functools.reduce(operator.or_, holdouts).refuse(rows, f"training data {', '.join(named)}")
-
-
 def text_hash(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     """Return 32 hexadecimal digits that are the same for prompts with the same words.
 
@@ -224,6 +219,33 @@ def text_hash(prompt: str | Sequence[Mapping[str, Any]]) -> str:
         said = (one.get("content") for one in prompt if one.get("role") != "system")
         prompt = "\n".join(text for text in said if isinstance(text, str))
     return hashlib.sha256(normalised_text(prompt).encode()).hexdigest()[:32]
+
+
+def marks_of(key: str, columns: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a row may be held out by: its id, and the `text_hash` of each of its texts.
+
+    Of a prepared row these are the prompt and the question that a template may have wrapped.
+    """
+    known = columns.get("text_hash")
+    if not isinstance(known, str):
+        return key, *text_hashes(columns)
+    return key, known, *text_hashes(columns.get("question"))
+
+
+def text_hashes(value: Any) -> Iterator[str]:
+    """Yield the `text_hash` of each text among the columns of a row, or in another value.
+
+    Those are texts, conversations and what their users say, also in nested columns.
+    """
+    if isinstance(value, str):
+        yield text_hash(value)
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from text_hashes(one)
+    elif isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
+        yield text_hash(value)
+        said = (one.get("content") for one in value if one.get("role") == "user")
+        yield from (text_hash(text) for text in said if isinstance(text, str))
 
 
 def prompts_hash(prompts: Iterable[Prompt]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lit_grpo.data.columns import gold_answers
 from lit_grpo.data.filters import failed_filter, with_columns
 from lit_grpo.data.mapped import MappedRows
 from lit_grpo.data.module import PromptDataModule, Split
@@ -41,6 +42,9 @@ class PromptData(PromptDataModule):
             either may be null, a value, or a list of values; for example ``{source: open}``. A
             filter by a column that only the training data have, such as ``pass_rate``, does not
             apply to the others.
+        holdout: File or list of files ``holdout_ids.json``, or directories of prepared data: what
+            they hold out is not trained on either. Those of ``train``, ``validation`` and ``test``
+            need not be named.
         validation_size: Number or fraction of the rows of ``train`` to hold out for validation
             when ``validation`` is not set. The choice does not depend on ``seed``, so that runs
             with different seeds, and the SFT run before them, are validated on the same rows.
@@ -73,6 +77,7 @@ class PromptData(PromptDataModule):
         test: str | list[str] | None = None,
         *,
         where: dict[str, Any] | None = None,
+        holdout: str | list[str] | None = None,
         validation_size: int | float = 0,
         prompts_per_step: int = 64,
         validation_batch_size: int | None = None,
@@ -99,6 +104,7 @@ class PromptData(PromptDataModule):
         self.validation = _as_list(validation)
         self.test = _as_list(test)
         self.where = where or {}
+        self.holdout = _as_list(holdout)
         self.validation_size = validation_size
         self.prompt_format = PromptFormat(
             columns=columns or {},
@@ -117,9 +123,15 @@ class PromptData(PromptDataModule):
 
     def rows(self, split: Split) -> Sequence[Row]:
         sources, prepared = self._sources(split)
+        if prepared == "train":
+            _refuse_holdouts(sources)
         rows = self._read_all(sources, prepared)
         if prepared != "train":
             return rows
+        form = self.prompt_format
+        is_split = bool(self.validation_size) and not isinstance(rows, MappedRows)
+        if rows and is_split and form.require_answer:
+            gold_answers(rows, form.columns, required=True)  # counts all rows, not those of a split
         train, held_out = split_rows(rows, self.validation_size)
         return train if split == "train" else held_out
 
@@ -174,8 +186,10 @@ class PromptData(PromptDataModule):
         return MappedRows(prepared.path)
 
     def held_out(self) -> Holdout | None:
-        """Return what the directories of prepared data that are trained on hold out."""
-        found = [one.holdout() for source in self.train if (one := find_prepared(source))]
+        """Return what any prepared data hold out that are named, and what `holdout` lists."""
+        named = (*self.train, *self.validation, *self.test)
+        found = [one.holdout() for source in named if (one := find_prepared(source))]
+        found += [Holdout.of(source) for source in self.holdout]
         return reduce(or_, found) if found else None
 
 
@@ -205,6 +219,16 @@ def split_rows(
 
 def _as_list(sources: str | list[str] | None) -> list[str]:
     return [sources] if isinstance(sources, str) else list(sources or [])
+
+
+def _refuse_holdouts(sources: Sequence[str]) -> None:
+    """Refuse to train on the file of a holdout, before anything else is wrong with it."""
+    for source in sources:
+        path = Path(source).expanduser()
+        if path.stem == "holdout" and path.is_file() and find_prepared(source):
+            why = "its rows are held out, and an evaluation on them would be too good"
+            fix = f"Set it to {path.parent} to train on the split train."
+            raise UserError(f"data.train must not be a holdout, got {source} ({why}). {fix}")
 
 
 def _read_one(source: str, split: str) -> Sequence[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from lit_grpo.data.columns import gold_answers
 from lit_grpo.data.filters import failed_filter
 from lit_grpo.data.order import MAX_BUILT_AT_START, RowOrder
-from lit_grpo.data.prepared import Holdout
+from lit_grpo.data.prepared import Holdout, marks_of
 from lit_grpo.data.prompts import PromptFormat, build_prompt
 from lit_grpo.data.sources import Row
 from lit_grpo.types import Prompt, Tokenizer, UserError
@@ -37,8 +37,6 @@ class PromptStream:
     epoch_size: int
     """Prompts that are taken for an epoch."""
     held_out: Holdout | None
-    name_of: Callable[[Row], tuple[str, str]]
-    """Returns the id of a row and the hash of its prompt, by which a held-out row is known."""
     source: str = ""
     """The name of the source that the prompts carry."""
 
@@ -66,7 +64,7 @@ class PromptStream:
         """Return the prompt of a row; None if it is filtered, too long or held out."""
         if failed_filter(row.columns, self.where) is not None:
             return None
-        if self.held_out is not None and self.held_out.has(*self.name_of(row)):
+        if self.held_out is not None and self.held_out.has(*marks_of(row.id, row.columns)):
             return None
         form, limit = self.prompt_format, self.prompt_format.max_prompt_tokens
         (answer,) = gold_answers([row], form.columns, required=form.require_answer)

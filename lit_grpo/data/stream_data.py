@@ -85,6 +85,5 @@ class StreamData(PromptData):
             window=self.window,
             epoch_size=self.steps_per_epoch * self.prompts_per_step,
             held_out=held_out,
-            name_of=self._name,
             source=source,
         )

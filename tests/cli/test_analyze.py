@@ -133,7 +133,10 @@ def test_the_copies_that_prepare_has_found_are_said(here, capsys):
     assert measured(capsys, "data")["duplicates_when_prepared"] == counts
     assert main(["analyze", "data"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "1 near duplicates when it was prepared: train and holdout" in lines
+    assert lines[-2:] == [
+        "when it was prepared: 3 exact duplicates, within train",
+        "when it was prepared: 1 near duplicate, between train and holdout",
+    ]
 
 
 def test_the_table_has_a_column_for_each_source(here, capsys):
@@ -153,12 +156,19 @@ def test_the_table_has_a_column_for_each_source(here, capsys):
     [
         (
             ["nothing"],
-            "error: nothing must be a directory of prepared data, a cache of gold scores",
+            "error: nothing must be a directory of prepared data, a cache of gold scores or a run, "
+            "got nothing: there is no /",
         ),
         (
             ["."],
-            "error: . must be a directory of prepared data, a cache of gold scores or a run, g",
+            "error: . must be a directory of prepared data, a cache of gold scores or a run, got o",
         ),
+        (
+            ["data/manifest.json"],
+            "error: data/manifest.json must be a directory of prepared data, a cache of gold "
+            "scores or a run, got a file. Name one that",
+        ),
+        ([], "error: analyze needs DATA: prepared data, a cache of gold scores, or a run. For exa"),
         (["data", "--split", "x"], "error: data has no split 'x', only holdout, train, validation"),
         (["data", "--threshold", "-1"], "error: threshold must be >= 0, got -1"),
         (["data", "--min_signal", "101"], "error: min_signal must be from 0 to 100, got 101"),

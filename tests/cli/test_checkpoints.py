@@ -110,7 +110,7 @@ def test_a_real_run_goes_on_from_the_recovered_one(tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "required: run_dir. See lit-grpo checkpoints --help."),
+        ([], "checkpoints needs RUN: the run whose checkpoints are meant. For example: lit"),
         (["nowhere"], "nowhere: no such run."),
         (["."], ". has no checkpoint."),
         (["run", "--before_step", "10"], "run has no checkpoint from before step 10."),

@@ -97,7 +97,7 @@ def test_a_failure_is_one_line_after_what_wandb_says(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "required: run_dir. See lit-grpo wandb-sync --help."),
+        ([], "wandb-sync needs RUN: the run whose directory wandb/ has what was not sent."),
         (["nowhere"], "nowhere/wandb has nothing to send"),
         (["run"], "run/wandb has nothing to send"),
         (["run", "--all"], "unrecognized arguments: --all. See lit-grpo wandb-sync --help."),

@@ -100,8 +100,9 @@ def test_a_training_on_prepared_data_reads_and_validates_on_its_splits(prepared)
 
 
 def test_the_holdout_itself_is_not_trained_on(prepared):
-    with pytest.raises(UserError, match="must not have rows that are held out, got 4"):
-        fit(data(prepared / "holdout.parquet"))
+    for settings in ({}, {"validation_size": 0.1}, {"validation_size": 400}):
+        with pytest.raises(UserError, match=r"data\.train must not be a holdout, got .*Set it to"):
+            fit(data(prepared / "holdout.parquet", **settings))
 
 
 def test_a_held_out_row_in_another_file_is_found_by_its_text(prepared, tmp_path):
@@ -110,6 +111,52 @@ def test_a_held_out_row_in_another_file_is_found_by_its_text(prepared, tmp_path)
     with pytest.raises(UserError, match=r"got 1: more:1 .*holdout_ids\.json"):
         fit(data(prepared, path))
     fit(data(path))  # nobody knows that it is held out
+
+
+WRAPPED = "Think step by step. {} Then answer."
+
+
+def test_a_held_out_question_is_found_under_another_template(prepared, tmp_path):
+    held_out = verifiable_row(8)["prompt"]
+    row = {"prompt": WRAPPED.format(held_out), "answer": "1", "extra_info": {"question": held_out}}
+    others = [{"prompt": f"{n}?", "answer": "1"} for n in range(3)]
+    path = tmp_path / "wrapped.jsonl"
+    path.write_text("\n".join(map(json.dumps, [row, *others])))
+    with pytest.raises(UserError, match=r"held out, got 1: wrapped:1 "):
+        fit(data(prepared, path))
+    path.write_text("\n".join(json.dumps(one | {"extra_info": {}}) for one in [row, *others]))
+    fit(data(prepared, path))  # its text nowhere has the question alone
+
+
+def test_a_held_out_question_is_found_if_the_template_of_the_config_wraps_it(prepared, tmp_path):
+    rows = [{"task": text} for text in (verifiable_row(8)["prompt"], "b", "c", "d")]
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    source = data(path, template="Solve: {{ task }}", holdout=str(prepared))
+    with pytest.raises(UserError, match=r"held out, got 1: tasks:1 "):
+        fit(source)
+
+
+@pytest.mark.parametrize("role", ["holdout", "test", "validation"])
+def test_what_another_directory_holds_out_is_not_trained_on_if_it_is_named(
+    role, prepared, tmp_path
+):
+    other = write_prepared(tmp_path / "other", num_train=9)  # has rows that `prepared` holds out
+    with pytest.raises(UserError, match="held out, got 2: verifiable:8, open:8"):
+        fit(data(other, **{role: str(prepared)}))
+    ids = prepared / "holdout_ids.json"
+    with pytest.raises(UserError, match=rf"which .*{ids} lists"):
+        fit(data(other, holdout=[str(ids)]))
+    if role == "holdout":
+        fit(data(other))  # nobody knows
+
+
+def test_null_answers_are_counted_among_all_rows_of_the_files(tmp_path):
+    rows = [{"prompt": f"{n}?", "answer": None if n % 16 == 0 else "1"} for n in range(80)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match=r"^5 of 80 rows have no gold answer in 'answer'"):
+        fit(PromptData(str(path), validation_size=0.1, prompts_per_step=4))
 
 
 def test_what_one_source_of_a_mixture_holds_out_no_other_trains_on(prepared, tmp_path):

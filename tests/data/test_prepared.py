@@ -11,9 +11,9 @@ from prepared_data import open_row, verifiable_row, write_json, write_prepared, 
 from lit_grpo.data.prepared import (
     Holdout,
     find_prepared,
+    marks_of,
     normalised_text,
     prompts_hash,
-    refuse_held_out,
     text_hash,
 )
 from lit_grpo.types import Prompt, UserError
@@ -142,16 +142,23 @@ def test_prompts_with_the_same_words_have_the_same_hash():
     assert text_hash(calls) == text_hash("What is 2?")
 
 
-def test_rows_that_any_data_of_a_run_hold_out_are_refused(prepared, tmp_path):
-    own = [("mine:1", text_hash("describe hill NUMBER 5."))]
-    refuse_held_out(own, ["rows.jsonl"])
-    refuse_held_out([("mine:1", text_hash("Why?"))], [str(prepared), "rows.jsonl"])
-    for source in (prepared, prepared / "train.parquet"):
-        with pytest.raises(UserError, match=r"^training data rows\.jsonl, .* got 1: mine:1 \(an"):
-            refuse_held_out(own, ["rows.jsonl", str(source)])
-    write_json({"format": 1, "sources": {"open": {"mine:1": "ff"}}}, tmp_path / "more.json")
-    with pytest.raises(UserError, match=r"which .*more\.json lists"):
-        refuse_held_out(own, ["rows.jsonl"], tmp_path / "more.json")
+def test_a_row_is_known_by_all_its_texts_and_a_prepared_one_by_prompt_and_question():
+    asked = text_hash("Why?")
+    wrapped = {"prompt": "Answer briefly: why?", "extra_info": {"question": "WHY?"}, "index": 3}
+    assert asked in marks_of("a", wrapped)
+    assert marks_of("a", wrapped)[0] == "a"
+    turns = [{"role": "user", "content": "Hello"}, {"role": "user", "content": "why?"}]
+    assert {asked, text_hash(turns)} <= {*marks_of("a", {"messages": turns})}
+    assert asked not in marks_of("a", {"prompt": "Answer briefly: why?", "answers": ["Why?"]})
+    prepared = {"text_hash": "ff", "prompt": "x", "question": "Why?", "answer": "3"}
+    assert marks_of("a", prepared) == ("a", "ff", asked)
+
+
+def test_a_further_holdout_is_a_file_or_the_directory_that_has_it(prepared, tmp_path):
+    holdout = Holdout.of(str(prepared))
+    assert holdout == Holdout.of(str(prepared / "holdout_ids.json"))
+    with pytest.raises(UserError, match=r"data\.holdout must name files .*Set data\.holdout"):
+        Holdout.of(str(tmp_path))
 
 
 def test_prompts_have_one_hash_in_any_order_and_another_with_other_answers():

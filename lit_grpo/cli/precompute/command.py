@@ -124,7 +124,7 @@ def _find_work(given: Namespace) -> Work:
 def _source_rows(recipe: Recipe, given: Namespace) -> dict[str, Sequence[PreparedRow]]:
     """Return the rows by source, without those that need no scores."""
     return {
-        name: collect(name, source, given.bad_rows).rows
+        name: collect(name, source, given.bad_rows, given.preset).rows
         for name, source in recipe.sources.items()
         if source.scored is not False
     }

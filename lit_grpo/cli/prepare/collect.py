@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,13 +33,14 @@ class Collected:
     """Of each file or dataset its name, a hash of what it has, and its bytes or rows."""
 
 
-def collect(name: str, source: RecipeSource, bad_rows: BadRows) -> Collected:
+def collect(name: str, source: RecipeSource, bad_rows: BadRows, recipe: str) -> Collected:
     """Read a source and apply its filters.
 
     Args:
         name: Of the source.
         source: Where its rows are.
         bad_rows: Whether rows that cannot be used are an error.
+        recipe: The name of its recipe, for messages.
 
     Raises:
         UserError: a file cannot be read, a row cannot be used, or none is left.
@@ -48,7 +50,7 @@ def collect(name: str, source: RecipeSource, bad_rows: BadRows) -> Collected:
     files = []
     num_read = 0
     for file in source.files:
-        read = read_rows(file)
+        read = _read(file, name, recipe)
         num_read += len(read)
         files.append(_describe(file, read))
         rows += _usable(read, name, source, bad_rows, dropped)
@@ -66,6 +68,18 @@ def collect(name: str, source: RecipeSource, bad_rows: BadRows) -> Collected:
             "or its data."
         )
     return Collected(rows=with_ids(kept), num_read=num_read, dropped=dropped, files=files)
+
+
+def _read(file: str, name: str, recipe: str) -> list[Row]:
+    if not Path(file).expanduser().exists():  # the Hub may take long, also to be out of reach
+        print(f"reading {file}, source {name!r} of {recipe}", file=sys.stderr, flush=True)
+    try:
+        return read_rows(file)
+    except UserError as error:
+        raise UserError(
+            f"the source {name!r} of {recipe} cannot be read: {error} To read rows of yours, set "
+            f"--data {name}=FILE, or --preset to a recipe of yours."
+        ) from error
 
 
 def _usable(

@@ -62,6 +62,7 @@ def _order(given: Namespace) -> Order:
         recipe=recipe,
         out=Path(given.out),
         holdout=Path(given.holdout) if given.holdout else None,
+        release_holdout=given.release_holdout,
         cache=cache or NoCache(),
         scored_by=cache.scored_by if cache else {},
         scoring=same_recipe("precompute", given),

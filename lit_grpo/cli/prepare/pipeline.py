@@ -20,12 +20,13 @@ from lit_grpo.cli.prepare.write import (
     warmup_config,
     write_prepared,
 )
-from lit_grpo.data.prepared import Holdout, read_held_out
+from lit_grpo.data.prepared import HOLDOUT_IDS, Holdout, read_held_out
 from lit_grpo.types import UserError
 
 NOT_SCORED = "gold not cached"
 NO_COMPLETION = "no completion"
 BEYOND_SIZE = "beyond size"
+_IDS_SHOWN = 3
 
 Track = Callable[[Iterable[Any], int, str], Iterable[Any]]
 """Yields what it is given, and shows how far it is: the items, their number, what is done."""
@@ -40,6 +41,7 @@ class Order:
         recipe: What the data are made of.
         out: The directory to write.
         holdout: A ``holdout_ids.json`` that is held out again, in place of rows of this data.
+        release_holdout: Whether rows that ``out`` holds out so far may be trained on.
         cache: Gold scores.
         scored_by: Who gave them.
         scoring: The command that adds gold scores to the cache.
@@ -53,6 +55,7 @@ class Order:
     recipe: Recipe
     out: Path
     holdout: Path | None = None
+    release_holdout: bool = False
     cache: GoldCache = field(default_factory=NoCache)
     scored_by: Mapping[str, Any] = field(default_factory=dict)
     scoring: str = "lit-grpo precompute"
@@ -69,7 +72,7 @@ def run(order: Order, track: Track) -> dict[str, Any]:
     """
     recipe = order.recipe
     collected = {
-        name: collect(name, source, order.bad_rows)
+        name: collect(name, source, order.bad_rows, order.name)
         for name, source in track(recipe.sources.items(), len(recipe.sources), "reading")
     }
     rows = [row for one in collected.values() for row in one.rows]
@@ -80,6 +83,8 @@ def run(order: Order, track: Track) -> dict[str, Any]:
     kept, dropped = _without_copies(ordered, copies, recipe)
     sizes = Sizes(holdout=recipe.holdout_size, validation=recipe.validation_size)
     splits = split(in_order(kept, recipe, held_out), sizes, held_out)
+    if not order.release_holdout:
+        _keep_held_out(splits, order.out)
     counts = _count_copies(copies, splits)
     listed = _held_out(splits["holdout"], order)
     splits = _usable(splits, order, dropped)
@@ -156,6 +161,32 @@ def _count_copies(
             counts[" and ".join(name for name in SPLITS if name in there) or "dropped"] += 1
         found[kind] = dict(sorted(counts.items()))
     return found
+
+
+def _keep_held_out(splits: Mapping[str, Sequence[PreparedRow]], out: Path) -> None:
+    """Check that what a directory holds out so far stays held out.
+
+    Raises:
+        UserError: a row would be trained on, or would validate.
+    """
+    path = out / HOLDOUT_IDS
+    try:
+        earlier = Holdout.read(path) if path.is_file() else None
+    except UserError as error:
+        raise UserError(
+            f"{out} holds out rows, but which is not known: {error} Choose another --out, or give "
+            "the holdout up by --release_holdout."
+        ) from error
+    others = [row for name in SPLITS if name != "holdout" for row in splits[name]]
+    freed = [row.id for row in others if earlier and earlier.has(row.id, *row.hashes)]
+    if freed:
+        more = f" and {len(freed) - _IDS_SHOWN} more" if len(freed) > _IDS_SHOWN else ""
+        raise UserError(
+            f"{out} holds out rows that would be trained on or validate, got {len(freed)}: "
+            f"{', '.join(freed[:_IDS_SHOWN])}{more} (evaluations on the holdout could no longer be "
+            f"compared). Keep them by --holdout {path} in place of --holdout_size, choose another "
+            "--out, or give the holdout up by --release_holdout."
+        )
 
 
 def _held_out(rows: Sequence[PreparedRow], order: Order) -> dict[str, dict[str, str]]:

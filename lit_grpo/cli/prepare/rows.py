@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from lit_grpo.cli.prepare.recipe import RecipeSource, Role
 from lit_grpo.data.filters import MISSING, find_value
-from lit_grpo.data.prepared import text_hash
+from lit_grpo.data.prepared import text_hash, text_hashes
 from lit_grpo.data.scored_answers import read_scored_answers
 from lit_grpo.data.sources import Row
 from lit_grpo.types import UserError
@@ -41,6 +41,11 @@ class PreparedRow:
         if self.columns.get("messages") is None:
             return str(self.columns["prompt"])
         return "\n".join(one["content"] for one in self.columns["messages"] if one.get("content"))
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """The `text_hash` of the prompt, and that of the question that it may wrap."""
+        return self.text_hash, *text_hashes(self.columns.get("question"))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as it is written."""

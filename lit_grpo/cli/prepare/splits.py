@@ -35,9 +35,7 @@ def in_order(
     """Return rows in the order in which they are split; those that are held out come first."""
 
     def is_held_out(row: PreparedRow) -> bool:
-        return held_out is not None and (
-            row.id in held_out.ids or row.text_hash in held_out.text_hashes
-        )
+        return held_out is not None and held_out.has(row.id, *row.hashes)
 
     names = list(recipe.sources)
     ranks: Counter[tuple[str, bool]] = Counter()
@@ -56,6 +54,8 @@ def split(
 ) -> dict[str, list[PreparedRow]]:
     """Split rows that are in order; rows with the same prompt come into the same split.
 
+    So do a row whose prompt is a question and one whose prompt wraps that question.
+
     Args:
         rows: As `in_order` returns them.
         sizes: Numbers of prompts; that of the holdout counts without ``held_out``.
@@ -64,20 +64,19 @@ def split(
     Raises:
         UserError: no row is left to train on, of all or of a source.
     """
-    texts = list(dict.fromkeys(row.text_hash for row in rows))
+    prompt_of = _prompts(rows)
+    texts = list(dict.fromkeys(prompt_of.values()))
     if held_out is None:
         first = sizes.holdout
     else:
-        kept_out = {
-            row.text_hash
-            for row in rows
-            if row.id in held_out.ids or row.text_hash in held_out.text_hashes
-        }
+        kept_out = {prompt_of[row.id] for row in rows if held_out.has(row.id, *row.hashes)}
         texts.sort(key=lambda text: text not in kept_out)
         first = len(kept_out)
+    first = min(first, len(texts))
     left = len(texts) - first
     fraction = sizes.validation
-    num_validation = round(left * fraction) if isinstance(fraction, float) else fraction
+    wanted = round(left * fraction) if isinstance(fraction, float) else fraction
+    num_validation = min(wanted, left)
     names = {
         text: "holdout"
         if rank < first
@@ -86,9 +85,15 @@ def split(
     }
     found: dict[str, list[PreparedRow]] = {name: [] for name in SPLITS}
     for row in rows:
-        found[names[row.text_hash]].append(row)
+        found[names[prompt_of[row.id]]].append(row)
     _check_train(found, first, num_validation, len(texts))
     return found
+
+
+def _prompts(rows: Sequence[PreparedRow]) -> dict[str, str]:
+    """Return by id the hash of the prompt; of the row's question if that is a prompt by itself."""
+    known = {row.text_hash for row in rows}
+    return {row.id: next(one for one in reversed(row.hashes) if one in known) for row in rows}
 
 
 def limit(rows: Sequence[PreparedRow], recipe: Recipe) -> list[PreparedRow]:

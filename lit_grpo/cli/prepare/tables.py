@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -34,10 +34,17 @@ def print_manifest(manifest: Mapping[str, Any], console: Console) -> None:
             ", ".join(f"{why}: {number:,}" for why, number in source["dropped"].items()),
         )
     console.print(table)
-    for kind, counts in manifest["duplicates"].items():
+    for line in copies_in_words(manifest["duplicates"]):
+        console.print(line, soft_wrap=True)
+
+
+def copies_in_words(copies: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """Say how many copies of prompts were found, by exact and near and by the splits of both."""
+    for kind, counts in copies.items():
         for where, number in counts.items():
-            what = "prompts that were there before" if kind == "exact" else "near-duplicates"
-            console.print(f"{number:,} {what} ({where})", soft_wrap=True)
+            what = f"{kind} duplicate{'s' * (number != 1)}"
+            place = f"between {where}" if " and " in where else f"within {where}"
+            yield f"{number:,} {what}, {'of dropped rows' if where == 'dropped' else place}"
 
 
 def _table(recipes: Mapping[str, Recipe]) -> Table:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from lit_grpo.cli.prepare.recipe import Recipe, RecipeSource
 from lit_grpo.cli.prepare.rows import PreparedRow
 from lit_grpo.cli.prepare.splits import Sizes, in_order, limit, split
-from lit_grpo.data.prepared import Holdout
+from lit_grpo.data.prepared import Holdout, text_hash
 from lit_grpo.types import UserError
 
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
@@ -69,6 +70,28 @@ def test_every_split_has_the_shares_of_the_sources(size):
         assert sum(counts.values()) == number
         for source, weight in WEIGHTS.items():
             assert abs(counts[source] - weight * number) <= 1
+
+
+def test_a_question_and_a_prompt_that_wraps_it_come_into_the_same_split():
+    def wrapping(number):
+        columns = {"prompt": f"Think: {number}?", "question": f"{number}?"}
+        return replace(row("b", number), columns=columns)
+
+    asked = [row("a", number, text_hash(f"{number}?")) for number in range(100)]
+    wrapped = [wrapping(number) for number in range(100)]
+    found = splits([*asked, *wrapped], holdout=20, weights={"a": 1, "b": 1})
+    numbers = [one.id.split(":")[1] for one in found["holdout"]]
+    assert len(numbers) == 40
+    assert len(set(numbers)) == 20
+    file = Holdout(ids=frozenset(), text_hashes=frozenset([text_hash("7?")]), files=())
+    again = splits([*asked, *wrapped], held_out=file, weights={"a": 1, "b": 1})
+    assert ids(again["holdout"]) == {"a:7", "b:7"}
+
+
+def test_the_same_question_in_different_prompts_is_no_reason_to_stay_together():
+    same = {"question": "Which of these is true?"}
+    rows = [replace(one, columns=dict(one.columns) | same) for one in ROWS]
+    assert ids(splits(rows, holdout=20)["holdout"]) == ids(splits(holdout=20)["holdout"])
 
 
 def test_a_fraction_validates_of_what_is_not_held_out():
