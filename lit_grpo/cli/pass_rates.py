@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +19,7 @@ from lit_grpo.cli.configs import Invocation, read_invocation
 from lit_grpo.cli.prepare.write import add_column
 from lit_grpo.cli.reward_commands import grpo_module, load_policy, read_prompts
 from lit_grpo.cli.reward_trial import report_failures
+from lit_grpo.cli.sample_cache import SampleCache
 from lit_grpo.cli.scored_rows import PASS_RATE
 from lit_grpo.data.prepared import PreparedDir, find_prepared
 from lit_grpo.rewards.scoring import RewardFailed
@@ -117,8 +121,9 @@ class _Estimate:
         module.rewards.start(module.reasoning)
         module.rewards.check(prompts)
         load_policy(cli, module)
-        with cli.trainer.precision_plugin.val_step_context():
-            for rollouts in sampled(module, prompts):
+        cache = SampleCache(samples_of(self.prepared), self.policy, module.sampling)
+        with closing(cache), cli.trainer.precision_plugin.val_step_context():
+            for rollouts in sampled(module, prompts, cache):
                 is_first = not self.rates
                 self._count(rollouts)
                 if is_first and (code := report_failures([rollouts])):
@@ -144,11 +149,26 @@ class _Estimate:
         }
 
 
-def sampled(module: GRPOModule, prompts: Sequence[Prompt]) -> Iterator[RolloutBatch]:
+def samples_of(prepared: PreparedDir) -> Path:
+    """Return where the completions of policies on prepared data are kept: beside them."""
+    path = prepared.path.resolve()
+    return path.with_name(f"{path.name}.samples")
+
+
+def sampled(
+    module: GRPOModule, prompts: Sequence[Prompt], cache: SampleCache
+) -> Iterator[RolloutBatch]:
     """Yield scored completions of all prompts, some at a time."""
     suite, group_size = module.rewards, module.group_size
     at_once = max(1, COMPLETIONS_AT_ONCE // group_size)
     console = Console(stderr=True)
+    num_known = sum(min(group_size, cache.count(prompt)) for prompt in prompts)
+    if num_known:
+        total = len(prompts) * group_size
+        console.print(
+            f"{num_known:,} of {total:,} completions were sampled before: {cache.directory}",
+            soft_wrap=True,
+        )
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("sampling", total=len(prompts) * group_size)
 
@@ -160,7 +180,31 @@ def sampled(module: GRPOModule, prompts: Sequence[Prompt]) -> Iterator[RolloutBa
         for number, start in enumerate(range(0, len(prompts), at_once)):
             some = prompts[start : start + at_once]
             scoring = suite.open(some, group_size)
-            seed = module.seeds.derive(SeedPurpose.ROLLOUT, number)
-            completions = module.engine.generate(some, group_size, module.sampling, seed=seed)
+            completions = _completions(module, some, number, cache)
             score_while_sampling(scoring, counted(completions))
             yield scoring.result()
+
+
+def _completions(
+    module: GRPOModule, prompts: Sequence[Prompt], number: int, cache: SampleCache
+) -> Iterator[tuple[int, Completion]]:
+    """Yield (row, completion) of each prompt: those of the cache, then new ones for the others.
+
+    Args:
+        number: That of this part of all prompts, for the seed.
+    """
+    group_size = module.group_size
+    lacking: dict[int, list[int]] = {}
+    """The places of the prompts by how many completions they lack."""
+    for place, prompt in enumerate(prompts):
+        known = list(islice(cache.completions(prompt), group_size))
+        yield from enumerate(known, place * group_size)
+        if len(known) < group_size:
+            lacking.setdefault(group_size - len(known), []).append(place)
+    for num_new, places in lacking.items():
+        some = [prompts[place] for place in places]
+        seed = module.seeds.derive(SeedPurpose.ROLLOUT, number, num_new)
+        for row, completion in module.engine.generate(some, num_new, module.sampling, seed=seed):
+            place = places[row // num_new]
+            cache.add(prompts[place], completion)
+            yield (place + 1) * group_size - num_new + row % num_new, completion

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import sys
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,6 +16,7 @@ import pytest
 import torch
 import yaml
 from prepared_data import write_prepared
+from stored_answers import start_command
 from tiny import LLAMA
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -40,6 +44,16 @@ class Written(Reward):
 class Broken(Reward):
     def score(self, prompt, completion):
         raise RuntimeError("the sandbox is gone")
+"""
+SLOW = """
+import pathlib, time
+from lit_grpo.rewards import Reward
+
+class Slow(Reward):
+    def score(self, prompt, completion):
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+        return float(sum(completion.token_ids) % 3 == 0)
 """
 CONFIG = {
     "trainer": {"accelerator": "cpu"},
@@ -168,6 +182,74 @@ def test_a_second_policy_replaces_the_column_of_the_first(policy, here):
     for _ in range(2):
         assert analyze("--policy", policy, "--samples", 2) == 0
     assert pq.read_schema("data/train.parquet").names.count("pass_rate") == 1
+
+
+def samples() -> list[dict]:
+    paths = Path("data.samples").glob("policy-*/*.jsonl")
+    lines = [line for path in paths for line in path.read_bytes().splitlines(keepends=True)]
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def test_a_second_start_after_a_kill_samples_only_what_is_missing(
+    policy, here, capsys, monkeypatch
+):
+    """The reward waits, so that the process is killed when three rows are sampled."""
+    monkeypatch.setattr(pass_rates, "COMPLETIONS_AT_ONCE", 18)
+    (here / "slow_rewards.py").write_text(SLOW)
+    words = ["--policy", str(policy), "--samples", "6", "--config", "my.yaml"]
+    words.append("--model.rewards=[slow_rewards.Slow]")
+    before = {path.name: path.read_bytes() for path in (here / "data").glob("*")}
+    process, _ = start_command("analyze", "data", *words)
+    try:
+        while process.is_alive() and len(samples()) < 18:
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.join(60)
+    (path,) = Path("data.samples").glob("policy-*/*.jsonl")
+    path.write_bytes(path.read_bytes()[:-9])  # as if it had been killed while it wrote
+    kept = samples()
+    assert len(kept) == 17
+    assert {path.name: path.read_bytes() for path in (here / "data").glob("*")} == before
+    (here / "go").touch()
+    assert main(["analyze", "data", *words]) == 0
+    assert capsys.readouterr().err.startswith("17 of 48 completions were sampled before: /")
+    found = samples()
+    assert all(one in found for one in kept)
+    assert [*Counter(one["k"] for one in found).values()] == [6] * 8
+    right = defaultdict(int)
+    for one in found:
+        right[one["k"]] += sum(one["ids"]) % 3 == 0
+    counted = sorted(number / 6 for number in right.values())
+    assert sorted(one for one in rates().values() if one is not None) == counted
+
+
+def test_samples_are_scored_again_and_not_sampled_again(policy, here):
+    assert analyze("--policy", policy, "--samples", 4) == 0
+    first = samples()
+    assert analyze("--policy", policy, "--samples", 4, "--success", 0) == 0
+    assert len(samples()) == len(first)
+    assert {one for one in rates().values() if one is not None} == {1.0}
+    assert analyze("--policy", policy, "--samples", 6) == 0
+    assert len(samples()) == len(first) * 6 // 4
+
+
+@pytest.mark.parametrize("change", ["policy", "sampling", "prompt"])
+def test_samples_of_another_policy_sampling_or_prompt_are_not_taken(change, policy, here):
+    own = here / "own"
+    shutil.copytree(policy, own)
+    assert analyze("--policy", own, "--samples", 2) == 0
+    num_before = len(samples())
+    keys = []
+    if change == "policy":
+        os.utime(own / "model.safetensors", (1, 1))
+    elif change == "sampling":
+        keys = ["--model.sampling.temperature=0.7"]
+    else:
+        keys = ["--data=PromptData", "--data.train=data", "--data.where={kind: verifiable}"]
+        keys += ["--data.template={{ prompt }} Say it:", "--data.prompts_per_step=1"]
+    assert analyze("--policy", own, "--samples", 2, *keys) == 0
+    assert len(samples()) == num_before + (16 if change == "prompt" else num_before)
 
 
 def test_nothing_is_written_if_a_reward_fails_everywhere(policy, here, capsys):
