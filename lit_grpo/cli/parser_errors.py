@@ -88,6 +88,15 @@ def nested(parser: Any, key: str, match: re.Match[str]) -> str:
     return f"{key}: {best['path'].rsplit('.', 1)[-1]}.{best['inner']}"
 
 
+def of_source(parser: Any, key: str, match: re.Match[str]) -> str:
+    """Reword the error of a source of a mixture, and name the source."""
+    return f"{key}.sources.{match['name']}.{match['inner']}"
+
+
+def no_class_path(parser: Any, key: str, match: re.Match[str]) -> str:
+    return f"{key}: expected class_path and, under init_args, its arguments, and no other keys."
+
+
 def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
     hint = ""
     missing = re.match(r"module '(.+)' has no attribute '(.+)'", match["reason"])
@@ -158,7 +167,9 @@ def unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
     if match["key"] == "class_path":
         return "class_path: put the arguments of a class under init_args, next to class_path."
     full_key = ".".join(filter(None, [match["group"], match["key"]]))
-    return f"{full_key}: no such key.{suggest_key(parser, full_key)}"
+    hint = suggest_key(parser, full_key)
+    hint = hint or did_you_mean(full_key.split(".")[0], ("class_path", "init_args"))
+    return f"{full_key}: no such key.{hint}"
 
 
 def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -214,9 +225,15 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
 Rule = Callable[[Any, str, "re.Match[str]"], str]
 """Reword an error, given the parser, the key that it names (may be empty) and the match."""
 RULES: tuple[tuple[str, Rule], ...] = (
+    (  # sources before it have become namespaces
+        rf"MixtureSource\.(?P<inner>[^{END}]*){END}.*Given value: .*?"
+        r"('sources': \{|__subclasses_disabled__=True\), )'(?P<name>\w+)': \{",
+        of_source,
+    ),
     (rf"class_path '(?P<path>[^']+)':\s*{BEGIN}(?P<inner>[^{END}]*){END}", nested),
     (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", nested),
     (r"Got value: (?P<value>None)$", wrong_type),
+    (r"Expected an instantiatable class, but (?P<path>\S+) is abstract", no_class_path),
     (r"class_path '(?P<path>[^']+)':\s*(?P<reason>[^\n]+)", bad_import),
     (r"Not a valid subclass of (?P<base>\w+)\. Got value: (?P<value>\{[^\n]*)\n", no_keys),
     (r"No section: (?P<value>.*)", no_section),

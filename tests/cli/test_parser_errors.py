@@ -1,0 +1,54 @@
+"""Mistakes in the sources of a mixture name the source."""
+
+import copy
+
+import pytest
+import yaml
+from tiny import LLAMA
+
+from lit_grpo.__main__ import main
+
+SOURCE = {"data": {"class_path": "PromptData", "init_args": {"train": "rows.jsonl"}}}
+DATA = SOURCE["data"]
+
+
+def config(**wrong) -> dict:
+    """Return a config of two sources, of which the second is changed."""
+    sources = {"first": SOURCE, "second": SOURCE | wrong}
+    return {
+        "model": {"policy": {"architecture": LLAMA}, "rewards": ["MathReward"]},
+        "data": {"class_path": "MixtureData", "init_args": {"sources": copy.deepcopy(sources)}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"wieght": 0.7}, "wieght: no such key. Did you mean weight?"),
+        ({"weight": "much"}, "weight: expected float, got much."),
+        ({"adaptive": {"sucess": 1.0}}, "adaptive: Adaptive.sucess: no such key. Did you mean su"),
+        (
+            {"data": {"class_path": "PromptData", "init_args": {"tran": "x"}}},
+            "data: PromptData.tran: no such key. Did you mean train?",
+        ),
+        (
+            {"data": DATA | {"class_path": "PromtData"}},
+            "data: no class is called PromtData. Did you mean PromptData?",
+        ),
+        (
+            {"data": {"class_path": "PromptData", "init_arg": {"train": "rows.jsonl"}}},
+            "data: expected class_path and, under init_args, its arguments, and no other keys.",
+        ),
+    ],
+)
+def test_a_mistake_in_a_source_names_the_source_and_the_nearest_key(wrong, message, here, capsys):
+    (here / "mix.yaml").write_text(yaml.safe_dump(config(**wrong), sort_keys=False))
+    assert main(["fit", "--config", "mix.yaml"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: data.sources.second.{message}")
+
+
+def test_arguments_beside_a_class_in_place_of_under_it_are_explained(here, capsys):
+    wrong = config() | {"data": {"class_path": "PromptData", "init_arg": {"train": "rows.jsonl"}}}
+    (here / "my.yaml").write_text(yaml.safe_dump(wrong))
+    assert main(["fit", "--config", "my.yaml"]) == 2
+    assert capsys.readouterr().err.endswith("train: no such key. Did you mean init_args?\n")
