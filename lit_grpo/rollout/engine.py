@@ -109,9 +109,6 @@ class RolloutEngine(ABC):
     version: int = -1
     """Policy version of the weights in use; -1 before the first ``load_weights``."""
 
-    num_unfinished_tokens: int = 0
-    """Tokens of the completions that are not finished, for display; 0 if it cannot tell."""
-
     on_wait: Callable[[], None] = staticmethod(lambda: None)
     """The trainer's: it raises an exception, which must pass, if the run is to end. Call it about
     once a second while ``load_weights`` waits, equally often on every rank; and ``leave_if_asked``
@@ -173,6 +170,14 @@ class RolloutEngine(ABC):
     def health(self) -> bool:
         """Return whether the engine can sample now."""
         return True
+
+    @property
+    def num_unfinished_tokens(self) -> int:
+        """Tokens of the completions that are not finished; 0 if it cannot tell.
+
+        They show that it advances while no completion ends. Other threads read this.
+        """
+        return 0
 
     def describe_pending(self) -> str:
         """Return what it works on, for the report of a stall; empty if that is not known."""

@@ -16,6 +16,9 @@ from lit_grpo.rollout.engine import SampledPolicy, Sampling
 from lit_grpo.rollout.weights.store import WeightUpdate
 from lit_grpo.types import Completion, FinishReason, Prompt, Tokenizer
 
+STREAM_INTERVAL = 64
+"""Tokens of a completion between two signs that it grows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_grpo.rollout.engine import Sampling
-from lit_grpo.rollout.requests import Request, Sample
+from lit_grpo.rollout.requests import STREAM_INTERVAL, Request, Sample
 from lit_grpo.rollout.server.api import (
-    STREAM_INTERVAL,
     Launch,
     ServedModel,
     ServerAPI,

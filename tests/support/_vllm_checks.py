@@ -170,11 +170,13 @@ def check_abort(engine):
     mixed = replace(PLAIN, max_tokens=200, stop_token_ids=(stop,))
     with closing(engine.generate(PROMPTS, GROUP_SIZE, mixed, seed=0)) as rows:
         first = next(rows)
+        num_unfinished_tokens = engine.num_unfinished_tokens
         was_running = llm.llm_engine.has_unfinished_requests()
     is_running = llm.llm_engine.has_unfinished_requests()
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     return {
         "first": {"row": first[0], "num_tokens": len(first[1].token_ids)},
+        "num_unfinished_tokens": [num_unfinished_tokens, engine.num_unfinished_tokens],
         "was_running": was_running,
         "is_running": is_running or scheduler.has_unfinished_requests(),
         "next_is_the_same": generate(engine) == expected,

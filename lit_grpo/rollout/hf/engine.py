@@ -41,6 +41,11 @@ class HFEngine(RolloutEngine):
             why="it is the number of completions sampled together",
         )
         self.max_concurrent = max_concurrent
+        self._num_unfinished_tokens = 0
+
+    @property
+    def num_unfinished_tokens(self) -> int:
+        return self._num_unfinished_tokens
 
     def load_weights(self, policy: SampledPolicy, version: int) -> None:
         """Keep a reference to the policy; nothing is copied."""
@@ -106,7 +111,7 @@ class HFEngine(RolloutEngine):
                     (batch.rows[index], self._completion(batch, index, has_stopped[index], stops))
                     for index in finished
                 ]
-            self.num_unfinished_tokens = (len(batch.rows) - len(finished)) * (step + 1)
+            self._num_unfinished_tokens = (len(batch.rows) - len(finished)) * (step + 1)
             if len(finished) == len(batch.rows):
                 return
             batch.advance(tokens, ~torch.tensor(has_stopped) if finished else None)

@@ -18,9 +18,6 @@ from lit_grpo.rollout.weight_check import CHECK_TEMPERATURE
 from lit_grpo.rollout.weights.store import WeightUpdate
 from lit_grpo.types import UserError, check_range, setting_error
 
-STREAM_INTERVAL = 64
-"""Tokens between two events of a streamed completion, which show that the server is alive."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:

@@ -119,11 +119,13 @@ class Dispatcher:
         request = replace(request, adapter=current.adapter)
         load.last_token_time = clock()
         try:
-            with load.using(current.version):
+            with load.using(current.version), load.growing() as num_tokens:
                 async with aclosing(self._api.stream(server.endpoint, request)) as stream:
                     async for index, sample in stream:
                         load.last_token_time = clock()
+                        num_tokens[index] = len(sample.token_ids)
                         if sample.finish_reason is not None:
+                            del num_tokens[index]
                             server.check_sample(sample, current.version)
                             del pending[index]
                             self._release(server, 1)

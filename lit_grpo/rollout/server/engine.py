@@ -220,6 +220,11 @@ class ServedEngine(RolloutEngine):
     def health(self) -> bool:
         return any(server.is_ready for server in self._supervisor.servers)
 
+    @property
+    def num_unfinished_tokens(self) -> int:
+        """Tokens that the servers have streamed of this process's unfinished completions."""
+        return sum(server.load.num_unfinished_tokens for server in self._supervisor.servers)
+
     def describe_pending(self) -> str:
         """Return how many completions of this process are at each server, and wait for one."""
         supervisor = self._supervisor

@@ -16,6 +16,8 @@ class ServerLoad:
         self.last_token_time = 0.0
         """Event loop time at which the server last streamed something."""
         self._users: Counter[int] = Counter()
+        self._growing: list[dict[int, int]] = []
+        """Tokens so far of each unfinished sample of each request."""
 
     @contextmanager
     def using(self, version: int) -> Iterator[None]:
@@ -25,6 +27,21 @@ class ServerLoad:
             yield
         finally:
             self._users[version] -= 1
+
+    @contextmanager
+    def growing(self) -> Iterator[dict[int, int]]:
+        """Yield where to note the tokens so far of each unfinished sample of a request."""
+        num_tokens: dict[int, int] = {}
+        self._growing.append(num_tokens)
+        try:
+            yield num_tokens
+        finally:
+            self._growing = [one for one in self._growing if one is not num_tokens]
+
+    @property
+    def num_unfinished_tokens(self) -> int:
+        """Tokens of completions that are not finished; read by other threads as well."""
+        return sum(sum(list(one.values())) for one in list(self._growing))
 
     @property
     def versions_in_use(self) -> set[int]:

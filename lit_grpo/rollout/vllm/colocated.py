@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.rollout.engine import LOOK_SECONDS, EngineFailed
-from lit_grpo.rollout.requests import Request, Sample
+from lit_grpo.rollout.requests import STREAM_INTERVAL, Request, Sample
 from lit_grpo.rollout.vllm.process_state import IsolatedProcessState
 from lit_grpo.rollout.vllm.sampling import sampling_params
 from lit_grpo.types import UserError
@@ -45,6 +45,8 @@ class ColocatedVLLM:
         self._adapter: Any = None
         self._adapter_numbers = count(1)
         self._request_names = map(str, count())
+        self._num_tokens: dict[str, int] = {}
+        """Name of a request that is not finished -> its tokens so far."""
 
     def start(self, *, sleeps: bool, **arguments: Any) -> None:
         """Load vLLM with these arguments of ``vllm.LLM``.
@@ -73,6 +75,10 @@ class ColocatedVLLM:
     @property
     def is_started(self) -> bool:
         return self._llm is not None
+
+    @property
+    def num_unfinished_tokens(self) -> int:
+        return sum(list(self._num_tokens.values()))
 
     @property
     def max_model_len(self) -> int:
@@ -163,9 +169,12 @@ class ColocatedVLLM:
                 with self._calling("sampling") as llm:
                     while not outputs and time.monotonic() < pause_at:
                         outputs = llm.llm_engine.step()
-                for output in outputs:
+                self._num_tokens |= {one.request_id: _num_tokens(one) for one in outputs}
+                for output in (one for one in outputs if one.finished):
+                    del self._num_tokens[output.request_id]
                     yield *running.pop(output.request_id), _to_sample(output, version)
         finally:
+            self._num_tokens = {}
             if running and self.is_healthy:
                 with self._calling("aborting requests") as llm:
                     llm.llm_engine.abort_request(list(running))
@@ -183,7 +192,8 @@ class ColocatedVLLM:
             prompt = {"type": "token", "prompt_token_ids": list(request.token_ids)}
             for index, seed in request.seeds.items():
                 params = SamplingParams(
-                    output_kind=RequestOutputKind.FINAL_ONLY,
+                    output_kind=RequestOutputKind.CUMULATIVE,
+                    stream_interval=STREAM_INTERVAL,
                     **sampling_params(request, num_samples=1, seed=seed),
                 )
                 name = next(self._request_names)
@@ -193,6 +203,11 @@ class ColocatedVLLM:
                 except (VLLMClientError, ValueError) as error:
                     refused.append((number, index, f"vLLM refused the request: {error}"))
         return refused
+
+
+def _num_tokens(output: Any) -> int:
+    (choice,) = output.outputs
+    return len(choice.token_ids)
 
 
 def _to_sample(output: Any, version: int) -> Sample | str:

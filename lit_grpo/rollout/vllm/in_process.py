@@ -125,6 +125,10 @@ class VLLMEngine(RolloutEngine):
     def health(self) -> bool:
         return self._vllm.is_healthy
 
+    @property
+    def num_unfinished_tokens(self) -> int:
+        return self._vllm.num_unfinished_tokens
+
     def observe(self) -> Measurements:
         """Return the weight checks since the last call."""
         differences, self._check_differences = self._check_differences, []

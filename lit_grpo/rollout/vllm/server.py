@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_grpo.rollout.engine import SampledPolicy, Sampling
-from lit_grpo.rollout.requests import Request, Sample
+from lit_grpo.rollout.requests import STREAM_INTERVAL, Request, Sample
 from lit_grpo.rollout.server.api import (
-    STREAM_INTERVAL,
     Launch,
     ServedModel,
     ServerAPI,

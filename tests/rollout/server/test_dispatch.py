@@ -8,6 +8,7 @@ from served_engines import (
     SEEDED,
     assert_same,
     generate,
+    generating,
     serving,
     wait_until_ready,
 )
@@ -89,6 +90,14 @@ def test_no_more_completions_than_max_concurrency_run_at_once(policy, directory)
         after = fresh.log()
         assert after["requests"]["/generate"] == before + 24
         assert after["most_unfinished"] == 3
+
+
+def test_tokens_of_unfinished_completions_are_counted_while_they_are_streamed(policy, server):
+    with serving(policy, urls=[server.url]) as engine, generating(engine, [server]) as running:
+        wait_until(lambda: engine.num_unfinished_tokens == 12 * 3)
+        server.faults()
+        running.result(60)
+        assert engine.num_unfinished_tokens == 0
 
 
 def test_two_servers_share_the_load(policy, two):

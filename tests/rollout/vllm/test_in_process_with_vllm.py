@@ -102,6 +102,12 @@ def test_completions_are_yielded_while_others_run_and_closing_aborts_those(check
     assert aborted["next_is_the_same"]
 
 
+def test_tokens_of_unfinished_completions_are_counted_while_it_samples(checks):
+    while_sampling, closed = checks["aborted"]["num_unfinished_tokens"]
+    assert while_sampling > 0
+    assert closed == 0
+
+
 def test_new_weights_are_sampled_with_and_checked(checks):
     full = checks["full"]
     assert_same_logprobs(
