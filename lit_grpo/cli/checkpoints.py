@@ -20,11 +20,12 @@ from lit_grpo.runs.checkpoint_files import (
     read_manifest,
     size_of,
 )
-from lit_grpo.runs.saves import EARLIER, find_leftovers, is_saving
+from lit_grpo.runs.saves import find_leftovers, is_saving
 from lit_grpo.runs.space import format_size
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import UserError
+from lit_grpo.types.atomic import EARLIER
 
 Found = dict[Path, Manifest | None]
 """Checkpoint -> its manifest; None if it has none that can be read."""

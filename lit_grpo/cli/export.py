@@ -12,11 +12,11 @@ from jsonargparse import ArgumentParser
 
 from lit_grpo.cli.configs import read_config
 from lit_grpo.policy import Policy
-from lit_grpo.policy.model_files import replacing
 from lit_grpo.runs.checkpoint_files import read_checkpoint
 from lit_grpo.runs.space import warn_of_space
 from lit_grpo.runs.trainer import silence_chatter
 from lit_grpo.types import UserError
+from lit_grpo.types.atomic import replacing
 
 
 def export(checkpoint: Path, run_dir: Path, directory: Path) -> None:
@@ -31,7 +31,7 @@ def export(checkpoint: Path, run_dir: Path, directory: Path) -> None:
     policy = _read_policy(run_dir, checkpoint)
     num_bytes, memory_bytes = policy.saved_bytes()
     warn_of_space(directory, num_bytes=num_bytes, memory_bytes=memory_bytes)
-    with replacing(directory.absolute()) as folder:
+    with replacing(directory) as folder:
         policy.save_pretrained(folder)
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_grpo.data.atomic import locked, sync
 from lit_grpo.data.filters import columns_of, failed_filter
 from lit_grpo.data.sources import Row, decoded, json_columns
 from lit_grpo.types import UserError
+from lit_grpo.types.atomic import locked, sync
 
 if TYPE_CHECKING:
     import pyarrow as pa

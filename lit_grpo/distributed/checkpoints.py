@@ -6,10 +6,9 @@ read; everything else is in one file.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -35,6 +34,7 @@ from torch.optim import Optimizer
 from lit_grpo.distributed.ranks import get_rank
 from lit_grpo.policy.sharding import is_partitioned
 from lit_grpo.types import UserError
+from lit_grpo.types.atomic import sync_files
 
 OTHERS = "meta.pt"
 """The file with everything that is not a tensor of the model or of the optimizers."""
@@ -139,22 +139,6 @@ def save_sharded(
     future = async_save(tensors, storage_writer=writer, process_group=background)
     assert isinstance(future, Future)
     return future.result
-
-
-def sync_files(directory: Path) -> None:
-    """Let the disk have all files of a directory, and their names, before it is relied upon."""
-    for path in (*directory.rglob("*"), directory):
-        with suppress(FileNotFoundError):  # another rank's temporary one
-            sync(path)
-
-
-def sync(path: Path) -> None:
-    """Let the disk have a file, or the names in a directory."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _by_number(optimizers: Sequence[Any]) -> dict[str, Any]:

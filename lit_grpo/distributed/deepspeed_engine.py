@@ -19,7 +19,9 @@ from lit_grpo.policy.sharding import Sharding, T, whole
 class HasEngine(Protocol):
     """A strategy with an engine."""
 
-    stage: int
+    @property
+    def stage(self) -> int:
+        """Of ZeRO: 1, 2 or 3."""
 
     @property
     def engine(self) -> Any:

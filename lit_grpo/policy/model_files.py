@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from lit_grpo.policy.named_weights import NamedTensor, gather, named_weights, unwrap_peft
 from lit_grpo.types import UserError
+from lit_grpo.types.atomic import replacing
 
 SHARD_BYTES = 2 * 2**30
 """Largest size of a file, unless a single tensor is larger; also about the host memory that a save
@@ -61,7 +61,8 @@ def save_weights(
 ) -> None:
     """Write a directory that ``AutoModelForCausalLM`` and inference servers can load.
 
-    Every rank must call it. A complete new directory replaces an existing one at once.
+    Every rank must call it. A complete new directory replaces an existing one at once. It is for
+    servers, which read it soon: nothing waits until it is on the disk.
 
     Args:
         model: As in ``named_weights``.
@@ -73,7 +74,7 @@ def save_weights(
     """
     with _exhausting(named_weights(model)) as weights:
         if is_writer:
-            with replacing(Path(directory)) as folder:
+            with replacing(Path(directory), is_durable=False) as folder:
                 _write(weights, unwrap_peft(model), folder, dtype, shard_bytes)
 
 
@@ -111,7 +112,7 @@ def save_adapter(model: Any, directory: str | Path, *, is_writer: bool) -> None:
     )
     with _exhausting((name, gather(tensor)) for name, tensor in adapter.items()) as weights:
         if is_writer:
-            with replacing(Path(directory)) as folder:
+            with replacing(Path(directory), is_durable=False) as folder:
                 on_cpu = dict(map(partial(_on_cpu, dtype=None), weights))
                 _save_file(on_cpu, folder / "adapter_model.safetensors")
                 config.save_pretrained(str(folder))
@@ -124,19 +125,6 @@ def _exhausting(weights: Iterator[NamedTensor]) -> Iterator[Iterator[NamedTensor
         yield weights
     finally:
         deque(weights, maxlen=0)
-
-
-@contextmanager
-def replacing(directory: Path) -> Iterator[Path]:
-    """Yield a new folder that replaces the directory if no error is raised."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
-        folder = Path(scratch, "new")
-        folder.mkdir()
-        yield folder
-        if directory.exists():
-            os.replace(directory, Path(scratch, "old"))
-        os.replace(folder, directory)
 
 
 def _on_cpu(weight: NamedTensor, dtype: torch.dtype | None, *, copy: bool = False) -> NamedTensor:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from lit_grpo.distributed.checkpoints import is_complete, read_others, read_whole
-from lit_grpo.runs.saves import manifest_path, partial_path
+from lit_grpo.runs.saves import manifest_path
+from lit_grpo.types.atomic import partial_path
 
 LAST = "last.ckpt"
 """A link to the checkpoint that was written last."""

@@ -22,18 +22,16 @@ from lit_grpo.distributed.checkpoints import (
     local_part,
     read_whole,
     save_sharded,
-    sync,
-    sync_files,
 )
 from lit_grpo.runs.checkpoint_files import Manifest, sha256_of, size_of
 from lit_grpo.runs.saves import (
     forget_earlier,
     manifest_path,
-    partial_path,
     replace_directory,
     saving,
 )
 from lit_grpo.runs.space import checkpoint_bytes, warn_of_space
+from lit_grpo.types.atomic import partial_path, sync, sync_files
 
 
 class CheckpointWriter(TorchCheckpointIO):

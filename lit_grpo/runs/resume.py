@@ -14,8 +14,9 @@ from lit_grpo.distributed import gather_objects, get_rank
 from lit_grpo.distributed.checkpoints import is_complete
 from lit_grpo.runs.checkpoint_files import damage, newest_checkpoints, read_manifest, read_state
 from lit_grpo.runs.event_log import Event, append_event, now
-from lit_grpo.runs.saves import earlier_path, settle
+from lit_grpo.runs.saves import settle
 from lit_grpo.types import UserError, setting_error
+from lit_grpo.types.atomic import earlier_path
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Move the files of a checkpoint into place, and clean up after processes that were killed.
 
-A checkpoint is written as ``NAME.partial``. A directory cannot be replaced in one move, so the
-earlier one is called ``NAME.earlier`` meanwhile. One process at a time writes into a directory;
-files of others, whose locks the system has released, are put back or removed.
+A checkpoint is written as ``NAME.partial``. A directory and its manifest cannot be replaced in one
+move, so those that were there are ``NAME.earlier`` meanwhile. One process at a time writes into a
+directory; what is there of others, whose lock the system has released, is put back or removed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from lit_grpo.distributed.checkpoints import sync, sync_files
+from lit_grpo.types.atomic import EARLIER, earlier_path, put_back
 
 log = logging.getLogger(__name__)
 
 LOCK = ".saving"
 """The file in a directory of checkpoints that the process holds which writes one."""
-PARTIAL, EARLIER = ".partial", ".earlier"
 LEFTOVER = re.compile(r"\.ckpt(\.json)?\.partial$|\.ckpt\.earlier(\.json)?$")
 SAVE_WAIT_SECONDS = 60.0
 """How long a save waits for another process, which only looks at what was left."""
@@ -33,14 +32,6 @@ RESUME_WAIT_SECONDS = 10.0
 
 def manifest_path(checkpoint: Path) -> Path:
     return checkpoint.with_name(f"{checkpoint.name}.json")
-
-
-def partial_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}{PARTIAL}")
-
-
-def earlier_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}{EARLIER}")
 
 
 @contextmanager
@@ -75,27 +66,6 @@ def is_saving(directory: Path) -> bool:
         return not is_alone
 
 
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Yield a new folder that becomes the directory, flushed to the disk, if no error is raised.
-
-    What a process that was killed has left here is put back or removed first.
-    """
-    partial = partial_path(target)
-    if earlier_path(target).exists():
-        _put_back(earlier_path(target), target)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        sync_files(partial)
-        replace_directory(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    sync(target.parent)
-    forget_earlier(target)
-
-
 def replace_directory(partial: Path, target: Path) -> None:
     """Move a complete directory to its place; `forget_earlier` must follow.
 
@@ -122,7 +92,7 @@ def _clean_up(directory: Path) -> None:
     """Put back directories that were being replaced, and remove all else that was left."""
     with suppress(OSError):  # of a directory that may only be read
         for earlier in directory.glob(f"*.ckpt{EARLIER}"):
-            _put_back(earlier, earlier.with_suffix(""))
+            put_back(earlier.with_suffix(""))
         for manifest in directory.glob(f"*.ckpt{EARLIER}.json"):
             _put_back_manifest(manifest)
         for path in find_leftovers(directory):
@@ -131,14 +101,6 @@ def _clean_up(directory: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-
-
-def _put_back(earlier: Path, target: Path) -> None:
-    if not target.exists():
-        log.warning(
-            "%s was being replaced when its process ended: what it had before is back", target
-        )
-        os.replace(earlier, target)
 
 
 def _put_back_manifest(manifest: Path) -> None:

@@ -15,7 +15,7 @@ from lit_grpo.__main__ import main
 from lit_grpo.runs.checkpoint_files import damage, read_manifest
 from lit_grpo.runs.checkpoint_writer import CheckpointWriter, move_directory
 from lit_grpo.runs.resume import find_checkpoint
-from lit_grpo.runs.saves import find_leftovers, replacing, saving, settle
+from lit_grpo.runs.saves import find_leftovers, saving, settle
 
 NAME = "step_000012.ckpt"
 STATE = {"state_dict": {"weight": torch.ones(1000)}}
@@ -24,7 +24,8 @@ REPLACE_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
 from lit_grpo.runs.checkpoint_writer import move_directory
-from lit_grpo.runs.saves import partial_path, replacing, saving
+from lit_grpo.runs.saves import saving
+from lit_grpo.types.atomic import partial_path
 
 def fill(directory, text):
     directory.mkdir(parents=True, exist_ok=True)
@@ -33,12 +34,8 @@ def fill(directory, text):
     return directory
 
 def replace(target, text):
-    if target.name == "final":
-        with replacing(target) as folder:
-            fill(folder, text)
-    else:
-        with saving(target.parent):
-            move_directory(fill(partial_path(target), text), target, is_finite=True)
+    with saving(target.parent):
+        move_directory(fill(partial_path(target), text), target, is_finite=True)
 
 def die_at(moment):
     left = [moment]
@@ -88,26 +85,6 @@ def test_a_checkpoint_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at
         if contents[-1] == "old":  # with the manifest that describes it
             assert read_manifest(path) is not None
     assert contents == sorted(contents)  # the new one from some moment on
-    assert {"old", "the new"} == set(contents)
-    assert missing  # the kills have hit the moment between the two moves
-
-
-def test_a_final_model_that_is_replaced_is_never_lost_by_a_kill(tmp_path):
-    contents, missing = [], 0
-    for moment in range(replace_and_die(tmp_path, "final") + 1):
-        path = tmp_path / str(moment) / "final"
-        missing += not path.exists()
-        kept = path if path.exists() else path.with_name("final.earlier")
-        contents.append((kept / "meta.pt").read_text())
-        assert (kept / ".metadata").read_text() == contents[-1]
-        with pytest.raises(ZeroDivisionError), replacing(path):  # puts back what there was
-            1 / 0  # noqa: B018
-        assert (path / "meta.pt").read_text() == contents[-1]
-        with replacing(path) as folder:
-            (folder / "meta.pt").write_text("newer")
-        assert [one.name for one in path.parent.iterdir()] == ["final"]
-        assert [one.name for one in path.iterdir()] == ["meta.pt"]
-    assert contents == sorted(contents)
     assert {"old", "the new"} == set(contents)
     assert missing  # the kills have hit the moment between the two moves
 

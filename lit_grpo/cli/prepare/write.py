@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import platform
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,10 +22,10 @@ import yaml
 from lit_grpo import __version__
 from lit_grpo.cli.prepare.recipe import Gold, Recipe
 from lit_grpo.cli.prepare.rows import PreparedRow
-from lit_grpo.data.atomic import replacing
 from lit_grpo.data.prepared import FORMAT, HOLDOUT_IDS, MANIFEST, PreparedDir
 from lit_grpo.data.schema import find_schema, write_parquet
 from lit_grpo.types import UserError
+from lit_grpo.types.atomic import replacing
 
 DATA_CONFIG = "data.yaml"
 ROW_TYPES: Mapping[str, pa.DataType] = {
@@ -73,7 +75,7 @@ def write_prepared(
             "(they would be lost). Choose another --out."
         )
     schema = _schema(splits)
-    with replacing(out) as partial:
+    with _replacing(out) as partial:
         described = {}
         for name, rows in splits.items():
             path = partial / f"{name}.parquet"
@@ -118,7 +120,7 @@ def add_column(
     Raises:
         UserError: the disk is full.
     """
-    with replacing(prepared.path) as partial:
+    with _replacing(prepared.path) as partial:
         ignored = shutil.ignore_patterns(".arrow", f"{split}.parquet", MANIFEST)
         shutil.copytree(prepared.path, partial, ignore=ignored, dirs_exist_ok=True)
         path = partial / f"{split}.parquet"
@@ -129,6 +131,21 @@ def add_column(
         manifest["columns"] = manifest.get("columns", {}) | {name: str(pa.float64())}
         manifest[name] = manifest.get(name, {}) | {split: dict(about)}
         _write_json(manifest, partial / MANIFEST)
+
+
+@contextmanager
+def _replacing(directory: Path) -> Iterator[Path]:
+    """Replace a directory; raise UserError if the disk is full."""
+    try:
+        with replacing(directory) as partial:
+            yield partial
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"{directory} cannot be written: the disk is full, and what was there has not changed. "
+            "Free some space, or choose another place."
+        ) from error
 
 
 def _copy_with_column(

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lit_grpo.types import UserError
+log = logging.getLogger(__name__)
 
 PARTIAL, EARLIER = ".partial", ".earlier"
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Constants of Linux's ``renameat2``."""
 
 
+def partial_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}{PARTIAL}")
+
+
+def earlier_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}{EARLIER}")
+
+
 @contextmanager
-def replacing(directory: Path) -> Iterator[Path]:
+def replacing(directory: Path, *, is_durable: bool = True) -> Iterator[Path]:
     """Yield an empty directory to write into; complete, it takes the place of the old one.
 
     Until then it is ``NAME.partial``. An error in the block removes it; after a kill the next call
@@ -27,30 +35,37 @@ def replacing(directory: Path) -> Iterator[Path]:
     ``NAME.earlier`` for a moment, and after a kill just then the next call puts it back. Processes
     that write into the same parent directory wait for each other.
 
-    Raises:
-        UserError: the disk is full.
+    Args:
+        is_durable: Wait until all is on the disk, so that a crash of the machine leaves one of the
+            two as well.
     """
-    partial, earlier = (Path(f"{directory}{suffix}") for suffix in (PARTIAL, EARLIER))
+    directory = directory.absolute()
+    partial, earlier = partial_path(directory), earlier_path(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with locked(directory.parent):
-        if earlier.exists() and not directory.exists():
-            earlier.rename(directory)
+        put_back(directory)
         for left in (partial, earlier):
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir()
         try:
             yield partial
-            _flush(partial)
+            if is_durable:
+                sync_files(partial)
             _move(partial, directory, earlier)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise UserError(
-                f"{directory} cannot be written: the disk is full, and what was there has not "
-                "changed. Free some space, or choose another place."
-            ) from error
+            if is_durable:
+                sync(directory.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def put_back(directory: Path) -> None:
+    """Put back what a killed process has moved away, unless there is something in its place."""
+    earlier = earlier_path(directory)
+    if earlier.exists() and not directory.exists():
+        log.warning(
+            "%s was being replaced when its process ended: what it had before is back", directory
+        )
+        os.replace(earlier, directory)
 
 
 def _move(partial: Path, directory: Path, earlier: Path) -> None:
@@ -60,7 +75,6 @@ def _move(partial: Path, directory: Path, earlier: Path) -> None:
         directory.rename(earlier)
         partial.rename(directory)
         shutil.rmtree(earlier)
-    sync(directory.parent)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -74,10 +88,11 @@ def _exchange(one: Path, other: Path) -> bool:
     )
 
 
-def _flush(directory: Path) -> None:
-    """Wait until all files of a directory are on the disk."""
-    for path in [*directory.rglob("*"), directory]:
-        sync(path)
+def sync_files(directory: Path) -> None:
+    """Wait until all files of a directory, and their names, are on the disk."""
+    for path in (*directory.rglob("*"), directory):
+        with suppress(FileNotFoundError):  # another rank's temporary one
+            sync(path)
 
 
 def sync(path: Path) -> None:
