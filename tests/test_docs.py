@@ -234,7 +234,7 @@ def test_the_callback_ends_a_run_with_its_reason_and_exit_code(workplace):
     assert main(["fit", *files, guard, "--trainer.callbacks.max_mean_length=1"]) == 20
     *_, reason, advice = (workplace / "runs/guarded/run.log").read_text().splitlines()
     assert re.search(r"Completions are \d tokens long", reason)
-    assert advice.endswith("Resume with: lit-grpo fit runs/guarded")
+    assert advice.endswith("Resume after 1 step with: lit-grpo fit runs/guarded")
     assert not (workplace / "runs/guarded/final").exists()
 
 

@@ -67,13 +67,16 @@ def _named_checkpoints(run_dir: Path) -> list[Path]:
 def _newest_intact(run_dir: Path) -> Path:
     found: dict[str, str] = {}
     for checkpoint in newest_checkpoints(run_dir):
+        name = checkpoint.resolve().name
+        if name in found:  # by a link
+            continue
         why = damage(checkpoint, reads_all=True)
         if not why:
             if found and get_rank() == 0:
                 _record_damage(run_dir, found, checkpoint)
             return checkpoint
-        log.warning("%s is damaged: %s", checkpoint, why)
-        found[checkpoint.resolve().name] = why
+        log.warning("%s is damaged and passed over: %s", checkpoint.with_name(name), why)
+        found[name] = why
     lost = [one for one in _named_checkpoints(run_dir) if not one.exists()]
     found |= {one.name: "the file that it names is gone" for one in lost}
     if not found:

@@ -19,7 +19,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
-from lit_grpo.runs.checkpoint_files import last_checkpoint
+from lit_grpo.runs.checkpoint_files import last_checkpoint, read_manifest
 from lit_grpo.runs.events import EventsFile
 from lit_grpo.runs.launcher import watch_ranks
 from lit_grpo.runs.lock import locked
@@ -207,11 +207,19 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
     finally:
         files = [one for one in trainer.callbacks if isinstance(one, EventsFile)]  # type: ignore[attr-defined]
         has_begun = any(one.has_begun for one in files)  # else it fails in the same way again
-        if not is_done and has_begun and last_checkpoint(run_dir) is not None:
+        if not is_done and has_begun and (kept := last_checkpoint(run_dir)) is not None:
             is_command = resume_with != RESUME_CALL
             how = with_more_time(resume_with, trainer) if is_command else resume_with
-            rank_zero_only(log.info)("Resume with: %s", how)
+            rank_zero_only(log.info)("Resume %swith: %s", _after_steps(kept), how)
         close_run_log(run_log)
+
+
+def _after_steps(checkpoint: Path) -> str:
+    """Return from where a checkpoint goes on, as words in a sentence."""
+    manifest = read_manifest(checkpoint)
+    if manifest is None or manifest.rollout_step is None:
+        return ""
+    return f"after {manifest.rollout_step} step{'' if manifest.rollout_step == 1 else 's'} "
 
 
 @rank_zero_only

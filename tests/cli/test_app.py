@@ -230,7 +230,7 @@ def test_a_callback_that_stops_a_run_gives_its_reason_and_its_exit_code(here):
     run = here / "runs" / "base" / "0"
     reason, advice = (run / "run.log").read_text().splitlines()[-2:]
     assert reason.endswith("nothing to learn.")
-    assert advice.endswith("Resume with: lit-grpo fit runs/base/0")
+    assert advice.endswith("Resume after 1 step with: lit-grpo fit runs/base/0")
     assert steps_in(run) == ["0"]
 
 

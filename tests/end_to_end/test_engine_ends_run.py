@@ -143,7 +143,7 @@ def test_the_run_ends_with_exit_code_5_and_the_end_of_the_servers_log(ended):
     )
     *_, last, advice = ended.said.strip().splitlines()
     assert last == LAST_LINE
-    assert advice == "Resume with: lit-grpo fit run"
+    assert advice == f"Resume after {ended.num_finished} steps with: lit-grpo fit run"
     assert "Traceback" not in ended.said
     assert not ended.is_server_alive
 

@@ -9,6 +9,7 @@ import torch
 from forked import run_in_processes
 
 from lit_grpo.__main__ import main
+from lit_grpo.runs.checkpoint_files import link_last
 from lit_grpo.runs.events import read_events
 from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_unlike, refuse_used
 from lit_grpo.types import UserError
@@ -34,6 +35,16 @@ def test_a_checkpoint_is_found_by_path_and_as_the_last_of_the_run(here):
         find_checkpoint("last", here / "empty")
     with pytest.raises(ValueError, match=r"none\.ckpt: no such checkpoint"):
         find_checkpoint("none.ckpt", here / "run")
+
+
+def test_a_damaged_checkpoint_with_a_link_to_it_is_read_and_named_once(here, caplog):
+    intact, damaged = (here / "run/checkpoints" / f"step_{n}.ckpt" for n in (1, 2))
+    touch(intact, damaged)
+    link_last(damaged)
+    damaged.write_bytes(damaged.read_bytes()[:-10])
+    assert find_checkpoint("last", here / "run") == str(intact)
+    (message,) = caplog.messages
+    assert message == f"{damaged} is damaged and passed over: it was not written to its end"
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_newest_intact_one_is_the_last(here, caplog):

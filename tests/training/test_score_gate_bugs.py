@@ -260,7 +260,7 @@ def test_a_bug_in_the_accuracy_that_shows_later_ends_the_run_with_a_checkpoint()
     exit_code, log = fit("MathReward", *checked)
     assert exit_code == ExitCode.CRASHED
     assert "Stopped at an evaluation: the accuracy 'missing_column' has a bug" in log
-    assert "Resume with: lit-grpo fit run" in log
+    assert "Resume after 1 step with: lit-grpo fit run" in log
     assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 1
 
 
