@@ -69,6 +69,7 @@ def gold_answers(
     If any answer of a file or dataset ends with GSM8K's mark, ``#### 1,080``, its gold answers are
     the text after the mark without thousands commas, here ``1080``, and an answer without the mark
     counts as null.
+    An answer that is a list of texts or numbers becomes ``["1/2", "0.5"]``.
 
     Raises:
         UserError: a required answer is null, or no row has the column that the mapping names.
@@ -122,6 +123,9 @@ def _is_null(value: Any) -> bool:
 
 
 def _to_text(value: Any) -> str:
+    """Return a value as text; of a list of texts and numbers, that of a list of texts in JSON."""
+    if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
+        value = [_to_text(one) for one in value]
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False, default=str)
     # pandas turns a column of integers with a missing value into floats.

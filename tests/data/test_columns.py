@@ -121,3 +121,9 @@ def test_a_null_id_and_a_missing_id_column_are_refused():
         prompt_id(row(prompt="p", uid=None), {"id": "uid"})
     with pytest.raises(ValueError, match="row 1 has no column 'udi' .did you mean 'uid'"):
         prompt_id(row(prompt="p", uid=1), {"id": "udi"})
+
+
+def test_a_list_of_answers_becomes_one_of_texts():
+    rows = [row(prompt="a", answer=["1/2", 0.5]), row(prompt="b", answer=[3])]
+    assert gold(*rows) == ['["1/2", "0.5"]', '["3"]']
+    assert gold(row(prompt="a", answer=[[1, 2], None])) == ["[[1, 2], null]"]

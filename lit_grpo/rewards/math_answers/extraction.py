@@ -7,7 +7,9 @@ three words as a whole.
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 
@@ -28,6 +30,7 @@ MAX_ANSWER_CHARACTERS = 2000
 NULL_GOLDS = frozenset({"None", "nan", "NaN", "null", "NULL", "N/A", "NA", "<NA>"})
 """Missing values that a data frame has turned into text."""
 
+_JSON_OF_TEXTS = re.compile(r'\s*[\[{]+\s*"')
 _SPECIAL_TOKEN = re.compile(r"<\|[\w ]{1,40}\|>|</?s>|<(?:eos|bos|pad|start_of_turn|end_of_turn)>")
 _FONT_TAG = re.compile(r"</?(?:b|em|strong)>")
 _TAG = re.compile(r"[<\[](/?)(answer|final_answer|solution)[>\]]", re.IGNORECASE)
@@ -67,6 +70,21 @@ def _whole_answer(text: str) -> Answer | None:
     if answer is None or answer.is_sentence:
         return None
     return answer if answer.kind == "words" or len(answer.text) == 1 else None
+
+
+def read_golds(text: str) -> tuple[Answer | None, ...]:
+    """Read a gold answer, or each of those in a JSON list; None for one that cannot be read.
+
+    Only a list of texts, such as ``["1/2", "0.5"]``, is one: ``[1, 2]`` is an interval.
+    """
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text) if _JSON_OF_TEXTS.match(text) else None
+        if isinstance(value, dict):
+            return (None,)
+        if isinstance(value, list):
+            texts = value if all(isinstance(one, str) for one in value) else [""]
+            return tuple(read_gold(one) for one in texts)
+    return (read_gold(text),)
 
 
 def read_gold(text: str) -> Answer | None:

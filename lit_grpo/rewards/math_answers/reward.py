@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from lit_grpo.rewards.math_answers.answers import Answer
 from lit_grpo.rewards.math_answers.equality import are_equal, formulas_of
-from lit_grpo.rewards.math_answers.extraction import STOP_MARKERS, find_answer, read_gold
+from lit_grpo.rewards.math_answers.extraction import STOP_MARKERS, find_answer, read_golds
 from lit_grpo.rewards.reward import Reward, setting_key
 from lit_grpo.rewards.workers.pool import WorkerError, WorkerPool
 from lit_grpo.types import Completion, Prompt, UserError, check_range
@@ -24,11 +24,11 @@ MAX_MEMORY_GB = 4.0
 """Memory limit of a worker: a larger allocation by math-verify fails there."""
 NUM_SHOWN = 5
 
-_read_gold = lru_cache(maxsize=100_000)(read_gold)
+_read_golds = lru_cache(maxsize=100_000)(read_golds)
 
 
 class MathReward(Reward):
-    r"""Score a completion by whether its final answer equals ``prompt.answer``.
+    r"""Score a completion by whether its final answer equals ``prompt.answer``, or one of its list.
 
     The final answer is in the last ``<answer>`` or ``\boxed{}``, else it follows the last
     ``####``, "the answer is" or ``A:``, else it is the last formula or number, or the whole of a
@@ -38,6 +38,8 @@ class MathReward(Reward):
 
     Only the answer after the policy's reasoning is read, unless ``reasoning`` is ``keep``: a
     completion that is cut off in its reasoning has none.
+
+    A gold answer that is a list of texts or numbers lists right answers, of which one is enough.
 
     Units and percent signs are dropped (25% is 25, not 0.25). Fractions are exact; a decimal equals
     a repeating fraction if it is right to six places.
@@ -93,11 +95,13 @@ class MathReward(Reward):
             await pool.close()
 
     async def score(self, prompt: Prompt, completion: Completion) -> float:
-        gold = _read_gold(prompt.answer or "")
-        if gold is None:
+        golds = _read_golds(prompt.answer or "")
+        if None in golds:
             raise ValueError(f"gold answer {prompt.answer!r} of prompt {prompt.id} is not readable")
         answer = find_answer(completion.text, self.stop_markers, self.tail_characters)
-        is_right = answer is not None and await self._is_right(gold, answer)
+        is_right = answer is not None and await self._is_one_of(
+            cast(Sequence[Answer], golds), answer
+        )
         return self.correct if is_right else self.wrong
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
@@ -108,19 +112,31 @@ class MathReward(Reward):
         """
         golds = {prompt.answer for prompt in prompts}
         readable = await asyncio.gather(
-            *(self._is_readable(_read_gold(gold or "")) for gold in golds)
+            *(self._are_readable(_read_golds(gold or "")) for gold in golds)
         )
         unreadable = {gold for gold, ok in zip(golds, readable, strict=True) if not ok}
         bad = [prompt for prompt in prompts if prompt.answer in unreadable]
         if bad:
             shown = ", ".join(f"{prompt.id}: {prompt.answer!r}" for prompt in bad[:NUM_SHOWN])
             raise UserError(
-                f"every gold answer must be a number, LaTeX or up to three words, got "
-                f"{len(bad)} of {len(prompts)} that are not: {shown}"
+                "every gold answer must be a number, LaTeX or up to three words, or a list of "
+                f"these, got {len(bad)} of {len(prompts)} that are not: {shown}"
                 f"{', …' if len(bad) > NUM_SHOWN else ''} (no completion could match them). "
                 "Point the answer column at the bare answer, mark it as \\boxed{x} or '#### x', "
                 "or drop these rows."
             )
+
+    async def _is_one_of(self, golds: Sequence[Answer], answer: Answer) -> bool:
+        failure: Exception | None = None
+        for gold in golds:
+            try:
+                if await self._is_right(gold, answer):
+                    return True
+            except (TimeoutError, WorkerError) as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return False
 
     async def _is_right(self, gold: Answer, answer: Answer) -> bool:
         try:
@@ -130,6 +146,9 @@ class MathReward(Reward):
             if await self._is_readable(gold) and not await self._is_readable(answer):
                 return False
             raise
+
+    async def _are_readable(self, golds: Sequence[Answer | None]) -> bool:
+        return all([await self._is_readable(gold) for gold in golds])
 
     async def _is_readable(self, answer: Answer | None) -> bool:
         """Return whether all formulas of an answer can be parsed and computed in time."""

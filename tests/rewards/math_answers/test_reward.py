@@ -47,6 +47,11 @@ RIGHT = [
     (r"0 \le x < 1", r"\boxed{[0,1)}"),
     ("3x+4y+14=0", r"\boxed{6x+8y+28=0}"),
     ("5", "The answer is 5.\nHuman: What is 2 + 2?\nAssistant: The answer is 4"),
+    # One of several gold answers, and an interval.
+    ('["1", "2"]', "The answer is 2."),
+    (r'["\\frac{1}{2}", "0.5"]', r"\boxed{0.5}"),
+    ('[ "Paris" ]', "Paris"),
+    ("[1, 2]", r"\boxed{1 \le x \le 2}"),
     # A percent sign is a unit.
     ("25%", "The answer is 25"),
     ("25", r"\boxed{25\%}"),
@@ -75,6 +80,10 @@ RIGHT = [
 ]
 
 WRONG = [
+    # All of a list in place of one of it, and what is no list of answers.
+    ('["1", "2"]', r"\boxed{1, 2}"),
+    ('["1", "2"]', r"\boxed{3}"),
+    ("[1, 2]", r"\boxed{1}"),
     # Wrong answers that math-verify alone finds right.
     ("3", r"\boxed{1 3/4}"),
     ("2", r"\boxed{2 2/3}"),
@@ -146,7 +155,11 @@ def test_workers_start_only_for_answers_that_need_computer_algebra():
 
 
 @pytest.mark.parametrize(
-    "gold", [None, "", "nan", "She sold seventy-two clips in May", "[[ 5", "####"]
+    "gold",
+    [
+        *(None, "", "nan", "She sold seventy-two clips in May", "[[ 5", "####"),
+        *('["5", "nan"]', '["5", ["6"]]', '{"value": "5"}', '[{"value": "5"}]', "[]"),
+    ],
 )
 def test_gold_that_no_answer_can_match_is_refused_before_training(suite, gold):
     rows = [prompt(id="good", answer="5"), prompt(id="bad", answer=gold)]
