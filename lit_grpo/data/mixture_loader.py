@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -105,6 +106,10 @@ class MixtureLoader(TrainingLoader):
         return sum(order.epoch_size for order in self._orders.values())
 
     def some_prompts(self) -> Sequence[Prompt]:
+        return self._some_prompts
+
+    @cached_property
+    def _some_prompts(self) -> Sequence[Prompt]:
         limit = MAX_CHECKED_PROMPTS // len(self._orders)
         return [*chain.from_iterable(one.some_prompts(limit) for one in self._orders.values())]
 

@@ -15,6 +15,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_grpo.data.curriculum import Curriculum, Phase
 from lit_grpo.data.lazy_prompts import LazyPrompts
+from lit_grpo.data.leaked import describe_leaked
 from lit_grpo.data.loader import PromptLoader, TrainingLoader
 from lit_grpo.data.mapped import MappedRows
 from lit_grpo.data.mixture_loader import MixtureLoader
@@ -58,6 +59,8 @@ class PromptDataModule(LightningDataModule, ABC):
         self._loaders: dict[Split, TrainingLoader] = {}
         self.validation_hash = ""
         """The same for runs that are validated on the same prompts and gold answers."""
+        self.leaked = ""
+        """A sentence if prompts of a fit are both held out and trained on."""
 
     @abstractmethod
     def rows(self, split: Split) -> Sequence[Row]:
@@ -83,6 +86,9 @@ class PromptDataModule(LightningDataModule, ABC):
             elif stage != "fit" or split == "train":
                 fix = "" if split == "train" else ", or data.validation_size to hold out rows"
                 raise UserError(f"{split} data is needed, got none. Set data.{split}{fix}.")
+        if stage == "fit" and "validation" in self._loaders:
+            held_out = self._loaders["validation"].some_prompts()
+            self.leaked = describe_leaked(self._loaders["train"], held_out)
 
     def train_dataloader(self) -> TrainingLoader:
         return self._loaders["train"]

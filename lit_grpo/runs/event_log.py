@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 NAME = "events.jsonl"
+LEAKED = "leaked_prompts"
+"""The cause of the warning that held-out prompts are trained on."""
 
 EventKind = Literal[
     "start", "resume", "warning", "alert", "rollback", "stall", "stop", "crash", "done"

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics.causes import cause_of_exit
 from lit_grpo.diagnostics.errors import cause_of_error
-from lit_grpo.runs.event_log import Event, EventKind, append_event, now, read_events
+from lit_grpo.runs.event_log import LEAKED, Event, EventKind, append_event, now, read_events
 from lit_grpo.stopping import get_stop_reason
 
 __all__ = ["Event", "EventKind", "EventsFile", "read_events", "record_event"]
@@ -82,6 +82,9 @@ class EventsFile(Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         held_out = getattr(data, "validation_hash", "")
         record_event(trainer, kind, directory=str(Path.cwd()), held_out=held_out)
+        leaked = getattr(data, "leaked", "")
+        if leaked and trainer.enable_validation:
+            record_event(trainer, "warning", leaked, LEAKED)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         reason = get_stop_reason(trainer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from lit_grpo.runs.event_log import read_events
+from lit_grpo.runs.event_log import LEAKED, read_events
 from lit_grpo.runs.history import ACCURACY, Run
 
 
@@ -34,10 +34,11 @@ def accuracies_compare(runs: Sequence[Run]) -> bool:
 
 
 def held_out_notes(runs: Sequence[Run]) -> list[str]:
-    """Return a sentence for each reason why accuracies of these runs cannot be compared."""
+    """Return a sentence for each reason why accuracies of these runs are not what they seem."""
     groups: dict[str, list[str]] = defaultdict(list)
     notes = []
     for run in runs:
+        notes += _leaks(run)
         hashes = held_out_hashes(run)
         if hashes and hashes[-1]:
             groups[hashes[-1]].append(run.label)
@@ -53,6 +54,14 @@ def held_out_notes(runs: Sequence[Run]) -> list[str]:
             "them."
         )
     return notes
+
+
+def _leaks(run: Run) -> list[str]:
+    """Return what the run was warned of when it last began."""
+    events = read_events(run.path)
+    starts = [number for number, one in enumerate(events) if one.kind in ("start", "resume")]
+    last = events[starts[-1] :] if starts else []
+    return [f"{run.label}: {one.message}" for one in last if one.cause == LEAKED]
 
 
 def title_of(title: str, metric: str, runs: Sequence[Run]) -> str:

@@ -221,6 +221,8 @@ class PolicyModule(L.LightningModule):
         loader = self._val_loader()
         if not loader:
             return
+        if leaked := getattr(self.trainer.datamodule, "leaked", ""):  # type: ignore[attr-defined]
+            rank_zero_only(log.warning)(leaked)
         warn_of_monitors(self.trainer, self.evaluation.metric_names)
         self.evaluation.check(loader.some_prompts())
         if self.trainer.max_steps > 0 and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]

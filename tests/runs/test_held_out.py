@@ -11,6 +11,7 @@ from cli_base import BASE
 from run_logs import workplace
 
 from lit_grpo.__main__ import main
+from lit_grpo.runs.event_log import read_events
 
 METRICS = "step,seconds,val/accuracy\n0,1,0.25\n1,2,0.5\n2,3,0.75\n"
 
@@ -85,6 +86,31 @@ def test_a_resumption_with_the_same_held_out_prompts_changes_nothing(tmp_path, c
     lines = reported(capsys, run)
     assert "Held-out accuracy 0.250 → 0.750 after my/0 (3 s)" in lines
     assert not any("different" in line for line in lines)
+
+
+def test_a_real_run_warns_once_of_held_out_prompts_that_it_trains_on(tmp_path, capsys):
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+    line = "3 of 4 held-out prompts are training prompts, too"
+    with workplace(tmp_path):
+        others = [*rows[5:], {"prompt": "?", "answer": "2"}]
+        for name, few in {"train": rows, "other": others}.items():
+            Path(f"{name}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in few))
+        given = {"train": "train.jsonl", "validation": "other.jsonl", "prompts_per_step": 2}
+        data = {"class_path": "PromptData", "init_args": given}
+        Path("my.yaml").write_text(yaml.safe_dump(BASE | {"data": data}))
+        words = ["fit", "--config=my.yaml", "--run_dir=my", "--trainer.max_steps=1"]
+        assert main(words) == 0
+        logged = Path("my/run.log").read_text()
+        capsys.readouterr()
+        shown = reported(capsys, Path("my"))
+        page = Path("my/report.html").read_text()
+    (event,) = [one for one in read_events(tmp_path / "my") if one.cause == "leaked_prompts"]
+    assert (event.kind, event.step) == ("warning", 0)
+    assert line in event.message
+    assert logged.count(line) == 1
+    assert [one.partition(line)[0].endswith("/my: ") for one in shown if line in one] == [True]
+    assert line in page
+    assert "leaked_prompts" in page
 
 
 def test_real_runs_record_their_held_out_prompts(tmp_path, capsys):

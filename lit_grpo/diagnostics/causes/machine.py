@@ -1,4 +1,4 @@
-"""Causes in the machine and the services of a run: time, memory, disk, wandb."""
+"""Causes in the machine, the services and the data of a run."""
 
 from __future__ import annotations
 
@@ -123,6 +123,21 @@ MACHINE = (
         noticed_by="a resume",
         then="pass over it; end if none is intact",
         exit_code=ExitCode.WRONG_INPUT,
+    ),
+    Cause(
+        name="leaked_prompts",
+        title="Held-out prompts are trained on",
+        meaning=(
+            "Prompts of the validation data are in the training data, too, with the same gold "
+            "answer: `val/accuracy` measures in part what was learned by heart."
+        ),
+        advice=(
+            "Remove them from `data.train`.",
+            "Or set `data.validation` to other prompts; `data.validation_size` holds out some of "
+            "`data.train`.",
+        ),
+        more=("`lit-grpo prepare` removes repeated prompts and holds out rows for good.",),
+        noticed_by="the start of a run, `lit-grpo doctor`",
     ),
     Cause(
         name="wandb_failed",
