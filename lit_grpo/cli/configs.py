@@ -16,13 +16,19 @@ from typing import Any, NoReturn
 import yaml
 
 from lit_grpo.cli.commands import BUNDLED, bundled_configs
+from lit_grpo.cli.config_checks import (
+    refuse_beside,
+    refuse_empty,
+    refuse_mapping,
+    refuse_misplaced,
+    refuse_repeated_keys,
+    refuse_secrets,
+)
 from lit_grpo.cli.errors import did_you_mean
 from lit_grpo.types import UserError
 
-ENVIRONMENT = re.compile(r"\$\{\s*oc\.env:\s*(\w+)")
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|-inf", re.IGNORECASE)
 """Argparse takes one with an exponent for an option, unless a = stands before it."""
-SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?(_|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +57,8 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
     """Find and read the config files among the arguments.
 
     Raises:
-        UserError: a file does not exist or is not a YAML mapping, or a secret is interpolated.
+        UserError: a file does not exist or is not a YAML mapping, a secret is interpolated, or
+            arguments of a class stand beside its path.
     """
     parser = _PartialParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
@@ -118,7 +125,9 @@ def _replacing_lists(
         add(config, f"--config={path}")
     for argument, following in zip(others, [*others, ""][1:], strict=True):
         key, has_value, value = argument.removeprefix("--").partition("=")
-        add({key: _value(value if has_value else following)}, argument)
+        given = {key: _value(value if has_value else following)}
+        refuse_beside(given, "", "the command line")
+        add(given, argument)
     return tuple(arguments)
 
 
@@ -201,79 +210,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: a config must be a mapping of keys to values, got {got}.")
     refuse_empty(config, "", path)
     refuse_mapping(config, path)
+    refuse_misplaced(config, path)
+    refuse_beside(config, "", str(path))
     refuse_secrets(config, str(path))
     return config
-
-
-def refuse_empty(config: Any, prefix: str, path: Path) -> None:
-    """Raise UserError if a section has no keys: the parser would fail without its name."""
-    items = config.items() if isinstance(config, dict) else enumerate(config)
-    for key, value in items:
-        is_section = key == "init_args" or (not prefix and key in ("trainer", "model", "data"))
-        if is_section and value is None:
-            raise UserError(
-                f"{path}: {prefix}{key} must have keys under it, got nothing. Remove the line."
-            )
-        if isinstance(value, dict | list):
-            refuse_empty(value, f"{prefix}{key}.", path)
-
-
-def refuse_mapping(config: dict[str, Any], path: Path) -> None:
-    """Raise UserError if the callbacks are a mapping by class: the parser would not say so."""
-    trainer = config.get("trainer")
-    callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
-    listed = callbacks if isinstance(callbacks, list) else [callbacks]
-    for one in listed:
-        if isinstance(one, dict) and "class_path" not in one and one:
-            name = next(iter(one))
-            raise UserError(
-                f"{path}: trainer.callbacks must be a list of classes, got a mapping with the key "
-                f"{name}. Write callbacks: [{name}], or with settings "
-                f"[{{class_path: {name}, init_args: {{...}}}}]."
-            )
-
-
-def refuse_repeated_keys(root: yaml.Node | None, path: Path) -> None:
-    """Raise UserError if a file has a key twice: YAML would silently take the last one."""
-    seen: dict[str, int] = {}
-    for key, line in _keys_in(root, "", set()):
-        if key in seen:
-            first, last = sorted((seen[key], line))
-            where = f"line {first}" if first == last else f"lines {first} and {last}"
-            raise UserError(
-                f"{path}, {where}: the key {key} must stand once in a file, got it twice (the "
-                "last one would replace the first). Remove or rename one of them."
-            )
-        seen[key] = line
-
-
-def _keys_in(node: yaml.Node | None, prefix: str, walked: set[int]) -> Iterator[tuple[str, int]]:
-    """Yield every key as ``model.rewards.0.class_path`` with its line.
-
-    Merge keys (``<<``) are left out: they may be repeated, and their keys overridden.
-    """
-    if id(node) in walked:  # an alias of what an anchor names
-        return
-    walked.add(id(node))
-    children: list[tuple[str, yaml.Node]] = []
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            name = f"{prefix}{key.value}"
-            if key.tag != "tag:yaml.org,2002:merge":
-                yield name, key.start_mark.line + 1
-            children.append((name, value))
-    elif isinstance(node, yaml.SequenceNode):
-        children = [(f"{prefix}{number}", one) for number, one in enumerate(node.value)]
-    for name, child in children:
-        yield from _keys_in(child, f"{name}.", walked)
-
-
-def refuse_secrets(values: Any, where: str) -> None:
-    """Raise UserError if a secret is interpolated: it would be saved with the config."""
-    for variable in ENVIRONMENT.findall(str(values)):
-        if SECRET.search(variable):
-            raise UserError(
-                f"{where}: ${{oc.env:{variable}}} would be written into the saved config.yaml in "
-                f"plain text. Use a key that takes the name of the variable, such as "
-                f"judge.secret_variable: {variable}."
-            )

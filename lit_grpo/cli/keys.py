@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from lit_grpo.cli.commands import CHECKING, PLANNING, TRAINING
 
+SECTIONS = ("model", "data", "trainer", "seed_everything", "run_dir", "ckpt_path")
+"""Keys at the top level of a config."""
+
 KEYS = {
     "model.policy.path": ("required", "directory or Hub id of the model to start from"),
     "model.policy.lora": (

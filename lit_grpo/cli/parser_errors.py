@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from lit_grpo.cli.errors import broken_import, did_you_mean, one_line
-from lit_grpo.cli.keys import KEYS
+from lit_grpo.cli.keys import KEYS, SECTIONS
 from lit_grpo.cli.type_hints import (
     class_names,
     classes,
@@ -164,8 +164,6 @@ def no_function(parser: Any, key: str, match: re.Match[str]) -> str:
 
 
 def unknown_key(parser: Any, key: str, match: re.Match[str]) -> str:
-    if match["key"] == "class_path":
-        return "class_path: put the arguments of a class under init_args, next to class_path."
     full_key = ".".join(filter(None, [match["group"], match["key"]]))
     hint = suggest_key(parser, full_key)
     hint = hint or did_you_mean(full_key.split(".")[0], ("class_path", "init_args"))
@@ -265,8 +263,10 @@ def suggest_key(parser: Any, key: str) -> str:
         return " Did you mean lr?"
     if name in OTHER_NAMES:
         return f" Set {OTHER_NAMES[name]}."
-    is_whole = "trainer.max_steps" in known  # not the parser of a class
-    return suggest(key, [*known, *KEYS, *class_keys(parser)] if is_whole else known)
+    if "trainer.max_steps" in known:  # of a whole config
+        return suggest(key, [*known, *KEYS, *class_keys(parser)])
+    of_config = [one for one in (*SECTIONS, *KEYS) if one.rsplit(".", 1)[-1] == name]
+    return elsewhere(of_config[0]) if of_config else suggest(key, known)
 
 
 def class_keys(parser: Any) -> Iterator[str]:
@@ -289,6 +289,11 @@ def _keys_of(key: str, hint: Any) -> Iterator[str]:
                     yield from _keys_of(f"{key}.{name}", hints.get(name))
 
 
+def elsewhere(key: str) -> str:
+    """Return where a key belongs that was given in another place."""
+    return f" {key} belongs at the top level." if key in SECTIONS else f" Did you mean {key}?"
+
+
 def suggest(key: str, known: Iterable[str]) -> str:
     """Suggest a key of the same name elsewhere, or the closest word at the first unknown part."""
     paths = [path.split(".") for path in known]
@@ -298,6 +303,8 @@ def suggest(key: str, known: Iterable[str]) -> str:
             path[level] for path in paths if len(path) > level and path[:level] == parts[:level]
         }
         if part not in siblings:
-            elsewhere = [".".join(path) for path in paths if path[-1] == parts[-1]]
-            return f" Did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(part, siblings)
+            if part in SECTIONS:
+                return elsewhere(part)
+            others = [".".join(path) for path in paths if path[-1] == parts[-1]]
+            return elsewhere(others[0]) if others else did_you_mean(part, siblings)
     return ""

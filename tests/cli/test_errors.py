@@ -243,8 +243,8 @@ FILES = {
         "model.rewards: MathReward.weigt: no such key. Did you mean weight?"
     ),
     "{model: {rewards: [{class_path: MathReward, weight: 2}]}}": (
-        "model.rewards: Reward.class_path: put the arguments of a class under init_args, next "
-        "to class_path."
+        "model.rewards.0: weight must stand under init_args, got it beside class_path. Write "
+        "{class_path: MathReward, init_args: {weight: 2}}."
     ),
     "{model: {rewards: [{class_path: MathReward, init_args: {weight: heavy}}]}}": (
         "model.rewards: MathReward.weight: expected float, got heavy."

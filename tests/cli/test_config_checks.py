@@ -1,0 +1,90 @@
+"""What a config has in the wrong place is named, with the right one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lit_grpo.__main__ import main
+
+BASE = """
+model:
+  policy: {path: no_such_model}
+  rewards: [MathReward]
+data: {class_path: AdditionData, init_args: {num_digits: 1}}
+"""
+
+
+def error_of(capsys, *arguments: str, config: str = "{}") -> str:
+    """Return the error of a run with this config on top of one that is right."""
+    Path("base.yaml").write_text(BASE)
+    Path("my.yaml").write_text(config)
+    assert main(["fit", "--config=base.yaml", "--config=my.yaml", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line.removeprefix("error: ")
+
+
+BESIDE = {
+    "model: {rewards: [{class_path: MathReward, weight: 0.5}]}": (
+        "my.yaml: model.rewards.0: weight must stand under init_args, got it beside class_path. "
+        "Write {class_path: MathReward, init_args: {weight: 0.5}}."
+    ),
+    "model: {rewards: [{class_path: MathReward, init_args: {correct: 2}, weight: 0.5}]}": (
+        "Write {class_path: MathReward, init_args: {correct: 2, weight: 0.5}}."
+    ),
+    "model: {engine: {class_path: HFEngine, max_concurrent: 5}}": (
+        "my.yaml: model.engine: max_concurrent must stand under init_args"
+    ),
+    "model: {optimizer: {class_path: AdamW, lr: 1.0e-3}}": (
+        "Write {class_path: AdamW, init_args: {lr: 0.001}}."
+    ),
+    "data: {class_path: PromptData, train: a.jsonl, chat: true}": (
+        "my.yaml: data: train and chat must stand under init_args"
+    ),
+    "trainer: {callbacks: [{class_path: Checkpoints, every_n_steps: 5}]}": (
+        "my.yaml: trainer.callbacks.0: every_n_steps must stand under init_args"
+    ),
+    "model: {rewards: [{class_path: ProcessReward, init_args: "
+    "{reward: {class_path: mine.Slow, weight: 2}}}]}": (
+        "my.yaml: model.rewards.0.init_args.reward: weight must stand under init_args"
+    ),
+}
+
+
+@pytest.mark.parametrize("config", BESIDE)
+def test_arguments_beside_a_class_path_are_named_and_shown_in_their_place(config, capsys):
+    assert BESIDE[config] in error_of(capsys, config=config)
+
+
+def test_arguments_beside_a_class_path_are_named_on_the_command_line_too(capsys):
+    line = error_of(capsys, "--model.rewards", "[{class_path: MathReward, weight: 0.5}]")
+    assert line.startswith("the command line: model.rewards.0: weight must stand under init_args")
+
+
+PLACES = {
+    "model: {data: {class_path: AdditionData, init_args: {num_digits: 1}}}": "data belongs at",
+    "model: {trainer: {max_steps: 3}}": "model.trainer: no such key. trainer belongs at the top",
+    "model: {seed_everything: 3}": "seed_everything belongs at the top level, not under model.",
+    "trainer: {model: {group_size: 3}}": "trainer.model: no such key. model belongs at the top",
+    "rewards: [MathReward]": "rewards: no such key. Did you mean model.rewards?",
+    "policy: {path: a}": "policy.path: no such key. Did you mean model.policy.path?",
+    "group_size: 4": "group_size: no such key. Did you mean model.group_size?",
+    "trainer: {rewards: [MathReward]}": "trainer.rewards: no such key. Did you mean model.rewards?",
+    "data: {class_path: AdditionData, init_args: {group_size: 3}}": (
+        "data: AdditionData.group_size: no such key. Did you mean model.group_size?"
+    ),
+    "data: {class_path: AdditionData, init_args: {trainer: 3}}": (
+        "data: AdditionData.trainer: no such key. trainer belongs at the top level."
+    ),
+}
+
+
+@pytest.mark.parametrize("config", PLACES)
+def test_a_key_in_another_section_is_told_where_it_belongs(config, capsys):
+    assert PLACES[config] in error_of(capsys, config=config)
+
+
+def test_a_key_on_the_command_line_is_told_where_it_belongs(capsys):
+    line = error_of(capsys, "--model.data.num_digits=2")
+    assert line == "model.data.num_digits: no such key. data belongs at the top level."
