@@ -60,6 +60,7 @@ class FunctionReward(Reward):
             one.name for one in parameters if one.kind in NAMED and one.default is one.empty
         }
         self._takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+        self._check_takes_completions()
         self._check_reward_kwargs()
 
     @property
@@ -100,17 +101,16 @@ class FunctionReward(Reward):
                     f"{', '.join(missing)} is missing from prompt {prompt.id}, which has "
                     f"{', '.join(sorted(set(columns))) or 'none'}. Map the column in the data "
                     "module, set it in reward_kwargs, or give the parameter a default."
-                    + self._hint_on_completions()
                 )
 
-    def _hint_on_completions(self) -> str:
-        """Return how a function gets what it is to score, if it names neither form of it."""
-        if {*TRL.reserved, *VERL.reserved}.intersection(self._named):
-            return ""
-        return (
-            f" {self.name} takes no completion to score: name the parameter solution_str for the "
-            "text of one, or completions for the list of those of a prompt."
-        )
+    def _check_takes_completions(self) -> None:
+        if not self._takes_all and not {*TRL.reserved, *VERL.reserved}.intersection(self._named):
+            raise UserError(
+                f"a reward function must take completions, got {self.name}"
+                f"{inspect.signature(self.function)} (there is nothing that it could score). Name "
+                "the parameter solution_str for the text of one completion, or completions for "
+                f"the list of those of a prompt: def {self.name}(completions, **columns)."
+            )
 
     @property
     def _form(self) -> Form:

@@ -21,6 +21,15 @@ from lit_grpo.types import (
     setting_error,
 )
 
+_ARGUMENTS = {
+    "score": ("prompt", "completion"),
+    "score_group": ("prompt", "completions"),
+    "start": (),
+    "check": ("prompts",),
+    "close": (),
+}
+"""Method that a subclass may define -> what it is called with."""
+
 OnError = Literal["retry", "mask", "drop_group", "raise"]
 ReasoningView = Literal["strip", "keep"]
 Value = float | Score | None
@@ -173,6 +182,7 @@ def check_settings(reward: Reward) -> None:
             f"a reward must override score or score_group; {kind.__name__} has neither "
             "(there is nothing to call). Define score(self, prompt, completion)."
         )
+    _check_signatures(reward)
     if not re.fullmatch(r"[\w.-]+", str(reward.name)):
         rule = "one or more letters, digits, '_', '-' and '.'"
         raise setting_error(
@@ -190,3 +200,27 @@ def check_settings(reward: Reward) -> None:
         raise setting_error(setting_key(reward, "only_sources"), rule, repr(only), why)
     check_range(setting_key(reward, "timeout_seconds"), reward.timeout_seconds, above=0)
     check_range(setting_key(reward, "num_retries"), reward.num_retries, at_least=0)
+
+
+def _check_signatures(reward: Reward) -> None:
+    """Check that the methods of a reward take what they are called with."""
+    unused = "score" if reward.is_grouped else "score_group"
+    for name, arguments in _ARGUMENTS.items():
+        method = getattr(reward, name)
+        try:
+            signature = inspect.signature(method)
+        except (TypeError, ValueError):  # of what is not written in Python
+            continue
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            if name == unused:
+                continue
+            whole = ", ".join(["self", *arguments])
+            keyword = "async def" if inspect.iscoroutinefunction(method) else "def"
+            raise UserError(
+                f"{type(reward).__name__}.{name} must take {whole}, got "
+                f"{name}{inspect.signature(getattr(type(reward), name))} (it is called with "
+                f"{' and '.join(arguments) or 'nothing'}, by position). Define {keyword} "
+                f"{name}({whole})."
+            ) from None

@@ -273,8 +273,8 @@ def test_a_parameter_for_one_completion_is_told_its_name():
     def short(completion, answer):
         return float(len(completion) < 3)
 
-    with pytest.raises(UserError, match=r"short takes no completion to score: name .*solution_str"):
-        FunctionReward(short).check([prompt(answer="2", completion="a column")])
+    with pytest.raises(UserError, match=r"got short\(completion, answer\).*Name .*solution_str"):
+        FunctionReward(short)
 
 
 # The data

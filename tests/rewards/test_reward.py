@@ -3,6 +3,7 @@ from tiny import completion, prompt
 
 from lit_grpo.rewards import LengthReward, Reward
 from lit_grpo.rewards.reward import check_settings
+from lit_grpo.types import UserError
 
 
 class Contains(Reward):
@@ -80,3 +81,53 @@ def test_reward_that_overrides_nothing_is_refused():
 
     with pytest.raises(ValueError, match="Empty has neither"):
         check_settings(Empty())
+
+
+class OfTRL(Reward):
+    def score(self, completion):
+        return 1.0
+
+
+class WithoutSelf(Reward):
+    async def score(prompt, completion):
+        return 1.0
+
+
+class NamedOnly(Reward):
+    def score_group(self, prompt, *, completions):
+        return [1.0]
+
+
+class ChecksNothing(Contains):
+    def check(self):
+        return
+
+
+class TakesMore(Reward):
+    def score(self, prompt, completion, scale=2.0, **columns):
+        return scale
+
+
+class TakesAll(Reward):
+    def score_group(self, *arguments):
+        return [1.0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (OfTRL(), r"OfTRL.score must take self, prompt, completion, got score\(self, completion\)"),
+        (OfTRL(), r"Define def score\(self, prompt, completion\)\.$"),
+        (WithoutSelf(), r"got score\(prompt, completion\).*Define async def score\(self, prompt"),
+        (NamedOnly(), r"NamedOnly.score_group must take self, prompt, completions, got"),
+        (ChecksNothing(), r"ChecksNothing.check must take self, prompts, got check\(self\)"),
+    ],
+)
+def test_a_method_that_does_not_take_what_it_is_called_with_is_refused(reward, message):
+    with pytest.raises(UserError, match=message):
+        check_settings(reward)
+
+
+@pytest.mark.parametrize("reward", [TakesMore(), TakesAll(), Contains(), Siblings()])
+def test_a_method_may_take_more_than_it_is_called_with(reward):
+    check_settings(reward)
