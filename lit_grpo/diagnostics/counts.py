@@ -19,8 +19,8 @@ from lit_grpo.types import Outcome, RolloutBatch, TrainBatch
 REPETITIVE, MIN_CHARACTERS = 0.15, 200
 """A completion of so many characters that compresses to such a share repeats itself."""
 
-Scores = tuple[str, Outcome]
-"""The name of a reward, and how scores of it ended."""
+Scores = tuple[str, Outcome, bool]
+"""The name of a reward, how scores of it ended, and whether by a bug of its code."""
 
 
 def _merged_by(merge: Callable[[Any, Any], Any]) -> Any:
@@ -180,8 +180,9 @@ def _count_failures(rollouts: RolloutBatch) -> tuple[Counter[Scores], dict[Score
         for name, scores in group.scores.items():
             for score in scores:
                 if score.was_asked and not score.is_ok:
-                    counts[name, score.outcome] += 1
-                    details.setdefault((name, score.outcome), score.detail)
+                    kind = name, score.outcome, bool(score.bug)
+                    counts[kind] += 1
+                    details.setdefault(kind, score.detail)
     return counts, details
 
 

@@ -33,6 +33,8 @@ ADVICE = {
     Outcome.TRUNCATED: "Raise its max_tokens, or lower model.sampling.max_tokens",
 }
 
+BUG_ADVICE = "Fix the code of the reward; if it asks a service, look at what that replied"
+
 SUDDEN_SHARE = 0.1
 """A share of completions with a reward from which none at all is a fall."""
 
@@ -47,12 +49,18 @@ class Failure:
     """Share of this reward's scores that ended this way."""
     detail: str
     """Detail of one of them."""
+    is_bug: bool = False
+    """Whether they look like a mistake in the code of the reward."""
+
+    @property
+    def advice(self) -> str:
+        return BUG_ADVICE if self.is_bug else ADVICE[self.outcome]
 
     def __str__(self) -> str:
         example = f", for instance: {shorten(self.detail)}" if self.detail else ""
         return (
             f"{self.fraction:.0%} of the scores of reward {self.reward!r} ended as "
-            f"{self.outcome}{example}. {ADVICE[self.outcome]}."
+            f"{self.outcome}{example}. {self.advice}."
         )
 
 
@@ -80,8 +88,9 @@ def find_failure(
         num_rows += len(group.completions)
         for name in group.scores if rewards is None else rewards:
             for score in filter(counts_as_failure, group.scores[name]):
-                counts[name, score.outcome] += 1
-                details.setdefault((name, score.outcome), score.detail)
+                kind = name, score.outcome, bool(score.bug)
+                counts[kind] += 1
+                details.setdefault(kind, score.detail)
     return _most_common(counts, details, num_rows)
 
 
@@ -102,9 +111,14 @@ def _most_common(
 ) -> Failure | None:
     if not counts:
         return None
-    (name, outcome), count = counts.most_common(1)[0]
+    kind, count = counts.most_common(1)[0]
+    name, outcome, is_bug = kind
     return Failure(
-        reward=name, outcome=outcome, fraction=count / num_rows, detail=details[name, outcome]
+        reward=name,
+        outcome=outcome,
+        fraction=count / num_rows,
+        detail=details[kind],
+        is_bug=is_bug,
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
+from typing import IO, Any, cast
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -21,8 +23,23 @@ def open_console() -> Console:
 
     Nothing in the text is markup, and no number is coloured.
     """
-    is_given = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if is_given else WIDTH_OF_FILES, highlight=False, markup=False)
+    is_terminal = sys.stdout.isatty()
+    return Console(
+        file=None if is_terminal else cast(IO[str], _File()),
+        width=None if is_terminal or "COLUMNS" in os.environ else WIDTH_OF_FILES,
+        highlight=False,
+        markup=False,
+    )
+
+
+class _File:
+    """The current ``sys.stdout``, without the spaces that fill the lines of a table."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(re.sub(r" +(?=\n)", "", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
 
 
 def make_table(name: str) -> Table:

@@ -52,7 +52,7 @@ def test_counts_by_hand():
     assert counts.identical_fraction == 0  # the identical group is solved
     assert counts.only_reward is None
     assert (counts.num_trained, counts.has_advantage, counts.lowest_logprob) == (1, False, -0.5)
-    assert counts.failures == {("math", Outcome.ABSTAIN): 1}
+    assert counts.failures == {("math", Outcome.ABSTAIN, False): 1}
 
 
 def findings(*ranks):

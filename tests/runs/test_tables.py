@@ -33,3 +33,12 @@ def test_output_that_goes_to_no_terminal_is_wide_unless_columns_are_given(monkey
     assert open_console().width == WIDTH_OF_FILES
     monkeypatch.setenv("COLUMNS", "70")
     assert open_console().width == 70
+
+
+def test_output_that_goes_to_no_terminal_has_no_spaces_at_the_ends_of_lines(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = Table.grid(padding=(0, 2))
+    table.add_row("ok", "long enough")
+    table.add_row("failed", "no")
+    open_console().print(table)
+    assert capsys.readouterr().out == "ok      long enough\nfailed  no\n"

@@ -87,12 +87,21 @@ def _scored(rewards: Sequence[Reward], checked: Sequence[Reward], which: str) ->
     """Say which rewards can score prompts, and of which that is not known."""
     if checked:
         yield ok(f"{_names(checked)} can score every {which} prompt.")
-    if unchecked := [one for one in rewards if one not in checked]:
-        has = "has" if len(unchecked) == 1 else "have"
-        yield remark(
-            f"Whether {_names(unchecked)} can score the {which} prompts is not checked: {has} no "
-            "check() for that, or did not start here. --probe scores some completions."
-        )
+    others = [one for one in rewards if one not in checked]
+    silent = [one for one in others if not _has_check(one)]
+    for unchecked, why in (
+        (silent, "no method check(prompts) says so"),
+        ([one for one in others if one not in silent], "it was not started, as credentials says"),
+    ):
+        if unchecked:
+            yield remark(
+                f"Whether {_names(unchecked)} can score the {which} prompts is not known: {why}. "
+                "--probe scores some completions."
+            )
+
+
+def _has_check(reward: Reward) -> bool:
+    return type(own_reward(reward)).check is not Reward.check
 
 
 def _check_prompts(
@@ -109,7 +118,7 @@ def _check_prompts(
     Raises:
         UserError: it can never score some of them.
     """
-    if type(own_reward(reward)).check is Reward.check:
+    if not _has_check(reward):
         return False
     if isinstance(reward, JudgedReward):  # its start asks the judge
         checked = reward.check(prompts)

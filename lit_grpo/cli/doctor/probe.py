@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, islice
+from math import isnan
 
 from lit_grpo.cli.doctor.batch import planned_steps
 from lit_grpo.cli.doctor.findings import Finding, NotChecked, failed, ok, refused, remark
@@ -38,8 +39,9 @@ def check_rollout(subject: Subject) -> Iterator[Finding]:
         asked = "a judge" if subject.judged else "servers"
         raise NotChecked(f"Not tried (--offline): it would ask {asked}.")
     trial = _try(subject, module)
-    yield _signal(trial)
-    yield from _failures(trial)
+    signal = _signal(trial)
+    yield signal
+    yield from _failures(trial, signal.text)
     yield ok(_speed(trial, subject, module))
     for line in sample_completions(trial.rollouts, NUM_SHOWN):
         yield ok(f"Sampled for {line}")
@@ -65,9 +67,10 @@ def _signal(trial: Trial) -> Finding:
     fraction = has_signal(rollouts.rewards, rollouts.valid).double().mean().item()
     truncated, empty = truncated_fraction(rollouts), empty_fraction(rollouts)
     mean = rollouts.rewards.nanmean().item()
+    rewarded = "no completion has a reward" if isnan(mean) else f"mean reward {mean:.3g}"
     text = (
         f"{trial.num_rows} completions of {len(rollouts.groups)} prompts: the rewards differ in "
-        f"{fraction:.0%} of the groups, mean reward {mean:.3g}, {truncated:.0%} cut off at "
+        f"{fraction:.0%} of the groups, {rewarded}, {truncated:.0%} cut off at "
         f"model.sampling.max_tokens, {empty:.0%} empty."
     )
     if fraction:
@@ -95,10 +98,12 @@ def _constant(rollouts: RolloutBatch) -> str | None:
     return None
 
 
-def _failures(trial: Trial) -> Iterator[Finding]:
+def _failures(trial: Trial, said: str) -> Iterator[Finding]:
+    """Say which rewards failed, but for what has been said already."""
     failures = failed_everywhere(trial.rollouts)
     for failure in failures:
-        yield refused(f"A reward failed on every completion: {failure}")
+        if str(failure) not in said:
+            yield refused(f"A reward failed on every completion: {failure}")
     some = find_failure(trial.rollouts)
     if some is not None and not failures:
         yield remark(f"Some rows could not be scored: {some}")

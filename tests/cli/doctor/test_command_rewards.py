@@ -31,7 +31,8 @@ def test_a_reward_is_started_where_the_run_starts_it(where, monkeypatch, capsys)
     assert exit_code == 0
     assert f"needs_key starts in {where}" in shown["credentials"]
     # It has no check(), whatever wraps it.
-    assert "Whether needs_key can score the training prompts is not checked" in shown["data"]
+    known = "can score the training prompts is not known: no method check(prompts) says so."
+    assert f"Whether needs_key {known}" in shown["data"]
     assert "needs_key can score every" not in shown["data"]
 
 
@@ -58,7 +59,8 @@ def test_offline_no_reward_of_the_user_s_is_started(make, is_accuracy, capsys):
     exit_code, shown = doctor(capsys, reward, "--offline")
     assert exit_code == 0
     assert "records_hooks: not started (--offline)" in shown["credentials"]
-    assert f"Whether records_hooks can score the {which} prompts is not checked" in shown["data"]
+    known = f"can score the {which} prompts is not known: it was not started, as credentials says."
+    assert f"Whether records_hooks {known}" in shown["data"]
     assert not Path("hooks.txt").exists()
     exit_code, shown = doctor(capsys, reward)
     assert exit_code == 0
@@ -100,3 +102,20 @@ def test_a_value_that_depends_on_no_completion_is_failed(capsys):
     assert exit_code == 1
     assert "Reward 'constant' gives different completions" in shown["probe"]
     assert "mean reward 0.25" in shown["probe"]
+
+
+class Broken(Reward):
+    """Read a column that there is not."""
+
+    def score(self, prompt, completion):
+        return float(prompt.columns["keywords"] in completion.text)
+
+
+def test_a_bug_of_a_reward_is_said_once_and_no_service_is_blamed(capsys):
+    exit_code, shown = doctor(capsys, "--probe", rewarded(f"{__name__}.Broken"))
+    assert exit_code == 1
+    assert shown["probe"].count("KeyError: 'keywords'") == 1
+    assert "no completion has a reward" in shown["probe"]
+    assert "Fix the code of the reward" in shown["probe"]
+    assert "nan" not in shown["probe"]
+    assert "credentials" not in shown["probe"]
