@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import shlex
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -112,6 +116,26 @@ def exit_code_of_error(error: BaseException) -> int:
     return next(found, ExitCode.CRASHED)
 
 
+_COMMAND = re.compile(r"lit-grpo ([\w-]+) RUN\b")
+_IN_PYTHON = {
+    "rewards": "call it on a few completions",
+    "fit": 'trainer.fit(…, ckpt_path="last")',
+}
+"""Command that needs the config of a run -> what is done where a program has made the trainer."""
+
+
+def for_this_run(trainer: L.Trainer, text: str) -> str:
+    """Return an advice with the directory of the run in place of ``RUN`` in commands."""
+    run_dir = trainer.default_root_dir
+    has_config = Path(run_dir, "config.yaml").exists()
+
+    def named(command: re.Match[str]) -> str:
+        in_python = None if has_config else _IN_PYTHON.get(command[1])
+        return in_python or f"lit-grpo {command[1]} {shlex.quote(run_dir)}"
+
+    return _COMMAND.sub(named, text)
+
+
 def stop_run(trainer: L.Trainer, reason: StopReason) -> None:
     """End the run after this rollout step, without a last validation; the first reason wins.
 
@@ -119,7 +143,8 @@ def stop_run(trainer: L.Trainer, reason: StopReason) -> None:
     generate its completions may be dead, and a scheduler that ends a run does not wait for one.
     """
     if get_stop_reason(trainer) is None:
-        trainer.stop_reason = reason  # type: ignore[attr-defined]
+        message = for_this_run(trainer, reason.message)
+        trainer.stop_reason = replace(reason, message=message)  # type: ignore[attr-defined]
     trainer.should_stop = True
     trainer.limit_val_batches = 0
 

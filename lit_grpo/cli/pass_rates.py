@@ -183,6 +183,7 @@ def sampled(
             completions = _completions(module, some, number, cache)
             score_while_sampling(scoring, counted(completions))
             yield scoring.result()
+            scoring.warn_of_bugs()
 
 
 def _completions(

@@ -96,7 +96,7 @@ def report_failures(rollouts: Sequence[RolloutBatch]) -> int:
     failures = [one for name, one in first.items() if all(name in other for other in others)]
     if not failures:
         return ExitCode.DONE
-    reasons = " ".join(map(str, failures))
+    reasons = " ".join(f"{one.reward!r} has a bug." if one.is_bug else str(one) for one in failures)
     return print_error(f"a reward failed on every completion: {reasons}", REWARD_FAILED)
 
 

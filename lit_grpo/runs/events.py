@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lit_grpo.diagnostics.causes import cause_of_exit
 from lit_grpo.diagnostics.errors import cause_of_error
 from lit_grpo.runs.event_log import LEAKED, Event, EventKind, append_event, now, read_events
-from lit_grpo.stopping import get_stop_reason
+from lit_grpo.stopping import for_this_run, get_stop_reason
 
 __all__ = ["Event", "EventKind", "EventsFile", "read_events", "record_event"]
 
@@ -42,7 +42,7 @@ def record_event(
         time=now(),
         step=min(num_finished_steps(trainer), progress.processed),
         kind=kind,
-        message=message,
+        message=for_this_run(trainer, message),
         cause=cause,
         **others,
     )

@@ -24,7 +24,7 @@ from lit_grpo.distributed.checkpoints import local_part
 from lit_grpo.runs.events import EventKind, num_finished_steps, record_event
 from lit_grpo.runs.rollback import RollbackHistory, roll_back, step_of
 from lit_grpo.runs.rules import Rule, WatchedCause, watch_causes
-from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
+from lit_grpo.stopping import ExitCode, for_this_run, get_stop_reason, stop_run
 from lit_grpo.types import (
     Diverged,
     RolloutBatch,
@@ -215,7 +215,7 @@ class HealthMonitor(Callback):
         often = "" if is_said else f" ({one.num_due} steps so far)"
         if trainer.is_global_zero:
             step = trainer.fit_loop.total_batch_idx
-            log.warning("rollout step %d%s: %s", step, often, message)
+            log.warning("rollout step %d%s: %s", step, often, for_this_run(trainer, message))
 
     def _roll_back(
         self, trainer: L.Trainer, pl_module: L.LightningModule, one: WatchedCause, message: str

@@ -78,6 +78,7 @@ class WandbTeardown(Callback):
         """Whether a call timed out."""
         self._failed = False
         self._loggers: list[WandbLogger] = []
+        self._run_dir = ""
         self._untold = ""
         """The warning that is not an event of the run yet."""
 
@@ -142,6 +143,7 @@ class WandbTeardown(Callback):
             self._untold = ""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._run_dir = trainer.default_root_dir
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger) and logger not in self._loggers:
                 self._loggers.append(logger)
@@ -170,7 +172,7 @@ class WandbTeardown(Callback):
             self._warn(
                 f"wandb failed in {name} ({type(error).__name__}: {error}); the run continues "
                 "without it. All metrics are in the run directory. Send the rest of wandb's data "
-                "with `lit-grpo wandb-sync RUN --include_online`."
+                f"with `lit-grpo wandb-sync {shlex.quote(self._run_dir)} --include_online`."
             )
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -24,7 +24,7 @@ from lit_grpo.diagnostics import (
 from lit_grpo.distributed import gather_objects
 from lit_grpo.runs.events import record_event
 from lit_grpo.runs.health import of_all_ranks
-from lit_grpo.stopping import ExitCode, stop_run
+from lit_grpo.stopping import ExitCode, for_this_run, stop_run
 from lit_grpo.types import RolloutBatch, StopReason, check_range
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class ZeroRewardBreaker(Callback):
             stop_run(trainer, reason)
         elif trainer.is_global_zero:
             message += f"\nThe run will be stopped after {self.stop_after} such steps."
-            log.warning("%s", message)
+            log.warning("%s", for_this_run(trainer, message))
             record_event(trainer, "alert", message, "no_reward")
 
     def _count(self, step: int, *, unscored: bool) -> None:

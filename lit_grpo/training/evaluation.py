@@ -179,6 +179,7 @@ class Evaluation:
         rollouts = scoring.result()
         if bug := any_failure(self._find_bug(score_status(rollouts, list(self.suite.weights)))):
             raise UserCodeFailed(bug)
+        scoring.warn_of_bugs()
         return rollouts
 
     def _find_bug(self, status: ScoreStatus) -> str:

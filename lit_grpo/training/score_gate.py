@@ -96,7 +96,7 @@ class ScoreGate:
         rollouts, status = self._attempt(scoring)
         pauses = self._policy.pauses()
         has_retried = False
-        while not self._can_train(status):
+        while not self._can_train(status, scoring):
             pause = next(pauses, None)
             if pause is None:
                 raise StepAbandoned(
@@ -147,8 +147,8 @@ class ScoreGate:
         """Return how many rows may have no score."""
         return self._policy.max_absent_fraction * status.num_rows
 
-    def _can_train(self, status: ScoreStatus) -> bool:
-        """Return whether few enough scores are missing.
+    def _can_train(self, status: ScoreStatus, scoring: Scoring | None) -> bool:
+        """Return whether few enough scores are missing; log the bugs that the run survives.
 
         Raises:
             StepAbandoned: retrying is pointless.
@@ -159,6 +159,8 @@ class ScoreGate:
         if status.num_not_sampled > self._limit(status):
             message = f"Stopped because completions could not be sampled: {status}"
             raise StepAbandoned(message, cause="engine_outage")
+        if scoring is not None:
+            scoring.warn_of_bugs()
         return status.num_absent <= self._limit(status)
 
     def _wait(self, scoring: Scoring | None) -> None:

@@ -60,8 +60,7 @@ class ScoreStatus:
         return (
             f"Stopped because of a bug in reward {name!r} on {where}, which no retry heals. The "
             f"step was not trained on. {self.bugs[name]}\nTry the reward without training: "
-            "lit-grpo rewards RUN; in Python, call its function on a few completions."
-            f"{advice}"
+            f"lit-grpo rewards RUN.{advice}"
         )
 
     def __str__(self) -> str:

@@ -174,6 +174,25 @@ def test_a_run_without_any_reward_is_stopped_although_no_callback_is_listed(tmp_
     assert (alert.kind, alert.step, stop.kind, stop.step) == ("alert", 5, "stop", 10)
 
 
+class Broken(Reward):
+    def score(self, prompt, completion):
+        return float(prompt.columns["keywords"] == "")
+
+
+def test_a_bug_in_a_reward_is_said_once_with_advice_for_a_program(tmp_path):
+    module = make_module(rewards=[Broken()], group_size=2)
+    data = AdditionData(1, train_size=8, validation_size=0, prompts_per_step=2)
+    trainer = Trainer(tmp_path, max_steps=1, accelerator="cpu", enable_progress_bar=False)
+    trainer.fit(module, data)
+    close_logs()
+    log = (tmp_path / "run.log").read_text()
+    assert "Try the reward without training: call it on a few completions." in log
+    assert "RUN" not in log
+    assert log.count("KeyError") == 1
+    (stop,) = [one for one in read_events(tmp_path) if one.kind == "stop"]
+    assert "call it on a few completions" in stop.message
+
+
 def test_the_guards_find_nothing_in_an_sft_run(tmp_path):
     settings = {"optimizer": sgd, "sampling": Sampling(max_tokens=8)}
     module = SFTModule(Policy(architecture=LLAMA), **settings)

@@ -26,11 +26,6 @@ class MissingColumn(Reward):
         return float(prompt.columns["keywords"] == "")  # the faulty line
 
 
-class WrongSignature(Reward):
-    def score(self, completion):
-        return 1.0
-
-
 class Text(Reward):
     def score(self, prompt, completion):
         return "0.5"
@@ -44,6 +39,15 @@ class NotANumber(Reward):
 class TooFew(Reward):
     def score_group(self, prompt, completions):
         return [1.0]
+
+
+class WrongSignature(Reward):
+    async def score(self, completion):
+        return 1.0
+
+
+def of_one(completion):
+    return 1.0
 
 
 def one_value(completions, **kwargs):
@@ -121,11 +125,10 @@ PROCESS = "{class_path: ProcessReward, init_args: {reward: buggy_rewards.Missing
     [
         ("buggy_rewards.MissingColumn", "KeyError: 'keywords'"),
         (PROCESS, "KeyError: 'keywords'"),
-        ("buggy_rewards.WrongSignature", "TypeError: WrongSignature.score() takes 2 positional"),
         ("buggy_rewards.Text", "returned '0.5' (str of length 3), not a number"),
         ("buggy_rewards.NotANumber", "needs a finite value, got nan"),
-        ("buggy_rewards.TooFew", "TooFew.score_group (buggy_rewards.py, line 29) returned 1 value"),
-        (ONE_VALUE, "one_value (buggy_rewards.py, line 33) returned 0.0 (float) for 2 completions"),
+        ("buggy_rewards.TooFew", "TooFew.score_group (buggy_rewards.py, line 24) returned 1 value"),
+        (ONE_VALUE, "one_value (buggy_rewards.py, line 37) returned 0.0 (float) for 2 completions"),
     ],
     ids=lambda text: text[:40],
 )
@@ -134,10 +137,36 @@ def test_a_bug_on_every_row_ends_the_run_at_its_first_step(reward, shown):
     assert exit_code == ExitCode.CRASHED
     stop = log[log.index("Stopped because of a bug in reward") :]
     assert shown in stop
+    assert "gave no value" not in log
+    assert "lit-grpo rewards run." in stop
+    assert "RUN" not in log
     assert "with the columns" in stop
     assert "Row addition:" in stop
     assert "Retrying" not in log
     assert not Path("run/metrics.csv").exists()
+
+
+OF_ONE = ONE_VALUE.replace("one_value", "of_one")
+
+
+@pytest.mark.parametrize(
+    ("reward", "shown"),
+    [
+        ("buggy_rewards.WrongSignature", "Define async def score(self, prompt, completion)."),
+        (OF_ONE, "def of_one(completions, **columns)."),
+        (
+            f"{{class_path: ProcessReward, init_args: {{reward: {OF_ONE}}}}}",
+            "got of_one(completion)",
+        ),
+    ],
+    ids=["class", "function", "worker"],
+)
+def test_a_wrong_signature_is_one_line_before_anything_is_loaded(reward, shown, capsys):
+    assert main(["fit", "--config=base.yaml", f"--model.rewards=[{reward}]"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert shown in line
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize("reward", ["buggy_rewards.MissingColumn", PROCESS], ids=["here", "worker"])

@@ -80,6 +80,7 @@ class Scoring:
         """(reward, group) -> rows waiting to be scored together with their siblings."""
         self._num_pending = num_rows * len(rewards)
         self._failure: RewardFailed | None = None
+        self._bugs: list[tuple[Call, Score]] = []
         self._changed = threading.Condition()
         self._is_cancelled = False
 
@@ -244,10 +245,19 @@ class Scoring:
             scores = as_permanent(scores)
         failed = next((score for score in scores if score.is_failure), None)
         if failed is not None:
-            self._warn(call, failed)
+            if failed.bug:
+                self._bugs.append((call, failed))
+            else:
+                self._warn(call, failed)
             if call.reward.on_error == "raise" and self._failure is None:
                 self._failure = RewardFailed(call.reward.name, call.prompt.id, failed)
         self._fill(call.reward.name, dict(zip(call.rows, scores, strict=True)))
+
+    def warn_of_bugs(self) -> None:
+        """Log the bugs so far; whoever ends because of one says more of it."""
+        bugs, self._bugs = self._bugs, []
+        for call, score in bugs:
+            self._warn(call, score)
 
     def _with_known_tokens(self, row: int, scored: Completion, score: Score) -> Score:
         """Return the score, or a failure if its steps are not at tokens of the completion."""

@@ -154,7 +154,9 @@ class RewardSuite:
         scoring = self.open(prompts, len(completions[0]))
         for row, completion in enumerate(one for group in completions for one in group):
             scoring.add(row, completion)
-        return scoring.result()
+        rollouts = scoring.result()
+        scoring.warn_of_bugs()
+        return rollouts
 
     def observe(self) -> list[Measurements]:
         """Return what each reward measured since the last call."""
