@@ -62,8 +62,10 @@ class Adaptive:
             check_range(f"{_KEY}.shares.{name}", share, at_least=0)
         if not sum(self.shares.values()):
             raise setting_error(f"{_KEY}.shares", "a share above 0", self.shares)
+        check_range(f"{_KEY}.easy_above", self.easy_above, at_least=0, at_most=1)
         check_range(f"{_KEY}.hard_below", self.hard_below, at_least=0, at_most=self.easy_above)
         check_range(f"{_KEY}.momentum", self.momentum, at_least=0, at_most=1)
+        check_range(f"{_KEY}.solved_at", self.solved_at, above=0)
         check_range(f"{_KEY}.rest_epochs", self.rest_epochs, at_least=0)
 
 

@@ -33,6 +33,9 @@ class Phase:
     def __post_init__(self) -> None:
         check_range(f"{_KEY}.fraction", self.fraction, above=0)
         check_range(f"{_KEY}.lr_scale", self.lr_scale, at_least=0)
+        for name, value in (("fraction", self.fraction), ("lr_scale", self.lr_scale)):
+            if value == inf:
+                raise setting_error(f"{_KEY}.{name}", "finite", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +80,14 @@ class Curriculum:
 
 
 def parse_curriculum(
-    value: str | Sequence[Phase] | None, weights: Mapping[str, float]
+    value: str | Sequence[Phase] | None, weights: Mapping[str, float], key: str = _KEY
 ) -> tuple[Phase, ...]:
     """Return the phases of a setting; without one, a single phase with the sources' own weights.
 
     Args:
         value: Phases, or ``verifiable:open:fraction[:lr_scale]`` of each, separated by spaces.
         weights: The weight of each source.
+        key: The setting, for messages.
 
     Raises:
         UserError: the text is not of that form, or a source is unknown.
@@ -92,21 +96,21 @@ def parse_curriculum(
         return (Phase(weights=dict(weights), fraction=1.0),)
     if not isinstance(value, str | Sequence) or not value:
         raise setting_error(
-            _KEY, "text or a list of phases", repr(value), "YAML reads a:b:c as a number: quote it"
+            key, "text or a list of phases", repr(value), "YAML reads a:b:c as a number: quote it"
         )
-    phases = _read_text(value, weights) if isinstance(value, str) else tuple(value)
+    phases = _read_text(value, weights, key) if isinstance(value, str) else tuple(value)
     for phase in phases:
         if unknown := [name for name in phase.weights if name not in weights]:
             raise setting_error(
-                _KEY, f"weights of {', '.join(weights)}", f"one of {', '.join(unknown)}"
+                key, f"weights of {', '.join(weights)}", f"one of {', '.join(unknown)}"
             )
     return phases
 
 
-def _read_text(text: str, weights: Mapping[str, float]) -> tuple[Phase, ...]:
+def _read_text(text: str, weights: Mapping[str, float], key: str) -> tuple[Phase, ...]:
     if set(weights) != set(TEXT_SOURCES):
         raise setting_error(
-            _KEY,
+            key,
             f"a list of phases unless the sources are {' and '.join(TEXT_SOURCES)}",
             f"{text!r} for {', '.join(weights)}",
             "a phase in text is verifiable:open:fraction[:lr_scale]",
@@ -119,7 +123,7 @@ def _read_text(text: str, weights: Mapping[str, float]) -> tuple[Phase, ...]:
         except ValueError:
             rule = "phases of the form verifiable:open:fraction[:lr_scale]"
             example = "such as 0.8:0.2:0.4 0.2:0.8:0.6:0.5"
-            raise setting_error(_KEY, rule, repr(word), example) from None
+            raise setting_error(key, rule, repr(word), example) from None
         shares = dict(zip(TEXT_SOURCES, (verifiable, open_), strict=True))
         phases.append(Phase(weights=shares, fraction=fraction, lr_scale=lr_scale))
     return tuple(phases)

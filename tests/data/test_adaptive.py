@@ -131,6 +131,8 @@ def test_results_reach_the_sources_that_they_are_of():
         ({"hard_below": 0.9}, r"hard_below must be .*0.8"),
         ({"momentum": 2}, "momentum must be"),
         ({"rest_epochs": -1}, "rest_epochs must be >= 0"),
+        ({"easy_above": 80}, "easy_above must be"),
+        ({"solved_at": 0}, "solved_at must be positive"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -17,6 +18,7 @@ from lit_grpo.cli.commands import BUNDLED, RECIPES
 from lit_grpo.cli.configs import read_config
 from lit_grpo.cli.errors import did_you_mean
 from lit_grpo.cli.parser_errors import explain
+from lit_grpo.data.curriculum import parse_curriculum
 from lit_grpo.judge import Judge
 from lit_grpo.types import UserError, check_range, setting_error
 
@@ -58,6 +60,8 @@ class RecipeSource:
 
     def __post_init__(self) -> None:
         check_range("weight", self.weight, above=0)
+        if self.weight == inf:
+            raise setting_error("weight", "finite", self.weight)
         if not self.data:
             raise setting_error("data", "a file, a dataset or a list of them", "nothing")
         for role in self.columns:
@@ -163,6 +167,8 @@ class Recipe:
         for key in ("seed", "holdout_size", "validation_size"):
             check_range(key, getattr(self, key), at_least=0)
         check_range("size", self.size, at_least=1)
+        weights = {name: source.weight for name, source in self.sources.items()}
+        parse_curriculum(self.curriculum, weights, "curriculum")
 
     def share(self, name: str) -> float:
         """Return the share of a source in the rows by its weight."""
