@@ -38,9 +38,8 @@ class PreparedRow:
     @property
     def text(self) -> str:
         """The words of the prompt."""
-        if self.columns.get("messages") is None:
-            return str(self.columns["prompt"])
-        return "\n".join(one["content"] for one in self.columns["messages"] if one.get("content"))
+        messages = self.columns.get("messages")
+        return _words(self.columns["prompt"] if messages is None else messages)
 
     @property
     def hashes(self) -> tuple[str, ...]:
@@ -94,6 +93,10 @@ def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -
     columns.pop("answer", None)
     if answer is not None:
         columns["answer"] = answer
+    if isinstance(columns.get("question"), list) and columns["question"] == prompt:
+        del columns["question"]  # they are messages
+    if source.kind == "open":  # templates of rubrics name it
+        columns.setdefault("question", _words(prompt))
     return PreparedRow(
         origin=row.origin,
         id="" if given is None else str(given),
@@ -163,6 +166,13 @@ def _prompt(value: Any, column: str) -> str | list[dict[str, Any]]:
         return value
     what = f"the prompt column {column!r} holds neither text nor messages but {str(value)[:60]!r}"
     raise UnusableRow("prompt is no text", what)
+
+
+def _words(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of a prompt, or of all messages of a conversation."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(one["content"] for one in prompt if one.get("content"))
 
 
 def _with_lists(columns: dict[str, Any]) -> dict[str, Any]:

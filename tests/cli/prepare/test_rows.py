@@ -65,6 +65,15 @@ def test_messages_are_found_under_any_name_of_a_prompt(name):
     assert row.columns["messages"] == said
     assert "prompt" not in row.columns
     assert (row.text, row.text_hash) == ("Why?", text_hash("Why?"))
+    assert "question" not in row.columns
+
+
+@pytest.mark.parametrize("prompt", ["Why?", [{"role": "user", "content": "Why?"}]])
+def test_an_open_row_has_a_question_for_templates_of_rubrics(prompt):
+    for name in ("prompt", "question"):
+        assert prepared({name: prompt}, kind="open").columns["question"] == "Why?"
+    row = prepared({"prompt": "Be brief. Why?", "question": "Why?"}, kind="open")
+    assert row.columns["question"] == "Why?"
 
 
 def test_a_prepared_row_is_prepared_again_without_renaming():
