@@ -116,7 +116,7 @@ def test_what_is_usual_is_not_learned_from_the_newest_steps():
         ),
         ({"seconds/generation": 40.0, "rollout/restarts": 1.0}, "usual: a server was restarted. "),
         ({"seconds/update": 40.0, "perf/num_compilations": 3.0}, "compiled again for new shapes"),
-        ({"seconds/update": 40.0, "memory/num_alloc_retries": 2.0}, "usual: the GPU is out of mem"),
+        ({"seconds/update": 40.0, "memory/num_alloc_retries": 2.0}, "the GPU runs out of memory"),
         (
             {"seconds/update": 40.0, "memory/available_fraction": 0.02},
             "usual: only 2% of the machine's memory is left. ",
