@@ -48,7 +48,7 @@ def _result(case: str, estimated: float, measured: float) -> Result:
     return Result(
         figure="plan",
         case=case,
-        against="the larger of the estimated and the measured ratio, in the smaller",
+        against="the larger of the estimated and the measured ratio over the smaller",
         ours=max(estimated, measured),
         other=min(estimated, measured),
         unit="",
