@@ -8,6 +8,7 @@ from typing import Any
 from lit_grpo.cli.doctor.subject import Subject
 from lit_grpo.cli.plan.devices import Cluster
 from lit_grpo.cli.plan.model_sizes import weight_bytes
+from lit_grpo.cli.plan.scorers import scorer_bytes
 from lit_grpo.cli.plan.setup import BFLOAT16, FLOAT32, Sampler, Setup, make_setup
 from lit_grpo.cli.plan.step import make_step
 from lit_grpo.policy import LocalTeacher
@@ -49,10 +50,12 @@ def setup_of(
     outline = subject.outline.get()
     teacher_bytes, teacher_parameters = _teacher(grpo)
     is_bf16 = str(precision).startswith("bf16")
+    step = make_step(subject, cluster.num_ranks, mean_completion_tokens)
+    scorers = scorer_bytes(subject.rewards, step.row_tokens, gpus if cluster.is_gpu else None)
     return make_setup(
         outline,
         module.build_optimizer,
-        make_step(subject, cluster.num_ranks, mean_completion_tokens),
+        step,
         cluster,
         strategy=strategy,
         precision=precision,
@@ -63,6 +66,8 @@ def setup_of(
         sampler=_sampler(subject, gpus, is_bf16=is_bf16) if grpo else Sampler(kind="none"),
         teacher_bytes=teacher_bytes,
         teacher_parameters=teacher_parameters,
+        scorer_bytes=scorers[0],
+        scorer_pass_bytes=scorers[1],
         reference_passes=int(grpo is not None and grpo.objective.kl.coef > 0),
         old_passes=_old_passes(grpo) if grpo else 0,
         merges=module.policy.lora is not None and module.policy.merge_lora,

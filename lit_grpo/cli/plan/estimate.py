@@ -95,6 +95,7 @@ def estimate_memory(setup: Setup, fixed: Part | None = None) -> Estimate:
         *_communication(setup),
         *_update(setup),
         *_sampling(setup),
+        *_scoring(setup),
         *_saving(setup),
     ]
     return Estimate(tuple(one for one in parts if one.bytes))
@@ -131,6 +132,8 @@ def _states(setup: Setup) -> Iterator[Part]:
     yield Part(name="reference", bytes=size, when=of_weights, advice=adapter)
     bfloat16 = "set model.teacher.dtype to bfloat16, or move it to a server: model.teacher.urls"
     yield Part(name="teacher", bytes=setup.teacher_bytes, advice=bfloat16)
+    elsewhere = "set dtype of ScorerReward to bfloat16, or its device to another one"
+    yield Part(name="reward models", bytes=setup.scorer_bytes, advice=elsewhere)
 
 
 def _with_gradients(setup: Setup) -> Moments:
@@ -245,6 +248,16 @@ def _sampling(setup: Setup) -> Iterator[Part]:
         size = round(sampler.memory_fraction * setup.cluster.device.memory)
         advice = f"lower {key}.launch.memory_fraction, or set {key}.launch.devices to other GPUs"
         yield Part(name="server", bytes=size, advice=advice)
+
+
+def _scoring(setup: Setup) -> Iterator[Part]:
+    """Yield what reward models need while they score, which they do while others are sampled."""
+    yield Part(
+        name="a reward model's batch",
+        bytes=setup.scorer_pass_bytes,
+        when=(SAMPLING,),
+        advice="lower batch_size of ScorerReward",
+    )
 
 
 def _saving(setup: Setup) -> Iterator[Part]:

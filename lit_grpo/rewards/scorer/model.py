@@ -207,6 +207,23 @@ def load_scorer(settings: ScorerSettings) -> ScorerModel:
     )
 
 
+def outline_scorer(settings: ScorerSettings) -> Any:
+    """Return the model that `load_scorer` loads, on the meta device; only its config is read.
+
+    Raises:
+        UserError: there is none at the path.
+    """
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    remote = {"trust_remote_code": settings.trust_remote_code}
+    with _loading(settings.path):
+        config = AutoConfig.from_pretrained(settings.path, **remote)
+        dtype = config.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
+        factory: Any = AutoModelForSequenceClassification  # its from_config is not annotated
+        with torch.device("meta"):
+            return factory.from_config(config, dtype=dtype or torch.float32, **remote)
+
+
 @contextmanager
 def _loading(path: str) -> Iterator[None]:
     """Convert loading errors to one that says what to set.

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
-from doctor_runs import engine
-from tiny import tiny_policy
+from doctor_runs import engine, rewarded
+from tiny import LLAMA, tiny_policy
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.doctor import estimate
 from lit_grpo.cli.doctor.machine import Memory
 from lit_grpo.cli.plan.devices import GIB
+
+HOST = {"device": "cpu"}
 
 
 @pytest.fixture
@@ -71,6 +74,24 @@ def test_a_teacher_and_a_reference_have_their_weights(memory, here):
     teacher = ["--model.teacher.path=teacher", "--model.objective.distillation.coef=0.1"]
     shown = memory(*teacher, "--model.objective.kl.coef=0.1")
     assert "reference 137 KiB, teacher 137 KiB" in shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"), [({"dtype": "auto"}, 4.0), ({"dtype": "bfloat16"}, 2.0), (HOST, 0.0)]
+)
+def test_a_reward_model_on_the_trainer_s_gpu_has_its_weights_and_a_batch(
+    settings, size, memory, here
+):
+    config = AutoConfig.for_model(**LLAMA | {"vocab_size": 2**15}, num_labels=1)
+    scorer = AutoModelForSequenceClassification.from_config(config)
+    scorer.save_pretrained(here / "scorer")
+    num_parameters = sum(one.numel() for one in scorer.parameters())
+    shown = memory(rewarded("ScorerReward", path="scorer", batch_size=2, **settings))
+    found = re.search(r"reward models ([\d.]+) MiB", shown)
+    assert (float(found[1]) if found else 0.0) == pytest.approx(
+        size * num_parameters / 2**20, rel=0.01
+    )
+    assert ("a reward model's batch" in shown) == bool(size)
 
 
 def test_mixed_precision_keeps_copies_of_the_weights(memory):

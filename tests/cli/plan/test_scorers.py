@@ -1,0 +1,87 @@
+"""What is estimated of reward models is what they take while they score."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from tiny import LLAMA, completion, prompt
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from lit_grpo.cli.plan.model_sizes import weight_bytes
+from lit_grpo.cli.plan.scorers import _is_beside, scorer_bytes
+from lit_grpo.policy.byte_tokenizer import byte_tokenizer
+from lit_grpo.rewards import ScorerReward
+from lit_grpo.rewards.scorer.model import load_scorer
+from lit_grpo.rewards.scorer.reward import _Row
+
+WIDE = {"hidden_size": 128, "intermediate_size": 384, "max_position_embeddings": 512}
+NUM_ROWS = 8
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors that were made within, and lived, at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._live = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        for one in tree_leaves(result):
+            if isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in self._known:
+                self._add(one.untyped_storage())
+        self.peak = max(self.peak, self._live)
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        self._known.add(key)
+        self._live += size
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._live -= size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_estimate_is_what_weights_and_a_batch_take(dtype, tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    tokens = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    config = AutoConfig.for_model(**(LLAMA | WIDE | tokens), num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    reward = ScorerReward(str(tmp_path), dtype=dtype, device="cpu", batch_size=NUM_ROWS)
+    weights, batch = scorer_bytes([reward], 400, None)
+    scorer = load_scorer(reward.settings)
+    assert weights == weight_bytes(scorer.model)
+    rows = [
+        _Row(prompt=prompt("a" * 200), completion=completion(text="b" * length), result=None)
+        for length in (200, *[100] * (NUM_ROWS - 1))
+    ]
+    with Peak() as measured:
+        scores = scorer.score(rows)
+    assert all(isinstance(one, float) for one in scores)
+    assert 0.95 < batch / measured.peak < 1.3
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "is_beside"),
+    [
+        ("auto", ["1"], True),
+        ("cuda", ["1"], True),
+        ("cuda:1", ["1"], True),
+        ("cuda:0", ["1"], False),
+        ("cpu", ["1"], False),
+        ("auto", None, True),
+        ("cpu", None, True),
+    ],
+)
+def test_a_reward_model_counts_where_the_trainer_is(device, gpus, is_beside):
+    assert _is_beside(device, gpus) == is_beside
