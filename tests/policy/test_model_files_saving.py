@@ -3,11 +3,14 @@
 import copy
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from forked import run_in_processes
+from live_bytes import LiveBytes
 from paths import SUPPORT
 from processes import run_program
 from tiny import LLAMA, tiny_policy
@@ -132,6 +135,28 @@ def test_the_code_of_a_model_from_the_hub_is_written_with_it(tmp_path):
     assert "ScaledLlama" in (tmp_path / "saved/scaled_llama.py").read_text()
     again = tiny_policy(**settings | {"path": str(tmp_path / "saved")})
     assert type(again.model).__name__ == "ScaledLlama"
+
+
+def peak_on_the_device(directory: Path, **settings) -> tuple[int, int, int]:
+    """Return what a save adds on a GPU, and the bytes of the largest weight and of all."""
+    from pretend_device import DEVICE, PretendTensor, pretend_device
+
+    with pretend_device():
+        policy = tiny_policy(**settings)
+        policy.model.to(DEVICE)
+        sizes = [one.nbytes for one in policy.model.parameters()]
+        with LiveBytes(lambda one: one.inner if isinstance(one, PretendTensor) else None) as live:
+            save_model(policy.model, directory)
+        assert all(isinstance(one.data, PretendTensor) for one in policy.model.parameters())
+    return live.peak, max(sizes), sum(sizes)
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora": LoRA(rank=4)}], ids=["full", "lora"])
+def test_a_save_adds_nothing_on_a_gpu_but_a_layer_that_is_merged(settings, tmp_path):
+    ((peak, largest, total),) = run_in_processes(partial(peak_on_the_device, tmp_path, **settings))
+    assert (peak > 0) == bool(settings)
+    assert peak <= 2 * largest < total / 2
+    assert (tmp_path / "model.safetensors").stat().st_size > total / 2
 
 
 PROGRAM = """

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-
 import pytest
-import torch
+from live_bytes import LiveBytes
 from tiny import LLAMA, completion, prompt
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from lit_grpo.cli.plan.model_sizes import weight_bytes
@@ -20,33 +16,6 @@ from lit_grpo.rewards.scorer.reward import _Row
 
 WIDE = {"hidden_size": 128, "intermediate_size": 384, "max_position_embeddings": 512}
 NUM_ROWS = 8
-
-
-class Peak(TorchDispatchMode):
-    """The most bytes of tensors that were made within, and lived, at the same time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = self._live = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        for one in tree_leaves(result):
-            if isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in self._known:
-                self._add(one.untyped_storage())
-        self.peak = max(self.peak, self._live)
-        return result
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        self._known.add(key)
-        self._live += size
-        weakref.finalize(storage, self._forget, key, size)
-
-    def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self._live -= size
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -65,7 +34,7 @@ def test_the_estimate_is_what_weights_and_a_batch_take(dtype, tmp_path):
         _Row(prompt=prompt("a" * 200), completion=completion(text="b" * length), result=None)
         for length in (200, *[100] * (NUM_ROWS - 1))
     ]
-    with Peak() as measured:
+    with LiveBytes() as measured:
         scores = scorer.score(rows)
     assert all(isinstance(one, float) for one in scores)
     assert 0.95 < batch / measured.peak < 1.3
