@@ -145,13 +145,6 @@ class ZeROStrategy(DeepSpeedStrategy):
         import deepspeed
 
         trained = [one for one in model.parameters() if one.requires_grad]
-        if others := {one.dtype for one in trained} - {torch.float32}:
-            raise setting_error(
-                "model.policy.dtype",
-                "float32 under DeepSpeed, or a frozen base under LoRA",
-                str(others.pop()).removeprefix("torch."),
-                "for bfloat16 compute set trainer.precision to bf16-mixed",
-            )
         optimizer, schedule = self._init_optimizers()
         index = self.root_device.index
         self.model, zero_optimizer, _, _ = deepspeed.initialize(
@@ -216,6 +209,7 @@ class ZeROStrategy(DeepSpeedStrategy):
             exclude_frozen_parameters=self._names(are_trained=False).isdisjoint(names),
         )
         if type(self.checkpoint_io) is TorchCheckpointIO:
+            Path(path).mkdir(parents=True, exist_ok=True)
             save_sharded(checkpoint, Path(path))
         else:
             self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)

@@ -155,6 +155,8 @@ COMPILED: dict[str, dict[str, Any]] = {
     "compile": {"policy": SHALLOW | {"compile": True}},
 }
 """A policy that is compiled in little time, and the same without."""
+REFUSED = {"bfloat16": {"policy": {"dtype": "bfloat16"}}}
+"""What DeepSpeed does not train."""
 SAVED = {"untied": LLAMA, "tied": TIED}
 """Policies whose weights are in files of the working directory."""
 SKIPPING = {
