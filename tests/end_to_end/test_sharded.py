@@ -31,7 +31,7 @@ OTHER_STRATEGY = [("ddp", "fsdp2"), ("fsdp2", "ddp")]
 ZERO = ["zero1", "zero2", "zero3"]
 SHARDED = ["fsdp2", *(pytest.param(strategy, marks=needs_deepspeed) for strategy in ZERO)]
 SETTINGS = ["whole", "kept", "offloaded"]
-ZERO_SETTINGS = ["zero2 offloaded", "zero3 offloaded", "persistent"]
+ZERO_SETTINGS = ["zero1 offloaded", "zero2 offloaded", "zero3 offloaded", "persistent"]
 REDUCED_EARLY = {"fsdp2", "kept", "offloaded", "zero2", "zero2 offloaded"}
 """Strategies that sum over the ranks after each micro-batch, and so round in another order. Adam
 enlarges that where a gradient is nearly 0, so that the norms of later steps differ more."""
@@ -87,7 +87,7 @@ def zero(importer, trained) -> Path:
     names += [f"{AHEAD}/{training}" for one in ZERO[1:] for training in (one, f"{one}:{one}:5")]
     names += [f"plain/{strategy}:{earlier}:5" for strategy, earlier in REFUSED]
     names += [f"plain/{settings}" for settings in ZERO_SETTINGS]
-    run(importer, trained, 2, *names, "compile/zero2")
+    run(importer, trained, 2, *names, "compile/zero2", "bfloat16/zero2")
     return trained
 
 
@@ -123,6 +123,9 @@ def assert_as_under_ddp(directory, case: str, strategy: str, *, ddp_case: str = 
     # The ranks make unlike numbers of passes, so that some make one only for the others.
     counts = zip(*(rank["num_micro_batches"] for rank in sharded), strict=True)
     assert any(mine != theirs for mine, theirs in counts)
+    # In each step one rank samples with prompts that rows share, and the other with copies.
+    shares = zip(*(rank["shares_prompts"] for rank in sharded), strict=True)
+    assert all(mine != theirs for mine, theirs in shares)
 
 
 @pytest.mark.parametrize("strategy", SHARDED)
@@ -259,6 +262,12 @@ def test_checkpoints_and_final_models_are_whole(trained):
 @pytest.mark.parametrize("strategy", ZERO_SETTINGS)
 def test_the_settings_of_deepspeed_change_no_step(zero, strategy):
     assert_as_under_ddp(zero, "plain", strategy)
+
+
+@needs_deepspeed
+def test_deepspeed_refuses_to_train_bfloat16_weights(zero):
+    for rank in load(zero, "bfloat16", "zero2"):
+        assert "policy.dtype must be float32 under DeepSpeed" in rank["error"]
 
 
 @needs_deepspeed

@@ -23,6 +23,7 @@ from sharded_cases import (
     COMPILED,
     LONG,
     OBJECTIVES,
+    REFUSED,
     SFT,
     SFT_PROMPTS,
     SKIPPING,
@@ -31,6 +32,7 @@ from sharded_cases import (
 from small_runs import PROMPTS, Keep, make_module
 from tiny import LLAMA
 from torch.distributed.checkpoint import FileSystemWriter
+from transformers import AttentionInterface
 
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.distributed import get_rank
@@ -40,6 +42,8 @@ from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.policy import Policy
 from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.rollout import Sampling
+from lit_grpo.rollout.hf import shared_prompts
+from lit_grpo.rollout.hf.shared_prompts import SHARED, shared_attention
 from lit_grpo.runs.final_model import FinalModel
 from lit_grpo.training import Evaluation, GRPOModule, SFTModule
 from lit_grpo.training.batching import micro_batches, rows_with_gradient
@@ -49,6 +53,8 @@ NUM_STEPS = 3
 LONG_STEPS = 5
 SHORT_STEPS = 2
 TOKEN_BUDGET = 25
+SHARED_TOKENS = 40
+"""Tokens from which prompts are shared: those of the rank that has the longest of them."""
 
 
 def zero(stage, *, max_persistent=0, **settings) -> ZeROStrategy:
@@ -69,6 +75,7 @@ STRATEGIES: dict[str, Any] = {
     "zero2": lambda: zero(2),
     "zero3": lambda: zero(3),
     "persistent": lambda: zero(3, max_persistent=10**5),
+    "zero1 offloaded": lambda: zero(1, offload_optimizer=True),
     "zero2 offloaded": lambda: zero(2, offload_optimizer=True),
     "zero3 offloaded": lambda: zero(3, offload_optimizer=True, offload_parameters=True),
     "background": lambda: FSDP2Strategy(timeout_minutes=1),
@@ -94,7 +101,7 @@ def new_module(
 
 
 def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
-    settings = dict((CASES | OBJECTIVES | COMPILED | SKIPPING | AHEAD)[case])
+    settings = dict((CASES | OBJECTIVES | COMPILED | SKIPPING | AHEAD | REFUSED)[case])
     strategy, *earlier = training.split(":")
     num_steps = LONG_STEPS if case in LONG else SHORT_STEPS if case in COMPILED else NUM_STEPS
     trainer_settings = {"strategy": STRATEGIES[strategy](), "devices": num_ranks}
@@ -106,13 +113,17 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     module, keep = new_module(**settings), Keep()
     directory = f"{case}-{training}"
     in_background, is_written = strategy == "background", []
+    shares_prompts, calls = [], count_shared_attention()
     if in_background:
         write_slowly()
     saving = Checkpoints(
         dirpath=directory, every_n_steps=2, keep_last=9, in_background=in_background
     )
     first = Path(directory) / "step_000002.ckpt"
-    seeing = LambdaCallback(on_train_batch_start=lambda *_: is_written.append(first.exists()))
+    seeing = LambdaCallback(
+        on_train_batch_start=lambda *_: (is_written.append(first.exists()), calls.clear()),
+        on_train_batch_end=lambda *_: shares_prompts.append(bool(calls)),
+    )
     final = FinalModel(directory)
     fit_ranks(
         module,
@@ -130,6 +141,7 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     return {
         "weights": {name: one.clone() for name, one in named_weights(module.policy.model)},
         "is_written": is_written,
+        "shares_prompts": shares_prompts,
         "metrics": [output["metrics"] for output in keep.outputs],
         "sampled": [
             [(one.token_ids, one.policy_versions) for one in output["rollouts"].completions]
@@ -178,6 +190,18 @@ def num_optimizer_values(module: GRPOModule) -> int:
     return sum(local_part(one).numel() for one in found)
 
 
+def count_shared_attention() -> list[Any]:
+    """Return a list that grows with every call of the attention to prompts that rows share."""
+    calls: list[Any] = []
+
+    def attention(module: Any, *args: Any, **settings: Any) -> Any:
+        calls.append(module.layer_idx)
+        return shared_attention(module, *args, **settings)
+
+    AttentionInterface.register(SHARED, attention)
+    return calls
+
+
 def write_slowly() -> None:
     """Begin to write a checkpoint half a second later, so that steps are taken meanwhile."""
     write = FileSystemWriter.write_data
@@ -197,6 +221,7 @@ def num_micro_batches(module: GRPOModule, batch: Any) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
+    shared_prompts.MIN_SAVED_TOKENS = SHARED_TOKENS
     # That code is generated rightly is no matter of a strategy, and takes minutes.
     torch.compile = partial(torch.compile, backend="aot_eager")
     for name in sys.argv[2:]:
