@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+import yaml
 from engine_runs import command
 from forked_ranks import Importer
 from needs import needs_deepspeed
 from safetensors.torch import load_file
+from served_engines import PROGRAM, SEEDED
+from sglang_server import running_server
+from tiny import tiny_policy
 
 pytestmark = pytest.mark.slow
 
 Weights = dict[str, torch.Tensor]
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "full": {"model.engine.init_args.weight_sync": "full"},
-    "adapter": {
-        "model.engine.init_args.weight_sync": "adapter",
-        "model.policy.lora.rank": 4,
-        "model.max_head_offpolicyness": 2,
-    },
-}
-"""Which weights are sent -> the settings; those of the adapter while rollouts are sampled ahead."""
+WHOLE = {"weight_sync": "full"}
+ADAPTER = {"weight_sync": "adapter", "launch": {"program": PROGRAM, "dtype": "float32"}}
+AHEAD = {"model.policy.lora.rank": 4, "model.max_head_offpolicyness": 2}
+"""A smaller adapter, and rollouts that are sampled ahead."""
 
 
-def train(importer: Importer, directory: Path, strategy: str, sent: str) -> Weights:
+def train(
+    importer: Importer,
+    directory: Path,
+    strategy: str,
+    engine: Mapping[str, Any],
+    others: Mapping[str, Any],
+) -> Weights:
     """Return the final model of a run that compares servers with the policy at every update."""
     settings = {
         "trainer.strategy": strategy,
@@ -36,9 +43,12 @@ def train(importer: Importer, directory: Path, strategy: str, sent: str) -> Weig
         "trainer.max_steps": 6,
         "trainer.val_check_interval": 99,
         "trainer.limit_val_batches": 0,
-        "model.engine.init_args.proof.every": 1,
+        "model.engine": {
+            "class_path": "SGLangEngine",
+            "init_args": {**engine, "proof": {"every": 1}},
+        },
     }
-    words = command("fit", "debug", settings | SETTINGS[sent], engine="SGLangEngine")[3:]
+    words = command("fit", "debug", settings | others)[3:]
     with importer.running(words, directory, num_ranks=2) as ranks:
         assert ranks.wait() == [0, 0], (directory / "said0.txt").read_text()
     table = pd.read_csv(directory / "run" / "metrics.csv")
@@ -48,18 +58,53 @@ def train(importer: Importer, directory: Path, strategy: str, sent: str) -> Weig
     return load_file(directory / "run" / "final" / "model.safetensors")
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
-def under_ddp(request, importer, tmp_path_factory) -> tuple[str, Weights]:
-    """Return what servers get, and the final model of a run under DDP."""
-    directory = tmp_path_factory.mktemp("ddp")
-    return request.param, train(importer, directory, "ddp", request.param)
+def assert_trains_as_ddp(expected: Weights, *run: Any) -> None:
+    found = train(*run)
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def attached(tmp_path_factory) -> Iterator[dict[str, Any]]:
+    """Return the settings for a running server, which begins with other weights."""
+    config = yaml.safe_load((files("lit_grpo.configs") / "debug.yaml").read_text())
+    directory = tmp_path_factory.mktemp("served")
+    policy = tiny_policy(architecture=config["model"]["policy"]["architecture"], seed=7)
+    policy.save_pretrained(directory)
+    with running_server(directory, **SEEDED) as server:
+        yield {"urls": [server.url], **WHOLE}
+
+
+@pytest.fixture(scope="module")
+def with_attached(importer, tmp_path_factory, attached) -> Weights:
+    """Return the final model of a run under DDP."""
+    return train(importer, tmp_path_factory.mktemp("ddp"), "ddp", attached, {})
+
+
+@pytest.fixture(scope="module")
+def with_launched(importer, tmp_path_factory) -> Weights:
+    """Return the final model of a run under DDP."""
+    return train(importer, tmp_path_factory.mktemp("ddp"), "ddp", ADAPTER, AHEAD)
+
+
+def sharded(*strategies: str) -> list[Any]:
+    return [
+        pytest.param(name, marks=needs_deepspeed if "deepspeed" in name else ())
+        for name in strategies
+    ]
 
 
 @pytest.mark.parametrize(
-    "strategy", ["fsdp2", pytest.param("deepspeed_stage_3", marks=needs_deepspeed)]
+    "strategy", sharded("fsdp2", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3")
 )
-def test_a_server_gets_the_weights_of_a_sharded_policy(under_ddp, strategy, importer, tmp_path):
-    sent, expected = under_ddp
-    found = train(importer, tmp_path, strategy, sent)
-    for name, weight in expected.items():
-        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
+def test_an_attached_server_gets_the_whole_weights_of_a_sharded_policy(
+    strategy, attached, with_attached, importer, tmp_path
+):
+    assert_trains_as_ddp(with_attached, importer, tmp_path, strategy, attached, {})
+
+
+@pytest.mark.parametrize("strategy", sharded("fsdp2", "deepspeed_stage_3"))
+def test_a_launched_server_gets_the_adapter_of_a_sharded_policy_that_samples_ahead(
+    strategy, with_launched, importer, tmp_path
+):
+    assert_trains_as_ddp(with_launched, importer, tmp_path, strategy, ADAPTER, AHEAD)
