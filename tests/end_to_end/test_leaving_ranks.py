@@ -2,7 +2,10 @@
 
 import os
 import signal
+from collections.abc import Callable
+from copy import deepcopy
 from datetime import datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,7 @@ from left_runs import (
     with_server,
     words,
 )
+from needs import needs_deepspeed
 from processes import LIT_GRPO
 from worker_processes import wait_until
 
@@ -93,19 +97,63 @@ def test_a_signal_leaves_the_pause_of_an_outage_that_one_rank_has(tmp_path, impo
     assert_same_runs(directory, whole)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed_stage_2"])
-def test_ranks_that_share_a_model_leave_and_go_on(strategy, tmp_path, importer):
-    settings = config(hold("generation"), devices=2, strategy=strategy)
+@pytest.fixture(scope="module")
+def wholes(importer, tmp_path_factory) -> Callable[[str], Path]:
+    """Return a function that makes an undisturbed run under a strategy, once."""
+
+    @cache
+    def whole(strategy: str) -> Path:
+        settings = config(devices=2, strategy=strategy)
+        directory = begin(tmp_path_factory.mktemp("whole"), settings)
+        finish(importer, directory, num_ranks=2)
+        return directory
+
+    return whole
+
+
+SHARED = [
+    ("fsdp2", "generation"),
+    ("fsdp2", "a reward on one rank"),
+    ("fsdp2", "evaluation"),
+    pytest.param("deepspeed_stage_2", "generation", marks=needs_deepspeed),
+    pytest.param("deepspeed_stage_2", "a reward on one rank", marks=needs_deepspeed),
+    pytest.param("deepspeed_stage_3", "evaluation", marks=needs_deepspeed),
+]
+
+
+@pytest.mark.parametrize(("strategy", "place"), SHARED)
+def test_ranks_that_share_a_model_leave_and_go_on(strategy, place, tmp_path, importer, wholes):
+    settings = deepcopy(PLACES[place])
+    settings["trainer"] |= {"strategy": strategy}
+    directory = begin(tmp_path / "run", settings)
+    held = (1,) if place == "a reward on one rank" else (0, 1)
+    with both(importer, directory) as ranks:
+        wait_until_held(ranks, directory, held)
+        os.kill(ranks.pids[0], signal.SIGTERM)
+        assert_left(ranks, directory)
+    finish(importer, directory, num_ranks=2)
+    assert_same_runs(directory, wholes(strategy))
+
+
+@pytest.mark.parametrize(
+    "strategy", ["fsdp2", pytest.param("deepspeed_stage_3", marks=needs_deepspeed)]
+)
+def test_a_rank_leaves_when_one_that_it_shares_a_model_with_is_killed(
+    strategy, tmp_path, importer, wholes
+):
+    saving = {"class_path": "Checkpoints", "init_args": {"every_n_steps": 1}}
+    settings = config(hold("generation"), saving, devices=2, strategy=strategy)
     directory = begin(tmp_path / "run", settings)
     with both(importer, directory) as ranks:
         wait_until_held(ranks, directory)
-        os.kill(ranks.pids[0], signal.SIGTERM)
+        os.kill(ranks.pids[1], signal.SIGKILL)
         (directory / "signalled").touch()
-        assert ranks.wait() == [128 + signal.SIGTERM, 0], said(directory, 0) + said(directory, 1)
+        codes = ranks.wait()
+    assert codes == [ExitCode.RANK_LOST, -signal.SIGKILL], said(directory, 0)
+    assert "another process of the run has ended or does not answer" in said(directory, 0)
+    assert saved_step(directory) == HELD_STEP
     finish(importer, directory, num_ranks=2)
-    other = begin(tmp_path / "whole", settings)
-    finish(importer, other, num_ranks=2)
-    assert_same_runs(directory, other)
+    assert_same_runs(directory, wholes(strategy))
 
 
 @pytest.mark.parametrize("step", [HELD_STEP, 0], ids=["weight-update", "start"])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked_ranks import Importer
+from left_runs import saved_step
 from node_runs import (
     DDP,
     FSDP2,
@@ -28,7 +29,6 @@ from node_runs import (
     launched,
     rank_of,
     said,
-    saved_step,
     servers,
     training,
 )

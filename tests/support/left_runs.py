@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from served_engines import PROGRAM, QUICK
 from sglang_server import OFFLINE
 
+from lit_grpo.distributed.checkpoints import read_others
+
 NUM_STEPS = 5
 HELD_STEP = 2
 WITH_SUPPORT = {"PYTHONPATH": str(SUPPORT)}
@@ -123,7 +125,9 @@ def metrics(directory: Path) -> pd.DataFrame:
 
 def saved_step(directory: Path) -> int:
     path = directory / "run" / "checkpoints" / "last.ckpt"
-    return torch.load(path, weights_only=False)["global_step"]
+    saved = read_others(path) if path.is_dir() else torch.load(path, weights_only=False)
+    step: int = saved["rollout_step"]
+    return step
 
 
 def assert_same_runs(one: Path, other: Path) -> None:

@@ -11,14 +11,11 @@ from subprocess import Popen
 
 import psutil
 import sglang_server
-import torch
 from forked_ranks import Forked, Importer
 from nodes import Node, torchrun
 from served_engines import PROGRAM, QUICK
 from sglang_server import OFFLINE
 from worker_processes import wait_until
-
-from lit_grpo.distributed.checkpoints import read_others
 
 NUM_STEPS = 5
 HELD_STEP = 2
@@ -200,11 +197,3 @@ def rank_of(agent: Forked) -> int:
     """Return the process id of the rank that a torchrun has started."""
     (rank,) = psutil.Process(agent.pid).children()
     return rank.pid
-
-
-def saved_step(directory: Path) -> int:
-    path = directory / "run" / "checkpoints" / "last.ckpt"
-    is_sharded = path.is_dir()
-    saved = read_others(path) if is_sharded else torch.load(path, weights_only=False)
-    step: int = saved["rollout_step"]
-    return step
