@@ -1,4 +1,4 @@
-"""A sharded policy is read from its files without ever being whole on a rank."""
+"""A sharded policy is read from its files, and streamed, without ever being whole on a rank."""
 
 import ctypes
 import gc
@@ -32,9 +32,9 @@ def saved(directory: Path, architecture: dict[str, object] = LLAMA, **settings) 
 
 
 def load_and_measure(path: Path, store: Path, rank: int):
-    """Return what a rank of two has: its peak memory while it loads, and the weights.
+    """Return what a rank of two has: its peak memory while it loads and streams, and the weights.
 
-    Both come twice, of a policy alone and of one with a reference.
+    All come twice, of a policy alone and of one with a reference.
     """
     torch.set_num_threads(1)
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 17)  # large tensors are freed at once
@@ -53,8 +53,13 @@ def load_and_measure(path: Path, store: Path, rank: int):
         with highest(anonymous_bytes) as measured:
             policy.load(with_reference=with_reference, sharding=sharding)
         models = [policy.model, *([policy.reference_model] if with_reference else [])]
-        sums = [{name: float(one.sum()) for name, one in named_weights(model)} for model in models]
-        found.append((max(measured) - before, sums))
+        loaded = anonymous_bytes()
+        with highest(anonymous_bytes) as streaming:
+            sums = [
+                {name: float(weight.sum()) for name, weight in named_weights(model)}
+                for model in models
+            ]
+        found.append((max(measured) - before, max(streaming) - loaded, sums))
         del policy, models
         gc.collect()
     torch.distributed.destroy_process_group()
@@ -86,16 +91,17 @@ def highest(measure):
         thread.join()
 
 
-def test_no_rank_has_the_whole_model_in_memory(tmp_path):
+def test_no_rank_has_the_whole_model_in_memory_as_it_is_read_and_streamed(tmp_path):
     """Files in bfloat16, as most are: a model that is loaded from them whole is not their pages."""
     path = saved(tmp_path / "model", dtype="bfloat16", architecture=LARGE)
     whole = tiny_policy(path=str(path), architecture=None)
     size = sum(one.nbytes for one in whole.model.parameters())
     expected = {name: float(weight.sum()) for name, weight in named_weights(whole.model)}
     ranks = [partial(load_and_measure, path, tmp_path / "store", rank) for rank in (0, 1)]
-    for (alone, sums), (both, sums_of_both) in run_in_processes(*ranks):
+    for (alone, streaming, sums), (both, _, sums_of_both) in run_in_processes(*ranks):
         assert alone < 0.85 * size  # its half, and some layers; the whole model would be 1.03
         assert both < 1.35 * size  # whole models one after the other would be 1.5
+        assert streaming < 0.1 * size  # a tensor after the other; the other half would be 0.5
         assert sums == [expected]
         assert sums_of_both == [expected] * 2
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -25,7 +25,7 @@ import torch
 import yaml
 from loss_batches import counts_of, random_case
 from paths import ROOT
-from small_runs import PROMPTS, Keep, make_module, make_trainer, weights
+from small_runs import PROMPTS, Keep, Recorded, Replayed, make_module, make_trainer, weights
 from tiny import perturbed, tiny_policy
 
 from lit_grpo.data import PromptLoader
@@ -35,7 +35,6 @@ from lit_grpo.policy import LoRA, packed_attention
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.training import Evaluation, GRPOModule
 from lit_grpo.training.seeds import seed_everything
-from lit_grpo.types import Completion
 
 sys.path.append(str(ROOT / "scripts"))
 from _gpu_check.device import Device  # noqa: E402
@@ -65,29 +64,6 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 MAX_STEPS = 4
 PRESETS = files("lit_grpo.configs") / "presets"
-
-
-class Recorded(HFEngine):
-    """Keep what every call sampled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[list[tuple[int, Completion]]] = []
-
-    def generate(self, *args: Any, **options: Any) -> Iterator[tuple[int, Completion]]:
-        self.calls.append(list(super().generate(*args, **options)))
-        yield from self.calls[-1]
-
-
-class Replayed(HFEngine):
-    """Give what another engine sampled: rounding may draw another token on another device."""
-
-    def __init__(self, recorded: Recorded) -> None:
-        super().__init__()
-        self._calls = iter(recorded.calls)
-
-    def generate(self, *_: Any, **__: Any) -> Iterator[tuple[int, Completion]]:
-        yield from next(self._calls)
 
 
 class CountMicroBatches(Keep):

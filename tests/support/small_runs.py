@@ -1,5 +1,8 @@
 """Small GRPO runs with random weights, and what is needed to check them independently."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import lightning as L
 import pytest
 import torch
@@ -8,8 +11,9 @@ from tiny import LLAMA, prompt, tiny_policy
 from lit_grpo.data import PromptLoader
 from lit_grpo.policy import Policy
 from lit_grpo.rewards import Reward
-from lit_grpo.rollout import Sampling
+from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.training import Evaluation, GRPOModule, UpdateConfig
+from lit_grpo.types import Completion
 
 PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one:", "x", "22+3=")]
 
@@ -29,6 +33,29 @@ class Keep(L.Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.outputs.append(outputs)
+
+
+class Recorded(HFEngine):
+    """Keep what every call sampled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[list[tuple[int, Completion]]] = []
+
+    def generate(self, *args: Any, **options: Any) -> Iterator[tuple[int, Completion]]:
+        self.calls.append(list(super().generate(*args, **options)))
+        yield from self.calls[-1]
+
+
+class Replayed(HFEngine):
+    """Give what another engine sampled: with other rounding another token may be drawn."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        super().__init__()
+        self._calls = iter(recorded.calls)
+
+    def generate(self, *_: Any, **__: Any) -> Iterator[tuple[int, Completion]]:
+        yield from next(self._calls)
 
 
 def sgd(params):

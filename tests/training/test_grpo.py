@@ -3,6 +3,8 @@ import pytest
 import torch
 from small_runs import (
     PROMPTS,
+    Recorded,
+    Replayed,
     ShareOfLowBytes,
     fit,
     make_module,
@@ -220,6 +222,20 @@ def test_impossible_settings_are_refused_when_the_config_is_read(case):
     settings, message = IMPOSSIBLE[case]
     with pytest.raises(ValueError, match=message):
         make_module(**({"engine": OverlappingEngine()} | settings))
+
+
+def test_in_mixed_precision_the_update_is_that_of_float32_but_for_rounding():
+    mixed = make_module(engine=(recorded := Recorded()))
+    fit(mixed, precision="bf16-mixed")
+    plain = make_module(engine=Replayed(recorded))
+    fit(plain)
+    assert all(one.dtype == torch.float32 for one in weights(mixed).values())
+    start, found, expected = (
+        torch.cat([one.flatten() for one in named.values()])
+        for named in (start_weights(), weights(mixed), weights(plain))
+    )
+    difference = (found - expected).norm() / (expected - start).norm()
+    assert 1e-4 < difference < 0.1  # bfloat16 has 8 bits
 
 
 @pytest.mark.slow
