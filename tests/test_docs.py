@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import re
+import runpy
 import shlex
 import sys
 import tomllib
@@ -78,6 +79,19 @@ TINY = {
     },
     "data": {"init_args": {"prompts_per_step": 4}},
 }
+# What `prepare` writes for a training.
+PREPARED = {
+    "data": {
+        "class_path": "MixtureData",
+        "init_args": {
+            "sources": {
+                "verifiable": {
+                    "data": {"class_path": "PromptData", "init_args": {"train": "prepared"}}
+                }
+            }
+        },
+    }
+}
 # A reward that differs between the completions of random weights.
 MIXED = {"class_path": "FormatReward", "init_args": {"pattern": "[a-z]", "mode": "search"}}
 # Turns on what some metrics are logged for only.
@@ -137,9 +151,8 @@ def workplace(tmp_path_factory):
     directory = tmp_path_factory.mktemp("readme")
     for name, text in named_blocks().items():
         (directory / name).write_text(text)
-    (rows,) = blocks(DOCS / "guides" / "data.md", "json")
-    (directory / "train.jsonl").write_text(rows * 10)
-    (directory / "sums.jsonl").write_text(SUMS)
+    (directory / "prepared").mkdir()
+    (directory / "prepared/data.yaml").write_text(yaml.safe_dump(PREPARED))
     (directory / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     mixture = TINY | {"data": {"init_args": {"prompts_per_step": 8}}}
     (directory / "tiny_mixture.yaml").write_text(yaml.safe_dump(mixture))
@@ -148,6 +161,8 @@ def workplace(tmp_path_factory):
     tiny_policy(seed=1).save_pretrained(directory / "teacher")
     (directory / "mixed.yaml").write_text(yaml.safe_dump({"model": {"rewards+": [MIXED]}}))
     with run_logs.workplace(directory) as patch:
+        runpy.run_path("make_rows.py")
+        assert (directory / "sums.jsonl").read_text() == SUMS
         sys.path.insert(0, str(directory))
         for name in named_blocks():  # a test of another file may have imported such a module
             patch.delitem(sys.modules, Path(name).stem, raising=False)
@@ -514,10 +529,11 @@ def test_the_stages_of_a_step_are_documented(grpo_run):
     assert rows == logged
 
 
-def test_the_examples_of_rows_are_json():
-    (rows,) = blocks(DOCS / "guides" / "data.md", "json")
-    assert all({"prompt", "keywords", "example"} == json.loads(row).keys()
-               for row in rows.splitlines())  # fmt: skip
+def test_the_examples_of_rows_are_among_those_that_the_script_writes(workplace):
+    (shown,) = blocks(DOCS / "guides" / "data.md", "json")
+    rows = [*map(json.loads, Path("train.jsonl").read_text().splitlines())]
+    assert len(rows) == 24
+    assert all(json.loads(row) in rows for row in shown.splitlines())
 
 
 def test_the_replies_that_are_documented_are_read_as_verdicts():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+import runpy
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -30,15 +30,11 @@ def steps() -> list[tuple[str, str]]:
 
 
 def write_files() -> None:
-    (recipe,) = re.findall(r"^```yaml\n# recipe\.yaml\n(.*?)^```$", section(), re.DOTALL | re.M)
-    Path("recipe.yaml").write_text(recipe)
-    sums = [{"prompt": f"What is 12 + {n}?", "answer": str(12 + n)} for n in range(20)]
-    essays = [
-        {"question": f"Describe hill {n}.", "answers": [f"Hill {n} {x}" for x in "abc"]}
-        for n in range(20)
-    ]
-    for name, rows in (("sums", sums), ("essays", [*essays, {"question": "?", "answers": ["a"]}])):
-        Path(f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for name in ("recipe.yaml", "make_rows.py"):
+        block = rf"^```\w+\n# {re.escape(name)}\n(.*?)^```$"
+        (text,) = re.findall(block, GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+        Path(name).write_text(text)
+    runpy.run_path("make_rows.py")
 
 
 def changeable() -> Behaviour:
