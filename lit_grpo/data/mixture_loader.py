@@ -71,6 +71,7 @@ class MixtureLoader(TrainingLoader):
         self._quotas = [quotas(phase.weights, batch_size) for phase in curriculum.phases]
         self._check_sizes()
         self._batch = 0
+        self._earlier_boundaries: list[int] | None = None
         self._phase = 0
         self._before_batch = self._position()
         limit = epoch_limit if isinstance(epoch_limit, int) else int(len(self) * epoch_limit)
@@ -167,12 +168,14 @@ class MixtureLoader(TrainingLoader):
                     "or start another run."
                 )
             order.load_state_dict(state["sources"][name])
-        if state["boundaries"] != list(self.curriculum.boundaries) and not self._rank:
+        boundaries = list(self.curriculum.boundaries)
+        if state["boundaries"] not in (boundaries, self._earlier_boundaries) and not self._rank:
             logger.warning(
                 "the phases of the curriculum ended after the optimizer steps %s and end now "
                 "after %s: the length of the run has changed",
-                *(state["boundaries"], list(self.curriculum.boundaries)),
+                *(state["boundaries"], boundaries),
             )
+        self._earlier_boundaries = state["boundaries"]  # said once: states are loaded twice
         self._batch = state["batch"]
         self._before_batch = self._position()
 

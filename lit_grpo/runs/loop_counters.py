@@ -19,8 +19,10 @@ FIRST_BATCH = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
 def validates_next(trainer: L.Trainer) -> bool:
     """Return whether Lightning validates after this step, by its own rule."""
     loop = trainer.fit_loop
+    val_loop = loop.epoch_loop.val_loop
     is_due: bool = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
-    return is_due and trainer.enable_validation
+    has_no_prompts = val_loop._combined_loader is not None and val_loop.skip
+    return is_due and trainer.enable_validation and not has_no_prompts
 
 
 def undo_completed_batch(loops: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase, get_scheduler
 
+from lit_grpo.data import TrainingLoader
 from lit_grpo.distributed import get_world_size
 from lit_grpo.distributed.checkpoints import check_partition
 from lit_grpo.policy import Policy
@@ -208,6 +209,10 @@ class PolicyModule(L.LightningModule):
     def seeds(self) -> Seeds:
         """The seeds of this run on this rank."""
         return Seeds(self.seed, self.global_rank)
+
+    def check_loader(self, loader: TrainingLoader) -> None:
+        """Check that the training can use what the loader does; raise UserError if not."""
+        return
 
     def on_train_start(self) -> None:
         if self.trainer.ckpt_path is not None:

@@ -191,9 +191,12 @@ class GRPOModule(PolicyModule):
                 rank_zero_only(log.warning)(message)
             self.rewards.start(self.reasoning)
 
-    def on_train_start(self) -> None:
+    def check_loader(self, loader: TrainingLoader) -> None:
         if self.max_head_offpolicyness:
-            refuse_adaptive(self.loader, "with max_head_offpolicyness, as results come too late")
+            refuse_adaptive(loader, "with max_head_offpolicyness, as results come too late")
+
+    def on_train_start(self) -> None:
+        self.check_loader(self.loader)
         prompts = self.loader.some_prompts()
         check_prompts_fit(max_positions(self.policy.model.config), self.sampling, prompts)
         if self.teacher is not None:

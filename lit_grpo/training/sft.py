@@ -79,11 +79,11 @@ class SFTModule(PolicyModule):
         self._num_tokens = 0
         self.skipped_steps = SkippedSteps(self.events.report_skipped_step, MAX_SKIPPED_STEPS)
 
+    def check_loader(self, loader: TrainingLoader) -> None:
+        refuse_adaptive(loader, "in a warm-up, which has no rewards")
+
     def on_train_start(self) -> None:
-        refuse_adaptive(
-            cast(TrainingLoader, self.trainer.train_dataloader),
-            "in a warm-up, which has no rewards",
-        )
+        self.check_loader(cast(TrainingLoader, self.trainer.train_dataloader))
         super().on_train_start()
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:

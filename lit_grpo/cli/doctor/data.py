@@ -25,6 +25,7 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
         yield ok(f"{len(rows):,} rows can be read.")
         raise NotChecked("Not tokenized, since the tokenizer could not be read.")
     loader, held_out = subject.loader.read(), subject.val_prompts
+    subject.module.check_loader(loader)
     yield ok(f"{loader.num_prompts:,} training prompts, {len(held_out):,} held-out prompts.")
     lengths = np.array(subject.prompt_lengths)
     limit = getattr(getattr(data, "prompt_format", None), "max_prompt_tokens", None)
@@ -35,16 +36,20 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     )
     if held_out and (leaked := getattr(data, "leaked", "")):
         yield remark(leaked)
-    yield from _suspicious(subject.prompts)
+    yield from _suspicious(subject.prompts, compares=subject.grpo is not None)
 
 
-def _suspicious(train: Sequence[Prompt]) -> Iterator[Finding]:
-    """Yield what is allowed and seldom meant: blank, repeated and unanswered prompts."""
+def _suspicious(train: Sequence[Prompt], *, compares: bool) -> Iterator[Finding]:
+    """Yield what is allowed and seldom meant: blank, repeated and unanswered prompts.
+
+    Args:
+        compares: Whether rewards may compare completions with the gold answers.
+    """
     if repeated := len(train) - len({prompt.text for prompt in train}):
         yield remark(f"{repeated:,} of {len(train):,} training prompts repeat others.")
     if blank := sum(_is_blank(prompt) for prompt in train):
         yield remark(f"{blank:,} of {len(train):,} training prompts are blank. Remove these rows.")
-    if unanswered := sum(prompt.answer is None for prompt in train):
+    if compares and (unanswered := sum(prompt.answer is None for prompt in train)):
         yield remark(
             f"{unanswered:,} of {len(train):,} training prompts have no gold answer: a reward that "
             "compares with it cannot score them."
