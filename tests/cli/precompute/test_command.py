@@ -111,6 +111,22 @@ def test_several_processes_share_the_calls_and_ask_each_vote_once(server):
         assert "; 0 are missing; 0.0360 US dollars" in said(process)
 
 
+def test_several_processes_that_are_killed_in_turn_leave_every_vote_once(server):
+    server.behaviour = slowly(0.02)
+    started = [start_command(*PRECOMPUTE, "--processes", "2") for _ in range(2)]
+    for number in (30, 60, 90):
+        wait_until(lambda number=number: num_recorded() >= number)
+        (killed, _), *others = started
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.join()
+        started = [*others, start_command(*PRECOMPUTE, "--processes", "2")]
+    assert [receive(told) for _, told in started] == [0, 0]
+    assert num_recorded() == 180
+    # What was on its way at a kill is asked again, at most two calls at each of the three.
+    assert 180 <= len(server.questions) <= 180 + 3 * 2
+    assert main([*PREPARE]) == 0
+
+
 def test_a_process_takes_over_what_a_killed_one_had_claimed(server):
     server.behaviour = slowly(30)
     killed, _ = start_command(*PRECOMPUTE, "--limit", "1")
