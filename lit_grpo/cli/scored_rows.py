@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -125,8 +126,13 @@ def _judged(cache: Path) -> Iterator[ScoredRow]:
         for key, votes in JudgeVotes(directory).all_votes():
             questions[key[:QUESTION_DIGITS]].append(tuple(votes.values()))
         for answers in questions.values():
-            means = tuple(sum(votes) / len(votes) / highest for votes in answers)
-            yield ScoredRow(source=directory.name, scores=means, votes=tuple(answers))
+            means = tuple(fmean(votes) / highest for votes in answers)
+            yield ScoredRow(
+                source=directory.name,
+                scores=means if len(means) > 1 else None,  # others are still missing
+                votes=tuple(answers),
+                deviations=tuple(pstdev(votes) / highest for votes in answers if len(votes) > 1),
+            )
 
 
 def _checked(cache: Path, measure: Measure) -> Iterator[ScoredRow]:

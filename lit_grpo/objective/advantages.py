@@ -119,7 +119,7 @@ def has_signal(rewards: Tensor, valid: Tensor) -> Tensor:
     """Return [B] True on the groups whose counted rewards differ by more than rounding errors.
 
     ``reward/frac_zero_std`` and ``lit-grpo rewards`` use this definition. Dynamic sampling and
-    `SignalWarnings` look at the advantages instead. These are exactly 0 in a group without signal,
+    `HealthMonitor` look at the advantages instead. These are exactly 0 in a group without signal,
     except with ``baseline: batch`` or ``combine: normalise_then_sum``.
     """
     return center(rewards, valid).any(1)

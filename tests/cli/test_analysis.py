@@ -28,6 +28,7 @@ def test_signal_is_the_share_of_the_compared_rows_whose_scores_differ_enough():
     assert measure(found, 0.1)["all"].signal_useful_pct == 40.0
     assert measure(found, 0.05)["all"].signal_useful_pct == 60.0
     assert measure(found, 0.0)["all"].signal_useful_pct == 60.0
+    assert measure(rows(row(0.3, 0.1 + 0.2)), 0.0)["all"].signal_useful_pct == 0.0
     assert measure(found, 0.81)["all"].signal_useful_pct == 0.0
     one = measure(found, 0.1)["all"]
     assert (one.num_rows, one.num_compared, one.num_null) == (6, 5, 1)

@@ -72,17 +72,22 @@ def test_a_cache_is_measured_by_question_and_by_vote(here, capsys):
             for number, grade in enumerate(of_answer):
                 votes.add(vote_key(row, answer), number, grade, 0.0)
     votes.close()
+    assert measured(capsys, "gold")["measures"]["all"]["num_null"] == 0
+    votes = JudgeVotes(directory)
+    votes.add("f" * 32, 0, 5, 0.0)
+    votes.close()
     checked = CheckedAnswers(Path("gold"))
     checked.add("k", Checked(answers=("2", "3"), gold_scores=(1.0, 0.0)))
     checked.close()
     found = measured(capsys, "gold")
     assert found["kind"] == "cache"
     judged = found["measures"][directory.name]
-    assert (judged["num_rows"], judged["signal_useful_pct"]) == (2, 50.0)
+    assert (judged["num_rows"], judged["num_null"], judged["signal_useful_pct"]) == (3, 1, 33.33)
     assert judged["vote_agreement"] == (3 * 1.0 + 0.5) / 4
+    assert judged["vote_deviation"] == 0.025  # 0.1 of one answer in four
     assert judged["spread_histogram"][14] == 1  # 0.9 and 0.2
     assert found["measures"]["program"]["signal_useful_pct"] == 100.0
-    assert found["measures"]["all"]["num_rows"] == 3
+    assert found["measures"]["all"]["num_rows"] == 4
     (directory / "fingerprint.json").unlink()
     assert main(["analyze", "gold"]) == 2
     assert "fingerprint.json cannot be read" in capsys.readouterr().err
