@@ -51,3 +51,10 @@ def test_many_near_copies_are_all_found():
     copies = [f"{text} and one more" for text in originals]
     found = near_copies(rows(*originals, *copies), 0.85)
     assert found == {str(number + 60): str(number) for number in range(60)}
+
+
+def test_near_copies_that_are_just_over_the_threshold_are_found():
+    originals = [[f"w{n}x{number}" for n in range(60)] for number in range(100)]
+    texts = [*originals, *([*one[:30], "other", *one[31:]] for one in originals)]
+    found = near_copies(rows(*map(" ".join, texts)), 0.83)  # 51 of 61 sequences are in both
+    assert found == {str(number + 100): str(number) for number in range(100)}
