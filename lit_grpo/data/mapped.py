@@ -22,6 +22,7 @@ from lit_grpo.types.atomic import locked, sync
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 ROWS_PER_BATCH = 1_000
 """Rows of a piece of the copy; one row is read without the others."""
@@ -146,7 +147,11 @@ def _copied(path: Path, copy: Path) -> Path:
             for earlier in copy.parent.glob(f"{path.stem}-*.arrow*"):
                 earlier.unlink()
             partial = copy.with_suffix(".arrow.partial")
-            _convert(path, partial)
+            try:
+                _convert(path, partial)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
             sync(partial)
             partial.rename(copy)
     return copy
@@ -165,5 +170,14 @@ def _convert(path: Path, copy: Path) -> None:
                 f"{path.name} needs {needed / 1e9:.1f} GB (rows are read from it). Free some space."
             )
         with pa.OSFile(str(copy), "wb") as file, pa.ipc.new_file(file, source.schema_arrow) as out:
-            for batch in source.iter_batches(ROWS_PER_BATCH):
+            for batch in _batches(source, path):
                 out.write_batch(batch)
+
+
+def _batches(source: pq.ParquetFile, path: Path) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    try:
+        yield from source.iter_batches(ROWS_PER_BATCH)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} is damaged: {error}. Prepare the data again.") from error

@@ -137,7 +137,7 @@ def _read_parquet(path: Path) -> _Numbered:
 
     try:
         table = pyarrow.parquet.ParquetFile(path).read()
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise UserError(
             f"{path} is not a complete parquet file: {str(error).rstrip('.')}. Write it again."
         ) from error

@@ -121,3 +121,11 @@ def test_a_disk_without_room_for_the_copy_is_said(split, monkeypatch):
     with pytest.raises(UserError, match=r"left, but the uncompressed copy of train.parquet needs"):
         MappedRows(split.path)
     assert not copies(split)
+
+
+def test_a_file_that_is_damaged_inside_is_named_and_leaves_no_copy(split):
+    whole = split.path.read_bytes()
+    split.path.write_bytes(whole[:40] + bytes(400) + whole[440:])
+    with pytest.raises(UserError, match=r"train\.parquet is damaged: .*Prepare the data again"):
+        MappedRows(split.path)
+    assert copies(split) == []

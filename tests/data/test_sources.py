@@ -93,6 +93,15 @@ def test_an_incomplete_parquet_file_is_refused_by_name(tmp_path):
         read_rows(str(path))
 
 
+def test_a_parquet_file_that_is_damaged_inside_is_refused_by_name(tmp_path):
+    path = tmp_path / "data.parquet"
+    pd.DataFrame({"text": [f"row {number * 7919}" for number in range(2000)]}).to_parquet(path)
+    whole = path.read_bytes()
+    write(path, whole[:500] + bytes(500) + whole[1000:])
+    with pytest.raises(ValueError, match=r"data\.parquet is not a complete parquet file"):
+        read_rows(str(path))
+
+
 def test_csv_cells_are_text_as_written_and_empty_ones_are_none(tmp_path):
     path = tmp_path / "t.csv"
     with path.open("w", newline="", encoding="utf-8-sig") as file:
