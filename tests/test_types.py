@@ -115,6 +115,15 @@ def test_groups_are_replaced_with_all_their_values():
     assert batch.rewards.tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
+def test_results_are_those_of_replaced_groups_as_well():
+    batch = rollouts([[0, 1], [2, 2]]).with_groups([1], rollouts([[None, 3]]))
+    again = batch.with_groups([1], rollouts([[4, 5]]))
+    assert [one.rewards for one in batch.results] == [(2, 2), (0, 1), (3,)]
+    assert [one.rewards for one in again.results] == [(2, 2), (3,), (0, 1), (4, 5)]
+    excluded = [one.rewards for one in again.without_groups([True, False]).results]
+    assert excluded == [(2, 2), (3,), (), (4, 5)]
+
+
 def test_excluded_groups_have_no_valid_rows_and_no_rewards():
     batch = rollouts([[0, 1], [2, None]])
     excluded = batch.without_groups([True, False])

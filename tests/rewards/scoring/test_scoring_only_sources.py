@@ -79,6 +79,11 @@ def test_metrics_of_a_reward_are_those_of_its_sources():
     assert values["reward/open/mean"] == 1.5
     assert values["completions/open/mean_length"] == 1.5
     assert not [name for name in values if "other_source" in name]
+    assert (values["reward/sums/frac_zero_std"], values["reward/open/frac_zero_std"]) == (0, 0)
+    metrics, equal = Metrics(), [GROUPS[0], [completion([1]), completion([2])]]
+    add_rollout_metrics(metrics, scored(Length(), groups=equal))
+    values = metrics.merged()
+    assert (values["reward/sums/frac_zero_std"], values["reward/open/frac_zero_std"]) == (0, 1)
 
 
 def test_a_bug_on_all_rows_of_its_sources_is_one_on_all_its_rows():
