@@ -140,7 +140,9 @@ def test_a_verifier_has_settings_and_a_wrong_one_is_named():
 @pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K is not there")
 def test_rows_of_gsm8k_all_get_gold(cache):
     recipe = read_recipe("verifiable_only", [f"verifiable={GSM8K}"])
-    rows = collect("verifiable", recipe.sources["verifiable"], "refuse").rows[:500]
+    rows = collect("verifiable", recipe.sources["verifiable"], "refuse", "verifiable_only").rows[
+        :500
+    ]
     checks = check(rows, cache)
     assert checks.num_scored == 500
     cache.refresh()
