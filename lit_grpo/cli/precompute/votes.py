@@ -25,9 +25,15 @@ class Call:
 
 
 def missing_calls(rows: Iterable[PreparedRow], gold: Gold, cache: JudgeVotes) -> Iterator[Call]:
-    """Yield the calls for the votes that are not in the cache at that moment."""
+    """Yield the calls for the votes that are not in the cache at that moment.
+
+    An answer that several rows have to the same question is asked about once.
+    """
+    seen: set[str] = set()
     for row in rows:
-        answers = {vote_key(row, answer): answer for answer in row.columns["answers"]}
+        by_key = {vote_key(row, answer): answer for answer in row.columns["answers"]}
+        answers = {key: answer for key, answer in by_key.items() if key not in seen}
+        seen |= answers.keys()
         context = {
             "question": row.columns.get("question") or row.text,
             "reference": row.columns.get("answer") if gold.show_reference else None,

@@ -196,6 +196,18 @@ def test_the_scores_of_another_judge_are_refused_with_what_differs(
     assert main([*PRECOMPUTE, "--limit", "1", "--cache", "gold2"]) == 0
 
 
+def test_copies_of_a_row_are_neither_counted_nor_asked_twice(server, capsys):
+    write_rows(2)
+    twice = Path("rows.jsonl").read_text() * 2
+    Path("rows.jsonl").write_text(twice)
+    assert main([*PRECOMPUTE, "--dry_run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["rows"], plan["calls"], plan["votes"]) == (4, 18, 18)
+    assert main([*PRECOMPUTE]) == 0
+    assert capsys.readouterr().out.startswith("18 votes recorded for 4 rows; 0 are missing")
+    assert set(asked(server).values()) == {3}
+
+
 def test_without_a_price_no_cost_is_claimed(server, capsys):
     write_recipe(server, judge={"price": None})
     assert main([*PRECOMPUTE, "--limit", "1", "--dry_run"]) == 0
