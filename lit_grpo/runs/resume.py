@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -45,11 +46,12 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
         return str(_newest_intact(run_dir))
     if "://" not in name and not Path(name).exists():
         raise UserError(f"{name}: no such checkpoint. Set ckpt_path to a file or to last.")
-    if Path(name).is_dir() and not is_complete(Path(name)):
+    if Path(name).exists() and not _is_checkpoint(Path(name)):
+        what = "a directory" if Path(name).is_dir() else "no checkpoint"
         raise UserError(
-            f"{name} is a directory: ckpt_path must be a checkpoint, such as "
-            "RUN/checkpoints/last.ckpt. To go on with a run use lit-grpo fit RUN; to start from a "
-            "model set model.policy.path."
+            f"{name} is {what}: ckpt_path must be a checkpoint, such as "
+            "runs/my/0/checkpoints/last.ckpt. To go on with a run use lit-grpo fit runs/my/0; to "
+            "start from a model set model.policy.path; for data set data.train."
         )
     if Path(name).exists() and (why := damage(Path(name), reads_all=True)):
         raise UserError(
@@ -57,6 +59,19 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
             "run."
         )
     return name
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Return whether something is a checkpoint, which may be damaged, and nothing else."""
+    if path.is_dir():
+        return is_complete(path)
+    if path.suffix == ".ckpt":
+        return True
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/data.pkl") for name in archive.namelist())
+    with path.open("rb") as file:
+        return file.read(2) == b"PK"
 
 
 def _named_checkpoints(run_dir: Path) -> list[Path]:

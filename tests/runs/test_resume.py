@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from functools import partial
 from pathlib import Path
 
@@ -104,11 +105,33 @@ def test_auto_with_damaged_checkpoints_only_ends_with_exit_code_2_and_changes_no
 
 def test_a_directory_of_a_run_or_a_model_is_no_checkpoint(here):
     (here / "run/final").mkdir(parents=True)
-    with pytest.raises(ValueError, match="is a directory: ckpt_path must be .* lit-grpo fit RUN"):
+    with pytest.raises(ValueError, match="is a directory: ckpt_path must be .* lit-grpo fit runs"):
         find_checkpoint("run/final", here / "run")
     for part in ("meta.pt", ".metadata"):  # a sharded one
         (here / "run/final" / part).touch()
     assert find_checkpoint("run/final", here / "run") == "run/final"
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "final.safetensors", "data.zip"])
+def test_a_file_of_another_kind_is_no_checkpoint_rather_than_a_damaged_one(name, here, capsys):
+    Path("my.yaml").write_text(
+        "model: {policy: {path: x}, rewards: [MathReward]}\ndata: AdditionData"
+    )
+    Path(name).write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    if name == "data.zip":
+        with zipfile.ZipFile(name, "w") as archive:
+            archive.writestr("train.jsonl", "{}")
+    assert main(["fit", "--config=my.yaml", "--ckpt_path", name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {name} is no checkpoint: ckpt_path must be a checkpoint, such")
+    assert "for data set data.train" in line
+
+
+def test_a_torn_checkpoint_of_any_name_is_damaged(here):
+    touch(here / "best.pt")
+    (here / "best.pt").write_bytes((here / "best.pt").read_bytes()[:-10])
+    with pytest.raises(ValueError, match=r"best\.pt is damaged"):
+        find_checkpoint("best.pt", here / "run")
 
 
 def test_a_checkpoint_of_another_kind_of_training_is_refused(here):
