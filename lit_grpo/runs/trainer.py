@@ -24,6 +24,7 @@ from lit_grpo.runs.events import EventsFile
 from lit_grpo.runs.launcher import watch_ranks
 from lit_grpo.runs.lock import locked
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
+from lit_grpo.runs.monitors import as_unknown_monitor
 from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
 from lit_grpo.runs.run_callbacks import (
     as_list,
@@ -200,9 +201,9 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
         if (reason := get_stop_reason(trainer)) is not None:  # which the error would hide
             rank_zero_only(log.error)("The run was about to end: %s", reason.message)
         log_exception(run_log)
-        lost = as_rank_lost(error)
-        if lost is not None:
-            raise lost from error
+        reworded = as_rank_lost(error) or as_unknown_monitor(error, trainer)
+        if reworded is not None:
+            raise reworded from error
         raise
     finally:
         files = [one for one in trainer.callbacks if isinstance(one, EventsFile)]  # type: ignore[attr-defined]

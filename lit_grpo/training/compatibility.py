@@ -194,7 +194,7 @@ def check_completions_fit(positions: int | None, sampling: Sampling) -> None:
 
 @rank_zero_only
 def warn_of_monitors(trainer: L.Trainer, known: Sequence[str]) -> None:
-    """Warn of callbacks that watch a ``val/…`` metric that the evaluation does not log.
+    """Warn of callbacks that watch a metric of the evaluation's that it does not log.
 
     Otherwise they fail at the first validation, which may be hours away. A subclass or a callback
     may log others.
@@ -204,7 +204,7 @@ def warn_of_monitors(trainer: L.Trainer, known: Sequence[str]) -> None:
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         monitor = getattr(callback, "monitor", None)
-        if isinstance(monitor, str) and monitor.startswith("val/") and monitor not in known:
+        if isinstance(monitor, str) and monitor.startswith("val") and monitor not in known:
             log.warning(
                 "%s watches %s, which the evaluation does not log: it logs %s. Correct its monitor "
                 "in trainer.callbacks, unless code of yours logs it.",

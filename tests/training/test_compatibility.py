@@ -36,10 +36,12 @@ def test_a_callback_that_watches_a_metric_that_is_never_logged_is_named(caplog):
         EarlyStopping("val/accurcy"),
         EarlyStopping("val/accuracy"),
         EarlyStopping("reward/mean"),
+        EarlyStopping("val_loss"),
     ]
     warn_of_monitors(SimpleNamespace(callbacks=callbacks), ["val/accuracy", "val/mean_length"])
-    (line,) = caplog.messages
+    line, other = caplog.messages
     assert line.startswith("EarlyStopping watches val/accurcy, which the evaluation does not log")
+    assert other.startswith("EarlyStopping watches val_loss, which the evaluation does not log")
     assert "val/accuracy, val/mean_length" in line
 
 
