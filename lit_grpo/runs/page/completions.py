@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ COLUMNS = (
     "prompt_id", "prompt", "completion", "finish_reason", "num_tokens", "answer", "reward", "valid",
     "advantage",
 )  # fmt: skip
+GROUP = "group"
+READ = (*COLUMNS, GROUP)
 OF_REWARDS = ("score/", "outcome/", "detail/")
 
 
@@ -85,7 +88,7 @@ def choose_steps(steps: Sequence[int]) -> list[int]:
 
 def choose_groups(rows: Sequence[dict[str, Any]], num_rows: int) -> list[dict[str, Any]]:
     """Return whole groups at even distances, about this many rows together."""
-    groups = [list(group) for _, group in groupby(rows, key=lambda row: row.get("prompt_id"))]
+    groups = [list(group) for _, group in groupby(rows, key=itemgetter(GROUP))]
     if not groups:
         return []
     num_groups = max(1, num_rows // max(map(len, groups)))
@@ -123,14 +126,19 @@ def _files(run: Run) -> dict[int, list[Path]]:
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows of all ranks, and the number of files that cannot be read."""
+    """Return the rows of all ranks, and the number of files that cannot be read.
+
+    A file numbers its groups, which may have the same prompt.
+    """
     rows: list[dict[str, Any]] = []
     num_damaged = 0
     for path in paths:
         try:
             names = pq.read_schema(path).names
-            shown = [one for one in names if one in COLUMNS or one.startswith(OF_REWARDS)]
-            rows += pq.read_table(path, columns=shown).to_pylist()
+            shown = [one for one in names if one in READ or one.startswith(OF_REWARDS)]
+            for row in pq.read_table(path, columns=shown).to_pylist():
+                number = row.get(GROUP, row.get("prompt_id"))  # earlier versions had none
+                rows.append(row | {GROUP: (path.name, number)})
         except (OSError, pa.ArrowException):
             num_damaged += 1
     return rows, num_damaged

@@ -4,6 +4,7 @@ import pytest
 from logged_runs import write_run
 
 from lit_grpo.runs.history import load_runs
+from lit_grpo.runs.page import completions as page_completions
 from lit_grpo.runs.page.completions import (
     MAX_CHARACTERS,
     MAX_ROWS,
@@ -101,11 +102,29 @@ def test_many_steps_are_the_newest_and_an_even_spread():
 
 
 def test_groups_stay_whole():
-    rows = [{"prompt_id": n // 3} for n in range(30)]
-    chosen = [row["prompt_id"] for row in choose_groups(rows, 10)]
+    rows = [{"group": n // 3} for n in range(30)]
+    chosen = [row["group"] for row in choose_groups(rows, 10)]
     assert chosen == [0, 0, 0, 4, 4, 4, 9, 9, 9]
     assert len(choose_groups(rows, 1)) == 3
     assert choose_groups([], 5) == []
+
+
+def test_groups_with_the_same_prompt_are_not_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(page_completions, "MAX_ROWS", 4)
+    rows = [{"group": n // 2, "completion": str(n)} for n in range(8)]
+    run = write_run(tmp_path / "run", {"reward/mean": [0.5]}, completions={0: rows})
+    found = sample(run)
+    assert {row["prompt_id"] for row in found.rows} == {"p0"}
+    assert [row["completion"] for row in found.rows] == ["0", "1", "6", "7"]
+
+
+def test_groups_of_two_ranks_with_the_same_number_are_not_one(tmp_path):
+    rows = [{"group": 0, "completion": str(n)} for n in range(2)]
+    run = write_run(tmp_path / "run", {"reward/mean": [0.5]}, completions={0: rows})
+    first = run / "completions" / "step_000000.parquet"
+    first.with_name("step_000000_rank1.parquet").write_bytes(first.read_bytes())
+    read, _ = page_completions._read(sorted(first.parent.iterdir()))
+    assert len(choose_groups(read, 1)) == 2
 
 
 def test_of_a_long_text_the_start_and_the_end_are_kept():
