@@ -167,7 +167,7 @@ def how_it_ended(trainer: L.Trainer) -> str:
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     reasons = (getattr(one, "stopping_reason_message", None) for one in callbacks)
     if reason := next(filter(None, reasons), None):
-        return f"ended {step}: {reason}"
+        return f"ended {step}: {reason.removesuffix(' Signaling Trainer to stop.')}"
     if trainer.should_stop:
         return f"ended {step}: a callback stopped it"
     return f"done {step}: max_epochs is reached"

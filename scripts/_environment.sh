@@ -23,7 +23,11 @@ prepare_environment() {
   if [ "$(cat "$stamp" 2> /dev/null)" != "$wanted" ]; then
     python="$(find_python)"
     [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV"
-    echo "Installing lit-grpo into $VENV (some minutes the first time) ..."
+    if [ -x "$VENV/bin/lit-grpo" ]; then
+      echo "Checking the installation of lit-grpo in $VENV ..."
+    else
+      echo "Installing lit-grpo into $VENV (some minutes) ..."
+    fi
     rm -rf lit_grpo.egg-info  # a stale one would shadow the entry points of the installed package
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".$extras"
     echo "$wanted" > "$stamp"

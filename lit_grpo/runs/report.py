@@ -20,7 +20,7 @@ from lit_grpo.runs.history import ACCURACY, Run, are_stages, load_runs
 from lit_grpo.runs.lock import is_locked
 from lit_grpo.runs.page.diagnosis import diagnose
 from lit_grpo.runs.page.page import write_page
-from lit_grpo.runs.summary import HEADINGS, clock, summary_row
+from lit_grpo.runs.summary import HEADINGS, clock, summary_row, token_notes
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.types import UserError, check_range
 
@@ -100,7 +100,7 @@ def _report(runs: Sequence[Run], page: Path, num_steps: int | None) -> None:
         lines = [describe(run) for run in runs if run.started_from is not None]
     console.print(_table(runs))
     lines += [_first_step(run) for run in runs if run.num_steps == 0]
-    lines += held_out_notes(runs)
+    lines += [*held_out_notes(runs), *token_notes(runs)]
     failures = [line for run in runs for line in describe_failures(run)]
     for line in [*lines, *failures, *(f"{name:<13}{path}" for name, path in paths.items())]:
         console.print(line, soft_wrap=True)

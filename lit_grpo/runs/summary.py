@@ -45,6 +45,17 @@ def num_tokens(run: Run) -> str:
     return f"{tokens:.0f}"
 
 
+def token_notes(runs: Sequence[Run]) -> list[str]:
+    """Return why the tokens of GRPO runs are not known."""
+    without = [run.label for run in runs if run.has("reward/mean") and num_tokens(run) == UNKNOWN]
+    if not without:
+        return []
+    return [
+        f"The tokens of {' and '.join(without)} are not known: the callback TimingLog measures "
+        "them. Add it to trainer.callbacks."
+    ]
+
+
 def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -329,6 +329,7 @@ def test_an_sft_run_logs_why_it_ended_and_can_be_evaluated(here, capfd):
     assert main(["sft", "--config=warm.yaml", "--run_dir=warm"]) == 0
     run_log = (here / "warm" / "run.log").read_text()
     assert "ended after optimizer step 1: Stopping threshold reached" in run_log
+    assert "Signaling" not in run_log
     checkpoint = next((here / "warm").rglob("*.ckpt"))
     assert main(["validate", "--config=warm/config.yaml", f"--ckpt_path={checkpoint}"]) == 0
     assert "val/accuracy" in capfd.readouterr().out

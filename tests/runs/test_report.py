@@ -145,6 +145,17 @@ def test_a_summary_without_accuracy_omits_its_line(tmp_path, capsys):
     assert "Held-out" not in capsys.readouterr().out
 
 
+def test_tokens_that_are_not_known_are_explained(tmp_path, capsys):
+    run = make_run(tmp_path / "my" / "0", "step,seconds,reward/mean\n0,1,0.5\n")
+    sft = make_run(tmp_path / "sft" / "0", WARM_UP)
+    note = "The tokens of my/0 are not known: the callback TimingLog measures them."
+    report([run, sft])
+    assert note in capsys.readouterr().out.replace("\n", " ")
+    assert note in (sft / "comparison-1.html").read_text()
+    report([sft])
+    assert "TimingLog" not in capsys.readouterr().out
+
+
 def test_independent_runs_are_compared_in_a_picture_that_overwrites_nothing(tmp_path, capsys):
     runs = [make_run(tmp_path / "grpo" / name, GRPO) for name in "01"]
     (runs[-1] / "curves.png").write_text("its own")

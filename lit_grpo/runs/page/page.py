@@ -28,7 +28,7 @@ from lit_grpo.runs.page.charts import COLORS, DASHES, draw_charts, draw_clock
 from lit_grpo.runs.page.completions import sample_completions
 from lit_grpo.runs.page.diagnosis import Mark, diagnose, find_marks
 from lit_grpo.runs.page.log_entry import log_entry
-from lit_grpo.runs.summary import HEADINGS, summary_row
+from lit_grpo.runs.summary import HEADINGS, summary_row, token_notes
 
 HERE = Path(__file__).parent
 PLOTLY = files("plotly") / "package_data" / "plotly.min.js"
@@ -75,7 +75,7 @@ def write_page(
             reload_seconds=reload_seconds,
             headings=HEADINGS,
             rows=[summary_row(run) for run in runs],
-            held_out_notes=held_out_notes(runs),
+            table_notes=[*held_out_notes(runs), *token_notes(runs)],
             diagnoses=diagnoses,
             labels=[run.label for run in runs],
             events=_newest(marks, MAX_EVENTS),
