@@ -12,7 +12,7 @@ import psutil
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.diagnostics import StepLog, describe_wait
+from lit_grpo.diagnostics import StepLog, describe_wait, step_number
 from lit_grpo.runs.events import record_event
 from lit_grpo.types import RolloutBatch, Stage
 
@@ -63,8 +63,7 @@ class TimingLog(Callback):
     def on_stage_end(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
         self._seconds[stage.name] = self._seconds.get(stage.name, 0.0) + stage.seconds
         if self.stages and trainer.is_global_zero:
-            step = max(0, trainer.fit_loop.total_batch_idx)
-            log.info("%s", _stage_line(step, stage, memory_gb(pl_module.device)))
+            log.info("%s", _stage_line(step_number(trainer), stage, memory_gb(pl_module.device)))
 
     def on_train_batch_end(
         self,
@@ -86,7 +85,7 @@ class TimingLog(Callback):
                 wait = describe_wait(outputs["metrics"], exposed, step_seconds)
                 self._warn_of_wait(trainer, wait)
             if self.stages and trainer.is_global_zero:
-                step = trainer.fit_loop.total_batch_idx
+                step = step_number(trainer)
                 memory = memory_gb(pl_module.device)
                 log.info("%s", _step_line(step, step_seconds, memory, outputs))
             self._num_steps += 1

@@ -133,7 +133,7 @@ SCENARIOS = (
             "model.rewards": [reward("Deadlock")],
             "trainer.callbacks": [*BASE["trainer"]["callbacks"], watchdog(action="stop")],
         },
-        says=r"No progress for .* in stage reward of rollout step 3.* It looks like a deadlock",
+        says=r"No progress for .* in stage reward of rollout step 4.* It looks like a deadlock",
         ends=r"Stopped after (\d+) rollout steps\. No progress",
         exit_code=8,
         keeps=3,
@@ -147,7 +147,7 @@ SCENARIOS = (
             "trainer.callbacks": [*BASE["trainer"]["callbacks"], watchdog()],
             "trainer.max_steps": 1,
         },
-        says=r"of rollout step 0 is slow but advances, .* of 32 completions",
+        says=r"of rollout step 1 is slow but advances, .* of 32 completions",
         keeps=1,
     ),
     Scenario(
@@ -182,7 +182,7 @@ SCENARIOS = (
         cause="not_finite_weights",
         event="rollback",
         settings=callback("NaNWeights"),
-        says=r"rollout step 3: Weights of the policy are NaN .* Rolled back to step_000002.ckpt",
+        says=r"rollout step 4: Weights of the policy are NaN .* Rolled back to step_000002.ckpt",
     ),
     Scenario(
         title="out of memory in the update",
@@ -239,7 +239,7 @@ SCENARIOS = (
         settings={"trainer.max_steps": 60},
         drive=send(signal.SIGKILL),
         then=lambda run: None,
-        says=r"resuming from .*\.ckpt at rollout step",
+        says=r"resuming from .*\.ckpt after rollout step",
         keeps=60,
     ),
     Scenario(

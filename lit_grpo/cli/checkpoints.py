@@ -130,7 +130,7 @@ def _state(manifest: Manifest | None, is_verified: bool) -> str:
 def _recover(checkpoint: Path, manifest: Manifest | None, run_dir: Path, *, is_trial: bool) -> None:
     """Make a checkpoint the one that a resumed run goes on from; the others stay."""
     step = None if manifest is None else manifest.rollout_step
-    at = "" if step is None else f" at rollout step {step}"
+    at = "" if step is None else f" after rollout step {step}"
     if is_trial:
         print(f"{run_dir} would go on from {checkpoint}{at} when it is resumed")
         return

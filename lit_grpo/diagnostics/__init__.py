@@ -14,7 +14,7 @@ from lit_grpo.diagnostics.step import (
     shorten,
     truncated_fraction,
 )
-from lit_grpo.diagnostics.step_log import StepLog
+from lit_grpo.diagnostics.step_log import StepLog, step_number
 from lit_grpo.diagnostics.waits import describe_wait
 
 __all__ = [
@@ -35,5 +35,6 @@ __all__ = [
     "no_signal",
     "sample_completions",
     "shorten",
+    "step_number",
     "truncated_fraction",
 ]

@@ -1,4 +1,4 @@
-"""Log metrics that some rollout steps do not have."""
+"""Number rollout steps as messages do, and log metrics that some of them do not have."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from collections.abc import Mapping
 
 import lightning as L
 import torch
+
+
+def step_number(trainer: L.Trainer) -> int:
+    """Return the number of the running rollout step, in SFT batch, from 1, as the bar shows it.
+
+    The files of a run count from 0: ``step`` of ``metrics.csv`` and ``completions/`` is one less.
+    """
+    return max(0, trainer.fit_loop.total_batch_idx) + 1
 
 
 class StepLog:

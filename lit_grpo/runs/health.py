@@ -16,7 +16,7 @@ import psutil
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.diagnostics import StepCounts, count_step
+from lit_grpo.diagnostics import StepCounts, count_step, step_number
 from lit_grpo.diagnostics.checks import CHECKS, COMPARED, has_fallen
 from lit_grpo.diagnostics.observed_step import ObservedStep
 from lit_grpo.distributed import gather_objects
@@ -214,8 +214,8 @@ class HealthMonitor(Callback):
         is_said = one.num_due == 1 or one.has_lasted
         often = "" if is_said else f" ({one.num_due} steps so far)"
         if trainer.is_global_zero:
-            step = trainer.fit_loop.total_batch_idx
-            log.warning("rollout step %d%s: %s", step, often, for_this_run(trainer, message))
+            said = for_this_run(trainer, message)
+            log.warning("rollout step %d%s: %s", step_number(trainer), often, said)
 
     def _roll_back(
         self, trainer: L.Trainer, pl_module: L.LightningModule, one: WatchedCause, message: str

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 
+from lit_grpo.diagnostics import step_number
 from lit_grpo.runs.activity import all_stacks, describe_activity, is_busy
 from lit_grpo.runs.events import record_event
 from lit_grpo.runs.run_progress import clock_time
@@ -201,7 +202,7 @@ def _end_process(trainer: L.Trainer) -> None:
 
 
 def _where(trainer: L.Trainer, snapshot: Snapshot) -> str:
-    step = f"rollout step {max(0, trainer.fit_loop.total_batch_idx)}"
+    step = f"rollout step {step_number(trainer)}"
     return f"stage {snapshot.name} of {step}" if snapshot.name else f"{step}, between two stages"
 
 

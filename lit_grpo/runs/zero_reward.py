@@ -20,6 +20,7 @@ from lit_grpo.diagnostics import (
     how_it_began,
     likely_causes,
     sample_completions,
+    step_number,
 )
 from lit_grpo.distributed import gather_objects
 from lit_grpo.runs.events import record_event
@@ -94,7 +95,7 @@ class ZeroRewardBreaker(Callback):
             self._shares.append(num_rewarded / num_valid)
             self._reset()
             return
-        self._count(trainer.fit_loop.total_batch_idx, unscored=num_valid == 0)
+        self._count(step_number(trainer), unscored=num_valid == 0)
         is_last = self.streak >= self.stop_after
         if not is_last and self.streak != self.alert_after:
             return

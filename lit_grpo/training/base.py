@@ -218,7 +218,7 @@ class PolicyModule(L.LightningModule):
         if self.trainer.ckpt_path is not None:
             apply_settings(self.trainer, self._optimizer_settings, self._earlier_optimizer_settings)
             rank_zero_only(log.info)(
-                "resuming from %s at rollout step %d, optimizer step %d",
+                "resuming from %s after rollout step %d, optimizer step %d",
                 *(self.trainer.ckpt_path, self.trainer.fit_loop.total_batch_idx + 1),
                 self.global_step,
             )

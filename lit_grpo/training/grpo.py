@@ -279,7 +279,7 @@ class GRPOModule(PolicyModule):
         )
 
     def _count_empty_step(self, **reason: str) -> None:
-        stop = self._empty_steps.count(self.rollout_step, **reason)
+        stop = self._empty_steps.count(self.rollout_step + 1, **reason)
         if stop is not None:
             stop_run(self.trainer, stop)
 

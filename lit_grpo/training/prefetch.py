@@ -116,13 +116,13 @@ class Prefetcher:
             rank_zero_only(log.info)(
                 "rollout step %d is sampled again: what the checkpoint has of it is of other "
                 "prompts or settings",
-                number,
+                number + 1,
             )
             return {}
         rows = from_text(saved["rows"])
         rank_zero_only(log.info)(
             "rollout step %d goes on with the %d of its %d completions that the checkpoint has",
-            *(number, len(rows), len(prompts) * self._factory.group_size),
+            *(number + 1, len(rows), len(prompts) * self._factory.group_size),
         )
         return rows
 

@@ -86,11 +86,11 @@ def test_the_latest_is_the_newest_that_is_intact(run, capsys):
 def test_recover_makes_an_earlier_one_the_one_to_go_on_from(run, capsys):
     wanted = run / "checkpoints/step_000020.ckpt"
     code, said = shown(capsys, run, "--before_step", 30, "--recover", "--dry_run")
-    assert f"would go on from {wanted} at rollout step 20" in said.out
+    assert f"would go on from {wanted} after rollout step 20" in said.out
     assert os.readlink(run / "checkpoints/last.ckpt") == "step_000030.ckpt"
     code, said = shown(capsys, run, "--before_step", 30, "--recover")
     assert code == 0
-    assert f"{run} goes on from {wanted} at rollout step 20" in said.out
+    assert f"{run} goes on from {wanted} after rollout step 20" in said.out
     assert os.path.realpath(find_checkpoint("last", run)) == str(wanted)
     assert (run / "checkpoints/step_000030.ckpt").exists()
 
@@ -104,7 +104,7 @@ def test_a_real_run_goes_on_from_the_recovered_one(tmp_path, monkeypatch, capsys
     assert shown(capsys, "run", "--before_step", 2, "--recover")[0] == 0
     assert main(["fit", "run"]) == 0
     log = (tmp_path / "run/run.log").read_text()
-    assert "resuming from run/checkpoints/last.ckpt at rollout step 1" in log
+    assert "resuming from run/checkpoints/last.ckpt after rollout step 1" in log
 
 
 @pytest.mark.parametrize(

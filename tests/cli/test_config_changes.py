@@ -54,7 +54,9 @@ def test_a_run_goes_on_with_its_own_settings(run):
     assert metrics["policy/lr"].tolist() == [0.25] * 4
     assert metrics["completions/max_length"].max() <= 2
     log = (run / "run.log").read_text()
-    assert f"resuming from {RUN}/checkpoints/last.ckpt at rollout step 2, optimizer step 2" in log
+    assert (
+        f"resuming from {RUN}/checkpoints/last.ckpt after rollout step 2, optimizer step 2" in log
+    )
     assert "changed for this part of the run: trainer.max_steps: 2 -> 4" in log
     assert log.count("changed for this part of the run") == 1
 

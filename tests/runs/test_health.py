@@ -32,7 +32,7 @@ def test_a_healthy_step_has_no_warning(warnings_of):
 def test_equal_rewards_warn_that_all_advantages_are_zero(warnings_of):
     step = outputs(rollouts([[0.75, 0.75]]), train_batch([0.0, 0.0]))
     (message,) = warnings_of(step)
-    assert message.startswith("rollout step 0: All advantages are 0")
+    assert message.startswith("rollout step 1: All advantages are 0")
     assert "their mean is 0.75" in message
 
 
@@ -137,9 +137,9 @@ def test_a_warning_repeats_at_every_nth_such_step(warnings_of):
     messages = warnings_of(flat, HEALTHY, flat, flat, flat, repeat_every=2)
     starts = [message.split(":")[0] for message in messages]
     assert starts == [
-        "rollout step 0",
-        "rollout step 2 (2 steps so far)",
-        "rollout step 4 (4 steps so far)",
+        "rollout step 1",
+        "rollout step 3 (2 steps so far)",
+        "rollout step 5 (4 steps so far)",
     ]
 
 

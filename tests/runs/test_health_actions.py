@@ -192,7 +192,7 @@ def run_toy(caplog, tmp_path):
 def test_an_alert_is_a_warning_and_an_event(run_toy):
     monitor = HealthMonitor({"truncated": Rule(patience=2, action="alert")})
     _, (message,), (alert,) = run_toy(monitor, [CUT, HEALTHY, CUT, CUT, CUT])
-    assert message.startswith("rollout step 3: 100% of the completions were cut off")
+    assert message.startswith("rollout step 4: 100% of the completions were cut off")
     assert (alert.kind, alert.step, alert.cause) == ("alert", 4, "truncated")
     assert alert.message in message
 

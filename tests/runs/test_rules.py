@@ -45,7 +45,7 @@ def test_a_reward_that_is_the_same_for_all_is_a_warning_at_once_and_an_alert_aft
 ):
     assert told([EQUAL] * 12) == [("warning", 1, "equal_rewards"), ("alert", 10, "equal_rewards")]
     _, alert = (record.getMessage() for record in caplog.records)
-    assert alert.startswith("rollout step 9: All advantages are 0")
+    assert alert.startswith("rollout step 10: All advantages are 0")
     assert alert.endswith("Rollout steps in a row like this one: 10.")
 
 

@@ -94,7 +94,7 @@ def test_a_reward_that_deadlocks_ends_the_run_with_its_own_code_and_a_checkpoint
         tmp_path, watchdog, reward="DeadlockedReward", max_steps=3, call=50, name="stuck"
     )
     assert exit_code == ExitCode.STALLED, said
-    assert "in stage reward of rollout step 1, at 9 of 40 completions" in said
+    assert "in stage reward of rollout step 2, at 9 of 40 completions" in said
     assert DEADLOCK in said
     assert "Completions without a score: stuck " in said
     assert "Without timeout_seconds: stuck." in said
@@ -117,7 +117,7 @@ def test_a_process_whose_main_thread_is_stuck_is_ended(tmp_path):
     exit_code, said = train(tmp_path, watchdog, stuck, reward="ShareOfLowBytes")
     assert exit_code == ExitCode.STALLED, said
     assert "No progress for" in said
-    assert "rollout step 0, between two stages" in said
+    assert "rollout step 1, between two stages" in said
     assert "Its main thread is stuck, or waits for a rank that is" in said
 
 
@@ -161,7 +161,7 @@ def test_a_slow_first_step_that_advances_is_not_stopped(tmp_path):
     watchdog = {"action": "stop", "min_seconds": 10, "first_seconds": 10}
     exit_code, said = train(tmp_path, watchdog, reward="SlowReward")
     assert exit_code == 0, said
-    assert "Stage reward of rollout step 0 is slow but advances, for 0:00:1" in said
+    assert "Stage reward of rollout step 1 is slow but advances, for 0:00:1" in said
     assert " of 40 completions" in said
     assert "more." in said
     assert DEADLOCK not in said

@@ -26,7 +26,7 @@ def test_the_run_stops_after_a_streak_of_zero_steps_with_exit_code_3():
     reason = get_stop_reason(trainer)
     assert trainer.global_step == 4
     assert reason.exit_code == ExitCode.NO_REWARD == 3
-    assert "3 rollout steps in a row, since rollout step 1" in reason.message
+    assert "3 rollout steps in a row, since rollout step 2" in reason.message
     assert "in all of them every valid reward was exactly 0" in reason.message
     assert "could be scored" not in reason.message
 
@@ -144,7 +144,7 @@ def test_the_streak_survives_a_checkpoint():
     resumed = ZeroRewardBreaker(alert_after=2, stop_after=3)
     resumed.load_state_dict(breaker.state_dict())
     message = get_stop_reason(run(resumed, [rollouts([[None, None]])])).message
-    assert "3 rollout steps in a row, since rollout step 0" in message
+    assert "3 rollout steps in a row, since rollout step 1" in message
     assert (
         "in 2 of them every valid reward was exactly 0, and in 1 of them no completion" in message
     )

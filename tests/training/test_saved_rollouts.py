@@ -120,7 +120,7 @@ def test_what_was_sampled_with_other_settings_is_sampled_again(change, whole, ca
     with caplog.at_level("INFO"):
         outputs = fit(module, ckpt_path=whole[2], max_steps=NUM_STEPS)
     assert set(versions(outputs[0])) == {3}
-    assert f"rollout step {SAVED_STEP} is sampled again" in caplog.text
+    assert f"rollout step {SAVED_STEP + 1} is sampled again" in caplog.text
 
 
 class StopInReward(Callback):
