@@ -21,13 +21,20 @@ from lit_grpo.cli.reward_commands import grpo_module, load_policy, read_prompts
 from lit_grpo.cli.reward_trial import report_failures
 from lit_grpo.cli.sample_cache import SampleCache
 from lit_grpo.cli.scored_rows import PASS_RATE
-from lit_grpo.data.prepared import PreparedDir, find_prepared
+from lit_grpo.data.prepared import HOLDOUT, PreparedDir, find_prepared
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.pending_rollout import score_while_sampling
 from lit_grpo.training.seeds import SeedPurpose
-from lit_grpo.types import Completion, Prompt, RolloutBatch, UserError, check_range
+from lit_grpo.types import (
+    Completion,
+    Prompt,
+    RolloutBatch,
+    UserError,
+    check_range,
+    setting_error,
+)
 
 COMPLETIONS_AT_ONCE = 512
 ROUNDING = 1e-9
@@ -57,6 +64,9 @@ def write_pass_rates(given: argparse.Namespace, keys: Sequence[str]) -> int:
             f"policy needs prepared data, got {given.run_dir} (the pass rates become a column of "
             "them). Name a directory that prepare has written, or leave --policy out."
         )
+    if given.split == HOLDOUT:
+        why = "pass rates choose rows to train on, and these are held out"
+        raise setting_error("split", "train or validation with --policy", given.split, why)
     named = [word for path in given.config for word in ("--config", path)]
     invocation = read_invocation([*named, *keys])
     path = prepared.split(given.split).path

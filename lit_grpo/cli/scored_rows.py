@@ -92,7 +92,7 @@ def read_scored_rows(path: Path, split: str, measure: Measure) -> ScoredRows:
 
 
 def _read_prepared(prepared: PreparedDir, split: str, measure: Measure) -> ScoredRows:
-    rows = [_prepared_row(row.columns, measure) for row in prepared.split(split).rows()]
+    rows = [_prepared_row(row.columns, measure) for row in prepared.split(split).stream()]
     sources: Mapping[str, Any] = prepared.manifest.get("sources", {})
     total = sum(one["weight"] for one in sources.values())
     shares = {name: one["weight"] / total for name, one in sources.items()}

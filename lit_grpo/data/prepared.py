@@ -9,11 +9,11 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_grpo.data.sources import Row, read_rows
+from lit_grpo.data.sources import Row, decoded, json_columns
 from lit_grpo.types import Prompt, UserError
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MANIFEST, HOLDOUT_IDS = "manifest.json", "holdout_ids.json"
+HOLDOUT = "holdout"
+"""The split that is never trained on."""
+ROWS_PER_BATCH = 1_000
 _IDS_SHOWN = 5
 
 
@@ -92,8 +95,19 @@ class PreparedSplit:
 
     def rows(self) -> Sequence[Row]:
         """Return the rows, whose ids are those of the column ``id``."""
-        found = read_rows(str(self.path)) if self.num_rows else []
-        return [replace(row, id=row.columns["id"]) for row in found]
+        return [*self.stream()]
+
+    def stream(self) -> Iterator[Row]:
+        """Yield the rows one after the other, for what need not have them all in memory."""
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(self.path) as file:
+            of_json = json_columns(file.schema_arrow)
+            batches = file.iter_batches(ROWS_PER_BATCH)
+            found = (row for batch in batches for row in batch.to_pylist())
+            for number, row in enumerate(found, start=1):
+                columns = decoded(row, of_json)
+                yield Row(source=str(self.path), number=number, id=row["id"], columns=columns)
 
     def ids(self) -> pa.ChunkedArray:
         """Return the ids of the rows without reading their other columns."""

@@ -15,7 +15,7 @@ from lit_grpo.data.columns import gold_answers
 from lit_grpo.data.filters import failed_filter, with_columns
 from lit_grpo.data.mapped import MappedRows
 from lit_grpo.data.module import PromptDataModule, Split
-from lit_grpo.data.prepared import Holdout, PreparedSplit, find_prepared
+from lit_grpo.data.prepared import HOLDOUT, Holdout, PreparedSplit, find_prepared
 from lit_grpo.data.prompts import PromptFormat
 from lit_grpo.data.sources import Row, read_rows
 from lit_grpo.types import UserError, check_range
@@ -225,7 +225,7 @@ def _refuse_holdouts(sources: Sequence[str]) -> None:
     """Refuse to train on the file of a holdout, before anything else is wrong with it."""
     for source in sources:
         path = Path(source).expanduser()
-        if path.stem == "holdout" and path.is_file() and find_prepared(source):
+        if path.stem == HOLDOUT and path.is_file() and find_prepared(source):
             why = "its rows are held out, and an evaluation on them would be too good"
             fix = f"Set it to {path.parent} to train on the split train."
             raise UserError(f"data.train must not be a holdout, got {source} ({why}). {fix}")

@@ -265,6 +265,10 @@ def test_nothing_is_written_if_a_reward_fails_everywhere(policy, here, capsys):
         (["data", "--policy=p", "--samples=1"], "error: samples must be >= 2, got 1"),
         (["run", "--policy=p"], "error: policy needs prepared data, got run (the pass rates"),
         (["data", "--policy=p", "--config=no.yaml"], "error: no.yaml"),
+        (
+            ["data/holdout.parquet", "--policy=p"],
+            "error: split must be train or validation with --policy, got holdout (pass rates ch",
+        ),
         (["data", "--model.group_size=2"], "error: unrecognized arguments: --model.group_size=2"),
         (
             ["data", "--policy=p", "--config=my.yaml", "--data=AdditionData"],
