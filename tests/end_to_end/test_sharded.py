@@ -22,7 +22,6 @@ MIXED = "bf16-mixed"
 EQUALITY = [case for case in sharded_cases.CASES if case != MIXED]
 OBJECTIVES = [*sharded_cases.OBJECTIVES]
 SKIPPING, SFT = [*sharded_cases.SKIPPING], [*sharded_cases.SFT]
-(AHEAD,) = sharded_cases.AHEAD
 SCALED = ["plain", "lora"]
 """Cases that go on with another number of ranks."""
 EARLIER = ["ddp", "fsdp2"]
@@ -59,7 +58,6 @@ def trained(importer, tmp_path_factory) -> Path:
     cases = [*EQUALITY, *OBJECTIVES, MIXED, *SKIPPING, *SFT]
     names = [f"{case}/{strategy}" for case in cases for strategy in EARLIER]
     names += [f"plain/{strategy}" for strategy in SETTINGS]
-    names += [f"{AHEAD}/fsdp2", f"{AHEAD}/fsdp2:fsdp2:5"]
     resumed = [("fsdp2", "fsdp2"), *OTHER_STRATEGY]
     names += [f"{case}/{now}:{earlier}:5" for case in RESUMED for now, earlier in resumed]
     names += ["shallow/ddp", "compile/fsdp2", "plain/background", "plain/fsdp2:background:5"]
@@ -84,7 +82,6 @@ def zero(importer, trained) -> Path:
     names = [f"{case}/{strategy}" for case in cases for strategy in ZERO]
     names += [f"{case}/zero3" for case in OBJECTIVES]
     names += [f"{case}/{strategy}:{strategy}:5" for case in RESUMED for strategy in ZERO]
-    names += [f"{AHEAD}/{training}" for one in ZERO[1:] for training in (one, f"{one}:{one}:5")]
     names += [f"plain/{strategy}:{earlier}:5" for strategy, earlier in REFUSED]
     names += [f"plain/{settings}" for settings in ZERO_SETTINGS]
     run(importer, trained, 2, *names, "compile/zero2", "bfloat16/zero2")
@@ -192,18 +189,6 @@ def test_a_resumed_run_ends_bit_identically(trained, case):
     whole, part = load(trained, case, "fsdp2"), load(trained, case, "fsdp2:fsdp2:5")
     for one, other in zip(whole, part, strict=True):
         assert difference(one, other) == 0
-
-
-@pytest.mark.parametrize("strategy", [SHARDED[0], *SHARDED[2:]])
-def test_each_rank_goes_on_with_what_it_had_sampled_ahead(results, strategy):
-    whole, part = load(results, AHEAD, strategy), load(results, AHEAD, f"{strategy}:{strategy}:5")
-    for one, other in zip(whole, part, strict=True):
-        assert other["sampled"] == one["sampled"][2:]
-        versions = [{*versions} for step in other["sampled"] for _, versions in step]
-        assert versions == [{1}] * 8 + [{2}] * 8 + [{3}] * 8
-        assert difference(one, other) == 0
-    first, second = (rank["sampled"][0] for rank in part)
-    assert first != second
 
 
 def test_a_checkpoint_written_in_the_background_is_of_its_step(trained):

@@ -8,16 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import lightning as L
-import torch
-from transformers import AutoModelForCausalLM
 from worker_processes import wait_until
 
-from lit_grpo.policy.named_weights import named_weights, unwrap_peft
 from lit_grpo.rollout import HFEngine, RolloutEngine
 
 
 class OverlappingEngine(RolloutEngine):
-    """Samples with a copy of the policy's weights, whole if it is sharded, as a server would."""
+    """Samples with a copy of the policy's weights, as a server would."""
 
     overlaps_updates = True
 
@@ -38,10 +35,7 @@ class OverlappingEngine(RolloutEngine):
     def load_weights(self, policy, version):
         if version == self.version:
             return
-        config = copy.deepcopy(unwrap_peft(policy.model).config)  # an update changes it for a while
-        with torch.random.fork_rng():
-            model = AutoModelForCausalLM.from_config(config)
-        model.load_state_dict(dict(named_weights(policy.model)))
+        model = copy.deepcopy(policy.model)
         self._sampler = HFEngine()
         self._sampler.load_weights(
             SimpleNamespace(model=model, tokenizer=policy.tokenizer, source=None), version

@@ -8,10 +8,8 @@ from typing import Any
 
 import lightning as L
 import torch
-from overlapping import OverlappingEngine
 from small_runs import ShareOfLowBytes
 from tiny import LLAMA, perturbed, prompt, tiny_policy
-from worker_processes import wait_until
 
 from lit_grpo.distributed import get_rank
 from lit_grpo.objective import (
@@ -63,17 +61,6 @@ class CountSkipped(L.Callback):
 
     def on_train_batch_end(self, trainer, pl_module, *args):
         self.found.append(pl_module.skipped_steps.in_a_row)
-
-
-class WaitUntilAhead(L.Callback):
-    """Let the second step end only when all of the third is sampled and scored."""
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        def is_ahead() -> bool:
-            return pl_module.engine.num_ended == 3 and not pl_module.rewards.num_unscored()
-
-        if pl_module.rollout_step == 2:
-            wait_until(is_ahead, 60)
 
 
 class RollBack(L.Callback):
@@ -163,21 +150,13 @@ SKIPPING = {
     "not finite": {"callbacks": [SpoilGradient()]},
     "rolled back": {"callbacks": [RollBack()]},
 }
-AHEAD: dict[str, dict[str, Any]] = {
-    "ahead": {
-        "engine": OverlappingEngine,
-        "max_head_offpolicyness": 1,
-        "callbacks": [WaitUntilAhead()],
-    },
-}
-"""A step that is sampled while the one before it is trained; its rows are in the checkpoints."""
 SFT: dict[str, dict[str, Any]] = {
     "sft": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5},
     "sft not finite": {"callbacks": [SpoilGradient()]},
 }
 RESUMED = ["plain", "lora", "moving reference"]
 """Cases that go on from a checkpoint."""
-LONG = {*RESUMED, "rolled back", *AHEAD}
+LONG = {*RESUMED, "rolled back"}
 """Cases with more steps than others."""
 SFT_PROMPTS = [prompt(f"{n}+{n}=", id=str(n), answer=str(2 * n) * (n + 1)) for n in range(6)]
 

@@ -18,7 +18,6 @@ import torch
 from ddp_trainings import fit_ranks
 from lightning.pytorch.callbacks import LambdaCallback
 from sharded_cases import (
-    AHEAD,
     CASES,
     COMPILED,
     LONG,
@@ -101,15 +100,13 @@ def new_module(
 
 
 def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
-    settings = dict((CASES | OBJECTIVES | COMPILED | SKIPPING | AHEAD | REFUSED)[case])
+    settings = dict((CASES | OBJECTIVES | COMPILED | SKIPPING | REFUSED)[case])
     strategy, *earlier = training.split(":")
     num_steps = LONG_STEPS if case in LONG else SHORT_STEPS if case in COMPILED else NUM_STEPS
     trainer_settings = {"strategy": STRATEGIES[strategy](), "devices": num_ranks}
     if "precision" in settings:
         trainer_settings["precision"] = settings.pop("precision")
     callbacks = settings.pop("callbacks", [])
-    if "engine" in settings:
-        settings["engine"] = settings["engine"]()
     module, keep = new_module(**settings), Keep()
     directory = f"{case}-{training}"
     in_background, is_written = strategy == "background", []
@@ -143,10 +140,6 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         "is_written": is_written,
         "shares_prompts": shares_prompts,
         "metrics": [output["metrics"] for output in keep.outputs],
-        "sampled": [
-            [(one.token_ids, one.policy_versions) for one in output["rollouts"].completions]
-            for output in keep.outputs
-        ],
         "num_micro_batches": [num_micro_batches(module, one["batch"]) for one in keep.outputs],
         "is_sharded": [
             hasattr(one, "placements") or hasattr(one, "ds_id")
