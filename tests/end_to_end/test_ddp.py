@@ -114,13 +114,15 @@ def test_after_an_outage_on_one_rank_a_run_goes_on_exactly(results, name):
         assert_same_weights(rank, undisturbed)
 
 
-def test_each_rank_goes_on_with_what_it_had_sampled_ahead(results):
-    for whole, rank in zip(results["ahead"], results["resumed-ahead"], strict=True):
+@pytest.mark.parametrize("strategy", ddp_trainings.AHEAD)
+def test_each_rank_goes_on_with_what_it_had_sampled_ahead(results, strategy):
+    resumed = results[f"resumed-ahead-{strategy}"]
+    for whole, rank in zip(results[f"ahead-{strategy}"], resumed, strict=True):
         assert rank["num_generations"] == 1  # of the last of two steps
         assert rank["token_ids"] == whole["token_ids"][2:]
         assert rank["versions"] == whole["versions"][8:] == [{1}] * 4 + [{2}] * 4
         assert_same_weights(rank, whole)
-    first, second = results["resumed-ahead"]
+    first, second = resumed
     assert first["token_ids"][0] != second["token_ids"][0]
 
 

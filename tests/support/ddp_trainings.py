@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +26,7 @@ from lit_grpo.callbacks import Checkpoints, HealthMonitor, Rule
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import AdvantageConfig, DistillationTerm, EntropyTerm, KLTerm, Objective
 from lit_grpo.policy import Policy
+from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.rollout import VLLMTeacher
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.training import GRPOModule, MasterAdamW, OutagePolicy
@@ -125,15 +128,25 @@ def outage(*, directory: str, num_attempts: float, ckpt_path: str | None = None)
     }
 
 
-def ahead(ckpt_path: str | None = None) -> dict[str, Any]:
+def ahead(strategy: str, *, is_resumed: bool = False) -> dict[str, Any]:
     """Train with a step sampled ahead; save after two steps, once the third is sampled."""
     module = make_module(engine=(engine := OverlappingEngine()), max_head_offpolicyness=1)
-    saving = SaveAhead(Path("ahead.ckpt"), 2, lambda: engine.num_ended == 3)
-    callbacks = [keep := Keep(), *([] if ckpt_path else [saving])]
-    fit_ranks(module, PROMPTS, 2, *callbacks, ckpt_path=ckpt_path, max_steps=4, seed=3)
+    path, keep = Path(f"ahead-{strategy}.ckpt"), Keep()
+    saving = SaveAhead(path, 2, lambda: engine.num_ended == 3)
+    fit_ranks(
+        module,
+        PROMPTS,
+        2,
+        keep,
+        *([] if is_resumed else [saving]),
+        ckpt_path=str(path) if is_resumed else None,
+        max_steps=4,
+        trainer_settings={"strategy": strategy, "devices": 2},
+        seed=3,
+    )
     completions = [output["rollouts"].completions for output in keep.outputs]
     return {
-        "weights": weights(module),
+        "weights": {name: one.clone() for name, one in named_weights(module.policy.model)},
         "num_generations": engine.num_generations,
         "token_ids": [[one.token_ids for one in step] for step in completions],
         "versions": [{*one.policy_versions} for step in completions for one in step],
@@ -218,6 +231,8 @@ def start_teacher() -> Policy:
     return perturbed(tiny_policy(seed=1))
 
 
+AHEAD = ["ddp", "fsdp2", *(["deepspeed_stage_2"] if find_spec("deepspeed") else [])]
+"""Strategies under which rollouts are sampled ahead."""
 TRAININGS: dict[str, Callable[[], dict[str, Any]]] = {
     "both-ranks": lambda: one_step(rewards_are_lost_on_rank_1=False),
     "one-rank-without-rewards": lambda: one_step(rewards_are_lost_on_rank_1=True),
@@ -229,11 +244,11 @@ TRAININGS: dict[str, Callable[[], dict[str, Any]]] = {
     "undisturbed": lambda: outage(directory="undisturbed", num_attempts=0),
     "short-outage": lambda: outage(directory="short-outage", num_attempts=2),
     "long-outage": lambda: outage(directory="long-outage", num_attempts=float("inf")),
-    "ahead": ahead,
+    **{f"ahead-{name}": partial(ahead, name) for name in AHEAD},
     "resumed": lambda: outage(
         directory="resumed", num_attempts=0, ckpt_path="long-outage/last.ckpt"
     ),
-    "resumed-ahead": lambda: ahead(ckpt_path="ahead.ckpt"),
+    **{f"resumed-ahead-{name}": partial(ahead, name, is_resumed=True) for name in AHEAD},
 }
 RESUMED = [name for name in TRAININGS if name.startswith("resumed")]
 """They go on from the checkpoints of others, in new processes."""

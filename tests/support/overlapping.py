@@ -8,8 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import lightning as L
+import torch
+from transformers import AutoModelForCausalLM
 from worker_processes import wait_until
 
+from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.rollout import HFEngine, RolloutEngine
 
 
@@ -35,7 +38,10 @@ class OverlappingEngine(RolloutEngine):
     def load_weights(self, policy, version):
         if version == self.version:
             return
-        model = copy.deepcopy(policy.model)
+        with torch.random.fork_rng():
+            # Its own config: the update switches the policy's to another attention meanwhile.
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(policy.model.config))
+        model.load_state_dict(dict(named_weights(policy.model)))
         self._sampler = HFEngine()
         self._sampler.load_weights(
             SimpleNamespace(model=model, tokenizer=policy.tokenizer, source=None), version
