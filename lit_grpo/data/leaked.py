@@ -16,7 +16,7 @@ def describe_leaked(train: TrainingLoader, held_out: Sequence[Prompt]) -> str:
     """
     wanted = {(one.text, one.answer) for one in held_out}
     prompts = train.some_prompts() if wanted else ()
-    found = wanted & {(one.text, one.answer) for one in prompts}
+    found = {key for one in prompts if (key := (one.text, one.answer)) in wanted}
     num_leaked = sum((one.text, one.answer) in found for one in held_out)
     if not num_leaked:
         return ""
