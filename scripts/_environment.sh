@@ -29,6 +29,8 @@ prepare_environment() {
       echo "Installing lit-grpo into $VENV (some minutes) ..."
     fi
     rm -rf lit_grpo.egg-info  # a stale one would shadow the entry points of the installed package
+    # An environment that uv has made has no pip.
+    "$VENV/bin/python" -m pip --version > /dev/null 2>&1 || "$VENV/bin/python" -m ensurepip > /dev/null
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".$extras"
     echo "$wanted" > "$stamp"
   fi

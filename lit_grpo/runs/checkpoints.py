@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -15,6 +16,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.runs.checkpoint_files import (
     LAST,
@@ -28,10 +30,13 @@ from lit_grpo.runs.checkpoint_writer import CheckpointWriter
 from lit_grpo.runs.events import num_finished_steps
 from lit_grpo.runs.loop_counters import undo_completed_batch, undo_end, validates_next
 from lit_grpo.runs.metrics_file import MetricsFile
+from lit_grpo.runs.monitors import describe_unknown
 from lit_grpo.runs.resume import refuse_unlike
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types import check_range
+
+log = logging.getLogger(__name__)
 
 MAX_SHARE = 0.05
 """Share of a run's time that checkpoints at an interval of time may take."""
@@ -92,6 +97,7 @@ class Checkpoints(Callback):
         """The best value of the monitored metric so far."""
         self.longest_save = 0.0
         """Seconds that the longest checkpoint of this process took."""
+        self._is_monitor_warned = False
         self._saved_at = 0.0
         self._save_seconds = 0.0
         self._has_healthy = False
@@ -178,6 +184,10 @@ class Checkpoints(Callback):
         """Return whether the monitored metric is better than ever, and remember it."""
         if self.monitor is None:
             return False
+        if self.monitor not in trainer.callback_metrics and not self._is_monitor_warned:
+            self._is_monitor_warned = True
+            message = describe_unknown("Checkpoints", self.monitor, trainer)
+            rank_zero_only(log.warning)("%s Until then there is no best.ckpt.", message)
         value = float(trainer.callback_metrics.get(self.monitor, math.nan))
         sign = 1 if self.mode == "max" else -1
         if math.isnan(value) or (self.best is not None and sign * value <= sign * self.best):

@@ -311,6 +311,15 @@ def test_the_best_is_that_of_the_best_validation(tmp_path, mode, best):
     assert torch.load(tmp_path / "best.ckpt", weights_only=True)["global_step"] == best[0]
 
 
+def test_a_metric_for_the_best_that_nothing_logs_is_named_once(tmp_path, caplog):
+    saving = every(100, tmp_path, monitor="val/acuracy")
+    fit(lambda step: STEP, [Accuracies([0.5, 0.7]), saving], steps=4, validate_every=2)
+    (warning,) = (one for one in caplog.messages if "val/acuracy" in one)
+    assert "Did you mean val/accuracy?" in warning
+    assert "no best.ckpt" in warning
+    assert not (tmp_path / "best.ckpt").exists()
+
+
 def test_the_best_of_a_resumed_run_must_be_better_than_before(tmp_path):
     def run(values, steps, **options):
         saving = every(100, tmp_path, monitor="val/accuracy")
