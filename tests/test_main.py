@@ -52,7 +52,10 @@ def test_an_unknown_command_is_one_line_and_exit_code_2(command, line, capsys):
 
 def test_report_without_a_directory_says_what_it_needs(capsys):
     assert main(["report"]) == 2
-    assert "error: report needs the directories of one or more runs" in capsys.readouterr().err
+    assert (
+        "error: report needs RUN ...: one run, the stages of one training"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["runs/my/0", "-h"]])

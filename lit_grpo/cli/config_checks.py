@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Iterator
@@ -76,6 +77,9 @@ def refuse_beside(node: Any, key: str, where: str) -> None:
         for name, value in node.items()
         if name not in ("class_path", "dict_kwargs") and not str(name).startswith("init_args")
     }
+    for name in beside:
+        if difflib.get_close_matches(str(name), ["init_args"], cutoff=0.8):
+            raise UserError(f"{where}: {key}.{name}: no such key. Did you mean init_args?")
     if beside:
         arguments = {**(given if isinstance(given, dict) else {}), **beside}
         right = {"class_path": node["class_path"], "init_args": arguments}

@@ -35,10 +35,6 @@ def config(**wrong) -> dict:
             {"data": DATA | {"class_path": "PromtData"}},
             "data: no class is called PromtData. Did you mean PromptData?",
         ),
-        (
-            {"data": {"class_path": "PromptData", "init_arg": {"train": "rows.jsonl"}}},
-            "data: expected class_path and, under init_args, its arguments, and no other keys.",
-        ),
     ],
 )
 def test_a_mistake_in_a_source_names_the_source_and_the_nearest_key(wrong, message, here, capsys):
@@ -47,8 +43,12 @@ def test_a_mistake_in_a_source_names_the_source_and_the_nearest_key(wrong, messa
     assert capsys.readouterr().err.startswith(f"error: data.sources.second.{message}")
 
 
-def test_arguments_beside_a_class_in_place_of_under_it_are_explained(here, capsys):
-    wrong = config() | {"data": {"class_path": "PromptData", "init_arg": {"train": "rows.jsonl"}}}
-    (here / "my.yaml").write_text(yaml.safe_dump(wrong))
+def test_a_misspelt_init_args_is_told_so_wherever_it_stands(here, capsys):
+    data = {"class_path": "PromptData", "init_arg": {"train": "rows.jsonl"}}
+    (here / "my.yaml").write_text(yaml.safe_dump(config() | {"data": data}))
     assert main(["fit", "--config", "my.yaml"]) == 2
-    assert capsys.readouterr().err.endswith("train: no such key. Did you mean init_args?\n")
+    line = "data.init_arg: no such key. Did you mean init_args?\n"
+    assert capsys.readouterr().err == f"error: my.yaml: {line}"
+    (here / "mix.yaml").write_text(yaml.safe_dump(config(data=data)))
+    assert main(["fit", "--config", "mix.yaml"]) == 2
+    assert capsys.readouterr().err == f"error: mix.yaml: data.init_args.sources.second.{line}"

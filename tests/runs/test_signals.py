@@ -160,7 +160,7 @@ def test_a_signal_does_not_replace_an_earlier_reason_to_stop(tmp_path):
 
     trainer = fit(lambda step: STEP, [Stop(), StopOnSignal()], steps=3)
     assert trainer.global_step == 1
-    assert get_stop_reason(trainer) is reason
+    assert get_stop_reason(trainer) == reason
 
 
 def test_the_handlers_are_there_until_the_end_and_then_those_of_before(tmp_path):
