@@ -18,6 +18,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
+from lit_grpo.diagnostics.monitors import describe_unknown
 from lit_grpo.runs.checkpoint_files import (
     LAST,
     SUMMARY,
@@ -30,7 +31,6 @@ from lit_grpo.runs.checkpoint_writer import CheckpointWriter
 from lit_grpo.runs.events import num_finished_steps
 from lit_grpo.runs.loop_counters import undo_completed_batch, undo_end, validates_next
 from lit_grpo.runs.metrics_file import MetricsFile
-from lit_grpo.runs.monitors import describe_unknown
 from lit_grpo.runs.resume import refuse_unlike
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import get_stop_reason
@@ -69,6 +69,9 @@ class Checkpoints(Callback):
     Raises:
         UserError: a number is out of range.
     """
+
+    needs_validation = True
+    """Whether the metric is looked at only after a validation, whichever it is."""
 
     def __init__(
         self,
@@ -186,8 +189,8 @@ class Checkpoints(Callback):
             return False
         if self.monitor not in trainer.callback_metrics and not self._is_monitor_warned:
             self._is_monitor_warned = True
-            message = describe_unknown("Checkpoints", self.monitor, trainer)
-            rank_zero_only(log.warning)("%s Until then there is no best.ckpt.", message)
+            message = describe_unknown("Checkpoints", self.monitor, trainer.callback_metrics)
+            rank_zero_only(log.warning)("%s. Until then there is no best.ckpt.", message)
         value = float(trainer.callback_metrics.get(self.monitor, math.nan))
         sign = 1 if self.mode == "max" else -1
         if math.isnan(value) or (self.best is not None and sign * value <= sign * self.best):

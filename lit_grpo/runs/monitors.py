@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 
 import lightning as L
 
+from lit_grpo.diagnostics.monitors import describe_unknown
 from lit_grpo.types import UserError
 
 OF_LIGHTNING = {
@@ -20,16 +20,6 @@ def as_unknown_monitor(error: BaseException, trainer: L.Trainer) -> UserError | 
     """Return an error of Lightning's about an unknown metric in words for the user, else None."""
     matches = {kind: one.match(str(error)) for kind, one in OF_LIGHTNING.items()}
     kind, name = next(((kind, one[1]) for kind, one in matches.items() if one), ("", ""))
-    return UserError(describe_unknown(kind, name, trainer)) if kind else None
-
-
-def describe_unknown(kind: str, name: str, trainer: L.Trainer) -> str:
-    """Return what is wrong with a callback that watches a metric that nothing logs."""
-    logged = sorted(trainer.callback_metrics)
-    known = [one for one in logged if one.startswith("val/")] or logged
-    close = difflib.get_close_matches(name, logged, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return (
-        f"{kind} watches {name}, which nothing logs. Logged are {', '.join(known)}, and "
-        f"all columns of metrics.csv.{hint} Correct its monitor in trainer.callbacks."
-    )
+    if not kind:
+        return None
+    return UserError(f"{describe_unknown(kind, name, trainer.callback_metrics)}.")

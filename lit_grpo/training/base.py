@@ -28,7 +28,6 @@ from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
 from lit_grpo.training.compatibility import (
     check_completions_fit,
-    warn_of_monitors,
     warn_of_warm_up,
     warn_without_validation,
 )
@@ -36,6 +35,7 @@ from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.fused_steps import choose_fused
 from lit_grpo.training.learning_rate import scale_learning_rate
 from lit_grpo.training.metrics import Metrics
+from lit_grpo.training.monitors import check_monitors
 from lit_grpo.training.optimizer_settings import apply_settings, configured_settings
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
@@ -224,12 +224,14 @@ class PolicyModule(L.LightningModule):
             )
         warn_of_warm_up(self.trainer, self.warmup_steps)
         loader = self._val_loader()
+        prompts = loader.some_prompts() if loader else []
+        if not is_cut_short(self.trainer):  # by a signal while the model was loaded
+            check_monitors(self, self.evaluation, prompts)
         if not loader:
             return
         if leaked := getattr(self.trainer.datamodule, "leaked", ""):  # type: ignore[attr-defined]
             rank_zero_only(log.warning)(leaked)
-        warn_of_monitors(self.trainer, self.evaluation.metric_names)
-        self.evaluation.check(loader.some_prompts())
+        self.evaluation.check(prompts)
         if self.trainer.max_steps > 0 and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             warn_without_validation(self.trainer, self.num_batches(self.trainer.max_steps))
         if self.evaluation.before_training and self.global_step == 0:

@@ -193,26 +193,6 @@ def check_completions_fit(positions: int | None, sampling: Sampling) -> None:
 
 
 @rank_zero_only
-def warn_of_monitors(trainer: L.Trainer, known: Sequence[str]) -> None:
-    """Warn of callbacks that watch a metric of the evaluation's that it does not log.
-
-    Otherwise they fail at the first validation, which may be hours away. A subclass or a callback
-    may log others.
-
-    Args:
-        known: Names of the evaluation's metrics.
-    """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        monitor = getattr(callback, "monitor", None)
-        if isinstance(monitor, str) and monitor.startswith("val") and monitor not in known:
-            log.warning(
-                "%s watches %s, which the evaluation does not log: it logs %s. Correct its monitor "
-                "in trainer.callbacks, unless code of yours logs it.",
-                *(type(callback).__name__, monitor, ", ".join(known)),
-            )
-
-
-@rank_zero_only
 def warn_of_warm_up(trainer: L.Trainer, warmup_steps: int) -> None:
     """Warn if a run ends before its learning rate is reached."""
     if 0 < trainer.max_steps <= warmup_steps and not trainer.fast_dev_run:  # type: ignore[attr-defined]

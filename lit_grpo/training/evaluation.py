@@ -81,10 +81,19 @@ class Evaluation:
         """Returns how many completions of the current batch have been scored."""
         self._has_worked = False
 
+    def metric_names(self, prompts: Sequence[Prompt]) -> list[str]:
+        """Return the names of the metrics that an evaluation of these prompts logs.
+
+        A judge, or a reward that measures something, adds its own: see ``measures_more``.
+        """
+        sources = sorted({prompt.source for prompt in prompts if prompt.source})
+        by_source = [f"val/{source}/accuracy" for source in sources]
+        return [*self.accuracy_names, *by_source, "val/unscored_fraction", "val/mean_length"]
+
     @property
-    def metric_names(self) -> list[str]:
-        """Names of all metrics that an evaluation logs."""
-        return [*self.accuracy_names, "val/unscored_fraction", "val/mean_length"]
+    def measures_more(self) -> bool:
+        """Whether the accuracy logs metrics of names that only it knows."""
+        return any(type(one).observe is not Reward.observe for one in self.suite.rewards)
 
     @property
     def accuracy_names(self) -> list[str]:

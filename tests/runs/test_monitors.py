@@ -1,7 +1,8 @@
-"""A callback that watches a metric that nothing logs ends a run in one line."""
+"""A callback that watches a metric that nothing logs is told so in one line, if it can, early."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,20 +12,97 @@ from run_logs import workplace
 
 from lit_grpo.__main__ import main
 
+MINE = """
+from lightning.pytorch import Callback
+from lit_grpo.training import GRPOModule
 
-@pytest.mark.parametrize("kind", ["EarlyStopping", "ModelCheckpoint"])
-def test_the_metrics_that_there_are_are_listed(kind, tmp_path, capsys):
-    callback = {"class_path": kind, "init_args": {"monitor": "val/acuracy", "mode": "max"}}
-    trainer = {"check_val_every_n_epoch": None, "val_check_interval": 1, "callbacks": [callback]}
-    with workplace(tmp_path):
+class Module(GRPOModule):
+    pass
+
+class Logs(Callback):
+    def on_validation_epoch_end(self, trainer, module):
+        module.log("val/mine", 1.0)
+"""
+
+
+@pytest.fixture
+def fit(tmp_path, capsys, monkeypatch):
+    """Return a function that trains two steps, each with a validation, as a user does."""
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (tmp_path / "mine.py").write_text(MINE)
+
+    def run(kind: str, monitor: str, *words: str, others: tuple[str, ...] = ()):
+        """Return the exit code, and the warnings and the error about the callback."""
+        settings = {"monitor": monitor, "mode": "max"}
+        callbacks = [{"class_path": kind, "init_args": settings}, *others]
+        trainer = {"check_val_every_n_epoch": None, "val_check_interval": 1, "callbacks": callbacks}
         config = BASE | {"trainer": BASE["trainer"] | trainer}
         Path("my.yaml").write_text(yaml.safe_dump(config))
-        assert main(["fit", "--config=my.yaml", "--run_dir=my"]) == 2
-        log = Path("my/run.log").read_text()
-    *_, line = capsys.readouterr().err.splitlines()
+        exit_code = main(["fit", "--config=my.yaml", "--run_dir=my", *words])
+        log = Path("my/run.log").read_text().splitlines()
+        lines = [line for line in log if "WARNING" in line] + capsys.readouterr().err.splitlines()
+        return exit_code, [line for line in lines if f"{kind} watches {monitor}" in line]
+
+    with workplace(tmp_path):
+        yield run
+
+
+def num_steps() -> int:
+    metrics = Path("my/metrics.csv")
+    return len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0
+
+
+@pytest.mark.parametrize("kind", ["EarlyStopping", "ModelCheckpoint", "Checkpoints"])
+def test_a_misspelt_metric_of_the_validation_is_refused_before_the_first_step(kind, fit):
+    exit_code, (line,) = fit(kind, "val/acuracy")
+    assert (exit_code, num_steps()) == (2, 0)
     assert line.startswith(
-        f"error: {kind} watches val/acuracy, which nothing logs. Logged are val/"
+        f"error: {kind} watches val/acuracy, which nothing logs. Logged are val/accuracy, "
+        "val/mean_length, val/unscored_fraction, and"
     )
-    assert "val/accuracy, val/mean_length" in line
-    assert "Did you mean val/accuracy? Correct its monitor" in line
-    assert "Traceback" in log
+    assert line.endswith("Did you mean val/accuracy? Correct its monitor in trainer.callbacks.")
+
+
+@pytest.mark.parametrize("kind", ["EarlyStopping", "ModelCheckpoint"])
+def test_where_code_of_the_user_may_log_it_there_is_a_warning_until_it_is_missing(kind, fit):
+    exit_code, (warning, line) = fit(kind, "val/acuracy", "--model.class_path=mine.Module")
+    assert (exit_code, num_steps()) == (2, 1)
+    assert "Did you mean val/accuracy?" in warning
+    assert warning.endswith("trainer.callbacks, unless code of yours logs it.")
+    assert line.startswith(f"error: {kind} watches val/acuracy, which nothing logs. Logged are val")
+    assert line.endswith("Did you mean val/accuracy? Correct its monitor in trainer.callbacks.")
+    assert "Traceback" in Path("my/run.log").read_text()
+
+
+def test_a_metric_that_a_callback_of_the_user_logs_can_be_watched(fit):
+    exit_code, (warning,) = fit("EarlyStopping", "val/mine", others=("mine.Logs",))
+    assert (exit_code, num_steps()) == (0, 2)
+    assert warning.endswith("unless code of yours logs it.")
+
+
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("--data.validation_size=0", "Set data.validation, or data.validation_size"),
+        ("--trainer.limit_val_batches=0", "Set trainer.limit_val_batches above 0"),
+    ],
+)
+def test_without_a_validation_its_metrics_are_refused(word, fix, fit):
+    every_epoch = ("--trainer.check_val_every_n_epoch=1", "--trainer.val_check_interval=1.0")
+    exit_code, (line,) = fit("EarlyStopping", "val/accuracy", word, *every_epoch)
+    assert (exit_code, num_steps()) == (2, 0)
+    assert line.startswith("error: EarlyStopping watches val/accuracy at each validation, but no ")
+    assert fix in line
+
+
+@pytest.mark.parametrize("monitor", ["val/accuracy", "reward/mean"])
+def test_without_a_validation_there_is_no_best_checkpoint(monitor, fit):
+    exit_code, (warning,) = fit("Checkpoints", monitor, "--data.validation_size=0")
+    assert (exit_code, num_steps()) == (0, 2)
+    assert "but no validation will run. Set data.validation" in warning
+    assert not Path("my/checkpoints/best.ckpt").exists()
+
+
+def test_a_metric_of_the_steps_can_be_watched(fit):
+    assert fit("Checkpoints", "reward/mean") == (0, [])
+    assert Path("my/checkpoints/best.ckpt").exists()

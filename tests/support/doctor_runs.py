@@ -9,8 +9,8 @@ from pathlib import Path
 from lit_grpo.__main__ import main
 
 FIX = re.compile(
-    r"(^|[.:;] )(Add|Check|Define|Export|Fill|Fix|Free|Give|Improve|Install|Lower|Map|Mend|Point|"
-    r"Provide|Raise|Remove|Run|Set|Start) |(^|[.] )To [a-z ]+, (train|shard|lower|set) "
+    r"(^|[.:;?] )(Add|Check|Correct|Define|Export|Fill|Fix|Free|Give|Improve|Install|Lower|Map|"
+    r"Mend|Point|Provide|Raise|Remove|Run|Set|Start) |(^|[.] )To [a-z ]+, (train|shard|lower|set) "
 )
 """A sentence that says what to do."""
 

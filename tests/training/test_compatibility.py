@@ -3,14 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
-from lightning.pytorch.callbacks import EarlyStopping
 from tiny import prompt
 
 from lit_grpo.rollout import Sampling
 from lit_grpo.training.compatibility import (
     check_completions_fit,
     check_prompts_fit,
-    warn_of_monitors,
     warn_of_warm_up,
 )
 from lit_grpo.types import UserError
@@ -29,20 +27,6 @@ def test_prompts_that_leave_no_room_for_a_completion_are_refused():
     check_prompts_fit(None, sampling, [prompt("x" * 1000)])
     with pytest.raises(UserError, match="33 tokens .*max_prompt_tokens to at most 32"):
         check_prompts_fit(64, sampling, [prompt("x"), prompt("x" * 33)])
-
-
-def test_a_callback_that_watches_a_metric_that_is_never_logged_is_named(caplog):
-    callbacks = [
-        EarlyStopping("val/accurcy"),
-        EarlyStopping("val/accuracy"),
-        EarlyStopping("reward/mean"),
-        EarlyStopping("val_loss"),
-    ]
-    warn_of_monitors(SimpleNamespace(callbacks=callbacks), ["val/accuracy", "val/mean_length"])
-    line, other = caplog.messages
-    assert line.startswith("EarlyStopping watches val/accurcy, which the evaluation does not log")
-    assert other.startswith("EarlyStopping watches val_loss, which the evaluation does not log")
-    assert "val/accuracy, val/mean_length" in line
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,14 @@ def test_several_accuracies_measure_the_prompts_of_their_sources():
     evaluation.suite.close()
     values = metrics.merged()
     assert (values["val/sums/accuracy"], values["val/words/accuracy"]) == (1.0, 0.0)
+    assert values.keys() == set(evaluation.metric_names(prompts))
     assert (values["val/accuracy"], values["val/unscored_fraction"]) == (0.5, 0.0)
     assert values["val/avg@4"] == pytest.approx((3 / 4 + 0) / 2)
 
 
 def test_the_names_of_the_accuracies_are_known_before_an_evaluation():
     evaluation = Evaluation(num_samples=4, pass_at=(1, 2))
-    assert evaluate(evaluation).keys() == set(evaluation.metric_names)
+    assert evaluate(evaluation).keys() == set(evaluation.metric_names([]))
     assert Evaluation(num_samples=4).accuracy_names == ["val/accuracy", "val/avg@4", "val/pass@4"]
 
 

@@ -11,6 +11,7 @@ from lit_grpo.cli.plan.step import StepSizes, make_step
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.compatibility import warn_of_warm_up
+from lit_grpo.training.monitors import check_monitors
 from lit_grpo.training.strategies import refuse_unsupported
 from lit_grpo.training.unused_settings import settings_without_effect
 
@@ -28,7 +29,6 @@ def check_batch(subject: Subject) -> Iterator[Finding]:
     if subject.grpo:
         yield from _updates(step, subject.grpo.update)
     yield from _length(subject)
-    yield _checkpoints(subject)
     warn_of_warm_up(subject.trainer, subject.module.warmup_steps)
 
 
@@ -104,7 +104,15 @@ def planned_steps(subject: Subject) -> int | None:
     return min((one for one in (by_steps, by_epochs) if one is not None), default=None)
 
 
-def _checkpoints(subject: Subject) -> Finding:
+def check_callbacks(subject: Subject) -> Iterator[Finding]:
+    """Check the metrics that callbacks watch, and say when checkpoints are written."""
+    held_out = subject.val_prompts
+    if subject.loader.or_none() is not None:
+        check_monitors(subject.module, subject.module.evaluation, held_out)
+    yield _checkpoints(subject, has_best=bool(held_out))
+
+
+def _checkpoints(subject: Subject, *, has_best: bool) -> Finding:
     callback: Any = subject.checkpoints
     if callback is None:
         return remark(
@@ -120,7 +128,7 @@ def _checkpoints(subject: Subject) -> Finding:
         intervals.append(f"every {callback.every_n_seconds / 60:g} minutes")
     if intervals:
         intervals = ["after the first step", *intervals]
-    best = f", and the best by {callback.monitor}" if callback.monitor else ""
+    best = f", and the best by {callback.monitor}" if callback.monitor and has_best else ""
     when = ", ".join(intervals) + (" and " if intervals else "") + "at the end"
     return ok(f"Checkpoints {when}; the last {callback.keep_last} are kept{best}.")
 

@@ -10,7 +10,7 @@ from functools import partial
 from huggingface_hub import constants
 
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.doctor.batch import check_batch
+from lit_grpo.cli.doctor.batch import check_batch, check_callbacks
 from lit_grpo.cli.doctor.credentials import check_credentials, check_judges
 from lit_grpo.cli.doctor.data import check_lengths, check_rows, check_scoring
 from lit_grpo.cli.doctor.disk import check_disk
@@ -33,7 +33,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "versions": (check_versions,),
     "model": (check_model,),
     "data": (check_rows, check_lengths, check_scoring),
-    "batch": (check_batch,),
+    "batch": (check_batch, check_callbacks),
     "memory": (check_memory,),
     "disk": (check_disk,),
     "engine": (check_engine, check_teacher),

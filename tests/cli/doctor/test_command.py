@@ -128,6 +128,40 @@ def test_leaked_repeated_and_dropped_rows_are_remarks(capsys):
     assert "with remarks on" in shown["summary"]
 
 
+def watching(kind: str, monitor: str) -> str:
+    callback = {"class_path": kind, "init_args": {"monitor": monitor}}
+    return f"--trainer.callbacks={json.dumps([callback])}"
+
+
+@pytest.mark.parametrize("kind", ["EarlyStopping", "Checkpoints"])
+def test_a_misspelt_metric_of_a_callback_is_failed_as_by_fit(kind, capsys):
+    exit_code, shown = doctor(capsys, watching(kind, "val/acuracy"))
+    assert exit_code == 1
+    assert f"{kind} watches val/acuracy, which nothing logs." in shown["batch"]
+    assert "the best by" not in shown["batch"]
+    assert shown["summary"].strip() == "Do not start yet: batch failed."
+    assert main(["fit", "--config=base.yaml", watching(kind, "val/acuracy")]) == 2
+    (*_, error) = capsys.readouterr().err.splitlines()
+    assert error.removeprefix("error: ") in shown["batch"]
+
+
+def test_without_a_validation_a_metric_of_it_is_failed_and_a_best_checkpoint_a_remark(capsys):
+    none = "--data.validation_size=0"
+    exit_code, shown = doctor(capsys, watching("EarlyStopping", "val/accuracy"), none)
+    assert exit_code == 1
+    assert "no validation will run. Set data.validation" in shown["batch"]
+    exit_code, shown = doctor(capsys, watching("Checkpoints", "reward/mean"), none)
+    assert exit_code == 0
+    assert "Checkpoints watches reward/mean at each validation, but no" in shown["batch"]
+    assert "the best by" not in shown["batch"]
+
+
+def test_the_metric_of_the_best_checkpoint_is_shown(capsys):
+    exit_code, shown = doctor(capsys, watching("Checkpoints", "val/accuracy"))
+    assert exit_code == 0
+    assert "the last 2 are kept, and the best by val/accuracy." in shown["batch"]
+
+
 def test_a_disk_that_is_too_small_is_failed(monkeypatch, capsys):
     usage = namedtuple("usage", ["total", "used", "free"])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 1))
