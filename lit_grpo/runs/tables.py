@@ -76,3 +76,11 @@ def one_line(text: str) -> str:
     """Return a text with single spaces, and with a dot for what is not printable."""
     joined = " ".join(text.split())
     return "".join(one if one.isprintable() else "·" for one in joined)
+
+
+def with_unit(number: float) -> str:
+    """Return a number with three digits: ``1.54 B``."""
+    for size, name in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{name}"
+    return f"{number:.0f}"

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from lit_grpo.runs.tables import WIDTH_OF_FILES, End, one_line, open_console
+from lit_grpo.runs.tables import WIDTH_OF_FILES, End, one_line, open_console, with_unit
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,14 @@ def test_a_cell_shows_the_end_of_its_text(text, columns, cell, capsys):
     table.add_row(End(text))
     Console(width=columns).print(table)
     assert capsys.readouterr().out.rstrip() == cell
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(608_256, "608 k"), (1_543_714_304, "1.54 B"), (96_000_000, "96 M"), (12, "12")],
+)
+def test_a_number_has_the_unit_of_its_size(number, shown):
+    assert with_unit(number) == shown
 
 
 def test_what_cannot_be_printed_is_a_dot():

@@ -9,6 +9,7 @@ from lit_grpo.cli.doctor.findings import Finding, failed, ok
 from lit_grpo.cli.doctor.subject import Subject
 from lit_grpo.cli.plan.model_sizes import trained
 from lit_grpo.policy.lora import is_adapter
+from lit_grpo.runs.tables import with_unit
 from lit_grpo.training.compatibility import check_completions_fit
 
 WEIGHT_FILES = ("*.safetensors", "*.bin")
@@ -21,11 +22,11 @@ def check_model(subject: Subject) -> Iterator[Finding]:
     outline = subject.outline.read()
     total = sum(one.numel() for one in outline.parameters())
     num_trained = sum(one.numel() for one in trained(outline))
-    share = "all of them trained" if num_trained == total else f"{count(num_trained)} trained"
+    share = "all of them trained" if num_trained == total else f"{with_unit(num_trained)} trained"
     positions = "no limit of" if subject.positions is None else f"{subject.positions:,}"
     source = policy.path or "random weights"
     yield ok(
-        f"{source}: {count(total)} parameters in {policy.dtype}, {share}; {positions} positions."
+        f"{source}: {with_unit(total)} parameters in {policy.dtype}, {share}; {positions} positions."
     )
     if policy.path is not None:
         yield from _weight_files(Path(policy.path))
@@ -41,11 +42,3 @@ def _weight_files(directory: Path) -> Iterator[Finding]:
             f"{directory} has a config but no weights ({' or '.join(WEIGHT_FILES)}).",
             "Set model.policy.path to a directory that save_pretrained wrote or to a hub id.",
         )
-
-
-def count(number: float) -> str:
-    """Return a number with three digits: ``1.54 B``."""
-    for size, name in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
-        if number >= size:
-            return f"{number / size:.3g}{name}"
-    return f"{number:.0f}"

@@ -8,7 +8,7 @@ from typing import Any
 from lit_grpo.cli.plan.estimate import ALWAYS, ELSEWHERE, Estimate, gib, when_in_words
 from lit_grpo.cli.plan.seconds import StepTime, TimePart
 from lit_grpo.cli.plan.setup import Setup
-from lit_grpo.runs.tables import add_numbers, make_table, open_console
+from lit_grpo.runs.tables import add_numbers, make_table, open_console, with_unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,10 @@ def _subject(plan: Plan) -> str:
     setup, step = plan.setup, plan.setup.step
     model = setup.model
     share = "" if model.trained_parameters == model.parameters else (
-        f", {model.trained_parameters / 1e6:,.1f} M of them trained"
+        f", {with_unit(model.trained_parameters)} of them trained"
     )  # fmt: skip
     return (
-        f"{model.parameters / 1e9:.3g} B parameters{share} on {setup.cluster.name}, "
+        f"{with_unit(model.parameters)} parameters{share} on {setup.cluster.name}, "
         f"{setup.sharding.name}, {setup.precision}: {step.num_rows * setup.ranks:,} completions of "
         f"up to {step.completion_tokens:,} tokens a rollout step, prompts of up to "
         f"{step.prompt_lengths[0]:,}; micro-batches of up to "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,13 @@ def test_the_tables_have_every_part(capsys):
     assert "Memory fits" in shown
     assert "of 37.4 GiB a rank" in shown  # 95% of 39.4
     assert "The largest part is CUDA" in shown
+
+
+def test_parameters_have_the_unit_of_their_size(capsys):
+    small = ["plan", "--config=base.yaml", "--offline", "--gpus=1xH100"]
+    main([*small, "--model.policy.lora={rank: 4}"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.match(r"[\d.]+ k parameters, [\d.]+ k of them trained on ", shown)
 
 
 def test_overrides_are_those_of_fit(capsys):
