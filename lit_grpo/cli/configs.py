@@ -185,7 +185,8 @@ def find_config(name: str) -> Path:
     if path is None:
         known = bundled_configs()
         hint = did_you_mean(name.removesuffix(".yaml"), known)
-        raise UserError(f"{name}: no such config.{hint} Bundled configs: {', '.join(known)}.")
+        every = f" Bundled configs: {', '.join(known)}."
+        raise UserError(f"{name}: no such config.{hint or every}")
     return path
 
 

@@ -89,11 +89,13 @@ def test_two_presets_are_refused():
         read_invocation(["--config=presets/dapo", "--config", "presets/gspo"])
 
 
-def test_an_unknown_config_names_the_nearest_and_lists_all():
-    with pytest.raises(ValueError, match=r"quickstrat: no such config\. Did you mean quickstart\?"):
-        find_config("quickstrat")
+def test_an_unknown_config_names_the_nearest_and_without_one_lists_all():
+    for name in ("quickstrat", "quickstrat.yaml"):
+        line = f"{name}: no such config. Did you mean quickstart?"
+        with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+            find_config(name)
     with pytest.raises(ValueError, match=", ".join(bundled_configs())):
-        find_config("quickstrat.yaml")
+        find_config("xyzzy")
 
 
 @pytest.mark.parametrize(
