@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lit_grpo.diagnostics import shorten
+from lit_grpo.diagnostics import advice_on, shorten
 from lit_grpo.judge import Judge
 from lit_grpo.judge.connection import base_url, secret_variables
 from lit_grpo.rewards import JudgedReward, Reward, RubricAlignmentReward
@@ -184,8 +184,8 @@ def assess(scores: Sequence[tuple[Score, Score]]) -> tuple[int, str]:
     if not scored:
         failed = next(one for pair in scores for one in pair if not one.is_ok)
         return NO_ACCESS, (
-            f"The judge scored no pair: {failed.outcome}: {failed.detail}. Check that it can be "
-            "reached, and check model, base_url and limits of the judge."
+            f"The judge scored no pair: {failed.outcome}: {failed.detail}. "
+            f"{advice_on(failed.outcome, is_bug=bool(failed.bug))}."
         )
     counts = f"The good answer scored higher in {sum(scored)} of {len(scored)} pairs"
     unscored = len(verdicts) - len(scored)

@@ -5,6 +5,7 @@ from lit_grpo.diagnostics.counts import StepCounts, count_step
 from lit_grpo.diagnostics.step import (
     LIKELY_FRACTION,
     Failure,
+    advice_on,
     empty_fraction,
     find_failure,
     how_it_began,
@@ -25,6 +26,7 @@ __all__ = [
     "Failure",
     "StepCounts",
     "StepLog",
+    "advice_on",
     "cause_of_exit",
     "count_step",
     "describe_wait",

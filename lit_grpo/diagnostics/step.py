@@ -54,7 +54,7 @@ class Failure:
 
     @property
     def advice(self) -> str:
-        return BUG_ADVICE if self.is_bug else ADVICE[self.outcome]
+        return advice_on(self.outcome, is_bug=self.is_bug)
 
     def __str__(self) -> str:
         example = f", for instance: {shorten(self.detail)}" if self.detail else ""
@@ -62,6 +62,11 @@ class Failure:
             f"{self.fraction:.0%} of the scores of reward {self.reward!r} ended as "
             f"{self.outcome}{example}. {self.advice}."
         )
+
+
+def advice_on(outcome: Outcome, *, is_bug: bool) -> str:
+    """Return what to do about scores that ended this way."""
+    return BUG_ADVICE if is_bug else ADVICE[outcome]
 
 
 def has_no_value(score: Score) -> bool:

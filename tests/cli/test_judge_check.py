@@ -145,7 +145,18 @@ def test_a_judge_that_is_down_cannot_be_asked(capsys):
         assert check(server, limits={"num_retries": 0}) == 2
     shown = capsys.readouterr().out
     assert "The judge scored no pair: unavailable" in shown
-    assert "base_url and limits of the judge" in shown
+    assert "Check that its service runs and can be reached." in shown
+
+
+def test_a_judge_whose_replies_have_another_format_is_not_said_to_be_out_of_reach(capsys):
+    with JudgeServer(lambda request: writes("Good: 8 of 10")) as server:
+        assert check(server, limits={"num_retries": 0}) == 2
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict.startswith(
+        "The judge scored no pair: parse_error: the reply has no JSON object with 'explanation', "
+        "'score'"
+    )
+    assert verdict.endswith("Good: 8 of 10'. Compare its prompt with its replies.")
 
 
 def test_the_cache_of_the_judge_is_bypassed(here):
