@@ -120,13 +120,14 @@ def _check(reward: JudgedReward, read_prompts: ReadPrompts) -> int:
 
 
 def _for_check(reward: JudgedReward) -> JudgedReward:
-    """Return a copy of the reward without a cache, with few retries and ``on_error: mask``."""
+    """Return a copy for all sources, without a cache, with few retries and ``on_error: mask``."""
     limits = reward.judge.limits
     quick = replace(limits, num_retries=min(limits.num_retries, MAX_RETRIES))
     checked = copy.copy(reward)
     checked.judge = replace(reward.judge, cache=None, limits=quick)
     checked.weight = 1.0
     checked.on_error = "mask"
+    checked.only_sources = None  # the obvious pairs are of no source
     return checked
 
 
@@ -136,7 +137,7 @@ def _pairs_for(
     """Return pairs that the reward can score; none if no good answers are known."""
     if isinstance(reward, RubricAlignmentReward):
         return []
-    if pairs := list(islice(gold_pairs(read_prompts()), NUM_PAIRS)):
+    if pairs := list(islice(gold_pairs(reward.own(read_prompts())), NUM_PAIRS)):
         return pairs
     pairs = [
         Pair(Prompt(id=question, text=question, token_ids=(), columns={}), good, bad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -37,10 +38,11 @@ def check(server: JudgeServer, **settings) -> int:
 
 
 def write_config(
-    server: JudgeServer, *, kind="JudgeReward", data=None, model=None, **judge
+    server: JudgeServer, *, kind="JudgeReward", data=None, model=None, only_sources=None, **judge
 ) -> None:
     asked = {"model": "gpt-x", "base_url": f"{server.url}/v1", "auth": "none"} | judge
-    reward = {"class_path": kind, "init_args": {"judge": asked}}
+    settings = {"judge": asked, "only_sources": only_sources}
+    reward = {"class_path": kind, "init_args": settings}
     settings = BASE["model"] | {"rewards": ["MathReward", reward]} | (model or {})
     config = BASE | {"model": settings} | (data or {})
     Path("my.yaml").write_text(yaml.safe_dump(config))
@@ -80,6 +82,26 @@ def test_answers_are_cut_and_verdicts_are_not_in_a_terminal(here, columns):
     for row in shown[start + 1 : start + 5]:
         assert re.fullmatch(r"….*\d\? +….*so \d +….*so \d +1 +0\.1 +told apart *", row)
         assert len(row) <= columns
+
+
+def test_a_judge_of_some_sources_is_asked_about_their_rows_only(capsys):
+    """The essays have no gold answers, so that it is asked about obvious ones."""
+    for name, answers in (("sums", ["1", "2", "3", "4"]), ("essays", [None] * 4)):
+        lines = [json.dumps({"prompt": f"{name} {n}", "answer": a}) for n, a in enumerate(answers)]
+        Path(f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    sources = {
+        name: {"data": {"class_path": "PromptData", "init_args": settings}}
+        for name in ("sums", "essays")
+        for settings in [{"train": f"{name}.jsonl", "require_answer": False}]
+    }
+    data = {"class_path": "MixtureData", "init_args": {"sources": sources, "prompts_per_step": 2}}
+    for only, asked in (("sums", "sums 0"), ("essays", "capital of France")):
+        with JudgeServer(grader(lambda request, one: 5)) as server:
+            write_config(server, data={"data": data}, only_sources=[only])
+            assert main(["judge-check", "--config=my.yaml"]) == 1
+        shown = capsys.readouterr().out
+        assert "in 0 of 4 pairs" in shown
+        assert asked in shown
 
 
 def test_a_blind_judge_fails_with_exit_code_1(capsys):

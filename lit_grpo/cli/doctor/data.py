@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lit_grpo.cli.doctor.findings import Finding, NotChecked, ok, remark
-from lit_grpo.cli.doctor.subject import Subject, own_reward, suite_of
+from lit_grpo.cli.doctor.subject import Subject, is_ours, own_reward, suite_of
 from lit_grpo.data import PromptDataModule
 from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.training import Evaluation
@@ -36,24 +36,28 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     )
     if held_out and (leaked := getattr(data, "leaked", "")):
         yield remark(leaked)
-    yield from _suspicious(subject.prompts, compares=subject.grpo is not None)
+    yield from _suspicious(subject.prompts, subject.grpo.rewards.rewards if subject.grpo else ())
 
 
-def _suspicious(train: Sequence[Prompt], *, compares: bool) -> Iterator[Finding]:
-    """Yield what is allowed and seldom meant: blank, repeated and unanswered prompts.
-
-    Args:
-        compares: Whether rewards may compare completions with the gold answers.
-    """
+def _suspicious(train: Sequence[Prompt], rewards: Sequence[Reward]) -> Iterator[Finding]:
+    """Yield what is allowed and seldom meant: blank, repeated and unanswered prompts."""
     if repeated := len(train) - len({prompt.text for prompt in train}):
         yield remark(f"{repeated:,} of {len(train):,} training prompts repeat others.")
     if blank := sum(_is_blank(prompt) for prompt in train):
         yield remark(f"{blank:,} of {len(train):,} training prompts are blank. Remove these rows.")
-    if compares and (unanswered := sum(prompt.answer is None for prompt in train)):
-        yield remark(
-            f"{unanswered:,} of {len(train):,} training prompts have no gold answer: a reward that "
-            "compares with it cannot score them."
-        )
+    for reward in rewards:
+        own = reward.own(train)
+        unanswered = sum(prompt.answer is None for prompt in own)
+        if unanswered and _may_need_gold(reward):
+            yield remark(
+                f"{unanswered:,} of the {len(own):,} training prompts of {reward.name} have no "
+                "gold answer: it cannot score them if it compares with that."
+            )
+
+
+def _may_need_gold(reward: Reward) -> bool:
+    """Return whether a reward may compare with gold answers without checking that there are any."""
+    return not _has_check(reward) and not is_ours(own_reward(reward))
 
 
 def _is_blank(prompt: Prompt) -> bool:
@@ -91,7 +95,8 @@ def check_scoring(subject: Subject) -> Iterator[Finding]:
 def _scored(rewards: Sequence[Reward], checked: Sequence[Reward], which: str) -> Iterator[Finding]:
     """Say which rewards can score prompts, and of which that is not known."""
     if checked:
-        yield ok(f"{_names(checked)} can score every {which} prompt.")
+        limited = " of their sources" if any(one.only_sources for one in checked) else ""
+        yield ok(f"{_names(checked)} can score every {which} prompt{limited}.")
     others = [one for one in rewards if one not in checked]
     silent = [one for one in others if not _has_check(one)]
     for unchecked, why in (
@@ -126,7 +131,7 @@ def _check_prompts(
     if not _has_check(reward):
         return False
     if isinstance(reward, JudgedReward):  # its start asks the judge
-        checked = reward.check(prompts)
+        checked = reward.check(reward.own(prompts))
         if inspect.isawaitable(checked):
             asyncio.run(_wait(checked))
         return True

@@ -119,7 +119,7 @@ class Subject:
 
     def may_start(self, reward: Reward) -> bool:
         """Return whether a check may start a reward: offline, one of the user's may ask someone."""
-        return not self.is_offline or _is_ours(own_reward(reward))
+        return not self.is_offline or is_ours(own_reward(reward))
 
     def start_of(self, reward: Reward) -> Once[bool]:
         """Return whether a reward starts, which is tried once."""
@@ -160,9 +160,10 @@ def own_reward(reward: Reward) -> Reward:
 
 def _has_start(reward: Reward) -> bool:
     """Return whether a reward starts by code of the user's; a judge's is asked by another check."""
-    has_own = type(reward).start is not Reward.start and not _is_ours(reward)
+    has_own = type(reward).start is not Reward.start and not is_ours(reward)
     return has_own and not isinstance(reward, JudgedReward)
 
 
-def _is_ours(reward: Reward) -> bool:
+def is_ours(reward: Reward) -> bool:
+    """Return whether a reward is one of lit_grpo."""
     return type(reward).__module__.startswith("lit_grpo.")

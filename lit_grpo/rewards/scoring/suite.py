@@ -95,8 +95,7 @@ class RewardSuite:
             ValueError: a reward can never score some of the prompts.
         """
         for reward in self.rewards:
-            own = [prompt for prompt in prompts if reward.applies_to(prompt)]
-            self._running().run_hook(reward.check, own)
+            self._running().run_hook(reward.check, reward.own(prompts))
 
     def check_sources(self, sources: Sequence[str]) -> None:
         """Check that rewards and sources fit.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 from doctor_runs import doctor, rewarded
+from prepared_data import write_prepared
 
 from lit_grpo.rewards import Reward
 
@@ -66,6 +68,44 @@ def test_offline_no_reward_of_the_user_s_is_started(make, is_accuracy, capsys):
     assert exit_code == 0
     assert f"records_hooks can score every {which} prompt" in shown["data"]
     assert Path("hooks.txt").read_text().count("check") == 1
+
+
+def test_each_reward_sees_the_rows_of_its_own_sources_only(here, capsys):
+    """The open rows have no gold answers, and the verifiable ones no stored answers."""
+    write_prepared(here / "data")
+    sources = {
+        name: {"data": {"class_path": kind, "init_args": {"train": "data", "where": where}}}
+        for name, kind, where in (
+            ("verifiable", "PromptData", {"source": "verifiable"}),
+            ("open", "RubricData", {"source": "open"}),
+        )
+    }
+    data = {"class_path": "MixtureData", "init_args": {"sources": sources, "prompts_per_step": 2}}
+    judge = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "auth": "none"}
+    given = {
+        "math": ("MathReward", {"only_sources": ["verifiable"]}),
+        "alignment": ("RubricAlignmentReward", {"only_sources": ["open"], "judge": judge}),
+        "constant": (f"{__name__}.Constant", {"only_sources": ["verifiable"], "value": 1.0}),
+    }
+    rewards = [{"class_path": kind, "init_args": settings} for kind, settings in given.values()]
+    words = [
+        f"--data={json.dumps(data)}",
+        "--model.policy.architecture.max_position_embeddings=512",
+    ]
+    words += ["--model.evaluation.accuracy.class_path=MathReward", "--offline"]
+    words += ["--model.evaluation.accuracy.init_args.only_sources=[verifiable]"]
+    exit_code, shown = doctor(capsys, *words, f"--model.rewards={json.dumps(rewards)}")
+    assert exit_code == 0, shown
+    scored = "math, rubric_alignment can score every training prompt of their sources."
+    assert scored in shown["data"]
+    assert "no gold answer" not in shown["data"]
+    rewards[2]["init_args"]["only_sources"] = ["open"]
+    exit_code, shown = doctor(capsys, *words, f"--model.rewards={json.dumps(rewards)}")
+    assert "8 of the 8 training prompts of constant have no gold answer" in shown["data"]
+    rewards[1]["init_args"]["only_sources"] = ["verifiable"]
+    exit_code, shown = doctor(capsys, *words, f"--model.rewards={json.dumps(rewards)}")
+    assert exit_code == 1
+    assert "8 of 8 do not" in shown["data"]
 
 
 class Constant(Reward):
