@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_grpo.cli.precompute.records import RecordFiles
 from lit_grpo.cli.prepare.recipe import Gold, Recipe
 from lit_grpo.judge import Form, Grade, Judge, JudgeTemplate, Text
 from lit_grpo.types import UserError
@@ -82,8 +83,8 @@ class Scorer:
             UserError: the cache has only votes of another judge, template or scale.
         """
         own = cache / f"{PREFIX}{self.fingerprint}"
-        others = [one for one in sorted(cache.glob(f"{PREFIX}*")) if one != own and one.is_dir()]
-        if others and not own.is_dir():
+        others = [one for one in sorted(cache.glob(f"{PREFIX}*")) if one != own and _has_vote(one)]
+        if others and not _has_vote(own):
             raise UserError(
                 f"{cache} must have the scores of the judge of this recipe ({self.fingerprint}), "
                 f"got those of another: {'; '.join(map(self._describe, others))} (scores of two "
@@ -112,6 +113,11 @@ class Scorer:
             if isinstance(theirs, Mapping) and theirs.get(name) != value and name != "form"
         ]
         return f"{other.name} ({', '.join(changed)})" if changed else other.name
+
+
+def _has_vote(directory: Path) -> bool:
+    """Return whether a judge has graded an answer; a call that failed leaves only its cost."""
+    return any(one["s"] is not None for one in RecordFiles(directory).read_new())
 
 
 def read_scale(directory: Path) -> int:

@@ -196,6 +196,22 @@ def test_the_scores_of_another_judge_are_refused_with_what_differs(
     assert main([*PRECOMPUTE, "--limit", "1", "--cache", "gold2"]) == 0
 
 
+@pytest.mark.parametrize("status", [401, 503])
+def test_a_judge_that_gave_no_vote_does_not_claim_the_cache(status, server, capsys):
+    server.behaviour = lambda request: refuses(status)
+    assert main([*PRECOMPUTE]) != 0
+    (nobody,) = Path("gold").glob("judge-*")
+    server.behaviour = by_last_letter
+    write_recipe(server, judge={"model": "n"})
+    assert main([*PRECOMPUTE]) == 0
+    assert main([*PREPARE]) == 0
+    (other,) = {*Path("gold").glob("judge-*")} - {nobody}
+    write_recipe(server)  # nor does its directory give it a right to the cache of the other
+    capsys.readouterr()
+    assert main([*PRECOMPUTE]) == 2
+    assert f"got those of another: {other.name} (model n, not m)" in capsys.readouterr().err
+
+
 def test_copies_of_a_row_are_neither_counted_nor_asked_twice(server, capsys):
     write_rows(2)
     twice = Path("rows.jsonl").read_text() * 2
