@@ -45,7 +45,7 @@ def prepare(arguments: Sequence[str]) -> int:
         print_manifest(manifest, console)
         command = "sft" if given.sft else "fit"
         config = shlex.quote(f"{given.out}/data.yaml")
-        console.print(f"next: lit-grpo {command} --config my.yaml --config {config}")
+        console.print(f"next: lit-grpo {command} --config YOURS.yaml --config {config}")
     return ExitCode.DONE
 
 

@@ -117,7 +117,7 @@ def test_data_are_prepared_and_the_table_says_what_became_of_the_rows(here, caps
     ]
     assert sums.split() == ["verifiable", "31", "30", "24", "0", "6", "exact", "duplicate:", "1"]
     assert copies in {f"1 exact duplicate, within {name}" for name in ("train", "holdout")}
-    assert following == "next: lit-grpo fit --config my.yaml --config out/data.yaml"
+    assert following == "next: lit-grpo fit --config YOURS.yaml --config out/data.yaml"
     assert said.err == ""
     assert sorted(os.listdir("out")) == [
         *("data.yaml", "holdout.parquet", "holdout_ids.json", "manifest.json"),
@@ -154,7 +154,8 @@ def test_pairs_for_a_warm_up_have_the_same_holdout(here, capsys):
     for out, flags in (("out", []), ("warmup", ["--sft"])):
         assert main(["prepare", *arguments, "--out", out, "--holdout_size", "5", *flags]) == 0
     assert (
-        "next: lit-grpo sft --config my.yaml --config warmup/data.yaml" in capsys.readouterr().out
+        "next: lit-grpo sft --config YOURS.yaml --config warmup/data.yaml"
+        in capsys.readouterr().out
     )
     ids = [(here / out / "holdout_ids.json").read_bytes() for out in ("out", "warmup")]
     assert ids[0] == ids[1]
