@@ -17,7 +17,7 @@ from lit_grpo.cli.app import run
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.configs import Invocation, read_invocation
 from lit_grpo.cli.prepare.write import add_column
-from lit_grpo.cli.reward_commands import grpo_module, load_policy, read_prompts
+from lit_grpo.cli.reward_commands import find_prompts, grpo_module, load_policy
 from lit_grpo.cli.reward_trial import report_failures
 from lit_grpo.cli.sample_cache import SampleCache
 from lit_grpo.cli.scored_rows import PASS_RATE
@@ -93,10 +93,9 @@ def _default_data(path: str, invocation: Invocation, keys: Sequence[str]) -> lis
         return []
     if any(key.startswith("--data") for key in keys):
         return []
-    rows = [f"--data.train={path}", "--data.prompts_per_step=1"]
     if named:
-        return [*rows, "--data.validation_size=0", "--data.validation=null"]
-    return ["--data=PromptData", *rows, "--data.where={kind: verifiable}"]
+        return [f"--data.train={path}", "--data.validation_size=0", "--data.validation=null"]
+    return ["--data=PromptData", f"--data.train={path}", "--data.where={kind: verifiable}"]
 
 
 @dataclass(slots=True)
@@ -119,9 +118,8 @@ class _Estimate:
 
     def _run(self, cli: CommandLine) -> int:
         module = grpo_module(cli)
-        loader = read_prompts(cli)
         ids = self.prepared.split(self.split).ids().to_pylist()
-        found = loader.find(ids)
+        found = find_prompts(cli, ids)
         prompts = [found[key] for key in ids if key in found]
         if not prompts:
             raise UserError(

@@ -5,21 +5,22 @@ Each reads the data and loads the policy as a training run would, if it needs th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.judge_check import check_judges
 from lit_grpo.cli.rescore import rescore
 from lit_grpo.cli.reward_trial import try_rewards
-from lit_grpo.data import TrainingLoader
+from lit_grpo.data import PromptDataModule, TrainingLoader
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.runs.checkpoint_files import read_checkpoint
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.seeds import seed_everything
 from lit_grpo.training.strategies import refuse_unsupported
-from lit_grpo.types import UserError, check_range
+from lit_grpo.types import Prompt, UserError, check_range
 
 
 def _run_rewards(cli: CommandLine) -> int:
@@ -54,7 +55,7 @@ def _run_rescore(cli: CommandLine) -> int:
     return rescore(
         module,
         Path(cli.config.run_dir),
-        lambda ids: read_prompts(cli).find(ids),
+        lambda ids: find_prompts(cli, ids),
         last=last,
         name=cli.config_name.removeprefix("config").lstrip("-") or "rescored",
     )
@@ -91,13 +92,25 @@ def grpo_module(cli: CommandLine) -> GRPOModule:
 
 def read_prompts(cli: CommandLine) -> TrainingLoader:
     """Return the loader of the training prompts, set up as in a training run."""
-    trainer, data = cli.trainer, cli.datamodule
-    trainer.strategy.connect(cli.model)  # the data reads the tokenizer of the model
-    data.trainer = trainer
-    data.prepare_data()
+    data = _prepare_data(cli)
     data.setup("fit")
     loader: TrainingLoader = data.train_dataloader()
     return loader
+
+
+def find_prompts(cli: CommandLine, ids: Collection[str]) -> dict[str, Prompt]:
+    """Return the training prompts with these ids, for a command that takes no steps."""
+    data = _prepare_data(cli)
+    if isinstance(data, PromptDataModule):
+        return data.find("train", ids)
+    return read_prompts(cli).find(ids)
+
+
+def _prepare_data(cli: CommandLine) -> Any:
+    cli.trainer.strategy.connect(cli.model)  # the data reads the tokenizer of the model
+    cli.datamodule.trainer = cli.trainer
+    cli.datamodule.prepare_data()
+    return cli.datamodule
 
 
 def load_policy(cli: CommandLine, module: GRPOModule) -> None:

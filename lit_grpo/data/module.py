@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, cast
 
 from lightning.pytorch import LightningDataModule
@@ -90,6 +90,13 @@ class PromptDataModule(LightningDataModule, ABC):
             held_out = self._loaders["validation"].some_prompts()
             self.leaked = describe_leaked(self._loaders["train"], held_out)
 
+    def find(self, split: Split, ids: Collection[str]) -> dict[str, Prompt]:
+        """Return the prompts of a split with these ids, whether or not they fill a step."""
+        found: dict[str, Prompt] = {}
+        for name, prompts in self._read_sources(split).items():
+            found |= make_order(name, prompts, ()).find(ids)
+        return found
+
     def train_dataloader(self) -> TrainingLoader:
         return self._loaders["train"]
 
@@ -111,6 +118,10 @@ class PromptDataModule(LightningDataModule, ABC):
         """Return a loader of a split, or None if there is no such split."""
         prompts = self._read(split)
         return self._make_loader(split, prompts) if prompts else None
+
+    def _read_sources(self, split: Split) -> dict[str, list[Prompt] | Unlisted]:
+        """Return the prompts of each source, which has no name without a mixture."""
+        return {"": self._read(split)}
 
     def _read(
         self, split: Split, source: str = "", held_out: Holdout | None = None

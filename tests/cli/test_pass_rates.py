@@ -165,7 +165,8 @@ def test_the_sources_of_a_mixture_are_matched_by_their_ids(policy, here):
             },
         },
     }
-    data = {"class_path": "MixtureData", "init_args": {"sources": sources, "prompts_per_step": 2}}
+    # A step asks for 32 of each source, which has fewer: analyze takes none.
+    data = {"class_path": "MixtureData", "init_args": {"sources": sources}}
     (here / "mix.yaml").write_text(yaml.safe_dump({**CONFIG, "data": data}))
     assert analyze("--policy", policy, "--samples", 2, config="mix.yaml") == 0
     expected = {"verifiable:0", "verifiable:1", *(f"open:{number}" for number in range(8))}
