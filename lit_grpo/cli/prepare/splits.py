@@ -37,16 +37,19 @@ def in_order(
     def is_held_out(row: PreparedRow) -> bool:
         return held_out is not None and held_out.has(row.id, *row.hashes)
 
-    names = list(recipe.sources)
     ranks: Counter[tuple[str, bool]] = Counter()
     keys: dict[str, tuple[bool, float, int]] = {}
     for row in sorted(rows, key=lambda one: _hash(recipe.seed, one.id)):
         is_first = is_held_out(row)
         rank = ranks[row.source, is_first]
         ranks[row.source, is_first] += 1
-        weight = recipe.sources[row.source].weight
-        keys[row.id] = (not is_first, (rank + 0.5) / weight, names.index(row.source))
+        keys[row.id] = (not is_first, *_place(recipe, row.source, rank))
     return sorted(rows, key=lambda row: keys[row.id])
+
+
+def _place(recipe: Recipe, source: str, rank: int) -> tuple[float, int]:
+    """Return a sort key of a source's row number ``rank`` among those of all sources."""
+    return (rank + 0.5) / recipe.sources[source].weight, list(recipe.sources).index(source)
 
 
 def split(
@@ -105,9 +108,9 @@ def limit(rows: Sequence[PreparedRow], recipe: Recipe) -> list[PreparedRow]:
     ordered = in_order(rows, recipe)
     if recipe.size is None:
         return ordered
-    largest = _largest_size(ordered)
+    counts = Counter(row.source for row in rows)
+    largest = _largest_size(counts, recipe)
     if recipe.size > largest:
-        counts = Counter(row.source for row in rows)
         there = ", ".join(f"{counts[name]} of {name}" for name in recipe.sources)
         raise UserError(
             f"size must be at most {largest} for these weights, got {recipe.size} (to train on "
@@ -116,10 +119,14 @@ def limit(rows: Sequence[PreparedRow], recipe: Recipe) -> list[PreparedRow]:
     return ordered[: recipe.size]
 
 
-def _largest_size(ordered: Sequence[PreparedRow]) -> int:
-    """Return how many rows there are until the first source has none left."""
-    last = {row.source: number for number, row in enumerate(ordered)}
-    return min(last.values()) + 1 if len(last) > 1 else len(ordered)
+def _largest_size(counts: Mapping[str, int], recipe: Recipe) -> int:
+    """Return how many rows come before the first one that a source would need but has not."""
+    first_missing = min(_place(recipe, name, number) for name, number in counts.items())
+    return sum(
+        _place(recipe, name, rank) < first_missing
+        for name, number in counts.items()
+        for rank in range(number)
+    )
 
 
 def _hash(seed: int, key: str) -> str:

@@ -120,6 +120,14 @@ def test_a_source_without_rows_to_train_on_is_refused():
         splits(rows, holdout=20, weights=weights)
 
 
+def test_all_rows_of_sources_of_equal_numbers_and_weights_may_be_trained_on():
+    rows = [row(source, number) for source in "ab" for number in range(20)]
+    equal = {"a": 1, "b": 1}
+    assert len(limit(rows, recipe(equal, size=40))) == 40
+    with pytest.raises(UserError, match="size must be at most 40 for these weights, got 41"):
+        limit(rows, recipe(equal, size=41))
+
+
 def test_a_size_keeps_the_shares_and_may_not_be_larger_than_they_allow():
     counts = Counter(one.source for one in limit(ROWS, recipe(size=50)))
     assert counts == {"a": 25, "b": 15, "c": 10}
