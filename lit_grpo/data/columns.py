@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from difflib import get_close_matches
+from numbers import Number
 from typing import Any, Literal
 
 from lit_grpo.data.sources import Row
@@ -26,6 +28,7 @@ _KNOWN_NAMES: Mapping[Role, tuple[str, ...]] = {
 # GSM8K writes a solution and, on its last line, the gold answer: "#### 1,080"
 _MARKED_GOLD = re.compile(r"^####[ \t]*(\S.*?)\s*\Z", re.MULTILINE)
 _THOUSANDS_COMMA = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_ONE_VALUE = (str, Number, date)
 _ROWS_SHOWN = 5
 _MISSING = object()
 
@@ -36,9 +39,8 @@ def prompt_value(row: Row, mapping: Mapping[str, str]) -> str | list[Any]:
     value = _find(row, name)
     if value is _MISSING:
         raise _missing_column(row, "prompt", name)
-    is_empty = _is_null(value) or value == []
-    if is_empty or not isinstance(value, str | list):
-        got = "nothing" if is_empty else f"the {type(value).__name__} {value!r}"
+    if _is_null(value) or not isinstance(value, str | list):
+        got = "nothing" if _is_null(value) else _shown(value)
         raise UserError(
             f"{row.origin}: the prompt column {name!r} must hold text or a list of messages, got "
             f"{got}. Fill or remove the row, or set data.columns: {{prompt: NAME}}."
@@ -58,6 +60,20 @@ def prompt_id(row: Row, mapping: Mapping[str, str]) -> str:
             f"{row.origin}: the id column {mapping['id']!r} is null (logs refer to a prompt by "
             "its id). Fill it, or leave the id out of data.columns."
         )
+    return id_text(value, row)
+
+
+def id_text(value: Any, row: Row) -> str:
+    """Return an id as text.
+
+    Raises:
+        UserError: it is neither text nor a number.
+    """
+    if not isinstance(value, _ONE_VALUE):
+        raise UserError(
+            f"{row.origin}: an id must be text or a number, got {_shown(value)}. Repair the "
+            "column, or leave the id out of the columns."
+        )
     return _to_text(value)
 
 
@@ -72,8 +88,15 @@ def gold_answers(
     An answer that is a list of texts or numbers becomes ``["1/2", "0.5"]``.
 
     Raises:
-        UserError: a required answer is null, or no row has the column that the mapping names.
+        UserError: a required answer is null, an answer is no text, or no row has the column that
+            the mapping names.
     """
+    for row in rows:
+        if fault := answer_fault(row, mapping):
+            raise UserError(
+                f"{row.origin}: {fault}. Name a column or a field of it by data.columns: {{answer: "
+                "NAME.FIELD}, or write the answer as text (JSON, if a reward of yours reads that)."
+            )
     values = [_find(row, _column_name(row, "answer", mapping)) for row in rows]
     if "answer" in mapping and all(value is _MISSING for value in values):
         raise _missing_column(rows[0], "answer", mapping["answer"])
@@ -91,6 +114,19 @@ def gold_answers(
     if required and unanswered:
         raise _null_golds(unanswered, len(rows), mapping)
     return golds
+
+
+def answer_fault(row: Row, mapping: Mapping[str, str]) -> str | None:
+    """Return what is wrong with a gold answer that is neither text, a number nor a list of them."""
+    name = _column_name(row, "answer", mapping)
+    value = _find(row, name)
+    items = value if isinstance(value, list) else [value]
+    if _is_null(value) or all(isinstance(one, _ONE_VALUE) for one in items):
+        return None
+    return (
+        f"the answer column {name!r} must hold text, a number or a list of these, got "
+        f"{_shown(value)}"
+    )
 
 
 def list_rows(rows: Iterable[Row]) -> str:
@@ -119,15 +155,19 @@ def _find(row: Row, name: str | None) -> Any:
 
 def _is_null(value: Any) -> bool:
     is_nan = isinstance(value, float) and value != value
-    return value is _MISSING or value is None or is_nan or not str(value).strip()
+    is_empty = value == [] or (isinstance(value, str) and not value.strip())
+    return value is _MISSING or value is None or is_nan or is_empty
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"the {type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 def _to_text(value: Any) -> str:
     """Return a value as text; of a list of texts and numbers, that of a list of texts in JSON."""
-    if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
-        value = [_to_text(one) for one in value]
-    if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, list):
+        return json.dumps([_to_text(one) for one in value], ensure_ascii=False)
     # pandas turns a column of integers with a missing value into floats.
     is_whole = isinstance(value, float) and value.is_integer()
     return str(int(value) if is_whole else value)

@@ -55,7 +55,7 @@ class PromptFormat:
         if self.template is None:
             return None
         environment = jinja2.Environment(
-            undefined=jinja2.StrictUndefined, finalize=_refuse_null, keep_trailing_newline=True
+            undefined=jinja2.StrictUndefined, finalize=_checked_value, keep_trailing_newline=True
         )
         try:
             return environment.from_string(self.template)
@@ -133,9 +133,11 @@ def build_prompt(
     )
 
 
-def _refuse_null(value: Any) -> Any:
+def _checked_value(value: Any) -> Any:
     if value is None:
         raise jinja2.UndefinedError("a value is null; write {{ NAME or '' }} where that is fine")
+    if isinstance(value, bytes):
+        raise jinja2.UndefinedError(f"a value must be text, got the bytes {value[:20]!r}")
     return value
 
 

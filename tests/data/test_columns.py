@@ -126,4 +126,17 @@ def test_a_null_id_and_a_missing_id_column_are_refused():
 def test_a_list_of_answers_becomes_one_of_texts():
     rows = [row(prompt="a", answer=["1/2", 0.5]), row(prompt="b", answer=[3])]
     assert gold(*rows) == ['["1/2", "0.5"]', '["3"]']
-    assert gold(row(prompt="a", answer=[[1, 2], None])) == ["[[1, 2], null]"]
+    with pytest.raises(ValueError, match="1 of 1 rows have no gold answer"):
+        gold(row(prompt="a", answer=[]))
+
+
+@pytest.mark.parametrize("answer", [b"\xff1", {"v": 0}, [["1"]], ["1", None], [b"1"]])
+def test_an_answer_that_is_no_text_is_refused_with_its_row_and_column(answer):
+    with pytest.raises(ValueError, match=r"t\.jsonl, row 2: the answer column 'gold' must hold"):
+        gold(row(1, prompt="a", gold="1"), row(2, prompt="a", gold=answer), answer="gold")
+
+
+@pytest.mark.parametrize("value", [b"a", {"a": 1}, ["a"]])
+def test_an_id_that_is_no_text_is_refused(value):
+    with pytest.raises(ValueError, match="row 1: an id must be text or a number, got the"):
+        prompt_id(row(prompt="p", uid=value), {"id": "uid"})

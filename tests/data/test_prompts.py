@@ -53,6 +53,8 @@ def test_an_unknown_or_null_column_in_a_template_is_refused_with_the_row():
         ValueError, match=r"row 2 does not fit the template: 'qestion' is undefined.*"
     ):
         build(row(2, question="q", answer="a"), template="{{ qestion }}")
+    with pytest.raises(ValueError, match="row 2 does not fit the template: a value must be text"):
+        build(row(2, question=b"\xff", answer="a"), template="{{ question }}")
     with pytest.raises(ValueError, match="row 2 does not fit the template: a value is null"):
         build(row(2, question=None, answer="a"), template="{{ question }}")
     assert build(row(hint=None, answer="a"), template="x{{ hint or '' }}")[0].text == "x"

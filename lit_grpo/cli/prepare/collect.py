@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from lit_grpo.cli.prepare.recipe import RecipeSource
 from lit_grpo.cli.prepare.rows import PreparedRow, UnusableRow, to_prepared, with_ids
-from lit_grpo.data.columns import gold_answers
+from lit_grpo.data.columns import answer_fault, gold_answers
 from lit_grpo.data.filters import failed_filter
 from lit_grpo.data.sources import Row, read_rows
 from lit_grpo.types import UserError
@@ -87,11 +87,16 @@ def _usable(
 ) -> list[PreparedRow]:
     """Return the rows of a file that can be used, and count the others."""
     mapping = {"answer": source.columns["answer"]} if "answer" in source.columns else {}
-    answers = gold_answers(rows, mapping, required=False)
+    faults = [answer_fault(row, mapping) for row in rows]
+    readable = [row for row, fault in zip(rows, faults, strict=True) if fault is None]
+    known = iter(gold_answers(readable, mapping, required=False) if readable else ())
+    answers = [next(known) if fault is None else None for fault in faults]
     has_answers = source.kind == "verifiable" and any(one is not None for one in answers)
     found = []
-    for row, answer in zip(rows, answers, strict=True):
+    for row, answer, fault in zip(rows, answers, faults, strict=True):
         try:
+            if fault is not None:
+                raise UnusableRow("unusable gold answer", fault)
             if has_answers and answer is None:
                 raise UnusableRow("no gold answer")
             found.append(to_prepared(row, answer, name, source))

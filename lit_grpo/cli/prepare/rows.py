@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from lit_grpo.cli.prepare.recipe import RecipeSource, Role
+from lit_grpo.data.columns import id_text
 from lit_grpo.data.filters import MISSING, find_value
 from lit_grpo.data.prepared import text_hash, text_hashes
 from lit_grpo.data.scored_answers import read_scored_answers
@@ -99,7 +100,7 @@ def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -
         columns.setdefault("question", _words(prompt))
     return PreparedRow(
         origin=row.origin,
-        id="" if given is None else str(given),
+        id="" if given is None else id_text(given, row),
         source=name,
         kind=source.kind,
         text_hash=text_hash(prompt),

@@ -102,6 +102,36 @@ def test_a_file_that_cannot_be_used_is_named_with_its_row_and_nothing_is_written
     assert sorted(os.listdir(here)) == sorted(["mine.yaml", file.name])
 
 
+def prepare_verifiable(here, *rows, **columns):
+    """Prepare rows of a parquet file by a recipe with one source, in which arguments follow."""
+    pd.DataFrame(rows).to_parquet(here / "sums.parquet")
+    source = {"kind": "verifiable", "data": "sums.parquet", "columns": columns}
+    (here / "mine.yaml").write_text(
+        yaml.safe_dump({"description": "x", "sources": {"sums": source}})
+    )
+    return ["prepare", "--preset", "mine.yaml", "--out", "out"]
+
+
+@pytest.mark.parametrize("answer", [b"\xff1", {"v": 0}, [["1"]]])
+def test_an_answer_that_is_no_text_is_named_with_its_row_and_may_be_dropped(here, capsys, answer):
+    rows = [{"prompt": f"{n} + 1?", "answer": answer if n == 2 else None} for n in range(4)]
+    command = prepare_verifiable(here, *rows)
+    assert main(command) == 2
+    shown = capsys.readouterr().err
+    assert "sums.parquet, row 3 of source sums cannot be used: the answer column 'answer'" in shown
+    assert "must hold text, a number or a list of these, got the" in shown
+    assert not (here / "out").exists()
+    assert main([*command, "--bad_rows", "drop"]) == 0
+    assert "unusable gold answer: 1" in capsys.readouterr().out
+
+
+def test_an_id_in_bytes_is_refused(here, capsys):
+    assert (
+        main(prepare_verifiable(here, {"prompt": "a", "answer": "1", "key": b"1"}, id="key")) == 2
+    )
+    assert "row 1: an id must be text or a number, got the bytes b'1'" in capsys.readouterr().err
+
+
 def test_a_source_whose_weight_cannot_be_met_is_named(here, capsys):
     lines(here / "few.jsonl", *(stored(n) for n in range(6)))
     lines(here / "many.jsonl", *(stored(n) for n in range(6, 60)))
