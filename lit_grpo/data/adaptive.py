@@ -33,8 +33,8 @@ class Adaptive:
 
     Args:
         success: A completion with at least this reward is a success.
-        shares: The shares of easy, normal and hard rows. A row is normal until it was sampled, and
-            rows of another level are sampled where one has none.
+        shares: The shares of easy, normal and hard rows, relative to their sum. A row is normal
+            until it was sampled, and rows of another level are sampled where one has none.
         easy_above: A row is easy above this share of successes.
         hard_below: A row is hard below this share of successes.
         momentum: Weight of the share until now, against that of the last group.
@@ -60,6 +60,13 @@ class Adaptive:
             if name not in LEVELS:
                 raise setting_error(f"{_KEY}.shares", f"shares of {', '.join(LEVELS)}", repr(name))
             check_range(f"{_KEY}.shares.{name}", share, at_least=0)
+        if missing := [level for level in LEVELS if level not in self.shares]:
+            raise setting_error(
+                f"{_KEY}.shares",
+                f"shares of {', '.join(LEVELS)}",
+                f"none of {', '.join(missing)}",
+                "a level may have the share 0",
+            )
         if not sum(self.shares.values()):
             raise setting_error(f"{_KEY}.shares", "a share above 0", self.shares)
         check_range(f"{_KEY}.easy_above", self.easy_above, at_least=0, at_most=1)
@@ -91,7 +98,7 @@ class AdaptiveOrder(TableOrder):
     ) -> None:
         super().__init__(name, prompts, seed)
         self._settings = adaptive
-        weights = [adaptive.shares.get(level, 0.0) for level in LEVELS]
+        weights = [adaptive.shares[level] for level in LEVELS]
         self._bounds = np.array([*accumulate(weights)]) / sum(weights)
         self._num_taken = 0
         self._sampled_at: NDArray[np.float64] = np.empty(self.num_rows)

@@ -67,7 +67,7 @@ def test_levels_are_sampled_by_their_shares_and_the_row_of_the_longest_ago_first
 
 
 def test_a_level_without_rows_is_filled_from_the_others_and_resting_rows_come_last():
-    source = order(4, shares={"easy": 1}, rest_epochs=100)
+    source = order(4, shares={"easy": 1, "normal": 0, "hard": 0}, rest_epochs=100)
     first = taken(source, 4)
     source.record([result(row, 1.0) for row in first[:2]] + [result(first[2], 0.0)])
     assert shares(source) == [0, 0.25, 0.25, 0.5]
@@ -127,7 +127,8 @@ def test_results_reach_the_sources_that_they_are_of():
     [
         ({"shares": {"simple": 1}}, "shares of easy, normal, hard"),
         ({"shares": {"easy": -1}}, r"shares.easy must be >= 0"),
-        ({"shares": {"easy": 0}}, "a share above 0"),
+        ({"shares": {"easy": 0.5, "normal": 0.9}}, "of easy, normal, hard, got none of hard"),
+        ({"shares": {"easy": 0, "normal": 0, "hard": 0}}, "a share above 0"),
         ({"hard_below": 0.9}, r"hard_below must be .*0.8"),
         ({"momentum": 2}, "momentum must be"),
         ({"rest_epochs": -1}, "rest_epochs must be >= 0"),
