@@ -30,12 +30,16 @@ class Phase:
     fraction: float
     lr_scale: float = 1.0
 
-    def __post_init__(self) -> None:
-        check_range(f"{_KEY}.fraction", self.fraction, above=0)
-        check_range(f"{_KEY}.lr_scale", self.lr_scale, at_least=0)
+    def check(self, key: str) -> None:
+        """Raise UserError if a value is out of range.
+
+        A parser that tries several types would take an error of ``__init__`` for one of the type.
+        """
+        check_range(f"{key}.fraction", self.fraction, above=0)
+        check_range(f"{key}.lr_scale", self.lr_scale, at_least=0)
         for name, value in (("fraction", self.fraction), ("lr_scale", self.lr_scale)):
             if value == inf:
-                raise setting_error(f"{_KEY}.{name}", "finite", value)
+                raise setting_error(f"{key}.{name}", "finite", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,7 @@ def parse_curriculum(
         key: The setting, for messages.
 
     Raises:
-        UserError: the text is not of that form, or a source is unknown.
+        UserError: the text is not of that form, a source is unknown, or a value is out of range.
     """
     if value is None:
         return (Phase(weights=dict(weights), fraction=1.0),)
@@ -99,7 +103,8 @@ def parse_curriculum(
             key, "text or a list of phases", repr(value), "YAML reads a:b:c as a number: quote it"
         )
     phases = _read_text(value, weights, key) if isinstance(value, str) else tuple(value)
-    for phase in phases:
+    for number, phase in enumerate(phases):
+        phase.check(f"{key}.{number}")
         if unknown := [name for name in phase.weights if name not in weights]:
             raise setting_error(
                 key, f"weights of {', '.join(weights)}", f"one of {', '.join(unknown)}"

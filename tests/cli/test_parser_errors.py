@@ -43,6 +43,20 @@ def test_a_mistake_in_a_source_names_the_source_and_the_nearest_key(wrong, messa
     assert capsys.readouterr().err.startswith(f"error: data.sources.second.{message}")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "rule"), [({"fraction": 0}, "positive"), ({"lr_scale": -2}, ">= 0")]
+)
+def test_a_value_out_of_range_in_a_phase_names_the_phase_and_the_range(wrong, rule, here, capsys):
+    phase = {"weights": {"first": 1}, "fraction": 1}
+    mix = config()
+    mix["data"]["init_args"]["curriculum"] = [phase, phase | wrong]
+    (here / "mix.yaml").write_text(yaml.safe_dump(mix))
+    assert main(["fit", "--config", "mix.yaml"]) == 2
+    (name,) = wrong
+    key = f"data.curriculum.1.{name}"
+    assert capsys.readouterr().err.startswith(f"error: {key} must be {rule}, got {wrong[name]}")
+
+
 def test_a_misspelt_init_args_is_told_so_wherever_it_stands(here, capsys):
     data = {"class_path": "PromptData", "init_arg": {"train": "rows.jsonl"}}
     (here / "my.yaml").write_text(yaml.safe_dump(config() | {"data": data}))
