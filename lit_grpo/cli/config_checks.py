@@ -46,6 +46,23 @@ def refuse_mapping(config: dict[str, Any], path: Path) -> None:
             )
 
 
+def refuse_paths_as_sources(config: dict[str, Any], path: Path) -> None:
+    """Raise UserError if a source of a mixture is no mapping: the parser would import or read it.
+
+    It may be another YAML file.
+    """
+    data = config.get("data")
+    arguments = data.get("init_args") if isinstance(data, dict) else None
+    sources = arguments.get("sources") if isinstance(arguments, dict) else None
+    for name, source in sources.items() if isinstance(sources, dict) else ():
+        if not (isinstance(source, dict) or str(source).endswith((".yaml", ".yml"))):
+            file = source if isinstance(source, str) else "FILE"
+            raise UserError(
+                f"{path}: data.sources.{name} must be a source, got {source}. Write {{data: "
+                f"{{class_path: PromptData, init_args: {{train: {file}}}}}}}."
+            )
+
+
 def refuse_misplaced(config: dict[str, Any], path: Path) -> None:
     """Raise UserError if a section stands under another: the parser would look for a close key."""
     for section in ("model", "trainer"):

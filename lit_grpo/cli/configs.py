@@ -21,6 +21,7 @@ from lit_grpo.cli.config_checks import (
     refuse_empty,
     refuse_mapping,
     refuse_misplaced,
+    refuse_paths_as_sources,
     refuse_repeated_keys,
     refuse_secrets,
 )
@@ -212,6 +213,7 @@ def read_config(path: Path) -> dict[str, Any]:
     refuse_empty(config, "", path)
     refuse_mapping(config, path)
     refuse_misplaced(config, path)
+    refuse_paths_as_sources(config, path)
     refuse_beside(config, "", str(path))
     refuse_secrets(config, str(path))
     return config

@@ -85,6 +85,19 @@ def test_a_key_in_another_section_is_told_where_it_belongs(config, capsys):
     assert PLACES[config] in error_of(capsys, config=config)
 
 
+@pytest.mark.parametrize(
+    ("source", "file"),
+    [("sums.jsonl", "sums.jsonl"), ("no.csv", "no.csv"), ("[sums.jsonl]", "FILE"), ("5", "FILE")],
+)
+def test_a_source_that_is_a_path_is_shown_as_a_source(source, file, capsys):
+    Path("sums.jsonl").write_text('{"prompt": "1 + 1?", "answer": "2"}\n' * 2)
+    whole = "{data: {class_path: AdditionData}}"
+    sources = f"{{sources: {{a: {whole}, b: {source}}}}}"
+    line = error_of(capsys, config=f"data: {{class_path: MixtureData, init_args: {sources}}}")
+    assert line.startswith("my.yaml: data.sources.b must be a source, got ")
+    assert f"Write {{data: {{class_path: PromptData, init_args: {{train: {file}}}}}}}." in line
+
+
 def test_a_key_on_the_command_line_is_told_where_it_belongs(capsys):
     line = error_of(capsys, "--model.data.num_digits=2")
     assert line == "model.data.num_digits: no such key. data belongs at the top level."
