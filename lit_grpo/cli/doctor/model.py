@@ -26,7 +26,8 @@ def check_model(subject: Subject) -> Iterator[Finding]:
     positions = "no limit of" if subject.positions is None else f"{subject.positions:,}"
     source = policy.path or "random weights"
     yield ok(
-        f"{source}: {with_unit(total)} parameters in {policy.dtype}, {share}; {positions} positions."
+        f"{source}: {with_unit(total)} parameters in {policy.dtype}, {share}; "
+        f"{positions} positions."
     )
     if policy.path is not None:
         yield from _weight_files(Path(policy.path))
