@@ -13,6 +13,7 @@ from run_logs import workplace
 from lit_grpo.__main__ import main
 
 MINE = """
+import os, signal
 from lightning.pytorch import Callback
 from lit_grpo.training import GRPOModule
 
@@ -22,7 +23,12 @@ class Module(GRPOModule):
 class Logs(Callback):
     def on_validation_epoch_end(self, trainer, module):
         module.log("val/mine", 1.0)
+
+class Preempted(Callback):
+    def on_train_batch_end(self, trainer, *args):
+        os.kill(os.getpid(), signal.SIGTERM)
 """
+EVERY_EPOCH = ("--trainer.check_val_every_n_epoch=1", "--trainer.val_check_interval=1.0")
 
 
 @pytest.fixture
@@ -88,8 +94,7 @@ def test_a_metric_that_a_callback_of_the_user_logs_can_be_watched(fit):
     ],
 )
 def test_without_a_validation_its_metrics_are_refused(word, fix, fit):
-    every_epoch = ("--trainer.check_val_every_n_epoch=1", "--trainer.val_check_interval=1.0")
-    exit_code, (line,) = fit("EarlyStopping", "val/accuracy", word, *every_epoch)
+    exit_code, (line,) = fit("EarlyStopping", "val/accuracy", word, *EVERY_EPOCH)
     assert (exit_code, num_steps()) == (2, 0)
     assert line.startswith("error: EarlyStopping watches val/accuracy at each validation, but no ")
     assert fix in line
@@ -106,3 +111,22 @@ def test_without_a_validation_there_is_no_best_checkpoint(monitor, fit):
 def test_a_metric_of_the_steps_can_be_watched(fit):
     assert fit("Checkpoints", "reward/mean") == (0, [])
     assert Path("my/checkpoints/best.ckpt").exists()
+
+
+def test_early_stopping_lets_a_run_end_before_its_first_validation(fit):
+    exit_code, lines = fit("EarlyStopping", "val/accuracy", *EVERY_EPOCH)
+    assert (exit_code, lines, num_steps()) == (0, [], 2)
+
+
+def test_early_stopping_lets_a_preempted_run_write_its_checkpoint(fit):
+    words = ("val/accuracy", *EVERY_EPOCH)
+    exit_code, lines = fit("EarlyStopping", *words, others=("mine.Preempted",))
+    assert (exit_code, lines) == (143, [])
+    assert Path("my/checkpoints/last.ckpt").exists()
+
+
+def test_early_stopping_looks_after_the_validation_of_an_epoch(fit):
+    reached = "--trainer.callbacks.stopping_threshold=-1.0"
+    words = (*EVERY_EPOCH, "--trainer.max_steps=8", reached)
+    assert fit("EarlyStopping", "val/accuracy", *words) == (0, [])
+    assert num_steps() == 4
