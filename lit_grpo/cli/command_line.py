@@ -37,6 +37,7 @@ from lit_grpo.cli.errors import broken_import
 from lit_grpo.cli.options import OPTIONS
 from lit_grpo.cli.parser import HelpFormatter, Parser
 from lit_grpo.cli.parser_errors import explain_interpolation
+from lit_grpo.cli.reward_functions import take_functions
 from lit_grpo.cli.training_kind import choose_model
 from lit_grpo.cli.untyped import refuse_missing
 from lit_grpo.runs.config_file import ConfigFile
@@ -100,6 +101,7 @@ class CommandLine(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        take_functions(parser)
         parser.add_argument(
             "--run_dir", type=str, default=self.default_run_dir, help="Directory of all files."
         )

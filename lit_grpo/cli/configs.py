@@ -31,6 +31,9 @@ from lit_grpo.types import UserError
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|-inf", re.IGNORECASE)
 """Argparse takes one with an exponent for an option, unless a = stands before it."""
 
+REWARDS = "model.rewards"
+"""The key of a list of objects that may also be written as paths of functions."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
@@ -118,7 +121,7 @@ def _replacing_lists(
         for key, items in _lists(value):
             if key in with_objects:
                 arguments.append(f"--{key}=[]")
-            if any(map(_is_object, items)):
+            if key.removesuffix("+") == REWARDS or any(map(_is_object, items)):
                 with_objects.add(key.removesuffix("+"))
         arguments.append(argument)
 

@@ -215,7 +215,7 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
         return f"{key}: expected keys under it, got {shown}. Set model.policy.path to it."
     if expected is int and re.fullmatch(r"\d+\.0+", value):
         hint = f" Write {int(float(value))}."
-    if type_name(expected).startswith("list") and re.fullmatch(r"[\w.]+", value):
+    if type_name(expected).startswith("list") and re.fullmatch(r"[\w./:-]+", value):
         hint = f" A list of one is '[{value}]'."
     return f"{key}: expected {type_name(expected)}, got {shown}.{hint}"
 

@@ -162,7 +162,7 @@ ARGUMENTS = {
     "--seed_everything=-1": "seed_everything must be >= 0, got -1. Set seed_everything.",
     "--lr=1e-4": "lr: no such key. Did you mean model.optimizer.lr?",
     "--model.lr=1e-4": "model.lr: no such key. Did you mean model.optimizer.lr?",
-    "--model.rewards=[mine.half]": (
+    "--model.rewards='[{class_path: mine.half}]'": (
         "model.rewards: mine.half is not a Reward. A function is given as {class_path: "
         "FunctionReward, init_args: {function: mine.half}}."
     ),

@@ -1,0 +1,77 @@
+"""Take the path of a function where a config names a reward, as Python takes the function."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from contextlib import suppress
+from typing import Any, get_type_hints
+
+import yaml
+
+from lit_grpo.cli.configs import REWARDS
+from lit_grpo.rewards import Reward
+
+_COLON = re.compile(r"[\w./~-]+:[A-Za-z_]\w*")
+"""``module:function`` or ``path/to/file.py:function``, which no class is written like."""
+_DOTTED = re.compile(r"(\w+\.)+\w+")
+
+
+def take_functions(parser: Any) -> None:
+    """Let `model.rewards` of a parser have functions, if it has that key."""
+    for action in parser._actions:
+        if action.dest == REWARDS:
+            _wrap(action)
+
+
+def _wrap(action: Any) -> None:
+    check = action._check_type
+
+    def check_type(value: Any, append: bool = False, cfg: Any = None, mode: Any = None) -> Any:
+        return check(with_functions(value, is_item=append), append=append, cfg=cfg, mode=mode)
+
+    action._check_type = check_type  # for files and the command line alike
+
+
+def with_functions(value: Any, *, is_item: bool = False) -> Any:
+    """Return a value of `model.rewards` with every path of a function as a ``FunctionReward``.
+
+    Args:
+        value: What a config file or the command line gives.
+        is_item: Whether the value may be one item, which is appended to a list.
+    """
+    given = value
+    if isinstance(value, str):
+        with suppress(yaml.YAMLError):  # which the parser reports
+            given = yaml.safe_load(value)
+    if isinstance(given, list):
+        items = [_as_reward(one) for one in given]
+        return value if items == given else items
+    return _as_reward(value) if is_item else value
+
+
+def _as_reward(item: Any) -> Any:
+    if not isinstance(item, str) or not _names_function(item):
+        return item
+    return {"class_path": "FunctionReward", "init_args": {"function": item}}
+
+
+def _names_function(path: str) -> bool:
+    if _COLON.fullmatch(path):
+        return True
+    if not _DOTTED.fullmatch(path):
+        return False
+    try:
+        found = pkgutil.resolve_name(path)
+    except Exception:  # of the user's module; the parser imports it again and reports it
+        return False
+    return callable(found) and not isinstance(found, type | Reward) and not _makes_reward(found)
+
+
+def _makes_reward(function: Any) -> bool:
+    """Return whether a function returns a reward, which the parser takes like its class."""
+    hints: dict[str, Any] = {}
+    with suppress(NameError, TypeError, AttributeError):
+        hints = get_type_hints(function)
+    kind = hints.get("return")
+    return isinstance(kind, type) and issubclass(kind, Reward)

@@ -1,0 +1,89 @@
+"""A reward function on the command line and in files, written in every way that Python has."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_base import BASE
+
+from lit_grpo.__main__ import main
+from lit_grpo.cli.reward_functions import with_functions
+
+MODULE = """
+from lit_grpo.rewards import MathReward
+
+def digits(completions, **columns):
+    return [float(sum(map(str.isdigit, text))) for text in completions]
+
+def strict() -> MathReward:
+    return MathReward(weight=2.0)
+
+class Half(MathReward):
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(here, monkeypatch) -> Path:
+    (here / "base.yaml").write_text(yaml.safe_dump(BASE))
+    (here / "fn_rewards.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.delitem(sys.modules, "fn_rewards", raising=False)
+    return here
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["fn_rewards.digits", "fn_rewards:digits", "fn_rewards.py:digits", "./fn_rewards.py:digits"],
+)
+def test_the_path_of_a_function_is_a_reward(path, here, printed_config):
+    (here / "mine.yaml").write_text(yaml.safe_dump({"model": {"rewards": [path]}}))
+    given = {
+        "file": printed_config("--config=base.yaml", "--config=mine.yaml"),
+        "argument": printed_config("--config=base.yaml", "--model.rewards", f"[{path}]"),
+        "appended": printed_config("--config=base.yaml", "--model.rewards+", path),
+    }
+    for config in given.values():
+        last = config["model"]["rewards"][-1]
+        assert last["class_path"].endswith(".FunctionReward")
+        assert last["init_args"]["function"] == path
+    assert [len(one["model"]["rewards"]) for one in given.values()] == [1, 1, 2]
+
+
+def test_a_function_scores_completions_and_a_saved_config_trains_again(here, capsys):
+    arguments = ["--config=base.yaml", "--model.rewards=[fn_rewards.digits]"]
+    assert main(["rewards", *arguments, "--n=2"]) in (0, 1)
+    assert "digits" in capsys.readouterr().out
+    assert main(["fit", *arguments, "--run_dir=run"]) == 0
+    assert "reward/digits/mean" in (here / "run/metrics.csv").read_text()
+    assert main(["fit", "--config=run/config.yaml", "--run_dir=again"]) == 0
+    assert "reward/digits/mean" in (here / "again/metrics.csv").read_text()
+
+
+def test_a_function_replaces_a_reward_of_a_file_with_its_settings(here, printed_config):
+    settings = {"class_path": "FunctionReward", "init_args": {"function": "fn_rewards:digits"}}
+    settings["init_args"]["weight"] = 0.5
+    (here / "mine.yaml").write_text(yaml.safe_dump({"model": {"rewards": [settings]}}))
+    files = ["--config=base.yaml", "--config=mine.yaml"]
+    config = printed_config(*files, "--model.rewards=[fn_rewards.digits]")
+    (reward,) = config["model"]["rewards"]
+    assert reward["init_args"]["weight"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "path", ["MathReward", "fn_rewards.Half", "fn_rewards.strict", "fn_rewards.none", "no_module.f"]
+)
+def test_what_is_no_reward_function_is_left_to_the_parser(path):
+    assert with_functions([path]) == [path]
+    assert with_functions(f"[{path}]") == f"[{path}]"
+    assert with_functions(path, is_item=True) == path
+
+
+@pytest.mark.parametrize("path", ["fn_rewards.digits", "fn_rewards:digits", "fn_rewards.py:digits"])
+def test_a_function_without_brackets_is_told_how_a_list_is_written(path, capsys):
+    assert main(["fit", "--config=base.yaml", f"--model.rewards={path}"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith(f"expected list[Reward], got {path}. A list of one is '[{path}]'.")
