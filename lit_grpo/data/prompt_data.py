@@ -13,9 +13,10 @@ import numpy as np
 
 from lit_grpo.data.columns import gold_answers
 from lit_grpo.data.filters import failed_filter, with_columns
+from lit_grpo.data.given_rows import Source, as_sources
 from lit_grpo.data.mapped import MappedRows
 from lit_grpo.data.module import PromptDataModule, Split
-from lit_grpo.data.prepared import HOLDOUT, Holdout, PreparedSplit, find_prepared
+from lit_grpo.data.prepared import HOLDOUT, Holdout, PreparedDir, PreparedSplit, find_prepared
 from lit_grpo.data.prompts import PromptFormat
 from lit_grpo.data.sources import Row, read_rows
 from lit_grpo.types import UserError, check_range
@@ -34,7 +35,8 @@ class PromptData(PromptDataModule):
     Args:
         train: File, dataset or a list of them. A dataset is written ``id``, ``id:split`` or
             ``id:subset:split``, where ``id`` is a directory or an id on the Hub. Of a directory of
-            prepared data its train split is read; what it holds out is refused.
+            prepared data its train split is read; what it holds out is refused. In Python it may
+            also be a list of dicts, the rows.
         validation: The same for validation during training. Null means that of prepared data.
         test: The same for ``lit-grpo test``; null means the validation data, or the holdout of
             prepared data.
@@ -100,11 +102,11 @@ class PromptData(PromptDataModule):
                 f"{validation_size} (the held-out rows would be unused). Set only one of "
                 "data.validation and data.validation_size."
             )
-        self.train = _as_list(train)
-        self.validation = _as_list(validation)
-        self.test = _as_list(test)
+        self.train = as_sources("train", train)
+        self.validation = as_sources("validation", validation)
+        self.test = as_sources("test", test)
         self.where = where or {}
-        self.holdout = _as_list(holdout)
+        self.holdout = [holdout] if isinstance(holdout, str) else [*(holdout or ())]
         self.validation_size = validation_size
         self.prompt_format = PromptFormat(
             columns=columns or {},
@@ -135,7 +137,7 @@ class PromptData(PromptDataModule):
         train, held_out = split_rows(rows, self.validation_size)
         return train if split == "train" else held_out
 
-    def _sources(self, split: Split) -> tuple[list[str], str]:
+    def _sources(self, split: Split) -> tuple[list[Source], str]:
         """Return what has the rows of a split, and which split it is of prepared data."""
         if split == "test" and self.test:
             return self.test, "holdout"
@@ -143,10 +145,10 @@ class PromptData(PromptDataModule):
             return self.validation, "validation"
         if split == "train" or self.validation_size:
             return self.train, "train"
-        implied = [one for one in self.train if Path(one).is_dir() and find_prepared(one)]
+        implied = [one for one in self.train if _is_prepared_directory(one)]
         return implied, "validation" if split == "validation" else "holdout"
 
-    def _read_all(self, sources: list[str], split: str) -> Sequence[Row]:
+    def _read_all(self, sources: list[Source], split: str) -> Sequence[Row]:
         """Return the rows that pass `where`; of a prepared directory, those of this split."""
         rows = self._map(sources, split) or [
             row for source in sources for row in _read_one(source, split)
@@ -166,7 +168,7 @@ class PromptData(PromptDataModule):
             )
         return kept
 
-    def _map(self, sources: list[str], split: str) -> MappedRows | None:
+    def _map(self, sources: list[Source], split: str) -> MappedRows | None:
         """Return the rows of one prepared source with very many; None for all others.
 
         Raises:
@@ -188,7 +190,7 @@ class PromptData(PromptDataModule):
     def held_out(self) -> Holdout | None:
         """Return what any prepared data hold out that are named, and what `holdout` lists."""
         named = (*self.train, *self.validation, *self.test)
-        found = [one.holdout() for source in named if (one := find_prepared(source))]
+        found = [one.holdout() for source in named if (one := _prepared(source))]
         found += [Holdout.of(source) for source in self.holdout]
         return reduce(or_, found) if found else None
 
@@ -217,13 +219,17 @@ def split_rows(
     return [*compress(rows, ~is_held_out)], [*compress(rows, is_held_out)]
 
 
-def _as_list(sources: str | list[str] | None) -> list[str]:
-    return [sources] if isinstance(sources, str) else list(sources or [])
+def _prepared(source: Source) -> PreparedDir | None:
+    return find_prepared(source) if isinstance(source, str) else None
 
 
-def _refuse_holdouts(sources: Sequence[str]) -> None:
+def _is_prepared_directory(source: Source) -> bool:
+    return isinstance(source, str) and Path(source).is_dir() and find_prepared(source) is not None
+
+
+def _refuse_holdouts(sources: Sequence[Source]) -> None:
     """Refuse to train on the file of a holdout, before anything else is wrong with it."""
-    for source in sources:
+    for source in (one for one in sources if isinstance(one, str)):
         path = Path(source).expanduser()
         if path.stem == HOLDOUT and path.is_file() and find_prepared(source):
             why = "its rows are held out, and an evaluation on them would be too good"
@@ -231,15 +237,16 @@ def _refuse_holdouts(sources: Sequence[str]) -> None:
             raise UserError(f"data.train must not be a holdout, got {source} ({why}). {fix}")
 
 
-def _read_one(source: str, split: str) -> Sequence[Row]:
+def _read_one(source: Source, split: str) -> Sequence[Row]:
+    if not isinstance(source, str):
+        return source.rows()
     prepared = _prepared_split(source, split)
     return read_rows(source) if prepared is None else prepared.rows()
 
 
-def _prepared_split(source: str, split: str) -> PreparedSplit | None:
+def _prepared_split(source: Source, split: str) -> PreparedSplit | None:
     """Return this split of a prepared directory, or the one that a file is; else None."""
-    prepared = find_prepared(source)
-    if prepared is None:
+    if not isinstance(source, str) or (prepared := find_prepared(source)) is None:
         return None
     path = Path(source).expanduser()
     return prepared.split(split if path == prepared.path else path.stem)

@@ -54,6 +54,9 @@ class StreamData(PromptData):
         if len(self.train) > 1:
             why = "MixtureData takes several"
             raise setting_error("data.train", "one dataset", self.train, why)
+        if not all(isinstance(one, str) for one in self.train):
+            why = "PromptData takes them"
+            raise setting_error("data.train", "the name of a dataset", "rows in memory", why)
         self.window = window
         self.steps_per_epoch = steps_per_epoch
 
@@ -73,10 +76,11 @@ class StreamData(PromptData):
         return self._open(held_out, source) if self.train else []
 
     def _open(self, held_out: Holdout | None, source: str = "") -> PromptStream:
-        name, dataset = open_dataset(self.train[0], streaming=True)
+        text = str(self.train[0])
+        name, dataset = open_dataset(text, streaming=True)
         module = self.trainer and self.trainer.lightning_module
         return PromptStream(
-            text=self.train[0],
+            text=text,
             name=name,
             dataset=dataset.with_format(None),
             tokenizer=cast(Tokenizer, module and module.tokenizer),
