@@ -16,6 +16,8 @@ from typing import Any, cast
 from lit_grpo.rewards.reward import Reward, Value
 from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, setting_error
 
+OF_TRAINER = {"trainer_state", "log_extra", "log_metric"}
+"""What TRL's trainer passes beside the columns, and nothing here does."""
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -25,7 +27,7 @@ class FunctionReward(Reward):
     TRL: ``f(prompts, completions, **columns) -> list[float | None]``, called once per group.
     ``prompts`` and ``completions`` are texts, or lists of messages if the prompt is a conversation.
     Every column of the row, ``answer`` and ``completion_ids`` are passed by name as lists of G
-    values.
+    values. TRL's ``trainer_state``, ``log_extra`` and ``log_metric`` are not passed.
 
     verl: ``f(data_source, solution_str, ground_truth, extra_info) -> float | dict``, called once
     per completion. ``ground_truth`` comes from the column ``reward_model``, else it is the gold
@@ -94,7 +96,13 @@ class FunctionReward(Reward):
         for prompt in prompts:
             row = self._form.row(prompt)
             given = {*self._form.reserved, *row, *self.reward_kwargs}
-            if missing := sorted(self._required - given):
+            missing = sorted(self._required - given)
+            if names := " and ".join(sorted(OF_TRAINER.intersection(missing))):
+                raise UserError(
+                    f"{self.name} must not require {names} (only TRL's trainer passes that). "
+                    "Give the parameter a default, such as None."
+                )
+            if missing:
                 columns = [*prompt.columns, *(["answer"] if prompt.answer is not None else [])]
                 raise UserError(
                     f"every column that {self.name} requires must be in the data; "

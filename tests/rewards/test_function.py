@@ -281,11 +281,28 @@ def test_a_parameter_for_one_completion_is_told_its_name():
 
 
 def test_data_without_a_required_column_is_refused_before_training():
+    def wants_level(completions, level):
+        return [float(one) for one in level]
+
     with (
-        RewardSuite([FunctionReward(wants_state)]) as suite,
-        pytest.raises(ValueError, match="trainer_state is missing from prompt p, which has answer"),
+        RewardSuite([FunctionReward(wants_level)]) as suite,
+        pytest.raises(ValueError, match="level is missing from prompt p, which has answer"),
     ):
         suite.check([prompt(answer="2")])
+
+
+def test_what_only_trls_trainer_passes_is_not_asked_of_the_data():
+    with (
+        RewardSuite([FunctionReward(wants_state)]) as suite,
+        pytest.raises(UserError, match="must not require trainer_state .* a default") as refused,
+    ):
+        suite.check([prompt(answer="2")])
+    assert "Map the column" not in str(refused.value)
+
+    def may_log(completions, trainer_state=None, log_metric=None):
+        return [float(log_metric is None and trainer_state is None) for _ in completions]
+
+    assert run(FunctionReward(may_log), prompt(answer="2"), "1", "2").rewards.tolist() == [[1, 1]]
 
 
 def test_required_column_may_come_from_the_data_or_from_reward_kwargs():
