@@ -93,6 +93,10 @@ class Measures:
     """By column the rows in which it is null, where it is not null in all rows of their source."""
     pass_rates: PassRates | None
     """Those of a policy, if any are known."""
+    num_sampled: int
+    """Rows for which it is known whether the scores of a policy's completions differ."""
+    num_without_gradient: int
+    """Of these, the rows whose completions all have the same score."""
 
 
 def measure(found: ScoredRows, threshold: float) -> dict[str, Measures]:
@@ -141,6 +145,8 @@ def _measure(
         num_duplicates=_num_duplicates(rows),
         nulls=nulls,
         pass_rates=PassRates.of([rate for row in rows if (rate := row.pass_rate) is not None]),
+        num_sampled=sum(row.has_gradient is not None for row in rows),
+        num_without_gradient=sum(row.has_gradient is False for row in rows),
     )
 
 

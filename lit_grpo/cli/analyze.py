@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from lit_grpo.cli.analysis import Lengths, Measures, PassRates, as_dict, measure
+from lit_grpo.cli.analysis import Lengths, Measures, as_dict, measure
 from lit_grpo.cli.file_options import parse_run_and_keys
 from lit_grpo.cli.prepare.tables import copies_in_words
 from lit_grpo.cli.scored_rows import Measure, ScoredRows, read_scored_rows
@@ -114,8 +114,8 @@ def _print(
     ):
         console.print(line, soft_wrap=True)
     _print_nulls(measured["all"], console)
-    if rates := measured["all"].pass_rates:
-        console.print(_without_gradient(rates), soft_wrap=True)
+    for line in _of_policy(measured["all"]):
+        console.print(line, soft_wrap=True)
     for line in copies_in_words(found.copies):
         console.print(f"when it was prepared: {line}", soft_wrap=True)
 
@@ -138,13 +138,18 @@ def _cells(one: Measures) -> dict[str, str]:
     }
 
 
-def _without_gradient(rates: PassRates) -> str:
-    """Say on how many rows a policy is always right, or never, so that all advantages are 0."""
-    number = rates.num_never + rates.num_always
-    return (
-        f"{number:,} of {rates.num_rows:,} rows with a pass rate would give no gradient: "
-        f"{rates.num_never:,} never right, {rates.num_always:,} always right"
-    )
+def _of_policy(one: Measures) -> Iterator[str]:
+    """Say on how many rows a policy is never or always right, and learns nothing."""
+    if rates := one.pass_rates:
+        yield (
+            f"{rates.num_rows:,} rows with a pass rate: {rates.num_never:,} never right, "
+            f"{rates.num_always:,} always right"
+        )
+    if one.num_sampled:
+        yield (
+            f"{one.num_without_gradient:,} of {one.num_sampled:,} rows would give the policy no "
+            "gradient: all its completions have the same score"
+        )
 
 
 def _lengths(one: Lengths | None) -> str:

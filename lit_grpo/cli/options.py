@@ -131,7 +131,8 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "--policy": {
             "metavar": "PATH",
-            "help": "write this policy's pass rate on each row of prepared data as pass_rate",
+            "help": "write this policy's pass rate on each row of prepared data as pass_rate, and "
+            "whether its scores differ as has_gradient",
         },
         "--samples": {
             "type": int,
@@ -142,8 +143,9 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "--success": {
             "type": float,
             "metavar": "X",
-            "default": 1.0,
-            "help": "the sum of rewards from which a completion is right; without it 1",
+            "default": None,
+            "help": "the sum of rewards from which a completion is right; without it 1, in the "
+            "sources whose sums are all 0 or 1",
         },
         "--config": {
             "action": "append",

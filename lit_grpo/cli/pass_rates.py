@@ -1,4 +1,4 @@
-"""Estimate how often a policy is right on each row of prepared data, and write it as a column."""
+"""Estimate on each row of prepared data how often a policy is right, and whether it would learn."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import torch
 from rich.console import Console
 from rich.progress import Progress
 
 from lit_grpo.cli.app import run
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.configs import Invocation, read_invocation
-from lit_grpo.cli.prepare.write import add_column
+from lit_grpo.cli.prepare.write import add_columns
 from lit_grpo.cli.reward_commands import find_prompts, grpo_module, load_policy
 from lit_grpo.cli.reward_trial import report_failures
 from lit_grpo.cli.sample_cache import SampleCache
-from lit_grpo.cli.scored_rows import PASS_RATE
+from lit_grpo.cli.scored_rows import HAS_GRADIENT, PASS_RATE
 from lit_grpo.data.prepared import HOLDOUT, PreparedDir, find_prepared
+from lit_grpo.objective.advantages import has_signal
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
@@ -42,7 +45,7 @@ ROUNDING = 1e-9
 
 
 def write_pass_rates(given: argparse.Namespace, keys: Sequence[str]) -> int:
-    """Sample completions of a policy for the rows of a split; add the share that is right to it.
+    """Sample completions of a policy for the rows of a split; add what their scores say to it.
 
     The rows are the training prompts of the config, and get its format and its rewards. Without a
     config they are the verifiable rows, whose answers `MathReward` checks.
@@ -98,6 +101,16 @@ def _default_data(path: str, invocation: Invocation, keys: Sequence[str]) -> lis
     return ["--data=PromptData", f"--data.train={path}", "--data.where={kind: verifiable}"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What the scores of the completions of a row say."""
+
+    source: str
+    rate: float
+    """The share that is right."""
+    has_gradient: bool
+
+
 @dataclass(slots=True)
 class _Estimate:
     """The estimate of the pass rates, with the policy, the rewards and the data of the config."""
@@ -106,9 +119,13 @@ class _Estimate:
     split: str
     policy: str
     samples: int
-    success: float
-    rates: dict[str, float | None] = field(default_factory=dict)
-    """By the id of a row the share of its completions that are right; None if none has a score."""
+    success: float | None
+    """The sum of rewards from which a completion is right; None for 1, and for nothing right or
+    wrong in a source with other sums than 0 and 1."""
+    rows: dict[str, _Sampled] = field(default_factory=dict)
+    """By the id of a row with scores what they say."""
+    graded: set[str] = field(default_factory=set)
+    """The sources with other sums than 0 and 1."""
 
     def __call__(self, cli: CommandLine) -> int:
         try:
@@ -131,21 +148,48 @@ class _Estimate:
         load_policy(cli, module)
         cache = SampleCache(samples_of(self.prepared), self.policy, module.sampling)
         with closing(cache), cli.trainer.precision_plugin.val_step_context():
-            for rollouts in sampled(module, prompts, cache):
-                is_first = not self.rates
+            for number, rollouts in enumerate(sampled(module, prompts, cache)):
                 self._count(rollouts)
-                if is_first and (code := report_failures([rollouts])):
+                if not number and (code := report_failures([rollouts])):
                     return code
-        rates = [self.rates.get(key) for key in ids]
-        add_column(self.prepared, self.split, PASS_RATE, rates, self._about(module))
+        rows = [self.rows.get(key) for key in ids]
+        columns = {
+            PASS_RATE: pa.array([one and self._rate(one) for one in rows], pa.float64()),
+            HAS_GRADIENT: pa.array([one and one.has_gradient for one in rows], pa.bool_()),
+        }
+        add_columns(self.prepared, self.split, columns, self._about(module))
+        self._say_graded()
         return ExitCode.DONE
 
     def _count(self, rollouts: RolloutBatch) -> None:
-        is_right = rollouts.rewards >= self.success - ROUNDING
-        for group, right, valid in zip(rollouts.groups, is_right, rollouts.valid, strict=True):
-            number = int(valid.sum())
-            rate = int((right & valid).sum()) / number if number else None
-            self.rates[group.prompt.id] = rate
+        differ = has_signal(rollouts.rewards, rollouts.valid)
+        least = 1.0 if self.success is None else self.success
+        for number, group in enumerate(rollouts.groups):
+            scores = rollouts.rewards[number][rollouts.valid[number]]
+            if not scores.numel():
+                continue
+            prompt = group.prompt
+            self.rows[prompt.id] = _Sampled(
+                source=prompt.source,
+                rate=int((scores >= least - ROUNDING).sum()) / scores.numel(),
+                has_gradient=bool(differ[number]),
+            )
+            if (torch.minimum(scores.abs(), (scores - 1).abs()) > ROUNDING).any():
+                self.graded.add(prompt.source)
+
+    def _rate(self, one: _Sampled) -> float | None:
+        return None if self.success is None and one.source in self.graded else one.rate
+
+    def _say_graded(self) -> None:
+        if self.success is None and self.graded:
+            names = ", ".join(sorted(self.graded))
+            of = f" of {names}" if names else ""
+            Console(stderr=True).print(
+                f"no {PASS_RATE} for the rows{of}: their rewards are not only 0 and 1, so that no "
+                "completion is right or wrong. Set --success to the sum from which one is right, "
+                f"or choose rows by {HAS_GRADIENT}.",
+                soft_wrap=True,
+            )
 
     def _about(self, module: GRPOModule) -> dict[str, Any]:
         """Return how the rates were estimated, for the manifest."""

@@ -19,6 +19,8 @@ from lit_grpo.types import UserError
 
 PASS_RATE = "pass_rate"
 """The column of prepared data with the share of a policy's completions that are right."""
+HAS_GRADIENT = "has_gradient"
+"""The column of prepared data that says whether the scores of a policy's completions differ."""
 Measure = Callable[[str], float]
 """The length of a text."""
 
@@ -44,6 +46,8 @@ class ScoredRow:
     """The columns that are null."""
     pass_rate: float | None = None
     """The share of a policy's completions that are right, if it is known."""
+    has_gradient: bool | None = None
+    """Whether the scores of a policy's completions differ, if it is known."""
 
     @property
     def spread(self) -> float | None:
@@ -115,6 +119,7 @@ def _prepared_row(columns: Mapping[str, Any], measure: Measure) -> ScoredRow:
         text_hash=columns["text_hash"],
         nulls=tuple(name for name, value in columns.items() if value is None),
         pass_rate=columns.get(PASS_RATE),
+        has_gradient=columns.get(HAS_GRADIENT),
     )
 
 

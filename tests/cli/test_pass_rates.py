@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli import pass_rates
+from lit_grpo.data import PromptData
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 
 REWARD = """
@@ -37,6 +38,14 @@ class Written(Reward):
         if prompt.id == "verifiable:3" or (prompt.id == "verifiable:4" and Written.calls % 2):
             return None
         value = float(number > 0 and (number == 1 or sum(completion.token_ids) % 3 == 0))
+        with open("scores.jsonl", "a") as file:
+            file.write(json.dumps([prompt.id, value]) + "\\n")
+        return value
+
+class Graded(Reward):
+    def score(self, prompt, completion):
+        number, parity = int(prompt.id.split(":")[1]), sum(completion.token_ids) % 2
+        value = float(number and parity) if prompt.id[0] == "v" else 0.5 + (number and parity) / 5
         with open("scores.jsonl", "a") as file:
             file.write(json.dumps([prompt.id, value]) + "\\n")
         return value
@@ -89,9 +98,21 @@ def analyze(*arguments: object, config: str = "my.yaml") -> int:
     return main(["analyze", "data", *map(str, arguments), "--config", config])
 
 
-def rates(split: str = "train") -> dict[str, float | None]:
-    table = pq.read_table(f"data/{split}.parquet", columns=["id", "pass_rate"])
-    return {row["id"]: row["pass_rate"] for row in table.to_pylist()}
+def rates(split: str = "train", column: str = "pass_rate") -> dict[str, float | None]:
+    table = pq.read_table(f"data/{split}.parquet", columns=["id", column])
+    return {row["id"]: row[column] for row in table.to_pylist()}
+
+
+def mixture(**where: dict) -> dict:
+    """Return data of both sources, whose steps would ask for more rows than there are."""
+    sources = {
+        name: {
+            "weight": 0.5,
+            "data": {"class_path": kind, "init_args": {"train": "data", "where": where[name]}},
+        }
+        for name, kind in (("verifiable", "PromptData"), ("open", "RubricData"))
+    }
+    return {"class_path": "MixtureData", "init_args": {"sources": sources}}
 
 
 def test_the_pass_rate_of_each_row_is_that_of_the_scores_of_its_completions(
@@ -122,7 +143,7 @@ def test_the_pass_rate_of_each_row_is_that_of_the_scores_of_its_completions(
     assert found["measures"]["open"]["pass_rates"] is None
 
     table = pq.read_table("data/train.parquet")
-    assert table.drop_columns("pass_rate").equals(before)
+    assert table.drop_columns(["pass_rate", "has_gradient"]).equals(before)
     assert table.schema.field("rubric").type == before.schema.field("rubric").type
     assert {path.name: path.read_bytes() for path in (here / "data").glob("[hv]*")} == others
     assert (here / "data/notes.txt").read_text() == "mine"
@@ -132,7 +153,7 @@ def test_the_pass_rate_of_each_row_is_that_of_the_scores_of_its_completions(
     assert manifest["pass_rate"]["train"] == {
         "policy": str(policy),
         "samples": 6,
-        "success": 1.0,
+        "success": None,
         "rewards": ["written"],
     }
 
@@ -140,8 +161,10 @@ def test_the_pass_rate_of_each_row_is_that_of_the_scores_of_its_completions(
 def test_without_a_config_a_program_checks_the_verifiable_rows(policy, capsys):
     keys = ("--trainer.accelerator=cpu", "--model.sampling.max_tokens=2")
     assert main(["analyze", "data", "--policy", str(policy), "--samples=2", *keys]) == 0
-    line = "8 of 8 rows with a pass rate would give no gradient: 8 never right, 0 always right"
-    assert capsys.readouterr().out.splitlines()[-1] == line
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "8 rows with a pass rate: 8 never right, 0 always right",
+        "8 of 8 rows would give the policy no gradient: all its completions have the same score",
+    ]
     assert set(rates().values()) == {0.0, None}
     given = ("--policy", str(policy), "--samples=2", "--split", "validation", *keys)
     assert main(["analyze", "data", *given]) == 0
@@ -149,28 +172,39 @@ def test_without_a_config_a_program_checks_the_verifiable_rows(policy, capsys):
 
 
 def test_the_sources_of_a_mixture_are_matched_by_their_ids(policy, here):
-    sources = {
-        "verifiable": {
-            "weight": 0.5,
-            "data": {
-                "class_path": "PromptData",
-                "init_args": {"train": "data", "where": {"answer": ["1", "3"]}},
-            },
-        },
-        "open": {
-            "weight": 0.5,
-            "data": {
-                "class_path": "RubricData",
-                "init_args": {"train": "data", "where": {"source": "open"}},
-            },
-        },
-    }
-    # A step asks for 32 of each source, which has fewer: analyze takes none.
-    data = {"class_path": "MixtureData", "init_args": {"sources": sources}}
+    data = mixture(verifiable={"answer": ["1", "3"]}, open={"source": "open"})
     (here / "mix.yaml").write_text(yaml.safe_dump({**CONFIG, "data": data}))
     assert analyze("--policy", policy, "--samples", 2, config="mix.yaml") == 0
     expected = {"verifiable:0", "verifiable:1", *(f"open:{number}" for number in range(8))}
     assert {key for key, one in rates().items() if one is not None} == expected
+
+
+def test_graded_rows_have_no_pass_rate_and_are_chosen_by_their_gradient(policy, here, capsys):
+    data = mixture(verifiable={"source": "verifiable"}, open={"source": "open"})
+    model = CONFIG["model"] | {"rewards": [{"class_path": "pass_rewards.Graded"}]}
+    (here / "mix.yaml").write_text(yaml.safe_dump({**CONFIG, "model": model, "data": data}))
+    assert analyze("--policy", policy, "--samples", 4, config="mix.yaml") == 0
+    said = capsys.readouterr()
+    values = defaultdict(list)
+    for line in Path("scores.jsonl").read_text().splitlines():
+        key, value = json.loads(line)
+        values[key].append(value)
+    differ = {key: len(set(some)) > 1 for key, some in values.items()}
+    assert (differ["open:0"], differ["verifiable:0"]) == (False, False)
+    assert any(differ[key] for key in differ if key.startswith("open"))
+    assert rates(column="has_gradient") == differ
+    known = {key for key, one in rates().items() if one is not None}
+    assert known == {key for key in values if key.startswith("verifiable")}
+    number = sum(not one for one in differ.values())
+    assert said.out.splitlines()[-1].startswith(f"{number} of 16 rows would give the policy no gr")
+    assert "no pass_rate for the rows of open: their rewards are not only 0 and 1" in said.err
+    chosen = PromptData("data", where={"source": "open", "has_gradient": True}).rows("train")
+    assert {row.id for row in chosen} == {k for k, one in differ.items() if one and k[0] == "o"}
+
+    assert analyze("--policy", policy, "--samples", 4, "--success", 0.6, config="mix.yaml") == 0
+    counted = {key: sum(one >= 0.6 for one in some) / 4 for key, some in values.items()}
+    assert rates() == counted
+    assert "no pass_rate" not in capsys.readouterr().err
 
 
 def test_the_policy_takes_the_place_of_one_that_the_config_builds(policy, here):

@@ -2,11 +2,12 @@
 
 import json
 
+import pyarrow as pa
 import pytest
 from data_runs import SaveEverywhere, fit, flat
 from prepared_data import open_row, verifiable_row, write_prepared
 
-from lit_grpo.cli.prepare.write import add_column
+from lit_grpo.cli.prepare.write import add_columns
 from lit_grpo.data import MixtureData, MixtureSource, PromptData, RubricData, prompt_data
 from lit_grpo.data.mapped import MappedRows
 from lit_grpo.data.prepared import find_prepared
@@ -57,7 +58,7 @@ def test_only_rows_that_pass_are_read_of_each_split(prepared):
 
 
 def with_pass_rates(directory, rates):
-    add_column(find_prepared(str(directory)), "train", "pass_rate", rates, {})
+    add_columns(find_prepared(str(directory)), "train", {"pass_rate": pa.array(rates)}, {})
     return directory
 
 

@@ -101,21 +101,16 @@ def write_prepared(
     return manifest
 
 
-def add_column(
-    prepared: PreparedDir,
-    split: str,
-    name: str,
-    values: Sequence[float | None],
-    about: Mapping[str, Any],
+def add_columns(
+    prepared: PreparedDir, split: str, columns: Mapping[str, pa.Array], about: Mapping[str, Any]
 ) -> None:
-    """Write a column of numbers into a split, in place of one of that name.
+    """Write columns into a split, in place of those of the same names.
 
     Args:
-        prepared: The directory, which has the column when all is written, and is as before if not.
+        prepared: The directory, which has them when all is written, and is as before if not.
         split: The split.
-        name: Of the column.
-        values: One for each row, in their order.
-        about: What the manifest says of the column of this split.
+        columns: Name -> a value for each row, in their order.
+        about: What the manifest says of each of these columns of this split.
 
     Raises:
         UserError: the disk is full.
@@ -124,12 +119,14 @@ def add_column(
         ignored = shutil.ignore_patterns(".arrow", f"{split}.parquet", MANIFEST)
         shutil.copytree(prepared.path, partial, ignore=ignored, dirs_exist_ok=True)
         path = partial / f"{split}.parquet"
-        _copy_with_column(prepared.path / path.name, path, name, values)
+        _copy_with_columns(prepared.path / path.name, path, columns)
         manifest = dict(prepared.manifest)
         described = manifest["splits"][split] | _file_facts(path)
         manifest["splits"] = manifest["splits"] | {split: described}
-        manifest["columns"] = manifest.get("columns", {}) | {name: str(pa.float64())}
-        manifest[name] = manifest.get(name, {}) | {split: dict(about)}
+        types = {name: str(values.type) for name, values in columns.items()}
+        manifest["columns"] = manifest.get("columns", {}) | types
+        for name in columns:
+            manifest[name] = manifest.get(name, {}) | {split: dict(about)}
         _write_json(manifest, partial / MANIFEST)
 
 
@@ -148,21 +145,21 @@ def _replacing(directory: Path) -> Iterator[Path]:
         ) from error
 
 
-def _copy_with_column(
-    source: Path, target: Path, name: str, values: Sequence[float | None]
-) -> None:
-    column = pa.array(values, pa.float64())
+def _copy_with_columns(source: Path, target: Path, columns: Mapping[str, pa.Array]) -> None:
     with pq.ParquetFile(source) as file:
-        others = [field for field in file.schema_arrow if field.name != name]
-        schema = pa.schema([*others, (name, pa.float64())], file.schema_arrow.metadata)
+        others = [field for field in file.schema_arrow if field.name not in columns]
+        added = [(name, values.type) for name, values in columns.items()]
+        schema = pa.schema([*others, *added], file.schema_arrow.metadata)
         names = [field.name for field in others]
         with pq.ParquetWriter(target, schema, compression="zstd", version="2.6") as writer:
             start = 0
             for number in range(file.num_row_groups):
                 table = file.read_row_group(number, columns=names)
-                part = column.slice(start, table.num_rows)
-                writer.write_table(table.append_column(name, part).cast(schema))
-                start += table.num_rows
+                num_rows = table.num_rows
+                for name, values in columns.items():
+                    table = table.append_column(name, values.slice(start, num_rows))
+                writer.write_table(table.cast(schema))
+                start += num_rows
 
 
 def training_config(out: Path, recipe: Recipe, splits: Mapping[str, Sequence[PreparedRow]]) -> Any:

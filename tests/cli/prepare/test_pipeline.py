@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml
 from forked import start_process
@@ -20,7 +21,7 @@ from lit_grpo.cli.prepare.join_gold import vote_key
 from lit_grpo.cli.prepare.pipeline import Order, run
 from lit_grpo.cli.prepare.recipe import Duplicates, Recipe, RecipeSource, known_recipes, read_recipe
 from lit_grpo.cli.prepare.rows import PreparedRow
-from lit_grpo.cli.prepare.write import add_column
+from lit_grpo.cli.prepare.write import add_columns
 from lit_grpo.data.prepared import find_prepared
 from lit_grpo.types import UserError
 
@@ -288,7 +289,7 @@ def test_prepared_data_can_be_prepared_again_with_another_filter(data):
 def test_prepared_data_can_be_prepared_again_by_the_pass_rates_of_a_policy(data):
     go(shipped("verifiable_only", data), "first")
     rates = [number / 10 for number, _ in enumerate(rows_of("train", "first"))]
-    add_column(find_prepared("first"), "train", "pass_rate", rates, {})
+    add_columns(find_prepared("first"), "train", {"pass_rate": pa.array(rates)}, {})
     source = RecipeSource(
         kind="verifiable", data="first/train.parquet", where={"pass_rate": [0.1, 0.9]}
     )
