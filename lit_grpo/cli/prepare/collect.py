@@ -14,7 +14,7 @@ from typing import Any, Literal
 from lit_grpo.cli.prepare.recipe import RecipeSource
 from lit_grpo.cli.prepare.rows import PreparedRow, UnusableRow, to_prepared, with_ids
 from lit_grpo.data.columns import answer_fault, gold_answers
-from lit_grpo.data.filters import failed_filter
+from lit_grpo.data.filters import MISSING, failed_filter, find_value
 from lit_grpo.data.sources import Row, read_rows
 from lit_grpo.types import UserError
 
@@ -53,6 +53,8 @@ def collect(name: str, source: RecipeSource, bad_rows: BadRows, recipe: str) -> 
         read = _read(file, name, recipe)
         num_read += len(read)
         files.append(_describe(file, read))
+        if bad_rows == "refuse":
+            _check_columns(read, name, source, recipe)
         rows += _usable(read, name, source, bad_rows, dropped)
     kept = []
     for row in rows:
@@ -80,6 +82,28 @@ def _read(file: str, name: str, recipe: str) -> list[Row]:
             f"the source {name!r} of {recipe} cannot be read: {error} To read rows of yours, set "
             f"--data {name}=FILE, or --preset to a recipe of yours."
         ) from error
+
+
+def _check_columns(rows: Sequence[Row], name: str, source: RecipeSource, recipe: str) -> None:
+    """Raise UserError if a recipe gives a role to a column that no row of a file has.
+
+    Other roles than these may be missing.
+    """
+    for role in ("id", "prompt", "answer"):
+        column = source.columns.get(role)
+        if column and all(find_value(row.columns, column) is MISSING for row in rows):
+            file, there = rows[0].source, ", ".join(rows[0].columns)
+            own = f"{{kind: {source.kind}, data: {file}, columns: {{{role}: NAME}}}}"
+            fix = (
+                f"Set sources.{name}.columns"
+                if Path(recipe).is_file()
+                else "Set --preset to a file of your own with {description: mine, sources: "
+                f"{{{name}: {own}}}}}; a column called {role} needs no mapping"
+            )
+            raise UserError(
+                f"{file} must have the column {column!r}, from which {recipe} takes the {role} of "
+                f"the source {name}, got {there}. {fix}."
+            )
 
 
 def _usable(

@@ -239,11 +239,17 @@ def _check_train(
 ) -> None:
     """Raise UserError if nothing of a source is left; pairs may be those of one source."""
     empty = sorted(order.recipe.sources.keys() - {row.source for row in train})
-    if empty and not (order.sft and train):
+    if order.sft and not train:
+        raise UserError(
+            f"some source must have completions to make pairs of, got none in {', '.join(empty)}. "
+            "Set sources.NAME.columns.completion to the column that has the worked answers."
+        )
+    if empty and not order.sft:
         reasons = ", ".join(f"{reason}: {num}" for reason, num in dropped[empty[0]].items())
-        role = "completion" if order.sft else "gold_scores"
-        fix = f"Set its columns.{role}" + ("" if order.sft else f", or run {order.scoring}")
-        raise UserError(f"source {empty[0]} has no row left to train on ({reasons}). {fix}.")
+        raise UserError(
+            f"source {empty[0]} has no row left to train on ({reasons}). Set its "
+            f"columns.gold_scores, or run {order.scoring}."
+        )
 
 
 def _about_gold(order: Order) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from lit_grpo.cli.prepare.pipeline import BEYOND_SIZE
 from lit_grpo.cli.prepare.recipe import Recipe
 from lit_grpo.runs.tables import add_numbers, make_table
 
@@ -36,6 +37,8 @@ def print_manifest(manifest: Mapping[str, Any], console: Console) -> None:
     console.print(table)
     for line in copies_in_words(manifest["duplicates"]):
         console.print(line, soft_wrap=True)
+    for line in _without_pairs(manifest):
+        console.print(line, soft_wrap=True)
 
 
 def copies_in_words(copies: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
@@ -45,6 +48,17 @@ def copies_in_words(copies: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
             what = f"{kind} duplicate{'s' * (number != 1)}"
             place = f"between {where}" if " and " in where else f"within {where}"
             yield f"{number:,} {what}, {'of dropped rows' if where == 'dropped' else place}"
+
+
+def _without_pairs(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Say which sources have no completion, if pairs were made."""
+    there = manifest["splits"]["train"]["by_source"]
+    for name, source in manifest["sources"].items() if manifest["sft"] else ():
+        if name not in there and BEYOND_SIZE not in source["dropped"]:
+            yield (
+                f"{name} gives no pairs, since its rows have no completion (columns.completion "
+                "of a source names the column that has them)"
+            )
 
 
 def _table(recipes: Mapping[str, Recipe]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 import yaml
@@ -164,6 +165,44 @@ def test_pairs_for_a_warm_up_have_the_same_holdout(here, capsys):
     assert all(row.columns["completion"].count("####") == 1 for row in rows)
     config = yaml.safe_load((here / "warmup/data.yaml").read_text())
     assert config["model"] == {"target_column": "completion"}
+
+
+def test_a_source_without_completions_gives_no_pairs_and_a_remark_says_so(here, capsys):
+    write_sums(here / "sums.jsonl")
+    plain = [{"prompt": f"What is 7 times {n}?", "answer": str(7 * n)} for n in range(9)]
+    (here / "plain.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in plain))
+    columns = {"prompt": "question", "completion": "answer"}
+    sources = {
+        "worked": {"kind": "verifiable", "data": "sums.jsonl", "columns": columns},
+        "plain": {"kind": "verifiable", "data": "plain.jsonl"},
+    }
+    (here / "mine.yaml").write_text(yaml.safe_dump({"description": "x", "sources": sources}))
+    assert main(["prepare", "--preset", "mine.yaml", "--out", "out", "--sft"]) == 0
+    shown = capsys.readouterr().out
+    assert "plain gives no pairs, since its rows have no completion" in shown
+    assert "worked gives" not in shown
+    rows = find_prepared("out").split("train").rows()
+    assert {row.columns["source"] for row in rows} == {"worked"}
+
+
+def test_a_file_without_the_column_that_a_preset_maps_is_told_how_to_map_its_own(here, capsys):
+    plain = [{"prompt": f"What is 7 times {n}?", "answer": str(7 * n)} for n in range(300)]
+    (here / "plain.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in plain))
+    preset = ["--preset", "verifiable_only", "--data", "verifiable=plain.jsonl"]
+    assert main(["prepare", *preset, "--out", "out"]) == 2
+    shown = capsys.readouterr().err
+    assert "plain.jsonl must have the column 'question', from which verifiable_only takes" in shown
+    assert "the prompt of the source verifiable, got prompt, answer. " in shown
+    recipe = re.search(r"a file of your own with (\{.*\}); a column called prompt needs no", shown)
+    own = yaml.safe_load(recipe[1])
+    own["sources"]["verifiable"]["columns"]["prompt"] = "prompt"
+    (here / "own.yaml").write_text(yaml.safe_dump(own))
+    assert main(["prepare", "--preset", "own.yaml", "--out", "out"]) == 0
+    own["sources"]["verifiable"]["columns"]["answer"] = "gold"
+    (here / "own.yaml").write_text(yaml.safe_dump(own))
+    assert main(["prepare", "--preset", "own.yaml", "--out", "out"]) == 2
+    assert "takes the answer of the source verifiable" in (shown := capsys.readouterr().err)
+    assert "Set sources.verifiable.columns." in shown
 
 
 def test_an_error_leaves_what_was_prepared_before(here, capsys):
