@@ -81,8 +81,9 @@ def _look_after_validations(callbacks: Sequence[Callback]) -> None:
     would fail without its last checkpoint.
     """
     for one in callbacks:
-        is_of_validation = isinstance(one, EarlyStopping) and one.monitor.startswith("val/")
-        if is_of_validation and one._check_on_train_epoch_end is None:
+        if not (isinstance(one, EarlyStopping) and one.monitor.startswith("val/")):
+            continue
+        if one._check_on_train_epoch_end is None:
             one._check_on_train_epoch_end = False
 
 
