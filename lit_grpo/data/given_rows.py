@@ -19,6 +19,9 @@ class GivenRows:
     """The argument that they are given for: ``train``."""
     columns: tuple[Mapping[str, Any], ...]
 
+    def __str__(self) -> str:
+        return f"{len(self.columns)} rows given in Python"
+
     def rows(self) -> list[Row]:
         return [
             Row(source=f"data.{self.key}", number=number, id=f"{self.key}:{number}", columns=row)

@@ -15,7 +15,7 @@ from run_logs import close_logs, workplace
 from small_runs import make_module, make_trainer
 from tiny import tiny_policy
 
-from lit_grpo import AdditionData, SFTModule, Trainer
+from lit_grpo import AdditionData, PromptData, SFTModule, Trainer
 from lit_grpo.__main__ import main
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
@@ -23,8 +23,8 @@ from lit_grpo.rollout import Sampling
 from lit_grpo.runs.model_card import without_secrets, write_model_card
 
 
-def fit(run_dir, module):
-    data = AdditionData(1, train_size=4, validation_size=2, prompts_per_step=2)
+def fit(run_dir, module, data=None):
+    data = data or AdditionData(1, train_size=4, validation_size=2, prompts_per_step=2)
     settings = {"accelerator": "cpu", "enable_progress_bar": False, "max_steps": 2}
     try:
         Trainer(run_dir, **settings).fit(module, data)
@@ -101,6 +101,13 @@ def test_without_a_config_the_card_shows_the_settings_of_the_module(tmp_path):
     assert shown["max_steps"] == 2
     assert "- **Rewards:** share_of_low_bytes\n" in card.text
     assert "Reward" in results(card)
+
+
+def test_rows_given_in_python_are_counted_and_not_copied_into_the_card(tmp_path):
+    rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(4)]
+    card = fit(tmp_path, make_module(group_size=2), PromptData(train=rows, prompts_per_step=2))
+    assert "- **Data:** PromptData: 4 rows given in Python\n" in card.text
+    assert "2+1=" not in card.text
 
 
 def test_sft_is_named_and_has_no_reward(tmp_path, base_model):
