@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from lit_grpo.cli.configs import REWARDS
 from lit_grpo.cli.errors import broken_import, did_you_mean, one_line
 from lit_grpo.cli.keys import KEYS, SECTIONS
 from lit_grpo.cli.type_hints import (
@@ -127,7 +128,8 @@ def unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
     if not re.fullmatch(r"[A-Za-z_][\w.]*", name):
         rule = f"the keys of {known[0]}" if len(known) == 1 else "a class"
         return f"{key}: expected {rule}, got {name}.{few if len(known) > 1 else ''}"
-    path = f"{few} A class of yours needs its path, such as my_module.{name}."
+    yours = "class or function" if key == REWARDS else "class"
+    path = f"{few} A {yours} of yours needs its path, such as my_module.{name}."
     return f"{key}: no class is called {name}.{hint or path}"
 
 

@@ -82,6 +82,12 @@ def test_what_is_no_reward_function_is_left_to_the_parser(path):
     assert with_functions(path, is_item=True) == path
 
 
+def test_a_bare_name_is_told_to_need_its_module(capsys):
+    assert main(["fit", "--config=base.yaml", "--model.rewards=[digits]"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith("A class or function of yours needs its path, such as my_module.digits.")
+
+
 @pytest.mark.parametrize("path", ["fn_rewards.digits", "fn_rewards:digits", "fn_rewards.py:digits"])
 def test_a_function_without_brackets_is_told_how_a_list_is_written(path, capsys):
     assert main(["fit", "--config=base.yaml", f"--model.rewards={path}"]) == 2
