@@ -95,8 +95,9 @@ def check_scoring(subject: Subject) -> Iterator[Finding]:
 def _scored(rewards: Sequence[Reward], checked: Sequence[Reward], which: str) -> Iterator[Finding]:
     """Say which rewards can score prompts, and of which that is not known."""
     if checked:
-        limited = " of their sources" if any(one.only_sources for one in checked) else ""
-        yield ok(f"{_names(checked)} can score every {which} prompt{limited}.")
+        whose = "its" if len(checked) == 1 else "their"
+        of = f" of {whose} sources" if any(one.only_sources for one in checked) else ""
+        yield ok(f"{_names(checked)} can score every {which} prompt{of}.")
     others = [one for one in rewards if one not in checked]
     silent = [one for one in others if not _has_check(one)]
     for unchecked, why in (

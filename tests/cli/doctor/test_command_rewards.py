@@ -98,6 +98,7 @@ def test_each_reward_sees_the_rows_of_its_own_sources_only(here, capsys):
     assert exit_code == 0, shown
     scored = "math, rubric_alignment can score every training prompt of their sources."
     assert scored in shown["data"]
+    assert "math can score every held-out prompt of its sources." in shown["data"]
     assert "no gold answer" not in shown["data"]
     rewards[2]["init_args"]["only_sources"] = ["open"]
     exit_code, shown = doctor(capsys, *words, f"--model.rewards={json.dumps(rewards)}")
