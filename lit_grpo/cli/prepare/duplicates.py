@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lit_grpo.cli.prepare.rows import PreparedRow
 from lit_grpo.data.prepared import normalised_text
@@ -24,6 +24,16 @@ def exact_copies(rows: Iterable[PreparedRow]) -> dict[str, str]:
             found[row.id] = first[row.text_hash]
         first.setdefault(row.text_hash, row.id)
     return found
+
+
+def contradictions(
+    rows: Iterable[PreparedRow], copies: Mapping[str, str]
+) -> list[tuple[PreparedRow, PreparedRow]]:
+    """Return each copy whose gold answer is another than that of the row that it is a copy of."""
+    by_id = {row.id: row for row in rows}
+    pairs = [(by_id[copy], by_id[first]) for copy, first in copies.items()]
+    golds = [{row.columns.get("answer") for row in pair} - {None} for pair in pairs]
+    return [pair for pair, gold in zip(pairs, golds, strict=True) if len(gold) > 1]
 
 
 def near_copies(rows: Iterable[PreparedRow], threshold: float) -> dict[str, str]:

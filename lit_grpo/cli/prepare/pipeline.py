@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_grpo.cli.prepare.collect import BadRows, Collected, collect
-from lit_grpo.cli.prepare.duplicates import exact_copies, near_copies
+from lit_grpo.cli.prepare.duplicates import contradictions, exact_copies, near_copies
 from lit_grpo.cli.prepare.join_gold import GoldCache, NoCache, join_gold, refuse_unscored
 from lit_grpo.cli.prepare.recipe import Recipe
 from lit_grpo.cli.prepare.rows import PreparedRow, check_ids
@@ -122,7 +123,22 @@ def _find_copies(
                 f"rows must have different prompts, got {len(found[name])} {name} duplicates, the "
                 f"first {copy} of {first}. Drop them by {flag} drop, or repair the data."
             )
+    _report_contradictions(contradictions(ordered, found["exact"]), settings.exact)
     return found
+
+
+def _report_contradictions(pairs: Sequence[tuple[PreparedRow, PreparedRow]], action: str) -> None:
+    """Say that rows with the same prompt have different gold answers."""
+    if pairs:
+        copy, first = pairs[0]
+        kept = "the first is kept" if action == "drop" else "both are kept"
+        print(
+            f"{len(pairs)} exact duplicate{'s' * (len(pairs) > 1)} with another gold answer, such "
+            f"as {first.columns['answer']!r:.60} in {first.origin} and "
+            f"{copy.columns['answer']!r:.60} in {copy.origin}: they contradict each other, and "
+            f"{kept}. Repair or remove one of them.",
+            file=sys.stderr,
+        )
 
 
 def _without_copies(

@@ -208,7 +208,8 @@ def read_recipe(name: str, data: Sequence[str] = ()) -> Recipe:
     known = known_recipes()
     path = Path(name) if Path(name).is_file() else known.get(name)
     if path is None:
-        hint = did_you_mean(name, known)
+        file = Path(f"{name}.yaml")
+        hint = f" Did you mean {file}?" if file.is_file() else did_you_mean(name, known)
         raise UserError(f"{name}: no such recipe.{hint} Known: {', '.join(known)}.")
     return _parse(read_config(path), path).with_data(dict(map(_read_replacement, data)))
 

@@ -70,9 +70,10 @@ def write_prepared(
             the disk is full.
     """
     if out.exists() and not (out / HOLDOUT_IDS).is_file() and (out.is_file() or any(out.iterdir())):
+        got = "a file (it" if out.is_file() else "one with other files (they"
         raise UserError(
-            f"{out} must be a new directory or one of prepared data, got one with other files "
-            "(they would be lost). Choose another --out."
+            f"{out} must be a new directory or one of prepared data, got {got} would be lost). "
+            "Choose another --out."
         )
     schema = _schema(splits)
     with _replacing(out) as partial:

@@ -132,6 +132,37 @@ def test_an_id_in_bytes_is_refused(here, capsys):
     assert "row 1: an id must be text or a number, got the bytes b'1'" in capsys.readouterr().err
 
 
+def test_duplicates_whose_answers_contradict_each_other_are_named(here, capsys):
+    rows = [{"prompt": f"{n % 5} + 1?", "answer": str(n % 5 + 1)} for n in range(7)]
+    command = prepare_verifiable(here, *rows)
+    assert main(command) == 0
+    assert "contradict" not in capsys.readouterr().err
+    rows[6]["answer"] = "9"
+    command = prepare_verifiable(here, *rows)
+    for action, kept in (("drop", "the first is kept"), ("report", "both are kept")):
+        assert main([*command, "--duplicates", action]) == 0
+        said = capsys.readouterr().err
+        assert said.startswith("1 exact duplicate with another gold answer, such as '")
+        assert {"'2' in sums.parquet, row 2", "'9' in sums.parquet, row 7"} == set(
+            re.findall(r"'\d' in sums.parquet, row \d", said)
+        )
+        assert f"they contradict each other, and {kept}." in said
+
+
+def test_a_file_in_place_of_the_directory_is_called_a_file(here, capsys):
+    command = prepare_verifiable(here, {"prompt": "1 + 1?", "answer": "2"})
+    (here / "out").write_text("mine")
+    assert main(command) == 2
+    assert "prepared data, got a file (it would be lost)" in capsys.readouterr().err
+    assert (here / "out").read_text() == "mine"
+
+
+def test_a_recipe_whose_suffix_is_missing_is_suggested(here, capsys):
+    prepare_verifiable(here, {"prompt": "1 + 1?", "answer": "2"})
+    assert main(["prepare", "--preset", "mine", "--out", "out"]) == 2
+    assert "mine: no such recipe. Did you mean mine.yaml?" in capsys.readouterr().err
+
+
 def test_a_source_whose_weight_cannot_be_met_is_named(here, capsys):
     lines(here / "few.jsonl", *(stored(n) for n in range(6)))
     lines(here / "many.jsonl", *(stored(n) for n in range(6, 60)))
