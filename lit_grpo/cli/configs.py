@@ -211,7 +211,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: cannot be read as YAML: {error}") from error
     if not isinstance(config, dict):
-        got = "nothing" if config is None else f"a {type(config).__name__}"
+        got = "nothing" if config is None else f"the {type(config).__name__} {config!r:.40}"
         raise UserError(f"{path}: a config must be a mapping of keys to values, got {got}.")
     refuse_empty(config, "", path)
     refuse_mapping(config, path)

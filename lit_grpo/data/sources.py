@@ -26,6 +26,7 @@ _DATASET = re.compile(
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+_JSON_NAMES = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
 _MAX_CELL_CHARACTERS = 2**31 - 1
 MAX_LINE_BYTES = 100_000_000
 """A longer line of a jsonl file is no row."""
@@ -95,6 +96,8 @@ def _read_jsonl(path: Path) -> _Numbered:
                     f"most {MAX_LINE_BYTES / 1e6:g} MB are read: it is probably no row, but a "
                     "whole file without line breaks). Write one JSON object a line."
                 )
+            if number == 1:
+                _refuse_utf16(line, path)
             if line.strip():
                 yield number, _parse_line(line, f"{path}, row {number}")
 
@@ -102,20 +105,45 @@ def _read_jsonl(path: Path) -> _Numbered:
 def _parse_line(line: bytes, origin: str) -> dict[str, Any]:
     fix = "Each line must hold one JSON object: repair or remove this line."
     try:
-        value = json.loads(line)
+        value = json.loads(line, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        reason = f"{error.msg} at character {error.pos + 1} of {_excerpt(line)}"
+        reason = f"{error.msg.removesuffix(' at')} at character {error.pos + 1} of {_excerpt(line)}"
         raise UserError(f"{origin} is not JSON: {reason}. {fix}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{origin} is not UTF-8: {error}. Save the file as UTF-8.") from error
+    except _RepeatedKey as error:
+        raise UserError(
+            f"{origin} has the key {error} more than once (the last one would replace the others). "
+            f"{fix}"
+        ) from error
     if _HALF_CHARACTER.search(line) and not _is_text(value):
         raise UserError(
             f"{origin} has a \\u escape of half a character (the two of a surrogate pair belong "
             f"together; no file or tokenizer takes one alone). {fix}"
         )
     if not isinstance(value, dict):
-        raise UserError(f"{origin} is not a JSON object but a {type(value).__name__}. {fix}")
+        raise UserError(
+            f"{origin} is not a JSON object but {_JSON_NAMES.get(type(value), 'a number')}. {fix}"
+        )
     return value
+
+
+class _RepeatedKey(ValueError):
+    """An object of JSON has a key twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedKey(repr(next(name for name in names if names.count(name) > 1)))
+    return found
+
+
+def _refuse_utf16(start: bytes, path: Path) -> None:
+    """Refuse what spreadsheets and some shells write."""
+    if json.detect_encoding(start).startswith("utf-16"):
+        raise UserError(f"{path} is UTF-16, and only UTF-8 is read. Save the file as UTF-8.")
 
 
 def _is_text(value: Any) -> bool:
@@ -179,6 +207,7 @@ def _read_csv(path: Path) -> _Numbered:
 
 def _decode(path: Path) -> str:
     content = path.read_bytes()
+    _refuse_utf16(content[:4], path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -326,7 +326,7 @@ FILES = {
     "{model: {rewards: [{class_path: MathReward, init_args: {weight: }}]}}": (
         "model.rewards: MathReward.weight: expected float, got null. Remove it for the default."
     ),
-    "- a list": "case.yaml: a config must be a mapping of keys to values, got a list.",
+    "- a list": "case.yaml: a config must be a mapping of keys to values, got the list ['a list'].",
     "a: 'x": "case.yaml, line 1: found unexpected end of stream (not valid YAML).",
 }
 
