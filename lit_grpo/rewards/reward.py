@@ -134,7 +134,7 @@ class Reward:
         """Return whether the reward is for the source of a prompt."""
         return self.only_sources is None or prompt.source in self.only_sources
 
-    def own(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+    def own_prompts(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Return the prompts of the sources that the reward is for."""
         return [prompt for prompt in prompts if self.applies_to(prompt)]
 

@@ -46,7 +46,7 @@ def _suspicious(train: Sequence[Prompt], rewards: Sequence[Reward]) -> Iterator[
     if blank := sum(_is_blank(prompt) for prompt in train):
         yield remark(f"{blank:,} of {len(train):,} training prompts are blank. Remove these rows.")
     for reward in rewards:
-        own = reward.own(train)
+        own = reward.own_prompts(train)
         unanswered = sum(prompt.answer is None for prompt in own)
         if unanswered and _may_need_gold(reward):
             yield remark(
@@ -132,7 +132,7 @@ def _check_prompts(
     if not _has_check(reward):
         return False
     if isinstance(reward, JudgedReward):  # its start asks the judge
-        checked = reward.check(reward.own(prompts))
+        checked = reward.check(reward.own_prompts(prompts))
         if inspect.isawaitable(checked):
             asyncio.run(_wait(checked))
         return True

@@ -95,7 +95,7 @@ class RewardSuite:
             ValueError: a reward can never score some of the prompts.
         """
         for reward in self.rewards:
-            self._running().run_hook(reward.check, reward.own(prompts))
+            self._running().run_hook(reward.check, reward.own_prompts(prompts))
 
     def check_sources(self, sources: Sequence[str]) -> None:
         """Check that rewards and sources fit.
