@@ -82,6 +82,14 @@ def test_what_is_no_reward_function_is_left_to_the_parser(path):
     assert with_functions(path, is_item=True) == path
 
 
+def test_the_function_of_a_file_is_not_that_of_a_later_reward_without_one(here, capsys):
+    model = BASE["model"] | {"rewards": ["fn_rewards.digits"]}
+    (here / "mine.yaml").write_text(yaml.safe_dump(BASE | {"model": model}))
+    later = "--model.rewards=[{class_path: FunctionReward, init_args: {weight: 0.5}}]"
+    assert main(["fit", "--config=mine.yaml", later]) == 2
+    assert "FunctionReward.function: expected" in capsys.readouterr().err
+
+
 def test_a_bare_name_is_told_to_need_its_module(capsys):
     assert main(["fit", "--config=base.yaml", "--model.rewards=[digits]"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
