@@ -35,3 +35,7 @@ def test_only_what_is_not_installed_is_said_to_be_installed(tmp_path):
     program.chmod(0o755)
     (tmp_path / "pyproject.toml").write_text("[project]\n")  # or installed in another way
     assert "Checking the installation of lit-grpo in" in prepare(tmp_path)
+
+
+def test_the_recipe_installs_what_its_judge_needs():
+    assert 'prepare_environment "[judge]"' in (ROOT / "scripts" / "rubric_recipe").read_text()
