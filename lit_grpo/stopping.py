@@ -90,8 +90,8 @@ def is_of_signal(exit_code: int) -> bool:
 def end_with_launcher() -> None:
     """Let Linux send SIGTERM to this process, if torchrun started it, when torchrun dies.
 
-    torchrun starts ranks in sessions of their own. Without this they would keep running without it,
-    and hold their GPUs and the run directory.
+    torchrun starts ranks in sessions of their own, where they would keep running without it, and
+    hold their GPUs and the run directory.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         with suppress(OSError, AttributeError):

@@ -17,6 +17,7 @@ from lit_grpo.types import (
     check_range,
     check_type,
     counted_rows,
+    list_some,
     setting_error,
 )
 
@@ -201,3 +202,15 @@ def test_an_error_of_a_collective_operation_says_that_another_process_is_gone(er
 )
 def test_other_errors_are_not_taken_for_a_lost_process(error):
     assert as_rank_lost(error) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "separator", "listed"),
+    [
+        (["a", "b"], ", ", "a, b"),
+        (["a", "b", "c"], ", ", "a, b and 1 more"),
+        (["a", "b", "c", "d"], "; ", "a; b; and 2 more"),
+    ],
+)
+def test_the_first_of_many_names_are_listed(names, separator, listed):
+    assert list_some(names, 2, separator) == listed

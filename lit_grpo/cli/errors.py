@@ -29,7 +29,11 @@ def one_line(text: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean X?`` for the closest known word, or nothing if none is close."""
+    """Return `` Did you mean X?`` for the closest known word, or nothing if none is close.
+
+    Of several that are close, one with the same first letter is taken. `lit_grpo.types` has a
+    simpler one, but a mistyped command should be told without the seconds of importing torch.
+    """
     close = difflib.get_close_matches(word, list(known), n=3)
     if not close:
         return ""

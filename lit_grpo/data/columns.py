@@ -15,7 +15,7 @@ from numbers import Number
 from typing import Any, Literal
 
 from lit_grpo.data.sources import Row
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, list_some
 
 Role = Literal["prompt", "answer", "id"]
 
@@ -131,9 +131,7 @@ def answer_fault(row: Row, mapping: Mapping[str, str]) -> str | None:
 
 def list_rows(rows: Iterable[Row]) -> str:
     """Return where the first few rows come from, for an error message."""
-    origins = [row.origin for row in rows]
-    more = len(origins) - _ROWS_SHOWN
-    return "; ".join(origins[:_ROWS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    return list_some([row.origin for row in rows], _ROWS_SHOWN, separator="; ")
 
 
 def _column_name(row: Row, role: Role, mapping: Mapping[str, str]) -> str | None:

@@ -35,11 +35,8 @@ class Phase:
 
         A parser that tries several types would take an error of ``__init__`` for one of the type.
         """
-        check_range(f"{key}.fraction", self.fraction, above=0)
-        check_range(f"{key}.lr_scale", self.lr_scale, at_least=0)
-        for name, value in (("fraction", self.fraction), ("lr_scale", self.lr_scale)):
-            if value == inf:
-                raise setting_error(f"{key}.{name}", "finite", value)
+        check_range(f"{key}.fraction", self.fraction, above=0, is_finite=True)
+        check_range(f"{key}.lr_scale", self.lr_scale, at_least=0, is_finite=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

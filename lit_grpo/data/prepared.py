@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_grpo.data.sources import Row, decoded, json_columns
-from lit_grpo.types import Prompt, UserError
+from lit_grpo.types import Prompt, UserError, list_some
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -205,10 +205,9 @@ class Holdout:
         """
         found = [key for key, *texts in rows if self.has(key, *texts)]
         if found:
-            more = f" and {len(found) - _IDS_SHOWN} more" if len(found) > _IDS_SHOWN else ""
             raise UserError(
                 f"{source} must not have rows that are held out, got {len(found)}: "
-                f"{', '.join(found[:_IDS_SHOWN])}{more} (an evaluation on them would be too good). "
+                f"{list_some(found, _IDS_SHOWN)} (an evaluation on them would be too good). "
                 f"Remove the rows, which {' and '.join(self.files)} lists, or train on the split "
                 "train."
             )

@@ -9,12 +9,12 @@ import math
 import operator
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lit_grpo.objective.advantages import has_signal
-from lit_grpo.types import Outcome, RolloutBatch, TrainBatch
+from lit_grpo.types import Outcome, RolloutBatch, Score, TrainBatch
 
 REPETITIVE, MIN_CHARACTERS = 0.15, 200
 """A completion of so many characters that compresses to such a share repeats itself."""
@@ -135,7 +135,7 @@ def count_step(
     is_identical = [len({c.token_ids for c in group.completions}) == 1 for group in rollouts.groups]
     logprobs = [sum(c.sampler_logprobs) for c in rollouts.completions if c.token_ids]
     trained = None if batch is None else batch.loss_mask.any(1)
-    failures, details = _count_failures(rollouts)
+    failures, details = count_scores(_failed(rollouts))
     return StepCounts(
         group_size=rollouts.group_size,
         num_groups=len(rollouts.groups),
@@ -173,17 +173,21 @@ def count_step(
     )
 
 
-def _count_failures(rollouts: RolloutBatch) -> tuple[Counter[Scores], dict[Scores, str]]:
+def count_scores(scores: Iterable[tuple[str, Score]]) -> tuple[Counter[Scores], dict[Scores, str]]:
+    """Count how scores of rewards ended, and return the detail of the first of each kind."""
     counts: Counter[Scores] = Counter()
     details: dict[Scores, str] = {}
+    for name, score in scores:
+        kind = name, score.outcome, bool(score.bug)
+        counts[kind] += 1
+        details.setdefault(kind, score.detail)
+    return counts, details
+
+
+def _failed(rollouts: RolloutBatch) -> Iterator[tuple[str, Score]]:
     for group in rollouts.groups:
         for name, scores in group.scores.items():
-            for score in scores:
-                if score.was_asked and not score.is_ok:
-                    kind = name, score.outcome, bool(score.bug)
-                    counts[kind] += 1
-                    details.setdefault(kind, score.detail)
-    return counts, details
+            yield from ((name, one) for one in scores if one.was_asked and not one.is_ok)
 
 
 def _repeats_itself(text: str) -> bool:

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Iterable
+
+import lightning as L
+
+from lit_grpo.types import UserError, did_you_mean
+
+OF_LIGHTNING = {
+    "EarlyStopping": re.compile(r"Early stopping conditioned on metric `(.+?)` which is not avail"),
+    "ModelCheckpoint": re.compile(r"`ModelCheckpoint\(monitor='(.+?)'\)` could not find the monit"),
+}
+"""Callback -> what it says when there is no such metric."""
 
 
 def describe_unknown(kind: str, monitor: str, logged: Iterable[str]) -> str:
@@ -15,10 +25,17 @@ def describe_unknown(kind: str, monitor: str, logged: Iterable[str]) -> str:
     """
     names = sorted(logged)
     shown = [one for one in names if one.startswith("val/")] or names
-    close = difflib.get_close_matches(monitor, names, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
     return (
         f"{kind} watches {monitor}, which nothing logs. Logged are {', '.join(shown)}, and the "
-        f"metrics of a step, the columns of metrics.csv.{hint} Correct its monitor in "
-        "trainer.callbacks"
+        f"metrics of a step, the columns of metrics.csv.{did_you_mean(monitor, names)} Correct its "
+        "monitor in trainer.callbacks"
     )
+
+
+def as_unknown_monitor(error: BaseException, trainer: L.Trainer) -> UserError | None:
+    """Return an error of Lightning's about an unknown metric in words for the user, else None."""
+    matches = {kind: one.match(str(error)) for kind, one in OF_LIGHTNING.items()}
+    kind, name = next(((kind, one[1]) for kind, one in matches.items() if one), ("", ""))
+    if not kind:
+        return None
+    return UserError(f"{describe_unknown(kind, name, trainer.callback_metrics)}.")

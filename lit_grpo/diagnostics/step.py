@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lit_grpo.diagnostics.causes import CAUSES
-from lit_grpo.diagnostics.counts import Scores, StepCounts, count_step
+from lit_grpo.diagnostics.counts import Scores, StepCounts, count_scores, count_step
 from lit_grpo.types import Outcome, RolloutBatch, Score
 
 SHOWN_CHARACTERS = 120
@@ -86,16 +86,13 @@ def find_failure(
         rewards: Names of the rewards to look at; all of them if None.
         counts_as_failure: Whether a score counts; by default every score without a value does.
     """
-    counts: Counter[Scores] = Counter()
-    details: dict[Scores, str] = {}
-    num_rows = 0
-    for group in rollouts.groups:
-        num_rows += len(group.completions)
-        for name in group.scores if rewards is None else rewards:
-            for score in filter(counts_as_failure, group.scores[name]):
-                kind = name, score.outcome, bool(score.bug)
-                counts[kind] += 1
-                details.setdefault(kind, score.detail)
+    counts, details = count_scores(
+        (name, score)
+        for group in rollouts.groups
+        for name in (group.scores if rewards is None else rewards)
+        for score in filter(counts_as_failure, group.scores[name])
+    )
+    num_rows = sum(len(group.completions) for group in rollouts.groups)
     return _most_common(counts, details, num_rows)
 
 

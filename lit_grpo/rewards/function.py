@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -14,7 +13,15 @@ from types import ModuleType
 from typing import Any, cast
 
 from lit_grpo.rewards.reward import Reward, Value
-from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, setting_error
+from lit_grpo.types import (
+    Completion,
+    Outcome,
+    Prompt,
+    Score,
+    UserError,
+    did_you_mean,
+    setting_error,
+)
 
 OF_TRAINER = {"trainer_state", "log_extra", "log_metric"}
 """What TRL's trainer passes beside the columns, and nothing here does."""
@@ -133,12 +140,10 @@ class FunctionReward(Reward):
         accepted = [name for name in self._named if name not in self._form.reserved]
         for name in self.reward_kwargs:
             if name not in accepted:
-                near = difflib.get_close_matches(name, accepted, n=1)
-                hint = f" Did you mean {near[0]}?" if near else ""
                 raise UserError(
                     f"reward_kwargs must be named parameters of {self.name}, got {name!r} (the "
                     f"function would not use it). It accepts "
-                    f"{', '.join(accepted) or 'none'}.{hint}"
+                    f"{', '.join(accepted) or 'none'}.{did_you_mean(name, accepted)}"
                 )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -234,8 +239,7 @@ def _load_function(path: str) -> Callable[..., Any]:
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     function = getattr(module, name, None)
     if not callable(function):
-        near = difflib.get_close_matches(name, [one for one in dir(module) if one[0] != "_"], n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(name, [one for one in dir(module) if one[0] != "_"])
         raise UserError(f"function must exist: {place} has no function {name!r}.{hint}")
     return cast(Callable[..., Any], function)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lit_grpo.diagnostics import CAUSES, Action, Cause
 from lit_grpo.diagnostics.checks import BEFORE_UPDATE, CHECKS
-from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types import UserError, check_range, did_you_mean, setting_error
 
 KEY = "HealthMonitor.init_args.rules"
 
@@ -61,10 +60,8 @@ def watch_causes(rules: Mapping[str, Rule]) -> dict[str, WatchedCause]:
         UserError: a cause is not known, or a rule makes no sense.
     """
     if unknown := sorted({*rules} - {*CHECKS}):
-        near = difflib.get_close_matches(unknown[0], CHECKS, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
         error = setting_error(KEY, f"causes among {', '.join(CHECKS)}", unknown[0])
-        raise UserError(f"{error}{hint}")
+        raise UserError(f"{error}{did_you_mean(unknown[0], CHECKS)}")
     return {name: _watch(CAUSES[name], rules.get(name, Rule())) for name in CHECKS}
 
 

@@ -19,12 +19,12 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
+from lit_grpo.diagnostics.monitors import as_unknown_monitor
 from lit_grpo.runs.checkpoint_files import last_checkpoint, read_manifest
 from lit_grpo.runs.events import EventsFile
 from lit_grpo.runs.launcher import watch_ranks
 from lit_grpo.runs.lock import locked
 from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
-from lit_grpo.runs.monitors import as_unknown_monitor
 from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
 from lit_grpo.runs.run_callbacks import (
     as_list,

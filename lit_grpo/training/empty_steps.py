@@ -46,7 +46,7 @@ class EmptySteps:
         )
         return StopReason(exit_code=ExitCode.NO_REWARD, message=message, cause=cause)
 
-    def end(self) -> None:
+    def count_taken(self) -> None:
         """Note that an optimizer step was taken."""
         self.in_a_row = 0
 

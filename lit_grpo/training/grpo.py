@@ -237,7 +237,7 @@ class GRPOModule(PolicyModule):
             metrics.add("policy/skipped_fraction", 1.0)
             self._count_empty_step(why=f"{left_out}.", cause=left_out.cause)
         else:
-            self._empty_steps.end()
+            self._empty_steps.count_taken()
             self.update_policy(batch, metrics)
         self.rollout_step += 1
         self.refresh_reference()

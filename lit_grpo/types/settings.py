@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Sequence
+from math import inf
 from numbers import Real
 
 from lit_grpo.types.errors import UserError
@@ -28,6 +31,7 @@ def check_range(
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
+    is_finite: bool = False,
     why: str = "",
 ) -> None:
     """Check that a number lies in a range; None means that the setting is off, and passes.
@@ -38,6 +42,7 @@ def check_range(
         at_least: Inclusive lower bound.
         above: Exclusive lower bound.
         at_most: Inclusive upper bound.
+        is_finite: Refuse infinity.
         why: As in `setting_error`.
 
     Raises:
@@ -54,6 +59,8 @@ def check_range(
     )
     if not is_in_range or value != value:
         raise setting_error(key, _range_in_words(at_least, above, at_most), value, why)
+    if is_finite and value == inf:
+        raise setting_error(key, "finite", value, why)
 
 
 def check_type(key: str, value: object, kind: type | tuple[type, ...]) -> None:
@@ -84,3 +91,17 @@ def _range_in_words(at_least: float | None, above: float | None, at_most: float 
 
 def _short(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:g}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean X?`` for the closest known word, or nothing if none is close."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def list_some(names: Sequence[str], at_most: int, separator: str = ", ") -> str:
+    """Return the first names as a list, and how many others there are: ``a, b and 3 more``."""
+    more = len(names) - at_most
+    shown = separator.join(names[:at_most])
+    before = "" if separator == ", " else separator.rstrip()
+    return f"{shown}{before} and {more} more" if more > 0 else shown

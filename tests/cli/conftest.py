@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,18 @@ def here(tmp_path) -> Iterator[Path]:
     with workplace(tmp_path) as patch:
         patch.setenv("COLUMNS", "120")
         yield tmp_path
+
+
+@pytest.fixture
+def add_module(here, monkeypatch) -> Callable[[str, str], None]:
+    """Write a module of the user's, which is not that of another test."""
+
+    def write(name: str, text: str) -> None:
+        (here / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(here)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    return write
 
 
 @pytest.fixture

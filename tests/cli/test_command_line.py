@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,11 +31,9 @@ class Plain(Callback):
 
 
 @pytest.fixture(autouse=True)
-def here(here, monkeypatch) -> Path:
+def here(here, add_module) -> Path:
     (here / "base.yaml").write_text(yaml.safe_dump(BASE))
-    (here / "mine_parsed.py").write_text(MINE)
-    monkeypatch.syspath_prepend(here)
-    monkeypatch.delitem(sys.modules, "mine_parsed", raising=False)
+    add_module("mine_parsed", MINE)
     return here
 
 

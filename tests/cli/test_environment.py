@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -61,11 +60,10 @@ def config(url: str) -> dict:
 
 
 @pytest.fixture(autouse=True)
-def here(here, monkeypatch) -> Path:
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+def here(here, add_module) -> Path:
     (here / "rows.jsonl").write_text((json.dumps(ROW) + "\n") * 2)
     (here / "my.yaml").write_text(yaml.safe_dump(config("http://127.0.0.1:9")))
-    (here / "mine.py").write_text(MINE)
+    add_module("mine", MINE)
     return here
 
 

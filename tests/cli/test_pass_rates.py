@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -86,10 +85,9 @@ def policy(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def here(here, monkeypatch) -> Path:
-    (here / "pass_rewards.py").write_text(REWARD)
+def here(here, add_module) -> Path:
+    add_module("pass_rewards", REWARD)
     (here / "my.yaml").write_text(yaml.safe_dump(CONFIG))
-    monkeypatch.delitem(sys.modules, "pass_rewards", raising=False)
     write_prepared(here / "data")
     return here
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,11 +26,9 @@ class Half(MathReward):
 
 
 @pytest.fixture(autouse=True)
-def here(here, monkeypatch) -> Path:
+def here(here, add_module) -> Path:
     (here / "base.yaml").write_text(yaml.safe_dump(BASE))
-    (here / "fn_rewards.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(here)
-    monkeypatch.delitem(sys.modules, "fn_rewards", raising=False)
+    add_module("fn_rewards", MODULE)
     return here
 
 

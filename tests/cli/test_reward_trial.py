@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -79,10 +78,9 @@ class Constant(Reward):
 
 
 @pytest.fixture(autouse=True)
-def here(here, monkeypatch) -> Path:
+def here(here, add_module) -> Path:
     (here / "base.yaml").write_text(yaml.safe_dump(BASE))
-    (here / "trial_rewards.py").write_text(MINE)
-    monkeypatch.delitem(sys.modules, "trial_rewards", raising=False)
+    add_module("trial_rewards", MINE)
     return here
 
 

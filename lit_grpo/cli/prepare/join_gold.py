@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from lit_grpo.cli.prepare.recipe import Recipe, Verifier
 from lit_grpo.cli.prepare.rows import PreparedRow
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, list_some
 
 MIN_ANSWERS = 2
 """Stored answers that a row needs: one alone cannot be compared."""
@@ -132,8 +132,7 @@ def refuse_unscored(rows: Sequence[PreparedRow], num_rows: int, command: str | N
     """
     if not rows:
         return
-    more = len(rows) - _IDS_SHOWN
-    ids = ", ".join(row.id for row in rows[:_IDS_SHOWN]) + (f" and {more} more" * (more > 0))
+    ids = list_some([row.id for row in rows], _IDS_SHOWN)
     why = "open rows are compared by them"
     fixes = [f"Score them by {command}" if command else "Set judge in the recipe to score them"]
     fixes.append("set columns.gold_scores of their source to the column that has them")

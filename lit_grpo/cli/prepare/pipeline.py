@@ -22,7 +22,7 @@ from lit_grpo.cli.prepare.write import (
     write_prepared,
 )
 from lit_grpo.data.prepared import HOLDOUT_IDS, Holdout, read_held_out
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, list_some
 
 NOT_SCORED = "gold not cached"
 NO_COMPLETION = "no completion"
@@ -196,10 +196,9 @@ def _keep_held_out(splits: Mapping[str, Sequence[PreparedRow]], out: Path) -> No
     others = [row for name in SPLITS if name != "holdout" for row in splits[name]]
     freed = [row.id for row in others if earlier and earlier.has(row.id, *row.hashes)]
     if freed:
-        more = f" and {len(freed) - _IDS_SHOWN} more" if len(freed) > _IDS_SHOWN else ""
         raise UserError(
             f"{out} holds out rows that would be trained on or validate, got {len(freed)}: "
-            f"{', '.join(freed[:_IDS_SHOWN])}{more} (evaluations on the holdout could no longer be "
+            f"{list_some(freed, _IDS_SHOWN)} (evaluations on the holdout could no longer be "
             f"compared). Keep them by --holdout {path} in place of --holdout_size, choose another "
             "--out, or give the holdout up by --release_holdout."
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -59,9 +58,7 @@ class RecipeSource:
     verifier: Verifier = "MathReward"
 
     def __post_init__(self) -> None:
-        check_range("weight", self.weight, above=0)
-        if self.weight == inf:
-            raise setting_error("weight", "finite", self.weight)
+        check_range("weight", self.weight, above=0, is_finite=True)
         if not self.data:
             raise setting_error("data", "a file, a dataset or a list of them", "nothing")
         for role in self.columns:
