@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_grpo.data.json_lines import excerpt, read_jsonl, refuse_utf16
 from lit_grpo.types import UserError
 
 if TYPE_CHECKING:
@@ -25,11 +26,7 @@ _DATASET = re.compile(
 )
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
-_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
-_JSON_NAMES = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
 _MAX_CELL_CHARACTERS = 2**31 - 1
-MAX_LINE_BYTES = 100_000_000
-"""A longer line of a jsonl file is no row."""
 
 _Numbered = Iterator[tuple[int, dict[str, Any]]]
 
@@ -87,79 +84,6 @@ def _read_file(source: str, path: Path) -> list[Row]:
     ]
 
 
-def _read_jsonl(path: Path) -> _Numbered:
-    with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
-            if len(line) > MAX_LINE_BYTES:
-                raise UserError(
-                    f"{path}, row {number} has a line of more than {MAX_LINE_BYTES / 1e6:g} MB (at "
-                    f"most {MAX_LINE_BYTES / 1e6:g} MB are read: it is probably no row, but a "
-                    "whole file without line breaks). Write one JSON object a line."
-                )
-            if number == 1:
-                _refuse_utf16(line, path)
-            if line.strip():
-                yield number, _parse_line(line, f"{path}, row {number}")
-
-
-def _parse_line(line: bytes, origin: str) -> dict[str, Any]:
-    fix = "Each line must hold one JSON object: repair or remove this line."
-    try:
-        value = json.loads(line, object_pairs_hook=_object)
-    except json.JSONDecodeError as error:
-        reason = f"{error.msg.removesuffix(' at')} at character {error.pos + 1} of {_excerpt(line)}"
-        raise UserError(f"{origin} is not JSON: {reason}. {fix}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{origin} is not UTF-8: {error}. Save the file as UTF-8.") from error
-    except _RepeatedKey as error:
-        raise UserError(
-            f"{origin} has the key {error} more than once (the last one would replace the others). "
-            f"{fix}"
-        ) from error
-    if _HALF_CHARACTER.search(line) and not _is_text(value):
-        raise UserError(
-            f"{origin} has a \\u escape of half a character (the two of a surrogate pair belong "
-            f"together; no file or tokenizer takes one alone). {fix}"
-        )
-    if not isinstance(value, dict):
-        raise UserError(
-            f"{origin} is not a JSON object but {_JSON_NAMES.get(type(value), 'a number')}. {fix}"
-        )
-    return value
-
-
-class _RepeatedKey(ValueError):
-    """An object of JSON has a key twice."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _RepeatedKey(repr(next(name for name in names if names.count(name) > 1)))
-    return found
-
-
-def _refuse_utf16(start: bytes, path: Path) -> None:
-    """Refuse what spreadsheets and some shells write."""
-    if json.detect_encoding(start).startswith("utf-16"):
-        raise UserError(f"{path} is UTF-16, and only UTF-8 is read. Save the file as UTF-8.")
-
-
-def _is_text(value: Any) -> bool:
-    """Return whether all text in a value can be written in UTF-8."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _excerpt(line: bytes) -> str:
-    text = line.decode(errors="replace").strip()
-    return repr(text if len(text) <= 60 else text[:57] + "...")
-
-
 def _read_parquet(path: Path) -> _Numbered:
     import pyarrow.parquet  # only here: built-in tasks and text files need no pyarrow
 
@@ -207,7 +131,7 @@ def _read_csv(path: Path) -> _Numbered:
 
 def _decode(path: Path) -> str:
     content = path.read_bytes()
-    _refuse_utf16(content[:4], path)
+    refuse_utf16(content[:4], path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -226,7 +150,7 @@ def _check_separator(text: str, path: Path) -> None:
         new = path.with_stem(f"{path.stem}_commas")
         raise UserError(
             f"{path}: columns must be separated by commas, but the first line, "
-            f"{_excerpt(first_line.encode())}, has "
+            f"{excerpt(first_line.encode())}, has "
             f"{_SEPARATORS[separator]} and no comma. Save it with commas, or convert it: python -c "
             f'"import pandas; pandas.read_csv({str(path)!r}, sep={separator!r}, dtype=str)'
             f'.to_csv({str(new)!r}, index=False)"'
@@ -251,7 +175,7 @@ def _check_cells(cells: list[str], header: list[str], origin: str) -> None:
 
 
 _READERS: dict[str, Callable[[Path], _Numbered]] = {
-    ".jsonl": _read_jsonl,
+    ".jsonl": read_jsonl,
     ".parquet": _read_parquet,
     ".csv": _read_csv,
 }

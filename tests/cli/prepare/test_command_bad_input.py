@@ -10,7 +10,7 @@ import yaml
 from prepared_data import open_row
 
 from lit_grpo.__main__ import main
-from lit_grpo.data import sources
+from lit_grpo.data import json_lines
 
 
 def lines(path, *rows):
@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_used_is_named_with_its_row_and_nothing_is_written
     name, here, capsys, monkeypatch
 ):
     write, source, message = CASES[name]
-    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 2000)
+    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 2000)
     write(here)
     (file,) = here.glob("open.*")
     columns = {"gold_scores": "gold_scores"} | source.get("columns", {})

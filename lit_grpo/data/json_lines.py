@@ -1,0 +1,96 @@
+"""Read the rows of a jsonl file, with errors that name the row."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lit_grpo.types import UserError
+
+MAX_LINE_BYTES = 100_000_000
+"""A longer line of a jsonl file is no row."""
+
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+_JSON_NAMES = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each line that is not blank as its number, from 1, and its object.
+
+    Raises:
+        UserError: a line is no JSON object, or the file is not UTF-8.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+            if len(line) > MAX_LINE_BYTES:
+                raise UserError(
+                    f"{path}, row {number} has a line of more than {MAX_LINE_BYTES / 1e6:g} MB (at "
+                    f"most {MAX_LINE_BYTES / 1e6:g} MB are read: it is probably no row, but a "
+                    "whole file without line breaks). Write one JSON object a line."
+                )
+            if number == 1:
+                refuse_utf16(line, path)
+            if line.strip():
+                yield number, _parse_line(line, f"{path}, row {number}")
+
+
+def _parse_line(line: bytes, origin: str) -> dict[str, Any]:
+    fix = "Each line must hold one JSON object: repair or remove this line."
+    try:
+        value = json.loads(line, object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg.removesuffix(' at')} at character {error.pos + 1} of {excerpt(line)}"
+        raise UserError(f"{origin} is not JSON: {reason}. {fix}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{origin} is not UTF-8: {error}. Save the file as UTF-8.") from error
+    except _RepeatedKey as error:
+        raise UserError(
+            f"{origin} has the key {error} more than once (the last one would replace the others). "
+            f"{fix}"
+        ) from error
+    if _HALF_CHARACTER.search(line) and not _is_text(value):
+        raise UserError(
+            f"{origin} has a \\u escape of half a character (the two of a surrogate pair belong "
+            f"together; no file or tokenizer takes one alone). {fix}"
+        )
+    if not isinstance(value, dict):
+        raise UserError(
+            f"{origin} is not a JSON object but {_JSON_NAMES.get(type(value), 'a number')}. {fix}"
+        )
+    return value
+
+
+class _RepeatedKey(ValueError):
+    """An object of JSON has a key twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedKey(repr(next(name for name in names if names.count(name) > 1)))
+    return found
+
+
+def refuse_utf16(start: bytes, path: Path) -> None:
+    """Refuse what spreadsheets and some shells write."""
+    if json.detect_encoding(start).startswith("utf-16"):
+        raise UserError(f"{path} is UTF-16, and only UTF-8 is read. Save the file as UTF-8.")
+
+
+def _is_text(value: Any) -> bool:
+    """Return whether all text in a value can be written in UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def excerpt(line: bytes) -> str:
+    """Return the beginning of a line, for a message."""
+    text = line.decode(errors="replace").strip()
+    return repr(text if len(text) <= 60 else text[:57] + "...")
