@@ -25,6 +25,7 @@ from lit_grpo.cli.type_hints import (
 )
 from lit_grpo.diagnostics import Action
 from lit_grpo.rewards import Reward
+from lit_grpo.training import GRPOModule, SFTModule
 
 BEGIN, END = "\x02", "\x03"
 """Marks around an error message that the parser of a nested class has already reworded."""
@@ -266,9 +267,18 @@ def suggest_key(parser: Any, key: str) -> str:
     if name in OTHER_NAMES:
         return f" Set {OTHER_NAMES[name]}."
     if "trainer.max_steps" in known:  # of a whole config
+        if "model.target_column" in known and _is_of_grpo(key):
+            return " Only GRPO has it: lit-grpo fit."
         return suggest(key, [*known, *KEYS, *class_keys(parser)])
     of_config = [one for one in (*SECTIONS, *KEYS) if one.rsplit(".", 1)[-1] == name]
     return elsewhere(of_config[0]) if of_config else suggest(key, known)
+
+
+def _is_of_grpo(key: str) -> bool:
+    """Return whether a key is of `model` in the config of GRPO, and not in that of SFT."""
+    section, _, name = key.partition(".")
+    ours, others = (inspect.signature(kind).parameters for kind in (GRPOModule, SFTModule))
+    return section == "model" and name.split(".")[0] in set(ours) - set(others)
 
 
 def class_keys(parser: Any) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from difflib import get_close_matches
 from numbers import Number
@@ -114,6 +114,19 @@ def gold_answers(
     if required and unanswered:
         raise _null_golds(unanswered, len(rows), mapping)
     return golds
+
+
+def first_answer(answer: str, columns: Mapping[str, Any]) -> str:
+    """Return a gold answer; of one that the row gives as a list of equal answers, the first."""
+    return next((_to_text(one[0]) for one in _lists(columns) if _to_text(one) == answer), answer)
+
+
+def _lists(columns: Mapping[str, Any]) -> Iterator[list[Any]]:
+    for value in columns.values():
+        if isinstance(value, Mapping):
+            yield from _lists(value)
+        elif isinstance(value, list) and value:
+            yield value
 
 
 def answer_fault(row: Row, mapping: Mapping[str, str]) -> str | None:

@@ -22,6 +22,7 @@ from lit_grpo.data.mixture_loader import MixtureLoader
 from lit_grpo.data.order import RowOrder, TableOrder
 from lit_grpo.data.prepared import Holdout, marks_of, prompts_hash
 from lit_grpo.data.prompts import PromptFormat, build_prompts
+from lit_grpo.data.repeated import describe_repeated
 from lit_grpo.data.sources import Row
 from lit_grpo.data.stream import PromptStream, StreamOrder
 from lit_grpo.types import Prompt, Tokenizer, UserError, check_range
@@ -153,6 +154,8 @@ class PromptDataModule(LightningDataModule, ABC):
         if self.trainer.is_global_zero:
             limit = self.prompt_format.max_prompt_tokens
             _report(what, len(rows), len(prompts), limit)
+            for sentence in describe_repeated(prompts):
+                logger.warning("%s: %s", what, sentence)
         return prompts
 
     def _make_loader(self, split: Split, prompts: Sequence[Prompt] | Unlisted) -> TrainingLoader:

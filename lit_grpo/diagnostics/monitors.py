@@ -24,10 +24,11 @@ def describe_unknown(kind: str, monitor: str, logged: Iterable[str]) -> str:
         logged: Names of all metrics, or of those of a validation.
     """
     names = sorted(logged)
-    shown = [one for one in names if one.startswith("val/")] or names
+    of_steps = "the metrics of a step, the columns of metrics.csv"
+    shown = ", ".join(one for one in names if one.startswith("val/"))
     return (
-        f"{kind} watches {monitor}, which nothing logs. Logged are {', '.join(shown)}, and the "
-        f"metrics of a step, the columns of metrics.csv.{did_you_mean(monitor, names)} Correct its "
+        f"{kind} watches {monitor}, which nothing logs. Logged are "
+        f"{f'{shown}, and ' if shown else ''}{of_steps}.{did_you_mean(monitor, names)} Correct its "
         "monitor in trainer.callbacks"
     )
 

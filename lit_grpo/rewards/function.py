@@ -260,7 +260,7 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UserError(
             f"function must be in a file that exists, got {path} (looked in {Path.cwd()}). "
-            "Set FunctionReward.init_args.function."
+            "Correct the path of the function."
         )
     name = f"{path.stem} at {path.resolve()}"
     if name in sys.modules:

@@ -35,7 +35,7 @@ from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.fused_steps import choose_fused
 from lit_grpo.training.learning_rate import scale_learning_rate
 from lit_grpo.training.metrics import Metrics
-from lit_grpo.training.monitors import check_monitors
+from lit_grpo.training.monitors import check_monitors, warn_of_unlogged
 from lit_grpo.training.optimizer_settings import apply_settings, configured_settings
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
@@ -87,6 +87,7 @@ class PolicyModule(L.LightningModule):
         self._optimizer_settings: list[dict[str, Any]] = []
         self.events = StageEvents(self)
         self._waiting = Waiting(self.events)
+        self._has_logged = False
 
     needs_reference = False
     refreshes_reference = False
@@ -236,6 +237,11 @@ class PolicyModule(L.LightningModule):
             warn_without_validation(self.trainer, self.num_batches(self.trainer.max_steps))
         if self.evaluation.before_training and self.global_step == 0:
             self._evaluate_before_training(loader)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if not self._has_logged:
+            warn_of_unlogged(self.trainer)
+        self._has_logged = True
 
     def whole_policy(self) -> AbstractContextManager[None]:
         """Keep a sharded policy whole within the context, if the engine samples with it."""

@@ -295,6 +295,7 @@ class GRPOModule(PolicyModule):
 
         Its checkpoint has the weights before the steps that were skipped.
         """
+        super().on_train_batch_end(outputs, batch, batch_idx)
         if self.skipped_steps.num_at_limit:
             stop_run(self.trainer, self.skipped_steps.stop_reason())
 

@@ -1,9 +1,9 @@
-"""Check at the start that the validation metrics that callbacks watch will be logged."""
+"""Check that the metrics that callbacks watch will be logged."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import lightning as L
 from lightning.pytorch.callbacks import LambdaCallback
@@ -25,7 +25,8 @@ def check_monitors(
     """Check that something will log the validation metrics that callbacks watch.
 
     Otherwise a callback ends the run at the first validation or the end of an epoch, which may be
-    hours away. Which metrics the steps have is not known before there is one.
+    hours away. Which metrics the steps have is not known before there is one; then see
+    `warn_of_unlogged`.
 
     Args:
         prompts: Those of the validation; none if no validation will run.
@@ -35,14 +36,11 @@ def check_monitors(
             or the callback does without it.
     """
     trainer = module.trainer
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    is_certain = not evaluation.measures_more and all(map(_logs_no_other, (module, *callbacks)))
+    is_certain = not evaluation.measures_more and all(
+        map(_logs_no_other, (module, *trainer.callbacks))  # type: ignore[attr-defined]
+    )
     known = evaluation.metric_names(prompts) if prompts else []
-    for callback in callbacks:
-        monitor = getattr(callback, "monitor", None)
-        if not isinstance(monitor, str):
-            continue
-        kind = type(callback).__name__
+    for callback, kind, monitor in _watching(trainer):
         unknown = describe_unknown(kind, monitor, known)
         problem = unknown if prompts else _without_validation(kind, monitor, trainer)
         if not prompts and getattr(callback, "needs_validation", False):
@@ -51,6 +49,22 @@ def check_monitors(
             if is_certain and getattr(callback, "strict", True):
                 raise UserError(f"{problem}.")
             _warn(f"{problem}, unless code of yours logs it.")
+
+
+def warn_of_unlogged(trainer: L.Trainer) -> None:
+    """Warn, after a step, of callbacks that watch a metric that it has not logged."""
+    logged = trainer.callback_metrics
+    for _, kind, monitor in _watching(trainer):
+        if monitor not in logged and not monitor.startswith("val"):
+            _warn(f"{describe_unknown(kind, monitor, logged)}, unless a later step logs it.")
+
+
+def _watching(trainer: L.Trainer) -> Iterator[tuple[L.Callback, str, str]]:
+    """Yield each callback that watches a metric, with its class and the metric."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(monitor, str):
+            yield callback, type(callback).__name__, monitor
 
 
 def _logs_no_other(one: object) -> bool:

@@ -13,6 +13,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch.optim import AdamW, Optimizer
 
 from lit_grpo.data import TrainingLoader
+from lit_grpo.data.columns import first_answer
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.policy import Policy
 from lit_grpo.policy.chat_template import end_of_turn
@@ -49,7 +50,8 @@ class SFTModule(PolicyModule):
 
     Args:
         policy: The model to train.
-        target_column: Column with the text to imitate; null uses the gold answer.
+        target_column: Column with the text to imitate; null uses the gold answer, of a list of
+            them the first.
         sampling: Temperature, token limit and other settings of sampling in evaluation.
         engine: The rollout engine that samples in evaluation; null samples with the policy itself.
         optimizer: Builds the optimizer from the trainable parameters. The default suits full
@@ -94,6 +96,7 @@ class SFTModule(PolicyModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Sequence[Prompt], batch_idx: int) -> None:
         self.events.running = None
+        super().on_train_batch_end(outputs, batch, batch_idx)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Leave out a step whose gradient is not finite; too many in a row end the run."""
@@ -141,6 +144,8 @@ class SFTModule(PolicyModule):
         """
         column = self.target_column
         text = prompt.answer if column is None else prompt.columns.get(column)
+        if column is None and text:
+            text = first_answer(text, prompt.columns)
         if not isinstance(text, str) or not text:
             place = "gold answer" if column is None else f"text in column {column!r}"
             raise UserError(

@@ -366,6 +366,15 @@ def test_a_command_without_a_config_says_what_to_give(arguments, tmp_path, monke
     )
 
 
+@pytest.mark.parametrize("key", ["group_size", "objective.kl.coef"])
+def test_sft_says_of_a_key_of_grpo_where_it_belongs(key, here, capsys):
+    base = cli_base.BASE | {"model": {"policy": cli_base.BASE["model"]["policy"]}}
+    (here / "sft.yaml").write_text(yaml.safe_dump(base))
+    assert main(["sft", "--config=sft.yaml", f"--model.{key}=4"]) == 2
+    error = capsys.readouterr().err
+    assert error == f"error: model.{key}: no such key. Only GRPO has it: lit-grpo fit.\n"
+
+
 def test_an_interval_longer_than_an_epoch_says_how_to_count_across_epochs(tmp_path, capsys):
     with workplace(tmp_path):
         Path("base.yaml").write_text(yaml.safe_dump(cli_base.BASE))

@@ -117,6 +117,17 @@ def test_dropped_prompts_are_counted_in_a_warning(tmp_path, caplog):
     assert warned.levelname == "WARNING"
 
 
+def test_repeated_ids_and_contradicting_answers_are_named_in_warnings(tmp_path, caplog):
+    path = tmp_path / "t.jsonl"
+    rows = [{"prompt": "1", "answer": answer, "n": 7} for answer in "xy"]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    fit(PromptData(str(path), prompts_per_step=2, columns={"id": "n"}))
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    first, second = [one for one in warned if one.startswith("train data: 1 ")]
+    assert "1 id of more than one prompt, such as '7': " in first
+    assert "1 prompt with more than one gold answer, such as 'x' of 7 and 'y' of 7: " in second
+
+
 def test_conflicting_or_impossible_settings_are_refused_at_once():
     with pytest.raises(ValueError, match="validation_size must be 0 with validation='b.jsonl'"):
         PromptData("a.jsonl", "b.jsonl", validation_size=3)

@@ -113,6 +113,14 @@ def test_a_metric_of_the_steps_can_be_watched(fit):
     assert Path("my/checkpoints/best.ckpt").exists()
 
 
+def test_a_misspelt_metric_of_the_steps_is_named_after_the_first(fit):
+    exit_code, (warning, error) = fit("EarlyStopping", "reward/maen", *EVERY_EPOCH)
+    assert (exit_code, num_steps()) == (2, 2)  # where Lightning looks for it
+    assert "Did you mean reward/mean?" in warning
+    assert "Did you mean reward/mean?" in error
+    assert warning.endswith("trainer.callbacks, unless a later step logs it.")
+
+
 def test_early_stopping_lets_a_run_end_before_its_first_validation(fit):
     exit_code, lines = fit("EarlyStopping", "val/accuracy", *EVERY_EPOCH)
     assert (exit_code, lines, num_steps()) == (0, [], 2)

@@ -6,6 +6,8 @@ from small_runs import make_trainer
 from tiny import LLAMA, prompt
 
 from lit_grpo.data import PromptLoader
+from lit_grpo.data.prompts import PromptFormat, build_prompts
+from lit_grpo.data.sources import read_rows
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.stopping import ExitCode, get_stop_reason
@@ -83,6 +85,18 @@ def test_the_schedule_counts_the_incomplete_accumulation_at_the_end_of_an_epoch(
 def test_another_column_can_be_the_target():
     module = make_module(target_column="solution")
     assert module.target(PROMPTS[3]) == "3 twice"
+
+
+def test_of_a_list_of_gold_answers_the_first_is_imitated(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        '{"prompt": "a", "answer": ["1/2", "0.5"]}\n'
+        '{"prompt": "b", "reward_model": {"ground_truth": [3, 4]}}\n'
+        '{"prompt": "c", "answer": "[\\"a list\\"]"}\n'
+    )
+    module = make_module()
+    prompts = build_prompts(read_rows(str(file)), module.tokenizer, PromptFormat())
+    assert [module.target(one) for one in prompts] == ["1/2", "3", '["a list"]']
 
 
 @pytest.mark.parametrize("column", [None, "reasoning"])
