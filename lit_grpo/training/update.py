@@ -63,6 +63,7 @@ class PolicyUpdate:
         self.objective = objective
         self.config = config
         self._progress, self._has_warned = StageProgress(), False
+        self._num_micro_batches = 0
         self.skipped_steps = SkippedSteps(
             events.report_skipped_step,
             config.max_skipped_steps,
@@ -80,6 +81,7 @@ class PolicyUpdate:
         """Take all optimizer steps of one rollout step; skip those without a finite gradient."""
         num_rows = self.config.epochs * len(rows_with_gradient(batch, self.objective))
         self._progress = StageProgress(total=num_rows)
+        self._num_micro_batches = 0
         self._warn_of_few_groups(batch.prompt_ids.shape[0])
         for _ in range(self.config.epochs):
             for minibatch in minibatches(batch, self.config.minibatches):
@@ -111,7 +113,7 @@ class PolicyUpdate:
             with optimizer.toggle_model(sync_grad=number == num_passes - 1):
                 if number < len(parts):
                     part = batch.select(parts[number])
-                    entropies.append(self._backward(part, counts, number, metrics))
+                    entropies.append(self._backward(part, counts, metrics))
                 else:
                     self._backward_nothing(batch)
         steps = steps_of(self.module.trainer.strategy)
@@ -157,11 +159,11 @@ class PolicyUpdate:
         logprobs, _ = completion_statistics(self.policy.causal_model, first_row(batch))
         self.module.manual_backward(0.0 * logprobs.sum())
 
-    def _backward(
-        self, batch: TrainBatch, counts: TokenCounts, number: int, metrics: Metrics
-    ) -> Tensor:
+    def _backward(self, batch: TrainBatch, counts: TokenCounts, metrics: Metrics) -> Tensor:
         """Accumulate the gradient of a micro-batch; return the sum of its token entropies."""
         entropy_coef = self.entropy_control.applied_coef
+        number = self._num_micro_batches
+        self._num_micro_batches += 1
         with self.events.stage("micro_batch", number) as details:
             statistics, candidate_logprobs = candidate_statistics(
                 self.policy.causal_model,

@@ -87,6 +87,23 @@ def test_a_step_reports_its_stages_in_order_and_every_row_once():
     assert listener.ended[-1].seconds >= sum(stage.seconds for stage in parts)
 
 
+def test_the_micro_batches_of_all_optimizer_steps_of_a_rollout_step_have_one_numbering():
+    listener = Listener()
+    update = {"minibatches": 2, "epochs": 2, "max_tokens_per_micro_batch": 60}
+    fit(make_module(update=update), callbacks=[listener], max_steps=8)
+    steps, numbers = [], []
+    for stage in listener.ended:
+        if stage.name == "micro_batch":
+            numbers.append(stage.micro_batch)
+        elif stage.name == "update":
+            steps.append(numbers)
+            numbers = []
+    assert len(steps) == 2
+    for numbers in steps:
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) >= 4
+
+
 class AsynchronousClock:
     """A device that finishes its work only when it is waited for; a moment is a number of calls."""
 
