@@ -164,7 +164,7 @@ SCENARIOS = (
         cause="not_finite_gradient",
         event="warning",
         settings=callback("NaNGradients", first=15, last=15) | {"trainer.max_steps": 24},
-        says=r"the gradient of optimizer step 16 is not finite .* so the step is skipped",
+        says=r"the gradient of rollout step 16 is not finite .* so the optimizer step is skipped",
         keeps=25,
     ),
     Scenario(
@@ -172,7 +172,7 @@ SCENARIOS = (
         cause="not_finite_gradient",
         event="rollback",
         settings=callback("NaNGradients", last=10_000),
-        says=r"the gradient of optimizer step 4 is not finite .*: 1 in a row, of at most 5",
+        says=r"the gradient of rollout step 4 is not finite .*: 1 in a row, of at most 5",
         ends=r"Rolled back to step_000003.ckpt, 1 of at most 2 times",
         exit_code=6,
         keeps=18,

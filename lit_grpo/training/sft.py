@@ -14,6 +14,7 @@ from torch.optim import AdamW, Optimizer
 
 from lit_grpo.data import TrainingLoader
 from lit_grpo.data.columns import first_answer
+from lit_grpo.diagnostics import step_number
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.policy import Policy
 from lit_grpo.policy.chat_template import end_of_turn
@@ -106,7 +107,7 @@ class SFTModule(PolicyModule):
             return
         for parameter in self.policy.trainable_parameters():
             parameter.grad = None  # an optimizer leaves such a parameter as it is
-        self.skipped_steps.count(self.global_step + 1, norm)
+        self.skipped_steps.count(f"batch {step_number(self.trainer)}", norm)
         if self.skipped_steps.num_at_limit:
             stop_run(self.trainer, self.skipped_steps.stop_reason())
 

@@ -41,13 +41,14 @@ class SkippedSteps:
         """Steps in a row that were skipped, if they are too many to go on, else 0."""
         return self.in_a_row if self.in_a_row >= self.limit else 0
 
-    def count(self, step: int, norm: Tensor) -> None:
+    def count(self, place: str, norm: Tensor) -> None:
         """Count a skipped optimizer step and log it.
 
         The first of a row is logged only at the 1st, 2nd, 4th, 8th, … of all.
 
         Args:
-            step: Number of the optimizer step, from 1.
+            place: Names the step by what is counted whether or not it is skipped, as ``rollout step
+                3``. The number of the optimizer step stays the same until one is taken.
             norm: Norm of its gradient.
         """
         self.in_a_row += 1
@@ -55,8 +56,8 @@ class SkippedSteps:
         if self.in_a_row == 1 and self._total.bit_count() > 1:
             return
         message = (
-            f"the gradient of optimizer step {step} is not finite (norm {float(norm)}), so the "
-            f"step is skipped: {self.in_a_row} in a row, of at most {self.limit}{self._setting}. "
+            f"the gradient of {place} is not finite (norm {float(norm)}), so the optimizer step is "
+            f"skipped: {self.in_a_row} in a row, of at most {self.limit}{self._setting}. "
             f"{self._advice}"
         ).rstrip()
         rank_zero_only(log.warning)(message)

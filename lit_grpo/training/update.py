@@ -7,6 +7,7 @@ The gradient is the same for any split into micro-batches and over ranks. The fo
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from typing import Any
 
 import lightning as L
@@ -14,6 +15,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from lit_grpo.diagnostics import step_number
 from lit_grpo.distributed import max_over_ranks, sum_over_ranks
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.objective import Objective, TokenCounts
@@ -83,11 +85,11 @@ class PolicyUpdate:
         self._progress = StageProgress(total=num_rows)
         self._num_micro_batches = 0
         self._warn_of_few_groups(batch.prompt_ids.shape[0])
-        for _ in range(self.config.epochs):
-            for minibatch in minibatches(batch, self.config.minibatches):
-                counts = count_tokens(self.module, minibatch, self.sampling.max_tokens)
-                if counts.tokens and not self.skipped_steps.num_at_limit:
-                    self._optimizer_step(minibatch, counts, metrics)
+        epochs = (minibatches(batch, self.config.minibatches) for _ in range(self.config.epochs))
+        for number, minibatch in enumerate(chain.from_iterable(epochs), start=1):
+            counts = count_tokens(self.module, minibatch, self.sampling.max_tokens)
+            if counts.tokens and not self.skipped_steps.num_at_limit:
+                self._optimizer_step(minibatch, counts, number, metrics)
 
     def _warn_of_few_groups(self, num_groups: int) -> None:
         """Log once that a rollout step takes fewer optimizer steps than configured."""
@@ -99,8 +101,14 @@ class PolicyUpdate:
                 *(num_groups, num_groups, self.config.minibatches),
             )
 
-    def _optimizer_step(self, batch: TrainBatch, counts: TokenCounts, metrics: Metrics) -> None:
-        """Take one optimizer step on the gradient of the whole batch over all ranks."""
+    def _optimizer_step(
+        self, batch: TrainBatch, counts: TokenCounts, number: int, metrics: Metrics
+    ) -> None:
+        """Take one optimizer step on the gradient of the whole batch over all ranks.
+
+        Args:
+            number: Of the optimizer step within the rollout step, from 1.
+        """
         optimizer: Any = self.module.optimizers()
         schedule: Any = self.module.lr_schedulers()
         optimizer.zero_grad()
@@ -109,10 +117,10 @@ class PolicyUpdate:
         parts = micro_batches(batch, rows, self.config.max_tokens_per_micro_batch, packed=packed)
         entropies = [torch.zeros((), device=self.module.device)]
         num_passes = self._num_passes(len(parts))
-        for number in range(num_passes):
-            with optimizer.toggle_model(sync_grad=number == num_passes - 1):
-                if number < len(parts):
-                    part = batch.select(parts[number])
+        for index in range(num_passes):
+            with optimizer.toggle_model(sync_grad=index == num_passes - 1):
+                if index < len(parts):
+                    part = batch.select(parts[index])
                     entropies.append(self._backward(part, counts, metrics))
                 else:
                     self._backward_nothing(batch)
@@ -125,12 +133,18 @@ class PolicyUpdate:
         metrics.add("policy/lr", optimizer.param_groups[0]["lr"])
         metrics.add("policy/skipped_fraction", float(not is_taken))
         if not is_taken:
-            self.skipped_steps.count(self.module.global_step + 1, norm)
+            self.skipped_steps.count(self._place(number), norm)
             return
         self.skipped_steps.count_taken()
         metrics.add("policy/grad_norm", norm.detach())
         schedule.step()
         self._update_entropy_coef(torch.stack(entropies).sum(), counts, metrics)
+
+    def _place(self, number: int) -> str:
+        """Name an optimizer step of the running rollout step, from 1."""
+        place = f"rollout step {step_number(self.module.trainer)}"
+        is_only = self.config.optimizer_steps == 1
+        return place if is_only else f"optimizer step {number} of {place}"
 
     def _update_entropy_coef(
         self, entropy_sum: Tensor, counts: TokenCounts, metrics: Metrics

@@ -162,7 +162,7 @@ def test_a_step_without_a_finite_gradient_is_skipped(caplog):
     module, skipping = weights_after(2, NoFiniteGradient(1))
     assert all(one.equal(other) for one, other in zip(plain, skipping, strict=True))
     assert get_stop_reason(module.trainer) is None
-    assert "the gradient of optimizer step 2 is not finite (norm inf)" in caplog.text
+    assert "the gradient of batch 2 is not finite (norm inf)" in caplog.text
 
 
 def test_too_many_skipped_steps_in_a_row_end_a_warm_up():

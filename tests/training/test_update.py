@@ -245,8 +245,28 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_training_goes_on(caplog
     assert module.global_step == 3
     assert all(weight.isfinite().all() for weight in weights(module).values())
     (line,) = [one for one in caplog.messages if "not finite" in one]
-    assert line.startswith("the gradient of optimizer step 2 is not finite (norm nan)")
+    assert line.startswith("the gradient of rollout step 2 is not finite (norm nan)")
     assert "1 in a row, of at most 5 (model.update.max_skipped_steps)" in line
+
+
+@pytest.mark.parametrize(
+    ("update", "places"),
+    [
+        ({}, ["rollout step 2", "rollout step 3", "rollout step 4"]),
+        (
+            {"minibatches": 2},
+            [
+                "optimizer step 2 of rollout step 1",
+                "optimizer step 1 of rollout step 2",
+                "optimizer step 2 of rollout step 2",
+            ],
+        ),
+    ],
+)
+def test_skipped_steps_in_a_row_are_told_apart(update, places, caplog):
+    fit(make_module(update=update), callbacks=[NoFiniteGradient(2, 3, 4)], max_steps=4)
+    lines = [one for one in caplog.messages if "not finite" in one]
+    assert [re.search("the gradient of (.*) is not", one)[1] for one in lines] == places
 
 
 def test_a_skipped_step_changes_neither_weights_nor_optimizer():
