@@ -118,14 +118,21 @@ def _work(cli: CommandLine) -> int:
 
 def _evaluate(cli: CommandLine) -> None:
     log_to_terminal()
-    source = cli.config.ckpt_path or "the initial policy: there is no checkpoint"
-    rank_zero_only(log.info)("evaluating %s", source)
+    rank_zero_only(log.info)("evaluating %s", cli.config.ckpt_path or _initial_model(cli))
     (metrics,) = getattr(cli.trainer, cli.command)(**cli.fit_arguments, verbose=False)
     table = make_table("metric")
     add_numbers(table, "value")
     for name, value in metrics.items():
         table.add_row(name, f"{value:.3f}")
     rank_zero_only(open_console().print)(table)
+
+
+def _initial_model(cli: CommandLine) -> str:
+    """Name the model that is evaluated without a checkpoint."""
+    name = "the model"
+    if isinstance(cli.model, PolicyModule):
+        name = cli.model.policy.path or "random weights (model.policy.architecture)"
+    return f"{name}, since no checkpoint was given (--ckpt_path)"
 
 
 def _train(cli: CommandLine) -> int:

@@ -113,6 +113,20 @@ def test_evaluating_prints_the_accuracy_and_writes_nothing(command, trained, cap
     assert files_in(trained.parents[2]) == before
 
 
+def test_evaluating_says_which_model_it_evaluates(trained, caplog):
+    def evaluated(*arguments: str) -> str:
+        caplog.clear()
+        assert main(["test", "--config=runs/base/0/config.yaml", *arguments]) == 0
+        return next(one for one in caplog.messages if one.startswith("evaluating"))
+
+    given = ["--model.policy.path=runs/base/0/final", "--model.policy.architecture=null"]
+    assert evaluated(*given) == (
+        "evaluating runs/base/0/final, since no checkpoint was given (--ckpt_path)"
+    )
+    assert evaluated().startswith("evaluating random weights (model.policy.architecture)")
+    assert "checkpoints/last.ckpt" in evaluated("--ckpt_path=last")
+
+
 def test_a_report_of_a_run_draws_its_curves(trained, capsys):
     assert main(["report", "runs/base/0"]) == 0
     assert (trained / "curves.png").is_file()
