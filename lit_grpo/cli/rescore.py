@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from lit_grpo.cli.reward_changes import Comparison, Row, print_changes
-from lit_grpo.cli.reward_trial import report_failures
-from lit_grpo.diagnostics import find_failure
+from lit_grpo.cli.reward_trial import failed_in_all, find_unreported, report_failures
 from lit_grpo.runs.completions_file import completions_table, free_path, write_table
 from lit_grpo.runs.tables import open_console
 from lit_grpo.training import GRPOModule
@@ -104,8 +103,8 @@ def _missing_rows(num_lost: int, rollouts: Sequence[RolloutBatch]) -> list[str]:
             f"{num_lost} rows are left out: their prompts are no longer in the data, or their text "
             "has changed. Use the data settings of the run."
         )
-    failures = [failure for one in rollouts if (failure := find_failure(one))]
-    if failures:
+    failures = [failure for one in rollouts if (failure := find_unreported(one))]
+    if failures and not failed_in_all(rollouts):
         worst = max(failures, key=lambda failure: failure.fraction)
         lines.append(f"Some rows could not be scored; in the worst step, {worst}")
     return lines

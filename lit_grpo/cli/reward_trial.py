@@ -19,7 +19,13 @@ from rich.table import Table
 from torch import Tensor
 
 from lit_grpo.cli.errors import print_error
-from lit_grpo.diagnostics import Failure, find_failure, no_signal, truncated_fraction
+from lit_grpo.diagnostics import (
+    Failure,
+    find_failure,
+    has_no_value,
+    no_signal,
+    truncated_fraction,
+)
 from lit_grpo.judge.estimate import seconds_of_calls
 from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.runs.completions_file import completions_table, free_path, write_table
@@ -91,13 +97,24 @@ def report_failures(rollouts: Sequence[RolloutBatch]) -> int:
     """Print the bugs of rewards and which failed on every completion, and return the exit code."""
     for name in rollouts[0].parts:
         if bug := next(filter(None, (find_bug(one, name) for one in rollouts)), ""):
-            print(f"reward {name!r} has a bug. {bug}", file=sys.stderr)
-    first, *others = ({one.reward: one for one in failed_everywhere(each)} for each in rollouts)
-    failures = [one for name, one in first.items() if all(name in other for other in others)]
+            scores = [
+                one for each in rollouts for group in each.groups for one in group.scores[name]
+            ]
+            share = sum(bool(one.bug) for one in scores) / len(scores)
+            print(f"reward {name!r} has a bug on {share:.0%} of the rows. {bug}", file=sys.stderr)
+    failures = failed_in_all(rollouts)
     if not failures:
         return ExitCode.DONE
-    reasons = " ".join(f"{one.reward!r} has a bug." if one.is_bug else str(one) for one in failures)
+    reasons = " ".join(
+        f"{one.reward!r}, see above." if one.is_bug else str(one) for one in failures
+    )
     return print_error(f"a reward failed on every completion: {reasons}", REWARD_FAILED)
+
+
+def failed_in_all(rollouts: Sequence[RolloutBatch]) -> list[Failure]:
+    """Return why rewards failed that gave no completion of any batch a value."""
+    first, *others = ({one.reward: one for one in failed_everywhere(each)} for each in rollouts)
+    return [one for name, one in first.items() if all(name in other for other in others)]
 
 
 def run_trial(module: GRPOModule, prompts: Sequence[Prompt]) -> Trial:
@@ -230,8 +247,13 @@ def failed_everywhere(rollouts: RolloutBatch) -> list[Failure]:
 
 
 def _failures(rollouts: RolloutBatch) -> list[str]:
-    failure = find_failure(rollouts)
+    failure = find_unreported(rollouts)
     return [] if failure is None else [f"Some rows could not be scored: {failure}"]
+
+
+def find_unreported(rollouts: RolloutBatch) -> Failure | None:
+    """Return why most rows without a value have none, but for bugs: `report_failures` has those."""
+    return find_failure(rollouts, counts_as_failure=lambda one: has_no_value(one) and not one.bug)
 
 
 def _judge_notes(trial: Trial, rewards: Sequence[Reward]) -> list[str]:

@@ -30,6 +30,17 @@ class Left(Reward):
 class Broken(Reward):
     def score(self, prompt, completion):
         raise RuntimeError("the sandbox is gone")
+
+class Buggy(Reward):
+    def score(self, prompt, completion):
+        return prompt.columns["keywords"] in completion.text
+
+class BuggyOnFirst(Reward):
+    calls = 0
+
+    def score(self, prompt, completion):
+        self.calls += 1
+        return prompt.columns["left" if self.calls > 6 else "keywords"]
 """
 LOW = {"class_path": "rescored_rewards.Low"}
 BROKEN = {"class_path": "rescored_rewards.Broken"}
@@ -137,11 +148,30 @@ def test_rewards_see_the_columns_of_the_prompts(here):
 def test_a_reward_that_fails_now_has_no_value_and_is_counted(capsys):
     assert rescore(rewards(BROKEN | {"init_args": {"name": "low"}})) == 1
     shown, error = capsys.readouterr()
-    assert error.splitlines()[-1].startswith("error: a reward failed on every completion")
+    assert error.startswith(
+        "error: a reward failed on every completion: 100% of the scores of reward 'low' ended as "
+        "error, for instance: RuntimeError: the sandbox is gone."
+    )
+    assert "sandbox" not in shown
     assert cells(shown, "low")[2:] == ["–", "100.0%"]
     assert "24 of 24 completions changed. No group has two rows with a reward both before" in shown
-    assert "100% of the scores of reward 'low' ended as error" in shown
     assert pd.read_parquet("run/rescored/more.parquet")["reward"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "exit_code", "share"), [("Buggy", 1, 100), ("BuggyOnFirst", 0, 25)]
+)
+def test_a_bug_is_shown_once_with_the_share_of_its_rows(name, exit_code, share, capsys):
+    assert rescore(rewards({"class_path": f"rescored_rewards.{name}"})) == exit_code
+    shown, error = capsys.readouterr()
+    assert "KeyError" not in shown
+    assert "could not be scored" not in shown
+    assert error.count("has a bug") == error.count("KeyError: 'keywords'") == 1
+    assert f"has a bug on {share}% of the rows. Row addition:" in error
+    if exit_code:
+        assert error.splitlines()[-1] == (
+            "error: a reward failed on every completion: 'buggy', see above."
+        )
 
 
 def test_a_reward_that_raises_ends_the_command_with_its_message_and_no_file(capsys):
