@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ import pyarrow.parquet as pq
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.types import RolloutBatch, TrainBatch
+
+NAME = re.compile(r"step_(\d+)(?:_rank\d+)?\.parquet")
 
 
 class CompletionsFile(Callback):
@@ -44,6 +49,33 @@ class CompletionsFile(Callback):
         rank = "" if trainer.world_size == 1 else f"_rank{trainer.global_rank}"
         path = self.directory / f"step_{step:06d}{rank}.parquet"
         write_table(completions_table(step, outputs["rollouts"], outputs["batch"]), path)
+
+
+def files_by_step(run_dir: Path) -> dict[int, list[Path]]:
+    """Return step -> its files, one for each rank."""
+    files: defaultdict[int, list[Path]] = defaultdict(list)
+    for path in sorted((run_dir / "completions").glob("step_*.parquet")):
+        if match := NAME.fullmatch(path.name):
+            files[int(match[1])].append(path)
+    return dict(files)
+
+
+def count_tokens(run_dir: Path, steps: Iterable[int]) -> int | None:
+    """Return the sampled tokens of finished steps; None if a file is missing or damaged."""
+    files = files_by_step(run_dir)
+    counts = [_num_tokens(path) for step in steps for path in files.get(step, [None])]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+@cache  # the report of a live run is written again and again
+def _num_tokens(path: Path | None) -> int | None:
+    if path is None:
+        return None
+    try:
+        return int(pq.read_table(path, columns=["num_tokens"])["num_tokens"].to_numpy().sum())
+    except (OSError, pa.ArrowException):
+        return None
 
 
 def write_table(table: pa.Table, path: Path) -> None:

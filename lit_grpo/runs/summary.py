@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lit_grpo.runs.completions_file import count_tokens
 from lit_grpo.runs.held_out import accuracies_compare
 from lit_grpo.runs.history import ACCURACY, Run
 
 UNKNOWN = "–"
+LENGTH = "completions/mean_length"
+"""A metric of every step that has sampled."""
 HEADINGS = ("run", "steps", "time", "tokens", "accuracy", "reward")
 
 
@@ -34,15 +37,24 @@ def change(run: Run, metric: str) -> str:
 
 
 def num_tokens(run: Run) -> str:
-    """Return the number of tokens sampled in training, from the metrics of ``TimingLog``."""
-    if not run.has("perf/tokens_per_second"):
+    """Return the number of tokens sampled in training."""
+    tokens = _count_tokens(run)
+    if tokens is None:
         return UNKNOWN
-    rates, seconds = run.values("perf/tokens_per_second"), run.values("timing/step_duration_s")
-    tokens = (rates * seconds).sum()
     for unit, size in (("M", 1e6), ("k", 1e3)):
         if tokens >= size:
             return f"{tokens / size:.1f} {unit}"
     return f"{tokens:.0f}"
+
+
+def _count_tokens(run: Run) -> float | None:
+    """Count the tokens from the metrics of ``TimingLog``, or from the files of all completions."""
+    if run.has("perf/tokens_per_second"):
+        rates, seconds = run.values("perf/tokens_per_second"), run.values("timing/step_duration_s")
+        return float((rates * seconds).sum())
+    if not run.has(LENGTH):
+        return None
+    return count_tokens(run.path, (int(step) - 1 for step in run.values(LENGTH).index))
 
 
 def token_notes(runs: Sequence[Run]) -> list[str]:
@@ -51,8 +63,9 @@ def token_notes(runs: Sequence[Run]) -> list[str]:
     if not without:
         return []
     return [
-        f"The tokens of {' and '.join(without)} are not known: the callback TimingLog measures "
-        "them. Add it to trainer.callbacks."
+        f"The tokens of {' and '.join(without)} are not known: completions/ does not have the "
+        "files of all steps, and the callback TimingLog, which counts them as well, is not in "
+        "trainer.callbacks."
     ]
 
 

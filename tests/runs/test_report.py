@@ -8,6 +8,7 @@ from pathlib import Path
 from subprocess import Popen
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import yaml
 from logged_runs import HOLD
@@ -16,6 +17,7 @@ from processes import LIT_GRPO, kill_group, start
 from terminal import shown_in_terminal
 
 from lit_grpo import __main__
+from lit_grpo.runs.completions_file import write_table
 from lit_grpo.runs.curves import PANELS, draw_curves
 from lit_grpo.runs.history import load_runs
 from lit_grpo.runs.report import report
@@ -145,11 +147,41 @@ def test_a_summary_without_accuracy_omits_its_line(tmp_path, capsys):
     assert "Held-out" not in capsys.readouterr().out
 
 
+UNTIMED = """\
+step,seconds,reward/mean,completions/mean_length,val/accuracy
+0,1,0.5,2.5,
+1,2,0.5,3.0,
+2,3,,,0.5
+"""
+
+
+def write_completions(run: Path, name: str, *num_tokens: int) -> None:
+    path = run / "completions" / name
+    write_table(pa.table({"num_tokens": num_tokens}), path)
+
+
+def test_without_timing_log_tokens_are_counted_in_the_completions_of_all_ranks(tmp_path, capsys):
+    run = make_run(tmp_path / "my" / "0", UNTIMED)
+    write_completions(run, "step_000000_rank0.parquet", 2, 3)
+    write_completions(run, "step_000000_rank1.parquet", 1_000, 200)
+    write_completions(run, "step_000001.parquet", 6)
+    write_completions(run, "step_000002.parquet", 999)  # of a step that is not finished
+    report([run])
+    printed = shown(capsys)
+    assert printed[1] == "my/0 3 3 s 1.2 k 0.500 0.500 → 0.500"
+    assert "TimingLog" not in " ".join(printed)
+
+
 def test_tokens_that_are_not_known_are_explained(tmp_path, capsys):
-    run = make_run(tmp_path / "my" / "0", "step,seconds,reward/mean\n0,1,0.5\n")
+    run = make_run(tmp_path / "my" / "0", UNTIMED)
+    write_completions(run, "step_000001.parquet", 6)
+    damaged = make_run(tmp_path / "my" / "1", UNTIMED)
+    for name in ("step_000000.parquet", "step_000001.parquet"):
+        write_completions(damaged, name, 6)
+    (damaged / "completions" / name).write_bytes(b"PAR1")
     sft = make_run(tmp_path / "sft" / "0", WARM_UP)
-    note = "The tokens of my/0 are not known: the callback TimingLog measures them."
-    report([run, sft])
+    note = "The tokens of my/0 and my/1 are not known: completions/ does not have the files of all"
+    report([run, damaged, sft])
     assert note in capsys.readouterr().out.replace("\n", " ")
     assert note in (sft / "comparison-1.html").read_text()
     report([sft])

@@ -5,8 +5,6 @@ A page with all completions of a long run would be too large for a browser.
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -17,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lit_grpo.runs.completions_file import files_by_step
 from lit_grpo.runs.history import Run
 from lit_grpo.types import Outcome
 
@@ -29,7 +28,6 @@ MAX_CHARACTERS = 2000
 """Of a prompt or a completion; its start and its end are shown."""
 MAX_DETAIL = 300
 
-NAME = re.compile(r"step_(\d+)(?:_rank\d+)?\.parquet")
 COLUMNS = (
     "prompt_id", "prompt", "completion", "finish_reason", "num_tokens", "answer", "reward", "valid",
     "advantage",
@@ -117,12 +115,8 @@ def _files(run: Run) -> dict[int, list[Path]]:
 
     A run that ended in its first step may have its completions, but no row of metrics.
     """
-    files: defaultdict[int, list[Path]] = defaultdict(list)
-    for path in sorted((run.path / "completions").glob("step_*.parquet")):
-        match = NAME.fullmatch(path.name)
-        if match and int(match[1]) < max(1, run.num_steps):
-            files[int(match[1])].append(path)
-    return files
+    num_steps = max(1, run.num_steps)
+    return {step: files for step, files in files_by_step(run.path).items() if step < num_steps}
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], int]:
