@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
 from functools import partial
-
-from huggingface_hub import constants
 
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.doctor.batch import check_batch, check_callbacks
@@ -17,6 +13,7 @@ from lit_grpo.cli.doctor.disk import check_disk
 from lit_grpo.cli.doctor.engine import check_engine, check_teacher
 from lit_grpo.cli.doctor.estimate import check_memory
 from lit_grpo.cli.doctor.findings import Finding, State, print_findings, run_check
+from lit_grpo.cli.doctor.hub import asking_the_hub_once, without_the_hub
 from lit_grpo.cli.doctor.machine import check_versions
 from lit_grpo.cli.doctor.model import check_model
 from lit_grpo.cli.doctor.probe import check_rollout
@@ -47,7 +44,7 @@ def run_doctor(cli: CommandLine) -> int:
     """Run all checks, and return 1 if one of them failed."""
     subject = Subject(cli)
     checks = CHECKS | ({"probe": (check_rollout,)} if cli.config.probe else {})
-    with without_the_hub() if subject.is_offline else nullcontext():
+    with without_the_hub() if subject.is_offline else asking_the_hub_once():
         states = _run_all(checks, subject)
     open_console().print(f"\n{summary(states)}", soft_wrap=True)
     return SOME_FAILED if _named(states, State.FAILED) else ExitCode.DONE
@@ -67,23 +64,6 @@ def _run_all(checks: dict[str, tuple[Check, ...]], subject: Subject) -> dict[str
 
 def _run(check: Check, subject: Subject) -> list[Finding]:
     return run_check(partial(check, subject), is_offline=subject.is_offline)
-
-
-@contextmanager
-def without_the_hub() -> Iterator[None]:
-    """Let the libraries of the Hub use only their caches within the context."""
-    before = constants.HF_HUB_OFFLINE
-    try:
-        _set_offline(True)
-        yield
-    finally:
-        _set_offline(before)
-
-
-def _set_offline(value: bool) -> None:
-    constants.HF_HUB_OFFLINE = value
-    if datasets := sys.modules.get("datasets"):  # it copies the switch when it is imported
-        datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = value
 
 
 def summary(states: dict[str, set[State]]) -> str:

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from torch import nn
-
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.doctor.findings import Once
 from lit_grpo.cli.reward_commands import read_prompts
@@ -41,14 +39,9 @@ class Subject:
         self.module.trainer = self.trainer
         self.is_offline: bool = cli.config.offline
         self.tokenizer = Once("the tokenizer", lambda: self.module.tokenizer)
-        self.outline = Once("the model", self._outline)
+        self.outline = Once("the model", self.module.policy.outline)
         self.loader = Once("the data", self._read_data)
         self._starts: dict[Reward, Once[bool]] = {}
-
-    def _outline(self) -> nn.Module:
-        if self.module.policy.tokenizer_path is None:  # both come from one place
-            self.tokenizer.get()
-        return self.module.policy.outline()
 
     def _read_data(self) -> TrainingLoader:
         self.tokenizer.get()

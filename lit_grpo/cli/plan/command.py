@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from typing import Any
 
 import psutil
 import torch
 
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.doctor.command import without_the_hub
+from lit_grpo.cli.doctor.hub import asking_the_hub_once, without_the_hub
 from lit_grpo.cli.doctor.machine import trainer_memory
 from lit_grpo.cli.doctor.subject import Subject
 from lit_grpo.cli.plan.calibration import measure_cpu
@@ -37,7 +36,7 @@ def run_plan(cli: CommandLine) -> int:
         UserError: the model cannot be read, a device is not known, or the run would be refused.
     """
     subject = Subject(cli)
-    with without_the_hub() if subject.is_offline else nullcontext():
+    with without_the_hub() if subject.is_offline else asking_the_hub_once():
         plan = make_plan(subject)
     if cli.config.json:
         print(json.dumps(to_json(plan), indent=1))
@@ -52,7 +51,6 @@ def make_plan(subject: Subject) -> Plan:
     check_range("nodes", config.nodes, at_least=1)
     check_range("completion_tokens", config.completion_tokens, above=0)
     check_range("optimizer_bytes", config.optimizer_bytes, at_least=0)
-    subject.tokenizer.read()
     outline = subject.outline.read()
     per_node, name = _devices(config)
     device = measure_cpu(sizes_of(outline), _num_rows(subject)) if name == CPU else DEVICES[name]
@@ -68,7 +66,6 @@ def make_plan(subject: Subject) -> Plan:
         optimizer_bytes=config.optimizer_bytes,
         mean_completion_tokens=config.completion_tokens,
     )
-    is_assumed = not subject.prompts
     libraries = None
     if not device.is_gpu:
         rss = psutil.Process().memory_info().rss
@@ -78,7 +75,8 @@ def make_plan(subject: Subject) -> Plan:
         memory=estimate_memory(setup, libraries),
         limit=limit_of(cluster),
         time=estimate_seconds(setup, count_scores(subject, setup.step.num_rows)),
-        assumed_prompt_tokens=setup.step.prompt_lengths[0] if is_assumed else None,
+        assumed_prompt_tokens=None if subject.prompts else setup.step.prompt_lengths[0],
+        missing="prompts" if subject.tokenizer.or_none() else "tokenizer",
     )
 
 

@@ -23,6 +23,8 @@ class Plan:
     time: StepTime
     assumed_prompt_tokens: int | None = None
     """Length of the prompts, where no data tells it."""
+    missing: str = "prompts"
+    """What could not be read then."""
 
     @property
     def fits(self) -> bool:
@@ -66,8 +68,8 @@ def _assumptions(plan: Plan) -> list[str]:
     if plan.assumed_prompt_tokens is None:
         return []
     return [
-        f"The prompts could not be read: all are taken to have {plan.assumed_prompt_tokens:,} "
-        "tokens. Set data.max_prompt_tokens to change it."
+        f"The {plan.missing} could not be read: all prompts are taken to have "
+        f"{plan.assumed_prompt_tokens:,} tokens. Set data.max_prompt_tokens to change it."
     ]
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from cli_base import BASE
 from torch.optim import SGD
+from transformers import LlamaConfig
 
 from lit_grpo.__main__ import main
 
@@ -145,7 +146,7 @@ def test_without_a_gpu_this_machine_is_measured(capsys):
                 "--model.policy.path=./none",
                 "--model.policy.architecture=null",
             ],
-            "no tokenizer could be loaded from './none'",
+            "no model could be loaded from './none'",
         ),
     ],
 )
@@ -242,6 +243,17 @@ def test_an_optimizer_of_torchao_is_planned_on_one_gpu_and_refused_on_several(na
     arguments = on_one_gpu(*optimizer, "--gpus=2xH100")
     assert main(["plan", "--config=base.yaml", "--offline", *arguments]) == 2
     assert "bf16_stochastic_round must be false on several" in capsys.readouterr().err
+
+
+def test_a_model_without_its_tokenizer_is_planned_with_prompts_of_an_assumed_length(here, capsys):
+    LlamaConfig(**LLAMA_8B).save_pretrained(here / "model")
+    model = ["--model.policy.architecture=null", "--model.policy.path=./model"]
+    _, found = plan(capsys, "--gpus=H100", *model)
+    assert found["parameters"] == 8_030_261_248
+    assert any("tokenizer could not be read: all prompts" in one for one in found["notes"])
+    assert any("taken to have 512 tokens" in one for one in found["notes"])
+    _, found = plan(capsys, "--gpus=H100", *model, "--data.max_prompt_tokens=64")
+    assert any("taken to have 64 tokens" in one for one in found["notes"])
 
 
 def test_what_is_offloaded_is_said_by_node(capsys):
