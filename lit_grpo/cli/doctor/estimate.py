@@ -67,7 +67,7 @@ def check_memory(subject: Subject) -> Iterator[Finding]:
     summary = f"Needs at most about {gib(needed)}{each}{during}; {has}."
     fix = f"To save memory, {'; or '.join(found.advice())}."
     if needed > memory.available:
-        yield failed(summary, fix)
+        yield failed(summary, f"{fix} lit-grpo plan says what makes it fit.")
     elif needed > CLOSE * memory.available:
         yield remark(f"{summary} That is close for an estimate. {fix}")
     else:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import psutil
 import torch
 
 from lit_grpo.cli.command_line import CommandLine
+from lit_grpo.cli.doctor.findings import Once
 from lit_grpo.cli.doctor.hub import asking_the_hub_once, without_the_hub
 from lit_grpo.cli.doctor.machine import trainer_memory
 from lit_grpo.cli.doctor.subject import Subject
@@ -17,13 +21,16 @@ from lit_grpo.cli.plan.config import count_scores, setup_of
 from lit_grpo.cli.plan.devices import CPU, DEVICES, Cluster, device_of_gpu, parse_gpus
 from lit_grpo.cli.plan.estimate import Part, estimate_memory
 from lit_grpo.cli.plan.model_sizes import sizes_of
+from lit_grpo.cli.plan.remedies import ADAPTER, find_remedy
 from lit_grpo.cli.plan.report import Plan, print_plan, to_json
 from lit_grpo.cli.plan.seconds import estimate_seconds
+from lit_grpo.cli.plan.setup import Setup
 from lit_grpo.data.loader import check_sizes
+from lit_grpo.policy.lora import LoRA
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training.compatibility import check_completions_fit
-from lit_grpo.types import check_range
+from lit_grpo.types import UserError, check_range
 
 DOES_NOT_FIT = 1
 """Exit code of ``plan`` if a step needs more memory than there is."""
@@ -57,7 +64,8 @@ def make_plan(subject: Subject) -> Plan:
     cluster = Cluster(device=device, per_node=per_node, num_nodes=config.nodes)
     _refuse_unfit(subject, cluster)
     trainer: Any = subject.cli.config_init.trainer
-    setup = setup_of(
+    make_setup = partial(
+        setup_of,
         subject,
         cluster,
         strategy=trainer.strategy,
@@ -66,18 +74,40 @@ def make_plan(subject: Subject) -> Plan:
         optimizer_bytes=config.optimizer_bytes,
         mean_completion_tokens=config.completion_tokens,
     )
+    setup = make_setup()
     libraries = None
     if not device.is_gpu:
         rss = psutil.Process().memory_info().rss
         libraries = Part(name="Python and libraries", bytes=rss)
+    memory, limit = estimate_memory(setup, libraries), limit_of(cluster)
+    time = estimate_seconds(setup, count_scores(subject, setup.step.num_rows))
+    remedies = [] if memory.peak <= limit else _remedies(subject, make_setup, limit, libraries)
     return Plan(
         setup=setup,
-        memory=estimate_memory(setup, libraries),
-        limit=limit_of(cluster),
-        time=estimate_seconds(setup, count_scores(subject, setup.step.num_rows)),
+        memory=memory,
+        limit=limit,
+        remedies=remedies,
+        time=time,
         assumed_prompt_tokens=None if subject.prompts else setup.step.prompt_lengths[0],
         missing="prompts" if subject.tokenizer.or_none() else "tokenizer",
     )
+
+
+def _remedies(
+    subject: Subject, make_setup: Callable[[], Setup], limit: int, fixed: Part | None
+) -> list[str]:
+    """Return what makes a step fit: with the weights that are trained, and with an adapter.
+
+    The subject is then one that trains an adapter.
+    """
+    found = [find_remedy(make_setup(), limit, fixed)]
+    policy = subject.module.policy
+    if policy.lora is None:
+        policy.lora, policy.dtype = LoRA(), "bfloat16"
+        subject.outline = Once("the model", policy.outline)
+        with suppress(UserError):  # a model without layers that can be adapted
+            found.append(find_remedy(make_setup(), limit, fixed, first=ADAPTER))
+    return [one for one in found if one is not None]
 
 
 def _refuse_unfit(subject: Subject, cluster: Cluster) -> None:

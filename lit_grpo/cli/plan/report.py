@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ class Plan:
     limit: int
     """Bytes that a rank may take."""
     time: StepTime
+    remedies: Sequence[str] = ()
+    """What makes it fit, if it does not: several changes each."""
     assumed_prompt_tokens: int | None = None
     """Length of the prompts, where no data tells it."""
     missing: str = "prompts"
@@ -29,6 +32,11 @@ class Plan:
     @property
     def fits(self) -> bool:
         return self.memory.peak <= self.limit
+
+    @property
+    def advice(self) -> Sequence[str]:
+        """What makes the step fit, or takes less memory."""
+        return self.remedies or self.memory.advice()
 
     @property
     def tokens_per_second(self) -> float:
@@ -79,7 +87,8 @@ def _memory_line(plan: Plan) -> str:
     largest, binding = memory.at_peak[0], memory.binding
     verdict = "fits" if plan.fits else "does not fit"
     changed = "" if binding == largest else f"; of what a setting changes, {_sized(binding)}"
-    advice = f" To lower it, {'; or '.join(memory.advice())}." if memory.advice() else ""
+    start = "It fits if you" if plan.remedies else "To lower it,"
+    advice = f" {start} {'; or '.join(plan.advice)}." if plan.advice else ""
     return (
         f"Memory {verdict}: {gib(memory.peak)} of {gib(plan.limit)} a rank{moment}. The largest "
         f"part is {_sized(largest)}{changed}.{advice}"
@@ -158,7 +167,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "peak": memory.peak,
             "moment": memory.moments[0],
             "binding": memory.binding.name,
-            "advice": memory.advice(),
+            "advice": list(plan.advice),
             "parts": [
                 {"name": one.name, "bytes": one.bytes, "when": list(one.when)}
                 for one in memory.parts

@@ -252,8 +252,43 @@ def test_a_model_without_its_tokenizer_is_planned_with_prompts_of_an_assumed_len
     assert found["parameters"] == 8_030_261_248
     assert any("tokenizer could not be read: all prompts" in one for one in found["notes"])
     assert any("taken to have 512 tokens" in one for one in found["notes"])
-    _, found = plan(capsys, "--gpus=H100", *model, "--data.max_prompt_tokens=64")
+    rows = {"train": "rows.jsonl", "prompts_per_step": 2, "max_prompt_tokens": 64}
+    data = json.dumps({"class_path": "PromptData", "init_args": rows})
+    (here / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    _, found = plan(capsys, "--gpus=H100", *model, f"--data={data}")
     assert any("taken to have 64 tokens" in one for one in found["notes"])
+
+
+LLAMA_70B = LLAMA_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+
+
+def test_the_advice_for_a_model_that_is_far_too_large_makes_it_fit(capsys):
+    model = f"--model.policy.architecture={json.dumps(LLAMA_70B)}"
+    _, found = plan(capsys, model, "--gpus=1xH100")
+    everything, adapter = found["memory"]["advice"]
+    devices = re.search(r"at least \d+ GPUs \((--gpus \S+) (--nodes \d+)\)", everything)
+    assert "set trainer.strategy to fsdp2" in everything
+    assert adapter.startswith("train an adapter on a bfloat16 model")
+    assert "It fits if you" in " ".join(found["notes"])
+    settings = [model, *(one.replace(" ", "=") for one in devices.groups())]
+    settings.append("--trainer.strategy=fsdp2")
+    words = {
+        "gradient_checkpointing": "--model.policy.gradient_checkpointing=true",
+        "bf16-mixed": "--trainer.precision=bf16-mixed",
+        "engines/vllm_server": "--config=engines/vllm_server",
+    }
+    settings += [argument for word, argument in words.items() if word in everything]
+    settings.append("--model.engine.init_args.launch.host=10.0.0.1")
+    settings.append('--model.engine.init_args.launch.devices=["8"]')
+    sizes = ("prompts_per_step=24", "train_size=24", "validation_size=0")
+    settings += [f"--data.init_args.{size}" for size in sizes]
+    exit_code, larger = plan(capsys, *settings)
+    assert (exit_code, larger["fits"]) == (0, True)
 
 
 def test_what_is_offloaded_is_said_by_node(capsys):

@@ -1,0 +1,152 @@
+"""Find what makes a step fit that does not: settings, a strategy, more GPUs. Each is estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import combinations, product
+
+from lit_grpo.cli.plan.devices import Cluster
+from lit_grpo.cli.plan.estimate import Part, estimate_memory
+from lit_grpo.cli.plan.setup import Sampler, Setup
+from lit_grpo.cli.plan.sharding import SHARDINGS
+
+ADAPTER = (
+    "train an adapter on a bfloat16 model instead of all weights (model.policy.lora: "
+    "{rank: 16, alpha: 32}, model.policy.dtype: bfloat16)"
+)
+GPUS_OF_A_NODE = 8
+MAX_NODES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of a setup, and how to make it, in words that begin with a verb."""
+
+    words: str
+    apply: Callable[[Setup], Setup]
+
+
+Place = tuple[Change, ...]
+"""The changes that lead to other devices, or to another strategy on them."""
+
+
+def find_remedy(setup: Setup, limit: int, fixed: Part | None = None, first: str = "") -> str | None:
+    """Return the fewest changes, on the fewest GPUs, with which a step fits; None if none do.
+
+    Args:
+        limit: Bytes that a rank may take.
+        fixed: As in `estimate_memory`.
+        first: A change that has been made already, such as `ADAPTER`.
+    """
+    for place, options in _tries(setup):
+        for number in range(len(options) + 1):
+            for chosen in combinations(options, number):
+                changes = [*place, *chosen]
+                changed = reduce(lambda one, change: change.apply(one), changes, setup)
+                if _may_run(changed) and estimate_memory(changed, fixed).peak <= limit:
+                    return _joined([one for one in (first, *(c.words for c in changes)) if one])
+    return None
+
+
+def _tries(setup: Setup) -> Iterator[tuple[Place, list[Change]]]:
+    """Yield devices and the changes to try on them.
+
+    More GPUs are better than smaller parts of a step, which cost time, if both are needed.
+    """
+    mild, smaller = _mild(setup), _smaller(setup)
+    larger = list(_larger(setup)) if setup.cluster.is_gpu else []
+    yield from product(_here(setup), [[*mild, *smaller]])
+    yield from product(larger, [mild])
+    yield from product(larger, [[*mild, *smaller]])
+
+
+def _may_run(setup: Setup) -> bool:
+    """Return whether the engine can sample for so many ranks."""
+    return setup.sampler.kind != "vllm" or setup.ranks == 1
+
+
+def _joined(words: list[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _here(setup: Setup) -> Iterator[Place]:
+    """Yield the devices that there are, as they are used and with the weights divided."""
+    yield ()
+    if setup.cluster.is_gpu and setup.ranks > 1 and not setup.sharding.weights:
+        yield (Change("set trainer.strategy to fsdp2", _on(setup.cluster)),)
+
+
+def _larger(setup: Setup) -> Iterator[Place]:
+    """Yield ever more GPUs, over which the weights are divided."""
+    for cluster in _clusters(setup.cluster):
+        size = f"--gpus {cluster.per_node}x{cluster.device.name}"
+        nodes = f" --nodes {cluster.num_nodes}" if cluster.num_nodes > 1 else ""
+        words = [f"use at least {cluster.num_ranks} GPUs ({size}{nodes})"]
+        if not setup.sharding.weights:
+            words.append("set trainer.strategy to fsdp2")
+        if setup.ranks * setup.step.num_prompts % cluster.num_ranks:
+            words.append(f"set data.prompts_per_step to a multiple of {cluster.num_ranks}")
+        yield tuple(Change(one, _on(cluster)) for one in words)
+
+
+def _clusters(cluster: Cluster) -> Iterator[Cluster]:
+    """Yield larger clusters: of one node, then of several with all of their GPUs."""
+    node = max(GPUS_OF_A_NODE, cluster.per_node)
+    sizes = [(number, 1) for number in range(1, node)]
+    sizes += [(node, number) for number in range(1, MAX_NODES + 1)]
+    for per_node, num_nodes in sizes:
+        if per_node * num_nodes > cluster.num_ranks:
+            yield replace(cluster, per_node=per_node, num_nodes=num_nodes)
+
+
+def _on(cluster: Cluster) -> Callable[[Setup], Setup]:
+    """Return the change to a cluster, over which the weights are divided.
+
+    A rank keeps its prompts, which it has fewer of if the step stays as large.
+    """
+
+    def move(setup: Setup) -> Setup:
+        sharding = setup.sharding if setup.sharding.weights else SHARDINGS["fsdp2"]
+        return replace(setup, cluster=cluster, sharding=sharding)
+
+    return move
+
+
+def _mild(setup: Setup) -> list[Change]:
+    """Return the changes of settings that leave the parts of a step as large as they are."""
+    sampler, is_gpu = setup.sampler, setup.cluster.is_gpu
+    found = []
+    if not setup.checkpointing:
+        words = "set model.policy.gradient_checkpointing to true"
+        found.append(Change(words, lambda one: replace(one, checkpointing=True)))
+    if is_gpu and setup.precision == "32-true" and not setup.computes_in_weights:
+        words = "set trainer.precision to bf16-mixed"
+        found.append(Change(words, lambda one: replace(one, precision="bf16-mixed")))
+    if is_gpu and (sampler.kind in ("policy", "vllm") or sampler.memory_fraction):
+        words = "sample with servers on other GPUs (--config engines/vllm_server)"
+        served = Sampler(kind="servers", value_bytes=sampler.value_bytes)
+        found.append(Change(words, lambda one: replace(one, sampler=served)))
+    return found
+
+
+def _smaller(setup: Setup) -> list[Change]:
+    """Return the changes to the smallest parts of a step: a completion, a group at a time."""
+    step, sampler = setup.step, setup.sampler
+    found = []
+    if step.budget is not None and step.micro_batch_rows > 1:
+        words = f"lower model.update.max_tokens_per_micro_batch to {step.row_tokens}"
+        single = replace(
+            step,
+            micro_batches=step.micro_batches * step.micro_batch_rows,
+            micro_batch_rows=1,
+            micro_batch_tokens=step.row_tokens,
+        )
+        found.append(Change(words, lambda one: replace(one, step=single)))
+    if sampler.kind == "policy" and step.num_rows > step.group_size:
+        words = f"lower model.engine.init_args.max_concurrent to {step.group_size}"
+        few = replace(sampler, max_concurrent=step.group_size)
+        found.append(Change(words, lambda one: replace(one, sampler=few)))
+    return found
