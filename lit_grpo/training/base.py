@@ -39,7 +39,12 @@ from lit_grpo.training.monitors import check_monitors, warn_of_unlogged
 from lit_grpo.training.optimizer_settings import apply_settings, configured_settings
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.training.strategies import check_updates, refuse_unsupported
+from lit_grpo.training.strategies import (
+    check_updates,
+    is_zero_3,
+    refuse_compiled,
+    refuse_unsupported,
+)
 from lit_grpo.training.validation import is_cut_short, stops_on_failure
 from lit_grpo.training.waiting import Waiting
 from lit_grpo.types import Prompt, UserError, check_range, check_type
@@ -135,6 +140,8 @@ class PolicyModule(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         refuse_unsupported(self.trainer)
+        compiles = self.policy.compile_forward
+        refuse_compiled(compiles=compiles, is_zero_3=is_zero_3(self.trainer.strategy))
         self.engine.check_processes(self.trainer.world_size, self.trainer.num_nodes)
         self.engine.precision = self.trainer.precision
         self.engine.on_wait = self._waiting.take_part

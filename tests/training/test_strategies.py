@@ -1,5 +1,6 @@
 """Strategies, precisions and optimizers with which a run would be wrong."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,13 @@ from torch.optim import SGD
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.training.master_weights import MasterAdamW
-from lit_grpo.training.strategies import check_updates, refuse_unsupported, supported_strategy
+from lit_grpo.training.strategies import (
+    check_updates,
+    is_zero_3,
+    refuse_compiled,
+    refuse_unsupported,
+    supported_strategy,
+)
 from lit_grpo.types import UserError
 
 
@@ -62,6 +69,17 @@ def test_a_strategy_is_known_by_its_name_without_being_made(name, kind):
 def test_a_name_is_refused_as_the_strategy_that_it_stands_for(name):
     with pytest.raises(UserError, match=f"got ({name}|FSDP|DeepSpeed|XLA).* Set trainer.strategy"):
         supported_strategy(name)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_compiled_policy_is_refused_in_stage_3_of_deepspeed_only(stage):
+    strategy = object.__new__(ZeROStrategy)  # without its constructor, which needs the package
+    strategy.stage = stage
+    refuse_compiled(compiles=False, is_zero_3=is_zero_3(strategy))
+    expected = pytest.raises(UserError, match="compile must be false in stage 3.* fsdp2")
+    with expected if stage == 3 else nullcontext():
+        refuse_compiled(compiles=True, is_zero_3=is_zero_3(strategy))
+    assert not is_zero_3(object.__new__(FSDP2Strategy))
 
 
 class AtRandom(SGD):

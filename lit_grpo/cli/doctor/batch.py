@@ -12,13 +12,15 @@ from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.compatibility import warn_of_warm_up
 from lit_grpo.training.monitors import check_monitors
-from lit_grpo.training.strategies import refuse_unsupported
+from lit_grpo.training.strategies import is_zero_3, refuse_compiled, refuse_unsupported
 from lit_grpo.training.unused_settings import settings_without_effect
 
 
 def check_batch(subject: Subject) -> Iterator[Finding]:
     """Say in words what a step consists of, and how many there are."""
     refuse_unsupported(subject.trainer)
+    compiles = subject.module.policy.compile_forward
+    refuse_compiled(compiles=compiles, is_zero_3=is_zero_3(subject.trainer.strategy))
     refuse_automatic(subject.trainer, subject.module)
     step = make_step(subject)
     if subject.grpo:

@@ -21,7 +21,12 @@ from lit_grpo.cli.plan.model_sizes import (
 )
 from lit_grpo.cli.plan.sharding import Sharding, sharding_of
 from lit_grpo.cli.plan.step import StepSizes
-from lit_grpo.training.strategies import check_updates, refuse_precision, supported_strategy
+from lit_grpo.training.strategies import (
+    check_updates,
+    refuse_compiled,
+    refuse_precision,
+    supported_strategy,
+)
 
 FLOAT32, BFLOAT16 = 4, 2
 
@@ -145,6 +150,7 @@ def make_setup(
     optimizer_bytes: float | None = None,
     with_reference: bool = False,
     refreshes_reference: bool = False,
+    compiles: bool = False,
     **settings: object,
 ) -> Setup:
     """Return the setup of a model on the meta device.
@@ -157,11 +163,13 @@ def make_setup(
         settings: Further fields of `Setup`.
 
     Raises:
-        UserError: such a run would be refused, for its strategy, its precision, or the type of the
-            weights that its optimizer updates.
+        UserError: such a run would be refused, for its strategy, its precision, compilation, or the
+            type of the weights that its optimizer updates.
     """
     known = parse_precision(precision)
     kind, sharding = supported_strategy(strategy), sharding_of(strategy, cluster.num_ranks)
+    is_zero_3 = sharding.is_deepspeed and sharding.weights
+    refuse_compiled(compiles=compiles, is_zero_3=is_zero_3)
     made = build_optimizer(outline, make_optimizer)
     if made is not None:
         check_updates(made, kind, cluster.num_ranks)
@@ -182,6 +190,7 @@ def make_setup(
         sharding=sharding,
         precision=known,
         reference_bytes=reference,
+        compiles=compiles,
         **settings,  # type: ignore[arg-type]
     )
 

@@ -18,6 +18,7 @@ from cli_base import BASE
 from doctor_runs import doctor, engine, policy_from, rewarded, write_rows
 from http_answers import answering
 from judge_server import JudgeServer, judges
+from needs import needs_deepspeed
 from processes import ENV, LIT_GRPO
 from terminal import shown_in_terminal
 from tiny import LLAMA, tiny_policy
@@ -324,6 +325,14 @@ def test_a_probe_says_whether_there_is_a_signal_and_how_long_the_run_takes(capsy
     assert "a rollout step of 2 completions" in shown["probe"]
     assert exit_code == 1  # random weights stop nowhere
     assert "There is no signal: every reward is exactly 0" in shown["probe"]
+
+
+@needs_deepspeed
+def test_a_compiled_policy_in_stage_3_of_deepspeed_is_failed(capsys):
+    words = ["--trainer.devices=2", "--trainer.strategy=deepspeed_stage_3"]
+    exit_code, shown = doctor(capsys, *words, "--model.policy.compile=true")
+    assert exit_code == 1
+    assert "policy.compile must be false in stage 3 of DeepSpeed" in shown["batch"]
 
 
 def test_a_warm_up_is_checked_too(here, capsys):
