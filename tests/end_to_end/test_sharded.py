@@ -84,7 +84,8 @@ def zero(importer, trained) -> Path:
     names += [f"{case}/{strategy}:{strategy}:5" for case in RESUMED for strategy in ZERO]
     names += [f"plain/{strategy}:{earlier}:5" for strategy, earlier in REFUSED]
     names += [f"plain/{settings}" for settings in ZERO_SETTINGS]
-    run(importer, trained, 2, *names, "compile/zero2", "bfloat16/zero2")
+    names += [f"compile/{strategy}" for strategy in ZERO]
+    run(importer, trained, 2, *names, "bfloat16/zero2")
     return trained
 
 
@@ -134,7 +135,7 @@ def test_a_sharded_policy_takes_the_steps_of_ddp(results, case, strategy):
 
 @pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
 @pytest.mark.parametrize("case", OBJECTIVES)
-def test_an_objective_over_rows_ranks_or_models_takes_the_steps_of_ddp(results, case, strategy):
+def test_an_objective_over_ranks_or_models_takes_the_steps_of_ddp(results, case, strategy):
     assert_as_under_ddp(results, case, strategy)
 
 
@@ -179,9 +180,18 @@ def test_under_mixed_precision_the_shards_stay_in_float32(trained):
     assert all(weight.dtype == torch.float32 for weight in first["weights"].values())
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero2", marks=needs_deepspeed)])
+@pytest.mark.parametrize(
+    "strategy",
+    ["fsdp2", *(pytest.param(one, marks=needs_deepspeed) for one in ("zero1", "zero2"))],
+)
 def test_a_compiled_sharded_policy_takes_the_steps_of_ddp(results, strategy):
     assert_as_under_ddp(results, "compile", strategy, ddp_case="shallow")
+
+
+@needs_deepspeed
+def test_a_compiled_policy_is_refused_in_stage_3_of_deepspeed(zero):
+    for rank in load(zero, "compile", "zero3"):
+        assert "model.policy.compile must be false in stage 3 of DeepSpeed" in rank["error"]
 
 
 @pytest.mark.parametrize("case", RESUMED)

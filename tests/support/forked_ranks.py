@@ -29,7 +29,13 @@ from processes import environment
 
 STILL_RUNNING = -1000
 LIT_GRPO = "lit_grpo.__main__"
-PROGRAMS = [LIT_GRPO, "sharded_trainings", "ddp_trainings", "forked_torchrun"]
+PROGRAMS = [
+    LIT_GRPO,
+    "sharded_trainings",
+    "preset_trainings",
+    "ddp_trainings",
+    "forked_torchrun",
+]
 """Modules whose function ``main`` can be run."""
 OTHERS = [
     "lit_grpo.cli.app",

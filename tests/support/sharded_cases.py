@@ -13,13 +13,11 @@ from tiny import LLAMA, perturbed, prompt, tiny_policy
 
 from lit_grpo.distributed import get_rank
 from lit_grpo.objective import (
-    AdvantageConfig,
     CovarianceTerm,
     DistillationTerm,
     EntropyTerm,
     KLTerm,
     Objective,
-    SamplerCorrection,
 )
 from lit_grpo.policy import LoRA
 from lit_grpo.policy.model_files import save_model
@@ -107,16 +105,6 @@ CASES: dict[str, dict[str, Any]] = {
     "bf16-mixed": {"precision": "bf16-mixed"},
 }
 OBJECTIVES: dict[str, dict[str, Any]] = {
-    "gspo": {
-        "objective": Objective(
-            ratio="sequence",
-            clip_low=0.01,
-            clip_high=0.01,
-            aggregation="sequence",
-            sampler_correction=SamplerCorrection(level="geometric"),
-        ),
-        "update": UPDATES,
-    },
     "kl_cov": {
         "objective": Objective(
             clip_low=1.0,
@@ -125,17 +113,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         ),
         "update": UPDATES,
     },
-    "vespo": {
-        "objective": Objective(surrogate="vespo", aggregation="sequence_sum"),
-        "advantage": AdvantageConfig(baseline="batch", deviation="batch"),
-        "update": UPDATES,
-    },
     "teacher": {
         "objective": Objective(surrogate="none", distillation=DistillationTerm(coef=1.0, top_k=8)),
         "teacher": TEACHER,
     },
 }
-"""Whose losses depend on whole rows, on the tokens of all ranks, or on another model."""
+"""Whose losses depend on many tokens of all ranks, or on the top tokens of another model."""
 SHALLOW = {"architecture": LLAMA | {"num_hidden_layers": 1}}
 COMPILED: dict[str, dict[str, Any]] = {
     "shallow": {"policy": SHALLOW},
@@ -143,7 +126,7 @@ COMPILED: dict[str, dict[str, Any]] = {
 }
 """A policy that is compiled in little time, and the same without."""
 REFUSED = {"bfloat16": {"policy": {"dtype": "bfloat16"}}}
-"""What DeepSpeed does not train."""
+"""What DeepSpeed does not train; nor a compiled policy in stage 3."""
 SAVED = {"untied": LLAMA, "tied": TIED}
 """Policies whose weights are in files of the working directory."""
 SKIPPING = {

@@ -1,0 +1,57 @@
+"""Two real processes take the steps of DDP with every preset while they share a policy."""
+
+from importlib.resources import files
+from importlib.util import find_spec
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import sharded_cases
+import torch
+from needs import needs_deepspeed
+
+pytestmark = pytest.mark.slow
+
+PRESETS = sorted(
+    path.name.removesuffix(".yaml") for path in (files("lit_grpo.configs") / "presets").iterdir()
+)
+
+
+@pytest.fixture(scope="module")
+def trained(importer, tmp_path_factory) -> Path:
+    """Return the directory with the results of each preset under every strategy."""
+    directory = tmp_path_factory.mktemp("presets")
+    sharded_cases.write_policies(directory)
+    strategies = ["ddp", "fsdp2", *(["zero3"] if find_spec("deepspeed") else [])]
+    names = [f"{preset}/{strategy}" for strategy in strategies for preset in PRESETS]
+    importer.run(names, directory, num_ranks=2, program="preset_trainings", seconds=900)
+    return directory
+
+
+def load(directory: Path, preset: str, strategy: str):
+    return [torch.load(directory / f"{preset}-{strategy}-rank{rank}.pt") for rank in range(2)]
+
+
+def difference(one, other) -> float:
+    assert one["weights"].keys() == other["weights"].keys()
+    return max(
+        float((weight - other["weights"][name]).abs().max())
+        for name, weight in one["weights"].items()
+    )
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_sharded_policy_takes_the_steps_of_ddp(trained, preset, strategy):
+    ddp, sharded = load(trained, preset, "ddp"), load(trained, preset, strategy)
+    assert difference(*sharded) == 0
+    assert difference(ddp[0], sharded[0]) < 1e-5
+    for one, other in zip(ddp[0]["metrics"], sharded[0]["metrics"], strict=True):
+        assert one["policy/grad_norm"] == pytest.approx(other["policy/grad_norm"], rel=1e-5)
+
+
+def test_every_preset_takes_steps_of_its_own(trained):
+    """The presets are in force: all start from the same weights, and no two train the same."""
+    results = {preset: load(trained, preset, "ddp")[0] for preset in PRESETS}
+    for one, other in combinations(PRESETS, 2):
+        assert difference(results[one], results[other]) > 1e-4, (one, other)
