@@ -126,7 +126,10 @@ def _mild(setup: Setup) -> list[Change]:
         words = "set trainer.precision to bf16-mixed"
         found.append(Change(words, lambda one: replace(one, precision="bf16-mixed")))
     if is_gpu and (sampler.kind in ("policy", "vllm") or sampler.memory_fraction):
-        words = "sample with servers on other GPUs (--config engines/vllm_server)"
+        words = (
+            "sample with servers on GPUs that no rank uses (--config engines/vllm_server with "
+            "launch.devices, or with launch: null and the urls of servers on other machines)"
+        )
         served = Sampler(kind="servers", value_bytes=sampler.value_bytes)
         found.append(Change(words, lambda one: replace(one, sampler=served)))
     return found

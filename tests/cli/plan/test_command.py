@@ -287,8 +287,9 @@ def test_the_advice_for_a_model_that_is_far_too_large_makes_it_fit(capsys):
         "engines/vllm_server": "--config=engines/vllm_server",
     }
     settings += [argument for word, argument in words.items() if word in everything]
-    settings.append("--model.engine.init_args.launch.host=10.0.0.1")
-    settings.append('--model.engine.init_args.launch.devices=["8"]')
+    assert "with launch: null and the urls of servers on other machines" in everything
+    settings.append("--model.engine.init_args.launch=null")
+    settings.append('--model.engine.init_args.urls=["http://10.0.0.1:8000"]')
     sizes = ("prompts_per_step=24", "train_size=24", "validation_size=0")
     settings += [f"--data.init_args.{size}" for size in sizes]
     exit_code, larger = plan(capsys, *settings)

@@ -69,7 +69,7 @@ def test_vllm_in_the_process_is_not_advised_on_several_gpus():
     vllm = Sampler(kind="vllm", memory_fraction=0.3, sleeps=True)
     remedy = find_remedy(large(sampler=vllm), H100)
     assert remedy is not None
-    assert "sample with servers on other GPUs" in remedy
+    assert "sample with servers on GPUs that no rank uses" in remedy
 
 
 def test_what_has_been_changed_already_comes_first():
