@@ -62,7 +62,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "top tokens of a teacher": distil(top_k=8),
     "padded": {"policy": {"packing": False}},
 }
-MAX_STEPS = 4
+MAX_STEPS = 3
 PRESETS = files("lit_grpo.configs") / "presets"
 
 

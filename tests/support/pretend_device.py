@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,6 @@ from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 _setup_privateuseone_for_python_backend("pretend")
@@ -83,17 +82,36 @@ def _run(operator, args, kwargs):
         waits[_place()] += 1
     if _is_pretend(kwargs.get("device")):
         kwargs = kwargs | {"device": torch.device("cpu")}
-    bare_args, bare_kwargs = tree_map_only(PretendTensor, lambda one: one.inner, (args, kwargs))
-    result = operator(*bare_args, **bare_kwargs)
-    if bare_args and result is bare_args[0]:  # in place
+    bare_kwargs = {key: _inner(value) for key, value in kwargs.items()}
+    result = operator(*map(_inner, args), **bare_kwargs)
+    if args and result is _inner(args[0]):  # in place
         return args[0]
-    if goes_to_host:
-        return result
-    return tree_map_only(torch.Tensor, PretendTensor, result)
+    return result if goes_to_host else _outer(result)
+
+
+def _inner(value: Any) -> Any:
+    """Return a value, or nested ones, with the CPU tensors inside; torch's own needs far longer."""
+    if isinstance(value, PretendTensor):
+        return value.inner
+    return type(value)(map(_inner, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _outer(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return PretendTensor(value)
+    return type(value)(map(_outer, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def _refuse_mixed(operator, args, kwargs) -> None:
-    tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+    tensors = [*_tensors(args), *_tensors(kwargs.values())]
     ours = [one for one in tensors if isinstance(one, PretendTensor)]
     foreign = [one for one in tensors if not isinstance(one, PretendTensor) and one.dim()]
     if not ours or not foreign or operator in COPIES:
@@ -116,8 +134,7 @@ def _waits_for_upload(operator, args, kwargs) -> bool:
     source = {aten._to_copy.default: 0, aten.copy_.default: 1}.get(operator)
     if source is None or isinstance(args[source], PretendTensor):
         return operator in TAKE_CPU_INDICES and any(
-            isinstance(one, torch.Tensor) and not isinstance(one, PretendTensor)
-            for one in tree_leaves(args[1])
+            not isinstance(one, PretendTensor) for one in _tensors(args[1])
         )
     is_async = kwargs.get("non_blocking", False) or (len(args) > 2 and args[2])
     return not is_async
@@ -126,7 +143,7 @@ def _waits_for_upload(operator, args, kwargs) -> bool:
 def _selects_by_mask(operator, args) -> bool:
     """Return whether a mask on the device decides how many elements are read or written."""
     return operator in TAKE_CPU_INDICES and any(
-        isinstance(one, PretendTensor) and one.dtype == torch.bool for one in tree_leaves(args[1])
+        isinstance(one, PretendTensor) and one.dtype == torch.bool for one in _tensors(args[1])
     )
 
 
