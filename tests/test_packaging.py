@@ -120,14 +120,16 @@ def check_installed(programs: Path, elsewhere: Path) -> None:
     shown = run(command, "--help", cwd=elsewhere)
     for name in ("debug", "quickstart", "presets/dapo", "engines/vllm"):
         assert f"\n  {name}\n" in shown
-    config = run(command, "fit", "--config", "debug", "--print_config", cwd=elsewhere)
-    assert yaml.safe_load(config)["data"]["class_path"].endswith("AdditionData")
     code = (
         "import lit_grpo.callbacks, lit_grpo.runs.model_card as card, lit_grpo.judge.template as t"
         "\nassert card.TEMPLATE.is_file() and len(list(t.SHIPPED.glob('*.jinja'))) > 2"
-        "\nprint(lit_grpo.__file__, lit_grpo.callbacks.TimingLog.__module__)"
+        "\nprint(lit_grpo.__file__, lit_grpo.callbacks.TimingLog.__module__, flush=True)"
+        "\nfrom lit_grpo.__main__ import main"
+        "\nmain(['fit', '--config', 'debug', '--print_config'])"
     )
-    place, module = run(programs / "python", "-c", code, cwd=elsewhere).split()
+    said, config = run(programs / "python", "-c", code, cwd=elsewhere).split("\n", 1)
+    assert yaml.safe_load(config)["data"]["class_path"].endswith("AdditionData")
+    place, module = said.split()
     assert Path(place).is_relative_to(programs.parent)
     assert module == "lit_grpo.callbacks.timing"
 

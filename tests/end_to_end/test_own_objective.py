@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from processes import LIT_GRPO, run_program
 from run_logs import workplace
 
 from lit_grpo.__main__ import main
@@ -20,14 +19,14 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", GUIDE.read_text(), flags=re.S)
 
 
-def test_the_guides_surrogate_and_advantage_train_and_are_logged(tmp_path):
+def test_the_guides_surrogate_and_advantage_train_and_are_logged(importer, tmp_path):
     (python,), (config,), (command,) = blocks("python"), blocks("yaml"), blocks("bash")
     for text in (python, config):
         (tmp_path / text.split()[1]).write_text(text)
     for function in re.split(r"\n\n\n", python)[1:]:
         assert function.count("\n") < 20
     short = ["--trainer.max_steps", "4", "--run_dir", "run"]
-    run_program([*LIT_GRPO, *command.split()[1:], *short], tmp_path)
+    importer.run([*command.split()[1:], *short], tmp_path)
     metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")
     assert metrics["own/bounded_ratio"].dropna().between(0.9, 1.1).all()
     assert len(metrics["own/bounded_ratio"].dropna()) == 2
