@@ -55,15 +55,16 @@ def test_a_rank_leaves_its_error_to_rank_0_if_that_ends_as_well():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_an_error_of_all_ranks_is_printed_once(tmp_path):
+def test_an_error_of_all_ranks_is_printed_once(tmp_path, importer):
     settings = {
         "trainer": {"accelerator": "cpu", "devices": 3, "strategy": "ddp", "max_steps": 1},
         "model": {"policy": {"architecture": LLAMA}, "rewards": ["MathReward"]},
         "data": {"class_path": "PromptData", "init_args": {"train": "nowhere.jsonl"}},
     }
     (tmp_path / "run.json").write_text(json.dumps(settings))
-    with running(command("fit", "run.json", {}), tmp_path) as process:
-        assert process.wait(200) == ExitCode.WRONG_INPUT
+    words = ["3", *command("fit", "run.json", {})[3:]]
+    with importer.running(words, tmp_path, program="forked_program") as started:
+        assert started.processes[0].wait(200) == ExitCode.WRONG_INPUT
         time.sleep(launcher.SAME_ERROR_SECONDS)  # the other ranks end after rank 0
     assert (tmp_path / "said.txt").read_text().count("error: nowhere.jsonl: no such file") == 1
 
@@ -73,7 +74,10 @@ def test_an_error_of_all_ranks_is_printed_once(tmp_path):
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGKILL, ExitCode.RANK_LOST), (signal.SIGTERM, 143)]
 )
-def test_a_rank_that_ends_before_the_training_ends_the_run_with_a_message(signum, code, tmp_path):
+def test_a_rank_that_ends_before_the_training_ends_the_run_with_a_message(
+    signum, code, tmp_path, importer
+):
+    """The ranks are new interpreters in one of the cases, and forked in the other."""
     settings = {
         "trainer": {
             "accelerator": "cpu",
@@ -92,8 +96,13 @@ def test_a_rank_that_ends_before_the_training_ends_the_run_with_a_message(signum
     }
     (tmp_path / "run.json").write_text(json.dumps(settings))
     words = command("fit", "run.json", {})
-    with running(words, tmp_path, PYTHONPATH=str(SUPPORT)) as process:
-        exit_code = process.wait(200)
+    if signum == signal.SIGKILL:
+        with running(words, tmp_path, PYTHONPATH=str(SUPPORT)) as process:
+            exit_code = process.wait(200)
+    else:
+        forked = ["2", *words[3:]]
+        with importer.running(forked, tmp_path, program="forked_program") as ranks:
+            (exit_code,) = ranks.wait(200)
     said = (tmp_path / "said.txt").read_text()
     assert exit_code == code, said
     name = signal.Signals(signum).name

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from subprocess import Popen
 
 import pytest
 import torch
 from forked import FORK
+from forked_ranks import Forked, Importer
 from lightning.pytorch.callbacks import Callback
-from paths import SUPPORT
-from processes import running
 from toy_rollouts import fit, outputs, rollouts
 from worker_processes import wait_until
 
 from lit_grpo.callbacks import Checkpoints
+from lit_grpo.runs import signals
 from lit_grpo.runs.signals import LAUNCHERS, SIGNALS, StopOnSignal, leave_on_signal
 from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.types import StopReason
@@ -53,12 +51,15 @@ sys.exit(reason.exit_code if reason else 0)
 
 
 @contextmanager
-def in_second_step(run_dir: Path, options: str = "{}") -> Iterator[Popen[str]]:
+def in_second_step(
+    importer: Importer, run_dir: Path, *, num_ranks: int = 1, options: str = "{}"
+) -> Iterator[Forked]:
     """Start a run in a process and wait until it is in its second step."""
     script = run_dir / "run.py"
     script.write_text(RUN.replace("OPTIONS", options))
-    words = [sys.executable, str(script), str(run_dir)]
-    with running(words, said=run_dir / "said.txt", PYTHONPATH=str(SUPPORT)) as process:
+    words = [str(num_ranks), str(script), str(run_dir)]
+    with importer.running(words, run_dir, program="forked_program") as started:
+        (process,) = started.processes
         wait_until(lambda: process.poll() is not None or (run_dir / "started").exists(), 200)
         assert process.poll() is None, said(run_dir)
         yield process
@@ -121,27 +122,26 @@ def test_a_second_signal_soon_is_the_same_request_and_a_later_one_ends_the_proce
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_a_real_process_at_once_without_a_checkpoint(tmp_path):
-    with in_second_step(tmp_path) as process:
+def test_a_second_signal_ends_a_real_process_at_once_without_a_checkpoint(tmp_path, importer):
+    with in_second_step(importer, tmp_path) as process:
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
         wait_until(lambda: "ending with a checkpoint" in said(tmp_path))
         time.sleep(1.2)  # what comes within half a second is the same request
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        process.wait(200)
-    assert process.returncode == -signal.SIGTERM
+        assert process.wait(200) == -signal.SIGTERM
     assert not list(tmp_path.glob("checkpoints/step_000002*"))
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_rank_ends_all_ranks(tmp_path):
-    with in_second_step(tmp_path, "{'strategy': 'ddp', 'devices': 2}") as process:
+def test_a_signal_to_one_rank_ends_all_ranks(tmp_path, importer):
+    options = "{'strategy': 'ddp', 'devices': 2}"
+    with in_second_step(importer, tmp_path, num_ranks=2, options=options) as process:
         (rank_1,) = children_of(process.pid)
         os.kill(rank_1, signal.SIGTERM)
         (tmp_path / "go").touch()
-        process.wait(200)
-    assert process.returncode == 128 + signal.SIGTERM
+        assert process.wait(200) == 128 + signal.SIGTERM
     assert said(tmp_path).count("steps 2 Ended by SIGTERM after 2 rollout steps.") == 2
     assert saved(tmp_path)["global_step"] == 2
 
@@ -210,31 +210,25 @@ def test_a_signal_to_a_forked_process_is_not_one_to_the_run(capfd):
     assert "ending now" not in capfd.readouterr().err
 
 
-STUCK = """
-import os, signal, time
-from lit_grpo.runs import signals
-
-class Trainer:
-    strategy = type("Strategy", (), {"launcher": None})
-
-signals.LEAVE_SECONDS = 0.2
-with signals.leave_on_signal(Trainer()):
-    pid = os.getpid()
-    while True:  # a library that swallows what a handler raises
-        try:
-            if pid:
-                pid = os.kill(pid, signal.SIGTERM)
-            time.sleep(1)
-        except BaseException:
-            pid = None
-"""
+def swallow_what_a_handler_raises() -> None:
+    signals.LEAVE_SECONDS = 0.2
+    with leave_on_signal(NoLauncher()):
+        pid = os.getpid()
+        while True:  # as a library might
+            try:
+                if pid:
+                    pid = os.kill(pid, signal.SIGTERM)
+                time.sleep(1)
+            except BaseException:
+                pid = None
 
 
-def test_a_process_that_does_not_leave_at_a_signal_is_ended():
-    with running([sys.executable, "-c", STUCK]) as process:
-        _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "SIGTERM: ending now" in stderr
+def test_a_process_that_does_not_leave_at_a_signal_is_ended(capfd):
+    stuck = FORK.Process(target=swallow_what_a_handler_raises)
+    stuck.start()
+    stuck.join(120)
+    assert stuck.exitcode == 128 + signal.SIGTERM
+    assert "SIGTERM: ending now" in capfd.readouterr().err
 
 
 LOADING = """
@@ -267,15 +261,17 @@ Trainer("run", max_steps=2, callbacks=[Hold()], **settings).fit(make_module(), d
         ("on_fit_start", signal.SIGUSR1),
     ],
 )
-def test_a_run_that_loads_or_checks_its_validation_leaves_at_a_signal(hook, signum, tmp_path):
-    words = [sys.executable, "-c", LOADING, hook]
-    with running(words, tmp_path, PYTHONPATH=str(SUPPORT)) as process:
+def test_a_run_that_loads_or_checks_its_validation_leaves_at_a_signal(
+    hook, signum, tmp_path, importer
+):
+    (tmp_path / "load.py").write_text(LOADING)
+    with importer.running(["1", "load.py", hook], tmp_path, program="forked_program") as started:
+        (process,) = started.processes
         wait_until((tmp_path / "held").exists, 120)
         process.send_signal(signum)
-        _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 128 + signum, stderr
-    assert f"{signum.name}: ending now, without a new checkpoint." in stderr
-    assert "Traceback" not in stderr
+        assert process.wait(60) == 128 + signum, said(tmp_path)
+    assert f"{signum.name}: ending now, without a new checkpoint." in said(tmp_path)
+    assert "Traceback" not in said(tmp_path)
     assert f"Ended by {signum.name}" in (tmp_path / "run/run.log").read_text()
     assert not (tmp_path / "run/events.jsonl").exists()
 

@@ -5,13 +5,10 @@ import logging
 import signal
 import sys
 import threading
-from subprocess import CompletedProcess
 
 import pytest
 import torch
 from lightning.pytorch.loggers import WandbLogger
-from paths import SUPPORT
-from processes import run_program
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import WandbTeardown, ZeroRewardBreaker
@@ -245,35 +242,42 @@ if teardown.hung:
 """
 
 
-def run_with_service(tmp_path, signum: int) -> CompletedProcess:
-    """Train with a real wandb service that gets a signal in the second step, if any."""
-    words = [sys.executable, "-c", REAL_RUN, str(tmp_path), str(signum)]
+def run_script(importer, tmp_path, script: str, *words: str) -> str:
+    """Run it to its end; return what it said."""
+    (tmp_path / "run.py").write_text(script)
     quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
-    result = run_program(words, PYTHONPATH=str(SUPPORT), **quiet)
+    words = ("1", "run.py", str(tmp_path), *words)
+    importer.run(words, tmp_path, program="forked_program", **quiet)
+    return (tmp_path / "said.txt").read_text()
+
+
+def run_with_service(importer, tmp_path, signum: int) -> str:
+    """Train with a real wandb service that gets a signal in the second step, if any."""
+    said = run_script(importer, tmp_path, REAL_RUN, str(int(signum)))
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 4
-    return result
+    return said
 
 
 @pytest.mark.slow
-def test_a_real_wandb_run_is_finished_after_training(tmp_path):
-    result = run_with_service(tmp_path, 0)
-    assert result.stdout == "steps 4 hung False open False\n"
-    assert "wandb failed" not in result.stderr
+def test_a_real_wandb_run_is_finished_after_training(tmp_path, importer):
+    said = run_with_service(importer, tmp_path, 0)
+    assert "steps 4 hung False open False\n" in said
+    assert "wandb failed" not in said
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
 @pytest.mark.slow
-def test_a_run_survives_the_death_of_the_wandb_service(tmp_path):
-    result = run_with_service(tmp_path, signal.SIGKILL)
-    assert result.stdout.startswith("steps 4 hung False")
-    assert result.stderr.count("wandb failed in log_metrics (ConnectionResetError") == 1
+def test_a_run_survives_the_death_of_the_wandb_service(tmp_path, importer):
+    said = run_with_service(importer, tmp_path, signal.SIGKILL)
+    assert "steps 4 hung False" in said
+    assert said.count("wandb failed in log_metrics (ConnectionResetError") == 1
 
 
 @pytest.mark.slow
-def test_a_run_survives_a_wandb_service_that_hangs(tmp_path):
-    result = run_with_service(tmp_path, signal.SIGSTOP)
-    assert result.stdout.startswith("steps 4 hung True")
-    assert result.stderr.count("wandb failed in finish (TimeoutError: no answer within 5 s)") == 1
+def test_a_run_survives_a_wandb_service_that_hangs(tmp_path, importer):
+    said = run_with_service(importer, tmp_path, signal.SIGSTOP)
+    assert "steps 4 hung True" in said
+    assert said.count("wandb failed in finish (TimeoutError: no answer within 5 s)") == 1
 
 
 ENDINGS = """
@@ -325,11 +329,9 @@ ENDS = {
 
 
 @pytest.mark.slow
-def test_wandb_learns_how_the_run_ended(tmp_path):
-    words = [sys.executable, "-c", ENDINGS, str(tmp_path), *ENDS]
-    quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
-    result = run_program(words, PYTHONPATH=str(SUPPORT), **quiet)
-    found = json.loads(result.stdout.splitlines()[-1])
+def test_wandb_learns_how_the_run_ended(tmp_path, importer):
+    said = run_script(importer, tmp_path, ENDINGS, *ENDS)
+    (found,) = (json.loads(line) for line in said.splitlines() if line.startswith("{"))
     for ending, (exit_code, reason) in ENDS.items():
         assert found[ending]["exit_codes"] == [exit_code], ending
         assert found[ending]["stop_reason"].startswith(reason), ending

@@ -7,8 +7,6 @@ import time
 import psutil
 import pytest
 from cli_base import BASE
-from paths import SUPPORT
-from processes import LIT_GRPO, running
 from worker_processes import wait_until
 
 from lit_grpo.runs.checkpoint_files import last_checkpoint
@@ -43,15 +41,16 @@ def test_a_setting_that_is_out_of_range_is_refused(setting, message):
         StallWatchdog(**setting)
 
 
-def train(directory, watchdog: dict, *callbacks: dict, reward: str, max_steps: int = 1, **given):
+def train(importer, directory, watchdog: dict, *callbacks: dict, max_steps: int = 1, **settings):
     """Run `fit` in a process; return its exit code and what it said."""
     exit_code, said, _ = train_ranks(
-        directory, {"max_steps": max_steps}, watchdog, *callbacks, reward=reward, **given
+        importer, directory, {"max_steps": max_steps}, watchdog, *callbacks, **settings
     )
     return exit_code, said
 
 
 def train_ranks(
+    importer,
     directory,
     trainer: dict,
     watchdog: dict,
@@ -70,10 +69,11 @@ def train_ranks(
     config["model"]["rewards"] = [{"class_path": f"holds.{reward}", "init_args": given}]
     config["model"]["group_size"] = 20
     (directory / "run.json").write_text(json.dumps(config))
-    words = [*LIT_GRPO, "fit", "--config", "run.json", "--run_dir", "run"]
-    said, ranks = directory / "said.txt", []
-    with running(words, directory, said=said, PYTHONPATH=str(SUPPORT)) as process:
-        while len(ranks) < trainer.get("devices", 1) - 1 and process.poll() is None:
+    num_ranks, ranks = trainer.get("devices", 1), []
+    words = [str(num_ranks), "fit", "--config", "run.json", "--run_dir", "run"]
+    with importer.running(words, directory, program="forked_program") as started:
+        (process,) = started.processes
+        while len(ranks) < num_ranks - 1 and process.poll() is None:
             ranks = psutil.Process(process.pid).children()
             time.sleep(0.1)
         if held:
@@ -81,17 +81,19 @@ def train_ranks(
             process.send_signal(signal.SIGTERM)
         exit_code = process.wait(300)
         _, alive = psutil.wait_procs(ranks, timeout=60)
-    return exit_code, said.read_text(), alive
+    return exit_code, (directory / "said.txt").read_text(), alive
 
 
 DEADLOCK = "It looks like a deadlock, or a wait for something that does not answer"
 
 
 @pytest.mark.slow
-def test_a_reward_that_deadlocks_ends_the_run_with_its_own_code_and_a_checkpoint(tmp_path):
+def test_a_reward_that_deadlocks_ends_the_run_with_its_own_code_and_a_checkpoint(
+    tmp_path, importer
+):
     watchdog = {"action": "stop", "min_seconds": 4, "first_seconds": 4}
     exit_code, said = train(
-        tmp_path, watchdog, reward="DeadlockedReward", max_steps=3, call=50, name="stuck"
+        importer, tmp_path, watchdog, reward="DeadlockedReward", max_steps=3, call=50, name="stuck"
     )
     assert exit_code == ExitCode.STALLED, said
     assert "in stage reward of rollout step 2, at 9 of 40 completions" in said
@@ -111,10 +113,10 @@ def test_a_reward_that_deadlocks_ends_the_run_with_its_own_code_and_a_checkpoint
 
 
 @pytest.mark.slow
-def test_a_process_whose_main_thread_is_stuck_is_ended(tmp_path):
+def test_a_process_whose_main_thread_is_stuck_is_ended(tmp_path, importer):
     watchdog = {"action": "stop", "min_seconds": 4, "first_seconds": 4}
     stuck = {"class_path": "holds.DeadlockMainThread", "init_args": {"step": 1}}
-    exit_code, said = train(tmp_path, watchdog, stuck, reward="ShareOfLowBytes")
+    exit_code, said = train(importer, tmp_path, watchdog, stuck, reward="ShareOfLowBytes")
     assert exit_code == ExitCode.STALLED, said
     assert "No progress for" in said
     assert "rollout step 1, between two stages" in said
@@ -123,12 +125,12 @@ def test_a_process_whose_main_thread_is_stuck_is_ended(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_of_which_one_is_stuck_are_ended(rank, tmp_path):
+def test_ranks_of_which_one_is_stuck_are_ended(rank, tmp_path, importer):
     trainer = {"devices": 2, "strategy": "ddp", "max_steps": 3}
     watchdog = {"action": "stop", "min_seconds": 4, "first_seconds": 8}
     stuck = {"class_path": "holds.DeadlockMainThread", "init_args": {"step": 1, "rank": rank}}
     exit_code, said, alive = train_ranks(
-        tmp_path, trainer, watchdog, stuck, reward="ShareOfLowBytes"
+        importer, tmp_path, trainer, watchdog, stuck, reward="ShareOfLowBytes"
     )
     assert exit_code == ExitCode.STALLED, said
     assert not alive
@@ -139,14 +141,20 @@ def test_ranks_of_which_one_is_stuck_are_ended(rank, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, 1])
 def test_a_signal_ends_ranks_that_are_stuck_or_wait_for_one_although_the_watchdog_only_warns(
-    rank, tmp_path
+    rank, tmp_path, importer
 ):
     trainer = {"max_steps": 3} | ({} if rank is None else {"devices": 2, "strategy": "ddp"})
     watchdog = {"min_seconds": 4, "first_seconds": 8}
     stuck = {"class_path": "holds.DeadlockMainThread", "init_args": {"step": 2, "rank": rank}}
     stuck["init_args"]["patience_seconds"] = 2.0
     exit_code, said, alive = train_ranks(
-        tmp_path, trainer, watchdog, stuck, reward="ShareOfLowBytes", held=f"held{rank or 0}"
+        importer,
+        tmp_path,
+        trainer,
+        watchdog,
+        stuck,
+        reward="ShareOfLowBytes",
+        held=f"held{rank or 0}",
     )
     assert exit_code == 128 + signal.SIGTERM, said
     assert not alive
@@ -157,11 +165,11 @@ def test_a_signal_ends_ranks_that_are_stuck_or_wait_for_one_although_the_watchdo
 
 
 @pytest.mark.slow
-def test_a_slow_first_step_that_advances_is_not_stopped(tmp_path):
-    watchdog = {"action": "stop", "min_seconds": 10, "first_seconds": 10}
-    exit_code, said = train(tmp_path, watchdog, reward="SlowReward")
+def test_a_slow_first_step_that_advances_is_not_stopped(tmp_path, importer):
+    watchdog = {"action": "stop", "min_seconds": 4, "first_seconds": 4}
+    exit_code, said = train(importer, tmp_path, watchdog, reward="SlowReward")
     assert exit_code == 0, said
-    assert "Stage reward of rollout step 1 is slow but advances, for 0:00:1" in said
+    assert "Stage reward of rollout step 1 is slow but advances, for 0:00:0" in said
     assert " of 40 completions" in said
     assert "more." in said
     assert DEADLOCK not in said

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 import pytest
-from paths import SUPPORT
-from processes import run_program
 from toy_rollouts import completion, failed, fit, outputs, rollouts
 
 from lit_grpo.callbacks import ZeroRewardBreaker
@@ -192,8 +189,11 @@ sys.stdout.write(f"rank {rank} steps {trainer.global_step} code {reason.exit_cod
 
 
 @pytest.mark.slow
-def test_a_reward_on_one_rank_ends_the_streak_of_all(tmp_path):
-    script = tmp_path / "run.py"
-    script.write_text(TWO_RANKS)
-    result = run_program([sys.executable, str(script)], PYTHONPATH=str(SUPPORT))
-    assert sorted(result.stdout.splitlines()) == ["rank 0 steps 4 code 3", "rank 1 steps 4 code 3"]
+def test_a_reward_on_one_rank_ends_the_streak_of_all(tmp_path, importer):
+    (tmp_path / "run.py").write_text(TWO_RANKS)
+    importer.run(["2", "run.py"], tmp_path, program="forked_program")
+    said = (tmp_path / "said.txt").read_text().splitlines()
+    assert sorted(line for line in said if line.startswith("rank")) == [
+        "rank 0 steps 4 code 3",
+        "rank 1 steps 4 code 3",
+    ]

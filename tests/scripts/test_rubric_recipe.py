@@ -3,14 +3,17 @@
 import hashlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 
 import pandas as pd
 import pytest
+from forked_ranks import Forked, Importer
 from killed_run import TIMELESS
 from paths import ROOT
-from processes import kill_group, start
+from processes import start
 from worker_processes import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -19,8 +22,8 @@ SCRIPT = ROOT / "scripts" / "_rubric_recipe.py"
 NUM_STEPS = 10
 
 
-def begin(directory: Path):
-    directory.mkdir(exist_ok=True)
+def begin(directory: Path) -> Popen[str]:
+    directory.mkdir()
     words = [sys.executable, str(SCRIPT), str(directory), "--steps", str(NUM_STEPS)]
     return start(words, said=directory / "said.txt", PYTHONPATH=str(ROOT))
 
@@ -42,11 +45,19 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
 }
 
 
-def kill_at(moment: str, directory: Path) -> None:
-    with begin(directory) as process:
+@contextmanager
+def going_on(importer: Importer, directory: Path) -> Iterator[Forked]:
+    directory.mkdir(exist_ok=True)
+    words = [str(directory), "--steps", str(NUM_STEPS)]
+    with importer.running(words, directory, program="forked_recipe") as started:
+        yield started.processes[0]
+
+
+def kill_at(moment: str, importer: Importer, directory: Path) -> None:
+    with going_on(importer, directory) as process:
         wait_until(lambda: MOMENTS[moment](directory) or process.poll() is not None, 400)
-        kill_group(process)
-    assert process.returncode, moment
+        process.kill_group()
+        assert process.wait(), moment
 
 
 def products(directory: Path) -> dict[str, object]:
@@ -73,12 +84,13 @@ def metrics(directory: Path) -> pd.DataFrame:
     return table[["step", *sorted(name for name in table if name.startswith(TIMELESS))]]
 
 
-def test_a_recipe_that_is_killed_again_and_again_ends_as_an_undisturbed_one(tmp_path):
+def test_a_recipe_that_is_killed_again_and_again_ends_as_an_undisturbed_one(tmp_path, importer):
+    """The commands of the undisturbed one are new interpreters, those of the other are forked."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     with begin(whole) as undisturbed:
         for moment in MOMENTS:
-            kill_at(moment, broken)
-        with begin(broken) as process:
+            kill_at(moment, importer, broken)
+        with going_on(importer, broken) as process:
             assert process.wait(600) == 0, (broken / "said.txt").read_text()
         assert undisturbed.wait(600) == 0, (whole / "said.txt").read_text()
     assert products(broken) == products(whole)

@@ -34,6 +34,8 @@ PROGRAMS = [
     "sharded_trainings",
     "preset_trainings",
     "ddp_trainings",
+    "forked_program",
+    "forked_recipe",
     "forked_torchrun",
 ]
 """Modules whose function ``main`` can be run."""
@@ -165,6 +167,7 @@ def imported() -> Iterator[Importer]:
     """Start the process that imports everything, and end it."""
     path = os.pathsep.join(map(str, (SUPPORT, ROOT / "scripts")))
     words, env = [sys.executable, __file__], environment(PYTHONPATH=path, DS_ACCELERATOR="cpu")
+    env.pop("COLUMNS", None)  # a terminal knows its width
     with Popen(words, env=env, stdin=PIPE, stdout=PIPE, text=True) as process:
         yield Importer(process)
         assert process.stdin is not None

@@ -140,10 +140,10 @@ class SilenceServers(L.Callback):
 
 
 class SlowReward(ShareOfLowBytes):
-    """Needs half a second for each completion."""
+    """Needs a quarter of a second for each completion."""
 
     def score(self, prompt, completion):
-        time.sleep(0.5)
+        time.sleep(0.25)
         return super().score(prompt, completion)
 
 
