@@ -72,11 +72,13 @@ def test_a_judge_that_knows_the_gold_answer_passes(capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
-def test_answers_are_cut_and_verdicts_are_not_in_a_terminal(here, columns):
+def test_answers_are_cut_and_verdicts_are_not_in_a_terminal(here, columns, importer):
     lines = [f'{{"prompt": "{"why " * 30}{n}?", "answer": "{"so " * 30}{n}"}}' for n in range(4)]
     with JudgeServer(grader(by_reference)) as server:
         write_config(server, data=rows(*lines))
-        shown = shown_in_terminal("judge-check", "--config=my.yaml", cwd=here, columns=columns)
+        shown = shown_in_terminal(
+            importer, "judge-check", "--config=my.yaml", cwd=here, columns=columns
+        )
     start = next(n for n, line in enumerate(shown) if line.startswith("question"))
     assert shown[start].split()[-3:] == ["good", "bad", "verdict"]
     for row in shown[start + 1 : start + 5]:

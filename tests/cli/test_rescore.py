@@ -111,13 +111,13 @@ def test_a_negated_weight_reverses_every_order(capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
-def test_every_column_fits_a_terminal_and_completions_are_cut(here, columns):
+def test_every_column_fits_a_terminal_and_completions_are_cut(here, columns, importer):
     for path in Path("run/completions").iterdir():
         table = pd.read_parquet(path)
         table["completion"] = ["so " * 60 + f"the answer is {n}" for n in range(len(table))]
         table.to_parquet(path)
     config = rewards(LOW | {"init_args": {"weight": -2.0, "name": "mentions_some_of_the_words"}})
-    shown = shown_in_terminal("rescore", "run", config, cwd=here, columns=columns)
+    shown = shown_in_terminal(importer, "rescore", "run", config, cwd=here, columns=columns)
     start = shown.index(next(line for line in shown if line.startswith("changed most")))
     assert shown[start + 1].split() == ["reward", "step", "prompt", "completion"]
     rows = shown[start + 2 : start + 7]

@@ -189,10 +189,10 @@ def test_a_bug_on_some_rows_is_shown_with_its_line(capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
-def test_numbers_stay_with_their_units_in_a_terminal(here, columns):
+def test_numbers_stay_with_their_units_in_a_terminal(here, columns, importer):
     rewards = "--model.rewards=[trial_rewards.Low,trial_rewards.MentionsSomeOfTheKeywords]"
     arguments = ["rewards", "--config=base.yaml", rewards, "--n=2"]
-    shown = shown_in_terminal(*arguments, cwd=here, columns=columns)
+    shown = shown_in_terminal(importer, *arguments, cwd=here, columns=columns)
     start = next(n for n, line in enumerate(shown) if line.startswith("reward  "))
     header, low = shown[start : start + 2]
     assert header.split()[-5:] == ["p50", "p95", "per", "step", "$/step"]

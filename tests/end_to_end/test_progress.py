@@ -71,8 +71,8 @@ def phases(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_step_shows_its_stages_their_counts_and_the_clock_while_it_runs(here):
-    lines = shown_in_terminal("fit", *BASIS, *SLOW_STEP, *VALIDATED, cwd=here)
+def test_a_step_shows_its_stages_their_counts_and_the_clock_while_it_runs(here, importer):
+    lines = shown_in_terminal(importer, "fit", *BASIS, *SLOW_STEP, *VALIDATED, cwd=here)
     step = [one for one in lines if one.startswith("Training") and " 0/1 " in one]
     assert len({re.search(r"0:00:\d\d", one)[0] for one in step}) >= 3
     seen = phases(lines)
@@ -86,22 +86,22 @@ def test_a_step_shows_its_stages_their_counts_and_the_clock_while_it_runs(here):
 
 
 @pytest.mark.slow
-def test_a_warm_up_and_a_validation_show_what_they_do(here):
+def test_a_warm_up_and_a_validation_show_what_they_do(here, importer):
     config = yaml.safe_load((here / "base.yaml").read_text())
     for key in ("rewards", "group_size"):
         del config["model"][key]
     (here / "warm.yaml").write_text(yaml.safe_dump(config))
     warm = ("--config=warm.yaml", *BASIS[1:], "--trainer.callbacks=slow.SlowUpdate")
-    lines = shown_in_terminal("sft", *warm, *VALIDATED, cwd=here)
+    lines = shown_in_terminal(importer, "sft", *warm, *VALIDATED, cwd=here)
     assert {"update", "validate 1/2"} <= set(phases(lines))
     assert any(re.match(r"loss \d\.\d{4}  acc \d\.\d{3}", one) for one in lines)
-    lines = shown_in_terminal("validate", *BASIS, cwd=here)
+    lines = shown_in_terminal(importer, "validate", *BASIS, cwd=here)
     assert any(re.match(r"Validation \S+ 0/1 ", one) for one in lines)
     assert {"validate 0/2", "validate 1/2"} <= set(phases(lines))
 
 
 @pytest.mark.slow
-def test_a_pipe_gets_plain_lines_also_within_a_step(here):
+def test_a_pipe_gets_plain_lines_also_within_a_step(here, importer):
     bar = [
         "--trainer.callbacks+=RolloutProgressBar",
         "--trainer.callbacks.every_n_seconds=0.5",

@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from engine_runs import SETTINGS, command, run_to_its_end, warmed_up
+from engine_runs import INTERPRETERS, SETTINGS, command, run_to_its_end, warmed_up
 from safetensors.torch import load_file
 from vllm_environment import needs_vllm
+from vllm_settings import ENV
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -29,21 +30,27 @@ def policy(tmp_path_factory):
     return warmed_up(tmp_path_factory)
 
 
-def train(policy, engine, directory):
+def train(policy, engine, directory, importer):
+    """Return the run directory of a new interpreter, or of a fork where a server samples."""
     settings = GRPO | {"model.policy.path": str(policy)}
-    run_to_its_end(command("fit", "quickstart", settings, engine=engine), directory)
+    words = command("fit", "quickstart", settings, engine=engine)
+    if engine == "HFEngine" or engine in INTERPRETERS:
+        run_to_its_end(words, directory)
+    else:
+        importer.run(words[3:], directory, **ENV)
     return directory / "run"
 
 
 @pytest.fixture(scope="module")
-def plain_run(policy, tmp_path_factory):
+def plain_run(policy, tmp_path_factory, importer):
     """The run directory of the shipped quickstart."""
-    return train(policy, "HFEngine", tmp_path_factory.mktemp("plain"))
+    return train(policy, "HFEngine", tmp_path_factory.mktemp("plain"), importer)
 
 
 @pytest.fixture
-def run(request, policy, plain_run, tmp_path):
-    return plain_run if request.param == "HFEngine" else train(policy, request.param, tmp_path)
+def run(request, policy, plain_run, tmp_path, importer):
+    engine = request.param
+    return plain_run if engine == "HFEngine" else train(policy, engine, tmp_path, importer)
 
 
 def config_without_engine(run):

@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 from engine_runs import command, num_steps, start
+from forked_ranks import Importer
 from vllm_environment import needs_vllm
-from vllm_settings import ARCHITECTURE
+from vllm_settings import ARCHITECTURE, ENV
 from worker_processes import is_alive, wait_until
 
 pytestmark = [needs_vllm, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -39,18 +40,25 @@ def tmp_path():
 
 
 @contextmanager
-def training(engine, directory):
-    """Start a run that does not end by itself, with its temporary files in ``directory/tmp``."""
+def training(engine, directory, importer: Importer):
+    """Start a run that does not end by itself, with its temporary files in ``directory/tmp``.
+
+    It is forked, unless it needs the interpreter of vLLM.
+    """
     settings = dict(GRPO)
     if engine == "VLLMServerEngine":
         settings["model.engine.init_args.directory"] = None  # a temporary one must be removed, too
     (directory / "tmp").mkdir()
     words = command("fit", "quickstart", settings, engine=engine)
-    trainer = start(words, directory, TMPDIR=str(directory / "tmp"))
+    variables = {"TMPDIR": str(directory / "tmp")}
+    if engine == "VLLMEngine":
+        trainer = start(words, directory, **variables)
+    else:
+        trainer = importer.start(words[3:], directory, directory / "said.txt", **ENV | variables)
     try:
         yield trainer
     finally:
-        trainer.kill()
+        trainer.send_signal(signal.SIGKILL)
         trainer.wait()
 
 
@@ -118,8 +126,8 @@ def kill(trainer):
 
 
 @pytest.mark.parametrize("engine", ["VLLMServerEngine", "VLLMEngine"])
-def test_nothing_is_left_when_the_trainer_is_killed_in_training(engine, tmp_path):
-    with training(engine, tmp_path) as trainer:
+def test_nothing_is_left_when_the_trainer_is_killed_in_training(engine, tmp_path, importer):
+    with training(engine, tmp_path, importer) as trainer:
         wait_until(lambda: trainer.poll() is not None or num_steps(tmp_path) >= 1, STARTING_SECONDS)
         assert trainer.poll() is None, (tmp_path / "said.txt").read_text()[-5000:]
         traces = Traces(trainer)
@@ -132,8 +140,8 @@ def test_nothing_is_left_when_the_trainer_is_killed_in_training(engine, tmp_path
     assert_nothing_is_left(traces, tmp_path)
 
 
-def test_nothing_is_left_when_the_trainer_is_killed_while_its_server_starts(tmp_path):
-    with training("VLLMServerEngine", tmp_path) as trainer:
+def test_nothing_is_left_when_the_trainer_is_killed_while_its_server_starts(tmp_path, importer):
+    with training("VLLMServerEngine", tmp_path, importer) as trainer:
         wait_until(lambda: "VLLM::EngineCore" in child_names(trainer), STARTING_SECONDS)
         traces = Traces(trainer)
         kill(trainer)

@@ -224,10 +224,10 @@ def test_runs_that_started_from_the_same_warm_up_are_compared_after_it(tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [70, 80])
-def test_numbers_stay_with_their_units_in_a_terminal(tmp_path, columns):
+def test_numbers_stay_with_their_units_in_a_terminal(tmp_path, columns, importer):
     runs = [make_run(tmp_path / "a_long_name_of_a_run" / name, GRPO) for name in "01"]
     paths = [str(path) for path in runs]
-    lines = shown_in_terminal("report", *paths, cwd=tmp_path, columns=columns)
+    lines = shown_in_terminal(importer, "report", *paths, cwd=tmp_path, columns=columns)
     texts = "\n".join(lines)
     assert texts.count("2 min 3 s") == texts.count("4.0 k") == texts.count("0.250 → 0.875") == 2
 

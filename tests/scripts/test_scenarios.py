@@ -12,11 +12,9 @@ from _scenario import Scenario
 from _scenario_list import SCENARIOS
 from forked_ranks import Forked
 from paths import ROOT, TESTS
-from processes import run_program
 
 from lit_grpo.diagnostics import CAUSES
 
-COMMAND = [sys.executable, str(ROOT / "scripts" / "scenarios.py")]
 SCENARIO = Scenario(
     title="x",
     cause="no_reward",
@@ -64,9 +62,10 @@ OTHERS = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_command_runs_scenarios_and_prints_a_row_for_each(tmp_path):
-    result = run_program([*COMMAND, *BY_COMMAND, "--markdown"], tmp_path)
-    head, rule, *rows = result.stdout.splitlines()
+def test_the_command_runs_scenarios_and_prints_a_row_for_each(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["scenarios.py", *BY_COMMAND, "--markdown"])
+    assert script.main() == 0
+    head, rule, *rows = capsys.readouterr().out.splitlines()
     assert head.startswith("| what happens | cause | what the user reads first | exit code |")
     assert rule == "| --- | --- | --- | --- | --- | --- |"
     assert len(rows) == 2

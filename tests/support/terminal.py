@@ -5,32 +5,22 @@ from __future__ import annotations
 import os
 import pty
 import re
-import subprocess
 import termios
 from pathlib import Path
 
-from paths import SUPPORT
-from processes import LIT_GRPO, environment, kill_group
+from forked_ranks import Importer
 
 
-def shown_in_terminal(*arguments: str, cwd: Path, columns: int = 100) -> list[str]:
+def shown_in_terminal(
+    importer: Importer, *arguments: str, cwd: Path, columns: int = 100
+) -> list[str]:
     """Return all lines that ``lit-grpo`` writes on a terminal, without control sequences.
 
     What it has written so far is in the file ``screen`` in its working directory.
     """
     screen, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (50, columns))
-    inherited = environment(TERM="xterm", PYTHONPATH=str(SUPPORT))
-    inherited.pop("COLUMNS", None)
-    process = subprocess.Popen(
-        [*LIT_GRPO, *arguments],
-        cwd=cwd,
-        env=inherited,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        start_new_session=True,
-    )
+    process = importer.start(arguments, cwd, Path(os.ttyname(terminal)), TERM="xterm")
     os.close(terminal)
     written = bytearray()
     try:
@@ -40,7 +30,7 @@ def shown_in_terminal(*arguments: str, cwd: Path, columns: int = 100) -> list[st
                 seen.write(part)
         assert process.wait(timeout=200) == 0, written.decode()
     finally:
-        kill_group(process)
+        process.kill_group()
         os.close(screen)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
     return re.split(r"[\r\n]+|(?=Training|Validation)", text)

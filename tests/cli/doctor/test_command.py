@@ -374,8 +374,8 @@ def test_every_bundled_experiment_can_be_checked(name, capsys):
 
 
 @pytest.mark.slow
-def test_in_a_terminal_the_list_is_as_wide_as_the_terminal(here):
-    lines = shown_in_terminal("doctor", "--config=base.yaml", cwd=here, columns=80)
+def test_in_a_terminal_the_list_is_as_wide_as_the_terminal(here, importer):
+    lines = shown_in_terminal(importer, "doctor", "--config=base.yaml", cwd=here, columns=80)
     assert any(re.match(r"ok +batch +2 prompts x 2 completions", line) for line in lines)
     assert max(len(line.rstrip()) for line in lines) <= 80
 
