@@ -292,6 +292,7 @@ def test_ctrl_c_ends_the_process_of_a_training_with_130_and_no_traceback():
 
 @pytest.mark.slow
 def test_two_ranks_share_one_directory(here):
+    """The ranks are new interpreters."""
     run_program([*FIT, "--trainer.devices=2", "--trainer.strategy=ddp"])
     assert [path.name for path in (here / "runs" / "base").iterdir()] == ["0"]
     assert (here / "runs" / "base" / "0" / "run_rank1.log").exists()

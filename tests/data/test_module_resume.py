@@ -1,15 +1,12 @@
 """The order of prompts under a trainer that is stopped, resumed or runs on two processes."""
 
 import json
-import sys
 import warnings
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
 from data_runs import Recorder, SaveEverywhere, fit, flat, sums
-from paths import SUPPORT
-from processes import run_program
 from small_runs import make_trainer
 
 from lit_grpo.data import AdditionData
@@ -112,10 +109,9 @@ with open(f"{sys.argv[1]}/{trainer.global_rank}.json", "w") as file:
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_batches_of_one(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(TWO_PROCESSES)
-    run_program([sys.executable, str(script), str(tmp_path)], PYTHONPATH=str(SUPPORT))
+def test_two_processes_share_the_batches_of_one(tmp_path, importer):
+    (tmp_path / "train.py").write_text(TWO_PROCESSES)
+    importer.run(["2", "train.py", str(tmp_path)], tmp_path, program="forked_program")
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     data = AdditionData(1, train_size=13, validation_size=5, prompts_per_step=4)
     alone = fit(data, max_epochs=2, max_steps=-1)

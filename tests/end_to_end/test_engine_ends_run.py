@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from engine_runs import command, num_steps, running
+from forked_ranks import Importer
 from paths import SUPPORT
 from safetensors.torch import load_file
 from served_engines import PROGRAM, QUICK, launched_servers
@@ -60,15 +61,12 @@ def config(model: Path, broken: Path) -> dict:
     }
 
 
-def training(directory: Path, *options: str):
-    """Start the command, which writes its output to ``said.txt``."""
-    words = [*command("fit", "quickstart", {}), "--config", "small.yaml", *options]
-    return running(words, directory, PYTHONPATH=str(SUPPORT))
+WORDS = [*command("fit", "quickstart", {}), "--config", "small.yaml"]
 
 
-def train(directory: Path, *options: str) -> None:
-    with training(directory, *options) as process:
-        assert process.wait(240) == 0, said(directory)
+def train(importer: Importer, directory: Path, *options: str) -> None:
+    """Train to the end, forked; the run that its server ends is a new interpreter."""
+    importer.run([*WORDS[3:], *options], directory)
 
 
 def said(directory: Path) -> str:
@@ -119,7 +117,7 @@ def directories(tmp_path_factory):
 def ended(directories):
     """What a run has left that was ended by its server, before it is resumed."""
     directory = directories.broken
-    with training(directory) as process:
+    with running(WORDS, directory, PYTHONPATH=str(SUPPORT)) as process:
         server = kill_server_for_good(process, directory, directories.mark)
         num_finished = num_steps(directory)
         exit_code = process.wait(240)
@@ -172,10 +170,12 @@ def test_the_checkpoint_is_that_of_the_last_finished_step(ended):
     assert ended.checkpoint["global_step"] == ended.num_finished
 
 
-def test_the_run_resumed_with_a_working_server_equals_an_undisturbed_run(ended, directories):
-    train(directories.undisturbed)
+def test_the_run_resumed_with_a_working_server_equals_an_undisturbed_run(
+    ended, directories, importer
+):
+    train(importer, directories.undisturbed)
     directories.mark.unlink()
-    train(directories.broken, "--ckpt_path", "last")
+    train(importer, directories.broken, "--ckpt_path", "last")
     runs = (directories.undisturbed, directories.broken)
     expected, resumed = map(final_weights, runs)
     torch.testing.assert_close(resumed, expected, rtol=0, atol=0)

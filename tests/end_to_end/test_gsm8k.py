@@ -4,7 +4,6 @@ import pandas as pd
 import pytest
 import yaml
 from paths import GSM8K
-from processes import LIT_GRPO, run_program
 from transformers import AutoModelForCausalLM
 
 NUM_STEPS = 8
@@ -55,11 +54,11 @@ SMALL = {
 
 @pytest.mark.slow
 @pytest.mark.skipif(not GSM8K.is_dir(), reason="the files of GSM8K are not beside the checkout")
-def test_the_shipped_config_trains_on_gsm8k(tmp_path):
+def test_the_shipped_config_trains_on_gsm8k(tmp_path, importer):
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
     arguments = ["--config", "gsm8k", "--config", "small.yaml", "--run_dir", "run"]
     arguments += ["--trainer.limit_val_batches", "1", "--model.evaluation.num_samples", "2"]
-    run_program([*LIT_GRPO, "fit", *arguments], tmp_path, seconds=280)
+    importer.run(["fit", *arguments], tmp_path, seconds=280)
     metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")
     assert len(metrics) == NUM_STEPS
     assert metrics["val/accuracy"].notna().sum() >= 2

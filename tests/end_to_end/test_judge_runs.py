@@ -1,6 +1,7 @@
 """Whole runs of the command line whose reward is a judge behind real HTTP."""
 
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import pytest
 import yaml
 from diskcache import Cache
 from judge_server import JudgeServer, judges, refuses
-from processes import LIT_GRPO, running
 from run_logs import workplace
 from tiny import LLAMA
 from worker_processes import wait_until
@@ -116,7 +116,7 @@ def test_a_spent_budget_stops_a_run_with_a_checkpoint_and_is_still_spent_when_re
 
 
 @pytest.mark.slow
-def test_a_run_killed_while_it_scores_pays_no_answer_twice_if_it_has_a_cache(tmp_path):
+def test_a_run_killed_while_it_scores_pays_no_answer_twice_if_it_has_a_cache(tmp_path, importer):
     settings = {"cache": str(tmp_path / "cache"), "every_n_steps": 1}
     num_answered = 8 + 3  # the first step, and some of the second
 
@@ -126,12 +126,13 @@ def test_a_run_killed_while_it_scores_pays_no_answer_twice_if_it_has_a_cache(tmp
 
     with JudgeServer(answer_some) as server:
         write_config(server, **settings)
-        with running([*LIT_GRPO, *WORDS, "--ckpt_path=auto"], said=tmp_path / "said") as process:
+        words, key = [*WORDS, "--ckpt_path=auto"], {"MY_JUDGE_KEY": KEY}
+        with importer.running(words, tmp_path, **key) as started:
             verdicts = Cache(tmp_path / "cache")
             wait_until(lambda: len(server.questions) > num_answered + 1, 120)
             wait_until(lambda: len(verdicts) == num_answered)
-            process.kill()
-            process.wait()
+            started.kill()
+            assert started.wait() == [-signal.SIGKILL]
         asked = [content(one) for one in server.questions]
         assert len({*asked}) == len(asked)
         server.requests.clear()

@@ -9,12 +9,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from engine_runs import running
 from forked_ranks import Importer, Ranks
 from left_runs import (
     HELD_STEP,
     NEVER_READY,
-    WITH_SUPPORT,
     assert_same_runs,
     begin,
     config,
@@ -27,7 +25,6 @@ from left_runs import (
     words,
 )
 from needs import needs_deepspeed
-from processes import LIT_GRPO
 from worker_processes import wait_until
 
 from lit_grpo.stopping import ExitCode
@@ -195,7 +192,8 @@ def test_a_watchdog_ends_both_ranks_although_one_scores_for_ever(tmp_path, impor
 
 def test_ctrl_c_reaches_both_ranks_of_a_terminal_and_ends_them_once(tmp_path, importer, whole):
     directory = begin(tmp_path / "run", PLACES["generation"])
-    with running([*LIT_GRPO, *words()], directory, **WITH_SUPPORT) as process:
+    with importer.running(["2", *words()], directory, program="forked_program") as started:
+        (process,) = started.processes
         held = [(directory / f"held{rank}").exists for rank in (0, 1)]
         wait_until(lambda: process.poll() is not None or all(one() for one in held), 240)
         os.killpg(process.pid, signal.SIGINT)

@@ -58,7 +58,7 @@ def training(engine, directory, importer: Importer):
     try:
         yield trainer
     finally:
-        trainer.send_signal(signal.SIGKILL)
+        trainer.kill()
         trainer.wait()
 
 

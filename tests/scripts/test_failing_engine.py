@@ -7,13 +7,15 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import psutil
 import pytest
-from engine_runs import run_to_its_end, warmed_up
-from paths import ROOT, SUPPORT
+from engine_runs import warmed_up
+from paths import SUPPORT
 from served_engines import PROGRAM, QUICK
 from sglang_server import OFFLINE
 from tiny import tiny_policy
@@ -24,7 +26,6 @@ from lit_grpo.rollout.server.process import ServerProcess
 
 script, checks = (importlib.import_module(name) for name in ("failing_engine", "_checks"))
 
-COMMAND = [sys.executable, str(ROOT / "scripts" / "failing_engine.py")]
 NAN = float("nan")
 NUM_STEPS = 4
 KILLS = {1: "main process", 2: "worker"}
@@ -245,13 +246,25 @@ def processes_of(run_dir):
 @needs_vllm
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_the_command_passes_with_a_real_vllm_and_three_kills(tmp_path, tmp_path_factory):
+def test_the_command_passes_with_a_real_vllm_and_three_kills(
+    tmp_path, tmp_path_factory, importer, monkeypatch
+):
+    """The undisturbed run is a new interpreter, the other is forked."""
+    start = subprocess.Popen
+
+    def start_run(command: list[str], cwd: Path) -> Any:
+        if str(tmp_path / "undisturbed") in command:
+            return start(command, cwd=cwd)
+        return importer.start(command[3:], cwd, tmp_path / "said.txt")
+
+    monkeypatch.setattr(script, "subprocess", SimpleNamespace(Popen=start_run))
     # Fewer steps and prompts than the quickstart's: what is shown here needs no more.
     policy, num_steps = warmed_up(tmp_path_factory), 9
     program = f"--model.engine.init_args.launch.program={json.dumps(VLLM_PROGRAM)}"
     options = [program, "--data.prompts_per_step=64"]
     run = ["--steps", str(num_steps), "--policy", str(policy), "--dir", str(tmp_path)]
-    run_to_its_end([*COMMAND, *run, "--", *options], tmp_path, seconds=2000)
+    monkeypatch.setattr(sys, "argv", ["failing_engine.py", *run, "--", *options])
+    assert script.main() == 0, (tmp_path / "said.txt").read_text()
     restarts = pd.read_csv(tmp_path / "killed" / "metrics.csv")["rollout/restarts"]
     assert len(restarts) == num_steps
     assert restarts.sum() == len(script.planned_kills(num_steps)) == 3

@@ -23,7 +23,6 @@ NUM_STEPS = 10
 
 
 def begin(directory: Path) -> Popen[str]:
-    directory.mkdir()
     words = [sys.executable, str(SCRIPT), str(directory), "--steps", str(NUM_STEPS)]
     return start(words, said=directory / "said.txt", PYTHONPATH=str(ROOT))
 
@@ -85,12 +84,12 @@ def metrics(directory: Path) -> pd.DataFrame:
 
 
 def test_a_recipe_that_is_killed_again_and_again_ends_as_an_undisturbed_one(tmp_path, importer):
-    """The commands of the undisturbed one are new interpreters, those of the other are forked."""
+    """The last one and its commands are new interpreters, the others are forked."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    with begin(whole) as undisturbed:
+    with going_on(importer, whole) as undisturbed:
         for moment in MOMENTS:
             kill_at(moment, importer, broken)
-        with going_on(importer, broken) as process:
+        with begin(broken) as process:
             assert process.wait(600) == 0, (broken / "said.txt").read_text()
         assert undisturbed.wait(600) == 0, (whole / "said.txt").read_text()
     assert products(broken) == products(whole)

@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -69,6 +70,10 @@ class Forked:
 
     def send_signal(self, signum: signal.Signals) -> None:
         os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self.send_signal(signal.SIGKILL)
 
     def kill_group(self) -> None:
         with suppress(ProcessLookupError):
@@ -227,6 +232,7 @@ def _become(request: Mapping[str, Any]) -> None:
     os.setsid()
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # that of the environment, not of what was imported
     beginning = os.O_TRUNC if request["is_new"] else os.O_APPEND
     said = os.open(request["said"], os.O_WRONLY | os.O_CREAT | beginning)
     for stream, file in enumerate((os.open(os.devnull, os.O_RDONLY), said, said)):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -19,7 +17,6 @@ from doctor_runs import doctor, engine, policy_from, rewarded, write_rows
 from http_answers import answering
 from judge_server import JudgeServer, judges
 from needs import needs_deepspeed
-from processes import ENV, LIT_GRPO
 from terminal import shown_in_terminal
 from tiny import LLAMA, tiny_policy
 
@@ -344,20 +341,13 @@ def test_a_warm_up_is_checked_too(here, capsys):
 
 
 @pytest.mark.slow
-def test_a_missing_login_of_wandb_is_failed_and_offline_is_a_remark(here):
-    words = [*LIT_GRPO, "doctor", "--config=base.yaml", "--trainer.logger=WandbLogger"]
-    alone = os.environ | ENV | {"WANDB_API_KEY": "", "NETRC": "nowhere", "HOME": str(here)}
+def test_a_missing_login_of_wandb_is_failed_and_offline_is_a_remark(here, importer):
+    words = ["doctor", "--config=base.yaml", "--trainer.logger=WandbLogger"]
+    alone = {"WANDB_API_KEY": "", "NETRC": "nowhere", "HOME": str(here)}
     found = {}
     for mode in ("online", "offline"):
-        shown = subprocess.run(
-            words,
-            env=alone | {"WANDB_MODE": mode},
-            capture_output=True,
-            text=True,
-            timeout=200,
-            start_new_session=True,
-        )
-        found[mode] = shown.returncode, shown.stdout
+        with importer.running(words, here, **alone, WANDB_MODE=mode) as started:
+            found[mode] = started.wait()[0], (here / "said.txt").read_text()
     assert found["online"][0] == 1
     assert "wandb needs a login, and there is none. Run `wandb login`" in found["online"][1]
     assert found["offline"][0] == 0

@@ -277,7 +277,6 @@ def test_a_failure_of_rank_zero_reaches_the_other_rank(two_ranks):
 RANK = """
 import json, sys
 from datetime import timedelta
-sys.path.insert(0, {tests!r})
 import torch
 import torch.distributed as dist
 torch.set_num_threads(1)
@@ -307,25 +306,25 @@ json.dump(found, open("{out}" + str(rank), "w"))
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_server_and_its_failure(tmp_path):
-    script = RANK.format(tests=str(SUPPORT), store=tmp_path / "store", out=tmp_path / "rank")
+def test_two_processes_share_a_server_and_its_failure(tmp_path, importer):
+    code = RANK.format(store=tmp_path / "store", out=tmp_path / "rank")
+    (tmp_path / "rank.py").write_text(code)
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(rank)],
-            env=os.environ | OFFLINE,
-            stderr=subprocess.PIPE,
-            text=True,
+        importer.start(
+            ["1", "rank.py", str(rank)],
+            tmp_path,
+            tmp_path / f"said{rank}.txt",
+            program="forked_program",
+            **OFFLINE,
         )
         for rank in (0, 1)
     ]
     try:
-        for process in ranks:
-            _, errors = process.communicate(timeout=240)
-            assert process.returncode == 0, errors
+        for rank, process in enumerate(ranks):
+            assert process.wait(240) == 0, (tmp_path / f"said{rank}.txt").read_text()
     finally:
         for process in ranks:
             process.kill()
-            process.wait()
     found = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in (0, 1)]
     for rank in found:
         assert {version for row in rank["first"] for version in row} == {0}
