@@ -172,7 +172,7 @@ def describe_empty(fraction: float) -> str:
 def describe_truncated(fraction: float) -> str:
     return (
         f"{fraction:.0%} of the completions were cut off at the token limit before they ended, so "
-        f"their answers are missing. {CAUSES['truncated'].remedy}"
+        f"their answers may be missing. {CAUSES['truncated'].remedy}"
     )
 
 

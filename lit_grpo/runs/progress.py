@@ -117,9 +117,14 @@ class RolloutProgressBar(ProgressBar):
         if reason is not None and reason.is_step_unfinished:
             return
         self._progress.end_step(trainer.fit_loop.total_batch_idx + 1, self.total_train_batches)
-        self._progress.metrics = metrics_line(trainer.callback_metrics)
-        if self._lines is not None:
-            self._lines.end_step()
+        metrics = trainer.callback_metrics
+        if self._lines is None:
+            self._progress.metrics = metrics_line(metrics)
+            return
+        # A line is read as that of its step, and this would be the last validation's.
+        of_step = {name: value for name, value in metrics.items() if not name.startswith("val/")}
+        self._progress.metrics = metrics_line(of_step)
+        self._lines.end_step()
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn == "validate":

@@ -191,7 +191,7 @@ def test_a_compiled_sharded_policy_takes_the_steps_of_ddp(results, strategy):
 @needs_deepspeed
 def test_a_compiled_policy_is_refused_in_stage_3_of_deepspeed(zero):
     for rank in load(zero, "compile", "zero3"):
-        assert "model.policy.compile must be false in stage 3 of DeepSpeed" in rank["error"]
+        assert "policy.compile must be false in stage 3 of DeepSpeed" in rank["error"]
 
 
 @pytest.mark.parametrize("case", RESUMED)

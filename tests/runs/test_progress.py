@@ -51,10 +51,12 @@ def test_without_a_terminal_there_is_a_plain_line_first_last_and_every_n_steps(c
 
 
 def test_each_validation_has_a_plain_line(capsys):
-    lines = plain_lines(capsys, steps=4, every_n_steps=9, validate_every=2)
-    assert "acc" not in lines[0]
-    assert lines[1] == "step 2/4  validation  acc 0.500"
-    assert lines[-1] == "step 4/4  validation  acc 0.500"
+    lines = plain_lines(capsys, steps=4, every_n_steps=1, validate_every=2)
+    assert [line for line in lines if "acc" in line] == [
+        "step 2/4  validation  acc 0.500",
+        "step 4/4  validation  acc 0.500",
+    ]
+    assert len(lines) == 6
 
 
 def test_the_total_counts_rollout_steps_when_one_has_several_optimizer_steps(capsys):

@@ -41,7 +41,7 @@ ROLLOUTS = (
         title="Completions are truncated",
         meaning=(
             "More than half of the completions reached `sampling.max_tokens` before they ended, so "
-            "their answers are missing."
+            "their answers may be missing."
         ),
         advice=(
             "Raise `model.sampling.max_tokens`, reward shorter answers, or run `lit-grpo sft` "
