@@ -181,13 +181,14 @@ def summary_table(trial: Trial, rewards: Sequence[Reward], num_rows_per_step: in
     rollouts = trial.rollouts
     for reward in rewards:
         scores = [score for group in rollouts.groups for score in group.scores[reward.name]]
-        p50, p95 = np.percentile([score.seconds for score in scores], [50, 95])
+        asked = [score for score in scores if score.was_asked] or scores
+        p50, p95 = np.percentile([score.seconds for score in asked], [50, 95])
         measurements = trial.measurements[reward.name]
         cost = sum(score.cost for score in scores) * num_rows_per_step / len(scores)
         table.add_row(
             reward.name,
             *_mean_and_deviation(rollouts.parts[reward.name]),
-            _outcomes(scores),
+            _outcomes(asked),
             _clock(p50),
             _clock(p95),
             _clock(projected_seconds(reward, scores, measurements, num_rows_per_step)),

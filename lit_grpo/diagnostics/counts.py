@@ -79,8 +79,10 @@ class StepCounts:
     has_advantage: bool = _merged_by(operator.or_)
     """Whether one of them has an advantage other than 0."""
 
+    asked: Counter[str]
+    """The name of a reward -> scores of the sources that it is for."""
     failures: Counter[Scores]
-    """Scores without a value."""
+    """Those without a value."""
     details: Mapping[Scores, str] = _merged_by(_first_of_each)
     """The detail of one of each."""
 
@@ -168,9 +170,19 @@ def count_step(
         largest_logprob=max(map(abs, logprobs), default=0.0),
         num_trained=0 if trained is None else int(trained.sum()),
         has_advantage=batch is not None and bool(batch.advantages[trained].any()),
+        asked=count_asked(rollouts),
         failures=failures,
         details=details,
     )
+
+
+def count_asked(rollouts: RolloutBatch) -> Counter[str]:
+    """Count by reward the scores of the sources that it is for."""
+    asked: Counter[str] = Counter()
+    for group in rollouts.groups:
+        for name, scores in group.scores.items():
+            asked[name] += sum(one.was_asked for one in scores)
+    return asked
 
 
 def count_scores(scores: Iterable[tuple[str, Score]]) -> tuple[Counter[Scores], dict[Scores, str]]:

@@ -11,7 +11,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lit_grpo.diagnostics.causes import CAUSES
-from lit_grpo.diagnostics.counts import Scores, StepCounts, count_scores, count_step
+from lit_grpo.diagnostics.counts import (
+    Scores,
+    StepCounts,
+    count_asked,
+    count_scores,
+    count_step,
+)
 from lit_grpo.types import Outcome, RolloutBatch, Score
 
 SHOWN_CHARACTERS = 120
@@ -46,7 +52,7 @@ class Failure:
     reward: str
     outcome: Outcome
     fraction: float
-    """Share of this reward's scores that ended this way."""
+    """Share of this reward's scores that ended this way, other sources left out."""
     detail: str
     """Detail of one of them."""
     is_bug: bool = False
@@ -92,8 +98,7 @@ def find_failure(
         for name in (group.scores if rewards is None else rewards)
         for score in filter(counts_as_failure, group.scores[name])
     )
-    num_rows = sum(len(group.completions) for group in rollouts.groups)
-    return _most_common(counts, details, num_rows)
+    return _most_common(counts, details, count_asked(rollouts))
 
 
 def most_common_failure(counts: StepCounts, outcome: Outcome | None = None) -> Failure | None:
@@ -105,11 +110,11 @@ def most_common_failure(counts: StepCounts, outcome: Outcome | None = None) -> F
     failures = counts.failures
     if outcome is not None:
         failures = Counter({one: number for one, number in failures.items() if one[1] == outcome})
-    return _most_common(failures, counts.details, counts.num_rows)
+    return _most_common(failures, counts.details, counts.asked)
 
 
 def _most_common(
-    counts: Counter[Scores], details: Mapping[Scores, str], num_rows: int
+    counts: Counter[Scores], details: Mapping[Scores, str], asked: Mapping[str, int]
 ) -> Failure | None:
     if not counts:
         return None
@@ -118,7 +123,7 @@ def _most_common(
     return Failure(
         reward=name,
         outcome=outcome,
-        fraction=count / num_rows,
+        fraction=count / asked[name],
         detail=details[kind],
         is_bug=is_bug,
     )

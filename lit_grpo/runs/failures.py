@@ -16,7 +16,7 @@ from lit_grpo.runs.tables import one_line
 from lit_grpo.types import Outcome
 
 SHOWN_FRACTION = 0.01
-"""A reward that failed on no more than this share of the rows is not mentioned."""
+"""A reward that failed on no more than this share of its rows is not mentioned."""
 SHOWN_CHARACTERS = 200
 
 FAILURES = [
@@ -49,7 +49,7 @@ def _describe(name: str, fraction: float, completions: Path) -> str:
     ]
     if not reasons:
         return (
-            f"Reward {name!r} failed on {fraction:.1%} of the rows, which are not in {completions}."
+            f"Reward {name!r} failed on {fraction:.1%} of its rows, which are not in {completions}."
         )
     outcome, num_rows = Counter(outcome for outcome, _ in reasons).most_common(1)[0]
     details = Counter(text for kind, text in reasons if kind == outcome)
@@ -65,9 +65,13 @@ def _describe(name: str, fraction: float, completions: Path) -> str:
 
 
 def _scores(name: str, completions: Path) -> Iterator[tuple[str | None, str | None]]:
-    """Yield outcome and detail of all scores of a reward; a damaged file is left out."""
+    """Yield outcome and detail of the scores that a reward was asked for.
+
+    A damaged file is left out, and one from before the run had the reward.
+    """
     schema = pa.schema([(f"outcome/{name}", pa.string()), (f"detail/{name}", pa.string())])
     for path in sorted(completions.glob("step_*.parquet")):
         with suppress(OSError, pa.ArrowException):
             columns = dataset(path, schema).to_table().columns
-            yield from zip(*(one.to_pylist() for one in columns), strict=True)
+            scores = zip(*(one.to_pylist() for one in columns), strict=True)
+            yield from (one for one in scores if one[0] not in (None, Outcome.OTHER_SOURCE))

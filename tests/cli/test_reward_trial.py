@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,12 +14,14 @@ import yaml
 from cli_base import BASE
 from judge_server import PRICE, REPLY_COST, JudgeServer, first_line_is, judges
 from terminal import shown_in_terminal
+from tiny import completion, prompt
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.reward_trial import in_group_deviation, projected_seconds
+from lit_grpo.cli.reward_trial import Trial, in_group_deviation, projected_seconds, summary_table
 from lit_grpo.judge import Judge, Limits
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import JudgeReward, MathReward, Reward
+from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.types import Measurements, Score
 
 MINE = """
@@ -320,3 +324,24 @@ def test_a_deviation_is_the_mean_over_groups_with_two_values():
     values = torch.tensor([[0.0, 1.0], [1.0, 1.0], [nan, 5.0]], dtype=torch.float64)
     assert in_group_deviation(values) == pytest.approx((0.5**0.5 + 0) / 2)
     assert in_group_deviation(values[2:]) is None
+
+
+class Slow(Reward):
+    def score(self, prompt, completion):
+        time.sleep(0.2)
+        return 1.0
+
+
+def test_outcomes_and_seconds_are_those_of_the_sources_that_a_reward_is_for():
+    reward = Slow(only_sources=["sums"])
+    prompts = [replace(prompt(id=source), source=source) for source in ("sums", "a", "b")]
+    with RewardSuite([reward]) as suite:
+        groups = [[completion([1]), completion([2])]] * 3
+        trial = Trial(
+            rollouts=suite.score(prompts, groups),
+            generation_seconds=1.0,
+            measurements={reward.name: Measurements()},
+        )
+    cells = [[*column.cells][0] for column in summary_table(trial, [reward], 6).columns]
+    assert cells[3] == "ok 100%"
+    assert "0.2" in cells[4]

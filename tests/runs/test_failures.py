@@ -101,3 +101,22 @@ def test_a_message_is_said_to_be_one_of_several(here):
         "Reward 'flaky' failed on 4 of 5 rows (80.0%), most often (3, 2 of them as here) with "
         "error: ValueError: no. Read more"
     )
+
+
+def test_rows_of_sources_that_the_reward_is_not_for_are_not_counted(here):
+    directory = here / "run" / "completions"
+    table = pa.table(
+        {
+            "outcome/flaky": ["error", "ok", "other_source", "other_source", "abstain"],
+            "detail/flaky": ["no answer", "", "", "", ""],
+        }
+    )
+    write_table(table, directory / "step_000001.parquet")
+    before_the_reward_was_added = pa.table({"outcome/other": ["ok", "ok"]})
+    write_table(before_the_reward_was_added, directory / "step_000000.parquet")
+    fractions = [None, 1 / 3]
+    metrics = {"step": [0, 1], "seconds": [1.0, 2.0], "reward/flaky/error_fraction": fractions}
+    (line,) = describe_failures(Run(path=here / "run", label="run", metrics=pd.DataFrame(metrics)))
+    assert line.startswith(
+        "Reward 'flaky' failed on 1 of 3 rows (33.3%), most often (1) with error"
+    )

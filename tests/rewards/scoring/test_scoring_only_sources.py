@@ -6,6 +6,8 @@ import pytest
 from tiny import completion, prompt
 
 from lit_grpo.diagnostics import find_failure
+from lit_grpo.diagnostics.counts import count_step
+from lit_grpo.diagnostics.step import most_common_failure
 from lit_grpo.objective import AdvantageConfig
 from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.rewards import ProcessReward, Reward
@@ -91,6 +93,16 @@ def test_a_bug_on_all_rows_of_its_sources_is_one_on_all_its_rows():
     status = score_status(batch, list(batch.parts))
     assert status.only_bugs == {"broken"}
     assert batch.valid.tolist() == [[False, False], [True, True]]
+
+
+def test_the_share_of_failures_is_one_of_the_rows_that_the_reward_is_for():
+    batch = scored(Length(), Broken(only_sources=["sums"]))
+    assert find_failure(batch).fraction == 1
+    both = count_step(batch) + count_step(
+        scored(Length(), Length(only_sources=["sums"], name="broken"))
+    )
+    assert both.asked == {"length": 8, "broken": 4}
+    assert most_common_failure(both).fraction == 0.5
 
 
 class Broken(Reward):
