@@ -6,11 +6,9 @@ whose prompt is no longer in the data are counted and left out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +18,12 @@ from rich.progress import track
 
 from lit_grpo.cli.reward_changes import Comparison, Row, print_changes
 from lit_grpo.cli.reward_trial import failed_in_all, find_unreported, report_failures
-from lit_grpo.runs.completions_file import completions_table, free_path, write_table
+from lit_grpo.runs.completions_file import (
+    completions_table,
+    free_path,
+    split_groups,
+    write_table,
+)
 from lit_grpo.runs.tables import open_console
 from lit_grpo.training import GRPOModule
 from lit_grpo.types import Completion, Prompt, RolloutBatch, UserError
@@ -143,25 +146,13 @@ def read_step(path: Path, prompts: Mapping[str, Prompt]) -> LoggedStep:
     rows = table.to_pylist()
     kept: list[list[Row]] = []
     found: list[Prompt] = []
-    for group in _groups(rows):
+    for group in split_groups(rows):
         prompt = prompts.get(group[0]["prompt_id"])
         if prompt is not None and prompt.text == group[0]["prompt"]:
             kept.append(group)
             found.append(prompt)
     num_lost = len(rows) - sum(map(len, kept))
     return LoggedStep(step=rows[0]["step"], groups=kept, prompts=found, num_lost=num_lost)
-
-
-def _groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Split the rows of a file into groups.
-
-    Older versions of lit-grpo did not number the groups. All of a file have one size, but adjacent
-    ones may have the same prompt and look like one.
-    """
-    if "group" in rows[0]:
-        return [list(group) for _, group in groupby(rows, itemgetter("group"))]
-    size = math.gcd(*(len(list(group)) for _, group in groupby(rows, itemgetter("prompt_id"))))
-    return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 def _score_again(module: GRPOModule, steps: Sequence[LoggedStep]) -> list[RolloutBatch]:

@@ -15,6 +15,7 @@ from lit_grpo.cli.precompute.fingerprint import PREFIX, read_scale
 from lit_grpo.cli.precompute.gold_cache import PROGRAM, CheckedAnswers, JudgeVotes
 from lit_grpo.cli.prepare.join_gold import QUESTION_DIGITS
 from lit_grpo.data.prepared import PreparedDir, find_prepared
+from lit_grpo.runs.completions_file import split_groups
 from lit_grpo.types import UserError
 
 PASS_RATE = "pass_rate"
@@ -151,17 +152,16 @@ def _checked(cache: Path, measure: Measure) -> Iterator[ScoredRow]:
 
 def _read_run(run: Path, measure: Measure) -> list[ScoredRow]:
     """Return a row for each group of completions; one without two valid rewards has no scores."""
-    names = ["step", "prompt_id", "source", "prompt", "num_tokens", "reward", "valid"]
-    groups: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    names = ["group", "prompt_id", "source", "prompt", "num_tokens", "reward", "valid"]
+    groups: list[list[dict[str, Any]]] = []
     for path in sorted((run / "completions").glob("step_*.parquet")):
         there = set(pq.read_schema(path).names)
         table = pq.read_table(path, columns=[name for name in names if name in there])
-        for row in table.to_pylist():
-            groups[row["step"], row["prompt_id"]].append(row)
+        groups += split_groups(table.to_pylist())
     if not groups:
         raise UserError(f"{run} has no completions/step_*.parquet: name a run that has begun.")
     found = []
-    for rows in groups.values():
+    for rows in groups:
         rewards = tuple(row["reward"] for row in rows if row["valid"])
         found.append(
             ScoredRow(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import chain, count
+from itertools import chain, count, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,18 @@ def _num_tokens(path: Path | None) -> int | None:
         return int(pq.read_table(path, columns=["num_tokens"])["num_tokens"].to_numpy().sum())
     except (OSError, pa.ArrowException):
         return None
+
+
+def split_groups(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Split the rows of a file into groups.
+
+    Older versions of lit-grpo did not number the groups. All of a file have one size, but adjacent
+    ones may have the same prompt and look like one.
+    """
+    if not rows or "group" in rows[0]:
+        return [list(group) for _, group in groupby(rows, itemgetter("group"))]
+    size = math.gcd(*(len(list(group)) for _, group in groupby(rows, itemgetter("prompt_id"))))
+    return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 def write_table(table: pa.Table, path: Path) -> None:

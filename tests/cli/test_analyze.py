@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from prepared_data import write_prepared
 
@@ -93,12 +94,13 @@ def test_a_cache_is_measured_by_question_and_by_vote(here, capsys):
     assert "fingerprint.json cannot be read" in capsys.readouterr().err
 
 
-def write_run(rewards):
+def write_run(rewards, *, prompt_id="p{}", is_old=False):
     for step, groups in enumerate(rewards):
         rows = [
             {
                 "step": step,
-                "prompt_id": f"p{number}",
+                **({} if is_old else {"group": number}),
+                "prompt_id": prompt_id.format(number),
                 "source": "",
                 "prompt": "1+1=",
                 "num_tokens": 3,
@@ -121,6 +123,20 @@ def test_the_groups_of_a_run_have_signal_if_their_rewards_differ_at_all(here, ca
     assert one["num_duplicates"] is None
     strict = measured(capsys, "run", "--threshold", "0.1")
     assert strict["measures"]["all"]["signal_useful_pct"] == 20.0
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_groups_of_one_prompt_in_one_step_are_told_apart(here, capsys, is_old):
+    """Older versions did not number the groups of a file, which all have one size."""
+    rewards = [[(0.0, 0.0), (1.0, 1.0), (0.0, 1.0)]]
+    write_run(rewards, prompt_id="p", is_old=is_old)
+    path = Path("run/completions/step_000000.parquet")
+    rows = pq.read_table(path).to_pylist()
+    for row in rows[4:]:
+        row["prompt_id"] = "other"
+    write_table(pa.Table.from_pylist(rows), path)
+    one = measured(capsys, "run")["measures"]["all"]
+    assert (one["num_rows"], one["signal_useful_pct"]) == (3, 33.33)
 
 
 def test_too_little_signal_is_exit_code_1(here, capsys):
