@@ -19,7 +19,7 @@ def held_out_hashes(run: Run) -> list[str]:
     hashes = dict.fromkeys(steps, "")
     for event in read_events(run.path):
         if event.kind in ("start", "resume"):
-            hashes |= {step: event.held_out for step in steps if step > event.step}
+            hashes |= {step: event.held_out for step in steps if max(1, step) > event.step}
     return list(hashes.values())
 
 

@@ -63,9 +63,15 @@ class Run:
         return metric in self.metrics and bool(self.metrics[metric].notna().any())
 
     def values(self, metric: str) -> pd.Series:
-        """Return the values of a metric, indexed by step from 1; steps without one are left out."""
+        """Return the values of a metric, indexed by step from 1; steps without one are left out.
+
+        A validation before training has index 0. It shares the row of the first step, unless a
+        validation after that step has replaced it, as it does if every step has one.
+        """
         series = self.metrics.set_index("step")[metric].dropna()
         series.index += 1
+        if metric.startswith("val/") and self.num_steps > 1 and 2 not in series.index:
+            series = series.rename(index={1: 0})
         return series
 
     def ends(self, metric: str) -> tuple[float, float]:
@@ -79,14 +85,11 @@ class Run:
         return first, None if len(self.values(metric)) == 1 else last
 
     def when(self, metric: str) -> str:
-        """Return at which step a metric was last logged; empty if that was the last step.
-
-        A value from before training shares the row of the first step.
-        """
+        """Return at which step a metric was last logged; empty if that was the last step."""
         step = int(self.values(metric).index[-1])
         if step == self.num_steps:
             return ""
-        return "before training" if step == 1 else f"at step {step} of {self.num_steps}"
+        return "before training" if step == 0 else f"at step {step} of {self.num_steps}"
 
 
 def load_runs(run_dirs: Sequence[str | Path], num_steps: int | None = None) -> list[Run]:

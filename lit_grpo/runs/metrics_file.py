@@ -13,6 +13,8 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 Row = dict[str, float]
+FIRST_COLUMNS = ("step", "seconds", "resumes")
+NOT_MEASURED = (*FIRST_COLUMNS, "epoch")
 
 
 class MetricsFile(Logger):
@@ -21,9 +23,9 @@ class MetricsFile(Logger):
     The file is complete after every step. A metric that appears later adds a column at the end.
     A resumed run keeps the rows before its first training step and rewrites the others.
 
-    Column ``step`` is the rollout step, from 0; ``seconds`` is the running time at the start of the
-    row, without the time between a stop and a resumption; ``resumes`` is the number of times that
-    the run had been resumed.
+    Column ``step`` is the rollout step, from 0; ``seconds`` is the running time when the metrics of
+    the step came, without the time between a stop and a resumption; ``resumes`` is the number of
+    times that the run had been resumed.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
@@ -31,7 +33,7 @@ class MetricsFile(Logger):
         self.path = Path(run_dir) / "metrics.csv"
         self._start = time.monotonic()
         self._seconds_before = 0.0
-        self._columns = ["step", "seconds", "resumes"]
+        self._columns = list(FIRST_COLUMNS)
         self._num_resumes = 0
         self._rows: dict[int, Row] | None = None
         self._earlier_steps: set[int] = set()
@@ -62,12 +64,15 @@ class MetricsFile(Logger):
         values = {name: float(value) for name, value in metrics.items()}
         rows = self._open()
         step = max(rows, default=0) if step is None else step
-        if not _is_evaluation(values):
+        is_evaluation = _is_evaluation(values)
+        if not is_evaluation:
             self._forget_from(step)
         elif self._earlier_steps:
             self._evaluated.setdefault(step, {}).update(values)
         if step not in rows:
             self._begin_row(step)
+        elif not is_evaluation and _is_evaluation(rows[step]):
+            rows[step] |= self._clock()
         rows[step] |= values
         new_columns = [name for name in values if name not in self._columns]
         self._columns += new_columns
@@ -111,11 +116,13 @@ class MetricsFile(Logger):
         return rows[max(rows)]["seconds"] if rows else 0.0
 
     def _begin_row(self, step: int) -> None:
-        seconds = self._seconds_before + time.monotonic() - self._start
-        rows = self._open()
-        rows[step] = {"step": step, "seconds": round(seconds, 3), "resumes": self._num_resumes}
+        self._open()[step] = {"step": step} | self._clock()
         if self._last_row_at is not None:
             self._last_row_at = self.path.stat().st_size
+
+    def _clock(self) -> Row:
+        seconds = self._seconds_before + time.monotonic() - self._start
+        return {"seconds": round(seconds, 3), "resumes": self._num_resumes}
 
     def _write_all(self) -> None:
         """Replace the file in one move, so that a reader never sees half of it."""
@@ -153,4 +160,5 @@ def _read(path: Path) -> tuple[list[str], dict[int, Row]]:
 
 
 def _is_evaluation(values: Mapping[str, float]) -> bool:
-    return all(name.startswith(("val/", "test/")) or name == "epoch" for name in values)
+    """Return whether values, or those of a row, are not from a training step."""
+    return all(name.startswith(("val/", "test/")) or name in NOT_MEASURED for name in values)

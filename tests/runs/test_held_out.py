@@ -12,6 +12,8 @@ from run_logs import workplace
 
 from lit_grpo.__main__ import main
 from lit_grpo.runs.event_log import read_events
+from lit_grpo.runs.held_out import held_out_hashes
+from lit_grpo.runs.history import load_runs
 
 METRICS = "step,seconds,val/accuracy\n0,1,0.25\n1,2,0.5\n2,3,0.75\n"
 
@@ -86,6 +88,12 @@ def test_a_resumption_with_the_same_held_out_prompts_changes_nothing(tmp_path, c
     lines = reported(capsys, run)
     assert "Held-out accuracy 0.250 → 0.750 after my/0 (3 s)" in lines
     assert not any("different" in line for line in lines)
+
+
+def test_an_accuracy_from_before_training_has_the_prompts_of_the_start(tmp_path):
+    run = make_run(tmp_path / "my" / "0", (0, "a"), (2, "b"))
+    (run / "metrics.csv").write_text(METRICS.replace("0.5", ""))
+    assert held_out_hashes(*load_runs([run])) == ["a", "b"]
 
 
 def test_a_real_run_warns_once_of_held_out_prompts_that_it_trains_on(tmp_path, capsys):

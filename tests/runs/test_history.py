@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from logged_runs import write_run
 
 from lit_grpo.runs.history import are_stages, load_runs
 
@@ -56,3 +57,21 @@ def test_labels_are_as_long_as_is_needed_to_tell_runs_apart(tmp_path):
     paths = [make_run(tmp_path / name / "my" / "0") for name in ("mine", "theirs")]
     assert [run.label for run in load_runs(paths)] == ["mine/my/0", "theirs/my/0"]
     assert load_runs(paths[:1])[0].label == "my/0"
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "steps"),
+    [
+        ([0.1, None, None, 0.4], [0, 4]),
+        ([0.1, None, None, None], [0]),
+        ([0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4]),  # that of before training has been replaced
+        ([None, 0.2, None, 0.4], [2, 4]),
+        ([0.1], [1]),  # it may be from before or after the only step
+    ],
+)
+def test_a_validation_before_training_is_at_step_0(tmp_path, accuracies, steps):
+    metrics = {"val/accuracy": accuracies, "reward/mean": [0.5] * len(accuracies)}
+    (run,) = load_runs([write_run(tmp_path / "run", metrics)])
+    assert list(run.values("val/accuracy").index) == steps
+    assert list(run.values("reward/mean").index) == list(range(1, len(accuracies) + 1))
+    assert run.when("val/accuracy") == ("before training" if steps == [0] else "")

@@ -114,6 +114,23 @@ def test_an_evaluation_before_training_shares_the_row_of_the_first_step(tmp_path
     assert column(file.path, "a") == ["1.0"]
 
 
+def test_the_seconds_of_a_row_are_those_of_its_step_and_of_no_validation(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("lit_grpo.runs.metrics_file.time.monotonic", lambda: now[0])
+    file = MetricsFile(tmp_path)
+    logged = [
+        (104.6, {"val/accuracy": 0.5}, 0),
+        (121.9, {"a": 1.0, "epoch": 0.0}, 0),
+        (125.0, {"timing/save_s": 1.0}, 0),
+        (143.9, {"a": 1.0}, 1),
+        (150.0, {"val/accuracy": 0.6, "epoch": 0.0}, 1),
+    ]
+    for now[0], values, step in logged:
+        file.log_metrics(values, step=step)
+    assert column(file.path, "seconds") == ["21.9", "43.9"]
+    assert column(file.path, "val/accuracy") == ["0.5", "0.6"]
+
+
 def test_a_line_cut_off_by_a_kill_is_dropped(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("step,seconds,a\n0,1.0,0.5\n1,2.0,0.")

@@ -211,10 +211,10 @@ def test_a_browser_draws_the_charts_and_browses_the_completions(tmp_path):
         assert drawn >= NUM_CHARTS
         assert await tab.evaluate("document.body.dataset.drawn") == str(NUM_CHARTS)
         assert await tab.evaluate("document.querySelectorAll('.plot .shapelayer path').length") > 0
-        assert await tab.evaluate(PLACES_OF_POINTS) == [[1, 3], [2, 3]]
+        assert await tab.evaluate(PLACES_OF_POINTS) == [[0, 3], [2, 3]]
         await tab.evaluate(AXIS % "time")
         await tab.wait_for(f"{LAST_TICK}.endsWith(' s')")
-        assert await tab.evaluate(PLACES_OF_POINTS) == [[1.5, 4.5], [3, 4.5]]  # 1.5 s a step
+        assert await tab.evaluate(PLACES_OF_POINTS) == [[0, 4.5], [3, 4.5]]  # 1.5 s a step
         assert await tab.evaluate("location.hash") == "#axis=time"
         await tab.evaluate(AXIS % "steps")
         assert await tab.evaluate(rows) == 9
