@@ -134,6 +134,14 @@ function drawStages(chart, axis, end, width) {
   };
 }
 
+/** Return a line where a phase of a run's curriculum follows another; those of compared runs would mix. */
+function drawPhases(chart, axis) {
+  if (data.isComparison) return [];
+  return Object.keys(chart.offsets).flatMap((run) =>
+    data.runs[run].phases.map((step) => verticalLine(axis.place(run, step - (axis.unit ? 1 : 0.5)), GREY)),
+  );
+}
+
 function layoutOf(chart, traces, { unit }, shapes, annotations) {
   const values = traces.flatMap((trace) => trace.y).filter((value) => value !== null);
   const isAccuracy = chart.metric === "val/accuracy";
@@ -170,7 +178,8 @@ function drawChart({ chart, place }) {
   const marks = drawMarks(chart, axis);
   const end = Math.max(...curves.flatMap((trace) => trace.x));
   const stages = drawStages(chart, axis, end, place.clientWidth);
-  const layout = layoutOf(chart, curves, axis, [...stages.shapes, ...marks.shapes], stages.annotations);
+  const shapes = [...stages.shapes, ...drawPhases(chart, axis), ...marks.shapes];
+  const layout = layoutOf(chart, curves, axis, shapes, stages.annotations);
   return Plotly.react(place, [...curves, ...marks.traces], layout, { responsive: true, displayModeBar: false });
 }
 

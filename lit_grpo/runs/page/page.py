@@ -22,6 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from lit_grpo import __version__
+from lit_grpo.runs.curves import phase_starts
 from lit_grpo.runs.held_out import held_out_notes
 from lit_grpo.runs.history import Run, are_stages
 from lit_grpo.runs.page.charts import COLORS, DASHES, draw_charts, draw_clock
@@ -113,6 +114,7 @@ def _looks(runs: Sequence[Run]) -> list[dict[str, Any]]:
         {
             "label": run.label,
             "clock": draw_clock(run),
+            "phases": phase_starts(run),
             "color": COLORS[number % len(COLORS)],
             "dash": DASHES[number // len(COLORS) % len(DASHES)],
         }

@@ -102,6 +102,10 @@ def make_run(path: Path, **changes) -> Path:
     return write_run(path, METRICS, **given)
 
 
+def make_phases(directory: Path) -> Path:
+    return write_run(directory / "run" / "0", METRICS | {"curriculum/phase": [1, 1, 2]})
+
+
 def make_comparison(directory: Path) -> Path:
     """Write two runs with long names and return the page that compares them."""
     runs = [make_run(directory / ("a_long_name" * 8) / name) for name in "01"]
@@ -193,6 +197,26 @@ def browse(tmp_path: Path, look, *pages: Path) -> None:
             assert files == {page.as_uri() for page in pages}
 
     asyncio.run(visit())
+
+
+def test_the_page_has_the_steps_at_which_the_phases_of_a_curriculum_begin(tmp_path):
+    data = json.loads(parse(make_page(tmp_path / "report.html", make_phases(tmp_path))).scripts[0])
+    assert [run["phases"] for run in data["runs"]] == [[3]]
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_a_browser_draws_a_line_before_the_first_step_of_a_phase(tmp_path):
+    page = make_page(tmp_path / "report.html", make_phases(tmp_path))
+    lines = "document.querySelector('.plot').layout.shapes.map((one) => one.x0)"
+
+    async def look(tab):
+        assert await tab.evaluate(lines) == [2.5]
+        await tab.evaluate(AXIS % "time")
+        await tab.wait_for(f"{LAST_TICK}.endsWith(' s')")
+        assert await tab.evaluate(lines) == [3.0]  # the end of step 2, 1.5 s a step
+
+    browse(tmp_path, look, page)
 
 
 @pytest.mark.slow
