@@ -15,35 +15,38 @@ from lit_grpo.data.prepared import normalised_text
 NUMBER = re.compile(r"(?<![\d.])-?\d+(?:,\d{3})*(?:\.\d+)?", re.ASCII)
 
 
-def wrong_answers(answer: str, others: Sequence[str], seed: str) -> list[str]:
-    """Return answers that differ from this one, in an order that the seed fixes.
+def wrong_answers(right: Sequence[str], others: Sequence[str], seed: str) -> list[str]:
+    """Return answers that differ from the right ones, in an order that the seed fixes.
 
     Args:
-        answer: The right one.
+        right: Right answers; the first one is changed.
         others: Right answers to other rows.
         seed: Such as the key of the row.
     """
     order = random.Random(seed)
-    own = normalised_text(answer)
-    changed = list(dict.fromkeys(_other_numbers(answer)))
-    foreign = [one for one in dict.fromkeys(others) if normalised_text(one) != own]
+    own = {*map(normalised_text, right)}
+    changed, foreign = (
+        [one for one in dict.fromkeys(some) if normalised_text(one) not in own]
+        for some in (_other_numbers(right[0]), others)
+    )
     order.shuffle(changed)
     order.shuffle(foreign)
     return [*changed, *foreign]
 
 
-def with_answer(solution: str, right: str, wrong: str) -> str:
+def with_answer(solution: str, right: Sequence[str], wrong: str) -> str:
     """Return a worked solution with another answer in place of the last right one, if it has one.
 
     The same number may be written in another way there: 1,250 for 1250.
     """
-    own = _value(right)
-    spans = [one.span() for one in NUMBER.finditer(solution) if _value(one[0]) == own]
-    if not spans and (place := solution.rfind(right)) >= 0:
-        spans = [(place, place + len(right))]
+    own = {*map(_value, right)}
+    spans = [one.span() for one in NUMBER.finditer(solution) if _value(one[0]) in own]
+    if not spans:
+        places = ((solution.rfind(one), one) for one in right)
+        spans = [(place, place + len(one)) for place, one in places if place >= 0]
     if not spans:
         return stated(wrong)
-    start, end = spans[-1]
+    start, end = max(spans)
     return f"{solution[:start]}{wrong}{solution[end:]}"
 
 

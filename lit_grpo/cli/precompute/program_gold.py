@@ -18,6 +18,7 @@ from lit_grpo.cli.prepare.join_gold import Checked, check_key
 from lit_grpo.cli.prepare.recipe import Verifier
 from lit_grpo.cli.prepare.rows import PreparedRow
 from lit_grpo.rewards import Reward
+from lit_grpo.rewards.math_answers.extraction import gold_texts
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.types import Completion, Prompt, Score, UserError
 
@@ -84,7 +85,8 @@ def check_rows(
     Raises:
         UserError: there is no such verifier, or it cannot start.
     """
-    golds = sorted({row.columns["answer"] for row in (*rows, *others) if row.columns.get("answer")})
+    answers = {row.columns["answer"] for row in (*rows, *others) if row.columns.get("answer")}
+    golds = sorted({_right_answers(one)[0] for one in answers})
     with RewardSuite([load_verifier(verifier)]) as suite:
         for first in range(0, len(rows), ROWS_PER_BATCH):
             yield _check(rows[first : first + ROWS_PER_BATCH], suite, golds, verifier, cache)
@@ -143,13 +145,19 @@ def load_verifier(verifier: Verifier) -> Reward:
 def _candidates(row: PreparedRow, golds: Sequence[str], key: str) -> _Candidates:
     answer, solution = row.columns["answer"], row.columns.get("completion")
     others = random.Random(key).sample(golds, min(NUM_TRIED, len(golds)))
-    wrong = wrong_answers(answer, others, key)[:NUM_TRIED]
-    worked = [with_answer(solution, answer, one) for one in wrong] if solution else []
+    right = _right_answers(answer)
+    wrong = wrong_answers(right, others, key)[:NUM_TRIED]
+    worked = [with_answer(solution, right, one) for one in wrong] if solution else []
     return _Candidates(
         stored=row.columns.get("answers") or (),
-        right=[*([solution] if solution else []), stated(answer)],
+        right=[*([solution] if solution else []), *map(stated, dict.fromkeys((right[0], answer)))],
         wrong=[*worked, *map(stated, wrong)],
     )
+
+
+def _right_answers(answer: str) -> list[str]:
+    """Return the right answers that a gold answer lists, or the gold answer."""
+    return [one for one in gold_texts(answer) if one.strip()] or [answer]
 
 
 def _score(suite: RewardSuite, texts: Sequence[tuple[PreparedRow, str]]) -> list[Score]:

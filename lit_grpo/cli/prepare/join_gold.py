@@ -16,7 +16,7 @@ from lit_grpo.types import UserError, list_some
 MIN_ANSWERS = 2
 """Stored answers that a row needs: one alone cannot be compared."""
 QUESTION_DIGITS = 16
-CHECK_FORMAT = 1
+CHECK_FORMAT = 2
 """Changes when the program makes other answers to the same row."""
 _IDS_SHOWN = 5
 

@@ -73,18 +73,22 @@ def _whole_answer(text: str) -> Answer | None:
 
 
 def read_golds(text: str) -> tuple[Answer | None, ...]:
-    """Read a gold answer, or each of those in a JSON list; None for one that cannot be read.
+    """Read a gold answer, or each of those in a JSON list; None for one that cannot be read."""
+    return tuple(map(read_gold, gold_texts(text)))
+
+
+def gold_texts(text: str) -> list[str]:
+    """Return a gold answer, or those in a JSON list; of other JSON with texts an empty text.
 
     Only a list of texts, such as ``["1/2", "0.5"]``, is one: ``[1, 2]`` is an interval.
     """
     with suppress(ValueError, RecursionError):
         value = json.loads(text) if _JSON_OF_TEXTS.match(text) else None
-        if isinstance(value, dict):
-            return (None,)
-        if isinstance(value, list):
-            texts = value if all(isinstance(one, str) for one in value) else [""]
-            return tuple(read_gold(one) for one in texts)
-    return (read_gold(text),)
+        if isinstance(value, list) and all(isinstance(one, str) for one in value):
+            return value
+        if isinstance(value, dict | list):
+            return [""]
+    return [text]
 
 
 def read_gold(text: str) -> Answer | None:

@@ -25,32 +25,42 @@ from lit_grpo.cli.precompute.perturb import with_answer, wrong_answers
     ],
 )
 def test_other_numbers_are_near_the_right_one(answer, wrong):
-    assert set(wrong_answers(answer, [], "x")) == wrong
+    assert set(wrong_answers([answer], [], "x")) == wrong
 
 
 def test_words_are_replaced_by_those_of_other_rows():
-    assert set(wrong_answers("Paris", ["Oslo", " paris", "Rome", "Oslo"], "x")) == {"Oslo", "Rome"}
-    assert wrong_answers("4", ["Oslo"], "x")[-1] == "Oslo"
+    assert set(wrong_answers(["Paris"], ["Oslo", " paris", "Rome", "Oslo"], "x")) == {
+        "Oslo",
+        "Rome",
+    }
+    assert wrong_answers(["4"], ["Oslo"], "x")[-1] == "Oslo"
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.decimals(-(10**9), 10**9, places=2) | st.integers(-(10**12), 10**12), st.text())
 def test_every_number_has_a_wrong_answer_of_another_value(number, seed):
-    found = wrong_answers(str(number), [], seed)
+    found = wrong_answers([str(number)], [], seed)
     assert found
     assert len(set(found)) == len(found)
     assert all(Decimal(one) != number for one in found)
-    assert found == wrong_answers(str(number), [], seed)
+    assert found == wrong_answers([str(number)], [], seed)
 
 
 def test_the_seed_decides_the_order():
-    orders = {tuple(wrong_answers("72", ["a", "b"], str(seed))) for seed in range(20)}
+    orders = {tuple(wrong_answers(["72"], ["a", "b"], str(seed))) for seed in range(20)}
     assert len(orders) > 10
 
 
 def test_a_solution_ends_with_the_wrong_answer():
-    assert with_answer("4 and 4 is 8. #### 8", "8", "9") == "4 and 4 is 8. #### 9"
-    assert with_answer("1250=1,250.0", "1250", "9") == "1250=9"
-    assert with_answer("18: #### 8 (8.5)", "8", "9") == "18: #### 9 (8.5)"
-    assert with_answer("It is Paris.", "Paris", "Rome") == "It is Rome."
-    assert with_answer("eight", "8", "9") == "The answer is 9."
+    assert with_answer("4 and 4 is 8. #### 8", ["8"], "9") == "4 and 4 is 8. #### 9"
+    assert with_answer("1250=1,250.0", ["1250"], "9") == "1250=9"
+    assert with_answer("18: #### 8 (8.5)", ["8"], "9") == "18: #### 9 (8.5)"
+    assert with_answer("It is Paris.", ["Paris"], "Rome") == "It is Rome."
+    assert with_answer("eight", ["8"], "9") == "The answer is 9."
+    assert with_answer("3 or 53, say 53.", ["3", "53"], "9") == "3 or 53, say 9."
+    assert with_answer("Rome or Roma", ["Rome", "Roma"], "Oslo") == "Rome or Oslo"
+
+
+def test_none_of_several_right_answers_is_a_wrong_one():
+    right = ["3", "4", "Drei"]
+    assert set(wrong_answers(right, ["4", "drei", "9"], "x")) == {"2", "30", "6", "13", "-3", "9"}

@@ -75,6 +75,19 @@ def test_a_wrong_solution_or_none_is_replaced_by_the_answer_itself(cache):
         assert found.gold_scores == (1.0, 0.0, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("solution", [None, "Say 53. #### 53"])
+def test_of_a_list_of_gold_answers_the_first_is_the_right_one_and_none_is_wrong(cache, solution):
+    rows = [sum_row(n, answer=f'["{n}", "{n + 1}"]', completion=solution) for n in (3, 53)]
+    assert check(rows, cache).num_scored == 2
+    cache.refresh()
+    for row, right in zip(rows, ("3", "53"), strict=True):
+        found = cache.get(check_key(row, "MathReward"))
+        is_solved = solution and right == "53"
+        assert found.answers[0] == (solution if is_solved else f"The answer is {right}.")
+        assert found.gold_scores == (1.0, 0.0, 0.0, 0.0)
+        assert not any("[" in one for one in found.answers)
+
+
 def test_stored_answers_are_kept_and_get_others_only_if_they_do_not_differ(cache):
     apart = sum_row(1, answers=["It is 2", "It is 3", "It is 2."])
     alike = sum_row(1, answers=["It is 4", "It is 3"])
