@@ -47,6 +47,8 @@ class Work:
     """Verifiable rows by source."""
     num_single: int
     """Open rows with fewer than two stored answers."""
+    lacks_source: bool
+    """Whether a source has only such rows."""
     num_processes: int
 
     def calls(self, votes: JudgeVotes) -> Iterator[Call]:
@@ -82,13 +84,24 @@ def precompute(arguments: Sequence[str]) -> int:
     if given.json:
         print(json.dumps(result.as_dict(), indent=1))
     else:
-        following = same_recipe("precompute" if result.num_left else "prepare", given)
-        following += "" if result.num_left else " --out prepared"
-        print_result(result, following, console)
+        print_result(result, _following(result, work, given), console)
     if result.tally.signal is not None:
         return exit_code_of_signal(result.tally.signal)
     is_complete = not (result.num_left or result.checks.lacks_needed)
     return ExitCode.DONE if is_complete else ExitCode.SCORES_ABSENT
+
+
+def _following(result: Result, work: Work, given: Namespace) -> str:
+    """Return what comes next: a command, or what to do about rows that prepare refuses."""
+    if result.num_left:
+        return same_recipe("precompute", given)
+    prepare = f"{same_recipe('prepare', given)} --out prepared"
+    if not (result.num_single or result.checks.lacks_needed):
+        return prepare
+    repair = "repair or remove the rows without gold scores"
+    if work.lacks_source or result.checks.lacks_source:
+        return f"{repair}, since a source has no others"
+    return f"{repair}, or leave them out by {prepare} --only_cached"
 
 
 def _find_work(given: Namespace) -> Work:
@@ -98,6 +111,7 @@ def _find_work(given: Namespace) -> Work:
     judged: list[PreparedRow] = []
     checked: dict[str, list[PreparedRow]] = {}
     num_open = 0
+    lacks_source = False
     for name, all_rows in found.items():
         first = all_rows[: given.limit]
         rows = [row for row in first if row.columns.get("gold_scores") is None]
@@ -109,14 +123,17 @@ def _find_work(given: Namespace) -> Work:
         if recipe.sources[name].kind == "verifiable":
             checked[name] = rows
         else:
-            judged += filter(can_be_judged, rows)
+            comparable = [*filter(can_be_judged, rows)]
+            judged += comparable
             num_open += len(rows)
+            lacks_source |= not comparable and len(rows) == len(all_rows)
     return Work(
         recipe=recipe,
         cache=Path(given.cache or recipe.gold.cache),
         judged=judged,
         checked=checked,
         num_single=num_open - len(judged),
+        lacks_source=lacks_source,
         num_processes=given.processes,
     )
 
@@ -179,9 +196,11 @@ def _check(work: Work) -> Checks:
             source = work.recipe.sources[name]
             left = unchecked(rows, source.verifier, cache)
             bar = progress.add_task(f"checking {name}", total=len(left))
+            of_source = Checks()
             for batch in check_rows(left, source.verifier, cache, rows) if left else ():
-                checks.add(batch, source.needs_gold)
-                progress.update(bar, completed=checks.num_done)
+                of_source.add(batch)
+                progress.update(bar, completed=of_source.num_done)
+            checks.add_source(of_source, len(rows), source.needs_gold)
     return checks
 
 

@@ -39,13 +39,21 @@ class Checks:
     """By reason the ids of the rows without gold."""
     lacks_needed: bool = False
     """Whether one of these is of a source whose rows need gold."""
+    lacks_source: bool = False
+    """Whether all rows of such a source are without gold."""
 
     @property
     def num_done(self) -> int:
         return self.num_scored + sum(map(len, self.failures.values()))
 
-    def add(self, other: Checks, is_needed: bool) -> None:
-        self.lacks_needed |= is_needed and bool(other.failures)
+    def add_source(self, other: Checks, num_rows: int, is_needed: bool) -> None:
+        """Add the counts of a source with this number of rows."""
+        num_failed = sum(map(len, other.failures.values()))
+        self.lacks_needed |= is_needed and num_failed > 0
+        self.lacks_source |= is_needed and 0 < num_rows == num_failed
+        self.add(other)
+
+    def add(self, other: Checks) -> None:
         self.num_scored += other.num_scored
         for reason, ids in other.failures.items():
             self.failures.setdefault(reason, []).extend(ids)

@@ -133,8 +133,13 @@ def refuse_unscored(rows: Sequence[PreparedRow], num_rows: int, command: str | N
     if not rows:
         return
     ids = list_some([row.id for row in rows], _IDS_SHOWN)
+    kinds = {row.kind for row in rows}
     why = "open rows are compared by them"
     fixes = [f"Score them by {command}" if command else "Set judge in the recipe to score them"]
+    if kinds == {"verifiable"}:
+        why = "the recipe says that its rows are scored"
+    if "verifiable" in kinds:
+        fixes.append("repair the verifiable ones for which that has found no gold")
     fixes.append("set columns.gold_scores of their source to the column that has them")
     if num_single := sum(not can_be_judged(row) for row in rows):
         why += f"; {num_single} have fewer than two answers, which cannot be compared"

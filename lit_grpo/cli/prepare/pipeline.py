@@ -263,7 +263,8 @@ def _check_train(
         reasons = ", ".join(f"{reason}: {num}" for reason, num in dropped[empty[0]].items())
         raise UserError(
             f"source {empty[0]} has no row left to train on ({reasons}). Set its "
-            f"columns.gold_scores, or run {order.scoring}."
+            f"columns.gold_scores, or run {order.scoring}; or repair its rows if that has found "
+            "no gold for them."
         )
 
 

@@ -434,10 +434,45 @@ def test_rows_that_need_gold_and_get_none_by_program_are_absent(server, capsys):
         "2 verifiable rows got gold by a program\n"
         "1 got none: right and wrong answers get the same value (sums:"
     )
+    assert shown.endswith(
+        "next: repair or remove the rows without gold scores, or leave them out by "
+        "lit-grpo prepare --preset mine.yaml --out prepared --only_cached\n"
+    )
     assert main([*PREPARE]) == 2
-    assert "1 of 3 rows have no gold scores: sums:" in capsys.readouterr().err
+    refusal = capsys.readouterr().err
+    assert "1 of 3 rows have no gold scores: sums:" in refusal
+    assert "(the recipe says that its rows are scored). Score them by lit-grpo pre" in refusal
+    assert "or repair the verifiable ones for which that has found no gold; or" in refusal
     assert main([*PREPARE, "--only_cached"]) == 0
     assert not server.requests
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "1 + 1?", "answer": "2"},
+        {"question": "Why?", "answers": ["Because."]},
+    ],
+)
+def test_no_command_is_advised_that_would_refuse_a_source_without_gold(server, capsys, row):
+    Path("rows.jsonl").write_text(f"{json.dumps(row)}\n")
+    kind = "verifiable" if "answer" in row else "open"
+    verifier = {"class_path": "FormatReward", "init_args": {"pattern": "x"}}
+    source = {"kind": kind, "data": "rows.jsonl", "scored": True, "verifier": verifier}
+    write_recipe(server, sources={"mine": source})
+    main([*PRECOMPUTE])
+    assert capsys.readouterr().out.endswith(
+        "next: repair or remove the rows without gold scores, since a source has no others\n"
+    )
+
+
+def test_rows_with_one_answer_may_be_left_out_by_the_command_that_is_advised(server, capsys):
+    rows = Path("rows.jsonl")
+    rows.write_text(rows.read_text() + '{"question": "Why?", "answers": ["Because."]}\n')
+    assert main([*PRECOMPUTE]) == 0
+    advised = capsys.readouterr().out.strip().rpartition("leave them out by lit-grpo ")[2]
+    assert advised == "prepare --preset mine.yaml --out prepared --only_cached"
+    assert main(advised.split()) == 0
 
 
 def test_a_damaged_line_of_the_cache_is_named_and_nothing_is_asked(server, capsys):

@@ -40,7 +40,7 @@ def sum_row(number, **columns):
 def check(rows, cache, verifier="MathReward", others=()):
     checks = Checks()
     for batch in check_rows(rows, verifier, cache, others):
-        checks.add(batch, False)
+        checks.add(batch)
     return checks
 
 
