@@ -11,8 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_grpo.cli.prepare.recipe import RecipeSource
-from lit_grpo.cli.prepare.rows import PreparedRow, UnusableRow, to_prepared, with_ids
+from lit_grpo.cli.prepare.recipe import RecipeSource, is_shipped
+from lit_grpo.cli.prepare.rows import (
+    PreparedRow,
+    UnusableRow,
+    prompt_columns,
+    to_prepared,
+    with_ids,
+)
 from lit_grpo.data.columns import answer_fault, gold_answers
 from lit_grpo.data.filters import MISSING, failed_filter, find_value
 from lit_grpo.data.sources import Row, read_rows
@@ -78,32 +84,42 @@ def _read(file: str, name: str, recipe: str) -> list[Row]:
     try:
         return read_rows(file)
     except UserError as error:
+        own = f" To read rows of yours, set --data {name}=FILE, or --preset to a recipe of yours."
         raise UserError(
-            f"the source {name!r} of {recipe} cannot be read: {error} To read rows of yours, set "
-            f"--data {name}=FILE, or --preset to a recipe of yours."
+            f"the source {name!r} of {recipe} cannot be read: {error}"
+            f"{own if is_shipped(recipe) else ''}"
         ) from error
 
 
 def _check_columns(rows: Sequence[Row], name: str, source: RecipeSource, recipe: str) -> None:
-    """Raise UserError if a recipe gives a role to a column that no row of a file has.
+    """Raise UserError if no row of a file has a prompt, or a column to which a role is given.
 
     Other roles than these may be missing.
     """
     for role in ("id", "prompt", "answer"):
         column = source.columns.get(role)
-        if column and all(find_value(row.columns, column) is MISSING for row in rows):
-            file, there = rows[0].source, ", ".join(rows[0].columns)
-            own = f"{{kind: {source.kind}, data: {file}, columns: {{{role}: NAME}}}}"
-            fix = (
-                f"Set sources.{name}.columns"
-                if Path(recipe).is_file()
-                else "Set --preset to a file of your own with {description: mine, sources: "
-                f"{{{name}: {own}}}}}; a column called {role} needs no mapping"
-            )
-            raise UserError(
-                f"{file} must have the column {column!r}, from which {recipe} takes the {role} of "
-                f"the source {name}, got {there}. {fix}."
-            )
+        names = prompt_columns(source) if role == "prompt" else [column] if column else []
+        if not names or any(_has(row, names) for row in rows):
+            continue
+        file, there = rows[0].source, ", ".join(rows[0].columns)
+        what = (
+            f"must have the column {column!r}, from which {recipe} takes the {role} of the source "
+            f"{name}, got {there}"
+            if column
+            else f"has no column that is recognised as the {role}; it has {there}"
+        )
+        own = f"{{kind: {source.kind}, data: {file}, columns: {{{role}: NAME}}}}"
+        fix = (
+            "Set --preset to a file of your own with {description: mine, sources: "
+            f"{{{name}: {own}}}}}; a column called {role} needs no mapping"
+            if is_shipped(recipe)
+            else f"Set sources.{name}.columns: {{{role}: NAME}}"
+        )
+        raise UserError(f"{file} {what}. {fix}.")
+
+
+def _has(row: Row, names: Sequence[str]) -> bool:
+    return any(find_value(row.columns, name) is not MISSING for name in names)
 
 
 def _usable(

@@ -192,6 +192,12 @@ def known_recipes() -> dict[str, Path]:
     return {path.stem: path for path in paths}
 
 
+def is_shipped(name: str) -> bool:
+    """Return whether `read_recipe` finds a recipe that ships under a name."""
+    path = known_recipes().get(name)
+    return not Path(name).is_file() and path is not None and BUNDLED in path.parents
+
+
 def read_recipe(name: str, data: Sequence[str] = ()) -> Recipe:
     """Read a file, or a recipe by its name.
 

@@ -78,11 +78,7 @@ def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -
     """
     roles = {role: source.columns.get(role, role) for role in ROLES}
     if "prompt" not in source.columns:
-        known = (
-            one
-            for one in ("prompt", roles["question"], "messages")
-            if _value(row.columns, one) is not None
-        )
+        known = (one for one in prompt_columns(source) if _value(row.columns, one) is not None)
         roles["prompt"] = next(known, roles["prompt"])
     values = {role: _value(row.columns, column) for role, column in roles.items()}
     prompt = _prompt(values.pop("prompt"), roles["prompt"])
@@ -106,6 +102,13 @@ def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -
         text_hash=text_hash(prompt),
         columns=_others(row, set(roles.values())) | _with_lists(columns),
     )
+
+
+def prompt_columns(source: RecipeSource) -> list[str]:
+    """Return the columns of which a row needs one, by preference."""
+    if "prompt" in source.columns:
+        return [source.columns["prompt"]]
+    return ["prompt", source.columns.get("question", "question"), "messages"]
 
 
 def from_prepared(row: Row) -> PreparedRow:

@@ -202,7 +202,7 @@ def test_a_file_without_the_column_that_a_preset_maps_is_told_how_to_map_its_own
     (here / "own.yaml").write_text(yaml.safe_dump(own))
     assert main(["prepare", "--preset", "own.yaml", "--out", "out"]) == 2
     assert "takes the answer of the source verifiable" in (shown := capsys.readouterr().err)
-    assert "Set sources.verifiable.columns." in shown
+    assert "Set sources.verifiable.columns: {answer: NAME}." in shown
 
 
 def test_an_error_leaves_what_was_prepared_before(here, capsys):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 
 import pandas as pd
 import pytest
@@ -110,6 +111,31 @@ def prepare_verifiable(here, *rows, **columns):
         yaml.safe_dump({"description": "x", "sources": {"sums": source}})
     )
     return ["prepare", "--preset", "mine.yaml", "--out", "out"]
+
+
+def test_a_file_without_any_prompt_is_told_to_name_the_column(here, capsys):
+    command = prepare_verifiable(here, {"text": "1 + 1?", "label": "2"}, answer="label")
+    assert main(command) == 2
+    assert capsys.readouterr().err == (
+        "error: sums.parquet has no column that is recognised as the prompt; it has text, label. "
+        "Set sources.sums.columns: {prompt: NAME}.\n"
+    )
+    command = prepare_verifiable(here, {"text": "1 + 1?"}, prompt="txt")
+    assert main(command) == 2
+    assert "got text. Set sources.sums.columns: {prompt: NAME}.\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["mine.yaml", "named"])
+def test_of_an_own_recipe_it_is_not_said_how_to_read_own_rows(here, capsys, name):
+    command = prepare_verifiable(here, {"prompt": "1 + 1?", "answer": "2"})
+    (here / "configs/data").mkdir(parents=True)
+    shutil.copy(here / "mine.yaml", here / "configs/data/named.yaml")
+    (here / "sums.parquet").write_bytes(b"x")
+    command[command.index("mine.yaml")] = name
+    assert main(command) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"error: the source 'sums' of {name} cannot be read: sums.parquet is")
+    assert shown.endswith("Write it again.\n")
 
 
 @pytest.mark.parametrize("answer", [b"\xff1", {"v": 0}, [["1"]]])
