@@ -14,6 +14,7 @@ MAX_LINE_BYTES = 100_000_000
 """A longer line of a jsonl file is no row."""
 
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+_START_OF_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*(\{|$)")
 _JSON_NAMES = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
 
 
@@ -33,8 +34,20 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 )
             if number == 1:
                 refuse_utf16(line, path)
+                is_whole = not (line.rstrip().endswith(b"]") and file.peek(1))
+                if is_whole and _START_OF_ARRAY.match(line):
+                    raise _is_array(path)
             if line.strip():
                 yield number, _parse_line(line, f"{path}, row {number}")
+
+
+def _is_array(path: Path) -> UserError:
+    new = str(path.with_stem(f"{path.stem}_lines"))
+    return UserError(
+        f"{path} is one JSON array, not one JSON object a line. Convert it: python -c "
+        f"\"import json; open({new!r}, 'w').writelines(json.dumps(one) + '\\n' for one in "
+        f"json.load(open({str(path)!r}, encoding='utf-8-sig')))\""
+    )
 
 
 def _parse_line(line: bytes, origin: str) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """A line of a jsonl file that is no row is named with its number and what is wrong with it."""
 
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,23 @@ def test_a_broken_jsonl_line_is_named_with_the_character(tmp_path):
 def test_a_jsonl_line_that_is_not_an_object_is_named(tmp_path):
     path = write(tmp_path / "t.jsonl", '{"a": 1}\n[1, 2]\n')
     with pytest.raises(ValueError, match=r"t\.jsonl, row 2 is not a JSON object but a list"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize("indent", [None, 0, 2])
+def test_a_whole_array_is_named_with_a_command_that_converts_it(tmp_path, indent):
+    rows = [{"a": "é"}, {"a": 2}]
+    content = json.dumps(rows, indent=indent, ensure_ascii=False)
+    path = write(tmp_path / "t.jsonl", content)
+    with pytest.raises(ValueError, match=r"t\.jsonl is one JSON array, not one JSON ") as raised:
+        read_rows(path)
+    subprocess.run(str(raised.value).partition("Convert it: ")[2], shell=True, check=True)
+    assert [row.columns for row in read_rows(str(tmp_path / "t_lines.jsonl"))] == rows
+
+
+def test_lines_that_are_lists_of_objects_are_no_array(tmp_path):
+    path = write(tmp_path / "t.jsonl", '[{"a": 1}]\n[{"a": 2}]\n')
+    with pytest.raises(ValueError, match=r"t\.jsonl, row 1 is not a JSON object but a list"):
         read_rows(path)
 
 
