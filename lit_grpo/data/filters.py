@@ -9,6 +9,8 @@ from itertools import chain
 from numbers import Real
 from typing import Any
 
+from lit_grpo.types import did_you_mean
+
 MISSING = object()
 """What `find_value` returns if there is no such column."""
 
@@ -69,6 +71,17 @@ def with_columns(where: Mapping[str, Any], rows: Collection[Mapping[str, Any]]) 
         for name, allowed in where.items()
         if name in _DERIVED or any(find_value(row, name) is not MISSING for row in rows)
     }
+
+
+def absent_column(where: Mapping[str, Any], rows: Collection[Mapping[str, Any]]) -> str | None:
+    """Return the words for a filter whose column none of these rows has; None without one."""
+    there = with_columns(where, rows)
+    absent = next((name for name in where if name not in there), None)
+    if absent is None:
+        return None
+    columns = [*dict.fromkeys(chain.from_iterable(rows))]
+    hint = did_you_mean(absent, [*columns, *_DERIVED])
+    return f"no row has the column {absent!r}; they have {', '.join(columns)}.{hint}"
 
 
 def columns_of(where: Mapping[str, Any]) -> set[str]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lit_grpo.data.columns import gold_answers
-from lit_grpo.data.filters import failed_filter, with_columns
+from lit_grpo.data.filters import absent_column, failed_filter, with_columns
 from lit_grpo.data.given_rows import Source, as_sources
 from lit_grpo.data.mapped import MappedRows
 from lit_grpo.data.module import PromptDataModule, Split
@@ -162,9 +162,10 @@ class PromptData(PromptDataModule):
             else [row for row in rows if failed_filter(row.columns, where) is None]
         )
         if rows and not kept and split == "train":
+            passed = f"none of the {len(rows)} rows passes."
+            reason = absent_column(where, [row.columns for row in rows]) or passed
             raise UserError(
-                f"where must keep some rows, got {self.where}, which none of the {len(rows)} rows "
-                "passes. Set data.where."
+                f"where must keep some rows, got {self.where}, but {reason} Set data.where."
             )
         return kept
 

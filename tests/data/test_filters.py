@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_grpo.data.filters import MISSING, failed_filter, find_value
+from lit_grpo.data.filters import MISSING, absent_column, failed_filter, find_value
 
 ROW = {
     "prompt": "12345",
@@ -66,3 +66,12 @@ def test_the_first_filter_that_fails_is_named_and_messages_count_by_their_text()
     row = {"messages": said, "prompt": None}
     where = {"prompt_characters": [4, 4], "num_answers": [1, None], "gold_range": [0, 1]}
     assert failed_filter(row, where) == "num_answers"
+
+
+def test_a_filter_whose_column_no_row_has_is_named_with_the_columns_that_there_are():
+    rows = [{"prompt": "a"}, {"prompt": "b", "level": {"of": 1}}]
+    where = {"num_answers": 1, "level.of": 2, "levle": 1}
+    assert absent_column(where, rows) == (
+        "no row has the column 'levle'; they have prompt, level. Did you mean level?"
+    )
+    assert absent_column({"level.of": 2, "gold_range": 3}, rows) is None

@@ -55,6 +55,8 @@ def test_only_rows_that_pass_are_read_of_each_split(prepared):
     assert row_ids(source, "validation") == ["open:6", "open:7"]
     with pytest.raises(UserError, match="where must keep some rows, got .* of the 12 rows"):
         data(prepared, where={"source": "closed"}).rows("train")
+    with pytest.raises(UserError, match=r"but no row has the column 'sauce'; they .* mean source"):
+        data(prepared, where={"sauce": "open"}).rows("train")
 
 
 def with_pass_rates(directory, rates):

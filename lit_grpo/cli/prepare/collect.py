@@ -20,7 +20,7 @@ from lit_grpo.cli.prepare.rows import (
     with_ids,
 )
 from lit_grpo.data.columns import answer_fault, gold_answers
-from lit_grpo.data.filters import MISSING, failed_filter, find_value
+from lit_grpo.data.filters import MISSING, absent_column, failed_filter, find_value
 from lit_grpo.data.sources import Row, read_rows
 from lit_grpo.types import UserError
 
@@ -71,8 +71,10 @@ def collect(name: str, source: RecipeSource, bad_rows: BadRows, recipe: str) -> 
             dropped[f"filter {failed}"] += 1
     if not kept:
         reasons = ", ".join(f"{reason}: {number}" for reason, number in dropped.items())
+        absent = absent_column(source.where, [row.columns for row in rows]) if rows else None
         raise UserError(
-            f"source {name} has no row left of {num_read} ({reasons}). Change sources.{name}.where "
+            f"source {name} has no row left of {num_read} ({reasons})"
+            f"{f': {absent}' if absent else '.'} Change sources.{name}.where "
             "or its data."
         )
     return Collected(rows=with_ids(kept), num_read=num_read, dropped=dropped, files=files)

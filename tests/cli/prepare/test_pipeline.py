@@ -221,6 +221,11 @@ def test_filters_drop_rows_by_their_names(data):
     assert manifest["sources"]["open"]["dropped"] == {"filter prompt_characters": 30}
     with pytest.raises(UserError, match=r"source open has no row left of 40 \(filter answer: 40\)"):
         go(replace(recipe, sources={"open": replace(source, where={"answer": "x"})}))
+    absent = (
+        r"\(filter promt: 40\): no row has the column 'promt'; they have .* Did you mean prompt\?"
+    )
+    with pytest.raises(UserError, match=absent):
+        go(replace(recipe, sources={"open": replace(source, where={"promt": "x"})}))
 
 
 def test_rows_that_cannot_be_used_are_refused_with_file_and_row_or_dropped(here):
