@@ -144,7 +144,8 @@ def refuse_unscored(rows: Sequence[PreparedRow], num_rows: int, command: str | N
     if num_single := sum(not can_be_judged(row) for row in rows):
         why += f"; {num_single} have fewer than two answers, which cannot be compared"
         fixes.append("leave those with one answer out by where: {num_answers: [2, null]}")
-    fixes.append("keep only the others by --only_cached")
+    if len(rows) < num_rows:
+        fixes.append("keep only the others by --only_cached")
     raise UserError(
         f"{len(rows)} of {num_rows} rows have no gold scores: {ids} ({why}). {'; or '.join(fixes)}."
     )

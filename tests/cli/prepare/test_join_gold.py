@@ -120,6 +120,5 @@ def test_what_no_judge_can_score_is_said():
         "2 of 2 rows have no gold scores: open:0, open:1 (open rows are compared by them; 1 have "
         "fewer than two answers, which cannot be compared). Set judge in the recipe to score them; "
         "or set columns.gold_scores of their source to the column that has them; or leave those "
-        "with one answer out by where: {num_answers: [2, null]}; or keep only the others by "
-        "--only_cached."
+        "with one answer out by where: {num_answers: [2, null]}."
     )
