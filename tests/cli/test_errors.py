@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import json
 import shlex
 import sys
-from contextlib import redirect_stderr
-from io import StringIO
 from pathlib import Path
 
 import cli_base
 import pytest
 import yaml
-from forked import receive, start_process
+from processes import run_program
 from run_logs import workplace
 from tiny import LLAMA
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.app import run
 
 BASE = {
     "run_dir": "run",
@@ -47,6 +44,18 @@ MODULES = {
         "        return 1.0\n"
     ),
 }
+
+CHILD = """
+import contextlib, io, json, sys
+from lit_grpo.__main__ import main
+from lit_grpo.cli.app import run
+answers = []
+for arguments in json.loads(sys.argv[1]):
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
+        answers.append((run("fit", arguments), stderr.getvalue()))
+print(json.dumps(answers))
+"""
 
 ARGUMENTS = {
     "--trainer.max_stepz=3": "trainer.max_stepz: no such key. Did you mean max_steps?",
@@ -322,17 +331,6 @@ FILES = {
 }
 
 
-def answers_in(directory: Path, cases: list[list[str]]) -> list[tuple[int, str]]:
-    """Return the exit code and the output of each case; changes the process for good."""
-    os.chdir(directory)
-    sys.path.insert(0, "")
-    found = []
-    for arguments in cases:
-        with redirect_stderr(StringIO()) as stderr:
-            found.append((run("fit", arguments), stderr.getvalue()))
-    return found
-
-
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory) -> dict[str, tuple[int, str]]:
     directory: Path = tmp_path_factory.mktemp("mistakes")
@@ -344,8 +342,9 @@ def answers(tmp_path_factory) -> dict[str, tuple[int, str]]:
         (directory / str(number)).mkdir()
         (directory / str(number) / "case.yaml").write_text(text)
         cases.append(["--config", "base.yaml", "--config", f"{number}/case.yaml"])
-    _, results = start_process(lambda sender: sender.send(answers_in(directory, cases)))
-    return dict(zip([*ARGUMENTS, *FILES], receive(results, seconds=500), strict=True))
+    child = run_program([sys.executable, "-c", CHILD, json.dumps(cases)], directory)
+    results = json.loads(child.stdout.splitlines()[-1])
+    return dict(zip([*ARGUMENTS, *FILES], results, strict=True))
 
 
 @pytest.mark.parametrize(("mistake", "line"), [*ARGUMENTS.items(), *FILES.items()])
