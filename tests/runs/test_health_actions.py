@@ -124,7 +124,8 @@ def test_too_many_skipped_steps_roll_the_run_back_and_the_data_goes_on(tmp_path,
     warnings = [one for one in read_events(tmp_path) if one.cause == "not_finite_gradient"][:2]
     for number, warning in enumerate(warnings, 1):
         assert (warning.kind, warning.step) == ("warning", 2 + number)
-        assert f"so the optimizer step is skipped: {number} in a row, of at most 2" in warning.message
+        skipped = "so the optimizer step is skipped"
+        assert f"{skipped}: {number} in a row, of at most 2" in warning.message
     assert rollback.cause == "not_finite_gradient"
     assert rollback.message.startswith("2 optimizer steps in a row were skipped")
     assert done.step == 8  # rollout steps: two took no optimizer step
