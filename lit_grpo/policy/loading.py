@@ -114,7 +114,7 @@ def _load_merged(path: str, **options: Any) -> PreTrainedModel:
 
     base: Any = load_model(_base_of(path), **options)
     merged: Any = PeftModel.from_pretrained(base, path).merge_and_unload()
-    model: PreTrainedModel = merged
+    model: PreTrainedModel = merged.requires_grad_()  # peft has frozen the weights of the base
     return model
 
 

@@ -71,6 +71,9 @@ def test_a_saved_adapter_loads_in_transformers_and_is_merged_to_start_from(tmp_p
         architecture=None, path=str(tmp_path / "adapter"), lora=LoRA(rank=4), with_reference=True
     )
     torch.testing.assert_close(logits(again.model), logits(policy.model), atol=1e-5, rtol=1e-4)
+    whole = tiny_policy(architecture=None, path=str(tmp_path / "adapter"))
+    torch.testing.assert_close(logits(whole.model), logits(policy.model), atol=1e-5, rtol=1e-4)
+    assert len(whole.trainable_parameters()) == len(list(whole.model.parameters())) > 10
 
 
 def test_the_reference_of_full_training_is_a_frozen_copy():
