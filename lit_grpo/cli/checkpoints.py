@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,8 +13,8 @@ from lit_grpo.runs.checkpoint_files import (
     LAST,
     SUMMARY,
     Manifest,
+    choose,
     damage,
-    link_last,
     newest_first,
     read_manifest,
     size_of,
@@ -134,8 +133,7 @@ def _recover(checkpoint: Path, manifest: Manifest | None, run_dir: Path, *, is_t
     if is_trial:
         print(f"{run_dir} would go on from {checkpoint}{at} when it is resumed")
         return
-    os.utime(checkpoint)
-    link_last(checkpoint)
+    choose(checkpoint)
     print(f"{run_dir} goes on from {checkpoint}{at} when it is resumed")
 
 

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ class Manifest:
     optimizer_step: int | None = None
     time: str = ""
     """When it was written, as ISO 8601."""
+    chosen: str = ""
+    """When a user chose to go on from it, rather than from later ones; empty if never."""
     trouble: str = ""
     """What a callback had noticed that may make the run useless; empty for a healthy run."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -90,7 +93,36 @@ def newest_checkpoints(run_dir: str | Path) -> list[Path]:
 def newest_first(directory: Path, pattern: str) -> list[Path]:
     """Return the checkpoints of a directory, the most recently written one first."""
     found = [path for path in directory.glob(pattern) if path.exists()]
-    return sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name != LAST))
+    return sorted(found, key=lambda path: (*_writing(path), path.name == LAST), reverse=True)
+
+
+def _writing(checkpoint: Path) -> tuple[float, int]:
+    """Return when a checkpoint was written or chosen, and its step, by its manifest.
+
+    The time of the file would be that of a copy.
+    """
+    manifest = read_manifest(checkpoint)
+    time = "" if manifest is None else manifest.chosen or manifest.time
+    if manifest is None or not time:
+        return checkpoint.stat().st_mtime, 0
+    return datetime.fromisoformat(time).timestamp(), manifest.rollout_step or 0
+
+
+def choose(checkpoint: Path) -> None:
+    """Let a checkpoint count as the one that was written last, so that a run goes on from it."""
+    manifest = manifest_path(checkpoint.resolve())
+    with suppress(FileNotFoundError):
+        values = json.loads(manifest.read_text()) | {"chosen": precise_now()}
+        partial = partial_path(manifest)
+        partial.write_text(json.dumps(values, indent=2))
+        os.replace(partial, manifest)
+    os.utime(checkpoint)  # for one without a manifest
+    link_last(checkpoint)
+
+
+def precise_now() -> str:
+    """Return the time in milliseconds, as ISO 8601, to tell checkpoints of one second apart."""
+    return datetime.now().astimezone().isoformat(timespec="milliseconds")
 
 
 def last_checkpoint(run_dir: str | Path) -> Path | None:

@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from lit_grpo.runs.checkpoint_files import (
     SUMMARY,
     link_last,
     newest_first,
+    precise_now,
     read_manifest,
     remove,
 )
@@ -245,7 +245,7 @@ class Checkpoints(Callback):
         checkpoint["summary"] = {
             "rollout_step": num_finished_steps(trainer),
             "optimizer_step": trainer.global_step,
-            "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "time": precise_now(),
             "trouble": trouble_of(trainer),
             "metrics": metrics,
         }

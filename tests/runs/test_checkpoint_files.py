@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 
@@ -41,6 +42,22 @@ def test_the_last_checkpoint_is_the_most_recently_written(tmp_path):
         torch.save({}, directory / name)
         os.utime(directory / name, (1000 - age, 1000 - age))
     assert last_checkpoint(tmp_path) == directory / "best.ckpt"
+
+
+def test_of_a_copied_run_the_last_checkpoint_is_not_the_one_that_was_copied_last(tmp_path):
+    times = {
+        "step_3.ckpt": "2026-11-25T10:00:00.100+00:00",
+        "step_6.ckpt": "2026-11-25T10:00:00.900+00:00",
+        "step_9.ckpt": "2026-11-25T09:00:00+00:00",  # before a rollback
+    }
+    for age, (name, time) in enumerate(times.items()):
+        path = tmp_path / "checkpoints" / name
+        write(path)
+        manifest = json.loads(manifest_path(path).read_text())
+        manifest_path(path).write_text(json.dumps(manifest | {"time": time}))
+        os.utime(path, (1000 + age, 1000 + age))
+    found = [path.name for path in newest_checkpoints(tmp_path)]
+    assert found == ["step_6.ckpt", "step_3.ckpt", "step_9.ckpt"]
 
 
 @pytest.mark.parametrize(
