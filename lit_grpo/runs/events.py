@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lit_grpo.diagnostics.causes import cause_of_exit
 from lit_grpo.diagnostics.errors import cause_of_error
 from lit_grpo.runs.event_log import LEAKED, Event, EventKind, append_event, now, read_events
-from lit_grpo.stopping import for_this_run, get_stop_reason
+from lit_grpo.stopping import for_this_run, get_stop_reason, how_it_ended
 
 __all__ = ["Event", "EventKind", "EventsFile", "read_events", "record_event"]
 
@@ -89,7 +89,7 @@ class EventsFile(Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         reason = get_stop_reason(trainer)
         if reason is None:
-            record_event(trainer, "done")
+            record_event(trainer, "done", how_it_ended(trainer))
         else:
             cause = reason.cause or cause_of_exit(reason.exit_code)
             record_event(trainer, "stop", reason.message, cause)

@@ -24,6 +24,7 @@ def kinds(directory):
 def test_a_run_that_is_done_has_a_start_and_an_end(tmp_path):
     fit(lambda step: STEP, [EventsFile(tmp_path)], steps=3)
     assert kinds(tmp_path) == [("start", 0), ("done", 3)]
+    assert read_events(tmp_path)[-1].message == "done after optimizer step 3: max_steps is reached"
 
 
 def test_a_stop_is_recorded_with_its_reason(tmp_path):
