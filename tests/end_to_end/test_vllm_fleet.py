@@ -2,6 +2,7 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from types import SimpleNamespace
 
 import lightning as L
@@ -32,13 +33,15 @@ class SharedEngine(VLLMServerEngine):
     def __init__(self, **settings):
         super().__init__(**settings)
         self.events = []
-        self.may_end = lambda: True
+        self.may_end = lambda number: True
+        self._numbers = count(1)
 
     def generate(self, *arguments, **settings):
         wait_until(lambda: all(server.is_ready for server in self.servers), STARTING_SECONDS)
         self.events.append("generation begins")
+        number = next(self._numbers)
         yield from super().generate(*arguments, **settings)
-        wait_until(self.may_end)
+        wait_until(lambda: self.may_end(number), STARTING_SECONDS)
         self.events.append("generation ends")
 
     def close(self):
@@ -83,7 +86,7 @@ class RecordUpdates(L.Callback):
     def __init__(self, engine):
         self.events = engine.events
         self.models = {}
-        engine.may_end = lambda: self._count("update ends") >= self._count("generation ends")
+        engine.may_end = lambda number: self._count("update ends") >= number - 1
 
     def _count(self, event):
         return self.events.count(event)
@@ -116,7 +119,7 @@ def asynchronous(started):
         max_head_offpolicyness=1,
     )
     outputs = fit(module, callbacks=[recorder], prompts=PROMPTS, max_steps=NUM_STEPS)
-    started.may_end = lambda: True
+    started.may_end = lambda number: True
     return SimpleNamespace(outputs=outputs, models=recorder.models, events=list(started.events))
 
 

@@ -52,11 +52,11 @@ def test_without_a_terminal_a_line_comes_now_and_then(here, capsys, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_terminal_shows_a_bar(here):
+def test_a_terminal_shows_a_bar(here, importer):
     with JudgeServer(by_last_letter) as server:
         write_rows(8)
         write_recipe(server)
-        lines = shown_in_terminal("precompute", "--preset", "mine.yaml", cwd=here)
+        lines = shown_in_terminal(importer, "precompute", "--preset", "mine.yaml", cwd=here)
     bars = [line for line in lines if line.startswith("votes ━")]
     assert any("72/72" in line and "0 failed  $0.01" in line for line in bars)
     assert any(line.endswith(" left") for line in map(str.strip, bars))
