@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from lit_grpo.cli.configs import REWARDS
 from lit_grpo.cli.errors import broken_import, did_you_mean, one_line
 from lit_grpo.cli.keys import KEYS, SECTIONS
+from lit_grpo.cli.training_kind import keys_of_grpo
 from lit_grpo.cli.type_hints import (
     class_names,
     classes,
@@ -25,7 +26,6 @@ from lit_grpo.cli.type_hints import (
 )
 from lit_grpo.diagnostics import Action
 from lit_grpo.rewards import Reward
-from lit_grpo.training import GRPOModule, SFTModule
 
 BEGIN, END = "\x02", "\x03"
 """Marks around an error message that the parser of a nested class has already reworded."""
@@ -267,18 +267,13 @@ def suggest_key(parser: Any, key: str) -> str:
     if name in OTHER_NAMES:
         return f" Set {OTHER_NAMES[name]}."
     if "trainer.max_steps" in known:  # of a whole config
-        if "model.target_column" in known and _is_of_grpo(key):
+        section, _, rest = key.partition(".")
+        is_of_grpo = section == "model" and rest.split(".")[0] in keys_of_grpo()
+        if "model.target_column" in known and is_of_grpo:
             return " Only GRPO has it: lit-grpo fit."
         return suggest(key, [*known, *KEYS, *class_keys(parser)])
     of_config = [one for one in (*SECTIONS, *KEYS) if one.rsplit(".", 1)[-1] == name]
     return elsewhere(of_config[0]) if of_config else suggest(key, known)
-
-
-def _is_of_grpo(key: str) -> bool:
-    """Return whether a key is of `model` in the config of GRPO, and not in that of SFT."""
-    section, _, name = key.partition(".")
-    ours, others = (inspect.signature(kind).parameters for kind in (GRPOModule, SFTModule))
-    return section == "model" and name.split(".")[0] in set(ours) - set(others)
 
 
 def class_keys(parser: Any) -> Iterator[str]:

@@ -20,6 +20,7 @@ from lit_grpo.cli.reward_changes import Comparison, Row, print_changes
 from lit_grpo.cli.reward_trial import failed_in_all, find_unreported, report_failures
 from lit_grpo.runs.completions_file import (
     completions_table,
+    files_by_step,
     free_path,
     split_groups,
     write_table,
@@ -119,16 +120,10 @@ def logged_steps(run_dir: Path, last: int | None) -> list[Path]:
     Raises:
         UserError: there are none.
     """
-    paths = sorted((run_dir / "completions").glob("step_*.parquet"))
-    if not paths:
+    files = [*files_by_step(run_dir).values()]
+    if not files:
         raise UserError(f"{run_dir} has no completions/*.parquet to score again.")
-    names = sorted({_step_name(path) for path in paths})
-    kept = set(names if last is None else names[-last:])
-    return [path for path in paths if _step_name(path) in kept]
-
-
-def _step_name(path: Path) -> str:
-    return path.stem.partition("_rank")[0]
+    return [*chain.from_iterable(files if last is None else files[-last:])]
 
 
 def read_step(path: Path, prompts: Mapping[str, Prompt]) -> LoggedStep:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -15,7 +16,7 @@ from lit_grpo.cli.precompute.fingerprint import PREFIX, read_scale
 from lit_grpo.cli.precompute.gold_cache import PROGRAM, CheckedAnswers, JudgeVotes
 from lit_grpo.cli.prepare.join_gold import QUESTION_DIGITS
 from lit_grpo.data.prepared import PreparedDir, find_prepared
-from lit_grpo.runs.completions_file import split_groups
+from lit_grpo.runs.completions_file import files_by_step, split_groups
 from lit_grpo.types import UserError
 
 PASS_RATE = "pass_rate"
@@ -154,7 +155,7 @@ def _read_run(run: Path, measure: Measure) -> list[ScoredRow]:
     """Return a row for each group of completions; one without two valid rewards has no scores."""
     names = ["group", "prompt_id", "source", "prompt", "num_tokens", "reward", "valid"]
     groups: list[list[dict[str, Any]]] = []
-    for path in sorted((run / "completions").glob("step_*.parquet")):
+    for path in chain.from_iterable(files_by_step(run).values()):
         there = set(pq.read_schema(path).names)
         table = pq.read_table(path, columns=[name for name in names if name in there])
         groups += split_groups(table.to_pylist())

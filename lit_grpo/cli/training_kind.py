@@ -43,9 +43,14 @@ def choose_model(command: str, invocation: Invocation) -> type[LightningModule]:
 
 def _has_grpo_keys(invocation: Invocation) -> bool:
     """Return whether keys of ``model`` are given that only GRPO has."""
-    ours, others = (set(signature(kind).parameters) for kind in (GRPOModule, SFTModule))
     models = [config.get("model") for config in invocation.configs]
     keys = {key for model in models if isinstance(model, dict) for key in model}
     given = (re.match(r"--model\.(\w+)", argument) for argument in invocation.arguments)
     keys |= {match[1] for match in given if match}
-    return not keys.isdisjoint(ours - others)
+    return not keys.isdisjoint(keys_of_grpo())
+
+
+def keys_of_grpo() -> set[str]:
+    """Return the keys of ``model`` that only GRPO has."""
+    ours, others = (set(signature(kind).parameters) for kind in (GRPOModule, SFTModule))
+    return ours - others

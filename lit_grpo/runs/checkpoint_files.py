@@ -12,7 +12,7 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from lit_grpo.distributed.checkpoints import is_complete, read_others, read_whole
+from lit_grpo.runs.event_log import now
 from lit_grpo.runs.saves import manifest_path
-from lit_grpo.types.atomic import partial_path
+from lit_grpo.types.atomic import partial_path, sync
 
 LAST = "last.ckpt"
 """A link to the checkpoint that was written last."""
@@ -63,6 +64,16 @@ def read_manifest(checkpoint: Path) -> Manifest | None:
         return Manifest(**{name: value for name, value in values.items() if name in known})
     except (OSError, ValueError, TypeError, AttributeError):
         return None
+
+
+def write_manifest(manifest: Manifest, checkpoint: Path) -> None:
+    """Write the manifest of a checkpoint, whole or not at all."""
+    path = manifest_path(checkpoint)
+    partial = partial_path(path)
+    partial.write_text(json.dumps(asdict(manifest), indent=2))
+    sync(partial)
+    os.replace(partial, path)
+    sync(path.parent)  # the moves
 
 
 def link_last(checkpoint: Path) -> None:
@@ -110,19 +121,11 @@ def _writing(checkpoint: Path) -> tuple[float, int]:
 
 def choose(checkpoint: Path) -> None:
     """Let a checkpoint count as the one that was written last, so that a run goes on from it."""
-    manifest = manifest_path(checkpoint.resolve())
-    with suppress(FileNotFoundError):
-        values = json.loads(manifest.read_text()) | {"chosen": precise_now()}
-        partial = partial_path(manifest)
-        partial.write_text(json.dumps(values, indent=2))
-        os.replace(partial, manifest)
+    manifest = read_manifest(checkpoint)
+    if manifest is not None:
+        write_manifest(replace(manifest, chosen=now("milliseconds")), checkpoint.resolve())
     os.utime(checkpoint)  # for one without a manifest
     link_last(checkpoint)
-
-
-def precise_now() -> str:
-    """Return the time in milliseconds, as ISO 8601, to tell checkpoints of one second apart."""
-    return datetime.now().astimezone().isoformat(timespec="milliseconds")
 
 
 def last_checkpoint(run_dir: str | Path) -> Path | None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +21,7 @@ from lit_grpo.distributed.checkpoints import (
     read_whole,
     save_sharded,
 )
-from lit_grpo.runs.checkpoint_files import Manifest, sha256_of, size_of
+from lit_grpo.runs.checkpoint_files import Manifest, sha256_of, size_of, write_manifest
 from lit_grpo.runs.saves import (
     forget_earlier,
     manifest_path,
@@ -31,7 +29,7 @@ from lit_grpo.runs.saves import (
     saving,
 )
 from lit_grpo.runs.space import checkpoint_bytes, warn_of_space
-from lit_grpo.types.atomic import partial_path, sync, sync_files
+from lit_grpo.types.atomic import partial_path, sync_files
 
 
 class CheckpointWriter(TorchCheckpointIO):
@@ -98,7 +96,7 @@ class CheckpointWriter(TorchCheckpointIO):
             # Without one until the new one is there: the old one would call the new file damaged.
             manifest_path(target).unlink(missing_ok=True)
             os.replace(partial, target)
-            _write_manifest(manifest, target)
+            write_manifest(manifest, target)
         finally:
             partial.unlink(missing_ok=True)
 
@@ -148,7 +146,7 @@ def move_directory(partial: Path, target: Path, **known: Any) -> None:
     sync_files(partial)
     manifest = Manifest(size=size_of(partial), sha256=sha256_of(partial), **known)
     replace_directory(partial, target)
-    _write_manifest(manifest, target)
+    write_manifest(manifest, target)
     forget_earlier(target)
 
 
@@ -165,16 +163,6 @@ class _HashedFile:
 
     def flush(self) -> None:
         self.file.flush()
-
-
-def _write_manifest(manifest: Manifest, checkpoint: Path) -> None:
-    path = manifest_path(checkpoint)
-    partial = partial_path(path)
-    with partial.open("wb") as file:
-        file.write(json.dumps(asdict(manifest), indent=2).encode())
-        _flush(file)
-    os.replace(partial, path)
-    sync(path.parent)  # the moves
 
 
 def _flush(file: BinaryIO) -> None:

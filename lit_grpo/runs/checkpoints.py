@@ -23,11 +23,11 @@ from lit_grpo.runs.checkpoint_files import (
     SUMMARY,
     link_last,
     newest_first,
-    precise_now,
     read_manifest,
     remove,
 )
 from lit_grpo.runs.checkpoint_writer import CheckpointWriter
+from lit_grpo.runs.event_log import now
 from lit_grpo.runs.events import num_finished_steps
 from lit_grpo.runs.loop_counters import undo_completed_batch, undo_end, validates_next
 from lit_grpo.runs.metrics_file import MetricsFile
@@ -245,7 +245,7 @@ class Checkpoints(Callback):
         checkpoint["summary"] = {
             "rollout_step": num_finished_steps(trainer),
             "optimizer_step": trainer.global_step,
-            "time": precise_now(),
+            "time": now("milliseconds"),  # tells those of one second apart
             "trouble": trouble_of(trainer),
             "metrics": metrics,
         }

@@ -37,9 +37,9 @@ class Event:
     """Of a start or a resumption the hash of the held-out prompts, if there are any."""
 
 
-def now() -> str:
-    """Return the time of an event."""
-    return datetime.now().astimezone().isoformat(timespec="seconds")
+def now(timespec: str = "seconds") -> str:
+    """Return the time as ISO 8601, with the time zone."""
+    return datetime.now().astimezone().isoformat(timespec=timespec)
 
 
 def append_event(run_dir: str | Path, event: Event) -> None:

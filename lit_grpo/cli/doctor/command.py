@@ -13,7 +13,7 @@ from lit_grpo.cli.doctor.disk import check_disk
 from lit_grpo.cli.doctor.engine import check_engine, check_teacher
 from lit_grpo.cli.doctor.estimate import check_memory
 from lit_grpo.cli.doctor.findings import Finding, State, print_findings, run_check
-from lit_grpo.cli.doctor.hub import asking_the_hub_once, without_the_hub
+from lit_grpo.cli.doctor.hub import use_of_the_hub
 from lit_grpo.cli.doctor.machine import check_versions
 from lit_grpo.cli.doctor.model import check_model
 from lit_grpo.cli.doctor.probe import check_rollout
@@ -44,7 +44,7 @@ def run_doctor(cli: CommandLine) -> int:
     """Run all checks, and return 1 if one of them failed."""
     subject = Subject(cli)
     checks = CHECKS | ({"probe": (check_rollout,)} if cli.config.probe else {})
-    with without_the_hub() if subject.is_offline else asking_the_hub_once():
+    with use_of_the_hub(is_offline=subject.is_offline):
         states = _run_all(checks, subject)
     open_console().print(f"\n{summary(states)}", soft_wrap=True)
     return SOME_FAILED if _named(states, State.FAILED) else ExitCode.DONE

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from huggingface_hub import constants, get_session
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 TIMEOUT_SECONDS = 5.0
+
+
+def use_of_the_hub(*, is_offline: bool) -> AbstractContextManager[None]:
+    """Return the context of a command that reads from the Hub, or only from its caches."""
+    return without_the_hub() if is_offline else asking_the_hub_once()
 
 
 @contextmanager

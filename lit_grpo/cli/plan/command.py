@@ -13,7 +13,7 @@ import torch
 
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.doctor.findings import Once
-from lit_grpo.cli.doctor.hub import asking_the_hub_once, without_the_hub
+from lit_grpo.cli.doctor.hub import use_of_the_hub
 from lit_grpo.cli.doctor.machine import trainer_memory
 from lit_grpo.cli.doctor.subject import Subject
 from lit_grpo.cli.plan.calibration import measure_cpu
@@ -43,7 +43,7 @@ def run_plan(cli: CommandLine) -> int:
         UserError: the model cannot be read, a device is not known, or the run would be refused.
     """
     subject = Subject(cli)
-    with without_the_hub() if subject.is_offline else asking_the_hub_once():
+    with use_of_the_hub(is_offline=subject.is_offline):
         plan = make_plan(subject)
     if cli.config.json:
         print(json.dumps(to_json(plan), indent=1))
