@@ -2,7 +2,8 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from dataclasses import replace
+from itertools import chain
 from types import SimpleNamespace
 
 import lightning as L
@@ -24,6 +25,9 @@ LONG = Sampling(max_tokens=200)
 PROMPTS = [prompt(text, id=text) for text in ("1+1=", "a longer one: ", "x", "22+3=" * 20)]
 MANY = PROMPTS * 4
 NUM_STEPS = 4
+PROMPTS_OF_STEPS = [
+    [replace(one, id=f"{step}: {one.id}") for one in PROMPTS] for step in range(NUM_STEPS)
+]
 STARTING_SECONDS = 500
 
 
@@ -33,15 +37,13 @@ class SharedEngine(VLLMServerEngine):
     def __init__(self, **settings):
         super().__init__(**settings)
         self.events = []
-        self.may_end = lambda number: True
-        self._numbers = count(1)
+        self.may_end = lambda prompts: True
 
-    def generate(self, *arguments, **settings):
+    def generate(self, prompts, *arguments, **settings):
         wait_until(lambda: all(server.is_ready for server in self.servers), STARTING_SECONDS)
         self.events.append("generation begins")
-        number = next(self._numbers)
-        yield from super().generate(*arguments, **settings)
-        wait_until(lambda: self.may_end(number), STARTING_SECONDS)
+        yield from super().generate(prompts, *arguments, **settings)
+        wait_until(lambda: self.may_end(prompts), STARTING_SECONDS)
         self.events.append("generation ends")
 
     def close(self):
@@ -86,7 +88,14 @@ class RecordUpdates(L.Callback):
     def __init__(self, engine):
         self.events = engine.events
         self.models = {}
-        engine.may_end = lambda number: self._count("update ends") >= number - 1
+        engine.may_end = self._may_end
+
+    def _may_end(self, prompts):
+        """Return whether all updates before the step of the prompts have ended.
+
+        The threads of two steps may begin in either order, so the prompts say which step it is.
+        """
+        return self._count("update ends") >= PROMPTS_OF_STEPS.index(list(prompts))
 
     def _count(self, event):
         return self.events.count(event)
@@ -118,8 +127,13 @@ def asynchronous(started):
         sampling=LONG,
         max_head_offpolicyness=1,
     )
-    outputs = fit(module, callbacks=[recorder], prompts=PROMPTS, max_steps=NUM_STEPS)
-    started.may_end = lambda number: True
+    prompts = [*chain.from_iterable(PROMPTS_OF_STEPS)]
+    try:
+        outputs = fit(
+            module, callbacks=[recorder], prompts=prompts, shuffle=False, max_steps=NUM_STEPS
+        )
+    finally:
+        started.may_end = lambda prompts: True
     return SimpleNamespace(outputs=outputs, models=recorder.models, events=list(started.events))
 
 
