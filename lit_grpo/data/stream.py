@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -12,12 +13,14 @@ from zlib import crc32
 import numpy as np
 
 from lit_grpo.data.columns import gold_answers
-from lit_grpo.data.filters import failed_filter
+from lit_grpo.data.filters import absent_column, failed_filter
 from lit_grpo.data.order import MAX_BUILT_AT_START, RowOrder
 from lit_grpo.data.prepared import Holdout, marks_of
 from lit_grpo.data.prompts import PromptFormat, build_prompt
 from lit_grpo.data.sources import Row
 from lit_grpo.types import Prompt, Tokenizer, UserError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +120,12 @@ class StreamOrder(RowOrder):
         begun = self._place.epoch
         while len(taken) < number:
             if self._place.epoch > begun + 1 and not taken:
+                rows = [row.columns for window in self._windows.values() for row in window]
+                absent = absent_column(self._stream.where, rows)
                 raise UserError(
                     f"{self._stream.text} has no prompt to train on: all rows are filtered, too "
                     "long or held out. Check data.where and data.max_prompt_tokens."
+                    + (f" Among the last rows read {absent}" if absent else "")
                 )
             row = self._next_row()
             prompt = None if row is None else self._stream.build(row)
@@ -137,7 +143,9 @@ class StreamOrder(RowOrder):
         self._place = position
 
     def some_prompts(self, limit: int) -> Sequence[Prompt]:
-        rows = islice(self._stream.rows(0, 0), min(limit, MAX_BUILT_AT_START))
+        rows = [*islice(self._stream.rows(0, 0), min(limit, MAX_BUILT_AT_START))]
+        if rows and (absent := absent_column(self._stream.where, [row.columns for row in rows])):
+            log.warning("data.where: among the first %d rows %s", len(rows), absent)
         return [prompt for row in rows if (prompt := self._stream.build(row)) is not None]
 
     def find(self, ids: Collection[str]) -> Mapping[str, Prompt]:

@@ -85,7 +85,7 @@ def _make_card(run_dir: Path, trainer: L.Trainer, module: Any) -> ModelCard:
         "Method": _describe_grpo(module) if is_grpo else "supervised fine-tuning (SFT)",
         "Adapter": policy.lora and f"LoRA of rank {policy.lora.rank}",
         "Rewards": is_grpo and _describe_rewards(module.rewards.weights),
-        "Data": _describe_data(trainer),
+        "Data": _describe_data(getattr(trainer, "datamodule", None)),
     }
     card: ModelCard = ModelCard.from_template(
         header,
@@ -130,11 +130,15 @@ def _describe_rewards(weights: Mapping[str, float]) -> str:
     )
 
 
-def _describe_data(trainer: Any) -> str:
-    data = trainer.datamodule
-    sources = getattr(data, "train", None)
-    names = ", ".join(map(str, sources)) if isinstance(sources, list) else ""
-    return "" if data is None else type(data).__name__ + (f": {names}" if names else "")
+def _describe_data(data: Any) -> str:
+    """Return the class of the data, and the files or the sources that it trains on."""
+    if data is None:
+        return ""
+    train, sources = getattr(data, "train", None), getattr(data, "sources", None)
+    names = ", ".join(map(str, train)) if isinstance(train, list) else ""
+    if isinstance(sources, Mapping):
+        names = "; ".join(f"{name} = {_describe_data(one.data)}" for name, one in sources.items())
+    return type(data).__name__ + (f": {names}" if names else "")
 
 
 def _results(run_dir: Path) -> dict[str, tuple[float, float | None]]:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ProgressBar
+from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.callbacks import Checkpoint as LightningCheckpoint
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 
 from lit_grpo.runs.checkpoints import Checkpoints
 from lit_grpo.runs.completions_file import CompletionsFile
+from lit_grpo.runs.early_stopping import ResumedEarlyStopping, look_after_validations
 from lit_grpo.runs.events import EventsFile
 from lit_grpo.runs.final_model import FinalModel
 from lit_grpo.runs.health import HealthMonitor
@@ -60,7 +61,7 @@ def run_callbacks(
         UserError: several are to write the checkpoints.
     """
     callbacks = with_progress_bar(given, enable_progress_bar)
-    _look_after_validations(callbacks)
+    look_after_validations(callbacks)
     checkpoints = [one for one in callbacks if isinstance(one, Checkpoints)]
     if len(checkpoints) > 1:
         raise setting_error("trainer.callbacks", "a list with one Checkpoints", len(checkpoints))
@@ -71,20 +72,8 @@ def run_callbacks(
         (checkpoint,) = checkpoints or [Checkpoints()]
         checkpoint.dirpath = checkpoint.dirpath or str(Path(run_dir) / "checkpoints")
         saving = [StopOnSignal(), LeaveInTime(leave_by, requeue), checkpoint]
-    return [*others, CompletionsFile(run_dir), EventsFile(run_dir), *saving, FinalModel(run_dir)]
-
-
-def _look_after_validations(callbacks: Sequence[Callback]) -> None:
-    """Let early stopping by a metric of the validation look at it after each validation.
-
-    Lightning would choose the end of each epoch, where a run that ends before its first validation
-    would fail without its last checkpoint.
-    """
-    for one in callbacks:
-        if not (isinstance(one, EarlyStopping) and one.monitor.startswith("val/")):
-            continue
-        if one._check_on_train_epoch_end is None:
-            one._check_on_train_epoch_end = False
+    files = [CompletionsFile(run_dir), EventsFile(run_dir)]
+    return [*others, ResumedEarlyStopping(), *files, *saving, FinalModel(run_dir)]
 
 
 def with_guards(

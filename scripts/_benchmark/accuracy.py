@@ -14,7 +14,7 @@ from _benchmark.results import Result
 from _benchmark.trainers import LitTask, TrlTask, lit_grpo, trl
 from _warm_up import warm_up
 
-TARGET = 0.5
+TARGET = 0.25
 ACCURACY = 0.98
 EVALUATE_EVERY = 10
 TRL_MICRO_BATCH_ROWS = (1024, 256, 128)

@@ -28,8 +28,8 @@ from _benchmark.trainers import (
 )
 from _benchmark.workloads import ModelSize, Workload, varied_reward, write_inputs
 
-STEP_TARGETS = {"short_equal": 0.9, "short_varied": 0.6, "long_shared": 0.3}
-UPDATE_TARGET = 1.10
+STEP_TARGETS = {"short_equal": 0.5, "short_varied": 0.25, "long_shared": 0.15}
+UPDATE_TARGET = 1.05
 OVERHEAD_TARGET = 0.02
 
 

@@ -350,6 +350,34 @@ def test_an_sft_run_logs_why_it_ended_and_can_be_evaluated(here, capfd):
     assert "val/accuracy" in capfd.readouterr().out
 
 
+@pytest.fixture
+def warm_up_with_patience(here):
+    """Write a config of a warm-up that ends once so many validations were no better."""
+
+    def write(patience):
+        stop = {"monitor": "val/accuracy", "mode": "max", "min_delta": 2.0, "patience": patience}
+        callbacks = [{"class_path": "EarlyStopping", "init_args": stop}]
+        trainer = WARM_UP["trainer"] | {"callbacks": callbacks, "check_val_every_n_epoch": None}
+        (here / "warm.yaml").write_text(yaml.safe_dump(WARM_UP | {"trainer": trainer}))
+        return ["sft", "--config=warm.yaml", "--run_dir=warm", "--ckpt_path=auto"]
+
+    return write
+
+
+def test_a_run_that_early_stopping_ended_stays_as_it_is_until_it_gets_more_patience(
+    here, warm_up_with_patience
+):
+    assert main(warm_up_with_patience(1)) == 0
+    files = [here / "warm" / "final" / "model.safetensors", here / "warm" / "metrics.csv"]
+    before = [(path.stat().st_mtime_ns, path.read_bytes()) for path in files]
+    assert main(warm_up_with_patience(1)) == 0
+    assert [(path.stat().st_mtime_ns, path.read_bytes()) for path in files] == before
+    run_log = here / "warm" / "run.log"
+    assert "EarlyStopping ended this run at step 2: Monitored metric" in run_log.read_text()
+    assert main(warm_up_with_patience(2)) == 0
+    assert "ended after optimizer step 3: Monitored metric" in run_log.read_text()
+
+
 def test_the_config_of_an_sft_run_without_a_target_column_can_be_evaluated(here, capfd):
     (here / "warm.yaml").write_text(yaml.safe_dump(WARM_UP))
     assert main(["validate", "--config=warm.yaml"]) == 0

@@ -1,6 +1,8 @@
 """Datasets that are streamed: every row once an epoch, and the same rows after a resume."""
 
 import json
+import re
+from dataclasses import replace
 
 import datasets
 import pytest
@@ -106,6 +108,17 @@ def test_a_saved_dataset_and_a_split_are_streamed(shards, tmp_path):
 def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         StreamData("x", **settings)
+
+
+def test_a_filter_on_a_column_that_no_row_has_is_named(shards, caplog):
+    order = order_of(stream(shards))
+    order._stream = replace(order._stream, where={"anwser": "3"})
+    absent = r"no row has the column 'anwser'; they have .*Did you mean answer\?"
+    order.some_prompts(5)
+    warning = caplog.messages[-1]
+    assert re.fullmatch(f"data.where: among the first 5 rows {absent}", warning)
+    with pytest.raises(UserError, match=f"Among the last rows read {absent}"):
+        order.take(1)
 
 
 def test_a_stream_without_a_row_to_train_on_and_one_that_is_not_there_are_errors(shards):

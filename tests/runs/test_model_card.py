@@ -17,6 +17,7 @@ from tiny import tiny_policy
 
 from lit_grpo import AdditionData, PromptData, SFTModule, Trainer
 from lit_grpo.__main__ import main
+from lit_grpo.data import MixtureData, MixtureSource
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rollout import Sampling
@@ -108,6 +109,17 @@ def test_rows_given_in_python_are_counted_and_not_copied_into_the_card(tmp_path)
     card = fit(tmp_path, make_module(group_size=2), PromptData(train=rows, prompts_per_step=2))
     assert "- **Data:** PromptData: 4 rows given in Python\n" in card.text
     assert "2+1=" not in card.text
+
+
+def test_the_sources_of_a_mixture_are_listed(tmp_path):
+    rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(4)]
+    sources = {"sums": AdditionData(1, train_size=4, validation_size=2), "own": PromptData(rows)}
+    data = MixtureData(
+        {name: MixtureSource(data=one) for name, one in sources.items()}, prompts_per_step=2
+    )
+    card = fit(tmp_path, make_module(group_size=2), data)
+    own = "own = PromptData: 4 rows given in Python"
+    assert f"- **Data:** MixtureData: sums = AdditionData; {own}\n" in card.text
 
 
 def test_sft_is_named_and_has_no_reward(tmp_path, base_model):
