@@ -120,9 +120,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 """Whose losses depend on many tokens of all ranks, or on the top tokens of another model."""
 SHALLOW = {"architecture": LLAMA | {"num_hidden_layers": 1}}
+PADDED = SHALLOW | {"packing": False}
 COMPILED: dict[str, dict[str, Any]] = {
-    "shallow": {"policy": SHALLOW},
-    "compile": {"policy": SHALLOW | {"compile": True}},
+    "shallow": {"policy": PADDED},
+    "compile": {"policy": PADDED | {"compile": True}},
 }
 """A policy that is compiled in little time, and the same without."""
 REFUSED = {"bfloat16": {"policy": {"dtype": "bfloat16"}}}

@@ -51,6 +51,8 @@ from lit_grpo.types import UserError
 NUM_STEPS = 3
 LONG_STEPS = 5
 SHORT_STEPS = 2
+TIMEOUT_MINUTES = 5
+"""Within which one rank may compile while the other waits."""
 TOKEN_BUDGET = 25
 SHARED_TOKENS = 40
 """Tokens from which prompts are shared: those of the rank that has the longest of them."""
@@ -64,12 +66,12 @@ def zero(stage, *, max_persistent=0, **settings) -> ZeROStrategy:
             "reduce_bucket_size": 20_000,
         }
     }
-    return ZeROStrategy(stage, config=config, timeout_minutes=1, **settings)
+    return ZeROStrategy(stage, config=config, timeout_minutes=TIMEOUT_MINUTES, **settings)
 
 
 STRATEGIES: dict[str, Any] = {
     "ddp": lambda: "ddp",
-    "fsdp2": lambda: FSDP2Strategy(timeout_minutes=1),
+    "fsdp2": lambda: FSDP2Strategy(timeout_minutes=TIMEOUT_MINUTES),
     "zero1": lambda: zero(1),
     "zero2": lambda: zero(2),
     "zero3": lambda: zero(3),
@@ -77,11 +79,11 @@ STRATEGIES: dict[str, Any] = {
     "zero1 offloaded": lambda: zero(1, offload_optimizer=True),
     "zero2 offloaded": lambda: zero(2, offload_optimizer=True),
     "zero3 offloaded": lambda: zero(3, offload_optimizer=True, offload_parameters=True),
-    "background": lambda: FSDP2Strategy(timeout_minutes=1),
-    "one": lambda: FSDP2Strategy(timeout_minutes=1),
-    "whole": lambda: FSDP2Strategy(whole_gradients=True, timeout_minutes=1),
-    "offloaded": lambda: FSDP2Strategy(cpu_offload=True, timeout_minutes=1),
-    "kept": lambda: FSDP2Strategy(reshard_after_forward=False, timeout_minutes=1),
+    "background": lambda: FSDP2Strategy(timeout_minutes=TIMEOUT_MINUTES),
+    "one": lambda: FSDP2Strategy(timeout_minutes=TIMEOUT_MINUTES),
+    "whole": lambda: FSDP2Strategy(whole_gradients=True, timeout_minutes=TIMEOUT_MINUTES),
+    "offloaded": lambda: FSDP2Strategy(cpu_offload=True, timeout_minutes=TIMEOUT_MINUTES),
+    "kept": lambda: FSDP2Strategy(reshard_after_forward=False, timeout_minutes=TIMEOUT_MINUTES),
 }
 
 
@@ -214,12 +216,15 @@ def num_micro_batches(module: GRPOModule, batch: Any) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
+    plain_compile = torch.compile
     shared_prompts.MIN_SAVED_TOKENS = SHARED_TOKENS
-    # That code is generated rightly is no matter of a strategy, and takes minutes.
-    torch.compile = partial(torch.compile, backend="aot_eager")
     for name in sys.argv[2:]:
         case, _, training = name.partition("/")
         torch.compiler.reset()  # each training builds its own programs
+        # That code is generated rightly is no matter of a strategy, and takes minutes. Only FSDP2
+        # changes the weights between the passes that autograd is compiled for.
+        backend = "aot_eager" if training == "fsdp2" else "eager"
+        torch.compile = partial(plain_compile, backend=backend)
         run = sft if case in SFT else train
         try:
             result = run(case, training, int(sys.argv[1]))
