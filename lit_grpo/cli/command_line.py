@@ -30,7 +30,7 @@ from lit_grpo.cli.commands import (
     describe,
     usage,
 )
-from lit_grpo.cli.config_changes import Change, find_changes, refuse_changes
+from lit_grpo.cli.config_changes import Change, find_changes, refuse_changes, refuse_seed_alone
 from lit_grpo.cli.configs import Invocation
 from lit_grpo.cli.environment import override
 from lit_grpo.cli.errors import broken_import
@@ -178,6 +178,7 @@ class CommandLine(LightningCLI):
         if not saved.is_file():
             return
         self.changes = find_changes(saved.read_text(), self.saved_config)
+        refuse_seed_alone(self.changes)
         if not self.config.allow_changes:
             refuse_changes(resumed, self.changes, self.resume_command)
 

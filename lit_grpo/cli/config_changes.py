@@ -83,6 +83,20 @@ def refuse_changes(run_dir: Path, changes: Sequence[Change], resume_command: str
         )
 
 
+def refuse_seed_alone(changes: Sequence[Change]) -> None:
+    """Check that the seeds that count change with ``seed_everything``.
+
+    Raises:
+        UserError: they have values of their own, as in every saved config.
+    """
+    changed = {change.key for change in changes}
+    if "seed_everything" in changed and not any(key.endswith(".seed") for key in changed):
+        raise UserError(
+            "seed_everything alone changes nothing here: model.seed and the seeds of the data have "
+            "values of their own in the run's config. Set model.seed and data.seed."
+        )
+
+
 def _differences(before: Any, after: Any, key: str = "") -> Iterator[Change]:
     """Yield where two nodes differ; the items of a list of mappings have numbers as keys."""
     old, new = _children(before), _children(after)

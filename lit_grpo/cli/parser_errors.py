@@ -96,7 +96,15 @@ def of_source(parser: Any, key: str, match: re.Match[str]) -> str:
 
 
 def no_class_path(parser: Any, key: str, match: re.Match[str]) -> str:
-    return f"{key}: expected class_path and, under init_args, its arguments, and no other keys."
+    hint = ""
+    if key == "model.engine":
+        hint = (
+            " The default engine must be named, too, to be set: --model.engine HFEngine "
+            "--model.engine.max_concurrent 64."
+        )
+    return (
+        f"{key}: expected class_path and, under init_args, its arguments, and no other keys.{hint}"
+    )
 
 
 def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:

@@ -30,12 +30,21 @@ class CompletionsFile(Callback):
     ``completions/step_000012_rank1.parquet``; it has a row for each completion. An invalid row has
     no reward, and a row that was not trained on has no advantage.
 
+    Files of steps that are taken again are removed first, since the run may end before them.
+
     Args:
         run_dir: Directory of the run.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
         self.directory = Path(run_dir) / "completions"
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.local_rank == 0:
+            files = files_by_step(self.directory.parent)
+            for step in files.keys() - range(trainer.fit_loop.total_batch_idx + 1):
+                for path in files[step]:
+                    path.unlink(missing_ok=True)
 
     def on_train_batch_end(
         self,

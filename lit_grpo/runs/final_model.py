@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,19 @@ class FinalModel(Callback):
 
     A run that was stopped writes none because it can be resumed. The directory is moved into place
     when it is complete; one that a killed process has not written comes with the next start of the
-    run. It includes a model card, ``README.md``.
+    run. It includes a model card, ``README.md``. If a finished run trains on, its model is kept as
+    ``final.0``, ``final.1`` and so on.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
         self.path = Path(run_dir) / "final"
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero and self.path.exists():
+            earlier = (self.path.with_name(f"final.{number}") for number in count())
+            kept = next(one for one in earlier if not one.exists())
+            self.path.rename(kept)
+            log.info("the final model of the earlier part of the run is kept as %s", kept)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if get_stop_reason(trainer) is None:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lit_grpo.distributed import gather_objects, get_rank
 from lit_grpo.distributed.checkpoints import is_complete
 from lit_grpo.runs.checkpoint_files import damage, newest_checkpoints, read_manifest, read_state
-from lit_grpo.runs.event_log import Event, append_event, now
+from lit_grpo.runs.event_log import Event, append_event, now, read_events
 from lit_grpo.runs.saves import settle
 from lit_grpo.types import UserError, setting_error
 from lit_grpo.types.atomic import earlier_path
@@ -40,6 +40,7 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
     elif earlier_path(Path(name)).exists():
         settle(Path(name).parent)
     if name == AUTO and not _named_checkpoints(run_dir):
+        _refuse_ended(run_dir)
         rank_zero_only(log.info)("%s has no checkpoint yet: starting at its first step", run_dir)
         return None
     if is_own:
@@ -59,6 +60,22 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
             "run."
         )
     return name
+
+
+def _refuse_ended(run_dir: Path) -> None:
+    """Check that a run without a checkpoint was killed before its first one.
+
+    Raises:
+        UserError: it has ended, so that a new start would overwrite what it has trained.
+    """
+    ends = [one for one in read_events(run_dir) if one.kind in ("stop", "done") and one.step]
+    if ends or (run_dir / "final").exists():
+        step = f" after step {ends[-1].step}" if ends else ""
+        raise UserError(
+            f"{run_dir} has a run that ended{step}, and no checkpoint to go on from: starting "
+            f"again would overwrite it. Put its checkpoints back, move {run_dir} away, or set "
+            "another run_dir."
+        )
 
 
 def _is_checkpoint(path: Path) -> bool:

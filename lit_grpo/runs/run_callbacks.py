@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.callbacks import Checkpoint as LightningCheckpoint
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lit_grpo.runs.checkpoints import Checkpoints
 from lit_grpo.runs.completions_file import CompletionsFile
@@ -62,6 +64,7 @@ def run_callbacks(
     """
     callbacks = with_progress_bar(given, enable_progress_bar)
     look_after_validations(callbacks)
+    _refuse_repeated(callbacks)
     checkpoints = [one for one in callbacks if isinstance(one, Checkpoints)]
     if len(checkpoints) > 1:
         raise setting_error("trainer.callbacks", "a list with one Checkpoints", len(checkpoints))
@@ -74,6 +77,24 @@ def run_callbacks(
         saving = [StopOnSignal(), LeaveInTime(leave_by, requeue), checkpoint]
     files = [CompletionsFile(run_dir), EventsFile(run_dir)]
     return [*others, ResumedEarlyStopping(), *files, *saving, FinalModel(run_dir)]
+
+
+def _refuse_repeated(callbacks: Sequence[Callback]) -> None:
+    """Check that checkpoints can keep the state of each callback apart from that of the others.
+
+    Raises:
+        UserError: two of them would have the same key.
+    """
+    stateful = [one for one in callbacks if is_overridden("state_dict", one, parent=Callback)]
+    for key, number in Counter(one.state_key for one in stateful).items():
+        if number > 1:
+            kind = next(type(one).__name__ for one in stateful if one.state_key == key)
+            raise setting_error(
+                "trainer.callbacks",
+                f"a list with one {kind} of each kind",
+                number,
+                f"checkpoints keep one state for {key}",
+            )
 
 
 def with_guards(

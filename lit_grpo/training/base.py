@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from math import ceil
@@ -330,8 +330,20 @@ class PolicyModule(L.LightningModule):
                 "so it belongs to a different policy. Set model.policy as in that run's "
                 "config.yaml."
             )
+        self._refuse_other_shapes(checkpoint["state_dict"])
         self.strict_loading = not self._reloaded_names()
         self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
+
+    def _refuse_other_shapes(self, saved: Mapping[str, Any]) -> None:
+        for name, parameter in self.named_parameters():
+            of_checkpoint = getattr(saved.get(name), "shape", None)
+            # DeepSpeed leaves a parameter empty that it has divided among the ranks.
+            if parameter.numel() and of_checkpoint not in (None, parameter.shape):
+                raise UserError(
+                    f"the checkpoint has {name!r} of shape {tuple(of_checkpoint)}, and the policy "
+                    f"{tuple(parameter.shape)}, so it belongs to a different policy. Set "
+                    "model.policy as in that run's config.yaml."
+                )
 
     def _reloaded_names(self) -> set[str]:
         """Return the parameters that a resumed run reads from ``policy.path`` again.

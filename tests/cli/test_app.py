@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -414,6 +415,45 @@ def test_auto_starts_a_run_and_then_resumes_it(here):
     assert steps_in(here / "run") == ["0", "1", "2"]
     log = (here / "run" / "run.log").read_text()
     assert log.count("resuming from") == 1
+
+
+def test_auto_does_not_start_a_run_again_that_ended_and_has_lost_its_checkpoints(here, capfd):
+    words = ["fit", "--config=base.yaml", "--run_dir=run", "--ckpt_path=auto"]
+    assert main(words) == 0
+    shutil.rmtree(here / "run" / "checkpoints")
+    before = sorted(path for path in (here / "run").rglob("*"))
+    assert main(words) == 2
+    assert "run has a run that ended after step 2, and no checkpoint" in capfd.readouterr().err
+    assert sorted(path for path in (here / "run").rglob("*")) == before
+
+
+def test_a_finished_run_that_trains_on_keeps_its_model_and_writes_a_new_one(here):
+    words = ["fit", "--config=base.yaml", "--run_dir=run", "--ckpt_path=auto"]
+    assert main(words) == 0
+    assert main([*words, "--trainer.max_steps=4"]) == 0
+    for name, steps in (("final.0", 2), ("final", 4)):
+        assert f"{steps} optimizer steps" in (here / "run" / name / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--model.policy.architecture.intermediate_size=96", "it belongs to a different policy"),
+        ("--seed_everything=3", "seed_everything alone changes nothing here"),
+    ],
+)
+def test_a_resume_that_cannot_be_meant_is_one_line(here, capfd, change, message):
+    assert main(["fit", "--config=base.yaml", "--run_dir=run"]) == 0
+    assert main(["fit", "run", "--trainer.max_steps=3", change, "--allow_changes"]) == 2
+    assert message in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_callbacks_that_share_their_state_are_refused(here, capsys):
+    one = {"class_path": "EarlyStopping", "init_args": {"monitor": "reward/mean"}}
+    trainer = BASE["trainer"] | {"callbacks": [one, one]}
+    (here / "twice.yaml").write_text(yaml.safe_dump(BASE | {"trainer": trainer}))
+    assert main(["fit", "--config=twice.yaml"]) == 2
+    assert "must be a list with one EarlyStopping of each kind, got 2" in capsys.readouterr().err
 
 
 def test_code_beside_a_config_is_found_from_another_directory(here, capsys):

@@ -41,6 +41,15 @@ def test_completions_are_written_every_step_also_without_a_train_batch(tmp_path)
     assert pd.read_parquet(paths[1])["advantage"].isna().all()
 
 
+def test_files_of_steps_that_are_taken_again_are_removed(tmp_path):
+    old = tmp_path / "completions" / "step_000007_rank1.parquet"
+    old.parent.mkdir()
+    old.touch()
+    unscored = outputs(rollouts([[None, None]]))
+    fit(lambda step: unscored, [CompletionsFile(tmp_path)], steps=1)
+    assert [path.name for path in old.parent.iterdir()] == ["step_000000.parquet"]
+
+
 def test_a_path_that_exists_is_numbered(tmp_path):
     assert free_path(tmp_path / "a.parquet") == tmp_path / "a.parquet"
     for name in ("a.parquet", "a-1.parquet", "a-3.parquet"):

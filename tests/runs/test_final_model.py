@@ -20,11 +20,12 @@ class WithPolicy(FinalModel):
         pl_module.policy = tiny_policy()
 
 
-def test_final_model_replaces_an_older_one(tmp_path):
+def test_an_older_model_is_kept_beside_the_final_one(tmp_path):
     (tmp_path / "final").mkdir()
     (tmp_path / "final" / "old").touch()
     fit(lambda step: STEP, [WithPolicy(tmp_path)], steps=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["final"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["final", "final.0"]
+    assert [path.name for path in (tmp_path / "final.0").iterdir()] == ["old"]
     names = {path.name for path in (tmp_path / "final").iterdir()}
     assert names >= {"config.json", "model.safetensors"}
     assert "old" not in names
@@ -43,10 +44,23 @@ def test_a_final_model_that_a_kill_at_the_end_has_prevented_comes_with_the_next_
     torch.testing.assert_close(load_file(written), weights, rtol=0, atol=0)
 
 
-def test_a_stopped_run_has_no_final_model(tmp_path):
-    class Stop(WithPolicy):
-        def on_train_batch_end(self, trainer, *args):
-            stop_run(trainer, StopReason(exit_code=3, message="enough"))
+class Stop(WithPolicy):
+    def on_train_batch_end(self, trainer, *args):
+        stop_run(trainer, StopReason(exit_code=3, message="enough"))
 
+
+def test_a_stopped_run_has_no_final_model(tmp_path):
     fit(lambda step: STEP, [Stop(tmp_path)], steps=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_run_that_trains_on_and_is_stopped_has_no_model_of_an_earlier_step(tmp_path):
+    def run(final, steps, **options):
+        saving = Checkpoints(dirpath=str(tmp_path / "checkpoints"))
+        fit(lambda step: STEP, [saving, final(tmp_path)], steps=steps, **options)
+
+    run(WithPolicy, 2)
+    run(Stop, 4, ckpt_path=tmp_path / "checkpoints" / "last.ckpt")
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "final.0"}
+    run(WithPolicy, 3, ckpt_path=tmp_path / "checkpoints" / "last.ckpt")  # nothing is left to train
+    assert (tmp_path / "final").exists()

@@ -5,12 +5,16 @@ from __future__ import annotations
 from lit_grpo.diagnostics.causes.cause import MONITOR, Cause
 from lit_grpo.stopping import ExitCode
 
+FEWER_ROWS = (
+    "Lower `max_concurrent` of `HFEngine` (`--model.engine HFEngine --model.engine.max_concurrent "
+    "64`) or `model.sampling.max_tokens`."
+)
 MEMORY_ADVICE = {
     "micro_batch": "Lower `model.update.max_tokens_per_micro_batch`, which leaves the gradient as "
     "it is; or set `model.policy.gradient_checkpointing: true`, `model.policy.lora` or "
     "`trainer.precision: bf16-mixed`.",
-    "generation": "Lower `model.engine.init_args.max_concurrent` or `model.sampling.max_tokens`.",
-    "evaluation": "Lower `model.engine.init_args.max_concurrent` or `model.sampling.max_tokens`.",
+    "generation": FEWER_ROWS,
+    "evaluation": FEWER_ROWS,
     "logprob": "Lower `model.update.max_tokens_per_micro_batch`; `objective.kl.coef: 0` needs no "
     "reference, and with LoRA the reference takes no memory.",
     "update": "Set `model.policy.lora`, or another optimizer: its moments take two values for each "
