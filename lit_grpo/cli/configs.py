@@ -153,7 +153,7 @@ def _value(text: str) -> Any:
     """Return the value of an argument; the parser reports one that is no YAML."""
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (ValueError, RecursionError, yaml.YAMLError):
         return None
 
 
@@ -208,8 +208,10 @@ def read_config(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{path}, line {line}: {error.problem} (not valid YAML).") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:  # such as of 2024-13-45, no date
         raise UserError(f"{path}: cannot be read as YAML: {error}") from error
+    except RecursionError:
+        raise UserError(f"{path}: cannot be read as YAML: it is nested too deeply.") from None
     if not isinstance(config, dict):
         got = "nothing" if config is None else f"the {type(config).__name__} {config!r:.40}"
         raise UserError(f"{path}: a config must be a mapping of keys to values, got {got}.")

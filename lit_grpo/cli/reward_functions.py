@@ -42,7 +42,7 @@ def with_functions(value: Any, *, is_item: bool = False) -> Any:
     """
     given = value
     if isinstance(value, str):
-        with suppress(yaml.YAMLError):  # which the parser reports
+        with suppress(ValueError, RecursionError, yaml.YAMLError):  # which the parser reports
             given = yaml.safe_load(value)
     if isinstance(given, list):
         items = [_as_reward(one) for one in given]

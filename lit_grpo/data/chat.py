@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import jinja2
 
 from lit_grpo.data.sources import Row
-from lit_grpo.types import Message, Tokenizer, UserError
+from lit_grpo.types import Message, Tokenizer, UserError, parse_json
 
 OWN_ARGUMENTS = ("add_generation_prompt", "messages", "tokenize", "tools")
 """Arguments of the chat template that have settings of their own or are always the same."""
@@ -47,7 +46,7 @@ def read_tools(row: Row, column: str | None) -> list[Any] | None:
     """
     value = row.columns.get(column) if column is not None else None
     try:
-        tools = json.loads(value) if isinstance(value, str) and value.strip() else value
+        tools = parse_json(value) if isinstance(value, str) and value.strip() else value
     except ValueError:
         tools = value
     if tools is None or tools == "" or tools == []:

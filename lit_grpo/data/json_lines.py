@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, parse_json
 
 MAX_LINE_BYTES = 100_000_000
 """A longer line of a jsonl file is no row."""
@@ -53,7 +53,7 @@ def _is_array(path: Path) -> UserError:
 def _parse_line(line: bytes, origin: str) -> dict[str, Any]:
     fix = "Each line must hold one JSON object: repair or remove this line."
     try:
-        value = json.loads(line, object_pairs_hook=_object)
+        value = parse_json(line, _object)
     except json.JSONDecodeError as error:
         reason = f"{error.msg.removesuffix(' at')} at character {error.pos + 1} of {excerpt(line)}"
         raise UserError(f"{origin} is not JSON: {reason}. {fix}") from error
@@ -64,6 +64,8 @@ def _parse_line(line: bytes, origin: str) -> dict[str, Any]:
             f"{origin} has the key {error} more than once (the last one would replace the others). "
             f"{fix}"
         ) from error
+    except ValueError as error:
+        raise UserError(f"{origin} cannot be read: {error}. {fix}") from error
     if _HALF_CHARACTER.search(line) and not _is_text(value):
         raise UserError(
             f"{origin} has a \\u escape of half a character (the two of a surrogate pair belong "

@@ -6,7 +6,6 @@ It has a parquet file for each split, ``manifest.json`` and ``holdout_ids.json``
 from __future__ import annotations
 
 import hashlib
-import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_grpo.data.sources import Row, decoded, json_columns
-from lit_grpo.types import Prompt, UserError, list_some
+from lit_grpo.types import Prompt, UserError, list_some, parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -282,7 +281,7 @@ def _read_json(path: Path, key: str) -> dict[str, Any]:
     """Return the object of a file that has this key and the right format."""
     fix = "Prepare the data again."
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}. {fix}") from error
     if not isinstance(value, dict) or not isinstance(value.get(key), dict):

@@ -5,14 +5,13 @@ A row that cannot be compared is refused; a missing score is never filled in.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, parse_json
 
 MIN_ANSWERS = 2
 
@@ -72,7 +71,7 @@ def _as_list(columns: Mapping[str, Any], name: str) -> list[Any]:
     value = columns[name]
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except ValueError as error:
             raise UserError(f"{name} is text but not JSON ({error})") from None
     if hasattr(value, "tolist"):  # pandas reads lists from parquet as arrays
@@ -85,4 +84,7 @@ def _as_list(columns: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer that is no float
+        return False

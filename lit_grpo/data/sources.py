@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_grpo.data.json_lines import excerpt, read_jsonl, refuse_utf16
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, parse_json
 
 if TYPE_CHECKING:
     import pyarrow
@@ -109,7 +108,7 @@ def decoded(row: dict[str, Any], of_json: Sequence[str]) -> dict[str, Any]:
     if not of_json:
         return row
     texts = {name: row[name] for name in of_json if row[name] is not None}
-    return row | {name: json.loads(text) for name, text in texts.items()}
+    return row | {name: parse_json(text) for name, text in texts.items()}
 
 
 def _read_csv(path: Path) -> _Numbered:

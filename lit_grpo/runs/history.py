@@ -183,7 +183,7 @@ def read_config(run_dir: Path) -> Any:
     """Return the values of ``config.yaml``, or None: a run made in Python has none."""
     try:
         return yaml.safe_load((run_dir / "config.yaml").read_text())
-    except (OSError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):
         return None
 
 

@@ -16,6 +16,7 @@ from lit_grpo.types.errors import (
 )
 from lit_grpo.types.events import RunningStage, Stage, StageProgress, StopReason
 from lit_grpo.types.functions import defined_at, users_traceback
+from lit_grpo.types.json_text import parse_json
 from lit_grpo.types.rollouts import (
     Completion,
     FinishReason,
@@ -72,6 +73,7 @@ __all__ = [
     "defined_at",
     "did_you_mean",
     "list_some",
+    "parse_json",
     "setting_error",
     "starts_with_bos",
     "users_traceback",

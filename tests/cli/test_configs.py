@@ -106,6 +106,9 @@ def test_an_unknown_config_names_the_nearest_and_without_one_lists_all():
         ("- 1", "my.yaml: a config must be a mapping of keys to values, got the list [1]."),
         ("", "my.yaml: a config must be a mapping of keys to values, got nothing."),
         ("a: \x00", "my.yaml: cannot be read as YAML"),
+        ("a: 2024-13-45", "my.yaml: cannot be read as YAML: month must be in 1..12"),
+        (f"a: {'1' * 5000}", "my.yaml: cannot be read as YAML: Exceeds the limit"),
+        (f"a: {'[' * 5000}", "my.yaml: cannot be read as YAML: it is nested too deeply"),
     ],
 )
 def test_a_file_that_is_not_a_config_is_refused_with_its_line(text, message, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lit_grpo.data import read_rows
+from lit_grpo.types import UserError
 
 
 def write(path: Path, content: str | bytes) -> str:
@@ -24,6 +25,26 @@ def test_a_jsonl_line_that_is_not_an_object_is_named(tmp_path):
     path = write(tmp_path / "t.jsonl", '{"a": 1}\n[1, 2]\n')
     with pytest.raises(ValueError, match=r"t\.jsonl, row 2 is not a JSON object but a list"):
         read_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("[" * 5000, "nested more than 200 deep"),
+        ("[" * 300 + "]" * 300, "nested more than 200 deep"),
+        ('{"a":' * 300 + "1" + "}" * 300, "nested more than 200 deep"),
+        ("1" * 5000, "has an integer of more than 4300 digits"),
+    ],
+)
+def test_what_python_cannot_hold_is_named_with_its_row(tmp_path, value, reason):
+    path = write(tmp_path / "t.jsonl", f'{{"a": 1}}\n{{"a": {value}}}\n')
+    with pytest.raises(UserError, match=rf"t\.jsonl, row 2 cannot be read: it.*{reason}\. Each"):
+        read_rows(path)
+
+
+def test_many_lists_beside_each_other_are_not_nested(tmp_path):
+    path = write(tmp_path / "t.jsonl", json.dumps({"a": [[1]] * 500, "b": "[" * 500}))
+    assert len(read_rows(path)[0].columns["a"]) == 500
 
 
 @pytest.mark.parametrize("indent", [None, 0, 2])

@@ -41,6 +41,8 @@ def test_answers_of_equal_quality_have_no_contrast():
         ({"scores": [0.1, "good", 0.3]}, r"scores\[1\] is 'good', not a finite number"),
         ({"scores": np.array([0.1, np.nan, 0.3])}, r"scores\[1\] is nan, not a finite number"),
         ({"scores": "[0.1, NaN, 0.3]"}, r"scores\[1\] is nan, not a finite number"),
+        ({"scores": [0.1, 10**400, 0.3]}, r"scores\[1\] is 10*, not a finite number"),
+        ({"scores": "[" * 5000}, "scores is text but not JSON .*nested more than 200 deep"),
         ({"answers": None}, "answers is null"),
         ({"answers": ["one", None, "three"]}, r"answers\[1\] is None, not text"),
         ({"answers": ["one"], "scores": [1.0]}, "answers holds 1; a comparison needs at least 2"),

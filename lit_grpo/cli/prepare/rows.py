@@ -14,7 +14,7 @@ from lit_grpo.data.filters import MISSING, find_value
 from lit_grpo.data.prepared import text_hash, text_hashes
 from lit_grpo.data.scored_answers import read_scored_answers
 from lit_grpo.data.sources import Row
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, parse_json
 
 OWN = ("id", "source", "kind", "text_hash")
 """The columns that every prepared row has, whatever its source has under these names."""
@@ -198,7 +198,7 @@ def _with_lists(columns: dict[str, Any]) -> dict[str, Any]:
 
 def _texts(value: Any) -> list[str]:
     try:
-        texts = json.loads(value) if isinstance(value, str) else value
+        texts = parse_json(value) if isinstance(value, str) else value
     except ValueError:
         texts = None
     if isinstance(texts, list) and all(isinstance(one, str) for one in texts):

@@ -5,7 +5,6 @@ A language model decides whether each criterion is met; the points are summed he
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from lit_grpo.rewards.judged.base import (
     unreadable_rows,
 )
 from lit_grpo.rewards.reward import setting_key
-from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, check_range
+from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, check_range, parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +123,12 @@ def read_rubric(column: Any) -> list[Criterion]:
     Raises:
         ValueError: they cannot be read; the message says why.
     """
-    value = json.loads(column) if isinstance(column, str) else column
+    value = parse_json(column) if isinstance(column, str) else column
     if not isinstance(value, Collection) or isinstance(value, Mapping) or not len(value):
         raise ValueError("no criteria")
     try:
         rubric = [Criterion(str(one["criterion"]), float(one["points"])) for one in value]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"a criterion needs 'criterion' and 'points' ({error!r})") from None
     if not all(math.isfinite(one.points) for one in rubric):
         raise ValueError("points must be finite")

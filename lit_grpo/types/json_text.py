@@ -1,0 +1,54 @@
+"""Parse JSON that a user wrote."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+MAX_DEPTH = 200
+"""How deeply lists and objects may be nested; Python's limit for what is written again is near."""
+
+
+def parse_json(
+    text: str | bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
+    """Return the value of a JSON text.
+
+    Args:
+        text: The text.
+        hook: Makes a value of the pairs of an object; None makes a dict.
+
+    Raises:
+        ValueError: it is no JSON, is nested too deeply or has too long a number.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=hook)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        if not str(error).startswith("Exceeds the limit"):
+            raise
+        digits = sys.get_int_max_str_digits()
+        raise ValueError(f"it has an integer of more than {digits} digits") from None
+    in_bytes = text.encode(errors="replace") if isinstance(text, str) else text
+    if in_bytes.count(b"[") + in_bytes.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+        raise _too_deep()
+    return value
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"its lists and objects are nested more than {MAX_DEPTH} deep")
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        parents = [one for one in level if isinstance(one, list | dict)]
+        level = [
+            child for one in parents for child in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not parents:
+            return False
+    return True
