@@ -186,6 +186,8 @@ def find_config(name: str) -> Path:
     folders = (Path(), BUNDLED)
     candidates = [folder / one for folder in folders for one in (name, f"{name}.yaml")]
     path = next((path for path in candidates if path.is_file()), None)
+    if path is None and Path(name).is_dir():
+        raise UserError(f"{name} is a directory, but a config is a file. Write a file in it.")
     if path is None:
         known = bundled_configs()
         hint = did_you_mean(name.removesuffix(".yaml"), known)

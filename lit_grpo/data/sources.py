@@ -75,6 +75,11 @@ def read_rows(source: str) -> list[Row]:
 
 
 def _read_file(source: str, path: Path) -> list[Row]:
+    if path.is_dir():
+        raise UserError(
+            f"{source} is a directory, but a name that ends in {path.suffix} must be that of a "
+            "file. Write a file in it; to read all its files as a dataset, rename it."
+        )
     if not path.is_file():
         raise UserError(f"{source}: no such file (looked for {path.absolute()}). Check the path.")
     return [

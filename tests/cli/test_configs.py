@@ -84,6 +84,14 @@ def test_a_file_of_the_working_directory_is_found_without_its_ending_and_first(
         assert find_config(name).resolve() == tmp_path / f"{name}.yaml"
 
 
+def test_a_directory_in_place_of_a_file_is_said_to_be_one(tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ValueError, match="^mine is a directory, but a config is a file"):
+        find_config("mine")
+    assert main(["prepare", "--preset", "mine", "--out", "out"]) == 2
+    assert "error: mine is a directory, but a recipe is a file" in capsys.readouterr().err
+
+
 def test_two_presets_are_refused():
     with pytest.raises(ValueError, match="at most one preset, got dapo and gspo"):
         read_invocation(["--config=presets/dapo", "--config", "presets/gspo"])

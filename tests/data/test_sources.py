@@ -159,6 +159,12 @@ def test_a_missing_file_is_refused_with_the_absolute_path(tmp_path, monkeypatch)
         read_rows("d/t.jsonl")
 
 
+def test_a_directory_that_is_called_like_a_file_is_said_to_be_one(tmp_path):
+    (tmp_path / "t.jsonl").mkdir()
+    with pytest.raises(ValueError, match=r"t\.jsonl is a directory, but .* ends in \.jsonl must "):
+        read_rows(str(tmp_path / "t.jsonl"))
+
+
 def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path):
     with pytest.raises(ValueError, match=r"must end in \.jsonl, \.parquet, \.csv, got '\.json'"):
         read_rows(write(tmp_path / "t.json", "[]"))
