@@ -14,6 +14,7 @@ MAX_LINE_BYTES = 100_000_000
 """A longer line of a jsonl file is no row."""
 
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+_ROWS_BETWEEN_CR = re.compile(rb"\}[ \t]*\r\s*\{")
 _START_OF_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*(\{|$)")
 _JSON_NAMES = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
 
@@ -55,6 +56,11 @@ def _parse_line(line: bytes, origin: str) -> dict[str, Any]:
     try:
         value = parse_json(line, _object)
     except json.JSONDecodeError as error:
+        if _ROWS_BETWEEN_CR.search(line):
+            raise UserError(
+                f"{origin} has several rows: the lines of the file end in CR alone, which ends no "
+                "line here. Save it with line ends of LF or CRLF."
+            ) from error
         reason = f"{error.msg.removesuffix(' at')} at character {error.pos + 1} of {excerpt(line)}"
         raise UserError(f"{origin} is not JSON: {reason}. {fix}") from error
     except UnicodeDecodeError as error:

@@ -42,6 +42,13 @@ def test_what_python_cannot_hold_is_named_with_its_row(tmp_path, value, reason):
         read_rows(path)
 
 
+def test_rows_that_end_in_cr_alone_are_told_their_line_ends(tmp_path):
+    path = write(tmp_path / "t.jsonl", '{"a": 1}\r{"a": 2}\r')
+    with pytest.raises(UserError, match="several rows: the lines of the file end in CR alone"):
+        read_rows(path)
+    assert len(read_rows(write(tmp_path / "u.jsonl", '{"a": 1}\r\n{"a": 2}\r\n'))) == 2
+
+
 def test_many_lists_beside_each_other_are_not_nested(tmp_path):
     path = write(tmp_path / "t.jsonl", json.dumps({"a": [[1]] * 500, "b": "[" * 500}))
     assert len(read_rows(path)[0].columns["a"]) == 500
