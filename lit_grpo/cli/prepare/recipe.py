@@ -163,6 +163,9 @@ class Recipe:
                 raise setting_error("sources", "called by letters, digits and _", repr(name), why)
         for key in ("seed", "holdout_size", "validation_size"):
             check_range(key, getattr(self, key), at_least=0)
+        if isinstance(self.validation_size, float) and self.validation_size >= 1:
+            rule = "a whole number, or a fraction below 1"
+            raise setting_error("validation_size", rule, self.validation_size)
         check_range("size", self.size, at_least=1)
         weights = {name: source.weight for name, source in self.sources.items()}
         parse_curriculum(self.curriculum, weights, "curriculum")

@@ -102,6 +102,8 @@ def test_an_unknown_recipe_or_source_is_refused(name, data, message):
         ({"seed": -1}, "seed must be >= 0, got -1. Set seed."),
         ({"size": 0}, "size must be >= 1, got 0. Set size."),
         ({"holdout_size": -5}, "holdout_size must be >= 0, got -5."),
+        ({"validation_size": 1.5}, "must be a whole number, or a fraction below 1, got 1.5. Set"),
+        ({"validation_size": 1.0}, "must be a whole number, or a fraction below 1, got 1.0. Set"),
         ({"curriculum": "1:1:1"}, "curriculum must be a list of phases unless"),
         ({"sources": {}}, "sources must be one source or more, got none."),
         ({"sources": None}, "sources must be a mapping of names to sources, got None."),
