@@ -19,6 +19,7 @@ from lit_grpo.types import UserError, check_range
 
 TOO_LITTLE_SIGNAL = 1
 """Exit code if ``signal_useful_pct`` is below ``--min_signal``."""
+PICTURES = (".png", ".svg")
 BARS = "·▁▂▃▄▅▆▇█"
 
 
@@ -31,6 +32,7 @@ def analyze(arguments: Sequence[str]) -> int:
     given, keys = parse_run_and_keys("analyze", arguments)
     check_range("threshold", given.threshold, at_least=0)
     check_range("min_signal", given.min_signal, at_least=0, at_most=100)
+    _check_picture(given.picture)
     path = Path(given.run_dir)
     if path.suffix == ".parquet":  # the file of a split
         given.split = path.stem
@@ -72,6 +74,12 @@ def analyze(arguments: Sequence[str]) -> int:
             "--min_signal out, or score its rows by lit-grpo precompute."
         )
     return TOO_LITTLE_SIGNAL if signal < given.min_signal else ExitCode.DONE
+
+
+def _check_picture(path: str | None) -> None:
+    """Raise UserError unless a picture of this name can be drawn."""
+    if path is not None and Path(path).suffix not in PICTURES:
+        raise UserError(f"picture must end in {' or '.join(PICTURES)}, got {path}. Set --picture.")
 
 
 def _length(tokenizer: str | None) -> Measure:

@@ -207,3 +207,13 @@ def test_data_without_rows_to_compare_cannot_be_asked_for_their_signal(here, cap
     (here / "gold/program").mkdir(parents=True)
     assert main(["analyze", "gold", "--min_signal", "50"]) == 2
     assert "min_signal needs rows that are compared by scores" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["p2.gif", "picture"])
+def test_a_picture_of_another_type_is_refused(here, capsys, name):
+    write_prepared(here / "data")
+    assert main(["analyze", "data", "--picture", name]) == 2
+    said = capsys.readouterr()
+    assert said.err == f"error: picture must end in .png or .svg, got {name}. Set --picture.\n"
+    assert not said.out
+    assert not Path(name).exists()

@@ -55,7 +55,10 @@ def test_the_command_writes_the_picture_beside_its_table(here, capsys):
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("rows.txt", "error: Format 'txt' is not supported"), ("no/rows.png", "error: [Errno 2]")],
+    [
+        ("rows.txt", "error: picture must end in .png or .svg, got rows.txt"),
+        ("no/rows.png", "error: [Errno 2]"),
+    ],
 )
 def test_a_picture_that_cannot_be_written_is_one_line(path, message, here, capsys):
     write_prepared(here / "data")
