@@ -45,6 +45,8 @@ class Work:
     """Open rows with two stored answers or more."""
     checked: Mapping[str, Sequence[PreparedRow]]
     """Verifiable rows by source."""
+    num_given: int
+    """Rows that have their gold scores already."""
     num_single: int
     """Open rows with fewer than two stored answers."""
     lacks_source: bool
@@ -95,6 +97,8 @@ def _following(result: Result, work: Work, given: Namespace) -> str:
     """Return what comes next: a command, or what to do about rows that prepare refuses."""
     if result.num_left:
         return same_recipe("precompute", given)
+    if given.cache and not work.cache.is_dir():  # nothing was missing, and prepare refuses it
+        given.cache = None
     prepare = f"{same_recipe('prepare', given)} --out prepared"
     if not (result.num_single or result.checks.lacks_needed):
         return prepare
@@ -110,11 +114,12 @@ def _find_work(given: Namespace) -> Work:
     found = _prepared_rows(given.prepared) if given.prepared else _source_rows(recipe, given)
     judged: list[PreparedRow] = []
     checked: dict[str, list[PreparedRow]] = {}
-    num_open = 0
+    num_open = num_given = 0
     lacks_source = False
     for name, all_rows in found.items():
         first = all_rows[: given.limit]
         rows = [row for row in first if row.columns.get("gold_scores") is None]
+        num_given += len(first) - len(rows)
         if name not in recipe.sources:
             raise UserError(
                 f"{given.prepared} must have the sources of the recipe, got another, {name!r}. "
@@ -132,6 +137,7 @@ def _find_work(given: Namespace) -> Work:
         cache=Path(given.cache or recipe.gold.cache),
         judged=judged,
         checked=checked,
+        num_given=num_given,
         num_single=num_open - len(judged),
         lacks_source=lacks_source,
         num_processes=given.processes,
@@ -177,6 +183,7 @@ def _plan(work: Work) -> Plan:
     )
     return Plan(
         num_rows=len(work.judged),
+        num_given=work.num_given,
         num_single=work.num_single,
         num_unchecked=num_unchecked,
         expected=expected,
@@ -207,7 +214,7 @@ def _check(work: Work) -> Checks:
 def _judge(work: Work, checks: Checks) -> Result:
     """Ask the judge for the votes that are missing."""
     if not work.judged:
-        return Result(num_single=work.num_single, checks=checks)
+        return Result(num_given=work.num_given, num_single=work.num_single, checks=checks)
     scorer = work.scorer()
     directory = scorer.directory(work.cache)
     with closing(JudgeVotes(directory)) as votes:
@@ -223,6 +230,7 @@ def _judge(work: Work, checks: Checks) -> Result:
                 tally = asyncio.run(judging.run(work.calls(votes)))
         return Result(
             num_rows=len(work.judged),
+            num_given=work.num_given,
             num_single=work.num_single,
             num_left=sum(len(call.answers) for call in work.calls(votes)),
             spent_usd=None if scorer.judge.price is None else votes.spent_usd,

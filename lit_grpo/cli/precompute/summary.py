@@ -22,6 +22,8 @@ class Plan:
 
     num_rows: int
     """Open rows whose answers a judge compares."""
+    num_given: int
+    """Rows whose gold scores are in the data."""
     num_single: int
     """Open rows with fewer than two answers."""
     num_unchecked: int
@@ -34,6 +36,7 @@ class Plan:
         expected = {} if self.expected is None else self.expected.as_dict()
         return {
             "rows": self.num_rows,
+            "given": self.num_given,
             "single": self.num_single,
             "unchecked": self.num_unchecked,
             **expected,
@@ -46,6 +49,7 @@ class Result:
 
     checks: Checks
     num_rows: int = 0
+    num_given: int = 0
     num_single: int = 0
     num_left: int = 0
     """Votes that are missing."""
@@ -56,6 +60,7 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         return {
             "rows": self.num_rows,
+            "given": self.num_given,
             "single": self.num_single,
             "asked": self.tally.num_votes,
             "failures": {str(one): number for one, number in self.tally.failures.items()},
@@ -76,7 +81,9 @@ def print_plan(plan: Plan, console: Console) -> None:
             _say(f"limits.max_cost_usd is {limit:g}: it would stop before the end", console)
     if plan.num_unchecked:
         _say(f"{plan.num_unchecked:,} verifiable rows are left for a program to check", console)
-    for line in _single(plan.num_single):
+    elif plan.expected is None and not (plan.num_given or plan.num_single):
+        _say("nothing is missing", console)
+    for line in (*_given(plan.num_given), *_single(plan.num_single)):
         _say(line, console)
 
 
@@ -95,7 +102,7 @@ def print_result(result: Result, following: str, console: Console) -> None:
         _say(f"{number:,} failed: {outcome}: {tally.details[outcome]}", console)
     if tally.stopped:
         _say(f"stopped: {tally.stopped}", console)
-    for line in (*_single(result.num_single), *_checked(result.checks)):
+    for line in (*_given(result.num_given), *_single(result.num_single), *_checked(result.checks)):
         _say(line, console)
     _say(f"next: {following}", console)
 
@@ -124,6 +131,11 @@ def _checked(checks: Checks) -> Iterator[str]:
     for reason, ids in checks.failures.items():
         more = ", ..." * (len(ids) > IDS_SHOWN)
         yield f"{len(ids):,} got none: {reason} ({', '.join(ids[:IDS_SHOWN])}{more})"
+
+
+def _given(number: int) -> Iterator[str]:
+    if number:
+        yield f"{number:,} rows have gold scores in the data: nothing is missing for them"
 
 
 def _single(number: int) -> Iterator[str]:

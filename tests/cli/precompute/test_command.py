@@ -156,7 +156,7 @@ def test_a_dry_run_needs_neither_network_nor_key_and_says_what_the_run_takes(
     write_recipe(server, gold={"answers_per_call": 2})
     assert main([*PRECOMPUTE, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "rows": 20, "single": 0, "asked": 180, "failures": {}, "left": 0, "stopped": "",
+        "rows": 20, "given": 0, "single": 0, "asked": 180, "failures": {}, "left": 0, "stopped": "",
         "dollars": pytest.approx(120 * REPLY_COST), "checked": 0, "unchecked": {},
     }  # fmt: skip
     assert len(server.questions) == plan["calls"]
@@ -418,6 +418,24 @@ def test_prepared_rows_are_scored_for_the_next_preparation(server, capsys):
     write_recipe(server, sources={"other": source})
     assert main([*PRECOMPUTE, "--prepared", "out"]) == 2
     assert "must have the sources of the recipe, got another, 'open'" in capsys.readouterr().err
+
+
+def test_data_that_have_all_their_scores_are_said_to_lack_nothing(server, capsys):
+    rows = [
+        {"question": f"Describe hill {n}.", "answers": ["a", "b"], "gold_scores": [1, 0]}
+        for n in range(3)
+    ]
+    Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert main([*PREPARE]) == 0
+    capsys.readouterr()
+    given = "3 rows have gold scores in the data: nothing is missing for them\n"
+    words = [*PRECOMPUTE, "--prepared", "out", "--cache", "absent"]
+    assert main([*words, "--dry_run"]) == 0
+    assert capsys.readouterr().out == given
+    assert main(words) == 0
+    shown, _, advised = capsys.readouterr().out.partition("next: lit-grpo ")
+    assert shown == given
+    assert main(advised.split()) == 0
 
 
 def test_rows_that_need_gold_and_get_none_by_program_are_absent(server, capsys):
