@@ -10,6 +10,7 @@ from rich.console import Console
 
 from lit_grpo.cli.analysis import Lengths, Measures, as_dict, measure
 from lit_grpo.cli.file_options import parse_run_and_keys
+from lit_grpo.cli.places import check_place
 from lit_grpo.cli.prepare.tables import copies_in_words
 from lit_grpo.cli.scored_rows import Measure, ScoredRows, read_scored_rows
 from lit_grpo.judge.client import CHARACTERS_PER_TOKEN
@@ -80,6 +81,12 @@ def _check_picture(path: str | None) -> None:
     """Raise UserError unless a picture of this name can be drawn."""
     if path is not None and Path(path).suffix not in PICTURES:
         raise UserError(f"picture must end in {' or '.join(PICTURES)}, got {path}. Set --picture.")
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise UserError(
+            f"picture must be in a directory that exists, got {path}. Make it, or set --picture."
+        )
+    if path is not None:
+        check_place("--picture", path, Path(path).parent)
 
 
 def _length(tokenizer: str | None) -> Measure:

@@ -12,6 +12,7 @@ from typing import Any
 
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.judge_check import check_judges
+from lit_grpo.cli.places import check_place
 from lit_grpo.cli.rescore import rescore
 from lit_grpo.cli.reward_trial import try_rewards
 from lit_grpo.data import PromptDataModule, TrainingLoader
@@ -27,6 +28,7 @@ def _run_rewards(cli: CommandLine) -> int:
     """Sample and score the first prompts of the training data."""
     module, num_prompts = grpo_module(cli), cli.config.n
     check_range("n", num_prompts, at_least=1)
+    check_place("run_dir", cli.config.run_dir, Path(cli.config.run_dir))
     loader = read_prompts(cli)
     # Before the policy is loaded, so that errors show at once.
     module.rewards.start(module.reasoning)
@@ -52,6 +54,7 @@ def _run_rescore(cli: CommandLine) -> int:
     """Score the logged completions of a run again."""
     module, last = grpo_module(cli), cli.config.last
     check_range("last", last, at_least=1)
+    check_place("run_dir", cli.config.run_dir, Path(cli.config.run_dir))
     return rescore(
         module,
         Path(cli.config.run_dir),

@@ -57,7 +57,7 @@ def test_the_command_writes_the_picture_beside_its_table(here, capsys):
     ("path", "message"),
     [
         ("rows.txt", "error: picture must end in .png or .svg, got rows.txt"),
-        ("no/rows.png", "error: [Errno 2]"),
+        ("no/rows.png", "error: picture must be in a directory that exists"),
     ],
 )
 def test_a_picture_that_cannot_be_written_is_one_line(path, message, here, capsys):

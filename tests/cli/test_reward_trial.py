@@ -345,3 +345,16 @@ def test_outcomes_and_seconds_are_those_of_the_sources_that_a_reward_is_for():
     cells = [[*column.cells][0] for column in summary_table(trial, [reward], 6).columns]
     assert cells[3] == "ok 100%"
     assert "0.2" in cells[4]
+
+
+def test_a_run_dir_that_cannot_be_written_is_refused_before_anything_is_sampled(
+    here, capsys, monkeypatch
+):
+    (here / "base.yaml").write_text(yaml.safe_dump(BASE))
+    monkeypatch.setattr(
+        "lit_grpo.cli.reward_commands.read_prompts", lambda cli: pytest.fail("read")
+    )
+    assert main(["rewards", "--config=base.yaml", "--run_dir=/proc/x"]) == 2
+    assert "error: run_dir must be a place that can be written, got /proc/x (" in (
+        capsys.readouterr().err
+    )

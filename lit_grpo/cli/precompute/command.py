@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lit_grpo.cli.file_options import parse_options, same_recipe
+from lit_grpo.cli.places import check_place
 from lit_grpo.cli.precompute.claims import Claims
 from lit_grpo.cli.precompute.cost import estimate
 from lit_grpo.cli.precompute.fingerprint import Scorer
@@ -202,6 +203,8 @@ def _check(work: Work) -> Checks:
         for name, rows in work.checked.items():
             source = work.recipe.sources[name]
             left = unchecked(rows, source.verifier, cache)
+            if left:
+                check_place("--cache", work.cache, work.cache)
             bar = progress.add_task(f"checking {name}", total=len(left))
             of_source = Checks()
             for batch in check_rows(left, source.verifier, cache, rows) if left else ():
@@ -221,6 +224,7 @@ def _judge(work: Work, checks: Checks) -> Result:
         num_missing = sum(len(call.answers) for call in work.calls(votes))
         tally = Tally()
         if num_missing:
+            check_place("--cache", work.cache, work.cache)
             scorer.write(directory)
             with (
                 closing(Claims(directory)) as claims,

@@ -438,6 +438,17 @@ def test_data_that_have_all_their_scores_are_said_to_lack_nothing(server, capsys
     assert main(advised.split()) == 0
 
 
+def test_a_cache_or_out_that_cannot_be_written_names_its_option_before_the_work(server, capsys):
+    Path("file").write_text("")
+    assert main([*PRECOMPUTE, "--cache", "file"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: cache must be a place that can be written, got file (")
+    assert said.endswith("Not a directory). Set --cache.\n")
+    assert not server.requests
+    assert main(["prepare", "--preset", "mine.yaml", "--out", "/proc/x"]) == 2
+    assert "error: out must be a place that can be written, got /proc" in capsys.readouterr().err
+
+
 def test_rows_that_need_gold_and_get_none_by_program_are_absent(server, capsys):
     rows = [{"question": f"1 + {n}?", "answer": str(n + 1)} for n in range(3)]
     Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
