@@ -23,16 +23,21 @@ def open_run_log(run_dir: str | Path, rank: int = 0) -> logging.Handler:
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = _RunLog(path)
     except OSError as error:
-        raise UserError(
-            f"run_dir must be a directory that can be written, got {run_dir} ({error.strerror}). "
-            "Set run_dir."
-        ) from error
+        raise not_writable(run_dir, error) from error
     handler.setFormatter(_WithTraceback("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.captureWarnings(True)
     log_to_terminal()
     for name in LOGGED:
         logging.getLogger(name).addHandler(handler)
     return handler
+
+
+def not_writable(run_dir: str | Path, error: OSError) -> UserError:
+    """Return the error of a run directory that cannot be made or written."""
+    return UserError(
+        f"run_dir must be a directory that can be written, got {run_dir} ({error.strerror}). "
+        "Set run_dir."
+    )
 
 
 def log_to_terminal() -> None:

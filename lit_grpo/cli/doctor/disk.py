@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -9,7 +11,7 @@ from pathlib import Path
 
 from lit_grpo.cli.doctor.batch import planned_steps
 from lit_grpo.cli.doctor.estimate import CLOSE
-from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
+from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused, remark
 from lit_grpo.cli.doctor.subject import Subject
 from lit_grpo.cli.plan.estimate import gib
 from lit_grpo.cli.plan.model_sizes import (
@@ -22,6 +24,7 @@ from lit_grpo.cli.plan.model_sizes import (
 from lit_grpo.cli.plan.step import make_step
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.runs.checkpoint_files import last_checkpoint
+from lit_grpo.runs.log import not_writable
 
 BYTES_PER_TOKEN = 6
 """Of a completion in parquet: its id and its text, compressed."""
@@ -32,12 +35,11 @@ def check_disk(subject: Subject) -> Iterator[Finding]:
     run_dir = Path(subject.cli.config.run_dir)
     place = existing(run_dir)
     try:
+        refuse_file(run_dir)
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        yield failed(
-            f"{place} cannot be written: {error.strerror}.", "Set run_dir to another directory."
-        )
+        yield refused(str(not_writable(run_dir, error)))
         return
     if last_checkpoint(run_dir) is not None or (run_dir / "metrics.csv").exists():
         command = "fit" if subject.grpo else "sft"
@@ -57,6 +59,14 @@ def check_disk(subject: Subject) -> Iterator[Finding]:
         yield remark(f"{text} {fix}")
     else:
         yield ok(text)
+
+
+def refuse_file(run_dir: Path) -> None:
+    """Raise the error of making a directory, if it or one above it is something else."""
+    blocking = [one for one in (run_dir, *run_dir.parents) if os.path.lexists(one)][:1]
+    if blocking and not blocking[0].is_dir():
+        number = errno.EEXIST if blocking[0] == run_dir else errno.ENOTDIR
+        raise OSError(number, os.strerror(number))
 
 
 def existing(path: Path) -> Path:

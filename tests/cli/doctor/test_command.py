@@ -374,3 +374,16 @@ def test_the_summary_names_what_failed_or_what_is_remarked_on():
     found = {"data": {State.OK, State.REMARK}, "disk": {State.OK}}
     assert summary(found) == "Ready to start, with remarks on data."
     assert summary(found | {"disk": {State.FAILED}}) == "Do not start yet: disk failed."
+
+
+@pytest.mark.parametrize("run_dir", ["afile", "afile/run", "dangling"])
+def test_a_run_dir_that_is_a_file_is_refused_with_the_sentence_of_fit(run_dir, here, capsys):
+    (here / "afile").touch()
+    (here / "dangling").symlink_to(here / "nowhere")
+    assert main(["fit", "--config=base.yaml", f"--run_dir={run_dir}"]) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1].removeprefix("error: ")
+    assert line.startswith("run_dir must be a directory that can be written, got ")
+    exit_code, shown = doctor(capsys, f"--run_dir={run_dir}")
+    assert exit_code == 1
+    assert line in shown["disk"]
+    assert "disk failed" in shown["summary"]
