@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from lit_grpo.cli.analysis import NUM_BINS
 from lit_grpo.cli.scored_rows import ScoredRow, ScoredRows
-from lit_grpo.runs.curves import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, STYLE
+from lit_grpo.runs.curves import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, STYLE, save_picture
 
 COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED)
 
@@ -63,7 +63,7 @@ def draw_rows(found: ScoredRows, threshold: float, unit: str, path: Path) -> Fig
             if mark:
                 ax.axvline(mark, color=GREY, linestyle=":")
         _draw_balance(axes[-1], found)
-        figure.savefig(path, dpi=150)
+        save_picture(figure, path)
     return figure
 
 

@@ -5,6 +5,7 @@ A training may have several stages, such as an SFT run and the GRPO run that sta
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,6 +98,13 @@ def open_picture(
         yield figure, list(zip(panels, axes, strict=False))
         for ax in axes[max(0, len(panels) - num_columns) : len(panels)]:
             ax.set_xlabel("step")
+        save_picture(figure, path)
+
+
+def save_picture(figure: Figure, path: str | Path) -> None:
+    """Write a figure; a name in it may have emojis, which the font lacks."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from")
         figure.savefig(path, dpi=150)
 
 

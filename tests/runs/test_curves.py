@@ -3,7 +3,7 @@
 from logged_runs import write_run
 from matplotlib.figure import Figure
 
-from lit_grpo.runs.curves import PANELS, Panel, draw_panel, phase_starts
+from lit_grpo.runs.curves import PANELS, Panel, draw_curves, draw_panel, phase_starts
 from lit_grpo.runs.history import load_runs
 
 
@@ -45,3 +45,9 @@ def test_the_rewards_of_several_sources_have_a_panel(tmp_path):
 def test_a_run_with_one_phase_or_none_has_no_line(tmp_path):
     assert lines(load(tmp_path / "one", [1] * 6)) == []
     assert lines(load(tmp_path / "none", None)) == []
+
+
+def test_a_name_with_an_emoji_is_drawn_without_a_warning(tmp_path, recwarn):
+    run = load(tmp_path / "run 🚀", None)
+    assert draw_curves([run]).is_file()
+    assert [str(one.message) for one in recwarn if "Glyph" in str(one.message)] == []
