@@ -28,7 +28,7 @@ def print_help(command: str) -> None:
     print(f"usage: {usage(command)}\n\n{describe(command)}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("key", "default", "meaning"):
-        table.add_column(column, no_wrap=column == "key")
+        table.add_column(column, no_wrap=column == "key", overflow="fold")
     for name, settings in OPTIONS.get(command, {}).items():
         default = str(settings.get("default", "null")).lower()
         table.add_row(name.lstrip("-"), default, settings["help"])

@@ -62,3 +62,9 @@ def test_all_keys_are_grouped_by_key_with_those_of_the_chosen_classes(here, caps
     assert "Customize every aspect" not in text
     for key in ("--model.rewards.correct", "--data.num_digits", "--model.update.minibatches"):
         assert key in text
+
+
+def test_a_narrow_terminal_wraps_words_and_cuts_none(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["fit", "--help"]) == 0
+    assert "…" not in capsys.readouterr().out
