@@ -190,7 +190,9 @@ def find_config(name: str) -> Path:
         raise UserError(f"{name} is a directory, but a config is a file. Write a file in it.")
     if path is None:
         known = bundled_configs()
-        hint = did_you_mean(name.removesuffix(".yaml"), known)
+        stem = name.removesuffix(".yaml")
+        same = [one for one in known if one.rpartition("/")[2] == stem]
+        hint = f" Did you mean {same[0]}?" if same else did_you_mean(stem, known)
         every = f" Bundled configs: {', '.join(known)}."
         raise UserError(f"{name}: no such config.{hint or every}")
     return path

@@ -186,6 +186,9 @@ def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
     if not argument.startswith("--"):
         return f"{argument}: unexpected argument. Use --config FILE and --KEY VALUE."
     argument = argument.removeprefix("--")
+    if argument == "preset":
+        given = match["argument"].partition("=")[2] or "NAME"
+        return f"preset: no such key. A preset is a config: --config presets/{given}."
     return f"{argument}: no such key.{suggest_key(parser, argument)}"
 
 

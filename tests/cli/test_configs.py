@@ -5,6 +5,7 @@ import pytest
 from lit_grpo.__main__ import main
 from lit_grpo.cli.commands import BUNDLED, bundled_configs
 from lit_grpo.cli.configs import find_config, read_invocation
+from lit_grpo.types import UserError
 
 
 def write(directory, **texts):
@@ -185,3 +186,8 @@ def test_anchors_and_merged_mappings_are_no_repetition(tmp_path):
     (config,) = read_invocation(["--config=my.yaml"]).configs
     assert config["trainer"]["max_steps"] == 100
     assert config["model"]["evaluation"]["accuracy"] == {"path": "tiny"}
+
+
+def test_the_bare_name_of_a_preset_is_told_where_presets_are():
+    with pytest.raises(UserError, match=r"dapo: no such config\. Did you mean presets/dapo\?"):
+        find_config("dapo")

@@ -66,3 +66,12 @@ def test_a_misspelt_init_args_is_told_so_wherever_it_stands(here, capsys):
     (here / "mix.yaml").write_text(yaml.safe_dump(config(data=data)))
     assert main(["fit", "--config", "mix.yaml"]) == 2
     assert capsys.readouterr().err == f"error: mix.yaml: data.init_args.sources.second.{line}"
+
+
+@pytest.mark.parametrize(
+    ("words", "preset"), [(["--preset", "dapo"], "NAME"), (["--preset=dapo"], "dapo")]
+)
+@pytest.mark.parametrize("command", ["fit", "sft"])
+def test_a_preset_is_told_to_be_a_config(command, words, preset, capsys):
+    assert main([command, "--config=base.yaml", *words]) == 2
+    assert f"A preset is a config: --config presets/{preset}." in capsys.readouterr().err
