@@ -10,7 +10,10 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_grpo.cli.environment import override
 from lit_grpo.cli.parser_errors import explain, quote
+from lit_grpo.cli.untyped import Word, keep_texts, takes_any_text
 from lit_grpo.types import UserError
+
+keep_texts()
 
 
 class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -32,6 +35,14 @@ class Parser(LightningArgumentParser):
             if section in namespace and not isinstance(namespace[section], Namespace):
                 raise TypeError(f'Parser key "{section}":\nNo section: {namespace[section]}')
         super().validate(namespace, skip_unset=False, **kwargs)
+
+    def _check_value_key(self, action: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keep a text of YAML as it is, but read a word of the command line."""
+        if type(value) is Word:
+            value = str(value)
+        elif isinstance(value, str) and takes_any_text(action):
+            return value
+        return super()._check_value_key(action, value, *args, **kwargs)
 
     def dump(self, cfg: Any, **kwargs: Any) -> str:
         """Return the config as it would run, environment variables included.

@@ -1,15 +1,57 @@
-"""Refuse classes that lack a required argument: without a type, the parser sets it to null."""
+"""Arguments without a type: a text in YAML stays one, and a required one must be given.
+
+The parser would read the text "1" as a number, and set a missing argument to null.
+"""
 
 from __future__ import annotations
 
 import inspect
 import pkgutil
 from collections.abc import Iterator
-from typing import Any
+from functools import wraps
+from typing import Any, Union, get_args, get_origin
 
-from jsonargparse import Namespace
+from jsonargparse import Namespace, _typehints
+from jsonargparse._util import NestedArg
 
 from lit_grpo.types import UserError
+
+
+class Word(str):
+    """A word of the command line for an argument of a class, which is read as YAML."""
+
+    __slots__ = ()
+
+
+def keep_texts() -> None:
+    """Let jsonargparse keep a text that any value could replace: in a list, a dict, a saved config.
+
+    Words of the command line are marked, so that they can be told from texts of YAML.
+    """
+    adapt: Any = _typehints.adapt_typehints
+
+    @wraps(adapt)
+    def adapt_others(val: Any, typehint: Any, *args: Any, **kwargs: Any) -> Any:
+        is_whole = kwargs.get("orig_val") is val  # of an argument, so it may be a word
+        if not is_whole and type(val) is str and _typehints.accepts_any_value(typehint):
+            return val
+        if isinstance(val, NestedArg) and type(val.val) is str and _is_argument(val.key):
+            val = val._replace(val=Word(val.val))
+        return adapt(str(val) if type(val) is Word else val, typehint, *args, **kwargs)
+
+    _typehints.adapt_typehints = adapt_others
+
+
+def _is_argument(key: str) -> bool:
+    return "." not in key and key not in ("class_path", "init_args", "dict_kwargs")
+
+
+def takes_any_text(action: Any) -> bool:
+    """Return whether an argument has no type, or only that of a default which is null or text."""
+    hint = getattr(action, "_typehint", None)
+    parts = get_args(hint) if get_origin(hint) is Union else (hint,)
+    others = [one for one in parts if not _typehints.accepts_any_value(one)]
+    return len(others) < len(parts) and all(one in (str, type(None)) for one in others)
 
 
 def refuse_missing(config: Any) -> None:
