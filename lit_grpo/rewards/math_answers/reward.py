@@ -14,7 +14,12 @@ from typing import Any, cast
 
 from lit_grpo.rewards.math_answers.answers import Answer
 from lit_grpo.rewards.math_answers.equality import are_equal, formulas_of
-from lit_grpo.rewards.math_answers.extraction import STOP_MARKERS, find_answer, read_golds
+from lit_grpo.rewards.math_answers.extraction import (
+    NULL_GOLDS,
+    STOP_MARKERS,
+    find_answer,
+    read_golds,
+)
 from lit_grpo.rewards.reward import Reward, setting_key
 from lit_grpo.rewards.workers.pool import WorkerError, WorkerPool
 from lit_grpo.types import Completion, Prompt, UserError, check_range
@@ -123,7 +128,7 @@ class MathReward(Reward):
                 f"these, got {len(bad)} of {len(prompts)} that are not: {shown}"
                 f"{', …' if len(bad) > NUM_SHOWN else ''} (no completion could match them). "
                 "Point the answer column at the bare answer, mark it as \\boxed{x} or '#### x', "
-                "or drop these rows."
+                f"or drop these rows.{_about_placeholders(bad)}"
             )
 
     async def _is_one_of(self, golds: Sequence[Answer], answer: Answer) -> bool:
@@ -172,3 +177,14 @@ class MathReward(Reward):
         if self._pool is None:
             raise RuntimeError(f"{self.name} is not started; call start() of its suite first")
         return self._pool
+
+
+def _about_placeholders(bad: Sequence[Prompt]) -> str:
+    """Say why an answer is refused that stands for a missing one, and how to keep it."""
+    found = sorted({prompt.answer.strip() for prompt in bad if prompt.answer} & NULL_GOLDS)
+    if not found:
+        return ""
+    return (
+        f" {' and '.join(map(repr, found))} count as missing, which is what tools write for no "
+        f"answer: where it is the answer, write \\boxed{{{found[0]}}}."
+    )

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import os
 from itertools import pairwise
@@ -11,6 +12,7 @@ from lit_grpo.rewards import MathReward
 from lit_grpo.rewards.math_answers.answers import compare
 from lit_grpo.rewards.math_answers.extraction import STOP_MARKERS, find_answer, read_gold
 from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.types import UserError
 
 HANGS = r"\boxed{\binom{1000000000}{500000000}}"
 
@@ -205,3 +207,12 @@ def test_gsm8k_solutions_are_right_for_their_own_gold_only():
     assert all(compare(gold, answer) is True for gold, answer in zip(golds, answers, strict=True))
     for (gold, _), (other, answer) in pairwise(zip(golds, answers, strict=True)):
         assert compare(gold, answer) is (gold.number == other.number)
+
+
+@pytest.mark.parametrize("gold", ["NA", "None"])
+def test_a_gold_that_stands_for_a_missing_one_says_so_and_how_to_keep_it(gold):
+    with pytest.raises(UserError) as error:
+        asyncio.run(MathReward().check([prompt(answer=gold)]))
+    assert f"'{gold}' count as missing" in str(error.value)
+    assert f"write \\boxed{{{gold}}}." in str(error.value)
+    assert read_gold(f"\\boxed{{{gold}}}") is not None
