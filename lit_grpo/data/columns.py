@@ -192,10 +192,14 @@ def _after_mark(answer: str | None) -> str | None:
 def _missing_column(row: Row, role: Role, name: str | None) -> UserError:
     what = f"no column {name!r}" if name else f"no column that is recognised as the {role}"
     close = get_close_matches(name or role, row.columns, n=1)
+    if role == "prompt" and name is None and isinstance(row.columns.get("messages"), list):
+        close = ["messages"]  # not taken by itself: the last one may be the answer
     hint = f" (did you mean {close[0]!r}?)" if close else ""
+    given = json.dumps(close[0], ensure_ascii=False) if close else "NAME"
+    given = close[0] if close and re.fullmatch(r"[A-Za-z_][\w.]*", close[0]) else given
     return UserError(
         f"{row.origin} has {what}{hint}; it has {', '.join(row.columns)}. "
-        f"Set data.columns: {{{role}: NAME}}."
+        f"Set data.columns: {{{role}: {given}}}."
     )
 
 

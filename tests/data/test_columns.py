@@ -140,3 +140,9 @@ def test_an_answer_that_is_no_text_is_refused_with_its_row_and_column(answer):
 def test_an_id_that_is_no_text_is_refused(value):
     with pytest.raises(ValueError, match="row 1: an id must be text or a number, got the"):
         prompt_id(row(prompt="p", uid=value), {"id": "uid"})
+
+
+def test_messages_are_suggested_as_the_prompt_but_not_taken():
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    with pytest.raises(ValueError, match=r"Set data\.columns: \{prompt: messages\}\."):
+        prompt_value(row(messages=messages, answer="4"), {})
