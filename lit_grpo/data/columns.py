@@ -189,6 +189,18 @@ def _after_mark(answer: str | None) -> str | None:
     return _THOUSANDS_COMMA.sub("", match[1]) if match else None
 
 
+def _names(row: Row) -> str:
+    """List the columns, quoted where a space or a capital is easily overlooked."""
+    return ", ".join(one if re.fullmatch(r"[a-z0-9_.]+", one) else repr(one) for one in row.columns)
+
+
+def _guesses(row: Row, roles: Sequence[Role]) -> str:
+    """Return a mapping to copy, with columns whose names differ in capitals or spaces alone."""
+    plain = {name.strip().lower(): json.dumps(name, ensure_ascii=False) for name in row.columns}
+    exact = {role: plain.get(role, "NAME") for role in roles if role not in row.columns}
+    return ", ".join(f"{role}: {exact.get(role, 'NAME')}" for role in roles)
+
+
 def _missing_column(row: Row, role: Role, name: str | None) -> UserError:
     what = f"no column {name!r}" if name else f"no column that is recognised as the {role}"
     close = get_close_matches(name or role, row.columns, n=1)
@@ -198,16 +210,21 @@ def _missing_column(row: Row, role: Role, name: str | None) -> UserError:
     given = json.dumps(close[0], ensure_ascii=False) if close else "NAME"
     given = close[0] if close and re.fullmatch(r"[A-Za-z_][\w.]*", close[0]) else given
     return UserError(
-        f"{row.origin} has {what}{hint}; it has {', '.join(row.columns)}. "
+        f"{row.origin} has {what}{hint}; it has {_names(row)}. "
         f"Set data.columns: {{{role}: {given}}}."
     )
 
 
 def _null_golds(rows: list[Row], num_rows: int, mapping: Mapping[str, str]) -> UserError:
     name = _column_name(rows[0], "answer", mapping)
-    where = f"in {name!r}" if name else f"in any column ({', '.join(rows[0].columns)})"
+    where = f"in {name!r}" if name else f"in any column ({_names(rows[0])})"
+    missing: list[Role] = ["answer"]
+    if name is None and _column_name(rows[0], "prompt", mapping) is None:
+        missing = ["prompt", "answer"]
+        where += ", and no column that is recognised as the prompt"
     return UserError(
         f"{len(rows)} of {num_rows} rows have no gold answer {where}: {list_rows(rows)} (rewards "
         "compare completions with it). Fill or remove them, name the column with "
-        "data.columns: {answer: NAME}, or set data.require_answer: false if no reward needs one."
+        f"data.columns: {{{_guesses(rows[0], missing)}}}, or set data.require_answer: false if no "
+        "reward needs one."
     )

@@ -146,3 +146,11 @@ def test_messages_are_suggested_as_the_prompt_but_not_taken():
     messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
     with pytest.raises(ValueError, match=r"Set data\.columns: \{prompt: messages\}\."):
         prompt_value(row(messages=messages, answer="4"), {})
+
+
+def test_columns_with_spaces_and_capitals_are_quoted_and_a_missing_prompt_is_named_as_well():
+    with pytest.raises(
+        ValueError, match=r"\('Prompt', ' Answer'\), and no column .* the prompt"
+    ) as error:
+        gold(row(Prompt="1+1=", **{" Answer": "2"}))
+    assert 'data.columns: {prompt: "Prompt", answer: " Answer"}' in str(error.value)
