@@ -71,7 +71,7 @@ def test_a_misspelt_init_args_is_told_so_wherever_it_stands(here, capsys):
 @pytest.mark.parametrize(
     ("words", "preset"), [(["--preset", "dapo"], "NAME"), (["--preset=dapo"], "dapo")]
 )
-@pytest.mark.parametrize("command", ["fit", "sft"])
-def test_a_preset_is_told_to_be_a_config(command, words, preset, capsys):
-    assert main([command, "--config=base.yaml", *words]) == 2
+@pytest.mark.parametrize(("command", "config"), [("fit", "debug"), ("sft", "quickstart_sft")])
+def test_a_preset_is_told_to_be_a_config(command, config, words, preset, capsys):
+    assert main([command, "--config", config, *words]) == 2
     assert f"A preset is a config: --config presets/{preset}." in capsys.readouterr().err
