@@ -178,9 +178,9 @@ class CommandLine(LightningCLI):
         if not saved.is_file():
             return
         self.changes = find_changes(saved.read_text(), self.saved_config)
-        refuse_seed_alone(self.changes)
         if not self.config.allow_changes:
             refuse_changes(resumed, self.changes, self.resume_command)
+        refuse_seed_alone(self.changes)
 
     @property
     def resume_command(self) -> str:

@@ -94,6 +94,14 @@ class EventsFile(Callback):
             cause = reason.cause or cause_of_exit(reason.exit_code)
             record_event(trainer, "stop", reason.message, cause)
 
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Record that a stopped run is done, as a fit that had nothing left to train has found."""
+        if self.has_begun or get_stop_reason(trainer) is not None:
+            return
+        earlier = read_events(self.run_dir)
+        if earlier and earlier[-1].kind != "done":
+            record_event(trainer, "done", how_it_ended(trainer))
+
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:

@@ -206,11 +206,14 @@ def engine(policy, started):
 def test_the_other_server_takes_over_and_the_killed_one_is_restarted_and_checked(policy, engine):
     urls = [server.url for server in engine.servers]
     processes = processes_of(urls[0])
+    for process in processes:
+        process.suspend()  # so that it is not done before what it has sent is read here
     with ThreadPoolExecutor(1) as pool:
         sampling = pool.submit(generate, engine, MANY, LONG, group_size=8)
-        # What has arrived here, since a busy server reports its counters too late: when it is done.
-        wait_until(lambda: engine.servers[0].load.num_unfinished_tokens)
+        wait_until(lambda: engine.servers[0].load.num_running)
         processes[0].kill()
+        for process in processes[1:]:
+            process.resume()
         completions = sampling.result(STARTING_SECONDS)
     assert_written_by({engine.version: policy.model}, MANY, completions)
     wait_until(lambda: engine._supervisor.num_restarts)

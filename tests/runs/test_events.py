@@ -6,7 +6,7 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 from toy_rollouts import fit, outputs, rollouts
 
-from lit_grpo.callbacks import ZeroRewardBreaker
+from lit_grpo.callbacks import Checkpoints, ZeroRewardBreaker
 from lit_grpo.diagnostics import CAUSES
 from lit_grpo.runs.events import EventsFile, read_events, record_event
 from lit_grpo.stopping import ExitCode, stop_run
@@ -32,6 +32,17 @@ def test_a_stop_is_recorded_with_its_reason(tmp_path):
     *_, last = read_events(tmp_path)
     assert (last.kind, last.step) == ("stop", 2)
     assert last.message.startswith("No reward for 2 rollout steps in a row")
+
+
+def test_a_stopped_run_that_has_nothing_left_to_train_is_done(tmp_path):
+    def run(*callbacks, **options):
+        saving = Checkpoints(dirpath=str(tmp_path / "checkpoints"))
+        fit(lambda step: STEP, [*callbacks, EventsFile(tmp_path), saving], steps=1, **options)
+
+    run(Stop(ExitCode.TIME_IS_UP))
+    for _ in range(2):
+        run(ckpt_path=tmp_path / "checkpoints" / "last.ckpt")
+        assert kinds(tmp_path) == [("start", 0), ("stop", 1), ("done", 1)]
 
 
 def test_a_crash_is_recorded_with_its_error(tmp_path):

@@ -25,7 +25,9 @@ class LiveBytes(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self._known |= {one._cdata for one in self._storages((args, kwargs))}
+        for storage in self._storages((args, kwargs)):
+            if storage._cdata not in self._known:  # not made within
+                self._know(storage)
         result = operator(*args, **(kwargs or {}))
         for storage in self._storages(result):
             if storage._cdata not in self._known:
@@ -39,10 +41,14 @@ class LiveBytes(TorchDispatchMode):
         return [one.untyped_storage() for one in counted]
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        self._known.add(key)
+        size = storage.nbytes()
         self._live += size
-        weakref.finalize(storage, self._forget, key, size)
+        self._know(storage, size)
+
+    def _know(self, storage: torch.UntypedStorage, size: int = 0) -> None:
+        """Take the storage for a known one until it is freed: another may get its address."""
+        self._known.add(storage._cdata)
+        weakref.finalize(storage, self._forget, storage._cdata, size)
 
     def _forget(self, key: int, size: int) -> None:
         self._known.discard(key)
