@@ -154,6 +154,11 @@ def get_stop_reason(trainer: L.Trainer) -> StopReason | None:
     return getattr(trainer, "stop_reason", None)
 
 
+def without_signal(reason: str) -> str:
+    """Return the reason of Lightning's `EarlyStopping` without what it tells the trainer."""
+    return reason.removesuffix(" Signaling Trainer to stop.")
+
+
 def how_it_ended(trainer: L.Trainer) -> str:
     """Return why training ended."""
     if stopped := get_stop_reason(trainer):
@@ -167,7 +172,7 @@ def how_it_ended(trainer: L.Trainer) -> str:
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     reasons = (getattr(one, "stopping_reason_message", None) for one in callbacks)
     if reason := next(filter(None, reasons), None):
-        return f"ended {step}: {reason.removesuffix(' Signaling Trainer to stop.')}"
+        return f"ended {step}: {without_signal(reason)}"
     if trainer.should_stop:
         return f"ended {step}: a callback stopped it"
     return f"done {step}: max_epochs is reached"

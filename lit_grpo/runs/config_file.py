@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from itertools import count
 from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
+
+from lit_grpo.types.atomic import numbered_path
 
 
 class ConfigFile(Callback):
@@ -29,8 +30,7 @@ class ConfigFile(Callback):
         if not trainer.is_global_zero:
             return
         if self.path.exists() and self.path.read_text() != self.config:
-            earlier = (self.path.with_name(f"config.{number}.yaml") for number in count())
-            shutil.copyfile(self.path, next(one for one in earlier if not one.exists()))
+            shutil.copyfile(self.path, numbered_path(self.path))
         new = self.path.with_name(".config.yaml.partial")
         new.write_text(self.config)
         os.replace(new, self.path)

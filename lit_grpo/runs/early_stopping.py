@@ -12,6 +12,8 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
+from lit_grpo.stopping import without_signal
+
 log = logging.getLogger(__name__)
 
 
@@ -58,7 +60,7 @@ def _has_ended_run(state: dict[str, Any]) -> bool:
 
 @rank_zero_only
 def _say_ended(checkpoint: dict[str, Any], state: dict[str, Any]) -> None:
-    why = str(state["stopping_reason_message"]).replace(" Signaling Trainer to stop.", "")
+    why = without_signal(str(state["stopping_reason_message"]))
     log.info(
         "EarlyStopping ended this run at step %d: %s Nothing is left to train. To train on leave "
         "it out of trainer.callbacks, or give it more patience if that was its reason.",

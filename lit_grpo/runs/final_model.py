@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from lit_grpo.runs.model_card import write_model_card
 from lit_grpo.runs.space import warn_of_space
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.types.atomic import replacing
+from lit_grpo.types.atomic import numbered_path, replacing
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +33,7 @@ class FinalModel(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero and self.path.exists():
-            earlier = (self.path.with_name(f"final.{number}") for number in count())
-            kept = next(one for one in earlier if not one.exists())
+            kept = numbered_path(self.path)
             self.path.rename(kept)
             log.info("the final model of the earlier part of the run is kept as %s", kept)
 

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,12 @@ def partial_path(path: Path) -> Path:
 
 def earlier_path(path: Path) -> Path:
     return path.with_name(f"{path.name}{EARLIER}")
+
+
+def numbered_path(path: Path) -> Path:
+    """Return the first free name to keep what a path holds: ``config.0.yaml``, ``final.0``."""
+    names = (f"{path.stem}.{number}{path.suffix}" for number in count())
+    return next(one for one in map(path.with_name, names) if not one.exists())
 
 
 @contextmanager

@@ -32,10 +32,15 @@ def parse_json(
             raise
         digits = sys.get_int_max_str_digits()
         raise ValueError(f"it has an integer of more than {digits} digits") from None
-    in_bytes = text.encode(errors="replace") if isinstance(text, str) else text
-    if in_bytes.count(b"[") + in_bytes.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+    if _num_openings(text) > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
         raise _too_deep()
     return value
+
+
+def _num_openings(text: str | bytes) -> int:
+    if isinstance(text, str):
+        return text.count("[") + text.count("{")
+    return text.count(b"[") + text.count(b"{")
 
 
 def _too_deep() -> ValueError:
