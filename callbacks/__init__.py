@@ -7,13 +7,13 @@ every run has come from ``runs``.
 from lit_grpo.callbacks.alerts import Alerts
 from lit_grpo.callbacks.push_to_hub import PushToHub
 from lit_grpo.callbacks.timing import TimingLog
-from lit_grpo.runs.checkpoints import Checkpoints
-from lit_grpo.runs.health import HealthMonitor
+from lit_grpo.runs.checkpoints.schedule import Checkpoints
+from lit_grpo.runs.health.monitor import HealthMonitor
+from lit_grpo.runs.health.rules import Rule
+from lit_grpo.runs.health.zero_reward import ZeroRewardBreaker
+from lit_grpo.runs.leaving.watchdog import StallWatchdog
 from lit_grpo.runs.progress import RolloutProgressBar
-from lit_grpo.runs.rules import Rule
 from lit_grpo.runs.wandb_teardown import WandbTeardown
-from lit_grpo.runs.watchdog import StallWatchdog
-from lit_grpo.runs.zero_reward import ZeroRewardBreaker
 
 __all__ = [
     "Alerts",

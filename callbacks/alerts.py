@@ -15,7 +15,7 @@ from dataclasses import asdict
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.runs.events import Event, EventKind
+from lit_grpo.runs.files.events import Event, EventKind
 from lit_grpo.types import UserError
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics import StepLog, describe_wait, step_number
-from lit_grpo.runs.events import record_event
+from lit_grpo.runs.files.events import record_event
 from lit_grpo.types import RolloutBatch, Stage
 
 log = logging.getLogger(__name__)

@@ -169,7 +169,7 @@ def report(arguments: list[str]) -> None:
     from lit_grpo.cli.file_options import parse_runs
 
     given = parse_runs("report", arguments)
-    from lit_grpo.runs.report import follow, report
+    from lit_grpo.runs.report.report import follow, report
 
     if given.follow:
         follow(given.run_dirs, given.every, num_steps=given.steps)

@@ -23,8 +23,8 @@ from lit_grpo.judge import Judge, Limits
 from lit_grpo.policy import Policy
 from lit_grpo.rewards import JudgeReward
 from lit_grpo.rollout import Sampling
-from lit_grpo.runs.completions_file import CompletionsFile
-from lit_grpo.runs.metrics_file import MetricsFile
+from lit_grpo.runs.files.completions import CompletionsFile
+from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.training import Evaluation, GRPOModule, OutagePolicy
 

@@ -36,8 +36,8 @@ from rich.table import Table
 from write_causes import link
 
 from lit_grpo.diagnostics import CAUSES
-from lit_grpo.runs.checkpoint_files import damage, last_checkpoint, read_manifest
-from lit_grpo.runs.events import read_events
+from lit_grpo.runs.checkpoints.files import damage, last_checkpoint, read_manifest
+from lit_grpo.runs.files.events import read_events
 
 SCRIPTS = Path(__file__).parent
 TIMEOUT_SECONDS = 300

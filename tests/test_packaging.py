@@ -121,7 +121,8 @@ def check_installed(programs: Path, elsewhere: Path) -> None:
     for name in ("debug", "quickstart", "presets/dapo", "engines/vllm"):
         assert f"\n  {name}\n" in shown
     code = (
-        "import lit_grpo.callbacks, lit_grpo.runs.model_card as card, lit_grpo.judge.template as t"
+        "import lit_grpo.callbacks, lit_grpo.judge.template as t"
+        "\nimport lit_grpo.runs.report.model_card as card"
         "\nassert card.TEMPLATE.is_file() and len(list(t.SHIPPED.glob('*.jinja'))) > 2"
         "\nprint(lit_grpo.__file__, lit_grpo.callbacks.TimingLog.__module__, flush=True)"
         "\nfrom lit_grpo.__main__ import main"

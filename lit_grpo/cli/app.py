@@ -34,8 +34,8 @@ from lit_grpo.cli.run_dir import choose_run_dir, where_started, with_run
 from lit_grpo.diagnostics.errors import describe_full_disk
 from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory
 from lit_grpo.rollout import EngineFailed
+from lit_grpo.runs.files.log import log_to_terminal
 from lit_grpo.runs.launcher import ends_with_rank_0
-from lit_grpo.runs.log import log_to_terminal
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.trainer import logged_run, silence_chatter
 from lit_grpo.runs.trainer_settings import refuse_automatic

@@ -40,13 +40,13 @@ from lit_grpo.cli.parser_errors import explain_interpolation
 from lit_grpo.cli.reward_functions import take_functions
 from lit_grpo.cli.training_kind import choose_model
 from lit_grpo.cli.untyped import refuse_missing
-from lit_grpo.runs.config_file import ConfigFile
-from lit_grpo.runs.resume import (
+from lit_grpo.runs.checkpoints.resume import (
     find_checkpoint,
     refuse_unfit,
     refuse_used,
     run_of,
 )
+from lit_grpo.runs.files.config import ConfigFile
 from lit_grpo.runs.run_callbacks import (
     has_lightnings_checkpoints,
     run_callbacks,

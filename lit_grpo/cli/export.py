@@ -12,8 +12,8 @@ from jsonargparse import ArgumentParser
 
 from lit_grpo.cli.configs import read_config
 from lit_grpo.policy import Policy
-from lit_grpo.runs.checkpoint_files import read_checkpoint
-from lit_grpo.runs.space import warn_of_space
+from lit_grpo.runs.checkpoints.files import read_checkpoint
+from lit_grpo.runs.files.space import warn_of_space
 from lit_grpo.runs.trainer import silence_chatter
 from lit_grpo.types import UserError
 from lit_grpo.types.atomic import replacing

@@ -11,7 +11,17 @@ from matplotlib.figure import Figure
 
 from lit_grpo.cli.analysis import NUM_BINS
 from lit_grpo.cli.scored_rows import ScoredRow, ScoredRows
-from lit_grpo.runs.curves import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, STYLE, save_picture
+from lit_grpo.runs.report.curves import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    STYLE,
+    save_picture,
+)
 
 COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED)
 

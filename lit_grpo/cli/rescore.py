@@ -18,7 +18,7 @@ from rich.progress import track
 
 from lit_grpo.cli.reward_changes import Comparison, Row, print_changes
 from lit_grpo.cli.reward_trial import failed_in_all, find_unreported, report_failures
-from lit_grpo.runs.completions_file import (
+from lit_grpo.runs.files.completions import (
     completions_table,
     files_by_step,
     free_path,

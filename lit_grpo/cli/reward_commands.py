@@ -17,7 +17,7 @@ from lit_grpo.cli.rescore import rescore
 from lit_grpo.cli.reward_trial import try_rewards
 from lit_grpo.data import PromptDataModule, TrainingLoader
 from lit_grpo.rewards.scoring import RewardFailed
-from lit_grpo.runs.checkpoint_files import read_checkpoint
+from lit_grpo.runs.checkpoints.files import read_checkpoint
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.seeds import seed_everything
 from lit_grpo.training.strategies import refuse_unsupported

@@ -28,7 +28,7 @@ from lit_grpo.diagnostics import (
 )
 from lit_grpo.judge.estimate import seconds_of_calls
 from lit_grpo.rewards import JudgedReward, Reward
-from lit_grpo.runs.completions_file import completions_table, free_path, write_table
+from lit_grpo.runs.files.completions import completions_table, free_path, write_table
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule

@@ -13,8 +13,8 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from lit_grpo.cli.commands import RESUMING, TRAINING
 from lit_grpo.cli.configs import Invocation
-from lit_grpo.runs.checkpoint_files import last_checkpoint
-from lit_grpo.runs.event_log import read_events
+from lit_grpo.runs.checkpoints.files import last_checkpoint
+from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.types import UserError
 
 RUN_DIR_VARIABLE = "LIT_GRPO_RUN_DIR"

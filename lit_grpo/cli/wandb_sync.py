@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.file_options import parse_run
-from lit_grpo.runs.history import argument, read_config
+from lit_grpo.runs.report.history import argument, read_config
 from lit_grpo.runs.wandb_teardown import DEFAULT_SAVE_DIR
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import UserError

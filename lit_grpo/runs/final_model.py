@@ -11,8 +11,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.runs.model_card import write_model_card
-from lit_grpo.runs.space import warn_of_space
+from lit_grpo.runs.files.space import warn_of_space
+from lit_grpo.runs.report.model_card import write_model_card
 from lit_grpo.stopping import get_stop_reason
 from lit_grpo.types.atomic import numbered_path, replacing
 

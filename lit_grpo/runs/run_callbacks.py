@@ -13,19 +13,19 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lit_grpo.runs.checkpoints import Checkpoints
-from lit_grpo.runs.completions_file import CompletionsFile
+from lit_grpo.runs.checkpoints.schedule import Checkpoints
 from lit_grpo.runs.early_stopping import ResumedEarlyStopping, look_after_validations
-from lit_grpo.runs.events import EventsFile
+from lit_grpo.runs.files.completions import CompletionsFile
+from lit_grpo.runs.files.events import EventsFile
+from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.runs.final_model import FinalModel
-from lit_grpo.runs.health import HealthMonitor
-from lit_grpo.runs.metrics_file import MetricsFile
+from lit_grpo.runs.health.monitor import HealthMonitor
+from lit_grpo.runs.health.zero_reward import ZeroRewardBreaker
+from lit_grpo.runs.leaving.signals import StopOnSignal
+from lit_grpo.runs.leaving.time_limit import LeaveInTime
+from lit_grpo.runs.leaving.watchdog import StallWatchdog
 from lit_grpo.runs.progress import RolloutProgressBar
-from lit_grpo.runs.signals import StopOnSignal
-from lit_grpo.runs.time_limit import LeaveInTime
 from lit_grpo.runs.wandb_teardown import WandbTeardown, write_into_run
-from lit_grpo.runs.watchdog import StallWatchdog
-from lit_grpo.runs.zero_reward import ZeroRewardBreaker
 from lit_grpo.types import setting_error
 
 GUARDS = (HealthMonitor, ZeroRewardBreaker, StallWatchdog)

@@ -20,20 +20,20 @@ from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
 from lit_grpo.diagnostics.monitors import as_unknown_monitor
-from lit_grpo.runs.checkpoint_files import last_checkpoint, read_manifest
-from lit_grpo.runs.events import EventsFile
+from lit_grpo.runs.checkpoints.files import last_checkpoint, read_manifest
+from lit_grpo.runs.checkpoints.resume import find_checkpoint, refuse_unfit, refuse_used
+from lit_grpo.runs.files.events import EventsFile
+from lit_grpo.runs.files.lock import locked
+from lit_grpo.runs.files.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.launcher import watch_ranks
-from lit_grpo.runs.lock import locked
-from lit_grpo.runs.log import close_run_log, log_exception, open_run_log
-from lit_grpo.runs.resume import find_checkpoint, refuse_unfit, refuse_used
+from lit_grpo.runs.leaving.signals import leave_on_signal
+from lit_grpo.runs.leaving.time_limit import requeue_if_asked, with_more_time
 from lit_grpo.runs.run_callbacks import (
     as_list,
     has_lightnings_checkpoints,
     run_callbacks,
     run_loggers,
 )
-from lit_grpo.runs.signals import leave_on_signal
-from lit_grpo.runs.time_limit import requeue_if_asked, with_more_time
 from lit_grpo.runs.trainer_settings import (
     TRAINER_DEFAULTS,
     refuse_automatic,
@@ -226,8 +226,10 @@ def _after_steps(checkpoint: Path) -> str:
 @rank_zero_only
 def _warn_of_failures(run_dir: Path) -> None:
     """Log which rewards failed on more than a few rows of the run."""
-    from lit_grpo.runs.failures import describe_failures  # pandas, which training does not need
-    from lit_grpo.runs.history import load_runs
+    from lit_grpo.runs.report.failures import (
+        describe_failures,  # pandas, which training does not need
+    )
+    from lit_grpo.runs.report.history import load_runs
 
     if (run_dir / "metrics.csv").exists():
         (run,) = load_runs([run_dir])

@@ -22,7 +22,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.concurrency import call_with_timeout
-from lit_grpo.runs.events import record_event
+from lit_grpo.runs.files.events import record_event
 from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason, how_it_ended
 from lit_grpo.types import check_range
 

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import Alerts, ZeroRewardBreaker
-from lit_grpo.runs.events import EventsFile, record_event
+from lit_grpo.runs.files.events import EventsFile, record_event
 from lit_grpo.types import UserError
 
 ZERO = outputs(rollouts([[0.0, 0.0]]))

@@ -15,8 +15,8 @@ from lit_grpo.callbacks import (
     WandbTeardown,
     ZeroRewardBreaker,
 )
-from lit_grpo.runs.completions_file import CompletionsFile
-from lit_grpo.runs.metrics_file import MetricsFile
+from lit_grpo.runs.files.completions import CompletionsFile
+from lit_grpo.runs.files.metrics import MetricsFile
 
 
 def test_no_callback_changes_the_parameters_or_draws_a_random_number(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from toy_rollouts import completion, failed, fit, outputs, rollouts, train_batch
 
 from lit_grpo.callbacks import TimingLog
-from lit_grpo.runs.metrics_file import MetricsFile
+from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.types import Outcome, Stage
 
 BATCH = rollouts(

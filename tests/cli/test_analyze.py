@@ -18,7 +18,7 @@ from lit_grpo.cli.prepare.recipe import Recipe, RecipeSource
 from lit_grpo.cli.prepare.rows import PreparedRow
 from lit_grpo.judge import Judge
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
-from lit_grpo.runs.completions_file import write_table
+from lit_grpo.runs.files.completions import write_table
 
 
 def measured(capsys, *arguments, code=0):

@@ -10,9 +10,9 @@ import yaml
 from cli_base import BASE
 
 from lit_grpo.__main__ import main
-from lit_grpo.runs.checkpoint_files import link_last
-from lit_grpo.runs.checkpoint_writer import CheckpointWriter
-from lit_grpo.runs.resume import find_checkpoint
+from lit_grpo.runs.checkpoints.files import link_last
+from lit_grpo.runs.checkpoints.resume import find_checkpoint
+from lit_grpo.runs.checkpoints.writer import CheckpointWriter
 
 
 def write(directory, step, *, trouble="", reward=0.5, weight=1.0):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from lit_grpo.cli.export import _load_weights
 from lit_grpo.policy import Policy
 from lit_grpo.policy.named_weights import named_weights
-from lit_grpo.runs.checkpoint_files import damage, read_manifest
+from lit_grpo.runs.checkpoints.files import damage, read_manifest
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from lit_grpo.callbacks import (
 from lit_grpo.policy import Policy
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import Sampling
-from lit_grpo.runs.events import read_events
+from lit_grpo.runs.files.events import read_events
 from lit_grpo.stopping import stop_run
 from lit_grpo.training import SFTModule
 from lit_grpo.types import StopReason, UserError

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import WandbLogger
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import WandbTeardown, ZeroRewardBreaker
-from lit_grpo.runs.events import Event, EventsFile, read_events
+from lit_grpo.runs.files.events import Event, EventsFile, read_events
 from lit_grpo.runs.wandb_teardown import write_into_run
 
 ZERO = outputs(rollouts([[0.0, 0.0]]))

@@ -11,7 +11,7 @@ from served_engines import launched_servers
 from small_runs import ShareOfLowBytes
 
 from lit_grpo.distributed import get_rank
-from lit_grpo.runs import watchdog
+from lit_grpo.runs.leaving import watchdog
 
 
 class HoldRun(L.Callback):

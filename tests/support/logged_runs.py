@@ -13,7 +13,7 @@ import yaml
 HOLD = """
 import sys, time
 from pathlib import Path
-from lit_grpo.runs.lock import locked
+from lit_grpo.runs.files.lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE
-from lit_grpo.runs.log import LOGGED
+from lit_grpo.runs.files.log import LOGGED
 
 
 @contextmanager

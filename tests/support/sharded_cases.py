@@ -21,7 +21,7 @@ from lit_grpo.objective import (
 )
 from lit_grpo.policy import LoRA
 from lit_grpo.policy.model_files import save_model
-from lit_grpo.runs.rollback import roll_back
+from lit_grpo.runs.checkpoints.rollback import roll_back
 
 
 class NoRewardOnRank1(ShareOfLowBytes):

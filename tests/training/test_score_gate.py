@@ -16,7 +16,7 @@ from tiny import rollouts
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
 from lit_grpo.rollout import HFEngine
-from lit_grpo.runs.signals import StopOnSignal
+from lit_grpo.runs.leaving.signals import StopOnSignal
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training import OutagePolicy, score_gate, waiting
 from lit_grpo.types import Completion, Outcome, Score

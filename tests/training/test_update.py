@@ -17,7 +17,7 @@ from lit_grpo.callbacks import Checkpoints
 from lit_grpo.objective import EntropyTerm, KLTerm, Objective, SamplerCorrection
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import Sampling
-from lit_grpo.runs.checkpoint_files import read_manifest
+from lit_grpo.runs.checkpoints.files import read_manifest
 from lit_grpo.stopping import ExitCode, get_stop_reason
 
 

@@ -23,8 +23,8 @@ from lit_grpo.cli.plan.model_sizes import (
 )
 from lit_grpo.cli.plan.step import make_step
 from lit_grpo.rollout.server.engine import ServedEngine
-from lit_grpo.runs.checkpoint_files import last_checkpoint
-from lit_grpo.runs.log import not_writable
+from lit_grpo.runs.checkpoints.files import last_checkpoint
+from lit_grpo.runs.files.log import not_writable
 
 BYTES_PER_TOKEN = 6
 """Of a completion in parquet: its id and its text, compressed."""

@@ -1,0 +1,1 @@
+"""Write, find, verify and resume from checkpoints, and roll back to one."""

@@ -1,0 +1,224 @@
+"""Find the checkpoint to resume from, and refuse to overwrite an existing run."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from lit_grpo.distributed import gather_objects, get_rank
+from lit_grpo.distributed.checkpoints import is_complete
+from lit_grpo.runs.checkpoints.files import damage, newest_checkpoints, read_manifest, read_state
+from lit_grpo.runs.checkpoints.saves import settle
+from lit_grpo.runs.files.event_log import Event, append_event, now, read_events
+from lit_grpo.types import UserError, setting_error
+from lit_grpo.types.atomic import earlier_path
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+"""The checkpoint path that resumes a run where there is something to resume from."""
+
+
+def find_checkpoint(name: str, run_dir: Path) -> str | None:
+    """Return the path of a checkpoint; ``last`` is the newest intact one of the run.
+
+    ``auto`` is the same, and None if the run has no checkpoint yet. A run whose checkpoints are all
+    damaged is refused, too: to start it again would overwrite what it has.
+
+    Raises:
+        UserError: there is none, or it cannot be used.
+    """
+    is_own = name in ("last", AUTO)
+    if is_own:
+        settle(run_dir / "checkpoints")
+    elif earlier_path(Path(name)).exists():
+        settle(Path(name).parent)
+    if name == AUTO and not _named_checkpoints(run_dir):
+        _refuse_ended(run_dir)
+        rank_zero_only(log.info)("%s has no checkpoint yet: starting at its first step", run_dir)
+        return None
+    if is_own:
+        return str(_newest_intact(run_dir))
+    if "://" not in name and not Path(name).exists():
+        raise UserError(f"{name}: no such checkpoint. Set ckpt_path to a file or to last.")
+    if Path(name).exists() and not _is_checkpoint(Path(name)):
+        what = "a directory" if Path(name).is_dir() else "no checkpoint"
+        raise UserError(
+            f"{name} is {what}: ckpt_path must be a checkpoint, such as "
+            "runs/my/0/checkpoints/last.ckpt. To go on with a run use lit-grpo fit runs/my/0; to "
+            "start from a model set model.policy.path; for data set data.train."
+        )
+    if Path(name).exists() and (why := damage(Path(name), reads_all=True)):
+        raise UserError(
+            f"{name} is damaged: {why}. Set ckpt_path to last, the newest intact checkpoint of a "
+            "run."
+        )
+    return name
+
+
+def _refuse_ended(run_dir: Path) -> None:
+    """Check that a run without a checkpoint was killed before its first one.
+
+    Raises:
+        UserError: it has ended, so that a new start would overwrite what it has trained.
+    """
+    ends = [one for one in read_events(run_dir) if one.kind in ("stop", "done") and one.step]
+    if ends or (run_dir / "final").exists():
+        step = f" after step {ends[-1].step}" if ends else ""
+        raise UserError(
+            f"{run_dir} has a run that ended{step}, and no checkpoint to go on from: starting "
+            f"again would overwrite it. Put its checkpoints back, move {run_dir} away, or set "
+            "another run_dir."
+        )
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Return whether something is a checkpoint, which may be damaged, and nothing else."""
+    if path.is_dir():
+        return is_complete(path)
+    if path.suffix == ".ckpt":
+        return True
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/data.pkl") for name in archive.namelist())
+    with path.open("rb") as file:
+        return file.read(2) == b"PK"
+
+
+def _named_checkpoints(run_dir: Path) -> list[Path]:
+    """Return all checkpoints of a run, a link included that has lost its file."""
+    return sorted(Path(run_dir, "checkpoints").glob("*.ckpt"))
+
+
+def _newest_intact(run_dir: Path) -> Path:
+    found: dict[str, str] = {}
+    for checkpoint in newest_checkpoints(run_dir):
+        name = checkpoint.resolve().name
+        if name in found:  # by a link
+            continue
+        why = damage(checkpoint, reads_all=True)
+        if not why:
+            if found and get_rank() == 0:
+                _record_damage(run_dir, found, checkpoint)
+            return checkpoint
+        log.warning("%s is damaged and passed over: %s", checkpoint.with_name(name), why)
+        found[name] = why
+    lost = [one for one in _named_checkpoints(run_dir) if not one.exists()]
+    found |= {one.name: "the file that it names is gone" for one in lost}
+    if not found:
+        raise UserError(
+            f"{run_dir} has no checkpoint to go on from. Start a new run, or name a checkpoint "
+            "of a different one in ckpt_path."
+        )
+    listed = "; ".join(f"{name}: {why}" for name, why in found.items())
+    raise UserError(
+        f"{run_dir} has no intact checkpoint to go on from, and starting again would overwrite the "
+        f"run. Damaged in its checkpoints/ ({listed}). Put an intact copy of one of them back, or "
+        f"name another checkpoint in ckpt_path; to start again move {run_dir} away, or set another "
+        "run_dir."
+    )
+
+
+def _record_damage(run_dir: Path, damaged: Mapping[str, str], used: Path) -> None:
+    listed = "; ".join(f"{name} is damaged: {why}" for name, why in damaged.items())
+    manifest = read_manifest(used)
+    event = Event(
+        time=now(),
+        step=(manifest and manifest.rollout_step) or 0,
+        kind="warning",
+        message=f"{listed}. The run goes on from {used.resolve().name}.",
+        cause="checkpoint_damaged",
+    )
+    with suppress(OSError):
+        append_event(run_dir, event)
+
+
+def refuse_unfit(
+    checkpoint: str, *, is_grpo: bool, max_steps: int = -1, max_epochs: int | None = None
+) -> None:
+    """Check that a run can go on from a checkpoint, before a model is loaded.
+
+    A checkpoint that is not on this machine passes.
+
+    Args:
+        is_grpo: Whether the run is one of GRPO, else of SFT.
+        max_steps: Optimizer steps that the run may take; -1 for no limit.
+        max_epochs: Epochs that it may take; None or -1 for no limit.
+
+    Raises:
+        UserError: the checkpoint is one of the other training, or has taken more optimizer steps
+            or epochs.
+    """
+    if not Path(checkpoint).exists():
+        return
+    saved = read_state(Path(checkpoint))
+    if "loops" not in saved:  # weights only, which the trainer refuses
+        return
+    if ("rollout_step" in saved) != is_grpo:
+        command, other = ("fit", "sft") if is_grpo else ("sft", "fit")
+        raise UserError(
+            f"{checkpoint} was written by lit-grpo {other}, and cannot be used with the config of "
+            f"lit-grpo {command}. To start from its policy set model.policy.path to "
+            f"{run_of(checkpoint) / 'final'}."
+        )
+    limits = {"max_steps": max_steps, "max_epochs": -1 if max_epochs is None else max_epochs}
+    if all(limit < 0 for limit in limits.values()):
+        return
+    # `Checkpoints` corrects the epochs of the loop, not those at the top.
+    epochs = saved["loops"]["fit_loop"]["epoch_progress"]["current"]["completed"]
+    taken = {"max_steps": saved["global_step"], "max_epochs": epochs}
+    units = {"max_steps": "optimizer steps", "max_epochs": "epochs"}
+    for name, limit in limits.items():
+        if 0 <= limit < taken[name]:
+            why = f"the checkpoint has taken {taken[name]} {units[name]}"
+            raise setting_error(f"trainer.{name}", f">= {taken[name]}", limit, why)
+
+
+def refuse_unlike(checkpoint: str | Path | None) -> None:
+    """Check that all ranks go on from the same checkpoint; every rank must call this.
+
+    Machines that do not share the run directory may have different ones, and those without would
+    begin at the first step.
+
+    Raises:
+        UserError: they do not.
+    """
+    own = "none"
+    if checkpoint is not None:
+        path = Path(checkpoint).resolve()
+        own = f"{path.name} of {path.stat().st_size:,} bytes" if path.is_file() else path.name
+    found = gather_objects((socket.gethostname(), own))
+    if len({one for _, one in found}) > 1:
+        ranks = ", ".join(f"rank {n} on {host}: {one}" for n, (host, one) in enumerate(found))
+        raise UserError(
+            f"ckpt_path must be the same checkpoint on all ranks, got {ranks} (ranks that do not "
+            "go on from the same step would train on different weights). Let all machines share "
+            "run_dir, or copy its checkpoints to each of them."
+        )
+
+
+def run_of(checkpoint: str) -> Path:
+    """Return the directory of the run that wrote a checkpoint, ``RUN/checkpoints/last.ckpt``."""
+    return Path(checkpoint).parent.parent
+
+
+def refuse_used(run_dir: Path, resume_with: str) -> None:
+    """Check that a new run would overwrite nothing.
+
+    Args:
+        resume_with: The command or call that resumes the run that is there.
+
+    Raises:
+        UserError: the directory already holds a run.
+    """
+    if (run_dir / "metrics.csv").exists() or any(run_dir.glob("checkpoints/*")):
+        raise UserError(
+            f"{run_dir} already holds a run, which a new one would overwrite. Resume it: "
+            f"{resume_with}. Or choose a different run_dir."
+        )

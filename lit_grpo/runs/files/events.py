@@ -1,0 +1,110 @@
+"""The file ``events.jsonl`` of a run: when it started, resumed, warned, rolled back and ended.
+
+Metrics are the numbers of each step; events describe in words what happened to a run.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from lit_grpo.diagnostics.causes import cause_of_exit
+from lit_grpo.diagnostics.errors import cause_of_error
+from lit_grpo.runs.files.event_log import LEAKED, Event, EventKind, append_event, now, read_events
+from lit_grpo.stopping import for_this_run, get_stop_reason, how_it_ended
+
+__all__ = ["Event", "EventKind", "EventsFile", "read_events", "record_event"]
+
+
+def num_finished_steps(trainer: L.Trainer) -> int:
+    """Return the rollout steps, in SFT batches, that a resumed run does not repeat."""
+    reason = get_stop_reason(trainer)
+    is_unfinished = reason is not None and reason.is_step_unfinished
+    return trainer.fit_loop.total_batch_idx + 1 - is_unfinished
+
+
+def record_event(
+    trainer: L.Trainer, kind: EventKind, message: str = "", cause: str = "", **others: str
+) -> None:
+    """Tell the callbacks with an ``on_event(trainer, event)`` what has happened, on rank 0.
+
+    Args:
+        others: Further fields of the `Event`.
+    """
+    if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total  # a step may be running
+    event = Event(
+        time=now(),
+        step=min(num_finished_steps(trainer), progress.processed),
+        kind=kind,
+        message=for_this_run(trainer, message),
+        cause=cause,
+        **others,
+    )
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if listener := getattr(callback, "on_event", None):
+            listener(trainer, event)
+
+
+class EventsFile(Callback):
+    """Write the events of a run to ``events.jsonl``, its start and its end among them."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.run_dir = run_dir
+        self.has_begun = False
+        """Whether a training of this process has begun."""
+
+    def on_event(self, trainer: L.Trainer, event: Event) -> None:
+        """Append an event.
+
+        A file that cannot be written does not end a training: the checkpoints report a full disk.
+        """
+        with suppress(OSError):
+            append_event(self.run_dir, event)
+
+    def on_outage(self, trainer: L.Trainer, pl_module: L.LightningModule, outage: Any) -> None:
+        """Record that a run waits for something, or has had to restart it."""
+        record_event(trainer, "alert", outage.message, outage.cause)
+
+    def on_skipped_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, message: str
+    ) -> None:
+        record_event(trainer, "warning", message, "not_finite_gradient")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.has_begun = True
+        kind: EventKind = "resume" if num_finished_steps(trainer) else "start"
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        held_out = getattr(data, "validation_hash", "")
+        record_event(trainer, kind, directory=str(Path.cwd()), held_out=held_out)
+        leaked = getattr(data, "leaked", "")
+        if leaked and trainer.enable_validation:
+            record_event(trainer, "warning", leaked, LEAKED)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        reason = get_stop_reason(trainer)
+        if reason is None:
+            record_event(trainer, "done", how_it_ended(trainer))
+        else:
+            cause = reason.cause or cause_of_exit(reason.exit_code)
+            record_event(trainer, "stop", reason.message, cause)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Record that a stopped run is done, as a fit that had nothing left to train has found."""
+        if self.has_begun or get_stop_reason(trainer) is not None:
+            return
+        earlier = read_events(self.run_dir)
+        if earlier and earlier[-1].kind != "done":
+            record_event(trainer, "done", how_it_ended(trainer))
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        if self.has_begun:  # else there may be no run directory
+            message = f"{type(exception).__name__}: {exception}"
+            record_event(trainer, "crash", message, cause_of_error(exception))

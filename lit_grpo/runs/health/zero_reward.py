@@ -1,0 +1,150 @@
+"""Stop a run whose reward has been zero or missing for many rollout steps in a row.
+
+Such a run learns nothing and may be wasting hours on failed rollouts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from lit_grpo.diagnostics import (
+    StepCounts,
+    count_step,
+    how_it_began,
+    likely_causes,
+    sample_completions,
+    step_number,
+)
+from lit_grpo.distributed import gather_objects
+from lit_grpo.runs.files.events import record_event
+from lit_grpo.runs.health.monitor import of_all_ranks
+from lit_grpo.stopping import ExitCode, for_this_run, stop_run
+from lit_grpo.types import RolloutBatch, StopReason, check_range
+
+log = logging.getLogger(__name__)
+
+NUM_REMEMBERED = 20
+NUM_SHOWN = 3
+"""Completions in the message."""
+
+
+class ZeroRewardBreaker(Callback):
+    """Stop a run after a streak of rollout steps without any reward, over all ranks.
+
+    A step counts if every valid reward is exactly 0 or if no row is valid. The message names how
+    many of each, whether rewards stopped at once or faded away, the likely cause, and some
+    completions. The streak is saved in the checkpoint, and `Checkpoints` keeps one from before it.
+
+    Args:
+        alert_after: Length of a streak at which to warn.
+        stop_after: Length of a streak at which to stop the run, with exit code 3.
+        enabled: False leaves it out of the run, which has one otherwise.
+
+    Raises:
+        UserError: not 1 <= alert_after <= stop_after.
+    """
+
+    def __init__(self, alert_after: int = 5, stop_after: int = 10, enabled: bool = True) -> None:
+        key = "ZeroRewardBreaker.init_args."
+        check_range(f"{key}stop_after", stop_after, at_least=1)
+        check_range(
+            f"{key}alert_after",
+            alert_after,
+            at_least=1,
+            at_most=stop_after,
+            why="the warning must come before the stop",
+        )
+        self.alert_after = alert_after
+        self.stop_after = stop_after
+        self.enabled = enabled
+        self._shares: deque[float] = deque(maxlen=NUM_REMEMBERED)
+        """Share of completions with a reward in the last steps that had any."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self.streak = 0
+        self._unscored_steps = 0
+        self._since = ""
+
+    @property
+    def trouble(self) -> str:
+        """What has gone wrong lately, which `Checkpoints` asks for; empty if nothing has."""
+        return f"no reward for {self.streak} rollout steps in a row" if self.streak else ""
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if not isinstance(outputs, Mapping) or "rollouts" not in outputs:
+            return
+        rollouts: RolloutBatch = outputs["rollouts"]
+        own = int(rollouts.valid.sum()), int((rollouts.rewards[rollouts.valid] != 0).sum())
+        num_valid, num_rewarded = map(sum, zip(*gather_objects(own), strict=True))
+        if num_rewarded:
+            self._shares.append(num_rewarded / num_valid)
+            self._reset()
+            return
+        self._count(step_number(trainer), unscored=num_valid == 0)
+        is_last = self.streak >= self.stop_after
+        if not is_last and self.streak != self.alert_after:
+            return
+        message = self._describe(rollouts, of_all_ranks(count_step(rollouts)))
+        if is_last:
+            reason = StopReason(exit_code=ExitCode.NO_REWARD, message=message, cause="no_reward")
+            stop_run(trainer, reason)
+        elif trainer.is_global_zero:
+            message += f"\nThe run will be stopped after {self.stop_after} such steps."
+            log.warning("%s", for_this_run(trainer, message))
+            record_event(trainer, "alert", message, "no_reward")
+
+    def _count(self, step: int, *, unscored: bool) -> None:
+        if self.streak == 0:
+            self._since = f"rollout step {step}, {datetime.now():%Y-%m-%d %H:%M:%S}"
+        self.streak += 1
+        self._unscored_steps += unscored
+
+    def _describe(self, rollouts: RolloutBatch, counts: StepCounts) -> str:
+        zero_steps = self.streak - self._unscored_steps
+        kinds = {
+            "every valid reward was exactly 0": zero_steps,
+            "no completion could be scored": self._unscored_steps,
+        }
+        what = ", and ".join(
+            f"in {'all' if number == self.streak else number} of them {kind}"
+            for kind, number in kinds.items()
+            if number
+        )
+        lines = [
+            f"No reward for {self.streak} rollout steps in a row, since {self._since}: {what}. "
+            f"{how_it_began(self._shares)} Likely cause:",
+            *(f"- {cause}" for cause in likely_causes(rollouts, counts)),
+            "Completions of this step:",
+            *(f"- {line}" for line in sample_completions(rollouts, NUM_SHOWN)),
+            "If such streaks are normal for this task, raise stop_after of ZeroRewardBreaker.",
+        ]
+        return "\n".join(lines)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "streak": self.streak,
+            "unscored_steps": self._unscored_steps,
+            "since": self._since,
+            "shares": list(self._shares),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.streak = state_dict["streak"]
+        self._unscored_steps = state_dict["unscored_steps"]
+        self._since = state_dict["since"]
+        self._shares.extend(state_dict["shares"])

@@ -1,0 +1,1 @@
+"""Why a run ends early: a signal, its time, a stall."""

@@ -1,0 +1,1 @@
+"""What a run shows afterwards: curves, tables, comparison, page and model card."""

@@ -1,0 +1,70 @@
+"""Tell accuracies that can be compared from those that were measured on different held-out prompts.
+
+A run records the hash of its held-out prompts in ``events.jsonl`` when it starts and when it
+resumes. What is not recorded, as by older versions of lit-grpo, counts as the same.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from lit_grpo.runs.files.event_log import LEAKED, read_events
+from lit_grpo.runs.report.history import ACCURACY, Run
+
+
+def held_out_hashes(run: Run) -> list[str]:
+    """Return for each accuracy of a run the hash of the prompts it was measured on, if recorded."""
+    steps = list(run.values(ACCURACY).index) if run.has(ACCURACY) else []
+    hashes = dict.fromkeys(steps, "")
+    for event in read_events(run.path):
+        if event.kind in ("start", "resume"):
+            hashes |= {step: event.held_out for step in steps if max(1, step) > event.step}
+    return list(hashes.values())
+
+
+def are_comparable(hashes: Sequence[str]) -> bool:
+    """Return whether all these are of the same prompts, as far as is known."""
+    return len({*hashes} - {""}) <= 1
+
+
+def accuracies_compare(runs: Sequence[Run]) -> bool:
+    """Return whether all accuracies of these runs were measured on the same prompts."""
+    return are_comparable([one for run in runs for one in held_out_hashes(run)])
+
+
+def held_out_notes(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence for each reason why accuracies of these runs are not what they seem."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    notes = []
+    for run in runs:
+        notes += _leaks(run)
+        hashes = held_out_hashes(run)
+        if hashes and hashes[-1]:
+            groups[hashes[-1]].append(run.label)
+        if not are_comparable(hashes):
+            notes.append(
+                f"{run.label} was resumed with different held-out prompts: do not compare its "
+                "accuracies before and after."
+            )
+    if len(groups) > 1:
+        of_runs = ", ".join(f"of {' and '.join(labels)}" for labels in groups.values())
+        notes.append(
+            f"The accuracies {of_runs} were measured on different held-out prompts: do not compare "
+            "them."
+        )
+    return notes
+
+
+def _leaks(run: Run) -> list[str]:
+    """Return what the run was warned of when it last began."""
+    events = read_events(run.path)
+    starts = [number for number, one in enumerate(events) if one.kind in ("start", "resume")]
+    last = events[starts[-1] :] if starts else []
+    return [f"{run.label}: {one.message}" for one in last if one.cause == LEAKED]
+
+
+def title_of(title: str, metric: str, runs: Sequence[Run]) -> str:
+    """Return the title of a picture, which says whether its accuracies cannot be compared."""
+    is_mixed = metric == ACCURACY and not accuracies_compare(runs)
+    return f"{title}, different prompts" if is_mixed else title

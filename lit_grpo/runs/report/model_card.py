@@ -1,0 +1,181 @@
+"""The model card of a final model, ``final/README.md``, with the header that the Hub reads.
+
+It is made from the trainer and the module, so that it also works without a ``config.yaml``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import yaml
+from huggingface_hub import ModelCard, ModelCardData
+
+from lit_grpo import __version__
+from lit_grpo.runs.report.history import load_runs
+from lit_grpo.types import UserError
+
+log = logging.getLogger(__name__)
+
+TEMPLATE = Path(__file__).with_name("model_card.jinja")
+RESULTS = {
+    "Held-out accuracy": "val/accuracy",
+    "Reward": "reward/mean",
+    "SFT loss": "sft/loss",
+}
+MODULE_SETTINGS = (
+    "group_size", "sampling", "objective", "advantage", "update", "lr_schedule", "warmup_steps",
+    "seed",
+)  # fmt: skip
+"""What a card shows of a run without ``config.yaml``, as far as the module has it."""
+
+SECRET = re.compile(
+    r"(key|token|secret|password|credential|authorization|cookie)s?(\W|_|$)", re.IGNORECASE
+)
+NAMES_A_VARIABLE = re.compile(r"_variable$")
+ADDRESS = re.compile(r"(\w+://)(?:[^/\s@]*@)?([^\s?]*)(?:\?\S*)?")
+REMOVED = "(removed)"
+
+
+def write_model_card(
+    directory: Path, run_dir: Path, trainer: L.Trainer, module: L.LightningModule
+) -> None:
+    """Write ``README.md`` into the directory of a final model; log a warning if that fails."""
+    try:
+        _make_card(run_dir, trainer, module).save(directory / "README.md")
+    except Exception as error:  # a trained model is worth more than its card
+        log.warning("no model card was written (%s: %s)", type(error).__name__, error)
+
+
+def without_secrets(value: Any, key: str = "") -> Any:
+    """Return plain settings without texts that may be secret.
+
+    These are the texts under a key such as ``api_key``, and the logins and queries of addresses.
+    """
+    if isinstance(value, Mapping):
+        return {name: without_secrets(inner, str(name)) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_secrets(inner, key) for inner in value]
+    if not isinstance(value, str):
+        return value
+    if SECRET.search(key) and not NAMES_A_VARIABLE.search(key):
+        return REMOVED
+    return ADDRESS.sub(r"\1\2", value)
+
+
+def _make_card(run_dir: Path, trainer: L.Trainer, module: Any) -> ModelCard:
+    policy, is_grpo = module.policy, hasattr(module, "group_size")
+    is_adapter = policy.lora is not None and not policy.merge_lora
+    method = "GRPO" if is_grpo else "SFT"
+    start = policy.path or f"a {policy.architecture.get('model_type')} model with random weights"
+    header = ModelCardData(
+        base_model=_base_model(policy.path),
+        library_name="peft" if is_adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=["lit-grpo", method.lower()],
+    )
+    facts = {
+        "Trained with": f"lit-grpo {__version__}, {trainer.global_step} optimizer steps",
+        "Start": start,
+        "Method": _describe_grpo(module) if is_grpo else "supervised fine-tuning (SFT)",
+        "Adapter": policy.lora and f"LoRA of rank {policy.lora.rank}",
+        "Rewards": is_grpo and _describe_rewards(module.rewards.weights),
+        "Data": _describe_data(getattr(trainer, "datamodule", None)),
+    }
+    card: ModelCard = ModelCard.from_template(
+        header,
+        template_str=TEMPLATE.read_text(encoding="utf-8"),
+        title=f"{method} from {start}",
+        facts={name: value for name, value in facts.items() if value},
+        results=_results(run_dir),
+        is_adapter=is_adapter,
+        settings=_settings(run_dir, trainer, module),
+    )
+    return card
+
+
+def _base_model(path: str | None) -> str | None:
+    """Return the id on the Hub of the model that training started from, if it has one.
+
+    The Hub accepts only ids. A directory counts as the model that its own card names, so that GRPO
+    after SFT names the model that SFT started from.
+    """
+    if path is None or not Path(path).exists():
+        return path
+    card = Path(path, "README.md")
+    if not card.is_file():
+        return None
+    base = ModelCard.load(card, ignore_metadata_errors=True).data.get("base_model")
+    return base if isinstance(base, str) and not Path(base).exists() else None
+
+
+def _describe_grpo(module: Any) -> str:
+    """Return ``GRPO: surrogate clip, aggregation token, …``, which are the keys of a preset."""
+    objective, advantage = module.objective, module.advantage
+    return (
+        f"GRPO: groups of {module.group_size}, surrogate {objective.surrogate}, aggregation "
+        f"{objective.aggregation}, baseline {advantage.baseline}, deviation {advantage.deviation}, "
+        f"KL coefficient {objective.kl.coef:g}"
+    )
+
+
+def _describe_rewards(weights: Mapping[str, float]) -> str:
+    return ", ".join(
+        name if weight == 1 else f"{name} (weight {weight:g})" for name, weight in weights.items()
+    )
+
+
+def _describe_data(data: Any) -> str:
+    """Return the class of the data, and the files or the sources that it trains on."""
+    if data is None:
+        return ""
+    train, sources = getattr(data, "train", None), getattr(data, "sources", None)
+    names = ", ".join(map(str, train)) if isinstance(train, list) else ""
+    if isinstance(sources, Mapping):
+        names = "; ".join(f"{name} = {_describe_data(one.data)}" for name, one in sources.items())
+    return type(data).__name__ + (f": {names}" if names else "")
+
+
+def _results(run_dir: Path) -> dict[str, tuple[float, float | None]]:
+    """Return the first and the last value of each result that was logged; None if it was one.
+
+    The name of a result says at which step its last value was measured, if not at the end.
+    """
+    try:
+        (run,) = load_runs([run_dir])
+    except UserError:  # a trainer without loggers
+        return {}
+    logged = [(name, metric) for name, metric in RESULTS.items() if run.has(metric)]
+    return {f"{name} {run.when(metric)}".strip(): run.change(metric) for name, metric in logged}
+
+
+def _settings(run_dir: Path, trainer: Any, module: Any) -> str:
+    """Return the run's ``config.yaml``, or else what the module knows, as YAML without secrets."""
+    config = run_dir / "config.yaml"
+    if config.is_file():
+        settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    else:
+        known = {name: getattr(module, name, None) for name in MODULE_SETTINGS}
+        settings = {
+            name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+            for name, value in known.items()
+            if value is not None
+        }
+        settings |= {"optimizer": _describe_optimizer(trainer), "max_steps": trainer.max_steps}
+    return yaml.safe_dump(
+        without_secrets(settings),
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
+    )
+
+
+def _describe_optimizer(trainer: Any) -> dict[str, Any]:
+    (optimizer,) = trainer.optimizers
+    group = optimizer.param_groups[0]
+    return {"class_path": type(optimizer).__name__, "lr": group.get("initial_lr", group["lr"])}

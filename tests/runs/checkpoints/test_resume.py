@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import re
+import zipfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from forked import run_in_processes
+
+from lit_grpo.__main__ import main
+from lit_grpo.runs.checkpoints.files import link_last
+from lit_grpo.runs.checkpoints.resume import (
+    find_checkpoint,
+    refuse_unfit,
+    refuse_unlike,
+    refuse_used,
+)
+from lit_grpo.runs.files.events import read_events
+from lit_grpo.types import UserError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def touch(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({}, path)
+
+
+def test_a_checkpoint_is_found_by_path_and_as_the_last_of_the_run(here):
+    touch(here / "run" / "checkpoints" / "last.ckpt", here / "other.ckpt")
+    assert find_checkpoint("last", here / "run") == str(here / "run/checkpoints/last.ckpt")
+    assert find_checkpoint("other.ckpt", here / "run") == "other.ckpt"
+    with pytest.raises(ValueError, match="has no checkpoint to go on from"):
+        find_checkpoint("last", here / "empty")
+    with pytest.raises(ValueError, match=r"none\.ckpt: no such checkpoint"):
+        find_checkpoint("none.ckpt", here / "run")
+
+
+def test_a_damaged_checkpoint_with_a_link_to_it_is_read_and_named_once(here, caplog):
+    intact, damaged = (here / "run/checkpoints" / f"step_{n}.ckpt" for n in (1, 2))
+    touch(intact, damaged)
+    link_last(damaged)
+    damaged.write_bytes(damaged.read_bytes()[:-10])
+    assert find_checkpoint("last", here / "run") == str(intact)
+    (message,) = caplog.messages
+    assert message == f"{damaged} is damaged and passed over: it was not written to its end"
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_newest_intact_one_is_the_last(here, caplog):
+    intact, damaged = (here / "run/checkpoints" / name for name in ("step=1.ckpt", "last.ckpt"))
+    touch(intact, damaged)
+    damaged.write_bytes(damaged.read_bytes()[:-10])
+    assert find_checkpoint("last", here / "run") == str(intact)
+    assert "last.ckpt is damaged" in caplog.text
+    (event,) = read_events(here / "run")
+    assert (event.kind, event.cause) == ("warning", "checkpoint_damaged")
+    assert event.message == (
+        "last.ckpt is damaged: it was not written to its end. The run goes on from step=1.ckpt."
+    )
+    with pytest.raises(ValueError, match=r"last\.ckpt is damaged: .* Set ckpt_path to last"):
+        find_checkpoint(str(damaged), here / "run")
+    intact.unlink()
+    with pytest.raises(ValueError, match="has no intact checkpoint to go on from"):
+        find_checkpoint("last", here / "run")
+
+
+def test_auto_is_the_last_one_or_none_where_there_is_none(here):
+    assert find_checkpoint("auto", here / "run") is None
+    last = here / "run/checkpoints/last.ckpt"
+    touch(last)
+    assert find_checkpoint("auto", here / "run") == str(last)
+
+
+def test_auto_refuses_a_run_whose_checkpoints_are_all_damaged_and_names_the_ways_out(here):
+    torn, link = (here / "run/checkpoints" / name for name in ("step_1.ckpt", "last.ckpt"))
+    touch(torn)
+    link.symlink_to(torn.name)
+    torn.write_bytes(b"torn")
+    ways = (
+        r"Put an intact copy .* in ckpt_path; to start again move .*run away, or set another run_d"
+    )
+    with pytest.raises(
+        UserError, match=rf"\(step_1.ckpt: it was not written to its end\)\. {ways}"
+    ):
+        find_checkpoint("auto", here / "run")  # starting again would overwrite the run
+    torn.unlink()
+    with pytest.raises(UserError, match=r"\(last.ckpt: the file that it names is gone\)\. Put"):
+        find_checkpoint("auto", here / "run")
+
+
+def test_auto_with_damaged_checkpoints_only_ends_with_exit_code_2_and_changes_nothing(here, capsys):
+    torn = here / "run/checkpoints/step_000001.ckpt"
+    touch(torn)
+    torn.write_bytes(b"torn")
+    (here / "run/metrics.csv").write_text("step,seconds\n0,1\n")
+    arguments = ["fit", "--config", "debug", "--run_dir", "run", "--ckpt_path", "auto"]
+    assert main(arguments) == 2
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("error: ")]
+    assert "step_000001.ckpt: it was not written to its end" in line
+    assert (here / "run/metrics.csv").read_text() == "step,seconds\n0,1\n"
+    assert torn.read_bytes() == b"torn"
+
+
+def test_a_directory_of_a_run_or_a_model_is_no_checkpoint(here):
+    (here / "run/final").mkdir(parents=True)
+    with pytest.raises(ValueError, match="is a directory: ckpt_path must be .* lit-grpo fit runs"):
+        find_checkpoint("run/final", here / "run")
+    for part in ("meta.pt", ".metadata"):  # a sharded one
+        (here / "run/final" / part).touch()
+    assert find_checkpoint("run/final", here / "run") == "run/final"
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "final.safetensors", "data.zip"])
+def test_a_file_of_another_kind_is_no_checkpoint_rather_than_a_damaged_one(name, here, capsys):
+    Path("my.yaml").write_text(
+        "model: {policy: {path: x}, rewards: [MathReward]}\ndata: AdditionData"
+    )
+    Path(name).write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    if name == "data.zip":
+        with zipfile.ZipFile(name, "w") as archive:
+            archive.writestr("train.jsonl", "{}")
+    assert main(["fit", "--config=my.yaml", "--ckpt_path", name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {name} is no checkpoint: ckpt_path must be a checkpoint, such")
+    assert "for data set data.train" in line
+
+
+def test_a_torn_checkpoint_of_any_name_is_damaged(here):
+    touch(here / "best.pt")
+    (here / "best.pt").write_bytes((here / "best.pt").read_bytes()[:-10])
+    with pytest.raises(ValueError, match=r"best\.pt is damaged"):
+        find_checkpoint("best.pt", here / "run")
+
+
+def test_a_checkpoint_of_another_kind_of_training_is_refused(here):
+    grpo, sft, other = (str(here / "run/checkpoints" / name) for name in ("a.ckpt", "b.ckpt", "c"))
+    touch(Path(grpo))
+    torch.save({"loops": {}, "rollout_step": 3}, grpo)
+    torch.save({"loops": {}}, sft)
+    torch.save({"state_dict": {}}, other)
+    for path in (grpo, other, str(here / "nowhere")):
+        refuse_unfit(path, is_grpo=True)
+    refuse_unfit(sft, is_grpo=False)
+    with pytest.raises(ValueError, match=r"written by lit-grpo sft.*policy.path to .*/final"):
+        refuse_unfit(sft, is_grpo=True)
+    with pytest.raises(ValueError, match="written by lit-grpo fit"):
+        refuse_unfit(grpo, is_grpo=False)
+
+
+@pytest.mark.parametrize("left", ["metrics.csv", "checkpoints/last.ckpt"])
+def test_a_new_run_in_a_directory_with_results_is_refused(left, here):
+    touch(here / "run" / "config.yaml", here / "run" / "run.log")
+    refuse_used(here / "run", "resume it so")
+    touch(here / "run" / left)
+    with pytest.raises(ValueError, match="already holds a run, .* Resume it: resume it so"):
+        refuse_used(here / "run", "resume it so")
+
+
+def go_on(store: Path, checkpoints: list[Path | None], rank: int) -> str:
+    """Return the error of a rank that goes on from its checkpoint; empty if there is none."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
+    )
+    try:
+        refuse_unlike(checkpoints[rank])
+    except UserError as error:
+        return str(error)
+    finally:
+        torch.distributed.destroy_process_group()
+    return ""
+
+
+def test_ranks_that_would_go_on_from_different_checkpoints_are_refused(here):
+    one, copy, older = (here / name / "step_000007.ckpt" for name in ("one", "copy", "older"))
+    touch(one, copy, older.with_name("step_000006.ckpt"))
+    (one.parent / "last.ckpt").symlink_to(one.name)
+    cases = {
+        "both new": ([None, None], ""),
+        "copied": ([one.parent / "last.ckpt", copy], ""),
+        "one is new": ([one, None], r"step_000007.ckpt of [\d,]+ bytes, rank 1 on .*: none \("),
+        "one is older": ([one, older.with_name("step_000006.ckpt")], "step_000006.ckpt of"),
+    }
+    for name, (checkpoints, expected) in cases.items():
+        ranks = (partial(go_on, here / name, checkpoints, rank) for rank in (0, 1))
+        errors = run_in_processes(*ranks)
+        assert errors[0] == errors[1]
+        assert bool(errors[0]) == bool(expected), name
+        assert re.search(expected, errors[0]), name

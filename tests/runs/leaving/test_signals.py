@@ -1,0 +1,283 @@
+"""Runs that a signal ends, in this process and in real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from forked import FORK
+from forked_ranks import Forked, Importer
+from lightning.pytorch.callbacks import Callback
+from toy_rollouts import fit, outputs, rollouts
+from worker_processes import wait_until
+
+from lit_grpo.callbacks import Checkpoints
+from lit_grpo.runs.leaving import signals
+from lit_grpo.runs.leaving.signals import LAUNCHERS, SIGNALS, StopOnSignal, leave_on_signal
+from lit_grpo.stopping import get_stop_reason, stop_run
+from lit_grpo.types import StopReason
+
+STEP = outputs(rollouts([[0.0, 1.0]]))
+
+RUN = """
+import sys, time
+from pathlib import Path
+from toy_rollouts import fit, outputs, rollouts
+from lit_grpo.callbacks import Checkpoints
+from lit_grpo.runs.leaving.signals import StopOnSignal
+from lit_grpo.stopping import get_stop_reason
+
+run_dir = Path(sys.argv[1])
+
+def step(number):
+    if number:
+        (run_dir / "started").touch()
+        while not (run_dir / "go").exists():
+            time.sleep(0.02)
+    return outputs(rollouts([[0.0, 1.0]]))
+
+callbacks = [StopOnSignal(), Checkpoints(dirpath=str(run_dir / "checkpoints"))]
+trainer = fit(step, callbacks, steps=4, **OPTIONS)
+reason = get_stop_reason(trainer)
+sys.stdout.write(f"steps {trainer.global_step} {reason.message if reason else 'done'}\\n")
+sys.exit(reason.exit_code if reason else 0)
+"""
+
+
+@contextmanager
+def in_second_step(
+    importer: Importer, run_dir: Path, *, num_ranks: int = 1, options: str = "{}"
+) -> Iterator[Forked]:
+    """Start a run in a process and wait until it is in its second step."""
+    script = run_dir / "run.py"
+    script.write_text(RUN.replace("OPTIONS", options))
+    words = [str(num_ranks), str(script), str(run_dir)]
+    with importer.running(words, run_dir, program="forked_program") as started:
+        (process,) = started.processes
+        wait_until(lambda: process.poll() is not None or (run_dir / "started").exists(), 200)
+        assert process.poll() is None, said(run_dir)
+        yield process
+
+
+def said(run_dir: Path) -> str:
+    return (run_dir / "said.txt").read_text()
+
+
+def saved(run_dir: Path) -> dict:
+    return torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum, capfd):
+    def step(number):
+        if number == 1:
+            os.kill(os.getpid(), signum)
+        return STEP
+
+    trainer = fit(
+        step, [StopOnSignal(), Checkpoints(dirpath=str(tmp_path / "checkpoints"))], steps=4
+    )
+    reason = get_stop_reason(trainer)
+    assert reason.exit_code == 128 + signum
+    assert f"Ended by {signum.name} after 2 rollout steps." in reason.message
+    assert f"{signum.name}: ending with a checkpoint" in capfd.readouterr().err
+    assert saved(tmp_path)["global_step"] == trainer.global_step == 2
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == [
+        "last.ckpt",
+        "step_000001.ckpt",
+        "step_000001.ckpt.json",
+        "step_000002.ckpt",
+        "step_000002.ckpt.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "soon", "later"),
+    [(None, 0.05, 0.4), ("TORCHELASTIC_RUN_ID", 0.4, 0.6), ("SLURM_JOB_ID", 0.4, 0.6)],
+)
+def test_a_second_signal_soon_is_the_same_request_and_a_later_one_ends_the_process(
+    launcher, soon, later, monkeypatch
+):
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    if launcher is not None:
+        monkeypatch.setenv(launcher, "1")
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda pid, signum: sent.append((pid, signum)))
+    monkeypatch.setattr(signal, "signal", lambda signum, handler: sent.append((signum, handler)))
+    now = iter([10.0, 10.0 + soon, 10.0 + later])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    callback = StopOnSignal()
+    callback._receive(signal.SIGTERM, None)
+    callback._receive(signal.SIGINT, None)
+    assert (callback.received, sent) == (signal.SIGTERM, [])
+    callback._receive(signal.SIGTERM, None)
+    assert sent == [(signal.SIGTERM, signal.SIG_DFL), (os.getpid(), signal.SIGTERM)]
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_real_process_at_once_without_a_checkpoint(tmp_path, importer):
+    with in_second_step(importer, tmp_path) as process:
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: "ending with a checkpoint" in said(tmp_path))
+        time.sleep(1.2)  # what comes within half a second is the same request
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(200) == -signal.SIGTERM
+    assert not list(tmp_path.glob("checkpoints/step_000002*"))
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_ends_all_ranks(tmp_path, importer):
+    options = "{'strategy': 'ddp', 'devices': 2}"
+    with in_second_step(importer, tmp_path, num_ranks=2, options=options) as process:
+        (rank_1,) = children_of(process.pid)
+        os.kill(rank_1, signal.SIGTERM)
+        (tmp_path / "go").touch()
+        assert process.wait(200) == 128 + signal.SIGTERM
+    assert said(tmp_path).count("steps 2 Ended by SIGTERM after 2 rollout steps.") == 2
+    assert saved(tmp_path)["global_step"] == 2
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_signal_does_not_replace_an_earlier_reason_to_stop(tmp_path):
+    reason = StopReason(exit_code=7, message="first")
+
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            stop_run(trainer, reason)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = fit(lambda step: STEP, [Stop(), StopOnSignal()], steps=3)
+    assert trainer.global_step == 1
+    assert get_stop_reason(trainer) == reason
+
+
+def test_the_handlers_are_there_until_the_end_and_then_those_of_before(tmp_path):
+    before = [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)]
+    during = []
+
+    class Look(Callback):
+        def on_save_checkpoint(self, *args):
+            during.append(signal.getsignal(signal.SIGINT))
+
+    callbacks = [StopOnSignal(), Checkpoints(dirpath=str(tmp_path)), Look()]
+    fit(lambda step: STEP, callbacks, steps=2)
+    assert during
+    assert not set(during) & set(before)
+    assert [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+class NoLauncher:
+    strategy = type("Strategy", (), {"launcher": None})
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_signal_before_the_training_leaves_at_once_and_says_so(signum, capfd):
+    before = [signal.getsignal(one) for one in SIGNALS]
+
+    def load():
+        with leave_on_signal(NoLauncher()):
+            os.kill(os.getpid(), signum)
+            time.sleep(60)
+
+    with pytest.raises(SystemExit) as leave:
+        load()
+    assert leave.value.code == 128 + signum
+    wait_until(lambda: f"{signum.name}: ending now, without" in capfd.readouterr().err)
+    assert signal.set_wakeup_fd(-1) == -1
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+
+
+def test_a_signal_to_a_forked_process_is_not_one_to_the_run(capfd):
+    with leave_on_signal(NoLauncher()):
+        child = FORK.Process(target=time.sleep, args=(60,))
+        child.start()
+        child.terminate()
+        child.join(60)
+        time.sleep(0.3)
+    assert child.exitcode == -signal.SIGTERM
+    assert "ending now" not in capfd.readouterr().err
+
+
+def swallow_what_a_handler_raises() -> None:
+    signals.LEAVE_SECONDS = 0.2
+    with leave_on_signal(NoLauncher()):
+        pid = os.getpid()
+        while True:  # as a library might
+            try:
+                if pid:
+                    pid = os.kill(pid, signal.SIGTERM)
+                time.sleep(1)
+            except BaseException:
+                pid = None
+
+
+def test_a_process_that_does_not_leave_at_a_signal_is_ended(capfd):
+    stuck = FORK.Process(target=swallow_what_a_handler_raises)
+    stuck.start()
+    stuck.join(120)
+    assert stuck.exitcode == 128 + signal.SIGTERM
+    assert "SIGTERM: ending now" in capfd.readouterr().err
+
+
+LOADING = """
+import sys, time
+from pathlib import Path
+from lightning.pytorch.callbacks import Callback
+from small_runs import make_module
+from lit_grpo import AdditionData, Trainer
+
+class Hold(Callback):
+    def hold(self, *args, **kwargs):
+        Path("held").touch()
+        time.sleep(600)
+
+setattr(Hold, sys.argv[1], Hold.hold)
+data = AdditionData(1, train_size=8, validation_size=8, prompts_per_step=2)
+settings = {"accelerator": "cpu", "num_sanity_val_steps": 1, "limit_val_batches": 1}
+Trainer("run", max_steps=2, callbacks=[Hold()], **settings).fit(make_module(), data)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hook", "signum"),
+    [
+        ("setup", signal.SIGTERM),
+        ("setup", signal.SIGINT),
+        ("on_sanity_check_start", signal.SIGTERM),
+        ("on_sanity_check_start", signal.SIGUSR1),
+        ("on_fit_start", signal.SIGUSR1),
+    ],
+)
+def test_a_run_that_loads_or_checks_its_validation_leaves_at_a_signal(
+    hook, signum, tmp_path, importer
+):
+    (tmp_path / "load.py").write_text(LOADING)
+    with importer.running(["1", "load.py", hook], tmp_path, program="forked_program") as started:
+        (process,) = started.processes
+        wait_until((tmp_path / "held").exists, 120)
+        process.send_signal(signum)
+        assert process.wait(60) == 128 + signum, said(tmp_path)
+    assert f"{signum.name}: ending now, without a new checkpoint." in said(tmp_path)
+    assert "Traceback" not in said(tmp_path)
+    assert f"Ended by {signum.name}" in (tmp_path / "run/run.log").read_text()
+    assert not (tmp_path / "run/events.jsonl").exists()
+
+
+def test_a_crash_restores_the_handlers():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ZeroDivisionError):
+        fit(lambda step: 1 // 0, [StopOnSignal()], steps=2)
+    assert signal.getsignal(signal.SIGINT) is before

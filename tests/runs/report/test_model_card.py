@@ -1,0 +1,170 @@
+"""The model card, after small runs of the command line and of the Python trainer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import pandas as pd
+import pytest
+import yaml
+from cli_base import BASE
+from huggingface_hub import ModelCard
+from run_logs import close_logs, workplace
+from small_runs import make_module, make_trainer
+from tiny import tiny_policy
+
+from lit_grpo import AdditionData, PromptData, SFTModule, Trainer
+from lit_grpo.__main__ import main
+from lit_grpo.data import MixtureData, MixtureSource
+from lit_grpo.policy import LoRA, Policy
+from lit_grpo.policy.byte_tokenizer import byte_tokenizer
+from lit_grpo.rollout import Sampling
+from lit_grpo.runs.report.model_card import without_secrets, write_model_card
+
+
+def fit(run_dir, module, data=None):
+    data = data or AdditionData(1, train_size=4, validation_size=2, prompts_per_step=2)
+    settings = {"accelerator": "cpu", "enable_progress_bar": False, "max_steps": 2}
+    try:
+        Trainer(run_dir, **settings).fit(module, data)
+    finally:
+        close_logs()
+    return ModelCard.load(run_dir / "final/README.md")
+
+
+@pytest.fixture(scope="module")
+def commanded(tmp_path_factory):
+    """A run of the command line with an evaluation before and after its two steps."""
+    root = tmp_path_factory.mktemp("commanded")
+    (root / "run.yaml").write_text(yaml.safe_dump(BASE))
+    options = ["--model.evaluation.before_training=true", "--trainer.val_check_interval=2"]
+    options += ["--trainer.check_val_every_n_epoch=null", "--run_dir=run"]
+    with workplace(root):
+        assert main(["fit", "--config=run.yaml", *options]) == 0
+    return root / "run", ModelCard.load(root / "run/final/README.md")
+
+
+@pytest.fixture(scope="module")
+def base_model(tmp_path_factory):
+    """A model directory whose card names a model on the Hub."""
+    directory = tmp_path_factory.mktemp("base")
+    tiny_policy().save_pretrained(directory)
+    (directory / "README.md").write_text("---\nbase_model: someone/tiny\n---\n\nAfter SFT.\n")
+    return directory
+
+
+def settings(card):
+    return yaml.safe_load(re.search(r"````yaml\n(.*?)````", card.text, re.DOTALL)[1])
+
+
+def results(card):
+    rows = re.findall(r"^\| ([\w -]+) \| ([\d.]+) \| ([\d.]+|–) \|$", card.text, re.MULTILINE)
+    return {name: (float(first), float(last.replace("–", "nan"))) for name, first, last in rows}
+
+
+def test_the_card_of_a_command_has_its_method_rewards_data_and_whole_config(commanded):
+    run_dir, card = commanded
+    assert card.data.library_name == "transformers"
+    assert card.data.tags == ["lit-grpo", "grpo"]
+    assert card.data.base_model is None
+    assert "# GRPO from a llama model with random weights" in card.text
+    assert "- **Method:** GRPO: groups of 2, surrogate clip" in card.text
+    assert "- **Rewards:** math\n" in card.text
+    assert "- **Data:** AdditionData\n" in card.text
+    assert settings(card) == yaml.safe_load((run_dir / "config.yaml").read_text())
+
+
+def test_the_results_are_the_first_and_the_last_of_the_run(commanded):
+    run_dir, card = commanded
+    metrics = pd.read_csv(run_dir / "metrics.csv")
+    for name, metric in {"Held-out accuracy": "val/accuracy", "Reward": "reward/mean"}.items():
+        values = metrics[metric].dropna()
+        assert results(card)[name] == pytest.approx((values.iloc[0], values.iloc[-1]), abs=1e-3)
+
+
+def test_the_code_of_the_card_loads_the_model(commanded, monkeypatch):
+    run_dir, card = commanded
+    monkeypatch.chdir(run_dir / "final")
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1], names)
+    assert names["model"].config.model_type == "llama"
+    assert names["tokenizer"]("1+1=")["input_ids"] == byte_tokenizer()("1+1=")["input_ids"]
+
+
+def test_without_a_config_the_card_shows_the_settings_of_the_module(tmp_path):
+    card = fit(tmp_path, make_module(group_size=2))
+    shown = settings(card)
+    assert shown["group_size"] == 2
+    assert shown["objective"]["surrogate"] == "clip"
+    assert shown["optimizer"] == {"class_path": "SGD", "lr": 1.0}
+    assert shown["max_steps"] == 2
+    assert "- **Rewards:** share_of_low_bytes\n" in card.text
+    assert "Reward" in results(card)
+
+
+def test_rows_given_in_python_are_counted_and_not_copied_into_the_card(tmp_path):
+    rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(4)]
+    card = fit(tmp_path, make_module(group_size=2), PromptData(train=rows, prompts_per_step=2))
+    assert "- **Data:** PromptData: 4 rows given in Python\n" in card.text
+    assert "2+1=" not in card.text
+
+
+def test_the_sources_of_a_mixture_are_listed(tmp_path):
+    rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(4)]
+    sources = {"sums": AdditionData(1, train_size=4, validation_size=2), "own": PromptData(rows)}
+    data = MixtureData(
+        {name: MixtureSource(data=one) for name, one in sources.items()}, prompts_per_step=2
+    )
+    card = fit(tmp_path, make_module(group_size=2), data)
+    own = "own = PromptData: 4 rows given in Python"
+    assert f"- **Data:** MixtureData: sums = AdditionData; {own}\n" in card.text
+
+
+def test_sft_is_named_and_has_no_reward(tmp_path, base_model):
+    sampling = Sampling(max_tokens=8)
+    card = fit(tmp_path, SFTModule(Policy(str(base_model)), sampling=sampling))
+    assert card.data.tags == ["lit-grpo", "sft"]
+    assert card.data.base_model == "someone/tiny"
+    assert f"- **Start:** {base_model}\n" in card.text
+    assert "Reward" not in card.text
+    assert results(card).keys() == {"Held-out accuracy", "SFT loss"}
+
+
+def test_an_adapter_names_its_package_and_base(tmp_path, base_model):
+    settings = {"architecture": None, "path": str(base_model), "merge_lora": False}
+    module = make_module(group_size=2, policy=settings | {"lora": LoRA(rank=4)})
+    card = fit(tmp_path, module)
+    assert card.data.library_name == "peft"
+    assert card.data.base_model == "someone/tiny"
+    assert "- **Adapter:** LoRA of rank 4\n" in card.text
+    assert "the package `peft`" in card.text
+
+
+def test_a_card_that_cannot_be_made_is_a_warning(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="lit_grpo"):
+        write_model_card(tmp_path, tmp_path, make_trainer(), module=None)
+    assert "no model card was written (AttributeError" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+def test_secrets_are_removed_and_other_settings_are_not():
+    kept = {
+        "secret_variable": "OPENAI_API_KEY",
+        "max_tokens": 6,
+        "stop_token_ids": [1, 2],
+        "tokenizer": "someone/tiny",
+        "auth": "key",
+        "base_url": "https://judge.example/v1",
+    }
+    secret = {
+        "env": {"HF_TOKEN": "hf_1"},
+        "flags": {"api-key": "sk-1"},
+        "extra_body": {"headers": {"Authorization": "Bearer sk-2"}, "api_keys": ["sk-3"]},
+        "urls": ["https://user:sk-4@judge.example/v1?sig=sk-5"],
+    }
+    shown = without_secrets(kept | secret)
+    assert {name: shown[name] for name in kept} == kept
+    assert not re.search("hf_1|sk-", json.dumps(shown))
+    assert shown["urls"] == ["https://judge.example/v1"]
