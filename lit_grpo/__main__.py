@@ -147,7 +147,7 @@ def run_without_config(command: str, arguments: list[str]) -> int:
 
             return precompute(arguments)
         if command == "analyze":
-            from lit_grpo.cli.analyze import analyze
+            from lit_grpo.cli.analyze.command import analyze
 
             return analyze(arguments)
         if command == "checkpoints":

@@ -20,8 +20,6 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.cli.command_line import CommandLine, process_rank
 from lit_grpo.cli.commands import CHECKING, PLANNING, REWARD_COMMANDS, TRAINING
-from lit_grpo.cli.configs import read_invocation
-from lit_grpo.cli.environment import log_overridden
 from lit_grpo.cli.errors import (
     broken_import,
     constructor_error,
@@ -29,7 +27,9 @@ from lit_grpo.cli.errors import (
     reworded,
 )
 from lit_grpo.cli.help import print_all_keys
-from lit_grpo.cli.reward_commands import run_reward_command
+from lit_grpo.cli.parsing.configs import read_invocation
+from lit_grpo.cli.parsing.environment import log_overridden
+from lit_grpo.cli.rewards.commands import run_reward_command
 from lit_grpo.cli.run_dir import choose_run_dir, where_started, with_run
 from lit_grpo.diagnostics.errors import describe_full_disk
 from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory

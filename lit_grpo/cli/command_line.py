@@ -30,16 +30,21 @@ from lit_grpo.cli.commands import (
     describe,
     usage,
 )
-from lit_grpo.cli.config_changes import Change, find_changes, refuse_changes, refuse_seed_alone
-from lit_grpo.cli.configs import Invocation
-from lit_grpo.cli.environment import override
 from lit_grpo.cli.errors import broken_import
 from lit_grpo.cli.options import OPTIONS
-from lit_grpo.cli.parser import HelpFormatter, Parser
-from lit_grpo.cli.parser_errors import explain_interpolation
-from lit_grpo.cli.reward_functions import take_functions
-from lit_grpo.cli.training_kind import choose_model
-from lit_grpo.cli.untyped import refuse_missing
+from lit_grpo.cli.parsing.config_changes import (
+    Change,
+    find_changes,
+    refuse_changes,
+    refuse_seed_alone,
+)
+from lit_grpo.cli.parsing.configs import Invocation
+from lit_grpo.cli.parsing.environment import override
+from lit_grpo.cli.parsing.parser import HelpFormatter, Parser
+from lit_grpo.cli.parsing.parser_errors import explain_interpolation
+from lit_grpo.cli.parsing.reward_functions import take_functions
+from lit_grpo.cli.parsing.training_kind import choose_model
+from lit_grpo.cli.parsing.untyped import refuse_missing
 from lit_grpo.runs.checkpoints.resume import (
     find_checkpoint,
     refuse_unfit,

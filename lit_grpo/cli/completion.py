@@ -17,10 +17,10 @@ from jsonargparse import capture_parser
 from lit_grpo.cli.app import import_plugins
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.commands import ARGUMENTS, COMMANDS, WITHOUT_CONFIG
-from lit_grpo.cli.configs import read_invocation
 from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.options import OPTIONS
-from lit_grpo.cli.type_hints import class_names
+from lit_grpo.cli.parsing.configs import read_invocation
+from lit_grpo.cli.parsing.type_hints import class_names
 from lit_grpo.runs.trainer import silence_chatter
 from lit_grpo.stopping import ExitCode
 

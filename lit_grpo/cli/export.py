@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from lit_grpo.cli.configs import read_config
+from lit_grpo.cli.parsing.configs import read_config
 from lit_grpo.policy import Policy
 from lit_grpo.runs.checkpoints.files import read_checkpoint
 from lit_grpo.runs.files.space import warn_of_space

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from lit_grpo.cli.commands import describe, usage
-from lit_grpo.cli.keys import main_keys
 from lit_grpo.cli.options import OPTIONS
+from lit_grpo.cli.parsing.keys import main_keys
 from lit_grpo.runs.tables import open_console
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-    from lit_grpo.cli.configs import Invocation
+    from lit_grpo.cli.parsing.configs import Invocation
 
 
 def print_help(command: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from lit_grpo.cli.commands import RESUMING, TRAINING
-from lit_grpo.cli.configs import Invocation
+from lit_grpo.cli.parsing.configs import Invocation
 from lit_grpo.runs.checkpoints.files import last_checkpoint
 from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.types import UserError

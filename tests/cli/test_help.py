@@ -7,7 +7,7 @@ import yaml
 from cli_base import BASE
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.keys import main_keys
+from lit_grpo.cli.parsing.keys import main_keys
 
 PROMPTS = {"class_path": "PromptData", "init_args": {"train": None}}
 WITHOUT_DEFAULT = {"model.policy.path", "model.rewards", "model.engine", "data", "run_dir"}

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lit_grpo.cli.configs import read_invocation
+from lit_grpo.cli.parsing.configs import read_invocation
 from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE, choose_run_dir, next_run_dir
 
 

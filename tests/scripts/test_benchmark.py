@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lit_grpo.cli.configs import find_config, read_config
+from lit_grpo.cli.parsing.configs import find_config, read_config
 
 pytest.importorskip("trl")
 accuracy, parts, processes, results, steps, workloads = (

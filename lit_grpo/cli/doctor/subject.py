@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.doctor.findings import Once
-from lit_grpo.cli.reward_commands import read_prompts
+from lit_grpo.cli.rewards.commands import read_prompts
 from lit_grpo.data import TrainingLoader
 from lit_grpo.policy.loading import max_positions
 from lit_grpo.rewards import JudgedReward, ProcessReward, Reward

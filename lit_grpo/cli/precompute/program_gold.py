@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from jsonargparse import ArgumentError, ArgumentParser
 
-from lit_grpo.cli.parser_errors import explain
+from lit_grpo.cli.parsing.parser_errors import explain
 from lit_grpo.cli.precompute.gold_cache import CheckedAnswers
 from lit_grpo.cli.precompute.perturb import stated, with_answer, wrong_answers
 from lit_grpo.cli.prepare.join_gold import Checked, check_key

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import track
 
-from lit_grpo.cli.reward_changes import Comparison, Row, print_changes
-from lit_grpo.cli.reward_trial import failed_in_all, find_unreported, report_failures
+from lit_grpo.cli.rewards.changes import Comparison, Row, print_changes
+from lit_grpo.cli.rewards.trial import failed_in_all, find_unreported, report_failures
 from lit_grpo.runs.files.completions import (
     completions_table,
     files_by_step,

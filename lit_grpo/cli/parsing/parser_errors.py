@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from lit_grpo.cli.configs import REWARDS
 from lit_grpo.cli.errors import broken_import, did_you_mean, one_line
-from lit_grpo.cli.keys import KEYS, SECTIONS
-from lit_grpo.cli.training_kind import keys_of_grpo
-from lit_grpo.cli.type_hints import (
+from lit_grpo.cli.parsing.configs import REWARDS
+from lit_grpo.cli.parsing.keys import KEYS, SECTIONS
+from lit_grpo.cli.parsing.training_kind import keys_of_grpo
+from lit_grpo.cli.parsing.type_hints import (
     class_names,
     classes,
     has_default,

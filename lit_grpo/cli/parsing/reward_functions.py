@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from lit_grpo.cli.configs import REWARDS
+from lit_grpo.cli.parsing.configs import REWARDS
 from lit_grpo.rewards import Reward
 
 _COLON = re.compile(r"[\w./~-]+:[A-Za-z_]\w*")

@@ -13,7 +13,7 @@ from cli_base import BASE
 from run_logs import workplace
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.config_changes import Change, find_changes
+from lit_grpo.cli.parsing.config_changes import Change, find_changes
 
 RUN = "runs/base/0"
 

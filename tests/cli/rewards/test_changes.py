@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_grpo.cli.reward_changes import (
+from lit_grpo.cli.rewards.changes import (
     Comparison,
     best_completion_changed,
     changed_most,

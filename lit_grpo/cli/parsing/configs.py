@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 import yaml
 
 from lit_grpo.cli.commands import BUNDLED, bundled_configs
-from lit_grpo.cli.config_checks import (
+from lit_grpo.cli.errors import did_you_mean
+from lit_grpo.cli.parsing.config_checks import (
     refuse_beside,
     refuse_empty,
     refuse_mapping,
@@ -25,7 +26,6 @@ from lit_grpo.cli.config_checks import (
     refuse_repeated_keys,
     refuse_secrets,
 )
-from lit_grpo.cli.errors import did_you_mean
 from lit_grpo.types import UserError
 
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|-inf", re.IGNORECASE)

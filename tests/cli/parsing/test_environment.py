@@ -11,7 +11,7 @@ from judge_server import JudgeServer, judges
 from tiny import LLAMA
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.environment import override
+from lit_grpo.cli.parsing.environment import override
 
 REWARD = "lit_grpo.rewards.judged.alignment.RubricAlignmentReward"
 DATA = "lit_grpo.data.rubric.RubricData"

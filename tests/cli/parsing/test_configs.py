@@ -4,7 +4,7 @@ import pytest
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.commands import BUNDLED, bundled_configs
-from lit_grpo.cli.configs import find_config, read_invocation
+from lit_grpo.cli.parsing.configs import find_config, read_invocation
 from lit_grpo.types import UserError
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lit_grpo.cli.analysis import Lengths, Measures, as_dict, measure
+from lit_grpo.cli.analyze.measures import Lengths, Measures, as_dict, measure
+from lit_grpo.cli.analyze.scored_rows import Measure, ScoredRows, read_scored_rows
 from lit_grpo.cli.file_options import parse_run_and_keys
 from lit_grpo.cli.places import check_place
 from lit_grpo.cli.prepare.tables import copies_in_words
-from lit_grpo.cli.scored_rows import Measure, ScoredRows, read_scored_rows
 from lit_grpo.judge.client import CHARACTERS_PER_TOKEN
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
@@ -38,7 +38,7 @@ def analyze(arguments: Sequence[str]) -> int:
     if path.suffix == ".parquet":  # the file of a split
         given.split = path.stem
     if given.policy is not None:
-        from lit_grpo.cli.pass_rates import write_pass_rates
+        from lit_grpo.cli.analyze.pass_rates import write_pass_rates
 
         if code := write_pass_rates(given, keys):
             return code
@@ -62,7 +62,7 @@ def analyze(arguments: Sequence[str]) -> int:
     else:
         _print(found, measured, threshold, unit)
     if given.picture is not None:
-        from lit_grpo.cli.pictures import draw_rows
+        from lit_grpo.cli.analyze.pictures import draw_rows
 
         draw_rows(found, threshold, unit, Path(given.picture))
         if not given.json:

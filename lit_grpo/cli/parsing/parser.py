@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 from jsonargparse import DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_grpo.cli.environment import override
-from lit_grpo.cli.parser_errors import explain, quote
-from lit_grpo.cli.untyped import Word, keep_texts, takes_any_text
+from lit_grpo.cli.parsing.environment import override
+from lit_grpo.cli.parsing.parser_errors import explain, quote
+from lit_grpo.cli.parsing.untyped import Word, keep_texts, takes_any_text
 from lit_grpo.types import UserError
 
 keep_texts()

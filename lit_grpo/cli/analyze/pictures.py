@@ -9,8 +9,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lit_grpo.cli.analysis import NUM_BINS
-from lit_grpo.cli.scored_rows import ScoredRow, ScoredRows
+from lit_grpo.cli.analyze.measures import NUM_BINS
+from lit_grpo.cli.analyze.scored_rows import ScoredRow, ScoredRows
 from lit_grpo.runs.report.curves import (
     BLUE,
     GREEN,

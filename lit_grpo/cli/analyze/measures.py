@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_grpo.cli.scored_rows import ScoredRow, ScoredRows
+from lit_grpo.cli.analyze.scored_rows import ScoredRow, ScoredRows
 from lit_grpo.rewards.judged.base import agreement
 
 NUM_BINS = 20

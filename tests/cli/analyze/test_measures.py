@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lit_grpo.cli.analysis import Lengths, measure
-from lit_grpo.cli.scored_rows import ScoredRow, ScoredRows
+from lit_grpo.cli.analyze.measures import Lengths, measure
+from lit_grpo.cli.analyze.scored_rows import ScoredRow, ScoredRows
 
 
 def rows(*found):

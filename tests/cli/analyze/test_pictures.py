@@ -6,8 +6,8 @@ import pytest
 from prepared_data import write_prepared
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.pictures import draw_rows
-from lit_grpo.cli.scored_rows import ScoredRow, ScoredRows
+from lit_grpo.cli.analyze.pictures import draw_rows
+from lit_grpo.cli.analyze.scored_rows import ScoredRow, ScoredRows
 
 ROWS = [
     ScoredRow(source="sums", scores=(0.0, 1.0), pass_rate=0.5, prompt_length=4.0),

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.judge_check import check_judges
 from lit_grpo.cli.places import check_place
-from lit_grpo.cli.rescore import rescore
-from lit_grpo.cli.reward_trial import try_rewards
+from lit_grpo.cli.rewards.judge_check import check_judges
+from lit_grpo.cli.rewards.rescore import rescore
+from lit_grpo.cli.rewards.trial import try_rewards
 from lit_grpo.data import PromptDataModule, TrainingLoader
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.runs.checkpoints.files import read_checkpoint

@@ -17,7 +17,7 @@ from terminal import shown_in_terminal
 from tiny import prompt
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.judge_check import assess, gold_pairs, told_apart
+from lit_grpo.cli.rewards.judge_check import assess, gold_pairs, told_apart
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.types import Outcome, Score
 

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_grpo.cli.type_hints import type_name
+from lit_grpo.cli.parsing.type_hints import type_name
 from lit_grpo.types import UserError
 
 PREFIX = "REWARD_"

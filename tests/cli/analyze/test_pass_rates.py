@@ -20,7 +20,7 @@ from tiny import LLAMA
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli import pass_rates
+from lit_grpo.cli.analyze import pass_rates
 from lit_grpo.data import PromptData
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 

@@ -15,14 +15,14 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from lit_grpo.cli.analyze.sample_cache import SampleCache
+from lit_grpo.cli.analyze.scored_rows import HAS_GRADIENT, PASS_RATE
 from lit_grpo.cli.app import run
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.configs import Invocation, read_invocation
+from lit_grpo.cli.parsing.configs import Invocation, read_invocation
 from lit_grpo.cli.prepare.write import add_columns
-from lit_grpo.cli.reward_commands import find_prompts, grpo_module, load_policy
-from lit_grpo.cli.reward_trial import report_failures
-from lit_grpo.cli.sample_cache import SampleCache
-from lit_grpo.cli.scored_rows import HAS_GRADIENT, PASS_RATE
+from lit_grpo.cli.rewards.commands import find_prompts, grpo_module, load_policy
+from lit_grpo.cli.rewards.trial import report_failures
 from lit_grpo.data.prepared import HOLDOUT, PreparedDir, find_prepared
 from lit_grpo.objective.advantages import has_signal
 from lit_grpo.rewards.scoring import RewardFailed

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from lit_grpo.cli.keys import SECTIONS
+from lit_grpo.cli.parsing.keys import SECTIONS
 from lit_grpo.types import UserError
 
 ENVIRONMENT = re.compile(r"\$\{\s*oc\.env:\s*(\w+)")

@@ -9,7 +9,7 @@ import yaml
 from cli_base import BASE
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.reward_functions import with_functions
+from lit_grpo.cli.parsing.reward_functions import with_functions
 
 MODULE = """
 from lit_grpo.rewards import MathReward

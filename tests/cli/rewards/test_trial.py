@@ -17,7 +17,7 @@ from terminal import shown_in_terminal
 from tiny import completion, prompt
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.reward_trial import Trial, in_group_deviation, projected_seconds, summary_table
+from lit_grpo.cli.rewards.trial import Trial, in_group_deviation, projected_seconds, summary_table
 from lit_grpo.judge import Judge, Limits
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import JudgeReward, MathReward, Reward
@@ -352,7 +352,7 @@ def test_a_run_dir_that_cannot_be_written_is_refused_before_anything_is_sampled(
 ):
     (here / "base.yaml").write_text(yaml.safe_dump(BASE))
     monkeypatch.setattr(
-        "lit_grpo.cli.reward_commands.read_prompts", lambda cli: pytest.fail("read")
+        "lit_grpo.cli.rewards.commands.read_prompts", lambda cli: pytest.fail("read")
     )
     assert main(["rewards", "--config=base.yaml", "--run_dir=/proc/x"]) == 2
     assert "error: run_dir must be a place that can be written, got /proc/x (" in (
