@@ -1,6 +1,6 @@
 """Write the sweeps of ``lit-grpo plan`` into ``docs/scale.md`` and draw ``docs/scale.png``.
 
-Run it after a change of ``lit_grpo/cli/plan``:
+Run it after a change of ``lit_grpo/cli/estimate``:
 
     python scripts/scale.py
 """
@@ -16,12 +16,12 @@ from typing import Any
 
 from torch.optim import AdamW, Optimizer
 
+from lit_grpo.cli.estimate.devices import DEVICES, Cluster
+from lit_grpo.cli.estimate.memory_parts import UNDIVIDED, Estimate, estimate_memory
+from lit_grpo.cli.estimate.seconds import StepTime, estimate_seconds
+from lit_grpo.cli.estimate.setup import Sampler, Setup, make_setup
+from lit_grpo.cli.estimate.step import step_sizes
 from lit_grpo.cli.plan.command import limit_of
-from lit_grpo.cli.plan.devices import DEVICES, Cluster
-from lit_grpo.cli.plan.estimate import UNDIVIDED, Estimate, estimate_memory
-from lit_grpo.cli.plan.seconds import StepTime, estimate_seconds
-from lit_grpo.cli.plan.setup import Sampler, Setup, make_setup
-from lit_grpo.cli.plan.step import step_sizes
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.training import MasterAdamW, UpdateConfig
 

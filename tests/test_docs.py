@@ -364,10 +364,15 @@ def test_every_function_in_the_table_of_equations_exists():
 
 
 def tree() -> list[str]:
-    """The folders of the README's tree; a line may name several."""
+    """The lines of the README's tree."""
     (text,) = (block for block in blocks(README, "text") if block.startswith("lit_grpo/"))
+    return text.splitlines()
+
+
+def folders_of(lines: list[str]) -> list[str]:
+    """The folders of a tree; a line may name several."""
     folders, found = [""], []
-    for line in text.splitlines():
+    for line in lines:
         depth = (len(line) - len(line.lstrip())) // 2
         for name in takewhile(lambda word: word.endswith("/"), line.split()):
             folders[depth + 1 :] = [folders[depth] + name]
@@ -376,13 +381,13 @@ def tree() -> list[str]:
 
 
 def test_the_tree_has_every_folder_of_the_package_and_is_short():
-    found = tree()
-    assert len(found) <= 40
+    lines = tree()
+    assert len(lines) <= 40
     packages = {path.parent for path in (ROOT / "lit_grpo").rglob("__init__.py")}
     names = {f"{path.relative_to(ROOT).as_posix()}/" for path in packages}
     linked = ("lit_grpo/callbacks/", "lit_grpo/configs/", "lit_grpo/runs/report/page/")
     top = {"callbacks/", "configs/", "scripts/", "tests/", "docs/"}
-    assert set(found) == {name for name in names if not name.startswith(linked)} | top
+    assert set(folders_of(lines)) == {name for name in names if not name.startswith(linked)} | top
 
 
 def test_the_readme_is_short():

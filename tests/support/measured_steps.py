@@ -20,13 +20,13 @@ from small_runs import ShareOfLowBytes, make_trainer
 from tiny import prompt
 from torch.optim import AdamW
 
-from lit_grpo.cli.plan.calibration import measure_cpu
-from lit_grpo.cli.plan.config import _old_passes
-from lit_grpo.cli.plan.devices import Cluster, Device
-from lit_grpo.cli.plan.estimate import SAMPLING, SAVING, Part, estimate_memory
-from lit_grpo.cli.plan.seconds import StepTime, estimate_seconds
-from lit_grpo.cli.plan.setup import Sampler, Setup, make_setup
-from lit_grpo.cli.plan.step import step_sizes
+from lit_grpo.cli.estimate.calibration import measure_cpu
+from lit_grpo.cli.estimate.config import _old_passes
+from lit_grpo.cli.estimate.devices import Cluster, Device
+from lit_grpo.cli.estimate.memory_parts import SAMPLING, SAVING, Part, estimate_memory
+from lit_grpo.cli.estimate.seconds import StepTime, estimate_seconds
+from lit_grpo.cli.estimate.setup import Sampler, Setup, make_setup
+from lit_grpo.cli.estimate.step import step_sizes
 from lit_grpo.data import PromptLoader
 from lit_grpo.distributed import get_rank
 from lit_grpo.objective import KLTerm, Objective
@@ -128,7 +128,7 @@ def setup_of(case: dict[str, Any], device: Device | None = None) -> Setup:
         group_size=module.group_size,
         update=module.update,
     )
-    from lit_grpo.cli.plan.model_sizes import sizes_of
+    from lit_grpo.cli.estimate.model_sizes import sizes_of
 
     device = device or measure_cpu(sizes_of(outline), step.num_rows)
     return make_setup(

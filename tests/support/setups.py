@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lit_grpo.cli.plan.devices import DEVICES, Cluster, Device
-from lit_grpo.cli.plan.model_sizes import ModelSizes, OptimizerSizes
-from lit_grpo.cli.plan.setup import Setup
-from lit_grpo.cli.plan.sharding import SHARDINGS
-from lit_grpo.cli.plan.step import step_sizes
+from lit_grpo.cli.estimate.devices import DEVICES, Cluster, Device
+from lit_grpo.cli.estimate.model_sizes import ModelSizes, OptimizerSizes
+from lit_grpo.cli.estimate.setup import Setup
+from lit_grpo.cli.estimate.sharding import SHARDINGS
+from lit_grpo.cli.estimate.step import step_sizes
 from lit_grpo.training import UpdateConfig
 
 SIZES = ModelSizes(

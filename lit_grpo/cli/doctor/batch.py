@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from lit_grpo.cli.doctor.findings import Finding, ok, remark
-from lit_grpo.cli.doctor.subject import Subject
-from lit_grpo.cli.plan.step import StepSizes, make_step
+from lit_grpo.cli.estimate.step import StepSizes, make_step
+from lit_grpo.cli.subject import Subject
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.compatibility import warn_of_warm_up

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 from huggingface_hub import get_token
 from lightning.pytorch.loggers import WandbLogger
 
-from lit_grpo.cli.doctor.findings import Finding, NotChecked, State, finding_of, ok, refused, remark
-from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.cli.doctor.findings import Finding, State, finding_of, ok, refused, remark
 from lit_grpo.cli.errors import reworded
 from lit_grpo.cli.parsing.environment import log_overridden
 from lit_grpo.cli.rewards.judge_check import PASSED, address_of, verdict_on
+from lit_grpo.cli.subject import NotChecked, Subject
 from lit_grpo.judge.connection import connect
 from lit_grpo.policy.loading import is_hub_id
 from lit_grpo.rewards import JudgedReward, ProcessReward, Reward

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lit_grpo.cli.doctor.findings import Finding, NotChecked, ok, remark
-from lit_grpo.cli.doctor.subject import Subject, is_ours, own_reward, suite_of
+from lit_grpo.cli.doctor.findings import Finding, ok, remark
+from lit_grpo.cli.subject import NotChecked, Subject, is_ours, own_reward, suite_of
 from lit_grpo.data import PromptDataModule
 from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.training import Evaluation

@@ -12,16 +12,16 @@ from pathlib import Path
 from lit_grpo.cli.doctor.batch import planned_steps
 from lit_grpo.cli.doctor.estimate import CLOSE
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused, remark
-from lit_grpo.cli.doctor.subject import Subject
-from lit_grpo.cli.plan.estimate import gib
-from lit_grpo.cli.plan.model_sizes import (
+from lit_grpo.cli.estimate.memory_parts import gib
+from lit_grpo.cli.estimate.model_sizes import (
     build_optimizer,
     optimizer_sizes,
     size_of,
     trained,
     weight_bytes,
 )
-from lit_grpo.cli.plan.step import make_step
+from lit_grpo.cli.estimate.step import make_step
+from lit_grpo.cli.subject import Subject
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.runs.checkpoints.files import last_checkpoint
 from lit_grpo.runs.files.log import not_writable

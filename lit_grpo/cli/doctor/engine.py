@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lit_grpo.cli.doctor.findings import Finding, NotChecked, failed, ok, remark
+from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
 from lit_grpo.cli.doctor.machine import package_of
-from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.cli.subject import NotChecked, Subject
 from lit_grpo.concurrency import EventLoopThread
 from lit_grpo.rollout import HFEngine, Launch, VLLMEngine, VLLMServerEngine, VLLMTeacher
 from lit_grpo.rollout.server.api_key import choose_key

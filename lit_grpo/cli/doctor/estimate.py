@@ -10,10 +10,17 @@ import torch
 
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
 from lit_grpo.cli.doctor.machine import Memory, trainer_memory
-from lit_grpo.cli.doctor.subject import Subject
-from lit_grpo.cli.plan.config import setup_of
-from lit_grpo.cli.plan.devices import Cluster, Device
-from lit_grpo.cli.plan.estimate import ALWAYS, Estimate, Part, estimate_memory, gib, when_in_words
+from lit_grpo.cli.estimate.config import setup_of
+from lit_grpo.cli.estimate.devices import Cluster, Device
+from lit_grpo.cli.estimate.memory_parts import (
+    ALWAYS,
+    Estimate,
+    Part,
+    estimate_memory,
+    gib,
+    when_in_words,
+)
+from lit_grpo.cli.subject import Subject
 
 CLOSE = 0.85
 """Share of the available memory above which an estimate may be too low."""

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
@@ -17,11 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_grpo.cli.errors import one_line, place
+from lit_grpo.cli.subject import NotChecked
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.types import Diverged, UserError
-
-T = TypeVar("T")
 
 REPORTED = (
     *(UserError, RewardFailed, EngineFailed, Diverged),
@@ -66,53 +64,6 @@ def failed(text: str, fix: str) -> Finding:
 def refused(text: str) -> Finding:
     """Return a failure whose text says what to do already, such as that of an error for users."""
     return Finding(State.FAILED, text)
-
-
-class NotChecked(Exception):
-    """A check needs something that is not there, which another check has reported."""
-
-
-class Once(Generic[T]):
-    """What a function returns, which is called once.
-
-    Args:
-        name: What it returns, for the message of the checks that need it.
-    """
-
-    def __init__(self, name: str, function: Callable[[], T]) -> None:
-        self._name = name
-        self._function = function
-        self._results: list[T] = []
-        self._error: Exception | None = None
-
-    def read(self) -> T:
-        """Return the result, or raise what the function raised."""
-        if self._error is None and not self._results:
-            try:
-                self._results.append(self._function())
-            except Exception as error:
-                self._error = error
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
-
-    def get(self) -> T:
-        """Return the result, for a check that only needs it.
-
-        Raises:
-            NotChecked: it could not be read, which the check that reads it reports.
-        """
-        try:
-            return self.read()
-        except Exception as error:
-            raise NotChecked(f"Not checked, since {self._name} could not be read.") from error
-
-    def or_none(self) -> T | None:
-        """Return the result, or None if it could not be read."""
-        try:
-            return self.read()
-        except Exception:
-            return None
 
 
 def run_check(check: Callable[[], Iterable[Finding]], *, is_offline: bool) -> list[Finding]:

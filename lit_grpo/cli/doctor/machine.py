@@ -14,7 +14,7 @@ import torch
 from packaging.requirements import Requirement
 
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
-from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.cli.subject import Subject
 from lit_grpo.rollout import SGLangEngine, VLLMEngine, VLLMServerEngine
 from lit_grpo.rollout.server.engine import ServedEngine
 

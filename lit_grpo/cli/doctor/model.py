@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lit_grpo.cli.doctor.findings import Finding, failed, ok
-from lit_grpo.cli.doctor.subject import Subject
-from lit_grpo.cli.plan.model_sizes import trained
+from lit_grpo.cli.estimate.model_sizes import trained
+from lit_grpo.cli.subject import Subject
 from lit_grpo.policy.lora import is_adapter
 from lit_grpo.runs.tables import with_unit
 from lit_grpo.training.compatibility import check_completions_fit

@@ -7,10 +7,10 @@ from itertools import chain, islice
 from math import isnan
 
 from lit_grpo.cli.doctor.batch import planned_steps
-from lit_grpo.cli.doctor.findings import Finding, NotChecked, failed, ok, refused, remark
-from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused, remark
 from lit_grpo.cli.rewards.commands import load_policy
 from lit_grpo.cli.rewards.trial import Trial, failed_everywhere, projected_seconds, run_trial
+from lit_grpo.cli.subject import NotChecked, Subject
 from lit_grpo.diagnostics import (
     LIKELY_FRACTION,
     empty_fraction,

@@ -12,19 +12,18 @@ import psutil
 import torch
 
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.doctor.findings import Once
 from lit_grpo.cli.doctor.hub import use_of_the_hub
 from lit_grpo.cli.doctor.machine import trainer_memory
-from lit_grpo.cli.doctor.subject import Subject
-from lit_grpo.cli.plan.calibration import measure_cpu
-from lit_grpo.cli.plan.config import count_scores, setup_of
-from lit_grpo.cli.plan.devices import CPU, DEVICES, Cluster, device_of_gpu, parse_gpus
-from lit_grpo.cli.plan.estimate import Part, estimate_memory
-from lit_grpo.cli.plan.model_sizes import sizes_of
+from lit_grpo.cli.estimate.calibration import measure_cpu
+from lit_grpo.cli.estimate.config import count_scores, setup_of
+from lit_grpo.cli.estimate.devices import CPU, DEVICES, Cluster, device_of_gpu, parse_gpus
+from lit_grpo.cli.estimate.memory_parts import Part, estimate_memory
+from lit_grpo.cli.estimate.model_sizes import sizes_of
+from lit_grpo.cli.estimate.seconds import estimate_seconds
+from lit_grpo.cli.estimate.setup import Setup
 from lit_grpo.cli.plan.remedies import ADAPTER, find_remedy
 from lit_grpo.cli.plan.report import Plan, print_plan, to_json
-from lit_grpo.cli.plan.seconds import estimate_seconds
-from lit_grpo.cli.plan.setup import Setup
+from lit_grpo.cli.subject import Once, Subject
 from lit_grpo.data.loader import check_sizes
 from lit_grpo.policy.lora import LoRA
 from lit_grpo.runs.trainer_settings import refuse_automatic

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import combinations, product
 
-from lit_grpo.cli.plan.devices import Cluster
-from lit_grpo.cli.plan.estimate import Part, estimate_memory
-from lit_grpo.cli.plan.setup import Sampler, Setup
-from lit_grpo.cli.plan.sharding import SHARDINGS
+from lit_grpo.cli.estimate.devices import Cluster
+from lit_grpo.cli.estimate.memory_parts import Part, estimate_memory
+from lit_grpo.cli.estimate.setup import Sampler, Setup
+from lit_grpo.cli.estimate.sharding import SHARDINGS
 
 ADAPTER = (
     "train an adapter on a bfloat16 model instead of all weights (model.policy.lora: "

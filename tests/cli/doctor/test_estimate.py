@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from lit_grpo.__main__ import main
 from lit_grpo.cli.doctor import estimate
 from lit_grpo.cli.doctor.machine import Memory
-from lit_grpo.cli.plan.devices import GIB
+from lit_grpo.cli.estimate.devices import GIB
 
 HOST = {"device": "cpu"}
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from lit_grpo.cli.plan.devices import Cluster
-from lit_grpo.cli.plan.model_sizes import (
+from lit_grpo.cli.estimate.devices import Cluster
+from lit_grpo.cli.estimate.model_sizes import (
     ModelSizes,
     OptimizerSizes,
     build_optimizer,
@@ -19,8 +19,8 @@ from lit_grpo.cli.plan.model_sizes import (
     trained,
     weight_bytes,
 )
-from lit_grpo.cli.plan.sharding import Sharding, sharding_of
-from lit_grpo.cli.plan.step import StepSizes
+from lit_grpo.cli.estimate.sharding import Sharding, sharding_of
+from lit_grpo.cli.estimate.step import StepSizes
 from lit_grpo.training.strategies import (
     check_updates,
     refuse_compiled,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from lit_grpo.cli.plan.memory import cache_rows, num_chunks, shares_prompts, tokens_of_chunk
-from lit_grpo.cli.plan.setup import FLOAT32, Setup
-from lit_grpo.cli.plan.step import SHARED_FRACTION
+from lit_grpo.cli.estimate.memory import cache_rows, num_chunks, shares_prompts, tokens_of_chunk
+from lit_grpo.cli.estimate.setup import FLOAT32, Setup
+from lit_grpo.cli.estimate.step import SHARED_FRACTION
 
 VALUE_TOUCHES = 4
 """How often a value that autograd keeps of a layer is read or written in its forward pass: norms,

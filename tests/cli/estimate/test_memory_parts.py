@@ -9,8 +9,8 @@ from setups import SIZES, UNIT, adapted, make
 from tiny import LLAMA
 from torch.optim import AdamW
 
-from lit_grpo.cli.plan.devices import DEVICES, Cluster
-from lit_grpo.cli.plan.estimate import (
+from lit_grpo.cli.estimate.devices import DEVICES, Cluster
+from lit_grpo.cli.estimate.memory_parts import (
     ELSEWHERE,
     ENDING,
     FORWARD,
@@ -20,9 +20,9 @@ from lit_grpo.cli.plan.estimate import (
     estimate_memory,
     gib,
 )
-from lit_grpo.cli.plan.model_sizes import OptimizerSizes
-from lit_grpo.cli.plan.setup import Sampler, make_setup
-from lit_grpo.cli.plan.sharding import SHARDINGS
+from lit_grpo.cli.estimate.model_sizes import OptimizerSizes
+from lit_grpo.cli.estimate.setup import Sampler, make_setup
+from lit_grpo.cli.estimate.sharding import SHARDINGS
 from lit_grpo.policy import Policy
 from lit_grpo.policy.model_files import SHARD_BYTES
 from lit_grpo.training import MasterAdamW, UpdateConfig

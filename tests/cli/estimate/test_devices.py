@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_grpo.cli.plan.devices import DEVICES, Cluster, device_of_gpu, parse_gpus
+from lit_grpo.cli.estimate.devices import DEVICES, Cluster, device_of_gpu, parse_gpus
 from lit_grpo.types import UserError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from lit_grpo.cli.plan.model_sizes import weight_bytes
+from lit_grpo.cli.estimate.model_sizes import weight_bytes
 from lit_grpo.rewards import Reward, ScorerReward
 from lit_grpo.rewards.scorer.model import outline_scorer
 

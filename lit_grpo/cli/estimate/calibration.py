@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, LlamaConfig, LlamaModel
 
-from lit_grpo.cli.plan.devices import CPU, GB, Device
-from lit_grpo.cli.plan.model_sizes import ModelSizes
+from lit_grpo.cli.estimate.devices import CPU, GB, Device
+from lit_grpo.cli.estimate.model_sizes import ModelSizes
 from lit_grpo.rollout.hf.row_cache import cache_name
 
 REPEATS, FEWEST_REPEATS = 9, 3

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from setups import SIZES, UNIT, adapted, make
 
-from lit_grpo.cli.plan import memory
-from lit_grpo.cli.plan.model_sizes import OptimizerSizes
-from lit_grpo.cli.plan.setup import Sampler
-from lit_grpo.cli.plan.sharding import SHARDINGS
-from lit_grpo.cli.plan.step import step_sizes
+from lit_grpo.cli.estimate import memory
+from lit_grpo.cli.estimate.model_sizes import OptimizerSizes
+from lit_grpo.cli.estimate.setup import Sampler
+from lit_grpo.cli.estimate.sharding import SHARDINGS
+from lit_grpo.cli.estimate.step import step_sizes
 from lit_grpo.training import UpdateConfig
 
 TOKENS = 2 * 6 + 4 * 10

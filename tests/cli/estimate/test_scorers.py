@@ -7,8 +7,8 @@ from live_bytes import LiveBytes
 from tiny import LLAMA, completion, prompt
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from lit_grpo.cli.plan.model_sizes import weight_bytes
-from lit_grpo.cli.plan.scorers import _is_beside, scorer_bytes
+from lit_grpo.cli.estimate.model_sizes import weight_bytes
+from lit_grpo.cli.estimate.scorers import _is_beside, scorer_bytes
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import ScorerReward
 from lit_grpo.rewards.scorer.model import load_scorer

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from lit_grpo.cli.plan.devices import GB, Device
-from lit_grpo.cli.plan.setup import BFLOAT16, Sampler, Setup
-from lit_grpo.cli.plan.work import (
+from lit_grpo.cli.estimate.devices import GB, Device
+from lit_grpo.cli.estimate.setup import BFLOAT16, Sampler, Setup
+from lit_grpo.cli.estimate.work import (
     Work,
     decode_work,
     forward_work,

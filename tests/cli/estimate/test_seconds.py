@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from setups import SIZES, UNIT, adapted, make
 
-from lit_grpo.cli.plan import seconds
-from lit_grpo.cli.plan.devices import DEVICES, Cluster
-from lit_grpo.cli.plan.model_sizes import OptimizerSizes
-from lit_grpo.cli.plan.seconds import estimate_seconds, seconds_of, update_transfer_bytes
-from lit_grpo.cli.plan.setup import Sampler
-from lit_grpo.cli.plan.sharding import SHARDINGS
-from lit_grpo.cli.plan.step import step_sizes
-from lit_grpo.cli.plan.work import Work, decode_work, forward_work, tokens_of, update_work
+from lit_grpo.cli.estimate import seconds
+from lit_grpo.cli.estimate.devices import DEVICES, Cluster
+from lit_grpo.cli.estimate.model_sizes import OptimizerSizes
+from lit_grpo.cli.estimate.seconds import estimate_seconds, seconds_of, update_transfer_bytes
+from lit_grpo.cli.estimate.setup import Sampler
+from lit_grpo.cli.estimate.sharding import SHARDINGS
+from lit_grpo.cli.estimate.step import step_sizes
+from lit_grpo.cli.estimate.work import Work, decode_work, forward_work, tokens_of, update_work
 from lit_grpo.training import UpdateConfig
 
 PRODUCTS = replace(UNIT, bandwidth=math.inf)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_grpo.cli.doctor.subject import Subject
+from lit_grpo.cli.subject import Subject
 from lit_grpo.training.batching import UpdateConfig, added_tokens, micro_batches
 from lit_grpo.types import TokenBatch
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.doctor.findings import Once
 from lit_grpo.cli.rewards.commands import read_prompts
 from lit_grpo.data import TrainingLoader
 from lit_grpo.policy.loading import max_positions
@@ -20,8 +19,56 @@ from lit_grpo.training import GRPOModule
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.types import Prompt, UserError
 
+T = TypeVar("T")
 ASSUMED_PROMPT_TOKENS = 512
 """Longest prompt where neither the data nor a setting tells."""
+
+
+class NotChecked(Exception):
+    """A check needs something that is not there, which another check has reported."""
+
+
+class Once(Generic[T]):
+    """What a function returns, which is called once.
+
+    Args:
+        name: What it returns, for the message of the checks that need it.
+    """
+
+    def __init__(self, name: str, function: Callable[[], T]) -> None:
+        self._name = name
+        self._function = function
+        self._results: list[T] = []
+        self._error: Exception | None = None
+
+    def read(self) -> T:
+        """Return the result, or raise what the function raised."""
+        if self._error is None and not self._results:
+            try:
+                self._results.append(self._function())
+            except Exception as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+    def get(self) -> T:
+        """Return the result, for a check that only needs it.
+
+        Raises:
+            NotChecked: it could not be read, which the check that reads it reports.
+        """
+        try:
+            return self.read()
+        except Exception as error:
+            raise NotChecked(f"Not checked, since {self._name} could not be read.") from error
+
+    def or_none(self) -> T | None:
+        """Return the result, or None if it could not be read."""
+        try:
+            return self.read()
+        except Exception:
+            return None
 
 
 class Subject:

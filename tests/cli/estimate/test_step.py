@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lit_grpo.cli.doctor.batch import several
-from lit_grpo.cli.plan.step import count_tokens, split, step_sizes
+from lit_grpo.cli.estimate.step import count_tokens, split, step_sizes
 from lit_grpo.training import UpdateConfig
 
 PROMPTS = [6, 4]

@@ -9,7 +9,7 @@ import torch
 from tiny import LLAMA, tiny_policy
 from torch.optim import SGD, Adagrad, AdamW
 
-from lit_grpo.cli.plan.model_sizes import (
+from lit_grpo.cli.estimate.model_sizes import (
     build_optimizer,
     gradient_bytes,
     optimizer_sizes,

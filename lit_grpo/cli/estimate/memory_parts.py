@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lit_grpo.cli.plan import memory
-from lit_grpo.cli.plan.devices import GIB
-from lit_grpo.cli.plan.setup import Setup
+from lit_grpo.cli.estimate import memory
+from lit_grpo.cli.estimate.devices import GIB
+from lit_grpo.cli.estimate.setup import Setup
 from lit_grpo.policy.model_files import file_bytes
 
 CUDA_CONTEXT = GIB // 2

@@ -6,8 +6,8 @@ import time
 
 from setups import SIZES
 
-from lit_grpo.cli.plan import calibration
-from lit_grpo.cli.plan.calibration import _products, shortest
+from lit_grpo.cli.estimate import calibration
+from lit_grpo.cli.estimate.calibration import _products, shortest
 
 
 def test_the_products_are_those_of_a_layer():

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from lit_grpo.cli.doctor.subject import Subject
-from lit_grpo.cli.plan.devices import Cluster
-from lit_grpo.cli.plan.model_sizes import weight_bytes
-from lit_grpo.cli.plan.scorers import scorer_bytes
-from lit_grpo.cli.plan.setup import BFLOAT16, FLOAT32, Sampler, Setup, make_setup
-from lit_grpo.cli.plan.step import make_step
+from lit_grpo.cli.estimate.devices import Cluster
+from lit_grpo.cli.estimate.model_sizes import weight_bytes
+from lit_grpo.cli.estimate.scorers import scorer_bytes
+from lit_grpo.cli.estimate.setup import BFLOAT16, FLOAT32, Sampler, Setup, make_setup
+from lit_grpo.cli.estimate.step import make_step
+from lit_grpo.cli.subject import Subject
 from lit_grpo.policy import LocalTeacher
 from lit_grpo.policy.loading import outline_model
 from lit_grpo.rewards import FormatReward, LengthReward, MathReward

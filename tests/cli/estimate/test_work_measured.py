@@ -12,7 +12,7 @@ import torch
 from measured_steps import CPU, STAGES, Running, setup_of
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_grpo.cli.plan.work import decode_work, forward_work, prefill_work, update_work
+from lit_grpo.cli.estimate.work import decode_work, forward_work, prefill_work, update_work
 
 PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm}
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
-from lit_grpo.cli.plan.sharding import sharding_of
+from lit_grpo.cli.estimate.sharding import sharding_of
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.types import UserError

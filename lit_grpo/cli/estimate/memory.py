@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from math import ceil
 
-from lit_grpo.cli.plan.model_sizes import ModelSizes
-from lit_grpo.cli.plan.setup import FLOAT32, Setup
+from lit_grpo.cli.estimate.model_sizes import ModelSizes
+from lit_grpo.cli.estimate.setup import FLOAT32, Setup
 from lit_grpo.policy.logprobs import CHUNK_LOGITS
 from lit_grpo.rollout.hf.shared_prompts import MIN_SAVED_TOKENS
 
