@@ -91,7 +91,7 @@ def train(run_dir: Path, num_steps: int) -> RunOutput:
     """Run a small training with a judge that fails; its pauses are shorter than a real one's."""
     with toy_judge(failure_rate=FAILURE_RATE) as judge:
         outage = Outage(judge, step=num_steps // 2)
-        gate_log = logging.getLogger("lit_grpo.training.score_gate")
+        gate_log = logging.getLogger("lit_grpo.training.collecting.score_gate")
         gate_log.addHandler(outage)
         module = make_module(judge.url)
         trainer = L.Trainer(

@@ -32,11 +32,11 @@ from lit_grpo.training.compatibility import (
     warn_without_validation,
 )
 from lit_grpo.training.evaluation import Evaluation
-from lit_grpo.training.fused_steps import choose_fused
-from lit_grpo.training.learning_rate import scale_learning_rate
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.monitors import check_monitors, warn_of_unlogged
-from lit_grpo.training.optimizer_settings import apply_settings, configured_settings
+from lit_grpo.training.optimizer.fused_steps import choose_fused
+from lit_grpo.training.optimizer.learning_rate import scale_learning_rate
+from lit_grpo.training.optimizer.settings import apply_settings, configured_settings
 from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.strategies import (

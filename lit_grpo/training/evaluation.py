@@ -19,9 +19,9 @@ from lit_grpo.rewards import MathReward, Reward
 from lit_grpo.rewards.function import as_reward
 from lit_grpo.rewards.scoring import RewardSuite, Scoring
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
+from lit_grpo.training.collecting.pending_rollout import PendingRollout, with_unfinished_tokens
+from lit_grpo.training.collecting.score_status import ScoreStatus, score_status
 from lit_grpo.training.metrics import Metrics, add_measurements
-from lit_grpo.training.pending_rollout import PendingRollout, with_unfinished_tokens
-from lit_grpo.training.score_status import ScoreStatus, score_status
 from lit_grpo.training.waiting import StepAbandoned, Wait, wait_until_done
 from lit_grpo.types import (
     Prompt,

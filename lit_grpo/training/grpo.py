@@ -30,7 +30,9 @@ from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
 from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batch_builder import BatchBuilder
 from lit_grpo.training.batching import UpdateConfig
-from lit_grpo.training.collector import Collector
+from lit_grpo.training.collecting.collector import Collector
+from lit_grpo.training.collecting.prefetch import StepContext
+from lit_grpo.training.collecting.score_gate import OutagePolicy
 from lit_grpo.training.compatibility import (
     check_group_fits,
     check_overlap,
@@ -40,13 +42,11 @@ from lit_grpo.training.compatibility import (
     refuse_adaptive,
     refuse_contradictions,
 )
-from lit_grpo.training.empty_steps import EmptySteps
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
-from lit_grpo.training.prefetch import StepContext
-from lit_grpo.training.score_gate import OutagePolicy
+from lit_grpo.training.optimizer.empty_steps import EmptySteps
+from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
 from lit_grpo.training.seeds import SeedPurpose
-from lit_grpo.training.skipped_steps import SkippedSteps
 from lit_grpo.training.unused_settings import settings_without_effect
 from lit_grpo.training.update import PolicyUpdate
 from lit_grpo.training.waiting import StepAbandoned

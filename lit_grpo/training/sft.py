@@ -25,7 +25,7 @@ from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batching import collate_tokens
 from lit_grpo.training.compatibility import refuse_adaptive
 from lit_grpo.training.evaluation import Evaluation
-from lit_grpo.training.skipped_steps import SkippedSteps
+from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
 from lit_grpo.types import (
     Prompt,
     RunningStage,

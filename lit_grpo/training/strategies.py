@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
-from lit_grpo.training.master_weights import MasterAdamW
+from lit_grpo.training.optimizer.master_weights import MasterAdamW
 from lit_grpo.types import UserError, setting_error
 
 log = logging.getLogger(__name__)

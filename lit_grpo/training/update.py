@@ -34,7 +34,7 @@ from lit_grpo.training.batching import (
     rows_with_gradient,
 )
 from lit_grpo.training.metrics import Metrics, add_update_metrics
-from lit_grpo.training.skipped_steps import SkippedSteps
+from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.types import StageProgress, TrainBatch
 

@@ -21,7 +21,7 @@ from lit_grpo.rewards import Reward
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training import OutagePolicy
-from lit_grpo.training.empty_steps import MAX_EMPTY_STEPS
+from lit_grpo.training.optimizer.empty_steps import MAX_EMPTY_STEPS
 
 
 class Outage(Reward):
@@ -125,7 +125,7 @@ def test_a_run_without_anything_to_train_on_ends_although_max_steps_is_far(caplo
 
 
 def test_steps_without_anything_to_train_on_are_counted_over_a_resume(tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_grpo.training.empty_steps.MAX_EMPTY_STEPS", 5)
+    monkeypatch.setattr("lit_grpo.training.optimizer.empty_steps.MAX_EMPTY_STEPS", 5)
 
     class Abstains(Reward):
         def score(self, prompt, completion):

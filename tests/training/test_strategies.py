@@ -17,7 +17,7 @@ from torch.optim import SGD
 
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
-from lit_grpo.training.master_weights import MasterAdamW
+from lit_grpo.training.optimizer.master_weights import MasterAdamW
 from lit_grpo.training.strategies import (
     check_updates,
     is_zero_3,

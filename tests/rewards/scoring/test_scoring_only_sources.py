@@ -12,8 +12,8 @@ from lit_grpo.objective import AdvantageConfig
 from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.rewards import ProcessReward, Reward
 from lit_grpo.rewards.scoring import RewardSuite
+from lit_grpo.training.collecting.score_status import score_status
 from lit_grpo.training.metrics import Metrics, add_rollout_metrics
-from lit_grpo.training.score_status import score_status
 from lit_grpo.types import Completion, Outcome, UserError
 
 

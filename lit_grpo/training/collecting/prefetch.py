@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.data import TrainingLoader
+from lit_grpo.training.collecting.pending_rollout import PendingRollout, RolloutFactory
+from lit_grpo.training.collecting.saved_rollouts import from_text, to_text
 from lit_grpo.training.metrics import Metrics
-from lit_grpo.training.pending_rollout import PendingRollout, RolloutFactory
-from lit_grpo.training.saved_rollouts import from_text, to_text
 from lit_grpo.training.seeds import SeedPurpose, Seeds
 from lit_grpo.types import Prompt, RolloutBatch, ScoredCompletion
 

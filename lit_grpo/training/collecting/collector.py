@@ -14,6 +14,13 @@ from lit_grpo.objective import AdvantageConfig
 from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.rewards.scoring import RewardSuite, Scoring
 from lit_grpo.rollout import EngineFailed, RolloutEngine, SampledPolicy, Sampling
+from lit_grpo.training.collecting.pending_rollout import (
+    PendingRollout,
+    RolloutFactory,
+    with_unfinished_tokens,
+)
+from lit_grpo.training.collecting.prefetch import Prefetcher, StepContext, drop_stale_groups
+from lit_grpo.training.collecting.score_gate import OutagePolicy, ScoreGate
 from lit_grpo.training.metrics import (
     Metrics,
     add_measurements,
@@ -21,13 +28,6 @@ from lit_grpo.training.metrics import (
     add_rollout_metrics,
     in_group_deviations,
 )
-from lit_grpo.training.pending_rollout import (
-    PendingRollout,
-    RolloutFactory,
-    with_unfinished_tokens,
-)
-from lit_grpo.training.prefetch import Prefetcher, StepContext, drop_stale_groups
-from lit_grpo.training.score_gate import OutagePolicy, ScoreGate
 from lit_grpo.training.seeds import SeedPurpose, seed_everything
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed

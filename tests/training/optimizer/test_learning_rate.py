@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from lit_grpo.training.learning_rate import scale_learning_rate
+from lit_grpo.training.optimizer.learning_rate import scale_learning_rate
 
 
 class Phases:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from tiny import completion, prompt
 
-from lit_grpo.training.pending_rollout import PendingRollout
+from lit_grpo.training.collecting.pending_rollout import PendingRollout
 
 
 def test_a_rank_that_waits_again_for_another_one_does_not_sample_again():

@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 from torch.optim import Optimizer
 
-from lit_grpo.training.fused_steps import place_counts
+from lit_grpo.training.optimizer.fused_steps import place_counts
 
 
 def configured_settings(optimizer: Optimizer) -> list[dict[str, Any]]:

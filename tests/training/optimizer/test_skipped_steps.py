@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_grpo.stopping import ExitCode
-from lit_grpo.training.skipped_steps import SkippedSteps
+from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
 
 NAN = torch.tensor(float("nan"))
 

@@ -12,10 +12,10 @@ from lit_grpo.rewards import Reward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
 from lit_grpo.stopping import ExitCode
-from lit_grpo.training.collector import Collector
+from lit_grpo.training.collecting.collector import Collector
+from lit_grpo.training.collecting.prefetch import StepContext
+from lit_grpo.training.collecting.score_gate import OutagePolicy
 from lit_grpo.training.metrics import Metrics
-from lit_grpo.training.prefetch import StepContext
-from lit_grpo.training.score_gate import OutagePolicy
 from lit_grpo.training.seeds import Seeds
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.waiting import StepAbandoned

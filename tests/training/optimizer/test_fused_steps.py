@@ -9,7 +9,7 @@ from torch.optim import SGD, Adam, AdamW
 
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.training import base
-from lit_grpo.training.fused_steps import choose_fused, place_counts
+from lit_grpo.training.optimizer.fused_steps import choose_fused, place_counts
 
 
 def weights(device: str = "cpu") -> list[torch.nn.Parameter]:

@@ -14,8 +14,8 @@ from lit_grpo.data import PromptLoader
 from lit_grpo.rollout import EngineFailed, HFEngine
 from lit_grpo.stopping import get_stop_reason, stop_run
 from lit_grpo.training import waiting
+from lit_grpo.training.collecting.prefetch import drop_stale_groups
 from lit_grpo.training.metrics import Metrics
-from lit_grpo.training.prefetch import drop_stale_groups
 from lit_grpo.types import StopReason
 
 

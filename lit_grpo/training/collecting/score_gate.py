@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lit_grpo.distributed import gather_objects
 from lit_grpo.rewards.scoring import RewardFailed, Scoring
 from lit_grpo.stopping import ExitCode
-from lit_grpo.training.score_status import ScoreStatus, over_ranks, score_status
+from lit_grpo.training.collecting.score_status import ScoreStatus, over_ranks, score_status
 from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed
 from lit_grpo.types import RolloutBatch, check_range
 

@@ -18,7 +18,8 @@ from lit_grpo.data import PromptLoader
 from lit_grpo.rollout import HFEngine
 from lit_grpo.runs.leaving.signals import StopOnSignal
 from lit_grpo.stopping import ExitCode, get_stop_reason
-from lit_grpo.training import OutagePolicy, score_gate, waiting
+from lit_grpo.training import OutagePolicy, waiting
+from lit_grpo.training.collecting import score_gate
 from lit_grpo.types import Completion, Outcome, Score
 
 NO_RETRY = OutagePolicy(give_up_after_seconds=0)

@@ -12,7 +12,8 @@ from torch.optim import AdamW
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import LoRA
-from lit_grpo.training import MasterAdamW, master_weights
+from lit_grpo.training import MasterAdamW
+from lit_grpo.training.optimizer import master_weights
 
 SETTINGS = {"lr": 1e-6, "betas": (0.9, 0.95), "weight_decay": 0.1}
 BF16 = {"dtype": "bfloat16"}

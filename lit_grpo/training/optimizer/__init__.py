@@ -1,0 +1,1 @@
+"""Optimizer steps: their settings, float32 masters, and those that are left out."""
