@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lit_grpo.distributed.gradients import OptimizerSteps
 from lit_grpo.policy.sharding import Sharding, T, whole
+from lit_grpo.types import UserError
 
 
 class HasEngine(Protocol):
@@ -42,6 +43,20 @@ class ZeROSharding(Sharding):
 
     is_sharded = True
 
+    def shard(self, model: Any) -> None:
+        """Refuse a head of several layers, whose weights the engine would collect for each chunk.
+
+        Raises:
+            UserError: the head has an adapter, or is trained beside one, in stage 3.
+        """
+        if self.strategy.stage == 3 and any(model.get_output_embeddings().children()):
+            raise UserError(
+                "model.policy.lora must leave the output layer as it is in stage 3 of DeepSpeed "
+                "(ranks have unlike numbers of chunks of tokens, and would wait for each other "
+                "until the timeout). Take it out of target_modules and modules_to_save, or set "
+                "trainer.strategy to fsdp2."
+            )
+
     def run(self, model: Any, function: Callable[[], T]) -> T:
         engine = self.strategy.engine
         if engine is None:
@@ -54,6 +69,20 @@ class ZeROSharding(Sharding):
     def _with_precision(self, function: Callable[[], T]) -> T:
         with self.strategy.precision_plugin.forward_context():
             return function()
+
+    def run_part(self, part: nn.Module, function: Callable[[Tensor], T], states: Tensor) -> T:
+        """Call a function between the hooks of a part, by which the engine collects its weights.
+
+        The engine records the order of all hooks. Ranks whose orders differ wait for ever.
+        """
+        if self.strategy.engine is None or self.strategy.stage < 3:
+            return function(states)
+        part.forward = function
+        try:
+            result: T = part(states)
+        finally:
+            del part.forward
+        return result
 
     @contextmanager
     def gathered(self, model: Any) -> Iterator[None]:

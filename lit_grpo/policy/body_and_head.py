@@ -52,6 +52,7 @@ class BodyAndHead:
         untyped: Any = model  # transformers does not annotate the two getters
         self._body: PreTrainedModel = untyped.get_decoder()
         self._head: nn.Module = untyped.get_output_embeddings()
+        self._run_head: Any = self._head.forward  # its hooks run in `with_head`
         self._scale = _logit_scale(model.config)
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._run_body: Any = torch.compile(self._body, dynamic=True) if compile else self._body
@@ -83,6 +84,9 @@ class BodyAndHead:
             ).last_hidden_state
         return hidden_states[0]
 
+    def with_head(self, function: Callable[[Tensor], T], hidden_states: Tensor) -> T:
+        return self._sharding.run_part(self._head, function, hidden_states)
+
     def cast_head(self) -> Tensor | None:
         """Return the weight that `logits` may be given, see `cast_weight`."""
         return cast_weight(self._head)
@@ -90,7 +94,7 @@ class BodyAndHead:
     def logits(self, hidden_states: Tensor, cast: Tensor | None = None) -> Tensor:
         """Return [T, V] for [T, H], scaled and soft-capped like the model's own logits."""
         if cast is None:
-            logits: Tensor = self._head(hidden_states)
+            logits: Tensor = self._run_head(hidden_states)
         else:
             logits = cast_linear(hidden_states, self._head, cast)
         if self._scale != 1:
@@ -232,14 +236,15 @@ def numerical_obstacle(model: PreTrainedModel, sharding: Sharding = WHOLE) -> st
     batch = _short_batch(body_and_head.vocab_size)
     with _eager_evaluation(model):
         packed, padded = (
-            hidden_states[predictors].float()
+            hidden_states[predictors]
             for hidden_states, predictors in (
                 body_and_head.run(partial(packed_states, body_and_head, batch)),
                 body_and_head.run(partial(padded_states, body_and_head, batch)),
             )
         )
-    difference = float((packed - padded).norm() / padded.norm())
-    if not difference < torch.finfo(model.dtype).eps ** 0.5:
+    difference = float((packed.float() - padded.float()).norm() / padded.float().norm())
+    # Shards in float32 may be gathered in bfloat16.
+    if not difference < torch.finfo(packed.dtype).eps ** 0.5:
         return f"its hidden states differ by {difference:.1g}"
     return None
 

@@ -19,9 +19,9 @@ def cast_weight(head: nn.Module) -> Tensor | None:
     """Return the weight in the type in which autocast computes; None if the head is to be called.
 
     That is where nothing is cast, and where the head does more than a product with its weight: for
-    a bias, an adapter, or hooks, which collect the parts of a weight that is sharded.
+    a bias or an adapter.
     """
-    if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter or _has_hooks(head):
+    if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
         return None
     device_type = head.weight.device.type
     has_autocast = torch.amp.is_autocast_available(device_type)
@@ -31,15 +31,6 @@ def cast_weight(head: nn.Module) -> Tensor | None:
     if head.weight.dtype != torch.float32 or dtype == torch.float32:
         return None
     return head.weight.detach().to(dtype)
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
 
 
 def cast_linear(hidden_states: Tensor, head: nn.Module, cast: Tensor) -> Tensor:

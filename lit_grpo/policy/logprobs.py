@@ -45,6 +45,13 @@ class CausalModel(Protocol):
     def packed_hidden_states(self, pack: Pack) -> Tensor:
         """Return [T, H] for the tokens of a pack."""
 
+    def with_head(self, function: Callable[[Tensor], T], hidden_states: Tensor) -> T:
+        """Call a function of hidden states that uses the methods below, once for all chunks.
+
+        Ranks may have unlike numbers of chunks, and a sharded head is collected by all of them. In
+        what the function returns at most one tensor may carry a gradient.
+        """
+
     def cast_head(self) -> Tensor | None:
         """Return the weight of the head in 16 bits, or None if it need not be cast for a chunk."""
 
@@ -119,8 +126,12 @@ def candidate_statistics(
         _chunk_statistics, model, temperature=temperature, entropy_gradient=entropy_gradient
     )
     ids = [batch.completion_ids] if candidates is None else [batch.completion_ids, candidates]
-    logprobs, entropy, *others = _in_chunks(function, model, batch, ids, chunk_logits)
-    return TokenStatistics(logprobs, entropy), others[0] if others else None
+    (values,) = _in_chunks(function, model, batch, ids, chunk_logits)
+    logprobs, entropy = values[..., 0].contiguous(), values[..., 1].contiguous()
+    if not entropy_gradient:
+        entropy = entropy.detach()
+    others = None if candidates is None else values[..., 2:].contiguous()
+    return TokenStatistics(logprobs, entropy), others
 
 
 @torch.no_grad()
@@ -175,17 +186,28 @@ def _run_in_chunks(
     get_states = packed_states if model.uses_packing else padded_states
     hidden_states, predictors = get_states(model, batch)
     device = hidden_states.device
+    flat = [one[batch.completion_mask].to(device, non_blocking=True) for one in ids]
     size = max(1, chunk_logits // model.vocab_size)
+    run_head = partial(_run_head, function, model, [predictors, *flat], size)
+    values = model.with_head(run_head, hidden_states)
+    return [_unflatten(one, batch.completion_mask) for one in values]
+
+
+def _run_head(
+    function: Callable[..., tuple[Tensor, ...]],
+    model: CausalModel,
+    tokens: Sequence[Tensor],
+    size: int,
+    hidden_states: Tensor,
+) -> list[Tensor]:
+    """Return what a function makes of the predictors and ids of M tokens, in chunks of a size."""
     cast = None
-    if len(predictors) > size:  # with a single chunk, recomputing its logits would save no memory
+    if len(tokens[0]) > size:  # with a single chunk, recomputing its logits would save no memory
         function = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
         cast = model.cast_head()
-    flat = [one[batch.completion_mask].to(device, non_blocking=True) for one in ids]
-    parts = zip(*(torch.split(one, size) for one in [predictors, *flat]), strict=True)
+    parts = zip(*(torch.split(one, size) for one in tokens), strict=True)
     chunks = [function(hidden_states, cast, *part) for part in parts]
-    return [
-        _unflatten(torch.cat(parts), batch.completion_mask) for parts in zip(*chunks, strict=True)
-    ]
+    return [torch.cat(parts) for parts in zip(*chunks, strict=True)]
 
 
 def _unflatten(values: Tensor, mask: Tensor) -> Tensor:
@@ -230,11 +252,11 @@ def _chunk_statistics(
     temperature: float,
     entropy_gradient: bool,
 ) -> tuple[Tensor, ...]:
-    """Return logprobs [M] and entropies [M] of [M] targets, and [M, K] logprobs of candidates."""
+    """Return [M, 2 + K] logprobs and entropies of [M] targets, and logprobs of candidates."""
     logits, which = _distinct_logits(model, hidden_states, cast, predictors, temperature)
     ids = torch.cat([targets[:, None], *(one.long() for one in candidates)], 1)
     logprobs, entropy = chosen_logprobs(logits, which, ids, entropy_gradient=entropy_gradient)
-    return logprobs[:, 0], entropy[which], *(logprobs[:, 1:] for _ in candidates)
+    return (torch.cat([logprobs[:, :1], entropy[which, None], logprobs[:, 1:]], 1),)
 
 
 def _chunk_top(

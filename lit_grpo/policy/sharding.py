@@ -38,6 +38,14 @@ class Sharding:
         """
         return function()
 
+    def run_part(self, part: nn.Module, function: Callable[[Tensor], T], states: Tensor) -> T:
+        """Call a function in place of the forward pass of a part, whose weights are then whole.
+
+        They are collected once, and once in the backward pass. In what the function returns at
+        most one tensor may carry a gradient.
+        """
+        return function(states)
+
     def gathered(self, model: Any) -> AbstractContextManager[None]:
         """Keep all weights whole within the context, for many forward passes without gradients."""
         return nullcontext()

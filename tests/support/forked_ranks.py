@@ -34,6 +34,7 @@ PROGRAMS = [
     LIT_GRPO,
     "sharded_trainings",
     "preset_trainings",
+    "chunked_trainings",
     "ddp_trainings",
     "forked_program",
     "forked_recipe",

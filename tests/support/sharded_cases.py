@@ -121,9 +121,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 """Whose losses depend on many tokens of all ranks, or on the top tokens of another model."""
 SHALLOW = {"architecture": LLAMA | {"num_hidden_layers": 1}}
 PADDED = SHALLOW | {"packing": False}
+ONE_LAYER = {"lora": LoRA(rank=4, target_modules=["q_proj"])}
 COMPILED: dict[str, dict[str, Any]] = {
     "shallow": {"policy": PADDED},
     "compile": {"policy": PADDED | {"compile": True}},
+    "shallow lora": {"policy": PADDED | ONE_LAYER},
+    "compile lora": {"policy": PADDED | ONE_LAYER | {"compile": True}},
 }
 """A policy that is compiled in little time, and the same without."""
 REFUSED = {"bfloat16": {"policy": {"dtype": "bfloat16"}}}
@@ -140,8 +143,16 @@ SFT: dict[str, dict[str, Any]] = {
 }
 RESUMED = ["plain", "lora", "moving reference"]
 """Cases that go on from a checkpoint."""
-LONG = {*RESUMED, "rolled back"}
-"""Cases with more steps than others."""
+LONG = {
+    *RESUMED,
+    *COMPILED,
+    "rolled back",
+    "tied",
+    "entropy",
+    "lora with a moving reference",
+    "sft",
+}
+"""Cases with more steps than others, since their equality with DDP may end later."""
 SFT_PROMPTS = [prompt(f"{n}+{n}=", id=str(n), answer=str(2 * n) * (n + 1)) for n in range(6)]
 
 

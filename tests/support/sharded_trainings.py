@@ -39,6 +39,7 @@ from lit_grpo.distributed.checkpoints import local_part
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.policy import Policy
+from lit_grpo.policy.model_files import copy_weights
 from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.rollout import Sampling
 from lit_grpo.rollout.hf import shared_prompts
@@ -50,7 +51,6 @@ from lit_grpo.types import UserError
 
 NUM_STEPS = 3
 LONG_STEPS = 5
-SHORT_STEPS = 2
 TIMEOUT_MINUTES = 5
 """Within which one rank may compile while the other waits."""
 TOKEN_BUDGET = 25
@@ -104,7 +104,7 @@ def new_module(
 def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     settings = dict((CASES | OBJECTIVES | COMPILED | SKIPPING | REFUSED)[case])
     strategy, *earlier = training.split(":")
-    num_steps = LONG_STEPS if case in LONG else SHORT_STEPS if case in COMPILED else NUM_STEPS
+    num_steps = LONG_STEPS if case in LONG else NUM_STEPS
     trainer_settings = {"strategy": STRATEGIES[strategy](), "devices": num_ranks}
     if "precision" in settings:
         trainer_settings["precision"] = settings.pop("precision")
@@ -124,7 +124,7 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         on_train_batch_end=lambda *_: shares_prompts.append(bool(calls)),
     )
     final = FinalModel(directory)
-    fit_ranks(
+    trainer = fit_ranks(
         module,
         PROMPTS,
         4,
@@ -139,6 +139,9 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     )
     return {
         "weights": {name: one.clone() for name, one in named_weights(module.policy.model)},
+        "sent": copy_weights(
+            module.policy.model, dtype=torch.bfloat16, is_writer=trainer.is_global_zero
+        ),
         "is_written": is_written,
         "shares_prompts": shares_prompts,
         "metrics": [output["metrics"] for output in keep.outputs],
@@ -168,7 +171,7 @@ def sft(case: str, strategy: str, num_ranks: int) -> dict[str, Any]:
         *callbacks,
         count,
         final,
-        max_steps=NUM_STEPS,
+        max_steps=LONG_STEPS if case in LONG else NUM_STEPS,
         trainer_settings={"strategy": STRATEGIES[strategy](), "devices": num_ranks, **settings},
     )
     return {
@@ -223,7 +226,7 @@ def main() -> None:
         torch.compiler.reset()  # each training builds its own programs
         # That code is generated rightly is no matter of a strategy, and takes minutes. Only FSDP2
         # changes the weights between the passes that autograd is compiled for.
-        backend = "aot_eager" if training == "fsdp2" else "eager"
+        backend = "aot_eager" if name == "compile/fsdp2" else "eager"
         torch.compile = partial(plain_compile, backend=backend)
         run = sft if case in SFT else train
         try:
