@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +28,8 @@ from lit_grpo.policy.model_files import file_bytes, save_model
 from lit_grpo.policy.named_weights import base_weights, gather
 from lit_grpo.policy.packed_attention import same_attention
 from lit_grpo.policy.shard_loading import (
-    copy_model,
+    copy_shards,
+    copy_without_weights,
     drop_placeholders,
     files_to_read_in_parts,
     load_shards,
@@ -158,13 +160,15 @@ class Policy(nn.Module):
         model = self._initial_model(load_model if files is None else model_of_placeholders)
         use_packing = self.packing and runs_packs(model)
         if with_reference and self.lora is None:
-            self.reference_model = copy_model(model).requires_grad_(False)
-            self._shard(self.reference_model, self.reference_model, files)
+            copied = copy_without_weights(model) if sharding.loads_parts else deepcopy(model)
+            self.reference_model = copied.requires_grad_(False)
         if self.gradient_checkpointing:
             self._checkpoint_layers(model)
         self.model = model if self.lora is None else add_lora(model, self.lora)
         self.model.train()
         self._shard(self.model, model, files)
+        if self.reference_model is not None:
+            self._shard_reference(self.reference_model)
         check_body_and_head(model, sharding)
         use_packing = use_packing and runs_packs_rightly(model, sharding)
         if refreshes_reference and self.lora is not None:
@@ -185,6 +189,12 @@ class Policy(nn.Module):
         self.sharding.shard(base)
         if files is not None:
             load_shards(model, base, files, self.sharding.device)
+
+    def _shard_reference(self, reference: PreTrainedModel) -> None:
+        """Shard the reference in place, with the weights of the policy, if it has none yet."""
+        self.sharding.shard(reference)
+        if self.sharding.loads_parts:
+            copy_shards(self.model, reference, self.sharding.device)
 
     def outline(self) -> nn.Module:
         """Return the model that ``load`` would train, on the meta device: shapes without values.

@@ -62,10 +62,18 @@ def drop_placeholders(model: PreTrainedModel) -> None:
     _replace_parameters(model, lambda one: one.to("meta") if _is_placeholder(one) else one)
 
 
-def copy_model(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy, in which placeholders still take no memory."""
-    placeholders = {id(p): nn.Parameter(p.data) for p in model.parameters() if _is_placeholder(p)}
-    return copy.deepcopy(model, placeholders)
+def copy_without_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy whose weights are on the meta device."""
+    weights = {id(p): nn.Parameter(p.detach().to("meta")) for p in model.parameters()}
+    return copy.deepcopy(model, weights)
+
+
+@torch.no_grad()
+def copy_shards(model: nn.Module, copied: PreTrainedModel, device: str) -> None:
+    """Give a sharded copy without weights those of its model, which is sharded alike."""
+    _allocate(copied, device)
+    for one, current in zip(copied.parameters(), model.parameters(), strict=True):
+        one.copy_(current)
 
 
 def _is_placeholder(parameter: nn.Parameter) -> bool:
@@ -87,8 +95,13 @@ def load_shards(model: Any, base: PreTrainedModel, directory: Path, device: str)
         model: The model, or ``peft`` around it.
         device: Where the weights go.
     """
-    untyped: Any = base  # torch does not annotate _apply
-    untyped._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one)
-    base.tie_weights()
+    _allocate(base, device)
     weights = {name: one.detach() for name, one in base_weights(model).items()}
     load(weights, storage_reader=HuggingFaceStorageReader(str(directory)))
+
+
+def _allocate(model: PreTrainedModel, device: str) -> None:
+    """Give memory to weights on the meta device."""
+    untyped: Any = model  # torch does not annotate _apply
+    untyped._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one)
+    model.tie_weights()

@@ -10,15 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 from forked import run_in_processes
+from live_bytes import LiveBytes
 from tiny import LLAMA, tiny_policy
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.tensor import DTensor
 
 from lit_grpo.distributed.fsdp2 import FSDP2Sharding
 from lit_grpo.policy import LoRA, Policy
+from lit_grpo.policy import policy as policy_module
 from lit_grpo.policy.model_files import save_model
 from lit_grpo.policy.named_weights import named_weights
-from lit_grpo.policy.shard_loading import copy_model, files_to_read_in_parts, model_of_placeholders
+from lit_grpo.policy.shard_loading import (
+    copy_without_weights,
+    files_to_read_in_parts,
+    model_of_placeholders,
+)
 
 OPTIONS = {"dtype": "float32", "attn_implementation": None, "trust_remote_code": False}
 M_MMAP_THRESHOLD = -3
@@ -41,13 +48,7 @@ def load_and_measure(path: Path, store: Path, rank: int):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2
     )
-    sharding = FSDP2Sharding(
-        mesh=init_device_mesh("cpu", (2,)),
-        mixed_precision=MixedPrecisionPolicy(),
-        offload=OffloadPolicy(),
-        reshard_after_forward=True,
-    )
-    found = []
+    sharding, found = sharding_of_two(), []
     for with_reference in (False, True):
         policy, before = Policy(str(path)), anonymous_bytes()
         with highest(anonymous_bytes) as measured:
@@ -64,6 +65,48 @@ def load_and_measure(path: Path, store: Path, rank: int):
         gc.collect()
     torch.distributed.destroy_process_group()
     return found
+
+
+def sharding_of_two() -> FSDP2Sharding:
+    return FSDP2Sharding(
+        mesh=init_device_mesh("cpu", (2,)),
+        mixed_precision=MixedPrecisionPolicy(),
+        offload=OffloadPolicy(),
+        reshard_after_forward=True,
+    )
+
+
+def peaks_of_whole_models(store: Path, rank: int) -> list[float]:
+    """Return the peak as a policy is built and sharded without files, in bytes of its weights.
+
+    It comes twice, without and with a reference.
+    """
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
+    )
+    peaks = []
+    for with_reference in (False, True):
+        policy = Policy(architecture=LARGE | {"num_hidden_layers": 8}, packing=False)
+        with LiveBytes(local_tensor) as live:
+            # Before the first forward pass, whose gathered layers FSDP frees without an operation.
+            policy_module.check_body_and_head = lambda *_, live=live: peaks.append(live.peak)
+            policy.load(with_reference=with_reference, sharding=sharding_of_two())
+    reference = policy.reference_model
+    assert reference is not None
+    for one, other in zip(reference.parameters(), policy.model.parameters(), strict=True):
+        mine, theirs = one.to_local(), other.to_local()
+        assert mine.equal(theirs)
+        assert mine.data_ptr() != theirs.data_ptr()
+    torch.distributed.destroy_process_group()
+    size = sum(one.numel() * one.element_size() for one in policy.model.parameters())
+    return [peak / size for peak in peaks]
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return what a rank has of a tensor in memory."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return None if local.is_meta else local
 
 
 def anonymous_bytes() -> int:
@@ -106,16 +149,26 @@ def test_no_rank_has_the_whole_model_in_memory_as_it_is_read_and_streamed(tmp_pa
         assert sums_of_both == [expected] * 2
 
 
+def test_no_rank_has_a_model_without_files_twice_for_its_reference(tmp_path):
+    """As that of an adapter that is merged, or of experts that are named otherwise in files."""
+    ranks = [partial(peaks_of_whole_models, tmp_path / "store", rank) for rank in (0, 1)]
+    for alone, both in run_in_processes(*ranks):
+        assert 1 <= alone < 1.2  # whole, and the shards of a layer after the other
+        assert both < 1.2  # a copy of the whole model would be 2
+
+
 def test_placeholders_have_shapes_buffers_and_ties_but_no_memory(tmp_path):
     path = saved(tmp_path / "tied", LLAMA | {"tie_word_embeddings": True})
     whole = tiny_policy(path=str(path), architecture=None).model
     model = model_of_placeholders(str(path), **OPTIONS)
-    for one in (model, copy_model(model)):
+    assert all(p.untyped_storage().nbytes() == 4 for p in model.parameters())
+    copied = copy_without_weights(model)
+    assert all(p.is_meta for p in copied.parameters())
+    for one in (model, copied):
         assert {n: p.shape for n, p in one.named_parameters()} == {
             n: p.shape for n, p in whole.named_parameters()
         }
         assert one.lm_head.weight is one.model.embed_tokens.weight
-        assert all(p.untyped_storage().nbytes() == 4 for p in one.parameters())
         for buffer, expected in zip(one.buffers(), whole.buffers(), strict=True):
             torch.testing.assert_close(buffer, expected, rtol=0, atol=0)
     assert model.generation_config.to_dict() == whole.generation_config.to_dict()
