@@ -27,6 +27,7 @@ from left_runs import (
 from needs import needs_deepspeed
 from worker_processes import wait_until
 
+from lit_grpo.runs.checkpoint_files import damage
 from lit_grpo.stopping import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -81,15 +82,42 @@ def test_a_signal_to_one_rank_leaves_what_both_do(place, tmp_path, importer, who
     assert_same_runs(directory, whole)
 
 
-def test_a_signal_leaves_the_pause_of_an_outage_that_one_rank_has(tmp_path, importer, whole):
+def leave_outage(importer: Importer, path: Path, **trainer) -> Path:
+    """Leave the pause of an outage that one rank has."""
     down = held_reward("DownReward", num_ranks=2, rank=1, on_error="mask")
-    settings = config(reward=down, **DDP)
+    settings = config(reward=down, **trainer)
     settings["model"]["outage"] = {"max_absent_fraction": 0.0, "first_pause_seconds": 300}
-    directory = begin(tmp_path / "run", settings)
+    directory = begin(path, settings)
     with both(importer, directory) as ranks:
         wait_for(lambda: "Retrying in 300 s" in said(directory, 0), ranks, directory)
         os.kill(ranks.pids[0], signal.SIGTERM)
         assert_left(ranks, directory)
+    return directory
+
+
+def leave_server(importer: Importer, path: Path, step: int = HELD_STEP, **trainer) -> None:
+    """Leave the wait for a server: at step 0 for its start, else for its update of the weights."""
+    program = {} if step else {"program": NEVER_READY}
+    directory = begin(path, with_server(step, **program, **trainer))
+    with both(importer, directory) as ranks:
+        wait_until_held(ranks, directory)
+        os.kill(ranks.pids[1], signal.SIGTERM)
+        assert_left(ranks, directory, step=step)
+
+
+def leave_stalled(importer: Importer, path: Path, **trainer) -> Path:
+    """Leave at the word of the watchdog, as one rank scores for ever."""
+    settings = {"action": "stop", "min_seconds": 8, "first_seconds": 30}
+    watchdog = {"class_path": "StallWatchdog", "init_args": settings}
+    directory = begin(path, config(watchdog, reward=ON_ONE_RANK, **trainer))
+    with both(importer, directory) as ranks:
+        assert ranks.wait() == [ExitCode.STALLED, 0], said(directory, 0) + said(directory, 1)
+    assert saved_step(directory) == HELD_STEP
+    return directory
+
+
+def test_a_signal_leaves_the_pause_of_an_outage_that_one_rank_has(tmp_path, importer, whole):
+    directory = leave_outage(importer, tmp_path / "run", **DDP)
     finish(importer, directory, num_ranks=2)
     assert_same_runs(directory, whole)
 
@@ -132,35 +160,58 @@ def test_ranks_that_share_a_model_leave_and_go_on(strategy, place, tmp_path, imp
     assert_same_runs(directory, wholes(strategy))
 
 
-@pytest.mark.parametrize(
-    "strategy", ["fsdp2", pytest.param("deepspeed_stage_3", marks=needs_deepspeed)]
-)
+WRITING = {"class_path": "held_writing.HoldWriting", "init_args": {"number": HELD_STEP + 1}}
+UPDATE = {
+    "class_path": "holds.HoldAtStage",
+    "init_args": {"stage": "micro_batch", "step": HELD_STEP},
+}
+KILLED = [
+    ("fsdp2", hold("generation"), False),
+    ("fsdp2", WRITING, True),
+    pytest.param("deepspeed_stage_1", UPDATE, False, marks=needs_deepspeed),
+    pytest.param("deepspeed_stage_2", WRITING, False, marks=needs_deepspeed),
+    pytest.param("deepspeed_stage_3", hold("generation"), False, marks=needs_deepspeed),
+]
+
+
+@pytest.mark.parametrize(("strategy", "held", "in_background"), KILLED)
 def test_a_rank_leaves_when_one_that_it_shares_a_model_with_is_killed(
-    strategy, tmp_path, importer, wholes
+    strategy, held, in_background, tmp_path, importer, wholes
 ):
-    saving = {"class_path": "Checkpoints", "init_args": {"every_n_steps": 1}}
-    settings = config(hold("generation"), saving, devices=2, strategy=strategy)
+    """The run goes on from the last complete checkpoint, also when the next one is half written."""
+    saving = {
+        "class_path": "Checkpoints",
+        "init_args": {"every_n_steps": 1, "in_background": in_background},
+    }
+    settings = config(held, saving, devices=2, strategy=strategy)
     directory = begin(tmp_path / "run", settings)
     with both(importer, directory) as ranks:
         wait_until_held(ranks, directory)
         os.kill(ranks.pids[1], signal.SIGKILL)
         (directory / "signalled").touch()
-        codes = ranks.wait()
+        codes = ranks.wait(60)  # the timeout of the process group is 30 minutes
     assert codes == [ExitCode.RANK_LOST, -signal.SIGKILL], said(directory, 0)
     assert "another process of the run has ended or does not answer" in said(directory, 0)
     assert saved_step(directory) == HELD_STEP
+    assert damage((directory / "run/checkpoints/last.ckpt").resolve(), reads_all=True) == ""
     finish(importer, directory, num_ranks=2)
+    assert not list((directory / "run/checkpoints").glob("*.partial"))
     assert_same_runs(directory, wholes(strategy))
 
 
 @pytest.mark.parametrize("step", [HELD_STEP, 0], ids=["weight-update", "start"])
 def test_a_signal_leaves_the_wait_for_a_server(step, tmp_path, importer):
-    program = {} if step else {"program": NEVER_READY}
-    directory = begin(tmp_path / "run", with_server(step, **program, **DDP))
-    with both(importer, directory) as ranks:
-        wait_until_held(ranks, directory)
-        os.kill(ranks.pids[1], signal.SIGTERM)
-        assert_left(ranks, directory, step=step)
+    leave_server(importer, tmp_path / "run", step, **DDP)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["fsdp2", pytest.param("deepspeed_stage_3", marks=needs_deepspeed)]
+)
+@pytest.mark.parametrize("leave", [leave_outage, leave_server, leave_stalled])
+def test_ranks_that_share_a_model_leave_what_one_of_them_waits_for(
+    leave, strategy, tmp_path, importer
+):
+    leave(importer, tmp_path / "run", devices=2, strategy=strategy)
 
 
 LIMITS = {
@@ -180,12 +231,7 @@ def test_ranks_leave_in_time_although_one_is_held(limit, tmp_path, importer, who
 
 
 def test_a_watchdog_ends_both_ranks_although_one_scores_for_ever(tmp_path, importer, whole):
-    settings = {"action": "stop", "min_seconds": 8, "first_seconds": 30}
-    watchdog = {"class_path": "StallWatchdog", "init_args": settings}
-    directory = begin(tmp_path / "run", config(watchdog, reward=ON_ONE_RANK, **DDP))
-    with both(importer, directory) as ranks:
-        assert ranks.wait() == [ExitCode.STALLED, 0], said(directory, 0) + said(directory, 1)
-    assert saved_step(directory) == HELD_STEP
+    directory = leave_stalled(importer, tmp_path / "run", **DDP)
     finish(importer, directory, num_ranks=2)
     assert_same_runs(directory, whole)
 

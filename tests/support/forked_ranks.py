@@ -45,6 +45,7 @@ OTHERS = [
     "lit_grpo.cli.app",
     "lit_grpo.callbacks",
     "transformers.models.llama.modeling_llama",
+    "held_writing",
     "holds",
     *(["deepspeed"] if find_spec("deepspeed") else []),
 ]

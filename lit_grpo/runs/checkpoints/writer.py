@@ -57,11 +57,20 @@ class CheckpointWriter(TorchCheckpointIO):
             self._unfinished.pop(0).result()
 
     def when_written(self, function: Callable[[], None]) -> None:
-        """Call a function after what has been saved so far, in the background if that is there."""
-        if self._unfinished:
-            self._unfinished.append(self._thread.submit(function))
-        else:
+        """Call a function after what has been saved so far, in the background if that is there.
+
+        It is not called if that could not be written.
+        """
+        if not self._unfinished:
             function()
+            return
+        written = self._unfinished[-1]
+
+        def call() -> None:
+            if written.exception() is None:
+                function()
+
+        self._unfinished.append(self._thread.submit(call))
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
