@@ -1,3 +1,5 @@
+from functools import partial
+
 import lightning as L
 import pytest
 import torch
@@ -14,6 +16,7 @@ from small_runs import (
 )
 from tiny import LLAMA, unbatched_logprobs
 
+from lit_grpo.callbacks import Checkpoints
 from lit_grpo.objective import AdvantageConfig, KLTerm, Objective
 from lit_grpo.policy import LoRA
 from lit_grpo.policy.body_and_head import num_compilations
@@ -254,3 +257,29 @@ def test_a_compiled_forward_takes_the_same_steps_and_is_compiled_once(monkeypatc
     counts = [output["metrics"]["perf/num_compilations"] for output in outputs]
     assert before < counts[0] == counts[-1]
     assert "perf/num_compilations" not in expected[0]["metrics"]
+
+
+@pytest.mark.slow
+def test_a_compiled_policy_with_an_adapter_trains_as_any_and_resumes_bit_identically(
+    monkeypatch, tmp_path
+):
+    # That code is generated rightly is tested above.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    policy = {"architecture": LLAMA | {"num_hidden_layers": 1}, "lora": LoRA(rank=4)}
+
+    def train(*, compiles: bool, ckpt_path=None, **trainer):
+        module = make_module(
+            policy=policy | {"compile": compiles},
+            optimizer=partial(torch.optim.AdamW, lr=1e-3),
+            seed=3,
+        )
+        saving = Checkpoints(dirpath=str(tmp_path), every_n_steps=2, keep_last=9)
+        fit(module, callbacks=[saving], max_steps=4, ckpt_path=ckpt_path, **trainer)
+        return weights(module)
+
+    expected, whole = train(compiles=False), train(compiles=True)
+    torch.compiler.reset()
+    resumed = train(compiles=True, ckpt_path=tmp_path / "step_000002.ckpt")
+    for name, weight in whole.items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-5)
+        assert resumed[name].equal(weight), name

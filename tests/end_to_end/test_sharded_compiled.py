@@ -1,0 +1,46 @@
+"""A compiled policy with an adapter, which two processes share, trains as any and resumes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from needs import needs_deepspeed
+
+pytestmark = pytest.mark.slow
+
+CASE, PLAIN = "compile lora", "shallow lora"
+
+
+@pytest.fixture(scope="module")
+def directory(importer, tmp_path_factory) -> Path:
+    """Return a directory with a run under DDP that is not compiled."""
+    directory = tmp_path_factory.mktemp("compiled")
+    run(importer, directory, f"{PLAIN}/ddp")
+    return directory
+
+
+def run(importer, directory: Path, *names: str) -> None:
+    importer.run(["2", *names], directory, num_ranks=2, program="sharded_trainings", seconds=300)
+
+
+def load(directory: Path, case: str, training: str) -> dict[str, torch.Tensor]:
+    return torch.load(directory / f"{case}-{training}-rank0.pt")["weights"]
+
+
+def assert_as_plain(directory: Path, found: dict[str, torch.Tensor]) -> None:
+    for name, weight in load(directory, PLAIN, "ddp").items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
+
+
+def test_fsdp2_goes_on_compiled_from_a_checkpoint_of_ddp(importer, directory):
+    (directory / f"{CASE}-ddp").symlink_to(f"{PLAIN}-ddp")
+    run(importer, directory, f"{CASE}/fsdp2:ddp:5")
+    assert_as_plain(directory, load(directory, CASE, "fsdp2:ddp:5"))
+
+
+@needs_deepspeed
+def test_deepspeed_trains_compiled_and_resumes_bit_identically(importer, directory):
+    run(importer, directory, f"{CASE}/zero2", f"{CASE}/zero2:zero2:5")
+    whole, resumed = (load(directory, CASE, training) for training in ("zero2", "zero2:zero2:5"))
+    assert_as_plain(directory, whole)
+    assert all(resumed[name].equal(weight) for name, weight in whole.items())
