@@ -122,7 +122,10 @@ class Checkpoints(Callback):
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = CheckpointWriter(in_background=self.in_background)
+            trainer.strategy.checkpoint_io = CheckpointWriter(
+                in_background=self.in_background,
+                timeout=getattr(trainer.strategy, "_timeout", None),
+            )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         refuse_unlike(trainer.ckpt_path)

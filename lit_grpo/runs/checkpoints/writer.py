@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,10 +43,12 @@ class CheckpointWriter(TorchCheckpointIO):
     Args:
         in_background: Write sharded checkpoints in a thread, from a copy in host memory. One is
             written at a time, and an error is raised at the next save.
+        timeout: How long a rank waits for the others in the background; None for torch's default.
     """
 
-    def __init__(self, *, in_background: bool = False) -> None:
+    def __init__(self, *, in_background: bool = False, timeout: timedelta | None = None) -> None:
         super().__init__()
+        self._timeout = timeout
         self._in_background = in_background
         self._group: torch.distributed.ProcessGroup | None = None
         self._thread = ThreadPoolExecutor(1)
@@ -122,7 +125,9 @@ class CheckpointWriter(TorchCheckpointIO):
         """Write a sharded checkpoint; every rank must call this."""
         num_bytes, memory_bytes = checkpoint_bytes(checkpoint)
         if self._in_background:
-            self._group = self._group or torch.distributed.new_group(backend="gloo")
+            self._group = self._group or torch.distributed.new_group(
+                backend="gloo", timeout=self._timeout
+            )
             memory_bytes = num_bytes
         num_bytes = sum(gather_objects(num_bytes))
         partial = partial_path(target)

@@ -6,11 +6,19 @@ import errno
 import hashlib
 import subprocess
 import sys
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
+from forked import run_in_processes
 from lightning.fabric.plugins import TorchCheckpointIO
+from torch.distributed.tensor import distribute_tensor
 
+from lit_grpo.callbacks import Checkpoints
+from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.runs.checkpoints.files import damage, read_manifest
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter
 
@@ -108,3 +116,26 @@ def test_a_save_needs_no_second_copy_of_the_weights_in_memory(tmp_path):
     command = [sys.executable, "-c", program, tmp_path / "large.ckpt"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert float(done.stdout) < 100  # MB; a copy would be 200
+
+
+def write_shards_in_the_background(path: Path) -> timedelta:
+    """Return how long the ranks of a run wait for each other in the background."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{path / 'store'}", rank=0, world_size=1
+    )
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    weight = distribute_tensor(torch.ones(4), mesh)
+    trainer = L.Trainer(accelerator="cpu", devices=1, strategy=FSDP2Strategy(timeout_minutes=2))
+    Checkpoints(dirpath=str(path), in_background=True).setup(trainer, L.LightningModule(), "fit")
+    writer = trainer.strategy.checkpoint_io
+    writer.save_checkpoint({"state_dict": {"weight": weight}}, path / "last.ckpt")
+    writer.wait()
+    backend = writer._group._get_backend(torch.device("cpu"))
+    torch.distributed.destroy_process_group()
+    return backend.options._timeout
+
+
+def test_ranks_that_write_in_the_background_wait_as_long_as_the_strategy_says(tmp_path):
+    found = run_in_processes(partial(write_shards_in_the_background, tmp_path))
+    assert found == [timedelta(minutes=2)]
+    assert not damage(tmp_path / "last.ckpt")
