@@ -38,6 +38,11 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
     if Path(run_dir).is_file():
         raise UserError(f"{run_dir}: expected the directory of a run. Use --config {run_dir}.")
     if not config.is_file():
+        if (Path(run_dir) / "metrics.csv").is_file():
+            raise UserError(
+                f"{run_dir}: expected a run of the command line, got one without config.yaml (runs "
+                "made in Python have none). Go on in Python: its script, with ckpt_path='last'."
+            )
         raise UserError(f"{run_dir}: no such run directory (it has no config.yaml).")
     resume = ["--ckpt_path", "last"] if command in RESUMING else []
     return ["--config", str(config), *resume, *arguments[1:], "--run_dir", run_dir]

@@ -15,7 +15,7 @@ from numbers import Number
 from typing import Any, Literal
 
 from lit_grpo.data.sources import Row
-from lit_grpo.types import UserError, list_some
+from lit_grpo.types import UserError, list_some, parse_json
 
 Role = Literal["prompt", "answer", "id"]
 
@@ -36,16 +36,18 @@ _MISSING = object()
 def prompt_value(row: Row, mapping: Mapping[str, str]) -> str | list[Any]:
     """Return the text or the list of messages in the row's prompt column."""
     name = _column_name(row, "prompt", mapping)
-    value = _find(row, name)
+    value: Any = _find(row, name)
     if value is _MISSING:
         raise _missing_column(row, "prompt", name)
-    if _is_null(value) or not isinstance(value, str | list):
+    has_messages = isinstance(value, list) and any(isinstance(one, Mapping) for one in value)
+    if _is_null(value) or not (isinstance(value, str) or has_messages):
         got = "nothing" if _is_null(value) else _shown(value)
         raise UserError(
             f"{row.origin}: the prompt column {name!r} must hold text or a list of messages, got "
             f"{got}. Fill or remove the row, or set data.columns: {{prompt: NAME}}."
         )
-    return value
+    found: str | list[Any] = value
+    return found
 
 
 def prompt_id(row: Row, mapping: Mapping[str, str]) -> str:
@@ -116,9 +118,25 @@ def gold_answers(
     return golds
 
 
-def first_answer(answer: str, columns: Mapping[str, Any]) -> str:
-    """Return a gold answer; of one that the row gives as a list of equal answers, the first."""
-    return next((_to_text(one[0]) for one in _lists(columns) if _to_text(one) == answer), answer)
+def given_answer(answer: str, columns: Mapping[str, Any]) -> str | list[Any]:
+    """Return a gold answer, or the list of equal answers that the row gives in its place."""
+    return next((one for one in _lists(columns) if _to_text(one) == answer), answer)
+
+
+def first_of(answer: Any) -> Any:
+    """Return the first of a list of equal answers as text, and anything else as it is."""
+    is_list = isinstance(answer, list) and all(isinstance(one, _ONE_VALUE) for one in answer)
+    return _to_text(answer[0]) if answer and is_list else answer
+
+
+def equal_answers(answer: str) -> set[str]:
+    """Return the texts of a gold answer that is a list in JSON; of another one, itself."""
+    try:
+        value = parse_json(answer) if answer.startswith("[") else None
+    except ValueError:
+        value = None
+    is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return set(value) if value and is_list else {answer}
 
 
 def _lists(columns: Mapping[str, Any]) -> Iterator[list[Any]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from lit_grpo.data.columns import equal_answers
 from lit_grpo.types import Prompt, list_some
 
 NUM_SHOWN = 3
@@ -27,13 +28,21 @@ def describe_repeated(prompts: Sequence[Prompt]) -> Iterator[str]:
     for prompt in prompts:
         if prompt.answer is not None:
             golds.setdefault(prompt.text, {}).setdefault(prompt.answer, prompt.id)
-    if different := [one for one in golds.values() if len(one) > 1]:
-        (first, one), (second, other) = [*different[0].items()][:2]
+    if different := [pair for one in golds.values() if (pair := _contradicting(one))]:
+        (first, one), (second, other) = different[0]
         yield (
             f"{_number(different, 'prompt')} with more than one gold answer, such as {first!r:.60} "
             f"of {one} and {second!r:.60} of {other}: they contradict each other. Repair or remove "
             "one of them."
         )
+
+
+def _contradicting(golds: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the first of these answers, and the first that is none of its equal ones."""
+    first = next(iter(golds))
+    known = equal_answers(first)
+    other = next((one for one in golds if known.isdisjoint(equal_answers(one))), None)
+    return [] if other is None else [(first, golds[first]), (other, golds[other])]
 
 
 def _number(found: Sequence[object], noun: str) -> str:

@@ -172,9 +172,12 @@ def _check_header(header: list[str], path: Path) -> None:
 
 def _check_cells(cells: list[str], header: list[str], origin: str) -> None:
     if len(cells) != len(header):
+        fix = "Put cells that contain commas into double quotes."
+        if len(cells) < len(header):
+            fix = "Write a comma for each empty cell at its end, or close an open double quote."
         raise UserError(
             f"{origin} has {len(cells)} cells, but the first line names {len(header)} columns "
-            f"({', '.join(header)}). Put cells that contain commas into double quotes."
+            f"({', '.join(header)}). {fix}"
         )
 
 

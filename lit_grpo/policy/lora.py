@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from lit_grpo.types import UserError, check_range
+from lit_grpo.types import UserError, check_range, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,10 @@ def add_lora(model: PreTrainedModel, lora: LoRA) -> nn.Module:
     """
     from peft import LoraConfig, TaskType, get_peft_model
 
+    for key in ("target_modules", "modules_to_save"):
+        names = getattr(lora, key)
+        if isinstance(names, Sequence) and not isinstance(names, str):
+            _refuse_unknown(names, model, f"model.policy.lora.{key}")
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=lora.rank,
@@ -60,6 +65,24 @@ def add_lora(model: PreTrainedModel, lora: LoRA) -> nn.Module:
         ) from None
     _refuse_tied_layers(adapted, model)
     return adapted
+
+
+def _refuse_unknown(names: Sequence[str], model: PreTrainedModel, key: str) -> None:
+    """Raise if a name is that of no layer; peft raises only if all of them are."""
+    there = [name for name, _ in (*model.named_modules(), *model.named_parameters())]
+    for name in names:
+        if not any(one == name or one.endswith(f".{name}") for one in there):
+            known = sorted({one.rpartition(".")[2] for one in there if "weight" not in one})
+            raise UserError(
+                f"{key} must name layers of {type(model).__name__}, got {name!r} (it would not be "
+                f"trained).{did_you_mean(name, known)} Its linear layers: "
+                f"{', '.join(_linear_names(model))}."
+            )
+
+
+def _linear_names(model: nn.Module) -> list[str]:
+    layers = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear))
+    return sorted({name.rpartition(".")[2] for name in layers})
 
 
 def _refuse_tied_layers(adapted: nn.Module, model: PreTrainedModel) -> None:

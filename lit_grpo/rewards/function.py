@@ -165,10 +165,17 @@ def _default_name(function: Callable[..., Any]) -> str:
 
 def _trl_row(prompt: Prompt) -> dict[str, Any]:
     """Return all columns except the prompt itself, and the gold answer as ``answer``."""
-    gold = {} if prompt.answer is None else {"answer": prompt.answer}
+    gold = {} if prompt.answer is None else {"answer": _gold(prompt)}
     hidden = {"prompt", "completion", *TRL.reserved}
     columns = gold | dict(prompt.columns)
     return {name: value for name, value in columns.items() if name not in hidden}
+
+
+def _gold(prompt: Prompt) -> Any:
+    """Return the gold answer, as a list if the row gives one."""
+    from lit_grpo.data.columns import given_answer  # loads much, which workers do not need
+
+    return None if prompt.answer is None else given_answer(prompt.answer, prompt.columns)
 
 
 def _verl_row(prompt: Prompt) -> dict[str, Any]:
@@ -178,7 +185,7 @@ def _verl_row(prompt: Prompt) -> dict[str, Any]:
     gold = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
     row = {
         "data_source": columns.get("data_source"),
-        "ground_truth": prompt.answer if gold is None else gold,
+        "ground_truth": _gold(prompt) if gold is None else gold,
         "extra_info": columns.get("extra_info") or {},
     }
     return {name: value for name, value in row.items() if value is not None}

@@ -13,7 +13,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch.optim import AdamW, Optimizer
 
 from lit_grpo.data import TrainingLoader
-from lit_grpo.data.columns import first_answer
+from lit_grpo.data.columns import first_of, given_answer
 from lit_grpo.diagnostics import step_number
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.policy import Policy
@@ -146,7 +146,7 @@ class SFTModule(PolicyModule):
         column = self.target_column
         text = prompt.answer if column is None else prompt.columns.get(column)
         if column is None and text:
-            text = first_answer(text, prompt.columns)
+            text = first_of(given_answer(text, prompt.columns))
         if not isinstance(text, str) or not text:
             place = "gold answer" if column is None else f"text in column {column!r}"
             raise UserError(

@@ -121,7 +121,12 @@ def test_a_message_that_only_calls_tools_may_have_no_content():
     assert prompt.text == "user: 2+2?\nassistant: add\ntool: 4\n"
 
 
-@pytest.mark.parametrize("turn", ["2+2?", {"role": "user"}, {"role": "user", "content": [1]}])
+def test_a_prompt_column_whose_lists_are_no_messages_is_named():
+    with pytest.raises(ValueError, match="row 4: the prompt column 'prompt' must hold text or a"):
+        build(row(4, prompt=["2+2?"], answer="2"))
+
+
+@pytest.mark.parametrize("turn", [{"role": "user"}, {"role": "user", "content": [1]}])
 def test_a_message_without_role_or_text_is_refused(turn):
     with pytest.raises(ValueError, match=r"row 4: a message must have a role and a content"):
         build(row(4, prompt=[turn], answer="2"))

@@ -15,6 +15,18 @@ def test_copies_with_the_same_or_no_answer_need_no_word():
     assert [*describe_repeated([*prompts, prompt("a", id="3", answer=None)])] == []
 
 
+def test_a_gold_answer_that_is_among_those_of_a_copy_is_no_contradiction():
+    prompts = [
+        prompt("a", id="1", answer='["7", "7.0"]'),
+        prompt("a", id="2", answer="7"),
+        prompt("b", id="3", answer='["7", "7.0"]'),
+        prompt("b", id="4", answer="8"),
+    ]
+    (sentence,) = describe_repeated(prompts)
+    assert sentence.startswith("1 prompt with more than one gold answer")
+    assert "of 3 and '8' of 4" in sentence
+
+
 def test_ids_of_several_prompts_are_named():
     prompts = [prompt(str(number), id=str(number % 5), answer="x") for number in range(9)]
     (sentence,) = describe_repeated(prompts)

@@ -27,7 +27,7 @@ from left_runs import (
 from needs import needs_deepspeed
 from worker_processes import wait_until
 
-from lit_grpo.runs.checkpoint_files import damage
+from lit_grpo.runs.checkpoints.files import damage
 from lit_grpo.stopping import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

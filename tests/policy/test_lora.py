@@ -13,8 +13,15 @@ def test_a_rank_or_alpha_of_zero_is_refused(name):
 
 
 def test_target_modules_that_the_model_does_not_have_are_refused():
-    with pytest.raises(ValueError, match="Set model.policy.lora.target_modules"):
-        tiny_policy(lora=LoRA(target_modules=["nowhere"]))
+    with pytest.raises(ValueError, match="no adapter can be added .* Set model.policy.lora.target"):
+        tiny_policy(lora=LoRA(target_modules="nowhere"))
+
+
+@pytest.mark.parametrize("key", ["target_modules", "modules_to_save"])
+def test_a_typo_in_one_of_several_layers_is_refused(key):
+    rule = rf"lora\.{key} must name layers of LlamaForCausalLM, got 'v_prjo' .* mean v_proj\?"
+    with pytest.raises(ValueError, match=rule):
+        tiny_policy(lora=LoRA(**{key: ["q_proj", "v_prjo"]}))
 
 
 def test_an_adapter_on_a_tied_layer_is_refused():

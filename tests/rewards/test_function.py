@@ -83,6 +83,24 @@ def test_conversational_prompt_gives_lists_of_messages():
     assert run(FunctionReward(look), CHAT, "2", "3").rewards.tolist() == [[3.0, 3.0]]
 
 
+def test_a_list_of_gold_answers_is_a_list_whatever_its_column_is_called():
+    given = []
+
+    def keeps(completions, answer):
+        given.extend(answer)
+        return [1.0 for _ in completions]
+
+    def keeps_truth(solution_str, ground_truth):
+        given.append(ground_truth)
+        return 1.0
+
+    one = prompt("1", answer='["8", "8.0"]', columns={"gold": ["8", "8.0"]})
+    for function in (keeps, keeps_truth):
+        run(FunctionReward(function), one, "8")
+    run(FunctionReward(keeps), prompt("1", answer='["8", "8.0"]'), "8")
+    assert given == [["8", "8.0"], ["8", "8.0"], '["8", "8.0"]']
+
+
 def test_column_called_answer_takes_precedence_over_the_gold_answer():
     row = Prompt(
         id="p", text="q", token_ids=(1,), answer="72", columns={"answer": "48 + 24 = 72 #### 72"}

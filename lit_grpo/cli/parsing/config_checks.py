@@ -25,7 +25,13 @@ def refuse_empty(config: Any, prefix: str, path: Path) -> None:
         is_section = key == "init_args" or (not prefix and key in ("trainer", "model", "data"))
         if is_section and value is None:
             raise UserError(
-                f"{path}: {prefix}{key} must have keys under it, got nothing. Remove the line."
+                f"{path}: {prefix}{key} must have keys under it, got nothing. Indent the lines "
+                "that belong under it by two spaces more than this one, or remove it."
+            )
+        if key == "init_args" and isinstance(value, str):
+            raise UserError(
+                f"{path}: {prefix}{key} must have keys under it, got {value!r:.60}. Write each as "
+                "KEY: VALUE, with a space after the colon."
             )
         if isinstance(value, dict | list):
             refuse_empty(value, f"{prefix}{key}.", path)

@@ -108,6 +108,11 @@ def no_class_path(parser: Any, key: str, match: re.Match[str]) -> str:
 
 
 def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
+    if match["reason"].startswith("'str' object has no attribute 'keys'"):
+        return (
+            f"{key}: init_args of {match['path']} must be keys with their values, got a text. "
+            "Write each as KEY: VALUE, with a space after the colon."
+        )
     hint = ""
     missing = re.match(r"module '(.+)' has no attribute '(.+)'", match["reason"])
     if missing and missing[1] in sys.modules:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from lit_grpo.cli.prepare.rows import PreparedRow
+from lit_grpo.data.columns import equal_answers
 from lit_grpo.data.prepared import normalised_text
 
 WORDS = 5
@@ -32,8 +33,13 @@ def contradictions(
     """Return each copy whose gold answer is another than that of the row that it is a copy of."""
     by_id = {row.id: row for row in rows}
     pairs = [(by_id[copy], by_id[first]) for copy, first in copies.items()]
-    golds = [{row.columns.get("answer") for row in pair} - {None} for pair in pairs]
-    return [pair for pair, gold in zip(pairs, golds, strict=True) if len(gold) > 1]
+    return [pair for pair in pairs if _contradict(*(row.columns.get("answer") for row in pair))]
+
+
+def _contradict(one: str | None, other: str | None) -> bool:
+    if one is None or other is None:
+        return False
+    return equal_answers(one).isdisjoint(equal_answers(other))
 
 
 def near_copies(rows: Iterable[PreparedRow], threshold: float) -> dict[str, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from lit_grpo.cli.prepare.recipe import RecipeSource, Role
-from lit_grpo.data.columns import id_text
+from lit_grpo.data.columns import first_of, id_text
 from lit_grpo.data.filters import MISSING, find_value
 from lit_grpo.data.prepared import text_hash, text_hashes
 from lit_grpo.data.scored_answers import read_scored_answers
@@ -87,6 +87,8 @@ def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -
         raise UnusableRow("no id", f"the column {roles['id']!r} is null or missing")
     columns = {role: value for role, value in values.items() if value is not None}
     columns |= {"messages" if isinstance(prompt, list) else "prompt": prompt}
+    if "completion" in columns:
+        columns["completion"] = first_of(columns["completion"])
     columns.pop("answer", None)
     if answer is not None:
         columns["answer"] = answer

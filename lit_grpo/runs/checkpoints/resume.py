@@ -113,8 +113,8 @@ def _newest_intact(run_dir: Path) -> Path:
     found |= {one.name: "the file that it names is gone" for one in lost}
     if not found:
         raise UserError(
-            f"{run_dir} has no checkpoint to go on from. Start a new run, or name a checkpoint "
-            "of a different one in ckpt_path."
+            f"{run_dir} has no checkpoint to go on from. Set ckpt_path to auto to start it again "
+            "in its directory, or to a checkpoint of a different run."
         )
     listed = "; ".join(f"{name}: {why}" for name, why in found.items())
     raise UserError(
@@ -217,8 +217,12 @@ def refuse_used(run_dir: Path, resume_with: str) -> None:
     Raises:
         UserError: the directory already holds a run.
     """
-    if (run_dir / "metrics.csv").exists() or any(run_dir.glob("checkpoints/*")):
+    has_checkpoint = any(run_dir.glob("checkpoints/*"))
+    if has_checkpoint or (run_dir / "metrics.csv").exists():
+        how = f"Resume it: {resume_with}"
+        if not has_checkpoint:
+            how = "It has no checkpoint: to start it again there, set ckpt_path to auto"
         raise UserError(
-            f"{run_dir} already holds a run, which a new one would overwrite. Resume it: "
-            f"{resume_with}. Or choose a different run_dir."
+            f"{run_dir} already holds a run, which a new one would overwrite. {how}. Or choose a "
+            "different run_dir."
         )

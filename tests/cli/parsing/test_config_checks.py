@@ -101,3 +101,16 @@ def test_a_source_that_is_a_path_is_shown_as_a_source(source, file, capsys):
 def test_a_key_on_the_command_line_is_told_where_it_belongs(capsys):
     line = error_of(capsys, "--model.data.num_digits=2")
     assert line == "model.data.num_digits: no such key. data belongs at the top level."
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("data: {init_args: 'prompts_per_step:8'}", "data.init_args must have keys under it, got"),
+        ("trainer:\nrun_dir: x", "Indent the lines that belong under it"),
+    ],
+)
+def test_a_slip_of_spaces_is_named_with_its_place(config, expected, here, capsys):
+    error = error_of(capsys, config=config)
+    assert error.startswith("my.yaml: ")
+    assert expected in error

@@ -159,7 +159,10 @@ def test_a_new_run_in_a_directory_with_results_is_refused(left, here):
     touch(here / "run" / "config.yaml", here / "run" / "run.log")
     refuse_used(here / "run", "resume it so")
     touch(here / "run" / left)
-    with pytest.raises(ValueError, match="already holds a run, .* Resume it: resume it so"):
+    how = (
+        "It has no checkpoint: .* ckpt_path to auto" if "csv" in left else "Resume it: resume it so"
+    )
+    with pytest.raises(ValueError, match=f"already holds a run, .* {how}"):
         refuse_used(here / "run", "resume it so")
 
 
