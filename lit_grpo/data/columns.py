@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from difflib import get_close_matches
 from numbers import Number
@@ -36,18 +37,17 @@ _MISSING = object()
 def prompt_value(row: Row, mapping: Mapping[str, str]) -> str | list[Any]:
     """Return the text or the list of messages in the row's prompt column."""
     name = _column_name(row, "prompt", mapping)
-    value: Any = _find(row, name)
+    value = _find(row, name)
     if value is _MISSING:
         raise _missing_column(row, "prompt", name)
-    has_messages = isinstance(value, list) and any(isinstance(one, Mapping) for one in value)
-    if _is_null(value) or not (isinstance(value, str) or has_messages):
+    is_plain = isinstance(value, list) and not any(isinstance(one, Mapping) for one in value)
+    if _is_null(value) or not isinstance(value, str | list) or is_plain:
         got = "nothing" if _is_null(value) else _shown(value)
         raise UserError(
             f"{row.origin}: the prompt column {name!r} must hold text or a list of messages, got "
             f"{got}. Fill or remove the row, or set data.columns: {{prompt: NAME}}."
         )
-    found: str | list[Any] = value
-    return found
+    return value
 
 
 def prompt_id(row: Row, mapping: Mapping[str, str]) -> str:
@@ -129,14 +129,17 @@ def first_of(answer: Any) -> Any:
     return _to_text(answer[0]) if answer and is_list else answer
 
 
-def equal_answers(answer: str) -> set[str]:
-    """Return the texts of a gold answer that is a list in JSON; of another one, itself."""
-    try:
-        value = parse_json(answer) if answer.startswith("[") else None
-    except ValueError:
-        value = None
-    is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
-    return set(value) if value and is_list else {answer}
+def contradict(one: str, other: str) -> bool:
+    """Return whether two gold answers, each a text or a list of equal ones, share none."""
+    return one != other and _equal_answers(one).isdisjoint(_equal_answers(other))
+
+
+def _equal_answers(answer: str) -> set[str]:
+    with suppress(ValueError):
+        value = parse_json(answer)
+        if value and isinstance(value, list) and all(isinstance(one, str) for one in value):
+            return set(value)
+    return {answer}
 
 
 def _lists(columns: Mapping[str, Any]) -> Iterator[list[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from lit_grpo.data.columns import equal_answers
+from lit_grpo.data.columns import contradict
 from lit_grpo.types import Prompt, list_some
 
 NUM_SHOWN = 3
@@ -38,10 +38,9 @@ def describe_repeated(prompts: Sequence[Prompt]) -> Iterator[str]:
 
 
 def _contradicting(golds: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the first of these answers, and the first that is none of its equal ones."""
+    """Return the first of these answers and one that contradicts it, with their ids; or nothing."""
     first = next(iter(golds))
-    known = equal_answers(first)
-    other = next((one for one in golds if known.isdisjoint(equal_answers(one))), None)
+    other = next((one for one in golds if contradict(first, one)), None)
     return [] if other is None else [(first, golds[first]), (other, golds[other])]
 
 

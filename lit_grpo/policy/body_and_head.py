@@ -85,6 +85,7 @@ class BodyAndHead:
         return hidden_states[0]
 
     def with_head(self, function: Callable[[Tensor], T], hidden_states: Tensor) -> T:
+        """Call a function that uses the head, whose weights a sharding collects once for it."""
         return self._sharding.run_part(self._head, function, hidden_states)
 
     def cast_head(self) -> Tensor | None:

@@ -69,20 +69,17 @@ def add_lora(model: PreTrainedModel, lora: LoRA) -> nn.Module:
 
 def _refuse_unknown(names: Sequence[str], model: PreTrainedModel, key: str) -> None:
     """Raise if a name is that of no layer; peft raises only if all of them are."""
-    there = [name for name, _ in (*model.named_modules(), *model.named_parameters())]
+    layers = {name: layer for name, layer in model.named_modules() if name}
+    there = [*layers, *(name for name, _ in model.named_parameters())]
     for name in names:
-        if not any(one == name or one.endswith(f".{name}") for one in there):
-            known = sorted({one.rpartition(".")[2] for one in there if "weight" not in one})
+        if not any(f".{one}".endswith(f".{name}") for one in there):
+            known = {one.rpartition(".")[2]: layer for one, layer in layers.items()}
+            linear = [one for one, layer in known.items() if isinstance(layer, nn.Linear)]
             raise UserError(
                 f"{key} must name layers of {type(model).__name__}, got {name!r} (it would not be "
-                f"trained).{did_you_mean(name, known)} Its linear layers: "
-                f"{', '.join(_linear_names(model))}."
+                f"trained).{did_you_mean(name, known)} Set {key}; the linear layers are "
+                f"{', '.join(sorted(linear))}."
             )
-
-
-def _linear_names(model: nn.Module) -> list[str]:
-    layers = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear))
-    return sorted({name.rpartition(".")[2] for name in layers})
 
 
 def _refuse_tied_layers(adapted: nn.Module, model: PreTrainedModel) -> None:

@@ -12,9 +12,10 @@ def test_a_rank_or_alpha_of_zero_is_refused(name):
         LoRA(**{name: 0})
 
 
-def test_target_modules_that_the_model_does_not_have_are_refused():
-    with pytest.raises(ValueError, match="no adapter can be added .* Set model.policy.lora.target"):
-        tiny_policy(lora=LoRA(target_modules="nowhere"))
+@pytest.mark.parametrize("target_modules", [["nowhere"], "nowhere"])
+def test_target_modules_that_the_model_does_not_have_are_refused(target_modules):
+    with pytest.raises(ValueError, match="Set model.policy.lora.target_modules"):
+        tiny_policy(lora=LoRA(target_modules=target_modules))
 
 
 @pytest.mark.parametrize("key", ["target_modules", "modules_to_save"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from lit_grpo.cli.prepare.rows import PreparedRow
-from lit_grpo.data.columns import equal_answers
+from lit_grpo.data.columns import contradict
 from lit_grpo.data.prepared import normalised_text
 
 WORDS = 5
@@ -32,14 +32,13 @@ def contradictions(
 ) -> list[tuple[PreparedRow, PreparedRow]]:
     """Return each copy whose gold answer is another than that of the row that it is a copy of."""
     by_id = {row.id: row for row in rows}
-    pairs = [(by_id[copy], by_id[first]) for copy, first in copies.items()]
-    return [pair for pair in pairs if _contradict(*(row.columns.get("answer") for row in pair))]
-
-
-def _contradict(one: str | None, other: str | None) -> bool:
-    if one is None or other is None:
-        return False
-    return equal_answers(one).isdisjoint(equal_answers(other))
+    found = []
+    for copy, first in copies.items():
+        pair = by_id[copy], by_id[first]
+        one, other = (row.columns.get("answer") for row in pair)
+        if one is not None and other is not None and contradict(one, other):
+            found.append(pair)
+    return found
 
 
 def near_copies(rows: Iterable[PreparedRow], threshold: float) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Write the checkpoints of a run: at its end, at intervals, and of the best policy."""
+"""Decide when a run writes a checkpoint: at its end, at intervals, and of the best policy."""
 
 from __future__ import annotations
 
