@@ -17,7 +17,7 @@ from typing import Any
 from torch.optim import AdamW, Optimizer
 
 from lit_grpo.cli.estimate.devices import DEVICES, Cluster
-from lit_grpo.cli.estimate.memory_parts import UNDIVIDED, Estimate, estimate_memory
+from lit_grpo.cli.estimate.memory import UNDIVIDED, Estimate, estimate_memory
 from lit_grpo.cli.estimate.seconds import StepTime, estimate_seconds
 from lit_grpo.cli.estimate.setup import Sampler, Setup, make_setup
 from lit_grpo.cli.estimate.step import step_sizes

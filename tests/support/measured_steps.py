@@ -23,7 +23,7 @@ from torch.optim import AdamW
 from lit_grpo.cli.estimate.calibration import measure_cpu
 from lit_grpo.cli.estimate.config import _old_passes
 from lit_grpo.cli.estimate.devices import Cluster, Device
-from lit_grpo.cli.estimate.memory_parts import SAMPLING, SAVING, Part, estimate_memory
+from lit_grpo.cli.estimate.memory import SAMPLING, SAVING, Part, estimate_memory
 from lit_grpo.cli.estimate.seconds import StepTime, estimate_seconds
 from lit_grpo.cli.estimate.setup import Sampler, Setup, make_setup
 from lit_grpo.cli.estimate.step import step_sizes

@@ -12,7 +12,7 @@ from pathlib import Path
 from lit_grpo.cli.doctor.batch import planned_steps
 from lit_grpo.cli.doctor.estimate import CLOSE
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused, remark
-from lit_grpo.cli.estimate.memory_parts import gib
+from lit_grpo.cli.estimate.memory import gib
 from lit_grpo.cli.estimate.model_sizes import (
     build_optimizer,
     optimizer_sizes,

@@ -12,7 +12,7 @@ from lit_grpo.cli.doctor.findings import Finding, failed, ok, remark
 from lit_grpo.cli.doctor.machine import Memory, trainer_memory
 from lit_grpo.cli.estimate.config import setup_of
 from lit_grpo.cli.estimate.devices import Cluster, Device
-from lit_grpo.cli.estimate.memory_parts import (
+from lit_grpo.cli.estimate.memory import (
     ALWAYS,
     Estimate,
     Part,

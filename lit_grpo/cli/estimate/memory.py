@@ -1,237 +1,290 @@
-"""Compute how many bytes a step needs on a rank, from sizes alone; each term has its reason.
-
-Weights, gradients and the optimizer's state are exact. Activations, masks and logits follow from
-what autograd keeps of a transformer's layer, and are estimates.
-"""
+"""Estimate the memory of a rank: each part, when it exists, and which setting changes it."""
 
 from __future__ import annotations
 
-from math import ceil
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from lit_grpo.cli.estimate.model_sizes import ModelSizes
-from lit_grpo.cli.estimate.setup import FLOAT32, Setup
-from lit_grpo.policy.logprobs import CHUNK_LOGITS
-from lit_grpo.rollout.hf.shared_prompts import MIN_SAVED_TOKENS
+from lit_grpo.cli.estimate import memory_formulas as formulas
+from lit_grpo.cli.estimate.devices import GIB
+from lit_grpo.cli.estimate.setup import Setup
+from lit_grpo.policy.model_files import file_bytes
 
-LOGIT_COPIES, LOGIT_COPIES_CPU = 3.0, 1.0
-"""In float32: log-probabilities in the place of the logits, and for the entropy their exponentials
-and those that are finite. A CPU makes these for a few tokens at a time."""
-LOGIT_COPY_16 = 0.5
-"""Further ones where the head computes in bfloat16, whose logits are there first."""
-SAMPLING_COPIES = 4
-"""Logits of a sampled token, divided by the temperature, probabilities and their running sum."""
-SORTING_COPIES = 6
-"""Further ones with top-p: sorted probabilities, their places in 64 bits, running sums."""
-BACKWARD_GRADIENTS = 1
-"""Gradients of a layer's values that exist beside the values, which are freed one by one: as many
-as the feed-forward part has inner values, and the layer inputs."""
-PREFILL_VALUES = 3
-"""Values of a layer's feed-forward part that exist at a time without autograd."""
+CUDA_CONTEXT = GIB // 2
+NCCL_BUFFERS = GIB
+"""What NCCL allocates for its channels on a GPU."""
+
+Moments = tuple[str, ...]
+ALWAYS, FORWARD, LAYERS = "always", "in the head's chunks", "in a layer's backward pass"
+ENDING = "at the end of the backward pass"
+STEPPING, SAMPLING, SAVING = "in the optimizer's step", "while sampling", "while saving"
+LOADING = "while loading"
+ELSEWHERE: Moments = ()
+"""For a part in host memory, which is never in the memory of the GPU."""
+UPDATE = (FORWARD, LAYERS)
+WITH_GRADIENTS = (ENDING, STEPPING, SAMPLING, SAVING)
+"""When the gradients of a single micro-batch exist: they are freed before its forward pass."""
+
+UNDIVIDED = "the model before it is divided"
+LORA = "train an adapter instead of all weights (model.policy.lora: {rank: 16, alpha: 32})"
+SHARD = "divide it by the ranks (trainer.strategy: fsdp2)"
 
 
-def layer_bytes(setup: Setup) -> int:
-    """Return the bytes that autograd keeps of one layer for the largest micro-batch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of the memory; one whose ``when`` is `ELSEWHERE` is in host memory."""
 
-    Attention in blocks keeps keys and values of each row, those of the prompt included.
+    name: str
+    bytes: int
+    when: Moments = (ALWAYS,)
+    advice: str = ""
+
+    def is_there(self, moment: str) -> bool:
+        return ALWAYS in self.when or moment in self.when
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The memory of one process."""
+
+    parts: tuple[Part, ...]
+
+    def during(self, moment: str) -> int:
+        return sum(one.bytes for one in self.parts if one.is_there(moment))
+
+    @property
+    def peak(self) -> int:
+        return self.during(self.moments[0])
+
+    @property
+    def moments(self) -> list[str]:
+        """What takes memory for a time only, the largest first; ``always`` if nothing does."""
+        found = {moment: 0 for one in self.parts for moment in one.when}
+        found.pop(ALWAYS, None)
+        return sorted(found, key=self.during, reverse=True) or [ALWAYS]
+
+    @property
+    def at_peak(self) -> list[Part]:
+        """The parts that are there at the peak, the largest first."""
+        there = [one for one in self.parts if one.is_there(self.moments[0])]
+        return sorted(there, key=lambda one: -one.bytes)
+
+    @property
+    def binding(self) -> Part:
+        """The largest part of the peak that a setting changes, else the largest of all."""
+        with_advice = [one for one in self.at_peak if one.advice]
+        return (with_advice or self.at_peak)[0]
+
+    def advice(self) -> list[str]:
+        """Return the settings that save most at the peak, the best first."""
+        found = (one.advice for one in self.at_peak if one.advice and one.bytes)
+        return list(dict.fromkeys(found))[:2]
+
+
+def estimate_memory(setup: Setup, fixed: Part | None = None) -> Estimate:
+    """Return the memory that a rank needs.
+
+    Args:
+        fixed: What the process takes before it loads anything; None for a CUDA context.
     """
-    step, sizes = setup.step, setup.model
-    kv = sizes.kv_values // sizes.num_layers
-    kv_tokens = step.micro_batch_tokens
-    if not setup.merges_attention:
-        kv_tokens = max(kv_tokens, step.micro_batch_rows * step.row_tokens)
-    values = sizes.layer_values * step.micro_batch_tokens + kv * kv_tokens
-    copies = sizes.adapted_values // sizes.num_layers * step.micro_batch_tokens
-    return round(values * setup.activation_bytes + copies * adapter_input_bytes(setup))
+    states = list(_states(setup))
+    parts = [
+        fixed or Part(name="CUDA", bytes=CUDA_CONTEXT),
+        *states,
+        *_loading(setup, states),
+        *_communication(setup),
+        *_update(setup),
+        *_sampling(setup),
+        *_scoring(setup),
+        *_saving(setup),
+    ]
+    return Estimate(tuple(one for one in parts if one.bytes))
 
 
-def adapter_input_bytes(setup: Setup) -> int:
-    """Return the bytes of an input of an adapter beside that of its layer.
+def _states(setup: Setup) -> Iterator[Part]:
+    """Yield what exists during the whole run."""
+    model, sharding = setup.model, setup.sharding
+    trained, has_lora = model.trained_parameters, model.has_adapter
+    share = setup.share(sharding.weights)
+    when: Moments
+    of_weights = _place(setup, (ALWAYS,), is_offloaded=sharding.offloads_weights)
+    stored = model.parameters * model.parameter_bytes / share + model.buffer_bytes
+    smaller = "set model.policy.dtype to bfloat16" if model.parameter_bytes > 3 else ""
+    moves = smaller if has_lora else _sharding_or(setup, LORA, is_divided=sharding.weights)
+    yield Part(name="weights", bytes=round(stored), when=of_weights, advice=moves)
+    advice = "" if has_lora else _sharding_or(setup, LORA, is_divided=sharding.gradients)
+    when = _place(setup, _with_gradients(setup), is_offloaded=sharding.offloads_optimizer)
+    yield Part(name="gradients", bytes=formulas.gradient_bytes(setup), when=when, advice=advice)
+    advice = "" if has_lora else _sharding_or(setup, LORA, is_divided=sharding.optimizer)
+    when = _place(setup, (ALWAYS,), is_offloaded=sharding.offloads_optimizer)
+    divided = setup.share(sharding.optimizer)
+    copied = round(trained * model.trained_bytes * sharding.copies_weights / divided)
+    yield Part(name="optimizer's copy of the weights", bytes=copied, when=when, advice=advice)
+    state = round(setup.optimizer.state_bytes / divided)
+    yield Part(name="optimizer", bytes=state, when=when, advice=advice)
+    copy = formulas.optimizer_copy_bytes(setup)
+    fused = "set model.optimizer.init_args.fused to true" if setup.optimizer.copies else ""
+    when = _place(setup, (STEPPING,), is_offloaded=sharding.offloads_optimizer)
+    yield Part(name="copies of the optimizer", bytes=copy, when=when, advice=fused)
+    kl = "set model.objective.kl.coef to 0, or train an adapter (model.policy.lora), whose base is "
+    adapter = "" if has_lora else f"{kl}the reference"
+    size = round(setup.reference_bytes / setup.share(sharding.weights and not has_lora))
+    yield Part(name="reference", bytes=size, when=of_weights, advice=adapter)
+    bfloat16 = "set model.teacher.dtype to bfloat16, or move it to a server: model.teacher.urls"
+    yield Part(name="teacher", bytes=setup.teacher_bytes, advice=bfloat16)
+    elsewhere = "set dtype of ScorerReward to bfloat16, or its device to another one"
+    yield Part(name="reward models", bytes=setup.scorer_bytes, advice=elsewhere)
 
-    `peft` keeps adapters in float32 and casts what they read.
+
+def _with_gradients(setup: Setup) -> Moments:
+    """Return when gradients exist; DeepSpeed frees them in its step, but for those of stage 3."""
+    has_one, sharding = setup.step.micro_batches == 1, setup.sharding
+    if sharding.is_deepspeed and not sharding.weights:
+        return (ENDING, STEPPING) if has_one else (*UPDATE, ENDING, STEPPING)
+    return WITH_GRADIENTS if has_one and not sharding.is_deepspeed else (ALWAYS,)
+
+
+def _place(setup: Setup, when: Moments, *, is_offloaded: bool) -> Moments:
+    """Return when a part takes memory, which on a CPU it does in any case."""
+    return ELSEWHERE if is_offloaded and setup.cluster.is_gpu else when
+
+
+def _sharding_or(setup: Setup, otherwise: str, *, is_divided: bool) -> str:
+    """Return the advice to divide something by the ranks, if it is not and there are several."""
+    if setup.ranks == 1:
+        return otherwise
+    return f"use more GPUs, or {otherwise}" if is_divided else SHARD
+
+
+def _loading(setup: Setup, states: list[Part]) -> Iterator[Part]:
+    """Yield the rest of a model that is whole on a rank's device before it is divided.
+
+    DeepSpeed moves it there at once; FSDP2 reads only the parts of a rank.
     """
-    if not setup.computes_in_weights:
-        return 0
-    return setup.compute_bytes if setup.precision == "bf16-mixed" else FLOAT32
+    if setup.sharding.is_deepspeed and setup.sharding.weights:
+        whole = setup.model.parameters * setup.model.parameter_bytes + setup.reference_bytes
+        divided = sum(one.bytes for one in states if one.is_there(LOADING))
+        advice = "set trainer.strategy to fsdp2, under which each rank reads only its part"
+        size = max(0, round(whole) - divided)
+        yield Part(
+            name="the model before it is divided", bytes=size, when=(LOADING,), advice=advice
+        )
 
 
-def kept_bytes(setup: Setup) -> int:
-    """Return the bytes of activations that exist from the forward to the backward pass."""
-    sizes = setup.model
-    if not setup.checkpointing:
-        return sizes.num_layers * layer_bytes(setup)
-    inputs = sizes.hidden_size * setup.step.micro_batch_tokens
-    per_value = FLOAT32 if setup.is_autocast else setup.compute_bytes
-    return round(sizes.num_layers * inputs * per_value)
+def _communication(setup: Setup) -> Iterator[Part]:
+    """Yield the buffers of several ranks, and what they gather."""
+    if setup.ranks == 1:
+        return
+    if setup.cluster.is_gpu:
+        yield Part(name="NCCL", bytes=NCCL_BUFFERS)
+    sharding, trained = setup.sharding, setup.model.trained_parameters
+    if sharding.copies_gradients:
+        advice = (
+            "set trainer.strategy to {class_path: DDPStrategy, init_args: "
+            "{gradient_as_bucket_view: true}}, or to fsdp2"
+        )
+        size = round(trained * setup.model.trained_bytes)
+        yield Part(name="buckets of ddp", bytes=size, advice=advice)
+    buckets, reduced = formulas.bucket_bytes(setup), formulas.reduced_bytes(setup)
+    advice = (
+        "set trainer.strategy.init_args.config of ZeROStrategy to {zero_optimization: "
+        "{reduce_bucket_size: 50000000}}"
+    )
+    when: Moments = (ALWAYS,) if sharding.weights else (LAYERS, ENDING)
+    yield Part(name="buckets of DeepSpeed", bytes=buckets, when=when, advice=advice)
+    yield Part(name="copy of a bucket", bytes=reduced, when=(LAYERS, ENDING), advice=advice)
+    layers = formulas.gathered_layer_bytes(setup)
+    yield Part(name="gathered layers", bytes=layers, when=(*UPDATE, ENDING))
+    served = "sample with servers, which need no gathered model (--config engines/vllm_server)"
+    model = formulas.gathered_model_bytes(setup)
+    yield Part(name="gathered model", bytes=model, when=(SAMPLING,), advice=served)
 
 
-def backward_bytes(setup: Setup) -> int:
-    """Return the bytes of a layer's gradients, and of the layer itself if it is recomputed."""
-    sizes, tokens = setup.model, setup.step.micro_batch_tokens
-    inner = sizes.inner_values // sizes.num_layers
-    values = BACKWARD_GRADIENTS * (inner + sizes.hidden_size)
-    recomputed = layer_bytes(setup) if setup.checkpointing else 0
-    return round(values * tokens * setup.compute_bytes) + recomputed
-
-
-def mask_bytes(setup: Setup) -> int:
-    """Return the bytes of the attention masks of a micro-batch: queries x keys of each row.
-
-    Query heads that share a key head are further queries. All layers use the same masks, of
-    numbers.
-    """
-    if setup.merges_attention:
-        return 0
-    step, sizes = setup.step, setup.model
-    entries = step.masked_rows * step.completion_tokens * step.row_tokens * sizes.query_groups
-    return round(entries * setup.compute_bytes)
-
-
-def logit_bytes(setup: Setup) -> int:
-    """Return the bytes of the logits that exist at a time, which the head computes in chunks."""
-    tokens = setup.step.micro_batch_rows * setup.step.completion_tokens
-    copies = LOGIT_COPIES if setup.cluster.is_gpu else LOGIT_COPIES_CPU
-    if setup.compute_bytes < FLOAT32:
-        copies += LOGIT_COPY_16
-    return round(copies * FLOAT32 * tokens_of_chunk(tokens, setup.model) * setup.model.vocab_size)
-
-
-def tokens_of_chunk(num_tokens: int, sizes: ModelSizes) -> int:
-    """Return how many tokens the head computes at a time."""
-    return min(num_tokens, max(1, CHUNK_LOGITS // sizes.vocab_size))
-
-
-def num_chunks(num_tokens: float, sizes: ModelSizes) -> int:
-    return max(1, ceil(num_tokens / max(1, CHUNK_LOGITS // sizes.vocab_size)))
-
-
-def head_gradient_bytes(setup: Setup) -> int:
-    """Return the bytes of the head's gradients beside the one that is kept.
-
-    Each chunk makes one, and autograd adds them up before it hands the sum on.
-    """
-    if not setup.model.trains_head:
-        return 0
-    tokens = setup.step.micro_batch_rows * setup.step.completion_tokens
-    copies = min(2, num_chunks(tokens, setup.model))
-    return round(copies * setup.model.head_parameters * setup.compute_bytes)
-
-
-def cast_bytes(setup: Setup) -> int:
-    """Return the bytes of the bfloat16 copies of trained weights that autograd keeps."""
-    if not setup.is_autocast:
-        return 0
-    copies = 2 * setup.model.trained_parameters
-    return copies // setup.model.num_layers if setup.checkpointing else copies
-
-
-def sampling_cast_bytes(setup: Setup) -> int:
-    """Return the bytes of the bfloat16 copies that the policy samples with, for all tokens."""
-    return 2 * setup.model.parameters if setup.is_autocast else 0
-
-
-def gathered_layer_bytes(setup: Setup) -> int:
-    """Return the bytes of gathered weights in the update: two layers, embeddings and head.
-
-    The next layer is gathered while one computes; or all layers stay. A layer's gradient is whole
-    before it is divided.
-    """
-    if not setup.sharding.weights or setup.ranks == 1:
-        return 0
-    sizes = setup.model
-    weights = 2 * sizes.layer_parameters + sizes.outer_parameters
-    if setup.sharding.keeps_layers:
-        weights = sizes.parameters
-    trained = sizes.trained_parameters / sizes.parameters
-    gradients = trained * sizes.layer_parameters * sizes.trained_bytes
-    return round(weights * setup.gathered_bytes + gradients)
-
-
-def gathered_model_bytes(setup: Setup) -> int:
-    """Return the bytes of the whole model, which the policy's own sampling gathers."""
-    if not setup.sharding.weights or setup.ranks == 1 or setup.sampler.kind != "policy":
-        return 0
-    return round(setup.model.parameters * setup.gathered_bytes)
-
-
-def cache_rows(setup: Setup) -> int:
-    """Return how many completions the policy samples together on a rank."""
+def _update(setup: Setup) -> Iterator[Part]:
+    """Yield what the largest micro-batch needs."""
     step = setup.step
-    together = max(1, setup.sampler.max_concurrent // step.group_size) * step.group_size
-    return min(step.num_rows, together)
+    key = "model.update.max_tokens_per_micro_batch"
+    fewer = f"lower {key} to {max(step.row_tokens, step.micro_batch_tokens // 2)}"
+    if step.budget is None:
+        fewer = "lower data.prompts_per_step"
+    elif step.micro_batch_rows == 1:
+        fewer = "lower model.sampling.max_tokens"
+    advice = fewer if setup.checkpointing else "set model.policy.gradient_checkpointing to true"
+    kept = formulas.kept_bytes(setup)
+    yield Part(name="activations", bytes=kept, when=UPDATE, advice=advice)
+    copies = formulas.cast_bytes(setup)
+    yield Part(name="weights in bfloat16", bytes=copies, when=UPDATE, advice=advice)
+    masks = formulas.mask_bytes(setup)
+    yield Part(name="attention masks", bytes=masks, when=UPDATE, advice=advice)
+    logits = formulas.logit_bytes(setup)
+    yield Part(name="logits", bytes=logits, when=(FORWARD,), advice=fewer)
+    yield Part(
+        name="gradient of the head", bytes=formulas.head_gradient_bytes(setup), when=(FORWARD,)
+    )
+    backward = formulas.backward_bytes(setup)
+    yield Part(name="a layer's backward pass", bytes=backward, when=(LAYERS, ENDING), advice=fewer)
 
 
-def cache_bytes(setup: Setup) -> int:
-    """Return the bytes of the keys and values of rows that are sampled together."""
-    step, rows = setup.step, cache_rows(setup)
-    tokens = rows * step.row_tokens
-    if shares_prompts(setup):
-        prompts = rows // step.group_size
-        tokens = prompts * step.prompt_lengths[0] + rows * step.completion_tokens
-    return round(setup.model.kv_values * tokens * setup.compute_bytes)
+def _sampling(setup: Setup) -> Iterator[Part]:
+    """Yield what the engine needs in the trainer's memory."""
+    sampler, key = setup.sampler, "model.engine.init_args"
+    if sampler.kind == "policy":
+        group, rows = setup.step.group_size, formulas.cache_rows(setup)
+        fewer = f"lower {key}.max_concurrent to {max(group, rows // 2)}"
+        cache, other = formulas.cache_bytes(setup), formulas.sampling_bytes(setup)
+        yield Part(name="keys and values", bytes=cache, when=(SAMPLING,), advice=fewer)
+        yield Part(name="logits", bytes=other, when=(SAMPLING,), advice=fewer)
+        copies = formulas.sampling_cast_bytes(setup)
+        yield Part(name="weights in bfloat16", bytes=copies, when=(SAMPLING,))
+    elif sampler.kind == "vllm" and setup.cluster.is_gpu:
+        sleep = "" if sampler.sleeps else f", or set {key}.sleep to true"
+        yield Part(
+            name="vLLM",
+            bytes=round(sampler.memory_fraction * setup.cluster.device.memory),
+            when=(SAMPLING,) if sampler.sleeps else (ALWAYS,),
+            advice=f"lower {key}.memory_fraction{sleep}",
+        )
+    elif sampler.kind == "servers" and setup.cluster.is_gpu:
+        size = round(sampler.memory_fraction * setup.cluster.device.memory)
+        advice = f"lower {key}.launch.memory_fraction, or set {key}.launch.devices to other GPUs"
+        yield Part(name="server", bytes=size, advice=advice)
 
 
-def shares_prompts(setup: Setup) -> bool:
-    """Return whether rows of a group are likely to share the keys and values of their prompt."""
-    step = setup.step
-    samples_on_cpu = setup.sampler.kind == "policy" and not setup.cluster.is_gpu
-    prompts = cache_rows(setup) // step.group_size
-    saved = prompts * step.prompt_lengths[0] * (step.group_size - 1)
-    return samples_on_cpu and saved >= MIN_SAVED_TOKENS
+def _scoring(setup: Setup) -> Iterator[Part]:
+    """Yield what reward models need while they score, which they do while others are sampled."""
+    yield Part(
+        name="a reward model's batch",
+        bytes=setup.scorer_pass_bytes,
+        when=(SAMPLING,),
+        advice="lower batch_size of ScorerReward",
+    )
 
 
-def sampling_bytes(setup: Setup) -> int:
-    """Return the bytes of logits while sampling, or of a layer that reads prompts, if larger."""
-    copies = SAMPLING_COPIES + (SORTING_COPIES if setup.sampler.sorts else 0)
-    rows = cache_rows(setup)
-    logits = copies * FLOAT32 * rows * setup.model.vocab_size
-    inner = setup.model.inner_values // setup.model.num_layers
-    prompts = rows // setup.step.group_size * setup.step.prompt_lengths[0]
-    prefill = PREFILL_VALUES * inner * prompts * setup.compute_bytes
-    return max(logits, prefill)
+def _saving(setup: Setup) -> Iterator[Part]:
+    """Yield what checkpoints and the final model need, which are written tensor by tensor."""
+    model = setup.model
+    # With the adapter's share of it, where one is merged.
+    size = round(model.largest_tensor * model.parameter_bytes * (1 + setup.merges))
+    yield Part(name="largest tensor", bytes=size, when=(SAVING,))
+    if setup.merges and not setup.cluster.is_gpu:  # else the copies are not in this memory
+        sizes = model.parameters, model.largest_tensor
+        total, largest = (round(one * model.parameter_bytes) for one in sizes)
+        yield Part(name="a file of the model", bytes=file_bytes(total, largest), when=(SAVING,))
 
 
-def optimizer_copy_bytes(setup: Setup) -> int:
-    """Return the bytes of what exists only while the optimizer takes a step.
-
-    DeepSpeed copies its part of the gradients into one tensor, and frees them before the optimizer
-    copies weights; but those of stage 3 stay.
-    """
-    sharding, model = setup.sharding, setup.model
-    values = model.trained_parameters / setup.share(sharding.optimizer)
-    if sharding.step_values is not None:
-        values = min(values, sharding.step_values)
-    copies = setup.cluster.is_gpu and setup.optimizer.copies
-    of_step = round(values * model.trained_bytes * copies) + setup.optimizer.step_bytes
-    of_gradients = round(values * model.trained_bytes) if sharding.is_deepspeed else 0
-    return of_gradients + of_step if sharding.weights else max(of_gradients, of_step)
+def when_in_words(when: Moments) -> str:
+    """Return the moments of a part in a few words."""
+    if when == ELSEWHERE:
+        return "in host memory"
+    if when == WITH_GRADIENTS:
+        return "except in the forward pass"
+    return "in the update" if set(UPDATE) <= set(when) else when[0]
 
 
-def bucket_bytes(setup: Setup) -> int:
-    """Return the bytes of DeepSpeed's buckets: two, in stage 3 one.
-
-    They are made in full for any model, but on a CPU they take no memory before it is written.
-    """
-    model, values = setup.model, setup.sharding.bucket_values
-    if not setup.sharding.weights:
-        values *= 2
-    if not setup.cluster.is_gpu:
-        values = min(values, model.trained_parameters)
-    return round(values * model.trained_bytes)
-
-
-def reduced_bytes(setup: Setup) -> int:
-    """Return the bytes of a bucket's gradients, which DeepSpeed copies to reduce them."""
-    values = min(setup.sharding.bucket_values, setup.model.trained_parameters)
-    return round(values * setup.model.trained_bytes)
-
-
-def gradient_bytes(setup: Setup) -> int:
-    """Return the bytes of the gradients that a rank keeps.
-
-    Stage 1 of DeepSpeed has those of all ranks only between micro-batches.
-    """
-    sharding, model = setup.sharding, setup.model
-    has_one = setup.step.micro_batches == 1
-    is_divided = sharding.gradients or (sharding.is_deepspeed and has_one)
-    own = model.trained_parameters * model.trained_bytes / setup.share(is_divided)
-    return round(2 * own if sharding.sums_apart and not has_one else own)
+def gib(size: float) -> str:
+    """Return a size with three digits: ``1.25 GiB``, or in MiB and KiB below."""
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
+        if size >= 0.95 * unit:
+            digits = ".3g" if size < 1000 * unit else ",.0f"
+            return f"{size / unit:{digits}} {name}"
+    return f"{size / 1024:.3g} KiB"

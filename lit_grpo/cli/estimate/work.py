@@ -8,7 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from lit_grpo.cli.estimate.memory import cache_rows, num_chunks, shares_prompts, tokens_of_chunk
+from lit_grpo.cli.estimate.memory_formulas import (
+    cache_rows,
+    num_chunks,
+    shares_prompts,
+    tokens_of_chunk,
+)
 from lit_grpo.cli.estimate.setup import FLOAT32, Setup
 from lit_grpo.cli.estimate.step import SHARED_FRACTION
 

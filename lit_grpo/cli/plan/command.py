@@ -17,7 +17,7 @@ from lit_grpo.cli.doctor.machine import trainer_memory
 from lit_grpo.cli.estimate.calibration import measure_cpu
 from lit_grpo.cli.estimate.config import count_scores, setup_of
 from lit_grpo.cli.estimate.devices import CPU, DEVICES, Cluster, device_of_gpu, parse_gpus
-from lit_grpo.cli.estimate.memory_parts import Part, estimate_memory
+from lit_grpo.cli.estimate.memory import Part, estimate_memory
 from lit_grpo.cli.estimate.model_sizes import sizes_of
 from lit_grpo.cli.estimate.seconds import estimate_seconds
 from lit_grpo.cli.estimate.setup import Setup

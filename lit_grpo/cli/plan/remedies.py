@@ -8,7 +8,7 @@ from functools import reduce
 from itertools import combinations, product
 
 from lit_grpo.cli.estimate.devices import Cluster
-from lit_grpo.cli.estimate.memory_parts import Part, estimate_memory
+from lit_grpo.cli.estimate.memory import Part, estimate_memory
 from lit_grpo.cli.estimate.setup import Sampler, Setup
 from lit_grpo.cli.estimate.sharding import SHARDINGS
 

@@ -1,159 +1,222 @@
-"""Estimated bytes, by hand for a model of small round sizes."""
+"""The memory of a rank by strategy and precision: 1,000 parameters, bytes by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from setups import SIZES, UNIT, adapted, make
+from tiny import LLAMA
+from torch.optim import AdamW
 
-from lit_grpo.cli.estimate import memory
+from lit_grpo.cli.estimate.devices import DEVICES, Cluster
+from lit_grpo.cli.estimate.memory import (
+    ELSEWHERE,
+    ENDING,
+    FORWARD,
+    SAMPLING,
+    Estimate,
+    Part,
+    estimate_memory,
+    gib,
+)
 from lit_grpo.cli.estimate.model_sizes import OptimizerSizes
-from lit_grpo.cli.estimate.setup import Sampler
+from lit_grpo.cli.estimate.setup import Sampler, make_setup
 from lit_grpo.cli.estimate.sharding import SHARDINGS
-from lit_grpo.cli.estimate.step import step_sizes
-from lit_grpo.training import UpdateConfig
+from lit_grpo.policy import Policy
+from lit_grpo.policy.model_files import SHARD_BYTES
+from lit_grpo.training import MasterAdamW, UpdateConfig
+from lit_grpo.types import UserError
 
-TOKENS = 2 * 6 + 4 * 10
-ROWS = 4 * 16
-
-
-def test_a_layer_keeps_its_values_and_the_keys_of_every_row():
-    layer = 4 * (84 * TOKENS + 16 * ROWS)
-    assert memory.layer_bytes(make()) == layer
-    assert memory.kept_bytes(make()) == 2 * layer
-    half = make(model=replace(SIZES, parameter_bytes=2, trained_bytes=2), compiles=True)
-    assert memory.layer_bytes(half) == layer / 2
-    mixed = make(precision="bf16-mixed", compiles=True)
-    assert memory.layer_bytes(mixed) == layer * 3 / 4
+BF16 = replace(SIZES, parameter_bytes=2, trained_bytes=2)
+MIXED = {"precision": "bf16-mixed"}
+COPIED = "optimizer's copy of the weights"
+OFFLOADED = {"offloads_weights": True, "offloads_optimizer": True}
 
 
-def test_merged_attention_keeps_each_key_once_and_has_no_masks():
-    merged = make(model=replace(SIZES, parameter_bytes=2, trained_bytes=2))
-    assert merged.merges_attention
-    assert memory.layer_bytes(merged) == 2 * (84 + 16) * TOKENS
-    assert memory.mask_bytes(merged) == 0
-    capped = replace(SIZES, parameter_bytes=2, trained_bytes=2, caps_scores=True)
-    for other in (make(), make(model=capped), make(precision="bf16-mixed", compiles=True)):
-        assert not other.merges_attention
-        assert memory.mask_bytes(other) > 0
+def parts(setup) -> dict[str, int]:
+    return {one.name: one.bytes for one in estimate_memory(setup).parts}
 
 
-def test_sampling_keeps_the_copies_that_autocast_makes():
-    assert memory.sampling_cast_bytes(make(precision="bf16-mixed")) == 2 * SIZES.parameters
-    assert memory.sampling_cast_bytes(make("fsdp2", 2, precision="bf16-mixed")) == 0
-    assert memory.sampling_cast_bytes(make()) == 0
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "settings", "expected"),
+    [
+        # weights, gradients, the optimizer's copy of weights, its state, reference
+        ("single", 1, {}, (4000, 4000, 0, 8000, 4000)),
+        ("ddp", 4, MIXED, (4000, 4000, 0, 8000, 4000)),
+        ("fsdp2", 4, {}, (1000, 1000, 0, 2000, 1000)),
+        ("fsdp2", 4, MIXED, (1000, 1000, 0, 2000, 1000)),
+        ("fsdp2", 4, {"model": BF16}, (500, 500, 0, 2000, 1000)),
+        ("deepspeed_stage_1", 4, {}, (4000, 1000, 1000, 2000, 4000)),
+        ("deepspeed_stage_1", 4, MIXED, (4000, 1000, 1000, 2000, 4000)),
+        ("deepspeed_stage_2", 4, {}, (4000, 1000, 1000, 2000, 4000)),
+        ("deepspeed_stage_2", 4, MIXED, (4000, 1000, 1000, 2000, 4000)),
+        ("deepspeed_stage_3", 4, {}, (1000, 1000, 1000, 2000, 1000)),
+        ("deepspeed_stage_3", 4, MIXED, (1000, 1000, 1000, 2000, 1000)),
+    ],
+)
+def test_each_strategy_divides_its_states(strategy, ranks, settings, expected):
+    found = parts(make(strategy, ranks, reference_bytes=4000, **settings))
+    names = ("weights", "gradients", COPIED, "optimizer", "reference")
+    assert tuple(found.get(name, 0) for name in names) == expected
 
 
-def test_checkpointing_keeps_inputs_and_recomputes_one_layer():
-    gradients = 4 * (20 + 8) * TOKENS
-    assert memory.backward_bytes(make()) == gradients
-    checkpointed = make(checkpointing=True)
-    assert memory.kept_bytes(checkpointed) == 4 * 2 * 8 * TOKENS
-    assert memory.backward_bytes(checkpointed) == gradients + memory.layer_bytes(make())
+def test_what_is_offloaded_is_in_host_memory():
+    sharding = replace(SHARDINGS["fsdp2"], **OFFLOADED)
+    found = estimate_memory(make("fsdp2", 4, sharding=sharding, reference_bytes=4000))
+    elsewhere = {one.name: one.bytes for one in found.parts if one.when == ELSEWHERE}
+    sizes = {"weights": 1000, "gradients": 1000, "optimizer": 2000, "reference": 1000}
+    assert elsewhere == sizes
+    on_gpu = estimate_memory(make("fsdp2", 4, reference_bytes=4000))
+    assert on_gpu.during(SAMPLING) - found.during(SAMPLING) == sum(sizes.values())
+    on_cpu = estimate_memory(make("fsdp2", 4, sharding=sharding, device=UNIT))
+    assert ELSEWHERE not in [one.when for one in on_cpu.parts]
 
 
-def test_an_adapter_on_a_bfloat16_base_reads_a_copy_in_float32():
-    base = adapted(parameter_bytes=2.1)
-    plain = replace(base, adapted_values=0)
-    assert memory.layer_bytes(make(model=base)) - memory.layer_bytes(make(model=plain)) == (
-        4 * 30 * TOKENS
+def test_stage_3_of_deepspeed_has_the_whole_model_before_it_divides_it():
+    def loading(*arguments, **settings) -> int:
+        return parts(make(*arguments, **settings)).get("the model before it is divided", 0)
+
+    model = replace(SIZES, parameters=100_000)
+    # A quarter of the weights, their copy, gradients, state and reference.
+    states = 100_000 + 1000 + 1000 + 2000 + 1000
+    found = loading("deepspeed_stage_3", 4, model=model, reference_bytes=4000)
+    assert found == 4 * 100_000 + 4000 - states
+    assert loading("deepspeed_stage_3", 4) == 0  # no more than what comes later
+    assert loading("deepspeed_stage_2", 4, model=model) == loading("fsdp2", 4, model=model) == 0
+
+
+def test_buckets_of_deepspeed_are_made_in_full_on_a_gpu():
+    def buckets(stage: int, **settings) -> tuple[int, int]:
+        found = parts(make(f"deepspeed_stage_{stage}", 2, **settings))
+        return found["buckets of DeepSpeed"], found["copy of a bucket"]
+
+    full = 4 * 500_000_000
+    assert buckets(1) == buckets(2) == (2 * full, 4000)  # a copy of all that this model has
+    assert buckets(3) == (full, 4000)
+    large = replace(SIZES, trained_parameters=10**9)
+    assert buckets(2, model=large) == (2 * full, full)
+    assert buckets(2, device=UNIT) == (4000, 4000)
+
+
+def test_a_merge_on_a_cpu_holds_a_file_of_the_model():
+    merging = parts(make(merges=True, device=UNIT))
+    # The largest of its tensors has 200 values, of which a merge holds two copies.
+    assert (merging["a file of the model"], merging["largest tensor"]) == (4000, 1600)
+    large = replace(SIZES, parameters=10**10)
+    assert parts(make(merges=True, device=UNIT, model=large))["a file of the model"] == SHARD_BYTES
+    fused = replace(large, largest_tensor=SHARD_BYTES)  # of 4 bytes each
+    found = parts(make(merges=True, device=UNIT, model=fused))
+    assert found["a file of the model"] == 4 * SHARD_BYTES
+    assert "a file of the model" not in parts(make(device=UNIT)) | parts(make(merges=True))
+
+
+def test_only_ddp_has_buckets_beside_its_gradients():
+    assert parts(make("ddp", 2))["buckets of ddp"] == 4000
+    assert "buckets of ddp" not in parts(make("fsdp2", 2)) | parts(make())
+
+
+def test_bfloat16_weights_have_gradients_and_state_in_bfloat16():
+    def found(**settings):
+        outline = Policy(architecture=LLAMA, dtype="bfloat16").outline()
+        step, cluster = make().step, Cluster(device=DEVICES["H100"])
+        setup = make_setup(outline, AdamW, step, cluster, precision="bf16-mixed", **settings)
+        return setup.model.parameters, parts(setup)
+
+    number, plain = found()
+    assert plain["weights"] - 2 * number in range(200)  # buffers
+    assert plain["gradients"] == 2 * number
+    assert plain["optimizer"] - 4 * number in range(200)  # a step count for each tensor
+    assert found(optimizer_bytes=2)[1]["optimizer"] == 2 * number
+    assert found(optimizer_bytes=6)[1]["optimizer"] == 6 * number
+
+
+class RoundsAtRandom(AdamW):
+    bf16_stochastic_round = True
+
+
+@pytest.mark.parametrize(
+    ("settings", "optimizer", "message"),
+    [
+        ({"precision": "bf16-true"}, AdamW, "precision must be 32-true or bf16-mixed, got bf16-t"),
+        ({"precision": "16-true"}, AdamW, "precision must be 32-true or bf16-mixed, got 16-true"),
+        ({"strategy": "fsdp"}, AdamW, "strategy must be auto, ddp, fsdp2 .* got FSDPStrategy"),
+        ({"strategy": "deepspeed_stage_2"}, AdamW, "dtype must be float32 under DeepSpeed"),
+        ({"strategy": "fsdp2"}, RoundsAtRandom, "dtype must be float32 with trainer.strategy fsd"),
+        ({"strategy": "fsdp2"}, MasterAdamW, "dtype must be float32 with trainer.strategy fsdp2"),
+        ({}, RoundsAtRandom, "bf16_stochastic_round must be false on several processes, got .* 2"),
+    ],
+)
+def test_a_run_that_would_be_refused_is_not_planned(settings, optimizer, message):
+    outline = Policy(architecture=LLAMA, dtype="bfloat16").outline()
+    cluster = Cluster(device=DEVICES["H100"], per_node=2)
+    with pytest.raises(UserError, match=message):
+        make_setup(outline, optimizer, make().step, cluster, **settings)
+
+
+def test_the_gradients_of_one_micro_batch_are_freed_before_its_forward_pass():
+    one = estimate_memory(make())
+    assert one.during(ENDING) - one.during(FORWARD) == 4000 + _backward(one) - _forward_only(one)
+    two = estimate_memory(make(update=UpdateConfig(max_tokens_per_micro_batch=26)))
+    assert [part.when for part in two.parts if part.name == "gradients"] == [("always",)]
+
+
+def _backward(estimate: Estimate) -> int:
+    return sum(one.bytes for one in estimate.parts if one.name == "a layer's backward pass")
+
+
+def _forward_only(estimate: Estimate) -> int:
+    return sum(
+        one.bytes
+        for one in estimate.parts
+        if one.is_there(FORWARD) and not one.is_there(ENDING) and one.name != "gradients"
     )
 
 
-def test_a_mask_has_a_number_for_each_query_and_key_of_a_row_that_shares_its_prompt():
-    mask = 2 * 10 * 16 * 2  # rows, queries, keys, query heads of a key head
-    assert memory.mask_bytes(make(checkpointing=True)) == mask * 4
-    assert memory.mask_bytes(make()) == mask * 4
+def test_an_adapter_trains_its_own_parameters_and_needs_no_reference():
+    setup = make(model=adapted(), optimizer=OptimizerSizes(state_bytes=800, copies=False))
+    found = parts(setup)
+    assert (found["weights"], found["gradients"], found["optimizer"]) == (4000, 400, 800)
+    assert all("model.policy.lora" not in one.advice for one in estimate_memory(setup).parts)
 
 
-def test_logits_exist_in_chunks():
-    assert memory.logit_bytes(make()) == 3 * 4 * 40 * 100
-    large = make(model=replace(SIZES, vocab_size=2**22), precision="bf16-mixed")
-    assert memory.logit_bytes(large) == 3.5 * 4 * 2**26
-    assert memory.logit_bytes(make(device=UNIT)) == 4 * 40 * 100
-    assert memory.head_gradient_bytes(make()) == 4 * 800
-    assert memory.head_gradient_bytes(large) == 2 * 2 * 8 * 2**22  # that of a chunk, and their sum
-    assert memory.head_gradient_bytes(make(model=adapted())) == 0
+def test_vllm_takes_its_share_while_it_is_awake():
+    for sleeps in (True, False):
+        sampler = Sampler(kind="vllm", memory_fraction=0.5, sleeps=sleeps)
+        (part,) = (
+            one for one in estimate_memory(make(sampler=sampler)).parts if one.name == "vLLM"
+        )
+        assert part.bytes == DEVICES["H100"].memory // 2
+        assert part.when == ((SAMPLING,) if sleeps else ("always",))
 
 
-def test_the_cache_has_keys_and_values_of_rows_that_are_sampled_together():
-    assert memory.cache_bytes(make()) == 32 * 4 * 16 * 4
-    assert memory.cache_bytes(make(sampler=Sampler(max_concurrent=2))) == 32 * 2 * 16 * 4
+def test_the_advice_is_to_divide_what_several_ranks_have_whole():
+    whole = estimate_memory(make("ddp", 4))
+    (advice,) = (one.advice for one in whole.parts if one.name == "optimizer")
+    assert "fsdp2" in advice
+    (advice,) = (one.advice for one in estimate_memory(make()).parts if one.name == "optimizer")
+    assert "model.policy.lora" in advice
 
 
-def test_on_a_cpu_rows_share_the_keys_and_values_of_long_prompts():
-    long = step_sizes([2048, 6], 10, num_ranks=1, group_size=2, update=UpdateConfig())
-    assert memory.cache_bytes(make(device=UNIT, step=long)) == 32 * (2 * 2048 + 4 * 10) * 4
-    assert memory.cache_bytes(make(step=long)) == 32 * 4 * 2058 * 4
-    few = Sampler(max_concurrent=1)
-    assert memory.shares_prompts(make(device=UNIT, step=long, sampler=few))
-    short = step_sizes([1023, 1], 10, num_ranks=1, group_size=2, update=UpdateConfig())
-    assert not memory.shares_prompts(make(device=UNIT, step=short))
-    servers = Sampler(kind="servers")
-    assert not memory.shares_prompts(make(device=UNIT, step=long, sampler=servers))
+def test_the_peak_is_that_of_the_worst_moment_and_so_is_the_advice():
+    found = Estimate(
+        (
+            Part(name="weights", bytes=5, advice="a"),
+            Part(name="activations", bytes=3, when=("update",), advice="b"),
+            Part(name="keys and values", bytes=4, when=(SAMPLING,), advice="c"),
+            Part(name="CUDA", bytes=6),
+        )
+    )
+    assert found.peak == 15
+    assert found.moments == [SAMPLING, "update"]
+    assert found.advice() == ["a", "c"]
+    assert (found.at_peak[0].name, found.binding.name) == ("CUDA", "weights")
+    assert Estimate(found.parts[:1]).moments == ["always"]
 
 
-def test_sampling_needs_logits_or_the_prompts_values():
-    assert memory.sampling_bytes(make()) == 4 * 4 * 4 * 100
-    assert memory.sampling_bytes(make(sampler=Sampler(sorts=True))) == 10 * 4 * 4 * 100
-    small = make(model=replace(SIZES, vocab_size=2))
-    assert memory.sampling_bytes(small) == 3 * 20 * 12 * 4
-
-
-def test_two_layers_and_what_is_outside_of_them_are_gathered():
-    gathered = memory.gathered_layer_bytes(make("fsdp2", 4))
-    assert gathered == 4 * (2 * 300 + 400) + 4 * 300
-    assert memory.gathered_layer_bytes(make("fsdp2", 4, precision="bf16-mixed")) == 2000 + 1200
-    assert memory.gathered_layer_bytes(make("fsdp2", 1)) == 0
-    assert memory.gathered_layer_bytes(make("deepspeed_stage_2", 4)) == 0
-    # Autocast casts what stage 3 gathers in float32.
-    mixed = make("deepspeed_stage_3", 4, precision="bf16-mixed")
-    assert memory.gathered_layer_bytes(mixed) == gathered
-    kept = replace(SHARDINGS["fsdp2"], keeps_layers=True)
-    assert memory.gathered_layer_bytes(make("fsdp2", 4, sharding=kept)) == 4000 + 1200
-
-
-def test_only_the_policy_s_own_sampling_gathers_the_whole_model():
-    assert memory.gathered_model_bytes(make("fsdp2", 4)) == 4000
-    assert memory.gathered_model_bytes(make("fsdp2", 4, sampler=Sampler(kind="servers"))) == 0
-
-
-def test_autocast_keeps_copies_of_weights():
-    assert memory.cast_bytes(make(precision="bf16-mixed")) == 2000
-    assert memory.cast_bytes(make(precision="bf16-mixed", checkpointing=True)) == 1000
-    assert memory.cast_bytes(make("fsdp2", 2, precision="bf16-mixed")) == 0
-    assert memory.cast_bytes(make("deepspeed_stage_2", 2, precision="bf16-mixed")) == 2000
-    assert memory.cast_bytes(make()) == 0
-
-
-def test_a_step_of_the_optimizer_copies_its_share_of_the_weights():
-    copying = OptimizerSizes(state_bytes=8000, copies=True)
-    assert memory.optimizer_copy_bytes(make(optimizer=copying)) == 4000
-    assert memory.optimizer_copy_bytes(make("fsdp2", 4, optimizer=copying)) == 1000
-    assert memory.optimizer_copy_bytes(make()) == 0
-
-
-def test_deepspeed_copies_its_part_of_the_gradients_for_a_step():
-    copying = OptimizerSizes(state_bytes=8000, copies=True)
-    for stage in (1, 2):  # which free them before the optimizer copies
-        setup = make(f"deepspeed_stage_{stage}", 4, optimizer=copying)
-        assert memory.optimizer_copy_bytes(setup) == 1000
-    third = make("deepspeed_stage_3", 4, optimizer=copying)
-    assert memory.optimizer_copy_bytes(third) == 2000
-    small = replace(third, sharding=replace(third.sharding, step_values=10))
-    assert memory.optimizer_copy_bytes(small) == 80
-
-
-def test_gradients_under_deepspeed_depend_on_whether_they_are_summed_over_micro_batches():
-    update = UpdateConfig(max_tokens_per_micro_batch=26)
-    assert memory.gradient_bytes(make("deepspeed_stage_1", 4)) == 1000
-    assert memory.gradient_bytes(make("deepspeed_stage_1", 4, update=update)) == 4000
-    assert memory.gradient_bytes(make("deepspeed_stage_2", 4)) == 1000
-    assert memory.gradient_bytes(make("deepspeed_stage_2", 4, update=update)) == 2000
-    assert memory.gradient_bytes(make("deepspeed_stage_3", 4, update=update)) == 1000
-
-
-def test_smaller_micro_batches_need_less():
-    small = make(update=UpdateConfig(max_tokens_per_micro_batch=26))
-    assert small.step.micro_batches == 2
-    assert 2 * memory.kept_bytes(small) == memory.kept_bytes(make())
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(2**30, "1 GiB"), (2000 * 2**30, "2,000 GiB"), (1020 * 2**20, "0.996 GiB"), (1536, "1.5 KiB")],
+)
+def test_sizes_have_three_digits(size, shown):
+    assert gib(size) == shown

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from setups import SIZES, make
 
-from lit_grpo.cli.estimate.memory_parts import estimate_memory
+from lit_grpo.cli.estimate.memory import estimate_memory
 from lit_grpo.cli.estimate.setup import Sampler
 from lit_grpo.cli.plan.remedies import ADAPTER, find_remedy
 from lit_grpo.training import UpdateConfig

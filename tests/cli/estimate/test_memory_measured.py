@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 from measured_steps import measure_memory
 
-from lit_grpo.cli.estimate.memory_parts import SAMPLING
+from lit_grpo.cli.estimate.memory import SAMPLING
 
 pytestmark = pytest.mark.slow
 
