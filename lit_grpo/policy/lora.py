@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,10 +44,6 @@ def add_lora(model: PreTrainedModel, lora: LoRA) -> nn.Module:
     """
     from peft import LoraConfig, TaskType, get_peft_model
 
-    for key in ("target_modules", "modules_to_save"):
-        names = getattr(lora, key)
-        if isinstance(names, Sequence) and not isinstance(names, str):
-            _refuse_unknown(names, model, f"model.policy.lora.{key}")
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=lora.rank,
@@ -56,6 +52,7 @@ def add_lora(model: PreTrainedModel, lora: LoRA) -> nn.Module:
         target_modules=lora.target_modules,
         modules_to_save=lora.modules_to_save,
     )
+    layers = dict(model.named_modules())
     try:
         adapted = get_peft_model(model, config)
     except ValueError as error:
@@ -63,21 +60,24 @@ def add_lora(model: PreTrainedModel, lora: LoRA) -> nn.Module:
             f"no adapter can be added to {type(model).__name__}: {error} "
             "Set model.policy.lora.target_modules."
         ) from None
+    # By now peft has replaced names of experts, such as w1, by those of its own conversion.
+    used = adapted.peft_config["default"]
+    for key in ("target_modules", "modules_to_save"):
+        if isinstance(names := getattr(used, key), Collection) and not isinstance(names, str):
+            _refuse_unknown(sorted(names), layers, f"model.policy.lora.{key}")
     _refuse_tied_layers(adapted, model)
     return adapted
 
 
-def _refuse_unknown(names: Sequence[str], model: PreTrainedModel, key: str) -> None:
+def _refuse_unknown(names: Sequence[str], layers: Mapping[str, nn.Module], key: str) -> None:
     """Raise if a name is that of no layer; peft raises only if all of them are."""
-    layers = {name: layer for name, layer in model.named_modules() if name}
-    there = [*layers, *(name for name, _ in model.named_parameters())]
     for name in names:
-        if not any(f".{one}".endswith(f".{name}") for one in there):
+        if not any(f".{one}".endswith(f".{name}") for one in layers):
             known = {one.rpartition(".")[2]: layer for one, layer in layers.items()}
             linear = [one for one, layer in known.items() if isinstance(layer, nn.Linear)]
             raise UserError(
-                f"{key} must name layers of {type(model).__name__}, got {name!r} (it would not be "
-                f"trained).{did_you_mean(name, known)} Set {key}; the linear layers are "
+                f"{key} must name layers of {type(layers['']).__name__}, got {name!r} (it would "
+                f"not be trained).{did_you_mean(name, known)} Set {key}; the linear layers are "
                 f"{', '.join(sorted(linear))}."
             )
 

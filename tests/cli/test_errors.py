@@ -191,7 +191,7 @@ ARGUMENTS = {
         "model: mine.MyGRP cannot be imported: module 'mine' has no attribute 'MyGRP'. "
         "Did you mean MyGRPO?"
     ),
-    "--ckpt_path=last": ("run has no checkpoint to go on from. Start a new run, or name"),
+    "--ckpt_path=last": ("run has no checkpoint to go on from. Set ckpt_path to auto"),
     "--ckpt_path=no.ckpt": "no.ckpt: no such checkpoint. Set ckpt_path to a file or to last.",
 }
 
@@ -300,10 +300,10 @@ FILES = {
     ),
     "{trainer: {accelerator: gpu}}": "Set trainer.accelerator to auto or cpu.",
     "{trainer: {accelerator: gpuu}}": "You selected an invalid accelerator name",
-    "{data: null}": "case.yaml: data must have keys under it, got nothing. Remove the line.",
-    "{trainer: }": "case.yaml: trainer must have keys under it, got nothing. Remove the line.",
+    "{data: null}": "case.yaml: data must have keys under it, got nothing. Indent the lines",
+    "{trainer: }": "case.yaml: trainer must have keys under it, got nothing. Indent the lines",
     "{data: {class_path: AdditionData, init_args: }}": (
-        "case.yaml: data.init_args must have keys under it, got nothing. Remove the line."
+        "case.yaml: data.init_args must have keys under it, got nothing. Indent the lines"
     ),
     "{model: {rewards: [{class_path: MathReward, init_args: }]}}": (
         "case.yaml: model.rewards.0.init_args must have keys under it, got nothing."

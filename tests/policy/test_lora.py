@@ -20,7 +20,10 @@ def test_target_modules_that_the_model_does_not_have_are_refused(target_modules)
 
 @pytest.mark.parametrize("key", ["target_modules", "modules_to_save"])
 def test_a_typo_in_one_of_several_layers_is_refused(key):
-    rule = rf"lora\.{key} must name layers of LlamaForCausalLM, got 'v_prjo' .* mean v_proj\?"
+    rule = (
+        rf"lora\.{key} must name layers of LlamaForCausalLM, got 'v_prjo' .* mean v_proj\? .*"
+        r"are down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj\.$"
+    )
     with pytest.raises(ValueError, match=rule):
         tiny_policy(lora=LoRA(**{key: ["q_proj", "v_prjo"]}))
 
