@@ -352,6 +352,7 @@ class GRPOModule(PolicyModule):
         checkpoint["num_rollbacks"] = self.num_rollbacks
         checkpoint["kl_coef"] = self.policy_update.kl_control.coef
         checkpoint["entropy_control"] = {"coef": control.coef, "last_entropy": control.last_entropy}
+        checkpoint["configured_coefs"] = self._configured_coefs()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
@@ -363,9 +364,16 @@ class GRPOModule(PolicyModule):
         self._empty_steps.load(checkpoint.get("num_empty_steps", 0))
         self._load_coefficients(checkpoint)
 
+    def _configured_coefs(self) -> dict[str, float]:
+        return {"kl": self.objective.kl.coef, "entropy": self.objective.entropy.coef}
+
     def _load_coefficients(self, checkpoint: dict[str, Any]) -> None:
-        update = self.policy_update
-        if self.objective.kl.target is not None:  # else a new coefficient in the config applies
-            coef = checkpoint.get("kl_coef", update.kl_control.coef)
-            update.kl_control = replace(update.kl_control, coef=coef)
-        update.entropy_control = replace(update.entropy_control, **checkpoint["entropy_control"])
+        """Restore the adapted coefficients, except where the config has changed since."""
+        update, configured = self.policy_update, self._configured_coefs()
+        saved = checkpoint["configured_coefs"]
+        if saved["kl"] == configured["kl"]:
+            update.kl_control = replace(update.kl_control, coef=checkpoint["kl_coef"])
+        entropy = dict(checkpoint["entropy_control"])
+        if saved["entropy"] != configured["entropy"]:
+            entropy["coef"] = configured["entropy"]
+        update.entropy_control = replace(update.entropy_control, **entropy)

@@ -94,6 +94,33 @@ def test_a_resumed_run_restores_the_reference_and_the_entropy_coefficient(tmp_pa
     assert whole.policy_update.kl_control.coef != 0.1
 
 
+@pytest.mark.parametrize("target", [None, 100.0])
+def test_a_new_coefficient_in_the_config_applies_to_a_resumed_run(tmp_path, target):
+    """One that stayed the same goes on from where it had adapted to."""
+
+    def make(kl_coef, entropy_coef):
+        objective = Objective(
+            kl=KLTerm(coef=kl_coef, target=target, horizon=64),
+            entropy=EntropyTerm(coef=entropy_coef, target=target),
+        )
+        return make_module(objective=objective)
+
+    trainer = make_trainer(max_steps=2)
+    trainer.fit(make(0.1, 0.01), PromptLoader(PROMPTS, 4))
+    saved = trainer.lightning_module.policy_update
+    path = tmp_path / "some.ckpt"
+    trainer.save_checkpoint(path)
+
+    def resumed(kl_coef, entropy_coef):
+        module = make(kl_coef, entropy_coef)
+        trainer = make_trainer(max_steps=2)
+        trainer.fit(module, PromptLoader(PROMPTS, 4), ckpt_path=path, weights_only=True)
+        return module.policy_update.kl_control.coef, module.policy_update.entropy_control.coef
+
+    assert resumed(0.1, 0.05) == (saved.kl_control.coef, 0.05)
+    assert resumed(0.2, 0.01) == (0.2, saved.entropy_control.coef)
+
+
 @pytest.mark.parametrize("place", ["loss", "reward"])
 def test_the_coefficient_of_the_divergence_follows_it_from_step_to_step(place):
     """The first divergence is 0, below the target: the coefficient falls; then it rises."""
