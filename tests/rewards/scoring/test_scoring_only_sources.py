@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from code_rewards import Longest
 from tiny import completion, prompt
 
 from lit_grpo.diagnostics import find_failure
@@ -111,10 +112,10 @@ class Broken(Reward):
 
 
 def test_rewards_of_groups_and_in_processes_are_asked_for_their_sources_only():
-    batch = scored(
-        GroupedSum(only_sources=["sums"]), ProcessReward(Length(only_sources=["open"], name="far"))
-    )
-    assert batch.rewards.tolist() == [[0.25, 0.75], [1.0, 2.0]]
+    groups = [GROUPS[0], [completion(text="a"), completion(text="the longer one")]]
+    far = ProcessReward(Longest(only_sources=["open"], name="far"))
+    batch = scored(GroupedSum(only_sources=["sums"]), far, groups=groups)
+    assert batch.rewards.tolist() == [[0.25, 0.75], [0.0, 1.0]]
 
 
 def test_a_completion_that_could_not_be_sampled_stays_invalid():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
 from pathlib import Path
 
@@ -16,57 +16,52 @@ from lit_grpo.runs.checkpoints.files import damage, read_manifest
 from lit_grpo.runs.checkpoints.resume import find_checkpoint
 from lit_grpo.runs.checkpoints.saves import find_leftovers, saving, settle
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter, move_directory
+from lit_grpo.types.atomic import partial_path
 
 NAME = "step_000012.ckpt"
 STATE = {"state_dict": {"weight": torch.ones(1000)}}
 
-REPLACE_AND_DIE = """
-import os, signal, sys
-from pathlib import Path
-from lit_grpo.runs.checkpoints.writer import move_directory
-from lit_grpo.runs.checkpoints.saves import saving
-from lit_grpo.types.atomic import partial_path
 
-def fill(directory, text):
+def fill(directory: Path, text: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "meta.pt").write_text(text)
     (directory / ".metadata").write_text(text)
     return directory
 
-def replace(target, text):
+
+def replace(target: Path, text: str) -> None:
     with saving(target.parent):
         move_directory(fill(partial_path(target), text), target, is_finite=True)
 
-def die_at(moment):
+
+def die_at(moment: int) -> None:
+    """Kill this process at the call of that number which changes or opens a file."""
     left = [moment]
-    def audit(event, arguments):
+
+    def audit(event: str, arguments: object) -> None:
         if event in ("os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "open"):
             if not left[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
             left[0] -= 1
-    sys.addaudithook(audit)
 
-for moment in range(200):
-    target = Path(sys.argv[1], str(moment), sys.argv[2])
-    target.parent.mkdir(parents=True)
-    replace(target, "old")
-    child = os.fork()
-    if not child:
-        die_at(moment)
-        replace(target, "the new")
-        os._exit(0)
-    if os.waitpid(child, 0)[1] == 0:
-        break
-print(moment)
-"""
+    sys.addaudithook(audit)
 
 
 def replace_and_die(directory: Path, name: str) -> int:
     """Kill processes that replace a directory, each one moment later; return their number."""
-    command = [sys.executable, "-c", REPLACE_AND_DIE, str(directory), name]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert 10 < int(done.stdout) < 199
-    return int(done.stdout)
+    for moment in range(200):
+        target = directory / str(moment) / name
+        target.parent.mkdir(parents=True)
+        replace(target, "old")
+        child = os.fork()
+        if not child:
+            die_at(moment)
+            replace(target, "the new")
+            os._exit(0)
+        if os.waitpid(child, 0)[1] == 0:
+            break
+    assert 10 < moment < 199
+    return moment
 
 
 def test_a_checkpoint_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at_any_moment(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import resource
+import signal
 import subprocess
 import sys
+import traceback
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -45,20 +48,23 @@ def test_what_is_written_is_what_lightning_writes_with_a_manifest(tmp_path):
     assert sorted(one.name for one in path.parent.iterdir()) == [path.name, f"{path.name}.json"]
 
 
+def write_to_a_full_disk(path: Path) -> str:
+    """Return what is raised where files must not be large, in a process of its own."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write then fails with EFBIG
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    state = {"state_dict": {"weight": torch.zeros(1_000_000)}}
+    try:
+        CheckpointWriter().save_checkpoint(state, path)
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
 def test_a_full_disk_leaves_the_earlier_checkpoint_of_that_name_and_nothing_else(tmp_path):
     path = tmp_path / "step_000012.ckpt"
     write(path)
-    program = (
-        "import resource, signal, sys, torch\n"
-        "from lit_grpo.runs.checkpoints.writer import CheckpointWriter\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"  # a write then fails with EFBIG
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "state = {'state_dict': {'weight': torch.zeros(1_000_000)}}\n"
-        "CheckpointWriter().save_checkpoint(state, sys.argv[1])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True)
-    assert done.returncode != 0
-    assert f"[Errno {errno.EFBIG}]" in done.stderr
+    (raised,) = run_in_processes(partial(write_to_a_full_disk, path))
+    assert f"[Errno {errno.EFBIG}]" in raised
     assert damage(path, reads_all=True) == ""
     assert torch.load(path)["state_dict"]["weight"].equal(torch.ones(1000))
     assert len(list(tmp_path.iterdir())) == 2
@@ -103,19 +109,17 @@ def test_a_kill_at_any_moment_of_a_save_leaves_an_intact_checkpoint(tmp_path):
     assert done.stdout.splitlines() == ["9 '' True"] * 12, done.stderr
 
 
+def growth_of_a_save(path: Path) -> float:
+    """Return by how many MB the peak memory of a process grows as it saves 200 MB."""
+    state = {"state_dict": {str(n): torch.ones(10_000_000) for n in range(5)}}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    CheckpointWriter().save_checkpoint(state, path)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
 def test_a_save_needs_no_second_copy_of_the_weights_in_memory(tmp_path):
-    program = (
-        "import resource, sys, torch\n"
-        "from lit_grpo.runs.checkpoints.writer import CheckpointWriter\n"
-        "state = {'state_dict': {str(n): torch.ones(5_000_000) for n in range(10)}}\n"  # 200 MB
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
-        "before = peak()\n"
-        "CheckpointWriter().save_checkpoint(state, sys.argv[1])\n"
-        "print(peak() - before)\n"
-    )
-    command = [sys.executable, "-c", program, tmp_path / "large.ckpt"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 100  # MB; a copy would be 200
+    (growth,) = run_in_processes(partial(growth_of_a_save, tmp_path / "large.ckpt"))
+    assert growth < 100  # MB; a copy would be 200
 
 
 def write_shards_in_the_background(path: Path) -> timedelta:
