@@ -1,4 +1,4 @@
-"""What a user sees after a mistake: all cases run in one real process, to share its imports."""
+"""What a user sees after a mistake: all cases run in one process that has no classes of tests."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ MODULES = {
 
 CHILD = """
 import contextlib, io, json, sys
-from lit_grpo.__main__ import main
-from lit_grpo.cli.app import run
+from lit_grpo.__main__ import importing
+with importing():
+    from lit_grpo.cli.app import run
 answers = []
 for arguments in json.loads(sys.argv[1]):
     stderr = io.StringIO()

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -304,12 +305,19 @@ def class_keys(parser: Any) -> Iterator[str]:
 
 def _keys_of(key: str, hint: Any) -> Iterator[str]:
     for kind in classes(hint) if get_origin(hint) is not list else ():
-        with suppress(NameError, TypeError, ValueError):  # of what has no signature
-            hints = get_type_hints(kind.__init__)  # type: ignore[misc]
-            for name in inspect.signature(kind).parameters:
-                yield f"{key}.{name}"
-                if key.count(".") < MAX_DEPTH:
-                    yield from _keys_of(f"{key}.{name}", hints.get(name))
+        for name, inner in _parameters(kind):
+            yield f"{key}.{name}"
+            if key.count(".") < MAX_DEPTH:
+                yield from _keys_of(f"{key}.{name}", inner)
+
+
+@cache
+def _parameters(kind: Any) -> list[tuple[str, Any]]:
+    """Return the parameters of a class with their types, none of what has no signature."""
+    with suppress(NameError, TypeError, ValueError):
+        hints = get_type_hints(kind.__init__)
+        return [(name, hints.get(name)) for name in inspect.signature(kind).parameters]
+    return []
 
 
 def elsewhere(key: str) -> str:
