@@ -15,7 +15,13 @@ WIDE = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 4}
 LARGE_VOCABULARY = {"vocab_size": 16384}
 CASES = {
     "full": {"shape": WIDE},
-    "checkpointing": {"shape": WIDE, "checkpointing": True, "prompt": 128, "completion": 128},
+    "checkpointing": {
+        "shape": WIDE,
+        "checkpointing": True,
+        "prompt": 128,
+        "completion": 128,
+        "group": 4,
+    },
     "kl, small micro-batches": {"shape": WIDE, "kl": 0.1, "budget": 1024},
     "large vocabulary": {"shape": LARGE_VOCABULARY, "completion": 128},
     "adapter": {"shape": WIDE, "rank": 8, "prompt": 256},
