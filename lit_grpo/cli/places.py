@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from pathlib import Path
 
@@ -19,14 +21,35 @@ def check_place(option: str, path: str | Path, directory: Path) -> None:
     Raises:
         UserError: they cannot.
     """
-    directory = directory.absolute()
-    place = next(one for one in (directory, *directory.parents) if one.exists())
+    try:
+        try_writing(directory)
+    except OSError as error:
+        name = option.removeprefix("--")
+        raise UserError(
+            f"{name} must be a place that can be written, got {path} ({error.filename}: "
+            f"{error.strerror}). Set {option}."
+        ) from error
+
+
+def try_writing(directory: Path) -> None:
+    """Write a file into a directory or, if it does not exist yet, the nearest one above it.
+
+    Raises:
+        OSError: that fails, or one of them is no directory; it names which.
+    """
+    place = nearest(directory)
+    if not place.is_dir():
+        number = errno.EEXIST if place == directory.absolute() else errno.ENOTDIR
+        raise OSError(number, os.strerror(number), str(place))
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        name = option.removeprefix("--")
-        raise UserError(
-            f"{name} must be a place that can be written, got {path} ({place}: "
-            f"{error.strerror}). Set {option}."
-        ) from error
+        error.filename = str(place)
+        raise
+
+
+def nearest(path: Path) -> Path:
+    """Return the path, or the nearest one above it that exists."""
+    path = path.absolute()
+    return next(one for one in (path, *path.parents) if os.path.lexists(one))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from lit_grpo.cli.estimate.model_sizes import (
     weight_bytes,
 )
 from lit_grpo.cli.estimate.step import make_step
+from lit_grpo.cli.places import nearest, try_writing
 from lit_grpo.cli.subject import Subject
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.runs.checkpoints.files import last_checkpoint
@@ -33,11 +31,8 @@ BYTES_PER_TOKEN = 6
 def check_disk(subject: Subject) -> Iterator[Finding]:
     """Compare what the run will write with the free space."""
     run_dir = Path(subject.cli.config.run_dir)
-    place = existing(run_dir)
     try:
-        refuse_file(run_dir)
-        with tempfile.TemporaryFile(dir=place):
-            pass
+        try_writing(run_dir)
     except OSError as error:
         yield refused(str(not_writable(run_dir, error)))
         return
@@ -47,7 +42,7 @@ def check_disk(subject: Subject) -> Iterator[Finding]:
             f"{run_dir} holds a run: lit-grpo {command} {run_dir} resumes it; a new run needs "
             "another run_dir."
         )
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(nearest(run_dir)).free
     needs = written_bytes(subject)
     total = sum(needs.values())
     listed = ", ".join(f"{name} {gib(size)}" for name, size in needs.items() if size)
@@ -59,20 +54,6 @@ def check_disk(subject: Subject) -> Iterator[Finding]:
         yield remark(f"{text} {fix}")
     else:
         yield ok(text)
-
-
-def refuse_file(run_dir: Path) -> None:
-    """Raise the error of making a directory, if it or one above it is something else."""
-    blocking = [one for one in (run_dir, *run_dir.parents) if os.path.lexists(one)][:1]
-    if blocking and not blocking[0].is_dir():
-        number = errno.EEXIST if blocking[0] == run_dir else errno.ENOTDIR
-        raise OSError(number, os.strerror(number))
-
-
-def existing(path: Path) -> Path:
-    """Return the nearest directory that exists."""
-    path = path.absolute()
-    return next(one for one in (path, *path.parents) if one.is_dir())
 
 
 def written_bytes(subject: Subject) -> dict[str, int]:

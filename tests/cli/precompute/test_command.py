@@ -443,7 +443,7 @@ def test_a_cache_or_out_that_cannot_be_written_names_its_option_before_the_work(
     assert main([*PRECOMPUTE, "--cache", "file"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: cache must be a place that can be written, got file (")
-    assert said.endswith("Not a directory). Set --cache.\n")
+    assert said.endswith("File exists). Set --cache.\n")
     assert not server.requests
     assert main(["prepare", "--preset", "mine.yaml", "--out", "/proc/x"]) == 2
     assert "error: out must be a place that can be written, got /proc" in capsys.readouterr().err
