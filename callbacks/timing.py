@@ -95,7 +95,7 @@ class TimingLog(Callback):
         if reason is None:
             return
         if self._num_waiting_steps % REPEAT_EVERY == 0:
-            log.warning("%s", reason)
+            log.warning("step %d: %s", step_number(trainer), reason)
             record_event(trainer, "warning", reason, "slow_stage")
         self._num_waiting_steps += 1
 

@@ -12,7 +12,15 @@ import jinja2
 from lit_grpo.data.chat import check_template_kwargs, read_tools, render_chat
 from lit_grpo.data.columns import Role, gold_answers, list_rows, prompt_id, prompt_value
 from lit_grpo.data.sources import Row
-from lit_grpo.types import Message, Prompt, Tokenizer, UserError, check_range, starts_with_bos
+from lit_grpo.types import (
+    Message,
+    Prompt,
+    Tokenizer,
+    UserError,
+    check_range,
+    did_you_mean,
+    starts_with_bos,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +45,9 @@ class PromptFormat:
         for role in self.columns:
             if role not in get_args(Role):
                 raise UserError(
-                    f"columns must map {', '.join(get_args(Role))} to names of columns, got the "
-                    f"role {role!r} (all other columns reach the rewards as they are). "
-                    "Set data.columns."
+                    f"data.columns must map {', '.join(get_args(Role))} to names of columns, got "
+                    f"the role {role!r} (all other columns reach the rewards as they are)."
+                    f"{did_you_mean(role, get_args(Role))}"
                 )
         check_range(
             "data.max_prompt_tokens",

@@ -171,6 +171,10 @@ ARGUMENTS = {
         "trainer.precision must be 32-true or bf16-mixed, got 16-mixed (float16 gradients would be "
         "clipped before they are unscaled). Set trainer.precision."
     ),
+    "--model.rewards='[{class_path: MathReward, init_args: weight:2}]'": (
+        "model.rewards: init_args of lit_grpo.MathReward must be keys with their values, got a "
+        "text. Write each as KEY: VALUE, with a space after the colon."
+    ),
     "--print_confg": "print_confg: no such key. Did you mean print_config?",
     "stray": "stray: unexpected argument. Use --config FILE and --KEY VALUE.",
     "--config": "-c/--config: expected one argument",
@@ -301,6 +305,9 @@ FILES = {
     ),
     "{trainer: {accelerator: gpu}}": "Set trainer.accelerator to auto or cpu.",
     "{trainer: {accelerator: gpuu}}": "You selected an invalid accelerator name",
+    "{model: {optimizer: {lr: 1,5}}}": (
+        "a key of the config must be text, got 5. Write decimals with a point"
+    ),
     "{data: null}": "case.yaml: data must have keys under it, got nothing. Indent the lines",
     "{trainer: }": "case.yaml: trainer must have keys under it, got nothing. Indent the lines",
     "{data: {class_path: AdditionData, init_args: }}": (
@@ -364,6 +371,17 @@ def test_a_command_without_a_config_says_what_to_give(arguments, tmp_path, monke
     assert capsys.readouterr().err == (
         "error: data: required, but not set. Give --config FILE, with a section such as "
         "data: {class_path: PromptData, init_args: {train: train.jsonl}}.\n"
+    )
+
+
+def test_data_without_a_class_says_how_to_name_it(here, capsys):
+    base = cli_base.BASE | {"data": {"train": "rows.jsonl"}}
+    Path("base.yaml").write_text(yaml.safe_dump(base))
+    assert main(["fit", "--config=base.yaml"]) == 2
+    assert capsys.readouterr().err == (
+        "error: data: expected class_path and, under init_args, its arguments, and no other keys. "
+        "In a file: data: {class_path: PromptData, init_args: {train: train.jsonl}}; without one: "
+        "--data PromptData --data.train FILE.\n"
     )
 
 

@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from lit_grpo.cli.parsing.configs import read_invocation
-from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE, choose_run_dir, next_run_dir
+from lit_grpo.cli.run_dir import RUN_DIR_VARIABLE, choose_run_dir, next_run_dir, with_run
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +48,17 @@ def test_a_directory_that_was_used_stays(here):
     with choose_run_dir("fit", read_invocation(["--config=base.yaml"])) as run_dir:
         touch(here / run_dir / "run.log")
     assert (here / run_dir / "run.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [("metrics.csv", "made in Python have none.*ckpt_path='last'"), ("notes", "no such run dir")],
+)
+def test_a_run_made_in_python_is_told_to_go_on_there(file, message):
+    Path("mine").mkdir()
+    Path("mine", file).touch()
+    with pytest.raises(ValueError, match=message):
+        with_run("fit", ["mine"])
 
 
 def test_evaluating_creates_no_directory(here):

@@ -158,7 +158,7 @@ def test_a_limit_that_leaves_no_prompt_is_an_error_even_when_dropping():
 
 
 def test_an_unknown_role_and_a_limit_of_zero_are_refused_at_once():
-    with pytest.raises(ValueError, match="columns must map prompt, answer, id .* role 'gold'"):
+    with pytest.raises(ValueError, match="data.columns must map prompt, answer, id .* role 'gold'"):
         PromptFormat(columns={"gold": "answer"})
     with pytest.raises(ValueError, match="max_prompt_tokens must be >= 1, got 0"):
         PromptFormat(max_prompt_tokens=0)

@@ -81,7 +81,7 @@ def _length(subject: Subject) -> Iterator[Finding]:
     if loader is not None:
         words.append(f"an epoch of {loader.num_prompts:,} prompts has {len(loader):,} {name}")
         if num_steps is not None:
-            words.append(f"the run has {num_steps:,}, {num_steps / len(loader):.3g} epochs")
+            words.append(f"the run has {num_steps:,} ({num_steps / len(loader):.3g} epochs)")
     elif num_steps is not None:
         words.append(f"the run has {num_steps:,} {name}")
     if words:

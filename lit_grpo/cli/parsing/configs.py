@@ -26,7 +26,7 @@ from lit_grpo.cli.parsing.config_checks import (
     refuse_repeated_keys,
     refuse_secrets,
 )
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, list_some
 
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|-inf", re.IGNORECASE)
 """Argparse takes one with an exponent for an option, unless a = stands before it."""
@@ -187,7 +187,9 @@ def find_config(name: str) -> Path:
     candidates = [folder / one for folder in folders for one in (name, f"{name}.yaml")]
     path = next((path for path in candidates if path.is_file()), None)
     if path is None and Path(name).is_dir():
-        raise UserError(f"{name} is a directory, but a config is a file. Write a file in it.")
+        inside = [str(one) for one in sorted(Path(name).glob("*.yaml"))]
+        hint = f" In it are {list_some(inside, 5)}." if inside else " There is no .yaml file in it."
+        raise UserError(f"{name} is a directory, but a config is a file.{hint}")
     if path is None:
         known = bundled_configs()
         stem = name.removesuffix(".yaml")
@@ -212,6 +214,11 @@ def read_config(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{path}, line {line}: {error.problem} (not valid YAML).") from error
+    except UserError:
+        raise
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line}: not UTF-8. Save the file as UTF-8.") from error
     except (OSError, ValueError, yaml.YAMLError) as error:  # such as of 2024-13-45, no date
         raise UserError(f"{path}: cannot be read as YAML: {error}") from error
     except RecursionError:

@@ -88,6 +88,8 @@ def nested(parser: Any, key: str, match: re.Match[str]) -> str:
         return "no such key" not in one["inner"], "Did you mean" in one["inner"]
 
     best = max(match.re.finditer(match.string), key=likelihood)
+    if key == "data" and best["path"].endswith(".LightningDataModule"):
+        return no_class_path(parser, key, match)  # the class that stands for every kind of data
     return f"{key}: {best['path'].rsplit('.', 1)[-1]}.{best['inner']}"
 
 
@@ -98,6 +100,8 @@ def of_source(parser: Any, key: str, match: re.Match[str]) -> str:
 
 def no_class_path(parser: Any, key: str, match: re.Match[str]) -> str:
     hint = ""
+    if key == "data":
+        hint = f" In a file: {DATA_EXAMPLE}; without one: --data PromptData --data.train FILE."
     if key == "model.engine":
         hint = (
             " The default engine must be named, too, to be set: --model.engine HFEngine "
@@ -198,6 +202,13 @@ def unknown_argument(parser: Any, key: str, match: re.Match[str]) -> str:
     return f"{argument}: no such key.{suggest_key(parser, argument)}"
 
 
+def not_text(parser: Any, key: str, match: re.Match[str]) -> str:
+    return (
+        f"a key of the config must be text, got {match['value']}. Write decimals with a "
+        "point (a comma between braces begins the next key), and keys such as 1 or no in quotes."
+    )
+
+
 def missing_keys(parser: Any, key: str, match: re.Match[str]) -> str:
     return not_set(match["keys"])
 
@@ -254,6 +265,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (r"Expected an instantiatable class, but (?P<path>\S+) is abstract", no_class_path),
     (r"class_path '(?P<path>[^']+)':\s*(?P<reason>[^\n]+)", bad_import),
     (r"Not a valid subclass of (?P<base>\w+)\. Got value: (?P<value>\{[^\n]*)\n", no_keys),
+    (r"Key must be a string, got: (?P<value>.+)\.", not_text),
     (r"No section: (?P<value>.*)", no_section),
     (r"Unable to load config ['\"](?P<value>[^\n]*)['\"]", no_section),
     (r"Expected a dot import path string: (?P<value>[^\n]+?)\s*(\n|$)", unknown_class),

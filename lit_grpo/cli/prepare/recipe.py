@@ -214,7 +214,7 @@ def read_recipe(name: str, data: Sequence[str] = ()) -> Recipe:
     known = known_recipes()
     path = Path(name) if Path(name).is_file() else known.get(name)
     if path is None and Path(name).is_dir():
-        raise UserError(f"{name} is a directory, but a recipe is a file. Write a file in it.")
+        raise UserError(f"{name} is a directory, but a recipe is a file.")
     if path is None:
         file = Path(f"{name}.yaml")
         hint = f" Did you mean {file}?" if file.is_file() else did_you_mean(name, known)

@@ -36,7 +36,7 @@ def test_a_run_that_can_start_is_0_and_says_what_it_will_do(here, capsys):
     assert shown["summary"].strip().startswith("Ready to start")
     assert "2 prompts x 2 completions (model.group_size) = 4 completions" in shown["batch"]
     assert "1 optimizer step per rollout step, each from at most 1 micro-batch" in shown["batch"]
-    assert "An epoch of 8 prompts has 4 rollout steps; the run has 8, 2 epochs." in shown["batch"]
+    assert "An epoch of 8 prompts has 4 rollout steps; the run has 8 (2 epochs)." in shown["batch"]
     assert "8 training prompts, 2 held-out prompts" in shown["data"]
     assert "correct can score every training prompt" in shown["data"] or "math" in shown["data"]
     assert {"versions", "model", "memory", "disk", "engine", "credentials"} <= shown.keys()

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 
@@ -87,7 +88,10 @@ def test_a_file_of_the_working_directory_is_found_without_its_ending_and_first(
 
 def test_a_directory_in_place_of_a_file_is_said_to_be_one(tmp_path, capsys):
     (tmp_path / "mine").mkdir()
-    with pytest.raises(ValueError, match="^mine is a directory, but a config is a file"):
+    with pytest.raises(ValueError, match="^mine is a directory.* There is no .yaml file in it"):
+        find_config("mine")
+    (tmp_path / "mine/base.yaml").touch()
+    with pytest.raises(ValueError, match="^mine is a directory.* In it are mine/base.yaml"):
         find_config("mine")
     assert main(["prepare", "--preset", "mine", "--out", "out"]) == 2
     assert "error: mine is a directory, but a recipe is a file" in capsys.readouterr().err
@@ -179,6 +183,17 @@ def test_a_key_twice_in_a_file_is_refused_with_its_lines(text, message, tmp_path
     assert main(["fit", "--config=my.yaml"]) == 2
     error = capsys.readouterr().err
     assert re.search(message, error), error
+    assert error.count("my.yaml") == 1
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_in_another_encoding_is_named_with_its_line(encoding, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_bytes("run_dir: x  # Zürich\n".encode(encoding))
+    assert main(["fit", "--config=my.yaml"]) == 2
+    assert capsys.readouterr().err == (
+        "error: my.yaml, line 1: not UTF-8. Save the file as UTF-8.\n"
+    )
 
 
 def test_anchors_and_merged_mappings_are_no_repetition(tmp_path):

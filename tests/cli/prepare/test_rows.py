@@ -39,6 +39,11 @@ def test_one_column_may_have_two_roles_and_the_gold_answer_replaces_it():
     assert row.text_hash == text_hash("1+1?")
 
 
+def test_the_first_of_several_worked_answers_is_the_completion():
+    row = prepared({"prompt": "1+1?", "completion": ["It is 2.", "2"]}, answer="2")
+    assert row.columns["completion"] == "It is 2."
+
+
 def test_answers_are_found_in_items_and_a_column_called_like_ours_is_renamed():
     completions = [{"response": "a", "score": 1}, {"response": "b", "score": 2}]
     row = prepared(
