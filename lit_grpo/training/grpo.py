@@ -207,7 +207,7 @@ class GRPOModule(PolicyModule):
         super().on_train_start()
 
     def close(self) -> None:
-        self.collector.close()
+        self.collector.cancel()
         self.rewards.close()
         if self.teacher is not None:
             self.teacher.close()
@@ -228,17 +228,17 @@ class GRPOModule(PolicyModule):
             rollouts = self.collect(prompts, metrics)
             batch = self.build_train_batch(rollouts, metrics)
         except StepAbandoned as abandoned:
-            self._undo_step(abandoned.reason)
+            self._stop_before_step(abandoned.reason)
             return None
         if batch is None:
             self._count_empty_step()
-        elif left_out := self.events.leaves_out_update(rollouts):
+        elif reason := self.events.reason_to_skip_update(rollouts):
             batch = None
             metrics.add("policy/skipped_fraction", 1.0)
-            self._count_empty_step(why=f"{left_out}.", cause=left_out.cause)
+            self._count_empty_step(why=f"{reason}.", cause=reason.cause)
         else:
-            self._empty_steps.count_taken()
-            self.update_policy(batch, metrics)
+            self._empty_steps.reset()
+            self.take_optimizer_steps(batch, metrics)
         self.rollout_step += 1
         self.refresh_reference()
         if self.loader.is_adaptive:
@@ -283,7 +283,7 @@ class GRPOModule(PolicyModule):
         if stop is not None:
             stop_run(self.trainer, stop)
 
-    def update_policy(self, batch: TrainBatch, metrics: Metrics) -> None:
+    def take_optimizer_steps(self, batch: TrainBatch, metrics: Metrics) -> None:
         """Take the optimizer steps; nothing else changes parameters."""
         with self.events.stage("update", progress=self.policy_update.progress):
             self.policy_update.optimize(batch, metrics)
@@ -309,7 +309,7 @@ class GRPOModule(PolicyModule):
         self.num_rollbacks += 1
         self.skipped_steps.forget()
         self._load_coefficients(checkpoint)
-        self.collector.close()  # rollouts ahead were sampled with the weights that are gone
+        self.collector.cancel()  # rollouts ahead were sampled with the weights that are gone
 
     @property
     def trouble(self) -> str:
@@ -332,7 +332,7 @@ class GRPOModule(PolicyModule):
         num_rows = self.group_size * self.loader.batch_size
         update.kl_control = update.kl_control.after_step(values["policy/kl"], num_rows)
 
-    def _undo_step(self, reason: StopReason) -> None:
+    def _stop_before_step(self, reason: StopReason) -> None:
         """End the run as if this step had not begun; a resumed run repeats it."""
         stop_run(self.trainer, reason)
         self._step_log.log(self, {})

@@ -6,7 +6,7 @@ A callback may define any of these hooks, and read ``pl_module.events.running`` 
 - ``on_wait(trainer, pl_module, _)``, to end the run while it samples, or waits for servers or
   rewards;
 - ``on_rollouts(trainer, pl_module, rollouts)``, which returns True, or the name of a cause, to
-  leave out the update on these rollouts;
+  skip the update on these rollouts;
 - ``on_outage(trainer, pl_module, outage)``, when an engine or rewards do not answer, or did not;
 - ``on_skipped_step(trainer, pl_module, message)``, when a gradient is not finite.
 """
@@ -28,8 +28,8 @@ from lit_grpo.types import OutOfMemory, RolloutBatch, RunningStage, Stage, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """Who left out an update, and why."""
+class SkipReason:
+    """Which callback skips the update of a rollout step, and why."""
 
     by: str
     """Class of the callback."""
@@ -187,8 +187,8 @@ class StageEvents:
         is_stopped = get_stop_reason(trainer) is not None
         return is_stopped or bool(trainer.should_stop and not trainer.validating)
 
-    def leaves_out_update(self, rollouts: RolloutBatch) -> LeftOut | None:
-        """Call ``on_rollouts`` of the callbacks; return who leaves out the update and why, if any.
+    def reason_to_skip_update(self, rollouts: RolloutBatch) -> SkipReason | None:
+        """Call ``on_rollouts`` of the callbacks; return None if the step is to be trained on.
 
         Such a callback must say the same on all ranks.
         """
@@ -197,7 +197,7 @@ class StageEvents:
         names = [type(one).__name__ for one in callbacks if hasattr(one, "on_rollouts")]
         for name, answer in zip(names, answers, strict=True):
             if answer:
-                return LeftOut(by=name, cause=answer if isinstance(answer, str) else "")
+                return SkipReason(by=name, cause=answer if isinstance(answer, str) else "")
         return None
 
     def report_outage(self, cause: str, message: str) -> None:

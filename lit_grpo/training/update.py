@@ -102,9 +102,9 @@ class PolicyUpdate:
             )
 
     def _optimizer_step(
-        self, batch: TrainBatch, counts: TokenCounts, number: int, metrics: Metrics
+        self, minibatch: TrainBatch, counts: TokenCounts, number: int, metrics: Metrics
     ) -> None:
-        """Take one optimizer step on the gradient of the whole batch over all ranks.
+        """Take one optimizer step on the gradient of the whole minibatch over all ranks.
 
         Args:
             number: Of the optimizer step within the rollout step, from 1.
@@ -112,18 +112,19 @@ class PolicyUpdate:
         optimizer: Any = self.module.optimizers()
         schedule: Any = self.module.lr_schedulers()
         optimizer.zero_grad()
-        rows = rows_with_gradient(batch, self.objective)
+        rows = rows_with_gradient(minibatch, self.objective)
+        max_tokens = self.config.max_tokens_per_micro_batch
         packed = self.policy.causal_model.uses_packing
-        parts = micro_batches(batch, rows, self.config.max_tokens_per_micro_batch, packed=packed)
+        parts = micro_batches(minibatch, rows, max_tokens, packed=packed)
         entropies = [torch.zeros((), device=self.module.device)]
         num_passes = self._num_passes(len(parts))
         for index in range(num_passes):
             with optimizer.toggle_model(sync_grad=index == num_passes - 1):
                 if index < len(parts):
-                    part = batch.select(parts[index])
-                    entropies.append(self._backward(part, counts, metrics))
+                    micro_batch = minibatch.select(parts[index])
+                    entropies.append(self._backward(micro_batch, counts, metrics))
                 else:
-                    self._backward_nothing(batch)
+                    self._backward_nothing(minibatch)
         steps = steps_of(self.module.trainer.strategy)
         parameters = self.policy.trainable_parameters()
         norm, is_taken = steps.take(optimizer, parameters, self.config.max_grad_norm)
@@ -168,12 +169,12 @@ class PolicyUpdate:
             num_micro_batches = max_over_ranks(num_micro_batches)
         return max(1, num_micro_batches)
 
-    def _backward_nothing(self, batch: TrainBatch) -> None:
+    def _backward_nothing(self, minibatch: TrainBatch) -> None:
         """Make a pass that adds nothing to the gradient, because other ranks make one."""
-        logprobs, _ = completion_statistics(self.policy.causal_model, first_row(batch))
+        logprobs, _ = completion_statistics(self.policy.causal_model, first_row(minibatch))
         self.module.manual_backward(0.0 * logprobs.sum())
 
-    def _backward(self, batch: TrainBatch, counts: TokenCounts, metrics: Metrics) -> Tensor:
+    def _backward(self, micro_batch: TrainBatch, counts: TokenCounts, metrics: Metrics) -> Tensor:
         """Accumulate the gradient of a micro-batch; return the sum of its token entropies."""
         entropy_coef = self.entropy_control.applied_coef
         number = self._num_micro_batches
@@ -181,12 +182,12 @@ class PolicyUpdate:
         with self.events.stage("micro_batch", number) as details:
             statistics, candidate_logprobs = candidate_statistics(
                 self.policy.causal_model,
-                batch,
-                batch.teacher_ids,
+                micro_batch,
+                micro_batch.teacher_ids,
                 temperature=self.sampling.temperature,
                 entropy_gradient=entropy_coef != 0 or self.objective.function is not None,
             )
-            moved = batch.to(self.module.device)
+            moved = micro_batch.to(self.module.device)
             losses = token_losses(
                 *statistics,
                 moved,
@@ -199,8 +200,8 @@ class PolicyUpdate:
             # DDP averages gradients over ranks, but this loss is one rank's share of their sum.
             self.module.manual_backward(losses.loss * counts.num_ranks)
             details |= {
-                "rows": batch.num_rows,
-                "tokens": batch.loss_mask.sum(),
+                "rows": micro_batch.num_rows,
+                "tokens": micro_batch.loss_mask.sum(),
                 "pg_loss": (losses.surrogate * losses.weights).sum(),
                 "loss": losses.loss.detach(),
             }
@@ -208,5 +209,5 @@ class PolicyUpdate:
                 details["kl"] = (losses.kl * losses.weights).sum()
             add_update_metrics(metrics, moved, losses, statistics.entropy)
             metrics.add("policy/loss", details["loss"], 0.0)
-        self._progress = self._progress.advanced(batch.num_rows)
+        self._progress = self._progress.advanced(micro_batch.num_rows)
         return (statistics.entropy.detach() * moved.surrogate_mask).sum()

@@ -49,7 +49,7 @@ SHAPE = {
 STAGES = {
     "generation": "collect",
     "logprobs": "build_train_batch",
-    "update": "update_policy",
+    "update": "take_optimizer_steps",
 }
 """Part of the plan -> method of the module that takes its time."""
 LAYERS = "num_hidden_layers"
@@ -268,7 +268,7 @@ def _status(key: str) -> int:
 def _measured(case: dict[str, Any]) -> dict[str, int]:
     """Return the bytes above the start: after loading, after a step, and the peak of each stage."""
     module, base, found = build(case, ShortAtFirst()), _status("VmRSS"), {}
-    stages = {"load": "configure_model", "sampling": "collect", "update": "update_policy"}
+    stages = {"load": "configure_model", "sampling": "collect", "update": "take_optimizer_steps"}
 
     def watch(name: str, method: str) -> None:
         inner = getattr(module, method)

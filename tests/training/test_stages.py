@@ -205,12 +205,12 @@ def test_a_stage_that_runs_out_of_memory_is_named_once():
     assert str(caught.value).startswith("out of memory in the stage micro_batch.")
 
 
-def test_a_callback_may_leave_out_the_update():
-    class Leaves(L.Callback):
+def test_a_callback_may_skip_the_update():
+    class Skips(L.Callback):
         def on_rollouts(self, trainer, pl_module, rollouts):
             return rollouts == "bad"
 
-    events = events_for(Leaves())
-    assert events.leaves_out_update("bad")
-    assert not events.leaves_out_update("good")
-    assert not events_for().leaves_out_update("bad")
+    events = events_for(Skips())
+    assert events.reason_to_skip_update("bad")
+    assert not events.reason_to_skip_update("good")
+    assert not events_for().reason_to_skip_update("bad")

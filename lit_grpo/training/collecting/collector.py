@@ -1,4 +1,4 @@
-"""Collect the rollouts of a step: sample completions, score them, replace groups without signal."""
+"""Collect the rollouts of a step: sample, score, and replace groups whose advantages are all 0."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Collector:
         rank = get_rank()
         self._prefetcher.load_state_dict(state[rank] if rank < len(state) else {})
 
-    def close(self) -> None:
+    def cancel(self) -> None:
         """Cancel the rollouts of this step and of later ones."""
         self._prefetcher.cancel()
 

@@ -46,8 +46,8 @@ class EmptySteps:
         )
         return StopReason(exit_code=ExitCode.NO_REWARD, message=message, cause=cause)
 
-    def count_taken(self) -> None:
-        """Note that an optimizer step was taken."""
+    def reset(self) -> None:
+        """Start counting again, since a rollout step is trained on."""
         self.in_a_row = 0
 
     def load(self, in_a_row: int) -> None:

@@ -106,14 +106,14 @@ def test_the_next_step_is_sampled_while_the_policy_is_updated():
             yield from super().generate(prompts, group_size, sampling, seed=seed)
 
     module = make_module(engine=Waiting(), max_head_offpolicyness=1)
-    update = module.update_policy
+    update = module.take_optimizer_steps
 
-    def update_policy(batch, metrics):
+    def take_optimizer_steps(batch, metrics):
         assert began.wait(60)
         update(batch, metrics)
         may_end.set()
 
-    module.update_policy = update_policy
+    module.take_optimizer_steps = take_optimizer_steps
     assert len(fit(module, max_steps=2)) == 2
 
 

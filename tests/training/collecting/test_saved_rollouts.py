@@ -181,7 +181,7 @@ def test_what_a_checkpoint_has_is_saved_again_until_it_is_used_or_rolled_back():
     saved = {number: {"made_of": "", "rows": "{}"} for number in (2, 3)}
     collector.load_state_dict([saved])
     assert collector.state_dict(3) == [{3: saved[3]}]
-    collector.close()
+    collector.cancel()
     assert collector.state_dict(3) == [{}]
 
 
