@@ -24,7 +24,7 @@ from lit_grpo.runs.report.held_out import title_of
 from lit_grpo.runs.report.history import ACCURACY, Run
 
 LENGTH = "completions/mean_length"
-PHASE = "curriculum/phase"
+CURRICULUM_PHASE = "curriculum/phase"
 STEP_TIME = "timing/step_duration_s"
 NATS = "nats per token"
 SPEED = "completion tokens per second"
@@ -59,7 +59,7 @@ COLUMNS = 3
 MAX_PLAIN_POINTS = 60
 """A curve with more points than this gets a running mean."""
 
-PHASES = {
+STEP_PHASES = {
     "generation": ("generation", BLUE),
     "reward_exposed": ("waiting for rewards", ORANGE),
     "logprob": ("logprobs", GREEN),
@@ -171,9 +171,9 @@ def mark_phases(ax: Axes, run: Run, offset: int) -> None:
 
 def phase_starts(run: Run) -> list[int]:
     """Return the steps at which a phase begins, but for the first; none without a curriculum."""
-    if not run.has(PHASE):
+    if not run.has(CURRICULUM_PHASE):
         return []
-    phases = run.values(PHASE)
+    phases = run.values(CURRICULUM_PHASE)
     return [int(step) for step in phases.index[1:][phases.diff().iloc[1:].ne(0)]]
 
 
@@ -251,14 +251,14 @@ def draw_phases(ax: Axes, run: Run, offset: int) -> None:
     total = run.values(STEP_TIME)
     found = {
         phase: run.values(f"timing/{phase}_duration_s").reindex(total.index, fill_value=0)
-        for phase in PHASES
+        for phase in STEP_PHASES
         if run.has(f"timing/{phase}_duration_s")
     }
     found = {phase: part for phase, part in found.items() if part.sum() > 0.005 * total.sum()}
     ax.margins(y=0.35)  # room for the legend
     other = (total - sum(found.values())).clip(lower=0)
-    names = [*(PHASES[phase][0] for phase in found), "other"]
-    colors = [*(PHASES[phase][1] for phase in found), GREY]
+    names = [*(STEP_PHASES[phase][0] for phase in found), "other"]
+    colors = [*(STEP_PHASES[phase][1] for phase in found), GREY]
     ax.stackplot(
         total.index + offset,
         *found.values(),

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lit_grpo.runs.report.curves import LENGTH, MAX_PLAIN_POINTS, NATS, PHASES, SPEED, STEP_TIME
+from lit_grpo.runs.report.curves import (
+    LENGTH,
+    MAX_PLAIN_POINTS,
+    NATS,
+    SPEED,
+    STEP_PHASES,
+    STEP_TIME,
+)
 from lit_grpo.runs.report.held_out import title_of
 from lit_grpo.runs.report.history import ACCURACY, Run
 
@@ -47,7 +54,7 @@ class Chart:
     band: Callable[[Run], tuple[pd.Series, pd.Series]] | None = None
     """Returns the limits of an area around the line."""
     is_stacked: bool = False
-    """Whether the metric is the sum of `PHASES`, which are drawn."""
+    """Whether the metric is the sum of `STEP_PHASES`, which are drawn."""
     has_points: bool = False
     """Whether each value is marked: for what is not measured at every step."""
     shows_zeros: bool = True
@@ -185,14 +192,14 @@ def _band(low: pd.Series, high: pd.Series, offset: int, color: str) -> Iterator[
 def _stacked(chart: Chart, run: Run) -> Iterator[Trace]:
     """Yield the phases of a step on top of each other, and what is left of it."""
     total = run.values(chart.metric)
-    metrics = {phase: f"timing/{phase}_duration_s" for phase in PHASES}
+    metrics = {phase: f"timing/{phase}_duration_s" for phase in STEP_PHASES}
     parts = {
-        PHASES[phase][0]: run.values(metric).reindex(total.index, fill_value=0)
+        STEP_PHASES[phase][0]: run.values(metric).reindex(total.index, fill_value=0)
         for phase, metric in metrics.items()
         if run.has(metric)
     }
     parts = {name: part for name, part in parts.items() if part.sum() > 0.005 * total.sum()}
-    names = [name for name, _ in PHASES.values()]
+    names = [name for name, _ in STEP_PHASES.values()]
     for name, part in (parts | {"other": (total - sum(parts.values())).clip(lower=0)}).items():
         color = COLORS[names.index(name)] if name in names else GREY
         yield _curve(thin(part), chart.offset(run), name) | {
