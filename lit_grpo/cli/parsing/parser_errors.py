@@ -289,7 +289,7 @@ def keys(parser: Any) -> list[str]:
 
 
 def suggest_key(parser: Any, key: str) -> str:
-    """Suggest what is called so elsewhere, else the closest key."""
+    """Suggest the key of the same name, or the same meaning, elsewhere; else the closest key."""
     name, known = key.rsplit(".", 1)[-1], keys(parser)
     if name == "learning_rate" and "lr" in known:  # of an optimizer
         return " Did you mean lr?"

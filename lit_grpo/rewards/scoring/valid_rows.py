@@ -1,7 +1,8 @@
 """Combine the scores of a rollout step into a ``RolloutBatch``, and decide which rows are valid.
 
-``RolloutBatch.valid`` starts here. Later code may only exclude whole groups
-(`RolloutBatch.without_groups`, for stale weights).
+Later, `RolloutBatch.without_groups` may exclude whole groups from ``valid``, for stale weights. Of
+the valid rows, `counted_rows` (types/rollouts.py) and then `trained_rows` (training/batching.py)
+exclude single ones from the loss.
 """
 
 from __future__ import annotations

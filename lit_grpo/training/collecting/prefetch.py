@@ -26,9 +26,9 @@ class StepContext:
     number: int
     """Number of rollout steps before this one."""
     policy_version: int
-    """Number of optimizer steps before this one."""
+    """Version of the weights before this step: optimizer steps and rollbacks so far."""
     max_policy_version: int | None
-    """Number of optimizer steps of the whole run; None if there is no such limit."""
+    """Version at the end of the run if no rollback follows; None without ``trainer.max_steps``."""
     seeds: Seeds
     loader: TrainingLoader
     """Supplies the prompts of later steps, and those of replacement groups."""
@@ -127,7 +127,7 @@ class Prefetcher:
         return rows
 
     def _digest(self, prompts: Sequence[Prompt]) -> str:
-        """Return what is the same only for rollouts of the same prompts and settings."""
+        """Return a hash of prompts and settings; saved rows are used only if theirs is the same."""
         factory = self._factory
         bounds = (self._max_head_offpolicyness, self._optimizer_steps)
         made_of = repr((list(prompts), factory.group_size, factory.sampling, bounds))
