@@ -37,7 +37,7 @@ class SkipReason:
     """Name of the cause; empty if it is not known."""
 
     def __str__(self) -> str:
-        return f"{self.by} left out the update" + (f" because of {self.cause}" * bool(self.cause))
+        return f"{self.by} skipped the update" + (f" because of {self.cause}" * bool(self.cause))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,7 +199,7 @@ def rollback() -> dict[str, Any]:
 
 
 def health() -> dict[str, Any]:
-    """Train with equal rewards on the first rank only, and a rule that leaves out updates."""
+    """Train with equal rewards on the first rank only, and a rule that skips updates."""
 
     class EqualOnRank0(ShareOfLowBytes):
         def score(self, prompt, completion):

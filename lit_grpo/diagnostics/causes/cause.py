@@ -8,7 +8,7 @@ from typing import Literal
 from lit_grpo.stopping import ExitCode
 
 Action = Literal["ignore", "warn", "alert", "skip", "roll_back", "stop"]
-"""``alert`` is a warning that `Alerts` sends; ``skip`` warns and leaves out the optimizer step."""
+"""``alert`` is a warning that `Alerts` sends; ``skip`` warns and skips the update."""
 
 MONITOR = "`HealthMonitor`"
 

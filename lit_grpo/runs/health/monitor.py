@@ -87,7 +87,7 @@ class HealthMonitor(Callback):
         """The lowest and the highest reward of the run until now."""
         self._rollback_history = RollbackHistory()
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._is_left_out = False
+        self._is_skipped = False
 
     @property
     def trouble(self) -> str:
@@ -102,7 +102,7 @@ class HealthMonitor(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
         self._seconds.clear()
-        self._is_left_out = False
+        self._is_skipped = False
         self._check_weights(trainer, pl_module)
 
     def _check_weights(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -130,7 +130,7 @@ class HealthMonitor(Callback):
     def on_rollouts(
         self, trainer: L.Trainer, pl_module: L.LightningModule, rollouts: RolloutBatch
     ) -> str:
-        """Return why to leave out the update on these rollouts, the same on all ranks, or ""."""
+        """Return why to skip the update on these rollouts, the same on all ranks, or ""."""
         due = [
             name
             for name, one in self._watched.items()
@@ -140,7 +140,7 @@ class HealthMonitor(Callback):
             return ""
         step = ObservedStep(counts=of_all_ranks(count_step(rollouts)), metrics={})
         cause = next((name for name in due if CHECKS[name](step)), "")
-        self._is_left_out = bool(cause)
+        self._is_skipped = bool(cause)
         return cause
 
     def on_train_batch_end(
@@ -185,7 +185,7 @@ class HealthMonitor(Callback):
             self._reward_range = min(low, step.counts.worst), max(high, step.counts.best)
         found = {}
         for name, one in self._watched.items():
-            if one.action == "ignore" or (name == "nothing_trained" and self._is_left_out):
+            if one.action == "ignore" or (name == "nothing_trained" and self._is_skipped):
                 continue
             if message := CHECKS[name](step):
                 away = step.num_steps_away(COMPARED[name]) if name in COMPARED else 1
@@ -201,8 +201,8 @@ class HealthMonitor(Callback):
         elif one.action == "roll_back":
             self._roll_back(trainer, pl_module, one, message)
         elif one.is_told(self.repeat_every):
-            if self._is_left_out:
-                message += " The update was left out."
+            if self._is_skipped:
+                message += " The update was skipped."
             if one.has_lasted:
                 message += f" Rollout steps in a row like this one: {one.streak}."
             self._warn(trainer, one, message)

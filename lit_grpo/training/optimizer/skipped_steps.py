@@ -1,4 +1,4 @@
-"""Optimizer steps that are left out because their gradient is not finite."""
+"""Optimizer steps that are skipped because their gradient is not finite."""
 
 from __future__ import annotations
 

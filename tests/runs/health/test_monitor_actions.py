@@ -163,7 +163,7 @@ def test_a_run_resumed_after_a_rollback_goes_on_as_if_it_had_not_been_interrupte
     assert_equal(weights(again), weights(whole))
 
 
-def test_an_update_is_left_out_by_the_action_skip(tmp_path):
+def test_an_update_is_skipped_by_the_action_skip(tmp_path):
     rules = {"truncated": Rule(action="skip", patience=2)}
     module = make_module(sampling=Sampling(max_tokens=1))  # all are cut off
     before = {}
@@ -385,13 +385,13 @@ def test_weights_spoilt_without_a_checkpoint_end_the_run_with_words_and_a_cause(
     assert (crash.kind, crash.cause) == ("crash", "not_finite_weights")
 
 
-def test_the_event_of_a_stop_after_too_many_updates_left_out_names_the_rule(tmp_path):
+def test_the_event_of_a_stop_after_too_many_skipped_updates_names_the_rule(tmp_path):
     rules = {"truncated": Rule(action="skip", patience=1)}
     module = make_module(sampling=Sampling(max_tokens=1))
     fit(module, callbacks=[HealthMonitor(rules), EventsFile(tmp_path)], max_steps=9)
     *_, stop = read_events(tmp_path)
     assert (stop.kind, stop.cause) == ("stop", "truncated")
-    assert stop.message.endswith("HealthMonitor left out the update because of truncated.")
+    assert stop.message.endswith("HealthMonitor skipped the update because of truncated.")
 
 
 def test_what_the_rollbacks_have_left_is_resumed():
