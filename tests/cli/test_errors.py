@@ -175,6 +175,8 @@ ARGUMENTS = {
         "model.rewards: init_args of lit_grpo.MathReward must be keys with their values, got a "
         "text. Write each as KEY: VALUE, with a space after the colon."
     ),
+    "--model.policy.loras {}": "model.policy: Policy.loras: no such key. Did you mean lora?",
+    "--model.objective='{kll: {}}'": "model.objective.kll: no such key. Did you mean kl?",
     "--print_confg": "print_confg: no such key. Did you mean print_config?",
     "stray": "stray: unexpected argument. Use --config FILE and --KEY VALUE.",
     "--config": "-c/--config: expected one argument",
@@ -308,6 +310,18 @@ FILES = {
     "{model: {optimizer: {lr: 1,5}}}": (
         "a key of the config must be text, got 5. Write decimals with a point"
     ),
+    "{datas: {}}": "datas: no such key. Did you mean data?",
+    "{trainer: {callback: {}}}": "trainer.callback: no such key. Did you mean callbacks?",
+    "{model: {sampling: {max_token: {}}}}": (
+        "model.sampling.max_token: no such key. Did you mean max_tokens?"
+    ),
+    "{model: {policy: {Lora: {}}}}": "model.policy: Policy.Lora: no such key. Did you mean lora?",
+    "{data: {class_path: AdditionData, init_args: {digits: {}}}}": (
+        "data: AdditionData.digits: no such key."
+    ),
+    "{model: {rewards: [{class_path: MathReward, init_args: {wight: {}}}]}}": (
+        "model.rewards: MathReward.wight: no such key. Did you mean weight?"
+    ),
     "{data: null}": "case.yaml: data must have keys under it, got nothing. Indent the lines",
     "{trainer: }": "case.yaml: trainer must have keys under it, got nothing. Indent the lines",
     "{data: {class_path: AdditionData, init_args: }}": (
@@ -372,6 +386,16 @@ def test_a_command_without_a_config_says_what_to_give(arguments, tmp_path, monke
         "error: data: required, but not set. Give --config FILE, with a section such as "
         "data: {class_path: PromptData, init_args: {train: train.jsonl}}.\n"
     )
+
+
+def test_known_keys_may_have_empty_mappings(here, capsys):
+    empty = "{policy: {lora: {}}, optimizer: {}, sampling: {}, objective: {kl: {}}}"
+    Path("empty.yaml").write_text(f"trainer: {{}}\nmodel: {empty}\n")
+    Path("base.yaml").write_text(yaml.safe_dump(cli_base.BASE))
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--config=base.yaml", "--config=empty.yaml", "--print_config"])
+    policy = yaml.safe_load(capsys.readouterr().out)["model"]["policy"]
+    assert policy["init_args"]["lora"]["rank"]
 
 
 def test_data_without_a_class_says_how_to_name_it(here, capsys):

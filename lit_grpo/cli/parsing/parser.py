@@ -10,6 +10,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_grpo.cli.parsing.environment import override
 from lit_grpo.cli.parsing.parser_errors import explain, quote
+from lit_grpo.cli.parsing.strict import StrictParser
 from lit_grpo.cli.parsing.untyped import Word, keep_texts, takes_any_text
 from lit_grpo.types import UserError
 
@@ -20,7 +21,7 @@ class HelpFormatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Keep the lines of a description."""
 
 
-class Parser(LightningArgumentParser):
+class Parser(StrictParser, LightningArgumentParser):
     """Report errors in one line; parsers of nested classes hand theirs to the outer one."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

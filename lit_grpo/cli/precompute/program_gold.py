@@ -9,9 +9,10 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError
 
 from lit_grpo.cli.parsing.parser_errors import explain
+from lit_grpo.cli.parsing.strict import StrictParser
 from lit_grpo.cli.precompute.gold_cache import CheckedAnswers
 from lit_grpo.cli.precompute.perturb import stated, with_answer, wrong_answers
 from lit_grpo.cli.prepare.join_gold import Checked, check_key
@@ -140,7 +141,7 @@ def load_verifier(verifier: Verifier) -> Reward:
         UserError: there is no such reward, or its settings are wrong.
     """
     settings = {"class_path": verifier} if isinstance(verifier, str) else verifier
-    parser = ArgumentParser(exit_on_error=False)
+    parser = StrictParser(exit_on_error=False)
     parser.add_subclass_arguments(Reward, "verifier")
     try:
         config = parser.instantiate(parser.parse_object({"verifier": settings}))

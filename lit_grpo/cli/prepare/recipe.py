@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError
 
 from lit_grpo.cli.commands import BUNDLED, RECIPES
 from lit_grpo.cli.errors import did_you_mean
 from lit_grpo.cli.parsing.configs import read_config
 from lit_grpo.cli.parsing.parser_errors import explain
+from lit_grpo.cli.parsing.strict import StrictParser
 from lit_grpo.data.curriculum import parse_curriculum
 from lit_grpo.judge import Judge
 from lit_grpo.types import UserError, check_range, setting_error
@@ -247,7 +248,7 @@ def _parse(config: dict[str, Any], path: Path) -> Recipe:
 
 def _build(kind: type[T], values: Any, where: str, **built: Any) -> T:
     """Return an object of a class from its keys and from values that are objects already."""
-    parser = ArgumentParser(exit_on_error=False)
+    parser = StrictParser(exit_on_error=False)
     parser.add_class_arguments(kind, skip=set(built))
     try:
         if not isinstance(values, Mapping):

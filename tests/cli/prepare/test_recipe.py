@@ -98,6 +98,7 @@ def test_an_unknown_recipe_or_source_is_refused(name, data, message):
     ("keys", "message"),
     [
         ({"sede": 1}, "sede: no such key. Did you mean seed?"),
+        ({"sede": {}}, "sede: no such key. Did you mean seed?"),
         ({"seed": "x"}, "seed: expected int, got x."),
         ({"seed": -1}, "seed must be >= 0, got -1. Set seed."),
         ({"size": 0}, "size must be >= 1, got 0. Set size."),
@@ -135,6 +136,7 @@ def test_a_wrong_recipe_names_its_file_and_the_key(keys, message, tmp_path):
     ("keys", "message"),
     [
         ({"weigth": 1}, "weigth: no such key. Did you mean weight?"),
+        ({"weigth": {}}, "weigth: no such key. Did you mean weight?"),
         ({"kind": "opn"}, "kind: expected one of verifiable, open, got opn. Did you mean open?"),
         ({"kind": None}, "kind: required, but not set."),
         ({"weight": 0}, "weight must be positive, got 0"),
