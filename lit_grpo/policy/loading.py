@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from lit_grpo.policy.lora import is_adapter
+from lit_grpo.policy.weight_files import check_weight_files
 from lit_grpo.types import UserError
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ def load_model(
         key: The setting that names the path, for errors.
     """
     options = {"attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
+    check_weight_files(path, key)
     if is_adapter(path):
         return _load_merged(path, dtype=dtype, key=key, **options)
     with _explained_errors("model", path, ("config.json",), key):

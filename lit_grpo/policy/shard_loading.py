@@ -23,6 +23,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from lit_grpo.policy.loading import is_hub_id, model_without_weights, outline_model
 from lit_grpo.policy.lora import LoRA, is_adapter
 from lit_grpo.policy.named_weights import base_weights
+from lit_grpo.policy.weight_files import check_weight_files
 
 PATTERNS = ["*.json", "*.safetensors", "*.py"]
 
@@ -38,6 +39,7 @@ def files_to_read_in_parts(path: str | None, lora: LoRA | None, **options: Any) 
     """
     if path is None or is_adapter(path) or (lora is not None and lora.modules_to_save):
         return None
+    check_weight_files(path, "model.policy.path")
     directory = Path(snapshot_download(path, allow_patterns=PATTERNS) if is_hub_id(path) else path)
     if not any(directory.glob("*.safetensors")):
         return None

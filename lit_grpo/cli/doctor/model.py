@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from lit_grpo.cli.doctor.findings import Finding, failed, ok
+from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused
 from lit_grpo.cli.estimate.model_sizes import trained
 from lit_grpo.cli.subject import Subject
 from lit_grpo.policy.lora import is_adapter
+from lit_grpo.policy.weight_files import check_weight_files
 from lit_grpo.runs.tables import with_unit
 from lit_grpo.training.compatibility import check_completions_fit
+from lit_grpo.types import UserError
 
 WEIGHT_FILES = ("*.safetensors", "*.bin")
 
@@ -30,13 +32,19 @@ def check_model(subject: Subject) -> Iterator[Finding]:
         f"{positions} positions."
     )
     if policy.path is not None:
-        yield from _weight_files(Path(policy.path))
+        yield from _weight_files(policy.path)
     check_completions_fit(subject.positions, subject.module.sampling)
 
 
-def _weight_files(directory: Path) -> Iterator[Finding]:
-    """Yield a failure if a directory has the config of a model but no weights."""
-    if not directory.is_dir() or is_adapter(str(directory)):
+def _weight_files(path: str) -> Iterator[Finding]:
+    """Yield a failure if a directory has the config of a model but no or damaged weights."""
+    directory = Path(path)
+    try:
+        check_weight_files(path, "model.policy.path")
+    except UserError as error:
+        yield refused(str(error))
+        return
+    if not directory.is_dir() or is_adapter(path):
         return
     if not any(any(directory.glob(pattern)) for pattern in WEIGHT_FILES):
         yield failed(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -239,7 +240,7 @@ def _loading(path: str) -> Iterator[None]:
         raise UserError(f"path must be a reward model, got {path!r}, which does not exist. {fix}")
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         kind = "a local directory" if exists else "not a local directory, so looked up on the Hub"
         raise UserError(
             f"path must be a reward model, but {path!r} ({kind}) cannot be loaded as one: {error} "

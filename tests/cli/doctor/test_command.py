@@ -84,6 +84,15 @@ def test_a_model_without_weights_is_failed(here, capsys):
     assert "model has a config but no weights" in shown["model"]
 
 
+def test_half_of_a_file_of_weights_is_failed(here, capsys):
+    tiny_policy().save_pretrained(here / "model")
+    file = here / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    exit_code, shown = doctor(capsys, *policy_from("model"))
+    assert exit_code == 1
+    assert "model/model.safetensors is damaged or was not copied whole" in shown["model"]
+
+
 def test_a_model_that_does_not_fit_is_failed_and_names_settings(capsys):
     exit_code, shown = doctor(capsys, f"--model.policy.architecture={json.dumps(HUGE)}")
     assert exit_code == 1

@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -208,6 +209,13 @@ def test_encoder_without_a_head_is_refused(tmp_path):
     message = refusal(path=save_bert(tmp_path, kind=BertForMaskedLM))
     assert "is a BertForMaskedLM, whose weights lack" in message
     assert "classifier.weight" in message
+
+
+def test_half_of_a_file_of_weights_is_refused(tmp_path):
+    path = save_bert(tmp_path)
+    file = Path(path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    assert "cannot be loaded as one: Error while deserializing header" in refusal(path=path)
 
 
 def test_path_without_a_model_is_refused_without_a_request_to_the_hub(tmp_path):
