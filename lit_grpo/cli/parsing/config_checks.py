@@ -15,6 +15,8 @@ from lit_grpo.cli.parsing.keys import SECTIONS
 from lit_grpo.types import UserError
 
 ENVIRONMENT = re.compile(r"\$\{\s*oc\.env:\s*(\w+)")
+OTHER_BASE = re.compile(r"[-+]?0[0-7_]+|.*:.*")
+"""Numbers that YAML reads in base 8 (``010``) or 60 (``1:30``)."""
 SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?(_|$)", re.IGNORECASE)
 
 
@@ -111,6 +113,29 @@ def refuse_beside(node: Any, key: str, where: str) -> None:
             f"{where}: {key}: {' and '.join(map(str, beside))} must stand under init_args, got it "
             f"beside class_path. Write {shown.strip()}."
         )
+
+
+def refuse_other_bases(root: yaml.Node | None, path: Path) -> None:
+    """Raise UserError if a number would be read as another one than it looks like."""
+    for node in _nodes(root, set()):
+        is_number = node.tag.rpartition(":")[2] in ("int", "float")
+        if is_number and OTHER_BASE.fullmatch(node.value):
+            number = yaml.safe_load(node.value)
+            raise UserError(
+                f"{path}, line {node.start_mark.line + 1}: YAML reads {node.value} as {number}. "
+                f"Write {number} if that is meant, else put it into quotes: '{node.value}'."
+            )
+
+
+def _nodes(node: yaml.Node | None, walked: set[int]) -> Iterator[yaml.ScalarNode]:
+    """Yield every value of a file that is no mapping or list."""
+    if isinstance(node, yaml.ScalarNode):
+        yield node
+    elif node is not None and id(node) not in walked:  # else an alias of what an anchor names
+        walked.add(id(node))
+        is_mapping = isinstance(node, yaml.MappingNode)
+        for child in (value for _, value in node.value) if is_mapping else node.value:
+            yield from _nodes(child, walked)
 
 
 def refuse_repeated_keys(root: yaml.Node | None, path: Path) -> None:

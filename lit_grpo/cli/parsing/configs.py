@@ -22,6 +22,7 @@ from lit_grpo.cli.parsing.config_checks import (
     refuse_empty,
     refuse_mapping,
     refuse_misplaced,
+    refuse_other_bases,
     refuse_paths_as_sources,
     refuse_repeated_keys,
     refuse_secrets,
@@ -209,7 +210,9 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         text = path.read_text()
-        refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader), path)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        refuse_repeated_keys(root, path)
+        refuse_other_bases(root, path)
         config = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
