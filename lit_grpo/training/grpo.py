@@ -48,7 +48,7 @@ from lit_grpo.training.optimizer.empty_steps import EmptySteps
 from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.training.unused_settings import settings_without_effect
-from lit_grpo.training.update import PolicyUpdate
+from lit_grpo.training.update import PolicyUpdater
 from lit_grpo.training.waiting import StepAbandoned
 from lit_grpo.types import (
     Prompt,
@@ -162,7 +162,7 @@ class GRPOModule(PolicyModule):
             config=update,
             teacher=self.teacher,
         )
-        self.policy_update = PolicyUpdate(self, self.events, policy, sampling, objective, update)
+        self.policy_updater = PolicyUpdater(self, self.events, policy, sampling, objective, update)
         self.rollout_step = 0
         self._empty_steps = EmptySteps()
         self._step_log = StepLog()
@@ -273,7 +273,7 @@ class GRPOModule(PolicyModule):
         """
         return self.batch_builder.build(
             rollouts,
-            kl_coef=self.policy_update.kl_control.coef,
+            kl_coef=self.policy_updater.kl_control.coef,
             seed=self.seeds.derive(SeedPurpose.COVARIANCE, self.rollout_step),
             metrics=metrics,
         )
@@ -285,8 +285,8 @@ class GRPOModule(PolicyModule):
 
     def take_optimizer_steps(self, batch: TrainBatch, metrics: Metrics) -> None:
         """Take the optimizer steps; nothing else changes parameters."""
-        with self.events.stage("update", progress=self.policy_update.progress):
-            self.policy_update.optimize(batch, metrics)
+        with self.events.stage("update", progress=self.policy_updater.progress):
+            self.policy_updater.optimize(batch, metrics)
             if self.policy.compile_forward:
                 metrics.maximum("perf/num_compilations", num_compilations())
 
@@ -302,7 +302,7 @@ class GRPOModule(PolicyModule):
     @property
     def skipped_steps(self) -> SkippedSteps:
         """Count of optimizer steps whose gradient was not finite."""
-        return self.policy_update.skipped_steps
+        return self.policy_updater.skipped_steps
 
     def on_roll_back(self, checkpoint: dict[str, Any]) -> None:
         """Take from a checkpoint what belongs to the policy that it restored."""
@@ -327,7 +327,7 @@ class GRPOModule(PolicyModule):
         """Adapt the coefficient of the next step to the divergence of this one, on all ranks."""
         if self.objective.kl.target is None or "policy/kl" not in values:
             return
-        update = self.policy_update
+        update = self.policy_updater
         values["policy/kl_coef"] = update.kl_control.coef
         num_rows = self.group_size * self.loader.batch_size
         update.kl_control = update.kl_control.after_step(values["policy/kl"], num_rows)
@@ -346,11 +346,11 @@ class GRPOModule(PolicyModule):
         # An engine that gave up may have sampled with other weights than it said.
         if stopped is None or stopped.exit_code != ExitCode.ENGINE_FAILED:
             checkpoint["rollouts"] = self.collector.state_dict(self.rollout_step)
-        control = self.policy_update.entropy_control
+        control = self.policy_updater.entropy_control
         checkpoint["num_skipped"] = self.skipped_steps.in_a_row
         checkpoint["num_empty_steps"] = self._empty_steps.in_a_row
         checkpoint["num_rollbacks"] = self.num_rollbacks
-        checkpoint["kl_coef"] = self.policy_update.kl_control.coef
+        checkpoint["kl_coef"] = self.policy_updater.kl_control.coef
         checkpoint["entropy_control"] = {"coef": control.coef, "last_entropy": control.last_entropy}
         checkpoint["configured_coefs"] = self._configured_coefs()
 
@@ -369,7 +369,7 @@ class GRPOModule(PolicyModule):
 
     def _load_coefficients(self, checkpoint: dict[str, Any]) -> None:
         """Restore the adapted coefficients, except where the config has changed since."""
-        update, configured = self.policy_update, self._configured_coefs()
+        update, configured = self.policy_updater, self._configured_coefs()
         saved = checkpoint["configured_coefs"]
         if saved["kl"] == configured["kl"]:
             update.kl_control = replace(update.kl_control, coef=checkpoint["kl_coef"])

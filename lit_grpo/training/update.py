@@ -41,7 +41,7 @@ from lit_grpo.types import StageProgress, TrainBatch
 log = logging.getLogger(__name__)
 
 
-class PolicyUpdate:
+class PolicyUpdater:
     """Update a policy on batches of rollouts.
 
     Args:

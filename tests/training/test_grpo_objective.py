@@ -89,9 +89,9 @@ def test_a_resumed_run_restores_the_reference_and_the_entropy_coefficient(tmp_pa
     resumed, _ = run(4, tmp_path / "some.ckpt")
     for name, weight in weights(whole).items():
         assert torch.equal(weight, weights(resumed)[name]), name
-    assert resumed.policy_update.entropy_control == whole.policy_update.entropy_control
-    assert resumed.policy_update.kl_control == whole.policy_update.kl_control
-    assert whole.policy_update.kl_control.coef != 0.1
+    assert resumed.policy_updater.entropy_control == whole.policy_updater.entropy_control
+    assert resumed.policy_updater.kl_control == whole.policy_updater.kl_control
+    assert whole.policy_updater.kl_control.coef != 0.1
 
 
 @pytest.mark.parametrize("target", [None, 100.0])
@@ -107,7 +107,7 @@ def test_a_new_coefficient_in_the_config_applies_to_a_resumed_run(tmp_path, targ
 
     trainer = make_trainer(max_steps=2)
     trainer.fit(make(0.1, 0.01), PromptLoader(PROMPTS, 4))
-    saved = trainer.lightning_module.policy_update
+    saved = trainer.lightning_module.policy_updater
     path = tmp_path / "some.ckpt"
     trainer.save_checkpoint(path)
 
@@ -115,7 +115,7 @@ def test_a_new_coefficient_in_the_config_applies_to_a_resumed_run(tmp_path, targ
         module = make(kl_coef, entropy_coef)
         trainer = make_trainer(max_steps=2)
         trainer.fit(module, PromptLoader(PROMPTS, 4), ckpt_path=path, weights_only=True)
-        return module.policy_update.kl_control.coef, module.policy_update.entropy_control.coef
+        return module.policy_updater.kl_control.coef, module.policy_updater.entropy_control.coef
 
     assert resumed(0.1, 0.05) == (saved.kl_control.coef, 0.05)
     assert resumed(0.2, 0.01) == (0.2, saved.entropy_control.coef)
