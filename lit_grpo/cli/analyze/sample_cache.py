@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lit_grpo.cli.precompute.records import RecordFiles
+from lit_grpo.cli.prepare.records import RecordFiles
 from lit_grpo.rollout import Sampling
 from lit_grpo.types import Completion, Prompt
 

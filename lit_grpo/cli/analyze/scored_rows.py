@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from lit_grpo.cli.precompute.fingerprint import PREFIX, read_scale
-from lit_grpo.cli.precompute.gold_cache import PROGRAM, CheckedAnswers, JudgeVotes
+from lit_grpo.cli.prepare.fingerprint import PREFIX, read_scale
+from lit_grpo.cli.prepare.gold_cache import PROGRAM, CheckedAnswers, JudgeVotes
 from lit_grpo.cli.prepare.join_gold import QUESTION_DIGITS
 from lit_grpo.data.prepared import PreparedDir, find_prepared
 from lit_grpo.runs.files.completions import files_by_step, split_groups

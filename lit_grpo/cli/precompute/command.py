@@ -19,14 +19,14 @@ from lit_grpo.cli.file_options import parse_options, same_recipe
 from lit_grpo.cli.places import check_place
 from lit_grpo.cli.precompute.claims import Claims
 from lit_grpo.cli.precompute.cost import estimate
-from lit_grpo.cli.precompute.fingerprint import Scorer
-from lit_grpo.cli.precompute.gold_cache import CheckedAnswers, JudgeVotes
 from lit_grpo.cli.precompute.judge_gold import JudgeRound, Tally, with_share
 from lit_grpo.cli.precompute.program_gold import Checks, check_rows, unchecked
 from lit_grpo.cli.precompute.progress import VoteProgress
 from lit_grpo.cli.precompute.summary import Plan, Result, print_plan, print_result
 from lit_grpo.cli.precompute.votes import Call, missing_calls
 from lit_grpo.cli.prepare.collect import collect
+from lit_grpo.cli.prepare.fingerprint import Scorer
+from lit_grpo.cli.prepare.gold_cache import CheckedAnswers, JudgeVotes
 from lit_grpo.cli.prepare.join_gold import can_be_judged
 from lit_grpo.cli.prepare.recipe import Recipe, read_recipe
 from lit_grpo.cli.prepare.rows import PreparedRow, from_prepared

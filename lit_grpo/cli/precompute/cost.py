@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lit_grpo.cli.precompute.fingerprint import Scorer
 from lit_grpo.cli.precompute.votes import Call
+from lit_grpo.cli.prepare.fingerprint import Scorer
 from lit_grpo.judge.client import CHARACTERS_PER_TOKEN, FIRST_REPLY_TOKENS
 from lit_grpo.judge.estimate import seconds_of_calls
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from lit_grpo.cli.precompute.claims import Claims
-from lit_grpo.cli.precompute.fingerprint import Scorer
-from lit_grpo.cli.precompute.gold_cache import JudgeVotes
 from lit_grpo.cli.precompute.votes import Call
+from lit_grpo.cli.prepare.fingerprint import Scorer
+from lit_grpo.cli.prepare.gold_cache import JudgeVotes
 from lit_grpo.judge import Examiner, Finding, Judge
 from lit_grpo.types import Outcome
 

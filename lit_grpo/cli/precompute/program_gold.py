@@ -13,8 +13,8 @@ from jsonargparse import ArgumentError
 
 from lit_grpo.cli.parsing.parser_errors import explain
 from lit_grpo.cli.parsing.strict import StrictParser
-from lit_grpo.cli.precompute.gold_cache import CheckedAnswers
 from lit_grpo.cli.precompute.perturb import stated, with_answer, wrong_answers
+from lit_grpo.cli.prepare.gold_cache import CheckedAnswers
 from lit_grpo.cli.prepare.join_gold import Checked, check_key
 from lit_grpo.cli.prepare.recipe import Verifier
 from lit_grpo.cli.prepare.rows import PreparedRow

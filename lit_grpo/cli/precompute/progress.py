@@ -9,8 +9,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from lit_grpo.cli.precompute.gold_cache import JudgeVotes
 from lit_grpo.cli.precompute.judge_gold import Tally
+from lit_grpo.cli.prepare.gold_cache import JudgeVotes
 
 SECONDS_PER_LINE = 60.0
 

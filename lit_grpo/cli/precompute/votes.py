@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lit_grpo.cli.precompute.gold_cache import JudgeVotes
+from lit_grpo.cli.prepare.gold_cache import JudgeVotes
 from lit_grpo.cli.prepare.join_gold import vote_key
 from lit_grpo.cli.prepare.recipe import Gold
 from lit_grpo.cli.prepare.rows import PreparedRow

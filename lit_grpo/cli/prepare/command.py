@@ -15,7 +15,7 @@ from rich.progress import track
 
 from lit_grpo.cli.file_options import parse_options, same_recipe
 from lit_grpo.cli.places import check_place
-from lit_grpo.cli.precompute.gold_cache import StoredGold
+from lit_grpo.cli.prepare.gold_cache import StoredGold
 from lit_grpo.cli.prepare.join_gold import NoCache
 from lit_grpo.cli.prepare.pipeline import Order, run
 from lit_grpo.cli.prepare.recipe import Recipe, known_recipes, read_recipe

@@ -11,8 +11,8 @@ import pytest
 from prepared_data import write_prepared
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.precompute.fingerprint import Scorer
-from lit_grpo.cli.precompute.gold_cache import CheckedAnswers, JudgeVotes
+from lit_grpo.cli.prepare.fingerprint import Scorer
+from lit_grpo.cli.prepare.gold_cache import CheckedAnswers, JudgeVotes
 from lit_grpo.cli.prepare.join_gold import Checked, vote_key
 from lit_grpo.cli.prepare.recipe import Recipe, RecipeSource
 from lit_grpo.cli.prepare.rows import PreparedRow

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from lit_grpo.cli.precompute.gold_cache import CheckedAnswers
 from lit_grpo.cli.precompute.program_gold import Checks, check_rows, load_verifier, unchecked
 from lit_grpo.cli.prepare.collect import collect
+from lit_grpo.cli.prepare.gold_cache import CheckedAnswers
 from lit_grpo.cli.prepare.join_gold import check_key
 from lit_grpo.cli.prepare.recipe import read_recipe
 from lit_grpo.cli.prepare.rows import PreparedRow

@@ -9,8 +9,8 @@ from terminal import shown_in_terminal
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.precompute import progress
-from lit_grpo.cli.precompute.gold_cache import JudgeVotes
 from lit_grpo.cli.precompute.progress import VoteProgress, duration
+from lit_grpo.cli.prepare.gold_cache import JudgeVotes
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import time
 import pytest
 from forked import start_process
 
-from lit_grpo.cli.precompute.records import RecordFiles
+from lit_grpo.cli.prepare.records import RecordFiles
 from lit_grpo.types import UserError
 
 RECORDS = [{"k": "a", "v": 0, "s": 7}, {"k": "ü\ud800", "s": None}, {"answers": ["x\n", '"}']}]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from lit_grpo.cli.precompute.fingerprint import Scorer
-from lit_grpo.cli.precompute.records import RecordFiles
+from lit_grpo.cli.prepare.fingerprint import Scorer
 from lit_grpo.cli.prepare.join_gold import Checked
 from lit_grpo.cli.prepare.recipe import Recipe
+from lit_grpo.cli.prepare.records import RecordFiles
 
 PROGRAM = "program"
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_grpo.cli.precompute.records import RecordFiles
 from lit_grpo.cli.prepare.recipe import Gold, Recipe
+from lit_grpo.cli.prepare.records import RecordFiles
 from lit_grpo.judge import Form, Grade, Judge, JudgeTemplate, Text
 from lit_grpo.types import UserError
 
