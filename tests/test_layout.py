@@ -103,6 +103,21 @@ def test_no_files_import_each_other_in_a_circle():
     assert not graph
 
 
+def folder(module: str) -> tuple[str, ...]:
+    """The folders below the package of a module: ``("cli", "prepare")``."""
+    return tuple(module.split(".")[1:-1])
+
+
+def test_no_two_folders_of_a_package_import_each_other():
+    pairs = {
+        (folder(module), folder(one))
+        for module, path in FILES.items()
+        for one in imports(path)
+        if one in FILES and len(folder(module)) == len(folder(one)) > 1
+    }
+    assert [(one, other) for one, other in pairs if one < other and (other, one) in pairs] == []
+
+
 def test_no_other_package_imports_the_callbacks():
     others = {module: path for module, path in FILES.items() if package(module) != "callbacks"}
     for module, path in others.items():
