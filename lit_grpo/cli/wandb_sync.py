@@ -27,6 +27,8 @@ def sync_wandb(arguments: Sequence[str]) -> int:
     where = " and ".join(map(str, directories))
     if find_spec("wandb") is None:
         raise UserError("wandb is not installed. Install lit-grpo[wandb].")
+    if not Path(given.run_dir).is_dir():
+        raise UserError(f"{given.run_dir}: no such run directory.")
     left = _unsent(directories, includes_online=given.include_online)
     if not left:
         online = "" if given.include_online else " What was logged online needs --include_online."
@@ -34,6 +36,11 @@ def sync_wandb(arguments: Sequence[str]) -> int:
             f"{where} has nothing to send: no offline-run-* that was not sent before.{online} If "
             "wandb wrote elsewhere, send from there with `wandb sync DIR`."
         )
+    print(
+        f"sending {len(left)} of its runs with wandb, which retries without a word while its "
+        "server does not answer; Ctrl-C ends that and loses nothing",
+        flush=True,
+    )
     flags = ["--include-online"] if given.include_online else []
     done = subprocess.run([sys.executable, "-m", "wandb", "sync", *flags, *map(str, left)])
     unsent = _unsent(directories, includes_online=given.include_online)
