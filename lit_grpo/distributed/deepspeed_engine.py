@@ -35,6 +35,21 @@ class HasEngine(Protocol):
     def precision_plugin(self) -> Any: ...
 
 
+def refuse_layered_head(model: Any) -> None:
+    """Refuse a head of several layers, whose weights stage 3 would collect for each chunk.
+
+    Raises:
+        UserError: the head has an adapter, or is trained beside one.
+    """
+    if any(model.get_output_embeddings().children()):
+        raise UserError(
+            "model.policy.lora must leave the output layer as it is in stage 3 of DeepSpeed "
+            "(ranks have unlike numbers of chunks of tokens, and would wait for each other "
+            "until the timeout). Set trainer.strategy to fsdp2, or take it out of target_modules "
+            "and modules_to_save."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ZeROSharding(Sharding):
     """Use the weights of a model only inside a call of the engine, which partitions them."""
@@ -44,18 +59,8 @@ class ZeROSharding(Sharding):
     is_sharded = True
 
     def shard(self, model: Any) -> None:
-        """Refuse a head of several layers, whose weights the engine would collect for each chunk.
-
-        Raises:
-            UserError: the head has an adapter, or is trained beside one, in stage 3.
-        """
-        if self.strategy.stage == 3 and any(model.get_output_embeddings().children()):
-            raise UserError(
-                "model.policy.lora must leave the output layer as it is in stage 3 of DeepSpeed "
-                "(ranks have unlike numbers of chunks of tokens, and would wait for each other "
-                "until the timeout). Take it out of target_modules and modules_to_save, or set "
-                "trainer.strategy to fsdp2."
-            )
+        if self.strategy.stage == 3:
+            refuse_layered_head(model)
 
     def run(self, model: Any, function: Callable[[], T]) -> T:
         engine = self.strategy.engine

@@ -21,6 +21,7 @@ from lit_grpo.cli.estimate.model_sizes import (
 )
 from lit_grpo.cli.estimate.sharding import Sharding, sharding_of
 from lit_grpo.cli.estimate.step import StepSizes
+from lit_grpo.distributed.deepspeed_engine import refuse_layered_head
 from lit_grpo.training.strategies import (
     check_updates,
     refuse_compiled,
@@ -163,13 +164,15 @@ def make_setup(
         settings: Further fields of `Setup`.
 
     Raises:
-        UserError: such a run would be refused, for its strategy, its precision, compilation, or the
-            type of the weights that its optimizer updates.
+        UserError: such a run would be refused, for its strategy, its precision, compilation, its
+            head, or the type of the weights that its optimizer updates.
     """
     known = parse_precision(precision)
     kind, sharding = supported_strategy(strategy), sharding_of(strategy, cluster.num_ranks)
     is_zero_3 = sharding.is_deepspeed and sharding.weights
     refuse_compiled(compiles=compiles, is_zero_3=is_zero_3)
+    if is_zero_3:
+        refuse_layered_head(outline)
     made = build_optimizer(outline, make_optimizer)
     if made is not None:
         check_updates(made, kind, cluster.num_ranks)

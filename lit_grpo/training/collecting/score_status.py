@@ -85,12 +85,20 @@ def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
         num_bugged=sum(map(_has_bug, rows)),
         num_not_sampled=len(rows) - len(rollouts.sampled),
         failure=find_failure(rollouts, rewards, _is_missing),
-        fatal=f"the judge's budget is spent: {over_budget[0].detail}." if over_budget else "",
+        fatal=_spent(over_budget[0]) if over_budget else "",
         bugs={name: bug for name in rewards if (bug := find_bug(rollouts, name))},
         num_bugs=Counter(
             name for row in rows for name, one in zip(rewards, row, strict=True) if one.is_permanent
         ),
         not_bugs=frozenset(name for name in rewards if _has_other_result(rollouts, name)),
+    )
+
+
+def _spent(score: Score) -> str:
+    return (
+        f"the judge's budget is spent: {score.detail}. A resumed run stops again unless the "
+        "limits.max_cost_usd of its judge is higher: raise it in the config, or in a file that you "
+        "add with --config FILE."
     )
 
 

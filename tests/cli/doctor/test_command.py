@@ -334,11 +334,14 @@ def test_a_probe_says_whether_there_is_a_signal_and_how_long_the_run_takes(capsy
 
 
 @needs_deepspeed
-def test_a_compiled_policy_in_stage_3_of_deepspeed_is_failed(capsys):
+def test_what_stage_3_of_deepspeed_refuses_is_failed(capsys):
     words = ["--trainer.devices=2", "--trainer.strategy=deepspeed_stage_3"]
     exit_code, shown = doctor(capsys, *words, "--model.policy.compile=true")
     assert exit_code == 1
     assert "policy.compile must be false in stage 3 of DeepSpeed" in shown["batch"]
+    exit_code, shown = doctor(capsys, *words, "--model.policy.lora.target_modules=[lm_head]")
+    assert exit_code == 1
+    assert "must leave the output layer as it is in stage 3 of DeepSpeed" in shown["memory"]
 
 
 def test_a_warm_up_is_checked_too(here, capsys):

@@ -170,6 +170,13 @@ def test_what_is_not_known_is_one_line_and_exit_code_2(arguments, message, capsy
             "policy.compile must be false in stage 3 of DeepSpeed",
         ),
         (
+            [
+                "--trainer.strategy=deepspeed_stage_3",
+                "--model.policy.lora.target_modules=[lm_head]",
+            ],
+            "model.policy.lora must leave the output layer as it is in stage 3 of DeepSpeed",
+        ),
+        (
             [*BFLOAT16, f"--model.optimizer={__name__}.AtRandom", "--model.optimizer.lr=1"],
             "bf16_stochastic_round must be false on several processes, got true on 2",
         ),

@@ -189,7 +189,9 @@ def test_a_failure_of_a_reward_with_on_error_raise_stops_the_run_before_the_step
 
 def test_a_spent_budget_stops_the_run_at_once_even_if_a_single_score_is_missing():
     trainer, module, _ = train(Flaky(down=[9], outcome=Outcome.BUDGET_SPENT), outage=SHORT_PAUSES)
-    assert "the judge's budget is spent" in get_stop_reason(trainer).message
+    message = get_stop_reason(trainer).message
+    assert "the judge's budget is spent" in message
+    assert "unless the limits.max_cost_usd of its judge is higher" in message
     assert module.global_step == 1
 
 
