@@ -92,6 +92,8 @@ class Scoring:
         Args:
             known: Name of a reward -> the score that it has given already.
         """
+        if not 0 <= row < len(self._completions):
+            raise ValueError(f"row must be from 0 to {len(self._completions) - 1}, got {row}")
         if self._completions[row] is not None:
             raise ValueError(f"row {row} was added twice (each completion is scored once)")
         self._completions[row] = completion

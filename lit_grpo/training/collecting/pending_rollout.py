@@ -62,9 +62,29 @@ class RolloutFactory:
 
 
 def score_while_sampling(scoring: Scoring, completions: Iterable[tuple[int, Completion]]) -> None:
-    """Pass each completion to the rewards as soon as it is finished."""
+    """Pass each completion to the rewards as soon as it is finished.
+
+    Raises:
+        ValueError: the engine yields a row that was not asked for, or twice, or one whose tokens
+            have not a logprob each.
+    """
     for row, completion in completions:
+        _check_tokens(row, completion)
         scoring.add(row, completion)
+
+
+def _check_tokens(row: int, completion: Completion) -> None:
+    num_tokens = len(completion.token_ids)
+    lengths = {
+        "sampler_logprobs": len(completion.sampler_logprobs),
+        "policy_versions": len(completion.policy_versions) or num_tokens,
+    }
+    for name, length in lengths.items():
+        if length != num_tokens:
+            raise ValueError(
+                f"an engine must yield {name} with one entry per token, got {length} for the "
+                f"{num_tokens} tokens of row {row} (see RolloutEngine.generate)"
+            )
 
 
 def with_unfinished_tokens(finished: StageProgress, engine: RolloutEngine) -> StageProgress:

@@ -381,9 +381,12 @@ def test_a_plain_function_is_a_reward():
         assert suite.score([prompt()], texts("12")).rewards.tolist() == [[0.5, 0.5]]
 
 
-def test_row_added_twice_or_never_is_an_error():
+def test_row_added_twice_or_never_or_beyond_the_last_is_an_error():
     with RewardSuite([Value()]) as suite:
         scoring = suite.open([prompt()], 2)
+        for row in (-1, 2):
+            with pytest.raises(ValueError, match=f"row must be from 0 to 1, got {row}"):
+                scoring.add(row, completion(text="1"))
         scoring.add(1, completion(text="1"))
         with pytest.raises(ValueError, match="row 1 was added twice"):
             scoring.add(1, completion(text="1"))

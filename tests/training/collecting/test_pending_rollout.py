@@ -1,10 +1,12 @@
 """The rollout of one step: when it is sampled."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
 from tiny import completion, prompt
 
-from lit_grpo.training.collecting.pending_rollout import PendingRollout
+from lit_grpo.training.collecting.pending_rollout import PendingRollout, score_while_sampling
 
 
 def test_a_rank_that_waits_again_for_another_one_does_not_sample_again():
@@ -16,3 +18,15 @@ def test_a_rank_that_waits_again_for_another_one_does_not_sample_again():
     assert pending.wait(1.0)
     assert pending.wait(1.0)
     assert added == [0]
+
+
+@pytest.mark.parametrize("name", ["sampler_logprobs", "policy_versions"])
+def test_an_engine_that_yields_too_few_entries_is_told_which(name):
+    whole = completion()
+    num_tokens = len(whole.token_ids)
+    short = replace(whole, **{name: (0,) * (num_tokens - 1)})
+    scoring = SimpleNamespace(add=lambda row, completion: None)
+    score_while_sampling(scoring, [(0, whole)])
+    message = f"{name} with one entry per token, got {num_tokens - 1} for the {num_tokens} tokens"
+    with pytest.raises(ValueError, match=message):
+        score_while_sampling(scoring, [(0, whole), (7, short)])
