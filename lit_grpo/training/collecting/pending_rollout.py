@@ -10,11 +10,12 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import get_args
 
 from lit_grpo.concurrency import run_in_daemon_thread
 from lit_grpo.rewards.scoring import RewardSuite, Scoring
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
-from lit_grpo.types import Completion, Prompt, ScoredCompletion, StageProgress
+from lit_grpo.types import Completion, FinishReason, Prompt, ScoredCompletion, StageProgress
 
 NO_ROWS: Mapping[int, ScoredCompletion] = MappingProxyType({})
 
@@ -65,15 +66,21 @@ def score_while_sampling(scoring: Scoring, completions: Iterable[tuple[int, Comp
     """Pass each completion to the rewards as soon as it is finished.
 
     Raises:
-        ValueError: the engine yields a row that was not asked for, or twice, or one whose tokens
-            have not a logprob each.
+        ValueError: the engine yields a row that was not asked for, or twice, one whose tokens have
+            not a logprob each, or one that ended for an unknown reason.
     """
     for row, completion in completions:
-        _check_tokens(row, completion)
+        _check_contract(row, completion)
         scoring.add(row, completion)
 
 
-def _check_tokens(row: int, completion: Completion) -> None:
+def _check_contract(row: int, completion: Completion) -> None:
+    """Check what an engine yields, since its faults would show far from it, or not at all."""
+    if completion.finish_reason not in get_args(FinishReason):
+        raise ValueError(
+            f"an engine must yield a finish_reason of {', '.join(get_args(FinishReason))}, got "
+            f"{completion.finish_reason!r} in row {row} (see RolloutEngine.generate)"
+        )
     num_tokens = len(completion.token_ids)
     lengths = {
         "sampler_logprobs": len(completion.sampler_logprobs),
