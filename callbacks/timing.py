@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics import StepLog, describe_wait, step_number
+from lit_grpo.rewards import Reward
+from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.runs.files.events import record_event
 from lit_grpo.types import RolloutBatch, Stage
 
@@ -28,6 +31,9 @@ STAGE_METRICS = {
 
 GB = 2**30
 REPEAT_EVERY = 50
+WATCHED_STEPS = 5
+MIN_WAITING_STEPS = 3
+"""So many of the watched steps must wait: the start of a worker or a client takes long once."""
 
 
 class TimingLog(Callback):
@@ -35,8 +41,8 @@ class TimingLog(Callback):
 
     ``perf/memory_allocated_gb`` and ``perf/memory_reserved_gb`` are the step's peaks on the GPU, in
     units of 2^30 bytes. Without a GPU the first is the resident memory of the process and the
-    second is left out. If a step spends most of its time waiting for rewards, a warning says what
-    to change, at the first such step and at every 50th.
+    second is left out. If three of five steps in a row spend most of their time waiting for
+    rewards, a warning says what to change, the first time and at every 50th such step.
 
     Args:
         stages: Also log a line when a stage ends, during the step: step, stage, seconds, memory and
@@ -47,7 +53,7 @@ class TimingLog(Callback):
         self.stages = stages
         self._step_start = time.perf_counter()
         self._seconds: dict[str, float] = {}
-        self._num_steps = 0
+        self._has_waited: deque[bool] = deque(maxlen=WATCHED_STEPS)
         self._num_waiting_steps = 0
         self._step_log = StepLog()
 
@@ -79,20 +85,20 @@ class TimingLog(Callback):
             rollouts = outputs["rollouts"]
             metrics |= self._stage_metrics(step_seconds)
             metrics |= _rollout_metrics(trainer, rollouts, step_seconds)
-            # The first step of a process includes the start of workers and clients.
-            if trainer.is_global_zero and self._num_steps:
+            if trainer.is_global_zero:
                 exposed = metrics.get("timing/reward_exposed_duration_s", 0.0)
-                wait = describe_wait(outputs["metrics"], exposed, step_seconds)
+                slowest = _slowest_reward(getattr(pl_module, "rewards", None), rollouts)
+                wait = describe_wait(outputs["metrics"], exposed, step_seconds, slowest)
                 self._warn_of_wait(trainer, wait)
             if self.stages and trainer.is_global_zero:
                 step = step_number(trainer)
                 memory = memory_gb(pl_module.device)
                 log.info("%s", _step_line(step, step_seconds, memory, outputs))
-            self._num_steps += 1
         self._step_log.log(pl_module, metrics)
 
     def _warn_of_wait(self, trainer: L.Trainer, reason: str | None) -> None:
-        if reason is None:
+        self._has_waited.append(reason is not None)
+        if reason is None or sum(self._has_waited) < MIN_WAITING_STEPS:
             return
         if self._num_waiting_steps % REPEAT_EVERY == 0:
             log.warning("step %d: %s", step_number(trainer), reason)
@@ -126,6 +132,27 @@ def _rollout_metrics(
         "timing/reward_total_duration_s": reward_seconds,
         "perf/tokens_per_second": tokens / step_seconds,
     }
+
+
+def _slowest_reward(suite: RewardSuite | None, rollouts: RolloutBatch) -> str:
+    """Say which reward of a step takes longest, and how to shorten it."""
+    seconds = {reward: _seconds(reward, rollouts) for reward in (suite.rewards if suite else ())}
+    if not seconds:
+        return ""
+    slowest = max(seconds, key=lambda reward: seconds[reward])
+    if not slowest.is_async:
+        how = "runs in one thread. Make it async, or run it in several processes with ProcessReward"
+    elif num_workers := getattr(slowest, "num_workers", None):
+        how = f"has {num_workers} worker processes. Raise its num_workers if there are CPU cores"
+    else:
+        how = "is async. Shorten its calls, or let more of them run at a time"
+    return f"Reward {slowest.name!r} takes longest and {how}."
+
+
+def _seconds(reward: Reward, rollouts: RolloutBatch) -> float:
+    """Return how long a step has to wait for a reward; calls of an async one overlap."""
+    seconds = [score.seconds for group in rollouts.groups for score in group.scores[reward.name]]
+    return max(seconds) if reward.is_async else sum(seconds)
 
 
 def memory_gb(device: torch.device) -> float:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 SLOW_FRACTION = 0.5
-"""A wait for rewards of at least this share of the step is reported."""
+"""A wait for rewards of at least this share of the step is long."""
+MIN_STEP_SECONDS = 1.0
+"""Waits in shorter steps are not reported."""
 
 WAITS = {
     "max_concurrency": (
@@ -33,10 +35,14 @@ WAITS = {
 
 
 def describe_wait(
-    metrics: Mapping[str, float], exposed_seconds: float, step_seconds: float
+    metrics: Mapping[str, float], exposed_seconds: float, step_seconds: float, slowest: str = ""
 ) -> str | None:
-    """Return why a step spent most of its time waiting for rewards; None if it did not."""
-    if exposed_seconds < SLOW_FRACTION * step_seconds:
+    """Return why a step spent most of its time waiting for rewards; None if it did not.
+
+    Args:
+        slowest: Says which reward takes longest, and what to do; for a step without a judge.
+    """
+    if step_seconds < MIN_STEP_SECONDS or exposed_seconds < SLOW_FRACTION * step_seconds:
         return None
     held = longest_wait(metrics)
     spent = f"The step spent {exposed_seconds:.1f} of its {step_seconds:.1f} s waiting for rewards"
@@ -53,11 +59,8 @@ def describe_wait(
             f"{metrics['timing/judge_api_latency_s']:.1f} s per call. Raise limits.max_concurrency "
             "if its quota allows, use a faster model, or ask for shorter replies."
         )
-    return (
-        f"{spent}. The columns seconds/NAME in completions/ show which reward is slow. A sync "
-        "reward runs in one thread: make it async, or run it in several processes with "
-        "ProcessReward."
-    )
+    columns = "The columns seconds/NAME in completions/ show the seconds of each call."
+    return " ".join(filter(None, (f"{spent}.", slowest, columns)))
 
 
 def longest_wait(metrics: Mapping[str, float]) -> tuple[str, float] | None:

@@ -5,12 +5,16 @@ import logging
 import re
 
 import pytest
+import tiny
 import torch
 from toy_rollouts import completion, failed, fit, outputs, rollouts, train_batch
 
 from lit_grpo.callbacks import TimingLog
+from lit_grpo.diagnostics import waits
+from lit_grpo.rewards import FunctionReward, MathReward
+from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.runs.files.metrics import MetricsFile
-from lit_grpo.types import Outcome, Stage
+from lit_grpo.types import Outcome, Score, Stage
 
 BATCH = rollouts(
     [[0.0, 1.0, failed(Outcome.TIMEOUT, seconds=30.0)]],
@@ -139,20 +143,63 @@ def test_memory_on_a_gpu_is_the_peak_of_the_step(tmp_path):
     assert float(first["perf/memory_reserved_gb"]) >= 0.25
 
 
-def test_the_warning_of_a_wait_is_logged_once_in_many_steps(caplog):
-    class SlowRewards(TimingLog):
-        """The toy module has no stages of its own."""
+class SlowRewards(TimingLog):
+    """Waits for rewards in these steps; the toy module has no stages, and rewards only if given."""
 
-        def on_train_batch_end(self, trainer, pl_module, *rest):
-            self.on_stage_end(trainer, pl_module, Stage(name="reward", seconds=1e6))
-            super().on_train_batch_end(trainer, pl_module, *rest)
+    def __init__(self, steps, rewards=()):
+        super().__init__()
+        self.steps = steps
+        self.rewards = rewards
 
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if self.rewards:
+            pl_module.rewards = RewardSuite(self.rewards)
+        seconds = 1e6 if batch_idx in self.steps else 0.0
+        self.on_stage_end(trainer, pl_module, Stage(name="reward", seconds=seconds))
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+
+def warnings_of_waits(monkeypatch, caplog, callback, rollouts, steps=12):
+    monkeypatch.setattr(waits, "MIN_STEP_SECONDS", 0.0)
     with caplog.at_level(logging.WARNING, logger="lit_grpo"):
-        fit(
-            lambda _: outputs(
-                rollouts([[0.0, 1.0]]), **{"judge/calls": 40.0, "timing/judge_api_latency_s": 2.0}
-            ),
-            [SlowRewards()],
-            steps=3,
-        )
-    assert len([one for one in caplog.records if "waiting for rewards" in one.getMessage()]) == 1
+        fit(lambda _: outputs(rollouts), [callback], steps=steps)
+    messages = [one.getMessage() for one in caplog.records]
+    return [one for one in messages if "waiting for rewards" in one]
+
+
+def test_the_warning_of_a_wait_is_logged_once_in_many_steps(monkeypatch, caplog):
+    slow = SlowRewards(range(12))
+    (message,) = warnings_of_waits(monkeypatch, caplog, slow, rollouts([[0.0, 1.0]]))
+    assert message.startswith("step 3: ")
+
+
+def test_a_wait_for_the_start_of_workers_is_not_worth_a_warning(monkeypatch, caplog):
+    slow = SlowRewards({0, 1, 6, 7})
+    assert warnings_of_waits(monkeypatch, caplog, slow, rollouts([[0.0, 1.0]])) == []
+
+
+def test_three_waits_within_five_steps_are_worth_a_warning(monkeypatch, caplog):
+    slow = SlowRewards({1, 3, 5})
+    (message,) = warnings_of_waits(monkeypatch, caplog, slow, rollouts([[0.0, 1.0]]))
+    assert message.startswith("step 6: ")
+
+
+def brevity(completions, **columns):
+    return [0.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "advice"),
+    [
+        ({"brevity": 0.5, "math": 0.9}, "'brevity' takes longest and runs in one thread. Make it"),
+        ({"brevity": 0.1, "math": 0.9}, "'math' takes longest and has 2 worker processes. Raise"),
+    ],
+)
+def test_the_advice_suits_the_reward_that_takes_longest(monkeypatch, caplog, seconds, advice):
+    """The calls of the function run one after the other, those of `MathReward` at a time."""
+    scores = {name: [[Score(value=1.0, seconds=one)] * 4] for name, one in seconds.items()}
+    batch = tiny.rollouts(scores["math"], [[completion()] * 4], parts=scores)
+    slow = SlowRewards(range(3), [FunctionReward(brevity), MathReward()])
+    (message,) = warnings_of_waits(monkeypatch, caplog, slow, batch, steps=3)
+    assert advice in message
+    assert ("ProcessReward" in message) == ("one thread" in advice)

@@ -28,5 +28,11 @@ def test_slow_answers_are_distinguished_from_a_rate_limit():
     assert "replies take long: 2.0 s per call" in text
 
 
-def test_for_a_slow_reward_without_a_judge_process_reward_is_suggested():
-    assert "ProcessReward" in describe_wait({}, exposed_seconds=6, step_seconds=10)
+def test_without_a_judge_the_slowest_reward_is_named():
+    text = describe_wait({}, exposed_seconds=6, step_seconds=10, slowest="Reward 'math' is slow.")
+    assert "waiting for rewards. Reward 'math' is slow. The columns seconds/NAME in" in text
+
+
+def test_a_wait_in_a_step_shorter_than_a_second_is_not_reported():
+    assert describe_wait({}, exposed_seconds=0.8, step_seconds=0.9) is None
+    assert describe_wait({}, exposed_seconds=0.8, step_seconds=1.1) is not None
