@@ -154,6 +154,12 @@ def get_stop_reason(trainer: L.Trainer) -> StopReason | None:
     return getattr(trainer, "stop_reason", None)
 
 
+def is_step_unfinished(trainer: L.Trainer) -> bool:
+    """Return whether the run was stopped in a step, which a resumed run repeats."""
+    reason = get_stop_reason(trainer)
+    return reason is not None and reason.is_step_unfinished
+
+
 def without_signal(reason: str) -> str:
     """Return the reason of Lightning's `EarlyStopping` without what it tells the trainer."""
     return reason.removesuffix(" Signaling Trainer to stop.")

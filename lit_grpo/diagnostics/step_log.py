@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import lightning as L
 import torch
 
+from lit_grpo.stopping import is_step_unfinished
+
 
 def step_number(trainer: L.Trainer) -> int:
     """Return the number of the running rollout step, in SFT batch, from 1, as the bar shows it.
@@ -27,10 +29,12 @@ class StepLog:
         self._absent: dict[str, float] = {}
 
     def log(self, module: L.LightningModule, values: Mapping[str, float]) -> None:
-        """Log the values of one step, from the same hook at every step.
+        """Log the values of one step, from the same hook at every step; none of one left undone.
 
         Lightning would copy a float to the GPU and back; a tensor on the CPU stays there.
         """
+        if is_step_unfinished(module.trainer):
+            values = {}
         self._absent |= dict.fromkeys(values, math.nan)
         for number, (name, value) in enumerate((self._absent | dict(values)).items()):
             tensor = torch.tensor(value)

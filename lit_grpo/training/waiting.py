@@ -13,7 +13,7 @@ from collections.abc import Callable
 from lit_grpo.distributed import any_failure, gather_objects
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import StopReason
+from lit_grpo.types import RolloutBatch, StopReason
 
 POLL_SECONDS = 1.0
 """Time between two rounds."""
@@ -66,6 +66,10 @@ class Waiting:
     def report_outage(self, cause: str, message: str) -> None:
         """Tell the callbacks why the run waits."""
         self._events.report_outage(cause, message)
+
+    def report_buggy_rollouts(self, rollouts: RolloutBatch) -> None:
+        """Show the callbacks on which rollouts a bug of a reward ends the run."""
+        self._events.report_buggy_rollouts(rollouts)
 
     def pause(self, seconds: float) -> None:
         """Wait for an outage to end, on all ranks for the longest of their pauses.

@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning as L
 
-from lit_grpo.stopping import get_stop_reason
+from lit_grpo.stopping import is_step_unfinished
 
 FIRST_BATCH = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
 """Lightning's counters of a loop in its first batch."""
@@ -50,8 +50,7 @@ def undo_end(loops: dict[str, Any], trainer: L.Trainer, has_left_validation: boo
         for span in ("total", "current"):
             progress[span] |= FIRST_BATCH
         loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
-    reason = get_stop_reason(trainer)
-    if reason is not None and reason.is_step_unfinished:
+    if is_step_unfinished(trainer):
         progress = loops["epoch_loop.batch_progress"]
         progress["is_last_batch"] = False
         for span, counter in product(("total", "current"), progress["total"]):

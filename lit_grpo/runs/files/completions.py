@@ -28,7 +28,8 @@ class CompletionsFile(Callback):
 
     The file is ``completions/step_000012.parquet``, with several ranks
     ``completions/step_000012_rank1.parquet``; it has a row for each completion. An invalid row has
-    no reward, and a row that was not trained on has no advantage.
+    no reward, and a row that was not trained on has no advantage. The step that a bug of a reward
+    has ended is written as well.
 
     Files of steps that are taken again are removed first, since the run may end before them.
 
@@ -56,10 +57,21 @@ class CompletionsFile(Callback):
     ) -> None:
         if not isinstance(outputs, Mapping) or "rollouts" not in outputs:
             return
+        self._write(trainer, outputs["rollouts"], outputs["batch"])
+
+    def on_buggy_rollouts(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, rollouts: RolloutBatch
+    ) -> None:
+        """Write the rows that show the bug."""
+        self._write(trainer, rollouts)
+
+    def _write(
+        self, trainer: L.Trainer, rollouts: RolloutBatch, batch: TrainBatch | None = None
+    ) -> None:
         step = trainer.fit_loop.total_batch_idx
         rank = "" if trainer.world_size == 1 else f"_rank{trainer.global_rank}"
         path = self.directory / f"step_{step:06d}{rank}.parquet"
-        write_table(completions_table(step, outputs["rollouts"], outputs["batch"]), path)
+        write_table(completions_table(step, rollouts, batch), path)
 
 
 def files_by_step(run_dir: Path) -> dict[int, list[Path]]:

@@ -15,16 +15,14 @@ from lightning.pytorch.callbacks import Callback
 from lit_grpo.diagnostics.causes import cause_of_exit
 from lit_grpo.diagnostics.errors import cause_of_error
 from lit_grpo.runs.files.event_log import LEAKED, Event, EventKind, append_event, now, read_events
-from lit_grpo.stopping import for_this_run, get_stop_reason, how_it_ended
+from lit_grpo.stopping import for_this_run, get_stop_reason, how_it_ended, is_step_unfinished
 
 __all__ = ["Event", "EventKind", "EventsFile", "read_events", "record_event"]
 
 
 def num_finished_steps(trainer: L.Trainer) -> int:
     """Return the rollout steps, in SFT batches, that a resumed run does not repeat."""
-    reason = get_stop_reason(trainer)
-    is_unfinished = reason is not None and reason.is_step_unfinished
-    return trainer.fit_loop.total_batch_idx + 1 - is_unfinished
+    return trainer.fit_loop.total_batch_idx + 1 - is_step_unfinished(trainer)
 
 
 def record_event(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -21,7 +22,8 @@ class MetricsFile(Logger):
     """Write ``metrics.csv``: one row for each rollout step, with training and validation metrics.
 
     The file is complete after every step. A metric that appears later adds a column at the end.
-    A resumed run keeps the rows before its first training step and rewrites the others.
+    A resumed run keeps the rows before its first training step and rewrites the others. A step that
+    was left undone, whose metrics are all NaN, has no row.
 
     Column ``step`` is the rollout step, from 0; ``seconds`` is the running time when the metrics of
     the step came, without the time between a stop and a resumption; ``resumes`` is the number of
@@ -67,6 +69,9 @@ class MetricsFile(Logger):
         is_evaluation = _is_evaluation(values)
         if not is_evaluation:
             self._forget_from(step)
+            if _is_undone(values):
+                self._write_all()
+                return
         elif self._earlier_steps:
             self._evaluated.setdefault(step, {}).update(values)
         if step not in rows:
@@ -131,11 +136,9 @@ class MetricsFile(Logger):
         partial = self.path.with_name(".metrics.csv.partial")
         with partial.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(self._columns)
-            *earlier, last = sorted(rows)
-            for step in earlier:
+            for step in sorted(rows):
+                self._last_row_at = file.tell()
                 self._write_row(file, rows[step])
-            self._last_row_at = file.tell()
-            self._write_row(file, rows[last])
         os.replace(partial, self.path)
 
     def _write_last_row(self, position: int) -> None:
@@ -162,3 +165,9 @@ def _read(path: Path) -> tuple[list[str], dict[int, Row]]:
 def _is_evaluation(values: Mapping[str, float]) -> bool:
     """Return whether values, or those of a row, are not from a training step."""
     return all(name.startswith(("val/", "test/")) or name in NOT_MEASURED for name in values)
+
+
+def _is_undone(values: Row) -> bool:
+    """Return whether a training step has measured nothing."""
+    measured = [value for name, value in values.items() if name not in NOT_MEASURED]
+    return all(map(math.isnan, measured))

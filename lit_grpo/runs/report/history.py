@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from lit_grpo.runs.files.metrics import NOT_MEASURED
 from lit_grpo.types import UserError
 
 ACCURACY = "val/accuracy"
@@ -42,7 +43,16 @@ class Run:
     @property
     def num_steps(self) -> int:
         """The steps that were finished: 0 if the run ended, or still is, in its first one."""
-        return 0 if self.metrics.empty else int(self.metrics["step"].iloc[-1]) + 1
+        if self.metrics.empty or (len(self.metrics) == 1 and self._has_only_validated):
+            return 0
+        return int(self.metrics["step"].iloc[-1]) + 1
+
+    @property
+    def _has_only_validated(self) -> bool:
+        measured = self.metrics.dropna(axis="columns", how="all").columns.astype(str)
+        return any(one.startswith("val/") for one in measured) and all(
+            one.startswith("val/") or one in NOT_MEASURED for one in measured
+        )
 
     @property
     def seconds(self) -> float:
@@ -70,7 +80,7 @@ class Run:
         """
         series = self.metrics.set_index("step")[metric].dropna()
         series.index += 1
-        if metric.startswith("val/") and self.num_steps > 1 and 2 not in series.index:
+        if metric.startswith("val/") and self.num_steps != 1 and 2 not in series.index:
             series = series.rename(index={1: 0})
         return series
 

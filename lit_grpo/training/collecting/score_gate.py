@@ -96,7 +96,7 @@ class ScoreGate:
         rollouts, status = self._attempt(scoring)
         pauses = self._policy.pauses()
         has_retried = False
-        while not self._can_train(status, scoring):
+        while not self._can_train(status, scoring, rollouts):
             pause = next(pauses, None)
             if pause is None:
                 raise StepAbandoned(
@@ -131,7 +131,7 @@ class ScoreGate:
                 status = ScoreStatus(fatal=f"{error}\n{error.bug}".strip())
         return rollouts, over_ranks(gather_objects(status))
 
-    def _abandon_on_bug(self, status: ScoreStatus) -> None:
+    def _abandon_on_bug(self, status: ScoreStatus, rollouts: RolloutBatch | None) -> None:
         """Abandon the step if bugs withhold too many scores, or all those of a reward so far.
 
         An async reward that has worked before may raise the exception of a bug because its service
@@ -139,6 +139,8 @@ class ScoreGate:
         """
         never_worked = status.only_bugs - self._has_worked
         if never_worked or status.num_bugged > self._limit(status):
+            if rollouts is not None:
+                self._waiting.report_buggy_rollouts(rollouts)
             name = min(never_worked or [max(status.num_bugs, key=lambda one: status.num_bugs[one])])
             raise StepAbandoned(status.describe_bug(name), ExitCode.CRASHED, "reward_bug")
         self._has_worked |= status.not_bugs
@@ -147,13 +149,15 @@ class ScoreGate:
         """Return how many rows may have no score."""
         return self._policy.max_absent_fraction * status.num_rows
 
-    def _can_train(self, status: ScoreStatus, scoring: Scoring | None) -> bool:
+    def _can_train(
+        self, status: ScoreStatus, scoring: Scoring | None, rollouts: RolloutBatch | None
+    ) -> bool:
         """Return whether few enough scores are missing; log the bugs that the run survives.
 
         Raises:
             StepAbandoned: retrying is pointless.
         """
-        self._abandon_on_bug(status)
+        self._abandon_on_bug(status, rollouts)
         if status.fatal:
             raise StepAbandoned(f"Stopped: {status.fatal}")
         if status.num_not_sampled > self._limit(status):

@@ -59,7 +59,8 @@ class ScoreStatus:
             )
         return (
             f"Stopped because of a bug in reward {name!r} on {where}, which no retry heals. The "
-            f"step was not trained on. {self.bugs[name]}\nTry the reward without training: "
+            "step was not trained on; its rows and their outcomes are in completions/. "
+            f"{self.bugs[name]}\nTry the reward without training: "
             f"lit-grpo rewards RUN.{advice}"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -48,6 +49,20 @@ def test_rewriting_the_last_row_with_longer_or_shorter_values_leaves_no_remains(
     file.log_metrics({"a": 1.0, "b": 2.0}, step=1)
     assert column(file.path, "a") == ["1.0", "1.0"]
     assert column(file.path, "b") == ["2.0", "2.0"]
+
+
+def test_a_step_that_was_left_undone_has_no_row_and_takes_those_of_later_steps_away(tmp_path):
+    file = MetricsFile(tmp_path)
+    for step in range(3):
+        file.log_metrics({"reward/mean": 0.5, "epoch": 0}, step=step)
+    resumed = MetricsFile(tmp_path)
+    resumed.log_metrics({"val/accuracy": 0.25}, step=1)
+    resumed.log_metrics({"reward/mean": math.nan, "epoch": 0}, step=1)
+    assert column(file.path, "step") == ["0", "1"]
+    assert column(file.path, "val/accuracy") == ["", "0.25"]
+    again = MetricsFile(tmp_path)
+    again.log_metrics({"reward/mean": math.nan, "epoch": 0}, step=0)
+    assert rows_of(file.path) == []
 
 
 def test_new_metrics_add_columns_and_keep_earlier_rows(tmp_path):

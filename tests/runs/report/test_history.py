@@ -74,4 +74,11 @@ def test_a_validation_before_training_is_at_step_0(tmp_path, accuracies, steps):
     (run,) = load_runs([write_run(tmp_path / "run", metrics)])
     assert list(run.values("val/accuracy").index) == steps
     assert list(run.values("reward/mean").index) == list(range(1, len(accuracies) + 1))
+    assert run.num_steps == len(accuracies)
     assert run.when("val/accuracy") == ("before training" if steps == [0] else "")
+
+
+def test_a_run_that_ended_between_its_first_validation_and_step_has_no_step(tmp_path):
+    (run,) = load_runs([write_run(tmp_path / "run", {"val/accuracy": [0.25]})])
+    assert run.num_steps == 0
+    assert list(run.values("val/accuracy").index) == [0]

@@ -238,7 +238,20 @@ def test_a_bug_of_a_sync_reward_that_has_worked_before_ends_the_run_at_once():
     assert exit_code == ExitCode.CRASHED
     assert "Retrying" not in log
     assert "Stopped because of a bug in reward 'broken_later' on every row" in log
-    assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 1
+
+
+def test_a_step_that_a_bug_ends_has_completions_and_no_metrics(capsys):
+    exit_code, log = fit("buggy_rewards.BrokenLater", "--trainer.callbacks+=TimingLog")
+    assert exit_code == ExitCode.CRASHED
+    assert "The step was not trained on; its rows and their outcomes are in completions/." in log
+    assert "Resume after 1 step" in log
+    assert pd.read_csv("run/metrics.csv")["step"].tolist() == [0]
+    rows = pd.read_parquet("run/completions").groupby("step")
+    assert rows["outcome/broken_later"].unique().map(list).tolist() == [["ok"], ["error"]]
+    assert rows["advantage"].count().tolist()[1] == 0
+    capsys.readouterr()
+    assert main(["report", "run"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[1] == "1"
 
 
 def test_an_outage_heals_while_rows_with_a_bug_are_not_asked_again():
