@@ -98,6 +98,11 @@ class FunctionReward(Reward):
         result = self._call(columns | _completion_arguments(prompt, completions))
         return cast(Sequence[Value] | Awaitable[Sequence[Value]], result)
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the data must have, which ``check`` looks for."""
+        return sorted(self._required - {*self._form.reserved, *self.reward_kwargs})
+
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Check that the data has every column that the function requires."""
         for prompt in prompts:

@@ -138,6 +138,7 @@ class GRPOModule(PolicyModule):
         self.objective = objective
         self.advantage = advantage
         self.update = update
+        self.outage = outage
         self.collector = Collector(
             self.events,
             policy,

@@ -11,7 +11,7 @@ import numpy as np
 from lit_grpo.cli.doctor.findings import Finding, ok, remark
 from lit_grpo.cli.subject import NotChecked, Subject, is_ours, own_reward, suite_of
 from lit_grpo.data import PromptDataModule
-from lit_grpo.rewards import JudgedReward, Reward
+from lit_grpo.rewards import FunctionReward, JudgedReward, Reward
 from lit_grpo.training import Evaluation
 from lit_grpo.training.compatibility import check_prompts_fit
 from lit_grpo.types import Prompt
@@ -94,10 +94,13 @@ def check_scoring(subject: Subject) -> Iterator[Finding]:
 
 def _scored(rewards: Sequence[Reward], checked: Sequence[Reward], which: str) -> Iterator[Finding]:
     """Say which rewards can score prompts, and of which that is not known."""
-    if checked:
-        whose = "its" if len(checked) == 1 else "their"
-        of = f" of {whose} sources" if any(one.only_sources for one in checked) else ""
-        yield ok(f"{_names(checked)} can score every {which} prompt{of}.")
+    functions = [one for one in checked if isinstance(own_reward(one), FunctionReward)]
+    if able := [one for one in checked if one not in functions]:
+        whose = "its" if len(able) == 1 else "their"
+        of = f" of {whose} sources" if any(one.only_sources for one in able) else ""
+        yield ok(f"{_names(able)} can score every {which} prompt{of}.")
+    for one in functions:
+        yield ok(_given_columns(one, which))
     others = [one for one in rewards if one not in checked]
     silent = [one for one in others if not _has_check(one)]
     for unchecked, why in (
@@ -109,6 +112,20 @@ def _scored(rewards: Sequence[Reward], checked: Sequence[Reward], which: str) ->
                 f"Whether {_names(unchecked)} can score the {which} prompts is not known: {why}. "
                 "--probe scores some completions."
             )
+
+
+def _given_columns(reward: Reward, which: str) -> str:
+    """Say which columns a function gets, which is all that is checked of it."""
+    function = own_reward(reward)
+    assert isinstance(function, FunctionReward)
+    whose = " of its sources" if reward.only_sources else ""
+    columns = ", ".join(function.columns)
+    if not columns:
+        return f"{reward.name} requires no columns; --probe scores some completions with it."
+    return (
+        f"The columns that {reward.name} requires are in every {which} prompt{whose}: {columns}. "
+        "--probe scores some completions with it."
+    )
 
 
 def _has_check(reward: Reward) -> bool:

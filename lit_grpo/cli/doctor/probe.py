@@ -9,7 +9,13 @@ from math import isnan
 from lit_grpo.cli.doctor.batch import planned_steps
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused, remark
 from lit_grpo.cli.rewards.commands import load_policy
-from lit_grpo.cli.rewards.trial import Trial, failed_everywhere, projected_seconds, run_trial
+from lit_grpo.cli.rewards.trial import (
+    Trial,
+    failed_everywhere,
+    projected_seconds,
+    run_trial,
+    why_not_trained,
+)
 from lit_grpo.cli.subject import NotChecked, Subject
 from lit_grpo.diagnostics import (
     LIKELY_FRACTION,
@@ -41,7 +47,7 @@ def check_rollout(subject: Subject) -> Iterator[Finding]:
     trial = _try(subject, module)
     signal = _signal(trial)
     yield signal
-    yield from _failures(trial, signal.text)
+    yield from _failures(trial, signal.text, why_not_trained(trial.rollouts, module))
     yield ok(_speed(trial, subject, module))
     for line in sample_completions(trial.rollouts, NUM_SHOWN):
         yield ok(f"Sampled for {line}")
@@ -98,14 +104,16 @@ def _constant(rollouts: RolloutBatch) -> str | None:
     return None
 
 
-def _failures(trial: Trial, said: str) -> Iterator[Finding]:
+def _failures(trial: Trial, said: str, why_not_trained: str) -> Iterator[Finding]:
     """Say which rewards failed, but for what has been said already."""
     failures = failed_everywhere(trial.rollouts)
     for failure in failures:
         if str(failure) not in said:
             yield refused(f"A reward failed on every completion: {failure}")
     some = find_failure(trial.rollouts)
-    if some is not None and not failures:
+    if why_not_trained and not failures:
+        yield refused(why_not_trained)
+    elif some is not None and not failures:
         yield remark(f"Some rows could not be scored: {some}")
 
 

@@ -33,12 +33,13 @@ from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.collecting.pending_rollout import score_while_sampling
-from lit_grpo.training.collecting.score_status import find_bug
+from lit_grpo.training.collecting.score_status import find_bug, score_status
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import Measurements, Prompt, RolloutBatch, Score
 
 REWARD_FAILED = 1
-"""Exit code of ``rewards`` and ``rescore`` if a reward failed on every completion."""
+"""Exit code of ``rewards`` and ``rescore`` if a reward failed on every completion, and of
+``rewards`` if rewards failed on more than a run allows."""
 LATENCY = "timing/judge_api_latency_s"
 TOKENS = ("judge/prompt_tokens", "judge/completion_tokens")
 
@@ -77,7 +78,8 @@ def try_rewards(
         path: Path of the table, with a row for each completion; numbered if it exists already.
 
     Returns:
-        The exit code: 0, or 1 if a reward gave no completion a value, unless it abstained.
+        The exit code: 0, or 1 if a reward gave no completion a value, unless it abstained, or if so
+        many rows have no value that a run would not train on such a step.
 
     Raises:
         RewardFailed: a reward with ``on_error: raise`` gave no value.
@@ -90,7 +92,10 @@ def try_rewards(
     path = free_path(path)
     write_table(completions_table(0, trial.rollouts), path)
     console.print(f"Completions: {path}", soft_wrap=True)
-    return report_failures([trial.rollouts])
+    exit_code = report_failures([trial.rollouts])
+    if exit_code == ExitCode.DONE and (why := why_not_trained(trial.rollouts, module)):
+        return print_error(why, REWARD_FAILED)
+    return exit_code
 
 
 def report_failures(rollouts: Sequence[RolloutBatch]) -> int:
@@ -236,6 +241,14 @@ def _notes(trial: Trial, module: GRPOModule, num_rows_per_step: int) -> list[str
         *_judge_notes(trial, module.rewards.rewards),
         *([] if failed_everywhere(rollouts) else no_signal(rollouts) or _failures(rollouts)),
     ]
+
+
+def why_not_trained(rollouts: RolloutBatch, module: GRPOModule) -> str:
+    """Return what a run does with such a step if it is not trained on; empty if it is."""
+    counted = [one.name for one in module.rewards.rewards if one.weight]
+    status = score_status(rollouts, counted)
+    why = status.why_not_trained(module.outage.max_absent_fraction)
+    return f"{why} {find_failure(rollouts, counted)}" if why else ""
 
 
 def failed_everywhere(rollouts: RolloutBatch) -> list[Failure]:

@@ -48,6 +48,21 @@ class ScoreStatus:
             return "Fix the cause and resume."
         return "Fix the cause and resume, or raise model.outage.max_absent_fraction."
 
+    def why_not_trained(self, max_absent_fraction: float) -> str:
+        """Return what a run does with such a step if it is not trained on; empty if it is.
+
+        Args:
+            max_absent_fraction: As in ``OutagePolicy``.
+        """
+        most = max_absent_fraction * self.num_rows
+        if self.num_absent <= most:
+            return ""
+        does = "stop" if self.num_bugged > most else "pause, retry and in the end stop"
+        return (
+            f"A run would {does} at such a step: {self._absent} have no score, and "
+            f"model.outage.max_absent_fraction is {max_absent_fraction:g}."
+        )
+
     def describe_bug(self, name: str) -> str:
         """Return why a run ends because of the bug of a reward, with the row and the line."""
         where, advice = "every row", ""
@@ -65,11 +80,12 @@ class ScoreStatus:
         )
 
     def __str__(self) -> str:
+        return f"{self._absent} have no score: {self.failure}"
+
+    @property
+    def _absent(self) -> str:
         share = self.num_absent / self.num_rows
-        return (
-            f"{self.num_absent} of the {self.num_rows} rows ({share:.0%}) have no score: "
-            f"{self.failure}"
-        )
+        return f"{self.num_absent} of the {self.num_rows} rows ({share:.0%})"
 
 
 def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:

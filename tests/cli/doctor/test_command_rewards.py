@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from doctor_runs import doctor, rewarded
+from doctor_runs import doctor, rewarded, write_rows
 from prepared_data import write_prepared
 
 from lit_grpo.rewards import Reward
@@ -160,3 +160,46 @@ def test_a_bug_of_a_reward_is_said_once_and_no_service_is_blamed(capsys):
     assert "Fix the code of the reward" in shown["probe"]
     assert "nan" not in shown["probe"]
     assert "credentials" not in shown["probe"]
+
+
+def close(completions, answer, **columns):
+    """Compare with gold answers that must be numbers."""
+    return [-abs(len(text) - int(gold)) for text, gold in zip(completions, answer, strict=True)]
+
+
+def shortness(completions):
+    return [-len(one) for one in completions]
+
+
+def test_of_a_function_only_the_columns_are_said_to_be_right(capsys):
+    """Every call fails, since the answers are lists; that the columns are there is true."""
+    rows = write_rows(*({"prompt": f"1+{n}=", "answer": ["2", "two"]} for n in range(4)))
+    names = ("close", "shortness")
+    paths = [f"{__name__}:{name}" for name in names]
+    rewards = [{"class_path": "FunctionReward", "init_args": {"function": one}} for one in paths]
+    exit_code, shown = doctor(capsys, *rows, f"--model.rewards={json.dumps(rewards)}")
+    assert exit_code == 0
+    columns = "The columns that close requires are in every training prompt: answer. --probe"
+    assert columns in shown["data"]
+    assert "shortness requires no columns; --probe scores some" in shown["data"]
+    assert "can score" not in shown["data"]
+    exit_code, shown = doctor(capsys, *rows, "--probe", f"--model.rewards={json.dumps(rewards)}")
+    assert exit_code == 1
+
+
+class OnMostRows(Reward):
+    calls = 0
+
+    def score(self, prompt, completion):
+        self.calls += 1
+        return float(len(completion.text) if self.calls % 4 == 1 else "a word")
+
+
+def test_a_probe_fails_if_a_run_would_stop_at_such_a_step(capsys):
+    exit_code, shown = doctor(capsys, "--probe", rewarded(f"{__name__}.OnMostRows"))
+    assert exit_code == 1
+    assert "failed probe" in shown["probe"]
+    assert "A run would stop at such a step" in shown["probe"]
+    assert "6 of the 8 rows (75%) have no score, and model.outage" in shown["probe"]
+    assert "Some rows" not in shown["probe"]
+    assert shown["summary"].strip() == "Do not start yet: probe failed."

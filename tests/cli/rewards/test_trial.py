@@ -55,6 +55,22 @@ class BrokenOnce(Reward):
         self.calls += 1
         return 1 / (self.calls - 1) if self.calls < 4 else 0.0
 
+class BuggyOnMost(Reward):
+    calls = 0
+
+    def score(self, prompt, completion):
+        self.calls += 1
+        return float("1" if self.calls % 4 == 1 else "a word")
+
+class DownForMost(Reward):
+    calls = 0
+
+    def score(self, prompt, completion):
+        self.calls += 1
+        if self.calls % 4 != 1:
+            raise ConnectionError("the service is gone")
+        return 1.0
+
 class BrokenOrAbstaining(Broken):
     calls = 0
 
@@ -189,6 +205,29 @@ def test_a_bug_on_some_rows_is_shown_with_its_line(capsys):
     assert "reward 'broken_once' has a bug on 25% of the rows. Row addition:" in shown
     assert 'trial_rewards.py", line' in shown
     assert (captured.out + shown).count("ZeroDivisionError") == 1
+
+
+@pytest.mark.parametrize(
+    ("reward", "does", "why"),
+    [
+        ("BuggyOnMost", "stop", "could not convert string to float"),
+        ("DownForMost", "pause, retry and in the end stop", "the service is gone"),
+    ],
+)
+def test_what_a_run_does_with_so_many_failures_is_the_last_line_and_exit_code_1(
+    reward, does, why, capsys
+):
+    assert trial("--n=2", reward=f"trial_rewards.{reward}") == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(
+        f"error: A run would {does} at such a step: 3 of the 4 rows (75%) have no score, and "
+        "model.outage.max_absent_fraction is 0.5. 75% of the scores of reward"
+    )
+    assert why in last
+    allowed = "--model.outage.max_absent_fraction=0.75"
+    assert trial("--n=2", allowed, reward=f"trial_rewards.{reward}") == 0
+    assert trial("--n=2", reward=f"trial_rewards.One,{{class_path: trial_rewards.{reward}, "
+                 "init_args: {weight: 0}}") == 0  # fmt: skip
 
 
 @pytest.mark.slow
