@@ -163,8 +163,13 @@ def wrong_class(parser: Any, key: str, match: re.Match[str]) -> str:
     return f"{key}: {match['path']} is not a {match['base']}.{hint}"
 
 
+def is_rate(parser: Any, key: str, match: re.Match[str]) -> str:
+    return f"{key}: expected a class, got {match['value']}. The learning rate is {key}.lr."
+
+
 def bad_callable(parser: Any, key: str, match: re.Match[str]) -> str:
     reason = re.sub(r"<class '([^']+)'>", r"\1", match["reason"])
+    reason = reason.replace("Expected an import path or a subclass spec, but", "expected a class,")
     return f"{key}: {reason.rstrip('.')}."
 
 
@@ -254,6 +259,7 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
 Rule = Callable[[Any, str, "re.Match[str]"], str]
 """Reword an error, given the parser, the key that it names (may be empty) and the match."""
 RULES: tuple[tuple[str, Rule], ...] = (
+    (r'Parser key "model\.optimizer".*: (?P<value>[+-]?[\d.]+(e[+-]?\d+)?)$', is_rate),
     (  # sources before it have become namespaces
         rf"MixtureSource\.(?P<inner>[^{END}]*){END}.*Given value: .*?"
         r"('sources': \{|__subclasses_disabled__=True\), )'(?P<name>\w+)': \{",
