@@ -219,6 +219,8 @@ def _guesses(row: Row, roles: Sequence[Role]) -> str:
     """Return a mapping to copy, with columns whose names differ in capitals or spaces alone."""
     plain = {name.strip().lower(): json.dumps(name, ensure_ascii=False) for name in row.columns}
     exact = {role: plain.get(role, "NAME") for role in roles if role not in row.columns}
+    if exact.get("prompt") == "NAME" and isinstance(row.columns.get("messages"), list):
+        exact["prompt"] = "messages"
     return ", ".join(f"{role}: {exact.get(role, 'NAME')}" for role in roles)
 
 
@@ -232,7 +234,19 @@ def _missing_column(row: Row, role: Role, name: str | None) -> UserError:
     given = close[0] if close and re.fullmatch(r"[A-Za-z_][\w.]*", close[0]) else given
     return UserError(
         f"{row.origin} has {what}{hint}; it has {_names(row)}. "
-        f"Set data.columns: {{{role}: {given}}}."
+        f"Set data.columns: {{{role}: {given}}}.{_about_last_turn(row) if role == 'prompt' else ''}"
+    )
+
+
+def _about_last_turn(row: Row) -> str:
+    """Say what to do with a conversation that ends with the gold answer, as rows of SFT do."""
+    messages = row.columns.get("messages")
+    last = messages[-1] if messages and isinstance(messages, list) else None
+    if not isinstance(last, Mapping) or last.get("role") != "assistant":
+        return ""
+    return (
+        " The last turn of messages is the assistant's: move its text from there to a column "
+        "answer, or the prompt contains it."
     )
 
 
@@ -247,5 +261,5 @@ def _null_golds(rows: list[Row], num_rows: int, mapping: Mapping[str, str]) -> U
         f"{len(rows)} of {num_rows} rows have no gold answer {where}: {list_rows(rows)} (rewards "
         "compare completions with it). Fill or remove them, name the column with "
         f"data.columns: {{{_guesses(rows[0], missing)}}}, or set data.require_answer: false if no "
-        "reward needs one."
+        f"reward needs one.{_about_last_turn(rows[0])}"
     )

@@ -144,8 +144,13 @@ def test_an_id_that_is_no_text_is_refused(value):
 
 def test_messages_are_suggested_as_the_prompt_but_not_taken():
     messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
-    with pytest.raises(ValueError, match=r"Set data\.columns: \{prompt: messages\}\."):
+    with pytest.raises(ValueError, match=r"Set data\.columns: \{prompt: messages\}\.$"):
+        prompt_value(row(messages=messages[:1], answer="4"), {})
+    last = r"The last turn of messages is the assistant's: move its text from there to a column ans"
+    with pytest.raises(ValueError, match=rf"Set data\.columns: \{{prompt: messages\}}\. {last}"):
         prompt_value(row(messages=messages, answer="4"), {})
+    with pytest.raises(ValueError, match=rf"\{{prompt: messages, answer: NAME\}}.* {last}"):
+        gold(row(messages=messages))
 
 
 def test_columns_with_spaces_and_capitals_are_quoted_and_a_missing_prompt_is_named_as_well():

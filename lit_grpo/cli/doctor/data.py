@@ -40,11 +40,16 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
 
 
 def _suspicious(train: Sequence[Prompt], rewards: Sequence[Reward]) -> Iterator[Finding]:
-    """Yield what is allowed and seldom meant: blank, repeated and unanswered prompts."""
+    """Yield what is allowed and seldom meant: prompts that are blank, repeated or (un)answered."""
     if repeated := len(train) - len({prompt.text for prompt in train}):
         yield remark(f"{repeated:,} of {len(train):,} training prompts repeat others.")
     if blank := sum(_is_blank(prompt) for prompt in train):
         yield remark(f"{blank:,} of {len(train):,} training prompts are blank. Remove these rows.")
+    if answered := sum(_is_answered(prompt) for prompt in train):
+        yield remark(
+            f"{answered:,} of {len(train):,} training prompts end with a turn of the assistant, "
+            "which the policy sees. Where that is the gold answer, move it to a column answer."
+        )
     for reward in rewards:
         own = reward.own_prompts(train)
         unanswered = sum(prompt.answer is None for prompt in own)
@@ -58,6 +63,10 @@ def _suspicious(train: Sequence[Prompt], rewards: Sequence[Reward]) -> Iterator[
 def _may_need_gold(reward: Reward) -> bool:
     """Return whether a reward may compare with gold answers without checking that there are any."""
     return not _has_check(reward) and not is_ours(own_reward(reward))
+
+
+def _is_answered(prompt: Prompt) -> bool:
+    return prompt.messages is not None and prompt.messages[-1]["role"] == "assistant"
 
 
 def _is_blank(prompt: Prompt) -> bool:

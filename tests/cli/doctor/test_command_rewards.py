@@ -187,6 +187,15 @@ def test_of_a_function_only_the_columns_are_said_to_be_right(capsys):
     assert exit_code == 1
 
 
+def test_a_prompt_that_ends_with_an_answer_is_a_remark(capsys):
+    turns = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    words = write_rows(
+        {"prompt": turns, "answer": "2"}, {"prompt": turns[:1], "answer": "2"}, validation_size=0
+    )
+    _, shown = doctor(capsys, *words)
+    assert "1 of 2 training prompts end with a turn of the assistant" in shown["data"]
+
+
 class OnMostRows(Reward):
     calls = 0
 
