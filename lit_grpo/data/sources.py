@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -209,6 +210,8 @@ def open_dataset(source: str, *, streaming: bool = False) -> tuple[str, Any]:
             f"{source}: no such file or directory (looked for {path.absolute()}), and it is not a "
             "dataset id. Write a path, or id, id:split or id:subset:split."
         )
+    if path.is_dir():  # datasets names them after their last part, which . does not have
+        path = Path(os.path.abspath(path))
     dataset = _load_dataset(source, path, match["subset"], match["split"], streaming=streaming)
     return f"{path.name}-{dataset.split}" if dataset.split else path.name, dataset
 

@@ -209,6 +209,13 @@ def test_a_directory_of_data_files_is_read_as_a_dataset(tmp_path):
     assert [row.columns["q"] for row in read_rows(f"{directory}:default:train[1:]")] == ["y"]
 
 
+def test_the_working_directory_is_a_dataset_with_the_name_of_the_directory(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    write(tmp_path / "mine" / "train.jsonl", '{"q": "x"}\n')
+    monkeypatch.chdir(tmp_path / "mine")
+    assert [row.id for row in read_rows(".")] == ["mine-train:1"]
+
+
 def test_a_dataset_id_is_loaded_with_its_subset_and_split_and_its_error_is_shown(monkeypatch):
     calls = []
 
