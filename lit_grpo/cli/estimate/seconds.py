@@ -41,6 +41,7 @@ SECONDS_PER_SCORE = 30e-6
 """Of a reward that follows rules, as measured for MathReward (docs/log.md)."""
 
 COMPUTE, MEMORY, HOST = "matrix products", "memory bandwidth", "issuing kernels from Python"
+SMALL = "the overhead of each operation"
 LINKS, FILES = "transfers between GPUs", "reading and writing files"
 
 
@@ -107,7 +108,7 @@ def seconds_of(work: Work, device: Device, *, compute_bytes: float) -> tuple[flo
     host += work.passes * device.host_seconds_per_pass
     largest = COMPUTE if products >= moving else MEMORY
     if not device.is_gpu:
-        return products + moving + host, HOST if host > max(products, moving) else largest
+        return products + moving + host, SMALL if host > max(products, moving) else largest
     return max(products + moving, host), HOST if host > products + moving else largest
 
 
@@ -158,7 +159,7 @@ def _own_generation(setup: Setup) -> Iterator[TimePart]:
         "if there are more completions"
     )
     if not device.is_gpu:
-        advice = "lower model.sampling.max_tokens or model.group_size"
+        advice = _FEWER_TOKENS
     yield TimePart(name="generation: tokens", seconds=seconds, bound_by=bound, advice=advice)
 
 
@@ -200,6 +201,7 @@ def _logprobs(setup: Setup) -> Iterator[TimePart]:
         yield TimePart(name=name, seconds=seconds, bound_by=bound, advice=advice)
 
 
+_FEWER_TOKENS = "lower model.sampling.max_tokens or model.group_size"
 _ONE_STEP = "set model.update.epochs and minibatches to 1, which needs no old logprobs"
 _NO_KL = "set model.objective.kl.coef to 0"
 
@@ -255,7 +257,7 @@ def _update(setup: Setup) -> TimePart:
         update_work(setup), setup.cluster.device, compute_bytes=setup.compute_bytes
     )
     seconds, bound = _overlapped(setup, computing, update_transfer_bytes(setup), bound)
-    advice = "use more GPUs"
+    advice = "use more GPUs" if setup.cluster.is_gpu else _FEWER_TOKENS
     if bound == LINKS:
         advice = _TRANSFERS_OF_WEIGHTS if setup.sharding.weights else _TRANSFERS_OF_STEPS
         if setup.sharding.gradients and not setup.sharding.weights:

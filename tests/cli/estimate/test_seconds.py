@@ -101,7 +101,15 @@ def test_kernels_run_one_after_another_and_a_gpu_waits_for_python():
     slow = replace(gpu, host_seconds_per_layer=1.0)
     assert seconds_of(work, slow, compute_bytes=2) == (1000, "issuing kernels from Python")
     cpu = replace(UNIT, host_seconds_per_layer=0.1)
-    assert seconds_of(work, cpu, compute_bytes=4) == (70 + 80 + 100, "issuing kernels from Python")
+    assert seconds_of(work, cpu, compute_bytes=4) == (
+        70 + 80 + 100,
+        "the overhead of each operation",
+    )
+
+
+def test_more_gpus_are_no_advice_for_a_cpu():
+    part = next(one for one in estimate_seconds(make(device=UNIT)).parts if one.name == "update")
+    assert part.advice == "lower model.sampling.max_tokens or model.group_size"
 
 
 def test_few_rows_have_their_own_rates():
