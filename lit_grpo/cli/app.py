@@ -34,6 +34,7 @@ from lit_grpo.cli.run_dir import choose_run_dir, where_started, with_run
 from lit_grpo.diagnostics.errors import describe_full_disk
 from lit_grpo.diagnostics.memory import describe_out_of_memory, is_out_of_memory
 from lit_grpo.rollout import EngineFailed
+from lit_grpo.runs.files.events import has_begun
 from lit_grpo.runs.files.log import log_to_terminal
 from lit_grpo.runs.launcher import ends_with_rank_0
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
@@ -145,6 +146,11 @@ def _train(cli: CommandLine) -> int:
                 log.info("changed for this part of the run: %s", change)
         log_overridden(cli.overridden)
         cli.trainer.fit(**cli.fit_arguments)
+        if cli.changes and not has_begun(cli.trainer):
+            rank_zero_only(log.warning)(
+                "no step was left to take, so that no change was applied: raise trainer.max_steps "
+                "(or max_epochs) to go on"
+            )
     reason = get_stop_reason(cli.trainer)
     if reason is None and (run_dir / "metrics.csv").exists():
         rank_zero_only(log.info)(

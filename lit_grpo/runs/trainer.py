@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from lit_grpo.diagnostics.monitors import as_unknown_monitor
 from lit_grpo.runs.checkpoints.files import last_checkpoint, read_manifest
 from lit_grpo.runs.checkpoints.resume import find_checkpoint, refuse_unfit, refuse_used
-from lit_grpo.runs.files.events import EventsFile
+from lit_grpo.runs.files.events import has_begun
 from lit_grpo.runs.files.lock import locked
 from lit_grpo.runs.files.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.launcher import watch_ranks
@@ -206,9 +206,8 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
             raise reworded from error
         raise
     finally:
-        files = [one for one in trainer.callbacks if isinstance(one, EventsFile)]  # type: ignore[attr-defined]
-        has_begun = any(one.has_begun for one in files)  # else it fails in the same way again
-        if not is_done and has_begun and (kept := last_checkpoint(run_dir)) is not None:
+        may_go_on = not is_done and has_begun(trainer)  # else it fails in the same way again
+        if may_go_on and (kept := last_checkpoint(run_dir)) is not None:
             is_command = resume_with != RESUME_CALL
             how = with_more_time(resume_with, trainer) if is_command else resume_with
             rank_zero_only(log.info)("Resume %swith: %s", _after_steps(kept), how)

@@ -49,6 +49,12 @@ def record_event(
             listener(trainer, event)
 
 
+def has_begun(trainer: L.Trainer) -> bool:
+    """Return whether a training of this process has begun; not if no step was left to take."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return any(one.has_begun for one in callbacks if isinstance(one, EventsFile))
+
+
 class EventsFile(Callback):
     """Write the events of a run to ``events.jsonl``, its start and its end among them."""
 

@@ -126,6 +126,16 @@ def test_allowed_changes_are_applied_logged_and_not_remembered(run):
     assert yaml.safe_load((run / "config.yaml").read_text())["allow_changes"] is False
 
 
+def test_changes_are_said_not_to_be_applied_if_no_step_is_left(run):
+    before = (run / "config.yaml").read_bytes()
+    assert main(["fit", RUN, "--model.sampling.max_tokens=1", "--allow_changes"]) == 0
+    log = (run / "run.log").read_text()
+    assert "no step was left to take, so that no change was applied: raise trainer.max" in log
+    assert (run / "config.yaml").read_bytes() == before
+    assert main(["fit", RUN, "--trainer.max_steps=3"]) == 0
+    assert (run / "run.log").read_text().count("no step was left") == 1
+
+
 @pytest.mark.parametrize("schedule", [pytest.param("constant", marks=pytest.mark.slow), "linear"])
 def test_a_new_learning_rate_is_used(run, schedule):
     words = ["--model.optimizer.lr=0.5", f"--model.lr_schedule={schedule}"]
