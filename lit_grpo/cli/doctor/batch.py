@@ -8,6 +8,7 @@ from typing import Any
 from lit_grpo.cli.doctor.findings import Finding, ok, remark
 from lit_grpo.cli.estimate.step import StepSizes, make_step
 from lit_grpo.cli.subject import Subject
+from lit_grpo.data import PromptLoader, TrainingLoader
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.training.batching import UpdateConfig
 from lit_grpo.training.compatibility import warn_of_warm_up
@@ -79,7 +80,10 @@ def _length(subject: Subject) -> Iterator[Finding]:
     num_steps = planned_steps(subject)
     words = []
     if loader is not None:
-        words.append(f"an epoch of {loader.num_prompts:,} prompts has {len(loader):,} {name}")
+        left_out = _left_out(loader)
+        words.append(
+            f"an epoch of {loader.num_prompts:,} prompts has {len(loader):,} {name}{left_out}"
+        )
         if num_steps is not None:
             words.append(f"the run has {num_steps:,} ({num_steps / len(loader):.3g} epochs)")
     elif num_steps is not None:
@@ -94,6 +98,17 @@ def _length(subject: Subject) -> Iterator[Finding]:
             "The run has no end: stop it with Ctrl-C, or set trainer.max_steps (optimizer steps) "
             "or trainer.max_epochs."
         )
+
+
+def _left_out(loader: TrainingLoader) -> str:
+    """Say how many prompts an epoch does not come to; a mixture goes on with the next one."""
+    if not isinstance(loader, PromptLoader):
+        return ""
+    rest = loader.num_prompts % loader.batch_size
+    if not rest:
+        return ""
+    which = "others in each" if loader.shuffle else "the same in each"
+    return f", which {'leaves' if len(loader) == 1 else 'leave'} out {rest:,} ({which})"
 
 
 def planned_steps(subject: Subject) -> int | None:

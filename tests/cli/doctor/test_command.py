@@ -37,6 +37,9 @@ def test_a_run_that_can_start_is_0_and_says_what_it_will_do(here, capsys):
     assert "2 prompts x 2 completions (model.group_size) = 4 completions" in shown["batch"]
     assert "1 optimizer step per rollout step, each from at most 1 micro-batch" in shown["batch"]
     assert "An epoch of 8 prompts has 4 rollout steps; the run has 8 (2 epochs)." in shown["batch"]
+    _, others = doctor(capsys, "--trainer.max_steps=8", "--data.prompts_per_step=3")
+    left_out = "An epoch of 8 prompts has 2 rollout steps, which leave out 2 (others in each); the"
+    assert left_out in others["batch"]
     assert "8 training prompts, 2 held-out prompts" in shown["data"]
     assert "correct can score every training prompt" in shown["data"] or "math" in shown["data"]
     assert {"versions", "model", "memory", "disk", "engine", "credentials"} <= shown.keys()
