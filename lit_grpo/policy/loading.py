@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import (
+    constants,
+    get_hf_file_metadata,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from lightning.pytorch.utilities import rank_zero_only
 from transformers import (
     AutoConfig,
@@ -29,6 +35,8 @@ log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 """Files of which a directory with a tokenizer has at least one."""
+HUB_SECONDS = 5.0
+"""Timeout of the first request for a name that may be a mistyped directory."""
 
 
 def load_tokenizer(
@@ -210,6 +218,29 @@ def _check_source(what: str, source: str, patterns: Sequence[str], key: str) -> 
     )
 
 
+def _check_short_name(what: str, source: str, key: str) -> None:
+    """Check that the Hub answers for a name such as ``gpt2``, which may be a mistyped directory.
+
+    `transformers` would ask again and again, for a minute.
+
+    Raises:
+        UserError: the Hub does not answer, and its cache does not have the name.
+    """
+    if constants.HF_HUB_OFFLINE or try_to_load_from_cache(source, "config.json"):
+        return
+    url = hf_hub_url(source, "config.json", endpoint=constants.ENDPOINT)
+    try:
+        get_hf_file_metadata(url, timeout=HUB_SECONDS)
+    except HfHubHTTPError:
+        return  # it has answered: `transformers` says what
+    except Exception as error:  # of httpx, or of its successor
+        raise UserError(
+            f"no {what} could be loaded from {source!r}: there is no such directory, and "
+            f"{constants.ENDPOINT} does not answer ({error}). Set {key} to a directory that "
+            "save_pretrained wrote or to a hub id, such as Qwen/Qwen2.5-0.5B."
+        ) from error
+
+
 @contextmanager
 def _explained_errors(what: str, source: str, patterns: Sequence[str], key: str) -> Iterator[None]:
     """Replace the errors of `transformers` with one that names the source and the setting.
@@ -220,6 +251,8 @@ def _explained_errors(what: str, source: str, patterns: Sequence[str], key: str)
     _check_source(what, source, patterns, key)
     if not Path(source).exists():
         rank_zero_only(log.info)("%s is no directory: asking the Hub for the %s", source, what)
+        if "/" not in source:
+            _check_short_name(what, source, key)
     try:
         yield
     except (OSError, ValueError) as error:
