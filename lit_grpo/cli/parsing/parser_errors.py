@@ -6,19 +6,16 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
 from lit_grpo.cli.errors import broken_import, did_you_mean, one_line
 from lit_grpo.cli.parsing.configs import REWARDS
-from lit_grpo.cli.parsing.keys import KEYS, SECTIONS
-from lit_grpo.cli.parsing.training_kind import keys_of_grpo
+from lit_grpo.cli.parsing.suggestions import keys, suggest, suggest_key
 from lit_grpo.cli.parsing.type_hints import (
     class_names,
-    classes,
     has_default,
     literals,
     takes_function,
@@ -31,22 +28,6 @@ from lit_grpo.rewards import Reward
 BEGIN, END = "\x02", "\x03"
 """Marks around an error message that the parser of a nested class has already reworded."""
 
-OTHER_NAMES = {
-    "seed": "seed_everything (or model.seed for the training alone)",
-    "beta": "model.objective.kl.coef",
-    "epsilon": "model.objective.clip_low and clip_high",
-    "learning_rate": "model.optimizer.lr",
-    "num_generations": "model.group_size",
-    "max_completion_length": "model.sampling.max_tokens",
-    "reward_funcs": "model.rewards",
-    "num_iterations": "model.update.epochs",
-    "output_dir": "run_dir",
-    "per_device_train_batch_size": "data.prompts_per_step",
-}
-"""Names of TRL, and other likely ones -> what to set here."""
-
-MAX_DEPTH = 2
-"""How deep in classes a key is looked for; classes may contain each other."""
 MAPPING = re.compile(r"Unable to load config .*?\n\s*- (?=Parser key)", re.DOTALL)
 """What the parser says of a mapping that it was given as one value, before the key inside it."""
 
@@ -287,73 +268,3 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (r"the following arguments are required: (?P<keys>.+)", missing_keys),
     (r"(Got|Given) value: (?P<value>.*?)(\n\s*Subclass types expect.*)?$", wrong_type),
 )
-
-
-def keys(parser: Any) -> list[str]:
-    """Return every option of a parser without its dashes: ``trainer.max_steps``."""
-    return [option.lstrip("-") for action in parser._actions for option in action.option_strings]
-
-
-def suggest_key(parser: Any, key: str) -> str:
-    """Suggest the key of the same name, or the same meaning, elsewhere; else the closest key."""
-    name, known = key.rsplit(".", 1)[-1], keys(parser)
-    if name == "learning_rate" and "lr" in known:  # of an optimizer
-        return " Did you mean lr?"
-    if name in OTHER_NAMES:
-        return f" Set {OTHER_NAMES[name]}."
-    if "trainer.max_steps" in known:  # of a whole config
-        section, _, rest = key.partition(".")
-        is_of_grpo = section == "model" and rest.split(".")[0] in keys_of_grpo()
-        if "model.target_column" in known and is_of_grpo:
-            return " Only GRPO has it: lit-grpo fit."
-        return suggest(key, [*known, *KEYS, *class_keys(parser)])
-    of_config = [one for one in (*SECTIONS, *KEYS) if one.rsplit(".", 1)[-1] == name]
-    return elsewhere(of_config[0]) if of_config else suggest(key, known)
-
-
-def class_keys(parser: Any) -> Iterator[str]:
-    """Yield the keys of the classes that the model and the data may have: ``model.engine.servers``.
-
-    Those in a list are left out, since their place in it is part of the key.
-    """
-    for action in parser._actions:
-        if re.match(r"(model|data)(?!.*help$)", action.dest):
-            yield from _keys_of(action.dest, type_of(parser, action.dest))
-
-
-def _keys_of(key: str, hint: Any) -> Iterator[str]:
-    for kind in classes(hint) if get_origin(hint) is not list else ():
-        for name, inner in _parameters(kind):
-            yield f"{key}.{name}"
-            if key.count(".") < MAX_DEPTH:
-                yield from _keys_of(f"{key}.{name}", inner)
-
-
-@cache
-def _parameters(kind: Any) -> list[tuple[str, Any]]:
-    """Return the parameters of a class with their types, none of what has no signature."""
-    with suppress(NameError, TypeError, ValueError):
-        hints = get_type_hints(kind.__init__)
-        return [(name, hints.get(name)) for name in inspect.signature(kind).parameters]
-    return []
-
-
-def elsewhere(key: str) -> str:
-    """Return where a key belongs that was given in another place."""
-    return f" {key} belongs at the top level." if key in SECTIONS else f" Did you mean {key}?"
-
-
-def suggest(key: str, known: Iterable[str]) -> str:
-    """Suggest a key of the same name elsewhere, or the closest word at the first unknown part."""
-    paths = [path.split(".") for path in known]
-    parts = key.split(".")
-    for level, part in enumerate(parts):
-        siblings = {
-            path[level] for path in paths if len(path) > level and path[:level] == parts[:level]
-        }
-        if part not in siblings:
-            if part in SECTIONS:
-                return elsewhere(part)
-            others = [".".join(path) for path in paths if path[-1] == parts[-1]]
-            return elsewhere(others[0]) if others else did_you_mean(part, siblings)
-    return ""
