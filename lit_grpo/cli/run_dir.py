@@ -15,6 +15,7 @@ from lit_grpo.cli.commands import RESUMING, TRAINING
 from lit_grpo.cli.parsing.configs import Invocation
 from lit_grpo.runs.checkpoints.files import last_checkpoint
 from lit_grpo.runs.files.event_log import read_events
+from lit_grpo.runs.files.log import not_writable
 from lit_grpo.types import UserError
 
 RUN_DIR_VARIABLE = "LIT_GRPO_RUN_DIR"
@@ -116,8 +117,19 @@ def _new_or_latest(command: str, invocation: Invocation) -> Path:
 
 
 def next_run_dir(root: str | Path, name: str) -> Path:
-    """Create ``root/name/version`` with the next free number and return it."""
+    """Create ``root/name/version`` with the next free number and return it.
+
+    Raises:
+        UserError: it cannot be made.
+    """
     parent = Path(root) / name
+    try:
+        return _make_next(parent)
+    except OSError as error:
+        raise not_writable(parent, error) from error
+
+
+def _make_next(parent: Path) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     taken = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
     version = max(taken, default=-1) + 1

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.types.scores import Score
+from lit_grpo.types.text import encodable
 
 Message = Mapping[str, str]
 """One chat message, ``{"role": ..., "content": ...}``."""
@@ -59,6 +60,10 @@ class Completion:
     unknown."""
     failure: str = ""
     """Why the engine could not sample it."""
+
+    def __post_init__(self) -> None:
+        for name in ("text", "failure"):
+            object.__setattr__(self, name, encodable(getattr(self, name)))
 
     @classmethod
     def failed(cls, why: str) -> Completion:

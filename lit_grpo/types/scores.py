@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from lit_grpo.types.text import encodable
+
 
 class Outcome(StrEnum):
     """The result of one attempt to score one completion. Only OK carries a value."""
@@ -59,6 +61,8 @@ class Score:
     that may recover."""
 
     def __post_init__(self) -> None:
+        for name in ("detail", "bug"):
+            object.__setattr__(self, name, encodable(getattr(self, name)))
         if self.outcome is Outcome.OK:
             if self.value is None or not -float("inf") < self.value < float("inf"):
                 raise ValueError(

@@ -44,6 +44,14 @@ def test_runs_are_numbered_upwards_and_gaps_are_not_filled(tmp_path):
     assert next_run_dir(tmp_path, "sft").is_dir()
 
 
+def test_runs_that_cannot_be_made_are_named_with_the_setting(here):
+    (here / "runs").touch()
+    with pytest.raises(
+        ValueError, match=r"run_dir must be .* got runs/base \(Not a dir.* Set run_dir"
+    ):
+        chosen("fit")
+
+
 def test_a_directory_that_was_used_stays(here):
     with choose_run_dir("fit", read_invocation(["--config=base.yaml"])) as run_dir:
         touch(here / run_dir / "run.log")

@@ -18,18 +18,22 @@ from lit_grpo.cli.estimate.model_sizes import (
     weight_bytes,
 )
 from lit_grpo.cli.estimate.step import make_step
-from lit_grpo.cli.places import nearest, try_writing
+from lit_grpo.cli.places import check_place, nearest, try_writing
 from lit_grpo.cli.subject import Subject
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.runs.checkpoints.files import last_checkpoint
 from lit_grpo.runs.files.log import not_writable
+from lit_grpo.types import UserError
 
 BYTES_PER_TOKEN = 6
 """Of a completion in parquet: its id and its text, compressed."""
 
 
 def check_disk(subject: Subject) -> Iterator[Finding]:
-    """Compare what the run will write with the free space."""
+    """Compare what the run will write with the free space, and try the places of its files."""
+    for judged in subject.judged:
+        if judged.judge.cache is not None:
+            yield from _check_cache(Path(judged.judge.cache))
     run_dir = Path(subject.cli.config.run_dir)
     try:
         try_writing(run_dir)
@@ -54,6 +58,13 @@ def check_disk(subject: Subject) -> Iterator[Finding]:
         yield remark(f"{text} {fix}")
     else:
         yield ok(text)
+
+
+def _check_cache(directory: Path) -> Iterator[Finding]:
+    try:
+        check_place("judge.cache", directory, directory.expanduser())
+    except UserError as error:
+        yield refused(str(error))
 
 
 def written_bytes(subject: Subject) -> dict[str, int]:

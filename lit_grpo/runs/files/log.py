@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 from pathlib import Path
 
 from lit_grpo.types import UserError
@@ -21,6 +22,8 @@ def open_run_log(run_dir: str | Path, rank: int = 0) -> logging.Handler:
     path = Path(run_dir) / ("run.log" if rank == 0 else f"run_rank{rank}.log")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass  # the log of an earlier part may be writable in a directory that is not
         handler = _RunLog(path)
     except OSError as error:
         raise not_writable(run_dir, error) from error

@@ -306,6 +306,14 @@ def test_a_missing_key_of_a_judge_is_failed(monkeypatch, capsys):
     assert "must be in the environment variable OPENAI_API_KEY" in shown["credentials"]
 
 
+def test_a_cache_of_a_judge_that_cannot_be_written_is_failed(here, capsys):
+    (here / "afile").touch()
+    arguments = judged("http://127.0.0.1:1/v1", cache="afile"), "--offline"
+    exit_code, shown = doctor(capsys, *arguments)
+    assert exit_code == 1
+    assert "judge.cache must be a place that can be written, got afile" in shown["disk"]
+
+
 def test_an_exception_in_a_check_is_a_failed_check_and_the_others_go_on(monkeypatch, capsys):
     def broken(subject):
         return {}["nothing"]
