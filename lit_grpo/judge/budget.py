@@ -1,5 +1,6 @@
 """Limit the calls of one process to one deployment: concurrency, requests, tokens and cost.
 
+Calls start in the order in which they came, so that a call waits for what the first of them needs.
 The limits of a job are divided evenly among its processes: all ranks score equally many rows.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -62,19 +63,10 @@ class _Window:
 class CallPermit:
     """Whether one call may start, and how long it waited, by cause."""
 
-    waited: dict[Cause, float] = field(default_factory=lambda: defaultdict(float))
+    waited: dict[Cause, float] = field(default_factory=dict)
     """Seconds waited, by cause."""
     is_given: bool = False
     _tokens: list[float] | None = None
-
-    @contextmanager
-    def waiting_for(self, cause: Cause) -> Iterator[None]:
-        """Add the time spent inside the context to the waits for this cause."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.waited[cause] += time.monotonic() - start
 
     def explain(self) -> JudgeFailure:
         """Return the failure of a call whose deadline passed before it could start.
@@ -92,6 +84,46 @@ class CallPermit:
         """Replace the estimated tokens of the call with the number that it used."""
         if self._tokens is not None:
             self._tokens[1] = num_tokens
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The calls of one event loop that wait to start; only the first one waits for a limit."""
+
+    slots: asyncio.Semaphore
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the first call. The others get it in the order in which they came."""
+    _waited: dict[Cause, float] = field(default_factory=lambda: {"max_concurrency": 0.0})
+    """Seconds that first calls have waited since the queue was made, by cause."""
+    _waits_now: tuple[Cause, float] | None = None
+    """What the first call waits for, and since when."""
+
+    @contextmanager
+    def waiting_for(self, cause: Cause) -> Iterator[None]:
+        """Count the time spent inside the context as a wait for this cause, of all calls here."""
+        self._waits_now = cause, time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited, self._waits_now = self._seconds(), None
+
+    @contextmanager
+    def measuring(self, permit: CallPermit) -> Iterator[None]:
+        """Set what a call, which is in the queue inside the context, has waited for."""
+        before = self._seconds()
+        try:
+            yield
+        finally:
+            after = self._seconds()
+            permit.waited = {cause: after[cause] - before.get(cause, 0.0) for cause in after}
+
+    def _seconds(self) -> dict[Cause, float]:
+        """Return the waits so far, with the one that goes on."""
+        if self._waits_now is None:
+            return self._waited
+        cause, start = self._waits_now
+        seconds = self._waited.get(cause, 0.0) + time.monotonic() - start
+        return self._waited | {cause: seconds}
 
 
 class CallBudget:
@@ -119,8 +151,7 @@ class CallBudget:
         """Spent by this process, in this run and the runs that it resumes."""
         share, rest = divmod(limits.max_concurrency, world_size)
         self._concurrency = share + (rank < rest)
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
-        self._slots = WeakKeyDictionary()
+        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
         per_minute: dict[Cause, float | None] = {
             "requests_per_minute": limits.requests_per_minute,
             "tokens_per_minute": limits.tokens_per_minute,
@@ -138,18 +169,31 @@ class CallBudget:
         Raises:
             JudgeFailure: ``max_cost_usd`` is spent.
         """
-        slots = self._slots_of_running_loop()
-        with permit.waiting_for("max_concurrency"):
-            await slots.acquire()
+        queue = self._queue_of_running_loop()
+        with queue.measuring(permit):
+            async with queue.turn:
+                await self._start(queue, permit, num_tokens)
+        try:
+            yield
+        finally:
+            queue.slots.release()
+
+    async def _start(self, queue: _Queue, permit: CallPermit, num_tokens: float) -> None:
+        """Wait until the first call of a queue is allowed, and take its slot.
+
+        It takes the slot before it waits for the rates, since calls count from when they are sent.
+        """
+        with queue.waiting_for("max_concurrency"):
+            await queue.slots.acquire()
         try:
             while (wait := self._admit(permit, num_tokens)) is not None:
                 cause, seconds = wait
-                with permit.waiting_for(cause):
+                with queue.waiting_for(cause):
                     await asyncio.sleep(seconds)
             permit.is_given = True
-            yield
         finally:
-            slots.release()
+            if not permit.is_given:
+                queue.slots.release()
 
     def hold_off(self, seconds: float) -> None:
         """Start no further call for this long, since the server would refuse it."""
@@ -166,10 +210,12 @@ class CallBudget:
         with self._lock:
             self.spent_usd = max(self.spent_usd, spent_usd / self.world_size)
 
-    def _slots_of_running_loop(self) -> asyncio.Semaphore:
+    def _queue_of_running_loop(self) -> _Queue:
         loop = asyncio.get_running_loop()
         with self._lock:
-            return self._slots.setdefault(loop, asyncio.Semaphore(self._concurrency))
+            if loop not in self._queues:
+                self._queues[loop] = _Queue(asyncio.Semaphore(self._concurrency))
+            return self._queues[loop]
 
     def _admit(self, permit: CallPermit, num_tokens: float) -> tuple[Cause, float] | None:
         """Count the call in the windows, or return what to wait for and how long."""

@@ -14,6 +14,7 @@ from judge_server import (
     says,
 )
 
+from lit_grpo.diagnostics.waits import describe_wait
 from lit_grpo.judge import Judge, JudgeFailure, Limits
 from lit_grpo.judge.budget import CallBudget, CallPermit, _Window, budget_of, release
 from lit_grpo.judge.client import JudgeClient
@@ -86,7 +87,7 @@ def test_tokens_above_the_limit_are_never_sent(server):
     answers, late, _ = ask_then_in_a_hurry(server, 2, 3, limits=limits)
     assert not any(isinstance(one, BaseException) for one in answers)
     assert len(server.requests) == 2
-    assert sorted(map(blamed, late)) == ["max_concurrency"] * 2 + ["tokens_per_minute"]
+    assert list(map(blamed, late)) == ["tokens_per_minute"] * 3
 
 
 def ask_then_in_a_hurry(server, num_first, num_late, *, limits, **settings):
@@ -104,10 +105,10 @@ def ask_then_in_a_hurry(server, num_first, num_late, *, limits, **settings):
         for client, number in ((patient, num_first), (hasty, num_late)):
             asked = (client.ask(QUESTION) for _ in range(number))
             found.append(await asyncio.gather(*asked, return_exceptions=True))
-        ledgers = [client.ledger.read().totals for client in (patient, hasty)]
+        first, late = (client.ledger.read().totals for client in (patient, hasty))
         for client in (patient, hasty):
             await client.close()
-        return *found, {name: sum(one[name] for one in ledgers) for name in ledgers[0]}
+        return *found, {name: late[name] + first.get(name, 0) for name in late}
 
     return asyncio.run(run())
 
@@ -172,6 +173,17 @@ def test_a_question_beyond_the_rate_is_rate_limited_and_never_sent(server, limit
     assert totals["judge/rate_limited"] == totals["judge/retries"] == 0
 
 
+def test_all_questions_that_wait_for_the_rate_count_as_waits_for_it(server):
+    limits = {"requests_per_minute": 2, "max_concurrency": 2}
+    _, late, totals = ask_then_in_a_hurry(server, 2, 8, limits=limits)
+    assert {failure.outcome for failure in late} == {Outcome.RATE_LIMITED}
+    assert set(map(blamed, late)) == {"requests_per_minute"}
+    assert totals["timing/judge_wait_requests_per_minute_s"] == pytest.approx(8, abs=1)
+    assert totals["timing/judge_wait_max_concurrency_s"] < 1
+    assert len(server.requests) == 2
+    assert "a free slot" not in describe_wait(totals | {"judge/calls": 2}, 59.5, 60)
+
+
 def test_a_question_that_never_gets_a_slot_times_out(server):
     release_first = threading.Event()
 
@@ -204,13 +216,13 @@ def test_a_question_that_never_gets_a_slot_times_out(server):
     assert len(server.requests) == 1
 
 
-def test_a_question_that_was_held_back_by_retry_after_says_so(server):
+def test_questions_that_were_held_back_by_retry_after_say_so(server):
     server.behaviour = lambda request: refuses(429, retry_after="3000")
-    limits = {"max_concurrency": 1}
-    (refused,), (held,), totals = ask_then_in_a_hurry(server, 1, 1, limits=limits)
-    assert refused.outcome is held.outcome is Outcome.RATE_LIMITED
+    limits = {"max_concurrency": 2}
+    (refused,), held, totals = ask_then_in_a_hurry(server, 1, 6, limits=limits)
+    assert {one.outcome for one in (refused, *held)} == {Outcome.RATE_LIMITED}
     assert refused.status == 429
-    assert blamed(held) == "retry_after"
+    assert set(map(blamed, held)) == {"retry_after"}
     assert len(server.requests) == totals["judge/rate_limited"] == 1
 
 
@@ -267,6 +279,59 @@ def test_a_slot_is_given_back_however_a_call_ends(server):
 
 def replying(reply, request):
     return reply
+
+
+def start_calls(budget, number, started):
+    """Start calls that last until they are cancelled, and append their numbers as they start."""
+
+    async def call(one):
+        async with budget.slot(CallPermit(), 10):
+            started.append(one)
+            await asyncio.sleep(60)
+
+    return [asyncio.create_task(call(one)) for one in range(number)]
+
+
+@pytest.mark.parametrize("limits", [{"requests_per_minute": 1}, {"max_concurrency": 1}])
+def test_calls_start_in_the_order_in_which_they_came(monkeypatch, limits):
+    monkeypatch.setattr("lit_grpo.judge.budget.WINDOW_SECONDS", 0.1)
+
+    async def run():
+        started = []
+        calls = start_calls(CallBudget(Limits(**limits)), 5, started)
+        for number, call in enumerate(calls):
+            while len(started) <= number:
+                await asyncio.sleep(0.01)
+            call.cancel()
+        await asyncio.wait(calls)
+        return started
+
+    assert asyncio.run(run()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("limits", [{"requests_per_minute": 2}, {"max_concurrency": 1}])
+def test_a_call_that_is_cancelled_while_it_waits_passes_its_turn_on(monkeypatch, limits):
+    monkeypatch.setattr("lit_grpo.judge.budget.WINDOW_SECONDS", 0.3)
+
+    async def run():
+        started = []
+        budget = CallBudget(Limits(**{"max_concurrency": 2, **limits}))
+        first, *waiting = start_calls(budget, 5, started)
+        await asyncio.sleep(0.1)
+        for call in waiting[1:3]:
+            call.cancel()
+        first.cancel()
+        waiting[0].cancel()
+        while 4 not in started:
+            await asyncio.sleep(0.01)
+        waiting[3].cancel()
+        await asyncio.wait([first, *waiting])
+        return started, list(budget._queues.values())
+
+    started, (queue,) = asyncio.run(run())
+    assert not {2, 3} & set(started)
+    assert not queue.turn.locked()
+    assert not queue.slots.locked()
 
 
 def test_retry_after_holds_back_all_calls(server):
