@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -69,12 +70,24 @@ def analyze(arguments: Sequence[str]) -> int:
             print(f"picture: {given.picture}")
     if given.min_signal is None:
         return ExitCode.DONE
+    return _check_signal(given.min_signal, signal, path)
+
+
+def _check_signal(least: float, signal: float | None, path: Path) -> int:
+    """Return the exit code of rows with this signal, and say why if it is too low.
+
+    Raises:
+        UserError: no rows are compared by scores.
+    """
     if signal is None:
         raise UserError(
             f"min_signal needs rows that are compared by scores, and {path} has none. Leave "
             "--min_signal out, or score its rows by lit-grpo precompute."
         )
-    return TOO_LITTLE_SIGNAL if signal < given.min_signal else ExitCode.DONE
+    if signal >= least:
+        return ExitCode.DONE
+    print(f"signal {signal:g}% is below --min_signal {least:g}", file=sys.stderr)
+    return TOO_LITTLE_SIGNAL
 
 
 def _check_picture(path: str | None) -> None:
