@@ -10,13 +10,11 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from lit_grpo.cli.prepare.fingerprint import PREFIX, read_scale
 from lit_grpo.cli.prepare.gold_cache import PROGRAM, CheckedAnswers, JudgeVotes
 from lit_grpo.cli.prepare.join_gold import QUESTION_DIGITS
 from lit_grpo.data.prepared import PreparedDir, find_prepared
-from lit_grpo.runs.files.completions import files_by_step, split_groups
+from lit_grpo.runs.files.completions import files_by_step, read_completions, split_groups
 from lit_grpo.types import UserError
 
 PASS_RATE = "pass_rate"
@@ -156,9 +154,7 @@ def _read_run(run: Path, measure: Measure) -> list[ScoredRow]:
     names = ["group", "prompt_id", "source", "prompt", "num_tokens", "reward", "valid"]
     groups: list[list[dict[str, Any]]] = []
     for path in chain.from_iterable(files_by_step(run).values()):
-        there = set(pq.read_schema(path).names)
-        table = pq.read_table(path, columns=[name for name in names if name in there])
-        groups += split_groups(table.to_pylist())
+        groups += split_groups(read_completions(path, names).to_pylist())
     if not groups:
         raise UserError(f"{run} has no completions/step_*.parquet: name a run that has begun.")
     found = []

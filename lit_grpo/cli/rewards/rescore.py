@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import track
 
@@ -22,6 +21,7 @@ from lit_grpo.runs.files.completions import (
     completions_table,
     files_by_step,
     free_path,
+    read_completions,
     split_groups,
     write_table,
 )
@@ -70,7 +70,7 @@ def rescore(
         RewardFailed: a reward with ``on_error: raise`` gave no value.
     """
     paths = logged_steps(run_dir, last)
-    logged = [pq.read_table(path, columns=["prompt_id"])["prompt_id"].to_pylist() for path in paths]
+    logged = [read_completions(path, ["prompt_id"])["prompt_id"].to_pylist() for path in paths]
     prompts = find_prompts(set(chain.from_iterable(logged)))
     steps = [read_step(path, prompts) for path in paths]
     num_lost = sum(step.num_lost for step in steps)
@@ -130,9 +130,9 @@ def read_step(path: Path, prompts: Mapping[str, Prompt]) -> LoggedStep:
     """Read the groups of a file whose prompts are in the data, with the same id and text.
 
     Raises:
-        UserError: the file lacks the tokens.
+        UserError: the file is damaged, or lacks the tokens.
     """
-    table = pq.read_table(path)
+    table = read_completions(path)
     if "token_ids" not in table.column_names:
         raise UserError(
             f"{path} must have a column token_ids (rewards may need it; older versions of lit-grpo "

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.types import RolloutBatch, TrainBatch
+from lit_grpo.types import RolloutBatch, TrainBatch, UserError
 
 NAME = re.compile(r"step_(\d+)(?:_rank\d+)?\.parquet")
 
@@ -99,6 +99,36 @@ def _num_tokens(path: Path | None) -> int | None:
         return int(pq.read_table(path, columns=["num_tokens"])["num_tokens"].to_numpy().sum())
     except (OSError, pa.ArrowException):
         return None
+
+
+def read_completions(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return those of the columns that a file has; without a choice all of them.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    try:
+        there = pq.read_schema(path).names
+        return pq.read_table(path, columns=[one for one in columns or there if one in there])
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(
+            f"{path} cannot be read: {str(error).rstrip('.')}. Move it away to go on without it."
+        ) from error
+
+
+def damaged_files(run_dir: Path) -> list[Path]:
+    """Return the files that cannot be read."""
+    return [
+        path for path in chain.from_iterable(files_by_step(run_dir).values()) if _is_damaged(path)
+    ]
+
+
+def _is_damaged(path: Path) -> bool:
+    try:
+        pq.read_metadata(path)
+    except (OSError, pa.ArrowException):
+        return True
+    return False
 
 
 def split_groups(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -139,10 +139,24 @@ def test_groups_of_one_prompt_in_one_step_are_told_apart(here, capsys, is_old):
     assert (one["num_rows"], one["signal_useful_pct"]) == (3, 33.33)
 
 
+def test_a_damaged_file_of_a_run_is_named(here, capsys):
+    write_run([[(0.0, 1.0)], [(1.0, 1.0)]])
+    damaged = Path("run/completions/step_000001.parquet")
+    damaged.write_bytes(b"")
+    assert main(["analyze", "run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {damaged} cannot be read: ")
+    assert line.endswith("Move it away to go on without it.")
+    damaged.rename("elsewhere")
+    assert measured(capsys, "run")["measures"]["all"]["num_rows"] == 1
+
+
 def test_too_little_signal_is_exit_code_1(here, capsys):
     write_run([[(0.0, 1.0)], [(1.0, 1.0)]])
     assert measured(capsys, "run", "--min_signal", "51", code=1)
     assert measured(capsys, "run", "--min_signal", "50", code=0)
+    assert main(["analyze", "run", "--min_signal", "51"]) == 1
+    assert capsys.readouterr().err == "signal 50% is below --min_signal 51\n"
     write_prepared(here / "data", num_train=1)
     assert main(["analyze", "data", "--min_signal", "90"]) == 0
 

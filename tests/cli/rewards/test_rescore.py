@@ -259,6 +259,13 @@ def test_bad_input_is_one_line(arguments, line, capsys):
     assert error.startswith(f"error: {line}")
 
 
+def test_a_damaged_file_is_named(capsys):
+    Path("run/completions/step_000001.parquet").write_bytes(b"")
+    assert rescore() == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: run/completions/step_000001.parquet cannot be read: ")
+
+
 def test_a_run_without_tokens_is_refused(capsys):
     for path in Path("run/completions").iterdir():
         pq.write_table(pq.read_table(path).drop_columns("token_ids"), path)
