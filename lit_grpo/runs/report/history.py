@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ class Run:
     metrics: pd.DataFrame
     started_from: Run | None = None
     """The run whose model it started from, if that is among those that were loaded."""
+    max_steps: int | None = None
+    """It was read up to this step; None if all of it was."""
 
     @property
     def stages(self) -> tuple[Run, ...]:
@@ -124,6 +127,7 @@ def load_runs(run_dirs: Sequence[str | Path], num_steps: int | None = None) -> l
                     label=labels[stage],
                     metrics=metrics[stage],
                     started_from=runs.get(sources[stage]),
+                    max_steps=num_steps,
                 )
     return list(runs.values())
 
@@ -145,7 +149,7 @@ def _read_metrics(path: Path, num_steps: int | None) -> pd.DataFrame:
             f"{path} is not the directory of a run: it has no metrics.csv, and nothing else that a "
             f"run writes.{hint}"
         )
-    text = _whole_rows(file.read_text()) if file.exists() else ""
+    text = split_rows(file.read_text())[0] if file.exists() else ""
     metrics = pd.read_csv(StringIO(text)) if text else pd.DataFrame(columns=["step", "seconds"])
     return metrics if num_steps is None else metrics[metrics["step"] < num_steps]
 
@@ -154,12 +158,16 @@ def _is_run(path: Path) -> bool:
     return any((path / name).exists() for name in MARKS)
 
 
-def _whole_rows(text: str) -> str:
-    """Return the lines of a file without a row that a live run has not finished writing."""
+def split_rows(text: str) -> tuple[str, list[int]]:
+    """Return a file without the lines that are cut off, and their numbers, from 1.
+
+    A live run may not have finished writing the last one.
+    """
     header, *rows = text.splitlines(keepends=True) or [""]
     num_columns = len(next(csv.reader([header]), []))
-    whole = (row for row in rows if row.endswith("\n") and row.count(",") == num_columns - 1)
-    return "".join([header, *whole])
+    is_whole = [row.endswith("\n") and row.count(",") == num_columns - 1 for row in rows]
+    cut = [number for number, whole in enumerate(is_whole, start=2) if not whole]
+    return "".join([header, *compress(rows, is_whole)]), cut
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

@@ -16,11 +16,12 @@ from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.report.comparison import describe, draw_comparison, free_path_of_comparison
 from lit_grpo.runs.report.curves import draw_curves
 from lit_grpo.runs.report.failures import describe_failures
+from lit_grpo.runs.report.gaps import gap_notes
 from lit_grpo.runs.report.held_out import accuracies_compare, held_out_notes
 from lit_grpo.runs.report.history import ACCURACY, Run, are_stages, load_runs
 from lit_grpo.runs.report.page.diagnosis import diagnose
 from lit_grpo.runs.report.page.page import write_page
-from lit_grpo.runs.report.summary import HEADINGS, clock, summary_row, token_notes
+from lit_grpo.runs.report.summary import HEADINGS, running_time, summary_row, token_notes
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.types import UserError, check_range
 
@@ -100,7 +101,7 @@ def _report(runs: Sequence[Run], page: Path, num_steps: int | None) -> None:
         lines = [describe(run) for run in runs if run.started_from is not None]
     console.print(_table(runs))
     lines += [_first_step(run) for run in runs if run.num_steps == 0]
-    lines += [*held_out_notes(runs), *token_notes(runs)]
+    lines += [*gap_notes(runs), *held_out_notes(runs), *token_notes(runs)]
     failures = [line for run in runs for line in describe_failures(run)]
     for line in [*lines, *failures, *(f"{name:<13}{path}" for name, path in paths.items())]:
         console.print(line, soft_wrap=True)
@@ -136,9 +137,8 @@ def _accuracy_line(runs: Sequence[Run]) -> str:
     if len(runs) == 1 and do_compare:
         several = [run for run in measured if len(run.values(ACCURACY)) > 1]
         stages[:0] = [f"{run.ends(ACCURACY)[0]:.3f}" for run in several]
-    seconds = sum(run.seconds for run in runs)
     joined = (" → " if do_compare else ", ").join(stages)
-    return f"Held-out accuracy {joined} ({clock(seconds)})" if stages else ""
+    return f"Held-out accuracy {joined} ({running_time(runs)})" if stages else ""
 
 
 def _accuracy_after(run: Run) -> str:

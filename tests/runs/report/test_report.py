@@ -265,8 +265,11 @@ def make_run_without_steps(path: Path, metrics: str | None) -> Path:
     return path
 
 
-@pytest.mark.parametrize("metrics", [None, "", "step,seconds\n", "step,seconds\n0,1."])
-def test_a_run_that_ended_in_its_first_step_shows_what_there_is(tmp_path, capsys, metrics):
+@pytest.mark.parametrize(
+    ("metrics", "cut"),
+    [(None, False), ("", False), ("step,seconds\n", False), ("step,seconds\n0,1.", True)],
+)
+def test_a_run_that_ended_in_its_first_step_shows_what_there_is(tmp_path, capsys, metrics, cut):
     run = make_run_without_steps(tmp_path / "grpo" / "0", metrics)
     assert __main__.main(["report", str(run)]) == 0
     said = "grpo/0 (stop) all scores are missing Alert (judge_outage): waiting for the judge"
@@ -274,6 +277,7 @@ def test_a_run_that_ended_in_its_first_step_shows_what_there_is(tmp_path, capsys
         "run steps time tokens accuracy reward",
         "grpo/0 0 0 s – – –",
         said,
+        *(["grpo/0: line 2 of metrics.csv is cut off, and left out."] if cut else []),
         f"Run {run}",
         f"Page {run}/report.html",
         f"Curves {run}/curves.png",

@@ -8,7 +8,7 @@ from typing import Any
 from lit_grpo.runs.files.event_log import EventKind, read_events
 from lit_grpo.runs.report.history import ACCURACY, Run, argument, read_config
 from lit_grpo.runs.report.page.diagnosis import Diagnosis
-from lit_grpo.runs.report.summary import UNKNOWN, change, clock, num_tokens
+from lit_grpo.runs.report.summary import UNKNOWN, change, num_steps, num_tokens, running_time
 
 MODEL = ("model_type", "hidden_size", "num_hidden_layers")
 """The settings that the entry shows of a model built from its architecture."""
@@ -68,7 +68,7 @@ def _setup(config: Any) -> dict[str, str]:
 def _outcome(run: Run, diagnosis: Diagnosis) -> dict[str, str]:
     tokens = num_tokens(run)
     return {
-        "Steps": f"{run.num_steps} in {clock(run.seconds)}"
+        "Steps": f"{num_steps(run)} in {running_time([run])}"
         + (f", {tokens} tokens" if tokens != UNKNOWN else ""),
         **{
             f"{name} {run.when(metric)}".strip(): change(run, metric)

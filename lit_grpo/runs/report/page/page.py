@@ -23,6 +23,7 @@ from markupsafe import Markup
 
 from lit_grpo import __version__
 from lit_grpo.runs.report.curves import phase_starts
+from lit_grpo.runs.report.gaps import gap_notes
 from lit_grpo.runs.report.held_out import held_out_notes
 from lit_grpo.runs.report.history import Run, are_stages
 from lit_grpo.runs.report.page.charts import COLORS, DASHES, draw_charts, draw_clock
@@ -76,7 +77,7 @@ def write_page(
             reload_seconds=reload_seconds,
             headings=HEADINGS,
             rows=[summary_row(run) for run in runs],
-            table_notes=[*held_out_notes(runs), *token_notes(runs)],
+            table_notes=[*gap_notes(runs), *held_out_notes(runs), *token_notes(runs)],
             diagnoses=diagnoses,
             labels=[run.label for run in runs],
             events=_newest(marks, MAX_EVENTS),
