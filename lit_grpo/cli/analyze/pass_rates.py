@@ -28,7 +28,6 @@ from lit_grpo.objective.advantages import has_signal
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
-from lit_grpo.training.collecting.pending_rollout import score_while_sampling
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import (
     Completion,
@@ -223,17 +222,12 @@ def sampled(
         )
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("sampling", total=len(prompts) * group_size)
-
-        def counted(completions: Iterator[tuple[int, Completion]]) -> Iterator[Any]:
-            for one in completions:
-                progress.advance(task)
-                yield one
-
         for number, start in enumerate(range(0, len(prompts), at_once)):
             some = prompts[start : start + at_once]
             scoring = suite.open(some, group_size)
-            completions = _completions(module, some, number, cache)
-            score_while_sampling(scoring, counted(completions))
+            for row, completion in _completions(module, some, number, cache):
+                progress.advance(task)
+                scoring.add(row, completion)
             yield scoring.result()
             scoring.warn_of_bugs()
 
