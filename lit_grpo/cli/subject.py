@@ -95,6 +95,11 @@ class Subject:
         return read_prompts(self.cli)
 
     @property
+    def probe_advice(self) -> str:
+        """How to see what rewards do with completions; empty where the probe is asked for."""
+        return "" if self.cli.config.probe else " --probe lets rewards score some completions."
+
+    @property
     def grpo(self) -> GRPOModule | None:
         """The module, or None in a warm-up."""
         return self.module if isinstance(self.module, GRPOModule) else None

@@ -65,7 +65,7 @@ def _start(reward: Reward, subject: Subject) -> Finding:
     where = "this process"
     if isinstance(reward, ProcessReward):
         where = "a worker process, with the environment variables of this one"
-    return ok(f"{reward.name} starts in {where}. --probe lets it score some completions.")
+    return ok(f"{reward.name} starts in {where}.{subject.probe_advice}")
 
 
 def _wandb(logger: Any) -> Finding:

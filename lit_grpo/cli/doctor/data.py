@@ -93,15 +93,17 @@ def check_scoring(subject: Subject) -> Iterator[Finding]:
         return
     trained = subject.grpo.rewards.rewards if subject.grpo else ()
     checked = [one for one in trained if _check_prompts(subject, one, prompts)]
-    yield from _scored(trained, checked, "training")
+    yield from _scored(trained, checked, "training", subject.probe_advice)
     if held_out:
         evaluation = subject.module.evaluation
         rewards = evaluation.suite.rewards
         checked = [one for one in rewards if _check_prompts(subject, one, held_out, evaluation)]
-        yield from _scored(rewards, checked, "held-out")
+        yield from _scored(rewards, checked, "held-out", subject.probe_advice)
 
 
-def _scored(rewards: Sequence[Reward], checked: Sequence[Reward], which: str) -> Iterator[Finding]:
+def _scored(
+    rewards: Sequence[Reward], checked: Sequence[Reward], which: str, advice: str
+) -> Iterator[Finding]:
     """Say which rewards can score prompts, and of which that is not known."""
     functions = [one for one in checked if isinstance(own_reward(one), FunctionReward)]
     if able := [one for one in checked if one not in functions]:
@@ -109,7 +111,7 @@ def _scored(rewards: Sequence[Reward], checked: Sequence[Reward], which: str) ->
         of = f" of {whose} sources" if any(one.only_sources for one in able) else ""
         yield ok(f"{_names(able)} can score every {which} prompt{of}.")
     for one in functions:
-        yield ok(_given_columns(one, which))
+        yield ok(f"{_given_columns(one, which)}{advice}")
     others = [one for one in rewards if one not in checked]
     silent = [one for one in others if not _has_check(one)]
     for unchecked, why in (
@@ -118,8 +120,8 @@ def _scored(rewards: Sequence[Reward], checked: Sequence[Reward], which: str) ->
     ):
         if unchecked:
             yield remark(
-                f"Whether {_names(unchecked)} can score the {which} prompts is not known: {why}. "
-                "--probe scores some completions."
+                f"Whether {_names(unchecked)} can score the {which} prompts is not known: {why}."
+                f"{advice}"
             )
 
 
@@ -130,11 +132,8 @@ def _given_columns(reward: Reward, which: str) -> str:
     whose = " of its sources" if reward.only_sources else ""
     columns = ", ".join(function.columns)
     if not columns:
-        return f"{reward.name} requires no columns; --probe scores some completions with it."
-    return (
-        f"The columns that {reward.name} requires are in every {which} prompt{whose}: {columns}. "
-        "--probe scores some completions with it."
-    )
+        return f"{reward.name} requires no columns."
+    return f"The columns that {reward.name} requires are in every {which} prompt{whose}: {columns}."
 
 
 def _has_check(reward: Reward) -> bool:

@@ -226,7 +226,7 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
         return not_set(key)
     if value == "None":
         return f"{key}: expected {type_name(expected)}, got null. Remove it for the default."
-    shown = value if len(value) <= 60 else f"{value[:57]}..."
+    shown = (value if len(value) <= 60 else f"{value[:57]}...") or "''"
     hint = did_you_mean(value, literals(expected))
     if key == "model.policy" and re.fullmatch(r"[\w./-]+", value):
         return f"{key}: expected keys under it, got {shown}. Set model.policy.path to it."

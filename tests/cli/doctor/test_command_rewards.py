@@ -179,12 +179,14 @@ def test_of_a_function_only_the_columns_are_said_to_be_right(capsys):
     rewards = [{"class_path": "FunctionReward", "init_args": {"function": one}} for one in paths]
     exit_code, shown = doctor(capsys, *rows, f"--model.rewards={json.dumps(rewards)}")
     assert exit_code == 0
-    columns = "The columns that close requires are in every training prompt: answer. --probe"
-    assert columns in shown["data"]
-    assert "shortness requires no columns; --probe scores some" in shown["data"]
+    columns = "The columns that close requires are in every training prompt: answer."
+    assert f"{columns} --probe lets rewards score some completions." in shown["data"]
+    assert "shortness requires no columns." in shown["data"]
     assert "can score" not in shown["data"]
     exit_code, shown = doctor(capsys, *rows, "--probe", f"--model.rewards={json.dumps(rewards)}")
     assert exit_code == 1
+    assert columns in shown["data"]
+    assert "--probe" not in shown["data"]
 
 
 def test_a_prompt_that_ends_with_an_answer_is_a_remark(capsys):
