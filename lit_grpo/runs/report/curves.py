@@ -1,6 +1,7 @@
 """Draw the curves of one training: one picture with a panel for each quantity that has data.
 
-A training may have several stages, such as an SFT run and the GRPO run that started from it.
+A training may have several stages, such as an SFT run and the GRPO run that started from it. The
+charts of a report's page are in `page/charts.py`.
 """
 
 from __future__ import annotations
