@@ -136,7 +136,8 @@ def _rollout_metrics(
 
 def _slowest_reward(suite: RewardSuite | None, rollouts: RolloutBatch) -> str:
     """Say which reward of a step takes longest, and how to shorten it."""
-    seconds = {reward: _seconds(reward, rollouts) for reward in (suite.rewards if suite else ())}
+    rewards = suite.rewards if suite else ()
+    seconds = {reward: _seconds_to_wait_for(reward, rollouts) for reward in rewards}
     if not seconds:
         return ""
     slowest = max(seconds, key=lambda reward: seconds[reward])
@@ -149,10 +150,15 @@ def _slowest_reward(suite: RewardSuite | None, rollouts: RolloutBatch) -> str:
     return f"Reward {slowest.name!r} takes longest and {how}."
 
 
-def _seconds(reward: Reward, rollouts: RolloutBatch) -> float:
-    """Return how long a step has to wait for a reward; calls of an async one overlap."""
-    seconds = [score.seconds for group in rollouts.groups for score in group.scores[reward.name]]
-    return max(seconds) if reward.is_async else sum(seconds)
+def _seconds_to_wait_for(reward: Reward, rollouts: RolloutBatch) -> float:
+    """Return how long a step has to wait for a reward; calls of an async one overlap.
+
+    The scores of a grouped reward share the seconds of their call.
+    """
+    groups = [[one.seconds for one in group.scores[reward.name]] for group in rollouts.groups]
+    if not reward.is_async:
+        return sum(map(sum, groups))
+    return max(map(sum if reward.is_grouped else max, groups), default=0.0)
 
 
 def memory_gb(device: torch.device) -> float:

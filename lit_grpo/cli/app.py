@@ -146,7 +146,8 @@ def _train(cli: CommandLine) -> int:
                 log.info("changed for this part of the run: %s", change)
         log_overridden(cli.overridden)
         cli.trainer.fit(**cli.fit_arguments)
-        if cli.changes and not has_begun(cli.trainer):
+        is_left_undone = get_stop_reason(cli.trainer) is None and not has_begun(cli.trainer)
+        if cli.changes and is_left_undone:
             rank_zero_only(log.warning)(
                 "no step was left to take, so that no change was applied: raise trainer.max_steps "
                 "(or max_epochs) to go on"

@@ -37,8 +37,8 @@ def sync_wandb(arguments: Sequence[str]) -> int:
             "wandb wrote elsewhere, send from there with `wandb sync DIR`."
         )
     print(
-        f"sending {len(left)} of its runs with wandb, which retries without a word while its "
-        "server does not answer; Ctrl-C ends that and loses nothing",
+        f"sending {len(left)} wandb runs of {given.run_dir}; wandb retries silently while its "
+        "server does not answer (Ctrl-C ends that, nothing is lost)",
         flush=True,
     )
     flags = ["--include-online"] if given.include_online else []

@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 """Files of which a directory with a tokenizer has at least one."""
-HUB_SECONDS = 5.0
-"""Timeout of the first request for a name that may be a mistyped directory."""
 
 
 def load_tokenizer(
@@ -230,7 +228,7 @@ def _check_short_name(what: str, source: str, key: str) -> None:
         return
     url = hf_hub_url(source, "config.json", endpoint=constants.ENDPOINT)
     try:
-        get_hf_file_metadata(url, timeout=HUB_SECONDS)
+        get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except HfHubHTTPError:
         return  # it has answered: `transformers` says what
     except Exception as error:  # of httpx, or of its successor
@@ -249,14 +247,17 @@ def _explained_errors(what: str, source: str, patterns: Sequence[str], key: str)
         patterns: Files of which a local source has at least one.
     """
     _check_source(what, source, patterns, key)
-    if not Path(source).exists():
+    exists = Path(source).exists()
+    if not exists:
         rank_zero_only(log.info)("%s is no directory: asking the Hub for the %s", source, what)
-        if "/" not in source:
-            _check_short_name(what, source, key)
     try:
+        if not exists and "/" not in source:
+            _check_short_name(what, source, key)
         yield
+    except UserError:
+        raise
     except (OSError, ValueError) as error:
-        tried = "" if Path(source).exists() else " (not a local directory, so tried on the Hub)"
+        tried = "" if exists else " (not a local directory, so tried on the Hub)"
         raise UserError(
             f"no {what} could be loaded from {source!r}{tried}: {str(error).rstrip('. ')}. "
             f"Set {key} to a directory that save_pretrained wrote or to a hub id."

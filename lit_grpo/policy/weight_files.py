@@ -9,34 +9,53 @@ from safetensors import SafetensorError, safe_open
 
 from lit_grpo.types import UserError, list_some
 
+WHOLE = ("model.safetensors", "adapter_model.safetensors")
 INDEX = "model.safetensors.index.json"
 
 
 def check_weight_files(path: str, key: str) -> None:
     """Check that the safetensors files of a local model are whole; no weights are read.
 
+    Only the files that `transformers` and `peft` load are looked at: others may be of other
+    formats.
+
     Args:
         path: A directory; what is on the Hub is not checked.
         key: The setting that names the path, for errors.
 
     Raises:
-        UserError: one is cut off, damaged, or named by the index and not there.
+        UserError: a file or the index is cut off or damaged, or the index names one that is not
+            there.
     """
     directory = Path(path)
-    for file in sorted(directory.glob("*.safetensors")):
+    whole = [directory / name for name in WHOLE if (directory / name).is_file()]
+    try:
+        files = whole or _indexed(directory / INDEX)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _damaged(directory / INDEX, error, key) from error
+    if lacking := [file.name for file in files if not file.exists()]:
+        raise UserError(
+            f"{directory} lacks {list_some(lacking, 3)}, which its {INDEX} names. Copy the model "
+            f"again. Set {key} to a whole one."
+        )
+    for file in files:
         try:
             with safe_open(file, framework="numpy"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"{file} is damaged or was not copied whole ({error}). Copy or save the model "
-                f"again. Set {key} to a whole one."
-            ) from error
-    index = directory / INDEX
-    if index.is_file():
-        named = set(json.loads(index.read_text())["weight_map"].values())
-        if lacking := sorted(one for one in named if not (directory / one).exists()):
-            raise UserError(
-                f"{directory} lacks {list_some(lacking, 3)}, which its {INDEX} names. Copy the "
-                f"model again. Set {key} to a whole one."
-            )
+            raise _damaged(file, error, key) from error
+
+
+def _indexed(index: Path) -> list[Path]:
+    """Return the files that an index names; none without one."""
+    if not index.is_file():
+        return []
+    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return [index.parent / name for name in sorted(set(names))]
+
+
+def _damaged(file: Path, error: Exception, key: str) -> UserError:
+    return UserError(
+        f"{file} is damaged or was not copied whole ({error}). Copy or save the model again. Set "
+        f"{key} to a whole one."
+    )

@@ -107,8 +107,7 @@ class FunctionReward(Reward):
         """Check that the data has every column that the function requires."""
         for prompt in prompts:
             row = self._form.row(prompt)
-            given = {*self._form.reserved, *row, *self.reward_kwargs}
-            missing = sorted(self._required - given)
+            missing = [name for name in self.columns if name not in row]
             if names := " and ".join(sorted(OF_TRAINER.intersection(missing))):
                 raise UserError(
                     f"{self.name} must not require {names} (only TRL's trainer passes that). "

@@ -155,6 +155,9 @@ class RolloutEngine(ABC):
         not be sampled is yielded as ``Completion.failed``. Closing the iterator aborts the
         completions that are still running.
 
+        A completion has one sampler logprob per token, policy versions for all tokens or none, and
+        a `FinishReason`; another one ends the run with an error.
+
         Raises:
             EngineFailed: the engine can no longer sample.
         """

@@ -369,12 +369,12 @@ class GRPOModule(PolicyModule):
         return {"kl": self.objective.kl.coef, "entropy": self.objective.entropy.coef}
 
     def _load_coefficients(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the adapted coefficients, except where the config has changed since."""
-        update, configured = self.policy_updater, self._configured_coefs()
-        saved = checkpoint["configured_coefs"]
-        if saved["kl"] == configured["kl"]:
+        """Restore coefficients that adapt to a target, unless the config has another start."""
+        update, kl, entropy = self.policy_updater, self.objective.kl, self.objective.entropy
+        saved = checkpoint.get("configured_coefs", self._configured_coefs())
+        if kl.target is not None and saved["kl"] == kl.coef:
             update.kl_control = replace(update.kl_control, coef=checkpoint["kl_coef"])
-        entropy = dict(checkpoint["entropy_control"])
-        if saved["entropy"] != configured["entropy"]:
-            entropy["coef"] = configured["entropy"]
-        update.entropy_control = replace(update.entropy_control, **entropy)
+        kept = dict(checkpoint["entropy_control"])
+        if entropy.target is None or saved["entropy"] != entropy.coef:
+            kept["coef"] = entropy.coef
+        update.entropy_control = replace(update.entropy_control, **kept)

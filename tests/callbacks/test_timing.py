@@ -203,3 +203,17 @@ def test_the_advice_suits_the_reward_that_takes_longest(monkeypatch, caplog, sec
     (message,) = warnings_of_waits(monkeypatch, caplog, slow, batch, steps=3)
     assert advice in message
     assert ("ProcessReward" in message) == ("one thread" in advice)
+
+
+async def slow_brevity(completions, **columns):
+    return [0.0] * len(completions)
+
+
+def test_the_scores_of_a_grouped_call_share_its_seconds(monkeypatch, caplog):
+    """One asynchronous call of 1.2 s for the group, against the longest call of 0.9 s."""
+    seconds = {"slow_brevity": 0.3, "math": 0.9}
+    scores = {name: [[Score(value=1.0, seconds=one)] * 4] for name, one in seconds.items()}
+    batch = tiny.rollouts(scores["math"], [[completion()] * 4], parts=scores)
+    slow = SlowRewards(range(3), [FunctionReward(slow_brevity), MathReward()])
+    (message,) = warnings_of_waits(monkeypatch, caplog, slow, batch, steps=3)
+    assert "'slow_brevity' takes longest and is async" in message

@@ -327,8 +327,7 @@ FILES = {
         "model.rewards: MathReward.wight: no such key. Did you mean weight?"
     ),
     "{seed_everything: 010}": (
-        "case.yaml, line 1: YAML reads 010 as 8. Write 8 if that is meant, else put it into "
-        "quotes: '010'."
+        "case.yaml, line 1: YAML reads 010 as 8. Write 8 if that is meant, else 10."
     ),
     "trainer:\n  max_time: 1:00:00:00\n": "case.yaml, line 2: YAML reads 1:00:00:00 as 216000.",
     "{data: null}": "case.yaml: data must have keys under it, got nothing. Indent the lines",

@@ -53,7 +53,7 @@ def test_all_that_was_not_sent_is_given_to_wandb(here, wandb, capfd):
     online = make_run(here, "run-20261124_100000-abc")
     assert main(["wandb-sync", "run"]) == 0
     assert json.loads(wandb.read_text()) == ["sync", *sorted(left)]
-    assert capfd.readouterr().out.startswith("sending 2 of its runs with wandb, which retries")
+    assert capfd.readouterr().out.startswith("sending 2 wandb runs of run; wandb retries silently")
     assert main(["wandb-sync", "run", "--include_online"]) == 0
     assert json.loads(wandb.read_text()) == ["sync", "--include-online", online]
 
@@ -88,7 +88,7 @@ def test_a_failure_is_one_line_after_what_wandb_says(
     make_run(here, "offline-run-20261123_100000-abc")
     assert main(["wandb-sync", "run"]) == 1
     said = capfd.readouterr()
-    assert said.out.endswith("ends that and loses nothing\nwandb: Syncing...\n")
+    assert said.out.endswith("nothing is lost)\nwandb: Syncing...\n")
     assert said.err.startswith("error: wandb has ")
     assert "run/wandb; it says above why" in said.err
     assert said.err.count("\n") == 1

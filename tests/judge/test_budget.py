@@ -299,11 +299,12 @@ def test_calls_start_in_the_order_in_which_they_came(monkeypatch, limits):
     async def run():
         started = []
         calls = start_calls(CallBudget(Limits(**limits)), 5, started)
-        for number, call in enumerate(calls):
-            while len(started) <= number:
-                await asyncio.sleep(0.01)
-            call.cancel()
-        await asyncio.wait(calls)
+        async with asyncio.timeout(20):
+            for number, call in enumerate(calls):
+                while len(started) <= number:
+                    await asyncio.sleep(0.01)
+                call.cancel()
+            await asyncio.wait(calls)
         return started
 
     assert asyncio.run(run()) == [0, 1, 2, 3, 4]
@@ -322,10 +323,11 @@ def test_a_call_that_is_cancelled_while_it_waits_passes_its_turn_on(monkeypatch,
             call.cancel()
         first.cancel()
         waiting[0].cancel()
-        while 4 not in started:
-            await asyncio.sleep(0.01)
-        waiting[3].cancel()
-        await asyncio.wait([first, *waiting])
+        async with asyncio.timeout(20):
+            while 4 not in started:
+                await asyncio.sleep(0.01)
+            waiting[3].cancel()
+            await asyncio.wait([first, *waiting])
         return started, list(budget._queues.values())
 
     started, (queue,) = asyncio.run(run())

@@ -40,6 +40,23 @@ def test_a_file_that_was_cut_off_is_named(saved, kept):
         files_to_read_in_parts(str(saved), None, **OPTIONS)
 
 
+@pytest.mark.parametrize("text", ['{"weight_map": {"a"', "{}", "[]"])
+def test_a_damaged_index_is_named(text, saved):
+    index = saved / "model.safetensors.index.json"
+    index.write_text(text)
+    with pytest.raises(ValueError, match=f"{index} is damaged or was not copied whole"):
+        Policy(path=str(saved)).load(with_reference=False)
+
+
+def test_files_that_are_not_loaded_may_be_anything(saved):
+    """`transformers` reads model.safetensors first, and leaves the index of an earlier save."""
+    tiny_policy().model.save_pretrained(saved)
+    assert (saved / "model.safetensors").is_file()
+    (saved / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
+    (saved / "consolidated.safetensors").write_text("a pointer")
+    Policy(path=str(saved)).load(with_reference=False)
+
+
 def test_a_file_that_the_index_names_and_that_is_not_there_is_named(saved):
     file = sorted(saved.glob("*.safetensors"))[1]
     file.unlink()

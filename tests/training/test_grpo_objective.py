@@ -94,11 +94,8 @@ def test_a_resumed_run_restores_the_reference_and_the_entropy_coefficient(tmp_pa
     assert whole.policy_updater.kl_control.coef != 0.1
 
 
-@pytest.mark.parametrize("target", [None, 100.0])
-def test_a_new_coefficient_in_the_config_applies_to_a_resumed_run(tmp_path, target):
-    """One that stayed the same goes on from where it had adapted to."""
-
-    def make(kl_coef, entropy_coef):
+def test_a_resumed_run_adapts_on_unless_the_config_has_another_coefficient_or_no_target(tmp_path):
+    def make(kl_coef, entropy_coef, target):
         objective = Objective(
             kl=KLTerm(coef=kl_coef, target=target, horizon=64),
             entropy=EntropyTerm(coef=entropy_coef, target=target),
@@ -106,19 +103,21 @@ def test_a_new_coefficient_in_the_config_applies_to_a_resumed_run(tmp_path, targ
         return make_module(objective=objective)
 
     trainer = make_trainer(max_steps=2)
-    trainer.fit(make(0.1, 0.01), PromptLoader(PROMPTS, 4))
-    saved = trainer.lightning_module.policy_updater
+    trainer.fit(make(0.1, 0.01, 100.0), PromptLoader(PROMPTS, 4))
     path = tmp_path / "some.ckpt"
     trainer.save_checkpoint(path)
 
-    def resumed(kl_coef, entropy_coef):
-        module = make(kl_coef, entropy_coef)
+    def resumed(*settings):
+        module = make(*settings)
         trainer = make_trainer(max_steps=2)
         trainer.fit(module, PromptLoader(PROMPTS, 4), ckpt_path=path, weights_only=True)
         return module.policy_updater.kl_control.coef, module.policy_updater.entropy_control.coef
 
-    assert resumed(0.1, 0.05) == (saved.kl_control.coef, 0.05)
-    assert resumed(0.2, 0.01) == (0.2, saved.entropy_control.coef)
+    kl, entropy = resumed(0.1, 0.01, 100.0)
+    assert (kl, entropy) != (0.1, 0.01)
+    assert resumed(0.1, 0.05, 100.0) == (kl, 0.05)
+    assert resumed(0.2, 0.01, 100.0) == (0.2, entropy)
+    assert resumed(0.1, 0.01, None) == (0.1, 0.01)
 
 
 @pytest.mark.parametrize("place", ["loss", "reward"])

@@ -117,17 +117,19 @@ def refuse_beside(node: Any, key: str, where: str) -> None:
 
 def refuse_other_bases(root: yaml.Node | None, path: Path) -> None:
     """Raise UserError if a number would be read as another one than it looks like."""
-    for node in _nodes(root, set()):
+    for node in _scalars(root, set()):
         is_number = node.tag.rpartition(":")[2] in ("int", "float")
         if is_number and OTHER_BASE.fullmatch(node.value):
             number = yaml.safe_load(node.value)
+            plain = node.value.lstrip("0") or "0"
+            meant = f"'{node.value}' in quotes" if ":" in node.value else plain
             raise UserError(
                 f"{path}, line {node.start_mark.line + 1}: YAML reads {node.value} as {number}. "
-                f"Write {number} if that is meant, else put it into quotes: '{node.value}'."
+                f"Write {number} if that is meant, else {meant}."
             )
 
 
-def _nodes(node: yaml.Node | None, walked: set[int]) -> Iterator[yaml.ScalarNode]:
+def _scalars(node: yaml.Node | None, walked: set[int]) -> Iterator[yaml.ScalarNode]:
     """Yield every value of a file that is no mapping or list."""
     if isinstance(node, yaml.ScalarNode):
         yield node
@@ -135,7 +137,7 @@ def _nodes(node: yaml.Node | None, walked: set[int]) -> Iterator[yaml.ScalarNode
         walked.add(id(node))
         is_mapping = isinstance(node, yaml.MappingNode)
         for child in (value for _, value in node.value) if is_mapping else node.value:
-            yield from _nodes(child, walked)
+            yield from _scalars(child, walked)
 
 
 def refuse_repeated_keys(root: yaml.Node | None, path: Path) -> None:

@@ -209,7 +209,7 @@ def read_config(path: Path) -> dict[str, Any]:
             it, or interpolates a secret.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         refuse_repeated_keys(root, path)
         refuse_other_bases(root, path)

@@ -248,7 +248,8 @@ def why_not_trained(rollouts: RolloutBatch, module: GRPOModule) -> str:
     counted = [one.name for one in module.rewards.rewards if one.weight]
     status = score_status(rollouts, counted)
     why = status.why_not_trained(module.outage.max_absent_fraction)
-    return f"{why} {find_failure(rollouts, counted)}" if why else ""
+    failure = find_failure(rollouts, counted, attrgetter("is_failure"))
+    return f"{why} {failure}" if why else ""
 
 
 def failed_everywhere(rollouts: RolloutBatch) -> list[Failure]:

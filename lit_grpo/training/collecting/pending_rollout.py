@@ -82,10 +82,9 @@ def _check_contract(row: int, completion: Completion) -> None:
             f"{completion.finish_reason!r} in row {row} (see RolloutEngine.generate)"
         )
     num_tokens = len(completion.token_ids)
-    lengths = {
-        "sampler_logprobs": len(completion.sampler_logprobs),
-        "policy_versions": len(completion.policy_versions) or num_tokens,
-    }
+    lengths = {"sampler_logprobs": len(completion.sampler_logprobs)}
+    if completion.policy_versions:  # else they are unknown
+        lengths["policy_versions"] = len(completion.policy_versions)
     for name, length in lengths.items():
         if length != num_tokens:
             raise ValueError(

@@ -54,10 +54,13 @@ class ScoreStatus:
         Args:
             max_absent_fraction: As in ``OutagePolicy``.
         """
+        if self.fatal:
+            return f"A run would stop at such a step: {self.fatal}"
         most = max_absent_fraction * self.num_rows
         if self.num_absent <= most:
             return ""
-        does = "stop" if self.num_bugged > most else "pause, retry and in the end stop"
+        is_final = max(self.num_bugged, self.num_not_sampled) > most
+        does = "stop" if is_final else "pause, retry and in the end stop"
         return (
             f"A run would {does} at such a step: {self._absent} have no score, and "
             f"model.outage.max_absent_fraction is {max_absent_fraction:g}."
@@ -74,7 +77,7 @@ class ScoreStatus:
             )
         return (
             f"Stopped because of a bug in reward {name!r} on {where}, which no retry heals. The "
-            "step was not trained on; its rows and their outcomes are in completions/. "
+            "step was not trained on; the rows that were being scored are in completions/. "
             f"{self.bugs[name]}\nTry the reward without training: "
             f"lit-grpo rewards RUN.{advice}"
         )

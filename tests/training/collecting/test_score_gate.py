@@ -178,6 +178,35 @@ def test_a_reward_that_does_not_apply_is_not_named_as_the_cause_of_an_outage():
     )
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "said"),
+    [
+        ([Outcome.BUDGET_SPENT, None, None, None], "would stop at such a step: the judge's budget"),
+        ([Outcome.NOT_SAMPLED] * 3 + [None], "would stop at such a step: 3 of the 4 rows"),
+        (
+            [Outcome.TIMEOUT] * 3 + [None],
+            "would pause, retry and in the end stop at such a step: 3",
+        ),
+        ([Outcome.TIMEOUT, None, None, None], ""),
+    ],
+)
+def test_what_a_run_would_do_with_a_step_is_what_the_gate_does(outcomes, said):
+    scores = tuple(
+        Score(value=1.0) if one is None else Score(value=None, outcome=one) for one in outcomes
+    )
+    scored = rollouts([[1.0] * 4])
+    group = scored.groups[0]
+    completions = tuple(
+        Completion.failed("lost") if one is Outcome.NOT_SAMPLED else completion
+        for one, completion in zip(outcomes, group.completions, strict=True)
+    )
+    group = replace(group, scores={"a": scores}, completions=completions)
+    status = score_gate.score_status(replace(scored, groups=(group,)), ["a"])
+    why = status.why_not_trained(0.5)
+    assert said in why
+    assert bool(why) == bool(said)
+
+
 def test_a_failure_of_a_reward_with_on_error_raise_stops_the_run_before_the_step(tmp_path):
     reward = Flaky(down=[11], on_error="raise")
     trainer, module, _ = train(reward, tmp_path, outage=SHORT_PAUSES)
