@@ -1,7 +1,15 @@
 """Logprobs and entropies of completion tokens; the only place where logits are shifted.
 
 The head runs over a few tokens at a time and keeps no logits, neither in the forward nor in the
-backward pass, so that no [N, C, V] tensor ever exists.
+backward pass, so that no [N, C, V] tensor ever exists. The way down, from a batch to logits:
+
+- `completion_statistics`, `candidate_statistics` and `top_tokens` say what is computed of a chunk
+  (`_chunk_statistics`, `_chunk_top`), and pass it to `_in_chunks`;
+- `_run_in_chunks`, within ``model.run``, gets hidden states of all tokens: the body's forward pass;
+- `_run_head`, within ``model.with_head``, calls the function of a chunk for one chunk at a time;
+- the function of a chunk gets its logits from `_distinct_logits`: the head's forward pass.
+
+``model`` is a `BodyAndHead`.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Evaluation:
     ) -> RolloutBatch:
         """Return the scored completions; what goes wrong on one rank is raised on all."""
         try:
-            until_done(pending.wait)
+            until_done(pending.sample_or_wait)
             if why := any_failure(pending.engine_failure):
                 raise EngineFailed(why)
             until_done(scoring.wait)

@@ -23,7 +23,7 @@ RECHECK_SECONDS = 1.0
 """Interval after a failed check."""
 
 
-class HealthMonitor:
+class ServerHealth:
     """Check that a server reports that it is healthy, has the right weights, and makes progress.
 
     Args:

@@ -13,7 +13,7 @@ from lit_grpo.rollout.requests import Sample
 from lit_grpo.rollout.server.api import ServerAPI
 from lit_grpo.rollout.server.config import Supervision
 from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError
-from lit_grpo.rollout.server.health import HealthMonitor
+from lit_grpo.rollout.server.health import ServerHealth
 from lit_grpo.rollout.server.load import ServerLoad
 from lit_grpo.rollout.server.process import ServerProcess
 from lit_grpo.rollout.server.weights import ServerWeights, TargetWeights
@@ -65,7 +65,7 @@ class Server:
         self._api_key = api_key
         self._is_rank_zero = is_rank_zero
         self._process: ServerProcess | None = None
-        self._monitor: HealthMonitor | None = None
+        self._monitor: ServerHealth | None = None
         self._ready_since: float | None = None
 
     async def start(self) -> None:
@@ -84,7 +84,7 @@ class Server:
             lambda: self.latest_version,
             is_rank_zero=self._is_rank_zero,
         )
-        self._monitor = HealthMonitor(
+        self._monitor = ServerHealth(
             self.endpoint,
             self._api,
             self._supervision,
@@ -122,7 +122,7 @@ class Server:
     def _has_exited(self) -> bool:
         return self._process is not None and not self._process.is_running
 
-    async def _wait_until_healthy(self, monitor: HealthMonitor) -> None:
+    async def _wait_until_healthy(self, monitor: ServerHealth) -> None:
         seconds = self._supervision.startup_timeout
         deadline = _now() + seconds
         while (problem := await self._find_startup_problem(monitor)) is not None:
@@ -133,7 +133,7 @@ class Server:
             await asyncio.sleep(STARTUP_POLL_SECONDS)
 
     async def _find_startup_problem(
-        self, monitor: HealthMonitor
+        self, monitor: ServerHealth
     ) -> ServerError | RequestRefused | None:
         try:
             if self.is_attached and self._is_rank_zero:
@@ -171,7 +171,7 @@ class Server:
         return self._ready_since is not None and not self.monitor.is_marked_unhealthy
 
     @property
-    def monitor(self) -> HealthMonitor:
+    def monitor(self) -> ServerHealth:
         assert self._monitor is not None, "the server has not been started"
         return self._monitor
 

@@ -137,7 +137,7 @@ class Collector:
         scoring = pending.scoring
         try:
             with self._generation(scoring) if scoring else nullcontext():
-                self._waiting.until_done(pending.wait)
+                self._waiting.until_done(pending.sample_or_wait)
             scored = scoring.scored if scoring else StageProgress
             with self._events.stage("reward", progress=scored) as details:
                 rollouts = self._gate.wait_for_scores(scoring, pending.engine_failure)

@@ -37,7 +37,8 @@ class RolloutFactory:
     ) -> PendingRollout:
         """Return a rollout of G completions per prompt, of which the finished rows are not sampled.
 
-        It is not yet started, but what the finished rows lack of scores is asked for.
+        It is not yet started, but what the finished rows lack of scores is asked for. The prompts
+        go to the engine and to the rewards; a completion finds its prompt by its row number.
         """
         scoring = self.rewards.open(prompts, self.group_size) if prompts else None
         if scoring is not None:
@@ -130,10 +131,11 @@ class PendingRollout:
         """Start sampling in a thread."""
         self._sampling = run_in_daemon_thread(self._sample_and_score, "rollout")
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until the rewards have every completion or the engine has given up.
+    def sample_or_wait(self, seconds: float) -> bool:
+        """Sample here, or wait for the thread that does, until the rewards have every completion.
 
-        Return False on timeout. Start sampling if it has not been started.
+        Return False on timeout, True also if the engine has given up. Start sampling if it has not
+        been started.
 
         Args:
             seconds: Maximum wait for an engine that samples in a thread. Any other engine samples

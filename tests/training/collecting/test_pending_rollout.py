@@ -15,8 +15,8 @@ def test_a_rank_that_waits_again_for_another_one_does_not_sample_again():
     pending = PendingRollout(
         [prompt()], scoring, lambda: iter([(0, completion())]), samples_in_thread=False
     )
-    assert pending.wait(1.0)
-    assert pending.wait(1.0)
+    assert pending.sample_or_wait(1.0)
+    assert pending.sample_or_wait(1.0)
     assert added == [0]
 
 
