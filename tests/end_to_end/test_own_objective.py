@@ -57,7 +57,7 @@ def test_a_wrong_shape_is_named_with_the_function_and_its_line(failing):
     exit_code, shown = failing(r"return -(\1).sum()")
     assert exit_code == 2
     assert shown.count("\n") == 1
-    assert re.search(r"my_objective\.soft_clip .*my_objective\.py:5\)", shown), shown
+    assert re.search(r"my_objective\.soft_clip .*my_objective\.py:7\)", shown), shown
 
 
 def test_an_exception_is_shown_from_the_users_line_on(failing):
