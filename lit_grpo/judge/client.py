@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class JudgeClient:
         self._client = connect(judge)
         self.budget: CallBudget = budget_of(judge)
         self._uses_schema = judge.reply_format != "text"
+        self._estimates_usage = False
         self._reply_tokens: float = min(FIRST_REPLY_TOKENS, judge.max_completion_tokens)
 
     async def close(self) -> None:
@@ -140,7 +142,7 @@ class JudgeClient:
         try:
             async with self.budget.slot(permit, self._expected_tokens(question)):
                 completion = await self._send(request)
-                costs.append(self._record_usage(completion, permit))
+                costs.append(self._record_usage(question, completion, permit))
         finally:
             self.ledger.add_waits(permit.waited)
         return read_reply(_text_of(completion, self.judge), question.form, question.ids)
@@ -191,20 +193,39 @@ class JudgeClient:
         return request | dict(judge.extra_body or {})
 
     def _expected_tokens(self, question: Question) -> float:
-        characters = sum(len(message["content"]) for message in question.messages)
-        return characters / CHARACTERS_PER_TOKEN + self._reply_tokens
+        return _num_characters(question) / CHARACTERS_PER_TOKEN + self._reply_tokens
 
-    def _record_usage(self, completion: Any, permit: CallPermit) -> float:
+    def _record_usage(self, question: Question, completion: Any, permit: CallPermit) -> float:
         """Count the tokens and the cost of a reply, and return the cost."""
         usage = Usage.of(getattr(completion, "usage", None))
+        if not usage.num_tokens:
+            usage = self._estimate_usage(question, completion)
         cost = usage.cost(self.judge.price)
         self.ledger.add_usage(usage, cost)
         self.budget.spend(cost)
-        if usage.num_tokens:
-            permit.settle(usage.num_tokens)
-            # A moving average of the replies so far is the estimate for the next one.
-            self._reply_tokens += 0.1 * (usage.completion_tokens - self._reply_tokens)
+        permit.settle(usage.num_tokens)
+        # A moving average of the replies so far is the estimate for the next one.
+        self._reply_tokens += 0.1 * (usage.completion_tokens - self._reply_tokens)
         return cost
+
+    def _estimate_usage(self, question: Question, completion: Any) -> Usage:
+        """Estimate the tokens of a call from its texts; counted as 0, no limit would hold."""
+        if not self._estimates_usage:
+            self._estimates_usage = True
+            log.warning(
+                "judge %s does not report the tokens of its replies (usage): tokens, cost and "
+                "limits count an estimate of one token for %d characters",
+                self.judge.model,
+                CHARACTERS_PER_TOKEN,
+            )
+        try:
+            reply = len(completion.choices[0].message.content)
+        except (AttributeError, LookupError, TypeError):
+            reply = 0
+        return Usage(
+            prompt_tokens=math.ceil(_num_characters(question) / CHARACTERS_PER_TOKEN),
+            completion_tokens=math.ceil(reply / CHARACTERS_PER_TOKEN),
+        )
 
     def _stop_using_schema(self, failure: JudgeFailure) -> None:
         if self._uses_schema:
@@ -217,6 +238,10 @@ class JudgeClient:
             )
 
 
+def _num_characters(question: Question) -> int:
+    return sum(len(message["content"]) for message in question.messages)
+
+
 def _text_of(completion: Any, judge: Judge) -> str:
     """Return the text of a reply.
 
@@ -227,10 +252,10 @@ def _text_of(completion: Any, judge: Judge) -> str:
         choice = completion.choices[0]
         content, refusal = choice.message.content, choice.message.refusal
     except (AttributeError, LookupError, TypeError):
-        shown = repr(completion)[:200]
-        raise JudgeFailure(
-            Outcome.PARSE_ERROR, f"not a chat completion: {shown}", is_transient=True
-        ) from None
+        error = getattr(completion, "error", None)  # as routers answer for their providers
+        outcome = Outcome.UNAVAILABLE if error else Outcome.PARSE_ERROR
+        shown = repr(error or completion)[:200]
+        raise JudgeFailure(outcome, f"not a chat completion: {shown}", is_transient=True) from None
     if choice.finish_reason == "length":
         raise JudgeFailure(
             Outcome.OUT_OF_TOKENS,
@@ -241,7 +266,8 @@ def _text_of(completion: Any, judge: Judge) -> str:
         detail = refusal or "the reply was stopped by the content filter"
         raise JudgeFailure(Outcome.CONTENT_FILTERED, detail)
     if not content or not isinstance(content, str):
-        raise JudgeFailure(Outcome.PARSE_ERROR, "an empty reply", is_transient=True)
+        why = f"the content must be text, got {content!r:.100}" if content else "an empty reply"
+        raise JudgeFailure(Outcome.PARSE_ERROR, why, is_transient=True)
     return content
 
 

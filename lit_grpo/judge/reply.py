@@ -212,9 +212,20 @@ def _as_list(value: Any, form: Form) -> list[Mapping[str, Any]] | None:
 
 
 def _json_values(text: str) -> Iterator[Any]:
-    """Yield the outermost JSON objects and lists of a text, without those in its reasoning."""
+    """Yield the outermost JSON objects and lists of a text, without those in its reasoning.
+
+    Raises:
+        JudgeFailure: an object gives two values for one key, of which none can be trusted.
+    """
     text = REASONING.sub("", text)
-    decoder, position = json.JSONDecoder(), 0
+
+    def read(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if any(values[key] != value for key, value in pairs):
+            raise _unreadable("a key has several different values", text)
+        return values
+
+    decoder, position = json.JSONDecoder(object_pairs_hook=read), 0
     while (start := _next_opening(text, position)) is not None:
         try:
             value, position = decoder.raw_decode(text, start)

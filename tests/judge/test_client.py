@@ -334,12 +334,42 @@ def test_a_failure_carries_the_cost_of_its_calls(server, reply):
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}, "many", []])
-def test_a_reply_without_usage_counts_no_cost(server, usage):
+def test_the_tokens_of_a_reply_without_usage_are_estimated_with_one_warning(server, usage, caplog):
     body = says(score=10).body | {"usage": usage}
-    server.script(Reply(body))
-    (answer,) = ask(server.judge(price=PRICE))
+    server.behaviour = lambda request: Reply(body)
+    (answer, _), totals = ask_with_totals(server.judge(price=PRICE), QUESTION, QUESTION)
     assert score(answer) == 10
-    assert answer.cost == 0
+    asked = sum(len(one["content"]) for one in server.requests[0].body["messages"])
+    prompt_tokens = -(-asked // 4)
+    reply_tokens = -(-len(body["choices"][0]["message"]["content"]) // 4)
+    assert totals["judge/prompt_tokens"] == 2 * prompt_tokens
+    assert totals["judge/completion_tokens"] == 2 * reply_tokens
+    assert answer.cost == pytest.approx(totals["judge/cost_usd"] / 2)
+    assert answer.cost > 0
+    assert caplog.text.count("does not report the tokens of its replies") == 1
+
+
+def test_a_budget_ends_also_if_the_judge_reports_no_usage(server):
+    body = says(score=10).body | {"usage": None}
+    server.behaviour = lambda request: Reply(body)
+    limits = {"max_cost_usd": 1e-9, "max_concurrency": 1}
+    answers = ask(server.judge(price=PRICE, limits=limits), *[QUESTION] * 3)
+    outcomes = [getattr(one, "outcome", Outcome.OK) for one in answers]
+    assert sorted(outcomes) == [Outcome.BUDGET_SPENT] * 2 + [Outcome.OK]
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome", "detail"),
+    [
+        ({"error": {"message": "provider is down"}}, Outcome.UNAVAILABLE, "provider is down"),
+        ({"choices": []}, Outcome.PARSE_ERROR, "not a chat completion"),
+    ],
+)
+def test_a_body_without_a_choice_shows_the_error_that_it_has(server, body, outcome, detail):
+    server.behaviour = lambda request: Reply(body)
+    (failure,) = ask(server.judge(limits={"num_retries": 0}))
+    assert failure.outcome is outcome
+    assert detail in str(failure)
 
 
 def test_no_request_is_made_once_the_budget_is_spent(server):

@@ -64,6 +64,7 @@ def test_a_reasoning_tag_inside_a_verdict_is_not_the_end_of_reasoning():
     [
         "",
         "   ",
+        '{"explanation": "fair", "score": 7, "score": 1}',
         "I would give it a 7.",
         "7",
         "[]",

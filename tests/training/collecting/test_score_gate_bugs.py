@@ -243,7 +243,9 @@ def test_a_bug_of_a_sync_reward_that_has_worked_before_ends_the_run_at_once():
 def test_a_step_that_a_bug_ends_has_completions_and_no_metrics(capsys):
     exit_code, log = fit("buggy_rewards.BrokenLater", "--trainer.callbacks+=TimingLog")
     assert exit_code == ExitCode.CRASHED
-    assert "The step was not trained on; the rows that were being scored are in completions/." in log
+    assert (
+        "The step was not trained on; the rows that were being scored are in completions/." in log
+    )
     assert "Resume after 1 step" in log
     assert pd.read_csv("run/metrics.csv")["step"].tolist() == [0]
     rows = pd.read_parquet("run/completions").groupby("step")
