@@ -109,7 +109,8 @@ def read_completions(path: Path, columns: Sequence[str] | None = None) -> pa.Tab
     """
     try:
         there = pq.read_schema(path).names
-        return pq.read_table(path, columns=[one for one in columns or there if one in there])
+        wanted = there if columns is None else columns
+        return pq.read_table(path, columns=[one for one in wanted if one in there])
     except (OSError, pa.ArrowException) as error:
         raise UserError(
             f"{path} cannot be read: {str(error).rstrip('.')}. Move it away to go on without it."

@@ -3,7 +3,7 @@
 import pandas as pd
 from toy_rollouts import completion, failed, fit, outputs, rollouts, train_batch
 
-from lit_grpo.runs.files.completions import CompletionsFile, free_path
+from lit_grpo.runs.files.completions import CompletionsFile, free_path, read_completions
 from lit_grpo.types import Outcome
 
 
@@ -48,6 +48,13 @@ def test_files_of_steps_that_are_taken_again_are_removed(tmp_path):
     unscored = outputs(rollouts([[None, None]]))
     fit(lambda step: unscored, [CompletionsFile(tmp_path)], steps=1)
     assert [path.name for path in old.parent.iterdir()] == ["step_000000.parquet"]
+
+
+def test_the_columns_that_are_asked_for_are_read_or_all(tmp_path):
+    path = tmp_path / "step_000000.parquet"
+    pd.DataFrame({"a": [1], "b": [2]}).to_parquet(path)
+    asked = (None, ["b", "c"], [])
+    assert [read_completions(path, one).column_names for one in asked] == [["a", "b"], ["b"], []]
 
 
 def test_a_path_that_exists_is_numbered(tmp_path):
