@@ -172,9 +172,9 @@ def report(arguments: list[str]) -> None:
     from lit_grpo.runs.report.report import follow, report
 
     if given.follow:
-        follow(given.run_dirs, given.every, num_steps=given.steps)
+        follow(given.run_dirs, given.every, read_up_to=given.steps)
     else:
-        report(given.run_dirs, num_steps=given.steps)
+        report(given.run_dirs, read_up_to=given.steps)
 
 
 def end_within(seconds: float, exit_code: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.file_options import parse_run
-from lit_grpo.runs.report.history import argument, read_config
+from lit_grpo.runs.files.config import argument, read_config
 from lit_grpo.runs.wandb_teardown import DEFAULT_SAVE_DIR
 from lit_grpo.stopping import ExitCode
 from lit_grpo.types import UserError
@@ -55,7 +55,7 @@ def sync_wandb(arguments: Sequence[str]) -> int:
 
 def _save_dirs(run_dir: Path) -> list[Path]:
     """Return the directories to which a run's loggers of wandb write, by its config."""
-    loggers = argument(read_config(run_dir), "trainer", "logger")
+    loggers = argument(read_config(run_dir / "config.yaml"), "trainer", "logger")
     found = []
     for logger in loggers if isinstance(loggers, list) else [loggers]:
         if isinstance(logger, Mapping) and str(logger.get("class_path")).endswith("WandbLogger"):

@@ -1,12 +1,15 @@
-"""Write ``config.yaml``, the config that a run was started with."""
+"""The file ``config.yaml`` of a run, with the config that it was started with."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import lightning as L
+import yaml
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.types.atomic import numbered_path
@@ -34,3 +37,23 @@ class ConfigFile(Callback):
         new = self.path.with_name(".config.yaml.partial")
         new.write_text(self.config)
         os.replace(new, self.path)
+
+
+def read_config(path: Path) -> Any:
+    """Return the values of a config, or None: a run made in Python has none."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+
+
+def argument(values: Any, *names: str) -> Any:
+    """Return an argument of an argument (…) of a config, whether or not they are in ``init_args``.
+
+    None if there is no such argument.
+    """
+    for name in names:
+        if not isinstance(values, Mapping):
+            return None
+        values = (values.get("init_args") or values).get(name)
+    return values

@@ -10,15 +10,17 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from io import StringIO
 from itertools import compress
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-import yaml
 
+from lit_grpo.runs.files.config import argument, read_config
+from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.files.metrics import NOT_MEASURED
+from lit_grpo.runs.report.gaps import Gaps, find_gaps
 from lit_grpo.types import UserError
 
 ACCURACY = "val/accuracy"
@@ -26,7 +28,7 @@ MARKS = ("config.yaml", "run.log", "events.jsonl", "run.lock", "completions", "c
 """What a run directory has before its first step is finished; it has at least one of these."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """One run directory and its metrics, one row for each step."""
 
@@ -35,8 +37,12 @@ class Run:
     metrics: pd.DataFrame
     started_from: Run | None = None
     """The run whose model it started from, if that is among those that were loaded."""
-    max_steps: int | None = None
-    """It was read up to this step; None if all of it was."""
+    read_up_to: int | None = None
+    """The last step that was asked for; None if all of them were."""
+    is_live: bool = False
+    """Whether a process trained in the directory when it was read."""
+    cut_lines: Sequence[int] = ()
+    """Lines of ``metrics.csv``, from 1, that are cut off, and left out."""
 
     @property
     def stages(self) -> tuple[Run, ...]:
@@ -45,10 +51,29 @@ class Run:
 
     @property
     def num_steps(self) -> int:
-        """The steps that were finished: 0 if the run ended, or still is, in its first one."""
+        """The steps up to the last row: 0 if the run ended, or still is, in its first one."""
         if self.metrics.empty or (len(self.metrics) == 1 and self._has_only_validated):
             return 0
         return int(self.metrics["step"].iloc[-1]) + 1
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        """What it has lost, as its files say when this is first asked for."""
+        return find_gaps(
+            self.path,
+            self._resumes,
+            self.cut_lines,
+            is_live=self.is_live or is_locked(self.path),
+            read_up_to=self.read_up_to,
+        )
+
+    @property
+    def _resumes(self) -> dict[int, float]:
+        """Step, from 1, -> how often the run had been resumed, of the rows of finished steps."""
+        if self.num_steps == 0:
+            return {}
+        rows = self.metrics.reindex(columns=["step", "resumes"])  # older versions had no resumes
+        return {int(step) + 1: float(number) for step, number in rows.itertuples(index=False)}
 
     @property
     def _has_only_validated(self) -> bool:
@@ -105,29 +130,33 @@ class Run:
         return "before training" if step == 0 else f"at step {step} of {self.num_steps}"
 
 
-def load_runs(run_dirs: Sequence[str | Path], num_steps: int | None = None) -> list[Run]:
+def load_runs(run_dirs: Sequence[str | Path], read_up_to: int | None = None) -> list[Run]:
     """Read run directories; a run comes after the one that it started from.
 
     Args:
-        num_steps: Read this many of the first steps of each run; None reads all of them.
+        read_up_to: The last step to read of each run; None reads all of them.
 
     Raises:
         UserError: a directory does not exist, or is not that of a run.
     """
     paths = list({Path(path).resolve(): Path(path) for path in run_dirs}.values())
-    metrics = {path: _read_metrics(path, num_steps) for path in paths}
+    is_live = {path: is_locked(path) for path in paths}  # before rows: it may end meanwhile
+    metrics = {path: _read_metrics(path, read_up_to) for path in paths}
     labels = dict(zip(paths, _labels(paths), strict=True))
     sources = {path: _find_source(path, paths) for path in paths}
     runs: dict[Path | None, Run] = {}
     for path in paths:
         for stage in _lineage(path, sources):
             if stage not in runs:
+                rows, cut_lines = metrics[stage]
                 runs[stage] = Run(
                     path=stage,
                     label=labels[stage],
-                    metrics=metrics[stage],
+                    metrics=rows,
                     started_from=runs.get(sources[stage]),
-                    max_steps=num_steps,
+                    read_up_to=read_up_to,
+                    is_live=is_live[stage],
+                    cut_lines=cut_lines,
                 )
     return list(runs.values())
 
@@ -137,8 +166,11 @@ def are_stages(runs: Sequence[Run]) -> bool:
     return list(runs[-1].stages) == list(runs)
 
 
-def _read_metrics(path: Path, num_steps: int | None) -> pd.DataFrame:
-    """Return the rows of ``metrics.csv``; none if the run has not finished a step."""
+def _read_metrics(path: Path, read_up_to: int | None) -> tuple[pd.DataFrame, list[int]]:
+    """Return the rows of ``metrics.csv``, and the numbers of lines that are cut off.
+
+    A run that has not finished a step has no rows.
+    """
     if not path.is_dir():
         raise UserError(f"{path}: no such run directory. Example: runs/quickstart/0.")
     file = path / "metrics.csv"
@@ -149,16 +181,16 @@ def _read_metrics(path: Path, num_steps: int | None) -> pd.DataFrame:
             f"{path} is not the directory of a run: it has no metrics.csv, and nothing else that a "
             f"run writes.{hint}"
         )
-    text = split_rows(file.read_text())[0] if file.exists() else ""
+    text, cut_lines = _split_rows(file.read_text() if file.exists() else "")
     metrics = pd.read_csv(StringIO(text)) if text else pd.DataFrame(columns=["step", "seconds"])
-    return metrics if num_steps is None else metrics[metrics["step"] < num_steps]
+    return metrics if read_up_to is None else metrics[metrics["step"] < read_up_to], cut_lines
 
 
 def _is_run(path: Path) -> bool:
     return any((path / name).exists() for name in MARKS)
 
 
-def split_rows(text: str) -> tuple[str, list[int]]:
+def _split_rows(text: str) -> tuple[str, list[int]]:
     """Return a file without the lines that are cut off, and their numbers, from 1.
 
     A live run may not have finished writing the last one.
@@ -187,7 +219,7 @@ def _find_source(path: Path, paths: Sequence[Path]) -> Path | None:
     A relative path counts from the directory where the run was started. The config does not name
     that directory; it is usually this one or one above the run.
     """
-    policy = argument(read_config(path), "model", "policy", "path")
+    policy = argument(read_config(path / "config.yaml"), "model", "policy", "path")
     if not isinstance(policy, str):
         return None
     places = [(base / policy).resolve() for base in (Path.cwd(), *path.resolve().parents)]
@@ -195,26 +227,6 @@ def _find_source(path: Path, paths: Sequence[Path]) -> Path | None:
         if other != path and any(place.is_relative_to(other.resolve()) for place in places):
             return other
     return None
-
-
-def read_config(run_dir: Path) -> Any:
-    """Return the values of ``config.yaml``, or None: a run made in Python has none."""
-    try:
-        return yaml.safe_load((run_dir / "config.yaml").read_text())
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-
-
-def argument(values: Any, *names: str) -> Any:
-    """Return an argument of an argument (…) of a config, whether or not they are in ``init_args``.
-
-    None if there is no such argument.
-    """
-    for name in names:
-        if not isinstance(values, Mapping):
-            return None
-        values = (values.get("init_args") or values).get(name)
-    return values
 
 
 def _lineage(path: Path, sources: Mapping[Path, Path | None]) -> list[Path]:

@@ -16,12 +16,17 @@ from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.report.comparison import describe, draw_comparison, free_path_of_comparison
 from lit_grpo.runs.report.curves import draw_curves
 from lit_grpo.runs.report.failures import describe_failures
-from lit_grpo.runs.report.gaps import gap_notes
 from lit_grpo.runs.report.held_out import accuracies_compare, held_out_notes
 from lit_grpo.runs.report.history import ACCURACY, Run, are_stages, load_runs
 from lit_grpo.runs.report.page.diagnosis import diagnose
 from lit_grpo.runs.report.page.page import write_page
-from lit_grpo.runs.report.summary import HEADINGS, running_time, summary_row, token_notes
+from lit_grpo.runs.report.summary import (
+    HEADINGS,
+    gap_notes,
+    running_time,
+    summary_row,
+    token_notes,
+)
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.types import UserError, check_range
 
@@ -29,54 +34,54 @@ NO_STEPS = {"Config": "config.yaml", "Log": "run.log"}
 """What is named of a run that has no step to show."""
 
 
-def report(run_dirs: Sequence[str | Path], *, num_steps: int | None = None) -> None:
+def report(run_dirs: Sequence[str | Path], *, read_up_to: int | None = None) -> None:
     """Draw runs, print a summary, and say where the files are.
 
     Args:
-        num_steps: Read this many of the first steps of each run; None reads all of them.
+        read_up_to: The last step to read of each run; None reads all of them.
 
     Raises:
         UserError: a directory is not a run or cannot be written.
     """
-    check_range("--steps", num_steps, at_least=1)
-    runs = load_runs(run_dirs, num_steps)
-    _report(runs, _page_path(runs), num_steps)
+    check_range("--steps", read_up_to, at_least=1)
+    runs = load_runs(run_dirs, read_up_to)
+    _report(runs, _page_path(runs), read_up_to)
 
 
 def follow(
-    run_dirs: Sequence[str | Path], every_seconds: float, *, num_steps: int | None = None
+    run_dirs: Sequence[str | Path], every_seconds: float, *, read_up_to: int | None = None
 ) -> None:
     """Write the page of live runs again and again, and report when they have ended or at Ctrl-C.
 
     Args:
-        num_steps: As in `report`.
+        read_up_to: As in `report`.
 
     Raises:
         UserError: as in `report`.
     """
     check_range("--every", every_seconds, above=0)
-    check_range("--steps", num_steps, at_least=1)
+    check_range("--steps", read_up_to, at_least=1)
     page: Path | None = None
     try:
         while any(is_locked(Path(run_dir)) for run_dir in run_dirs):
-            if runs := _load_live(run_dirs, num_steps):
+            if runs := _load_live(run_dirs, read_up_to):
                 is_first, page = page is None, page or _page_path(runs)
                 with _writing(page):
-                    write_page(runs, page, num_steps=num_steps, reload_seconds=every_seconds)
+                    write_page(runs, page, read_up_to=read_up_to, reload_seconds=every_seconds)
                 if is_first:
                     print(f"{page} is written every {every_seconds:g} s. End with Ctrl-C.")
             time.sleep(every_seconds)
     except KeyboardInterrupt:
         if page is None:
             return
-    runs = load_runs(run_dirs, num_steps)
-    _report(runs, page or _page_path(runs), num_steps)
+    runs = load_runs(run_dirs, read_up_to)
+    _report(runs, page or _page_path(runs), read_up_to)
 
 
-def _load_live(run_dirs: Sequence[str | Path], num_steps: int | None) -> list[Run]:
+def _load_live(run_dirs: Sequence[str | Path], read_up_to: int | None) -> list[Run]:
     """Return the runs, or none as long as a directory has nothing of a run yet."""
     try:
-        return load_runs(run_dirs, num_steps)
+        return load_runs(run_dirs, read_up_to)
     except UserError:
         return []
 
@@ -85,13 +90,13 @@ def _page_path(runs: Sequence[Run]) -> Path:
     return runs[-1].path / "report.html" if are_stages(runs) else free_path_of_comparison(runs)
 
 
-def _report(runs: Sequence[Run], page: Path, num_steps: int | None) -> None:
+def _report(runs: Sequence[Run], page: Path, read_up_to: int | None) -> None:
     with _writing(page):
         if are_stages(runs):
             draw_curves(runs)
         else:
             draw_comparison(runs, page.with_suffix(".png"))
-        write_page(runs, page, num_steps=num_steps)
+        write_page(runs, page, read_up_to=read_up_to)
     console = open_console()
     if are_stages(runs):
         accuracy, paths = _accuracy_line(runs), _file_paths(runs[-1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lit_grpo.runs.files.completions import count_tokens
-from lit_grpo.runs.report.gaps import lost_steps, num_steps_taken
 from lit_grpo.runs.report.held_out import accuracies_compare
 from lit_grpo.runs.report.history import ACCURACY, Run
 
@@ -19,7 +18,7 @@ def summary_row(run: Run) -> Sequence[str]:
     """Return the cells of a run under `HEADINGS`."""
     return (
         run.label,
-        num_steps(run),
+        steps_cell(run),
         running_time([run]),
         num_tokens(run),
         change(run, ACCURACY),
@@ -37,17 +36,15 @@ def change(run: Run, metric: str) -> str:
     return f"{first:.3f}" if last is None else f"{first:.3f} → {last:.3f}"
 
 
-def num_steps(run: Run) -> str:
+def steps_cell(run: Run) -> str:
     """Return the number of finished steps, or ``3 of 9`` if others have no row of metrics."""
-    lost = len(lost_steps(run))
-    return (
-        f"{num_steps_taken(run) - lost} of {num_steps_taken(run)}" if lost else f"{run.num_steps}"
-    )
+    finished, lost = run.gaps.num_finished_steps, len(run.gaps.lost_steps)
+    return f"{finished - lost} of {finished}" if lost else f"{run.num_steps}"
 
 
 def running_time(runs: Sequence[Run]) -> str:
-    """Return how long runs took together, at least if rows of metrics are missing."""
-    at_least = "≥ " if any(map(lost_steps, runs)) else ""
+    """Return how long runs took together, with ``≥`` if that of some steps is not known."""
+    at_least = "≥ " if any(run.gaps.lacks_time for run in runs) else ""
     return f"{at_least}{clock(sum(run.seconds for run in runs))}"
 
 
@@ -64,8 +61,8 @@ def num_tokens(run: Run) -> str:
 
 def _count_tokens(run: Run) -> float | None:
     """Count the tokens from the metrics of ``TimingLog``, or from the files of all completions."""
-    if lost_steps(run):
-        return count_tokens(run.path, range(num_steps_taken(run)))
+    if run.gaps.lost_steps:
+        return count_tokens(run.path, range(run.gaps.num_finished_steps))
     if run.has("perf/tokens_per_second"):
         rates, seconds = run.values("perf/tokens_per_second"), run.values("timing/step_duration_s")
         return float((rates * seconds).sum())
@@ -74,12 +71,17 @@ def _count_tokens(run: Run) -> float | None:
     return count_tokens(run.path, (int(step) - 1 for step in run.values(LENGTH).index))
 
 
+def gap_notes(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence for everything that runs have lost."""
+    return [f"{run.label}: {note}" for run in runs for note in run.gaps.notes]
+
+
 def token_notes(runs: Sequence[Run]) -> list[str]:
     """Return why the tokens of GRPO runs are not known."""
     without = [
         run.label
         for run in runs
-        if run.has("reward/mean") and not lost_steps(run) and num_tokens(run) == UNKNOWN
+        if run.has("reward/mean") and not run.gaps.lost_steps and num_tokens(run) == UNKNOWN
     ]
     if not without:
         return []

@@ -323,7 +323,7 @@ def test_a_wrong_directory_is_one_line_and_exit_code_2(tmp_path, capsys):
 
 
 def test_a_limit_counts_for_the_summary_too(tmp_path, capsys):
-    report([make_run(tmp_path / "grpo" / "0", GRPO)], num_steps=2)
+    report([make_run(tmp_path / "grpo" / "0", GRPO)], read_up_to=2)
     assert shown(capsys)[1] == "grpo/0 2 1 min 2 s 4.0 k 0.250 0.500 → 0.750"
 
 

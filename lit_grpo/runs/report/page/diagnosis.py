@@ -10,7 +10,6 @@ from pathlib import Path
 import pandas as pd
 
 from lit_grpo.runs.files.event_log import Event, EventKind, read_events
-from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.report.failures import describe_failures
 from lit_grpo.runs.report.history import Run
 from lit_grpo.runs.report.page.completions import shorten
@@ -95,7 +94,7 @@ def _restarts(number: int, run: Run) -> Iterator[Mark]:
 
 def diagnose(run: Run) -> Diagnosis:
     events = read_events(run.path)
-    state, end = _end(run, events, is_running=is_locked(run.path))
+    state, end = _end(run, events, is_running=run.is_live)
     return Diagnosis(
         label=run.label,
         state=state,

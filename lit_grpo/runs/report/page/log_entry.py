@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lit_grpo.runs.files.config import argument, read_config
 from lit_grpo.runs.files.event_log import EventKind, read_events
-from lit_grpo.runs.report.history import ACCURACY, Run, argument, read_config
+from lit_grpo.runs.report.history import ACCURACY, Run
 from lit_grpo.runs.report.page.diagnosis import Diagnosis
-from lit_grpo.runs.report.summary import UNKNOWN, change, num_steps, num_tokens, running_time
+from lit_grpo.runs.report.summary import UNKNOWN, change, num_tokens, running_time, steps_cell
 
 MODEL = ("model_type", "hidden_size", "num_hidden_layers")
 """The settings that the entry shows of a model built from its architecture."""
@@ -43,7 +44,7 @@ def log_entry(run: Run, diagnosis: Diagnosis) -> str:
     times = [event.time[:16].replace("T", " ") for event in read_events(run.path)]
     facts = {
         "Date": " to ".join(dict.fromkeys([times[0], times[-1]])) if times else "",
-        **_setup(read_config(run.path)),
+        **_setup(read_config(run.path / "config.yaml")),
         **_outcome(run, diagnosis),
     }
     lines = [f"- **{name}:** {' '.join(fact.split())}" for name, fact in facts.items() if fact]
@@ -68,7 +69,7 @@ def _setup(config: Any) -> dict[str, str]:
 def _outcome(run: Run, diagnosis: Diagnosis) -> dict[str, str]:
     tokens = num_tokens(run)
     return {
-        "Steps": f"{num_steps(run)} in {running_time([run])}"
+        "Steps": f"{steps_cell(run)} in {running_time([run])}"
         + (f", {tokens} tokens" if tokens != UNKNOWN else ""),
         **{
             f"{name} {run.when(metric)}".strip(): change(run, metric)

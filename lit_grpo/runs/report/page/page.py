@@ -23,14 +23,13 @@ from markupsafe import Markup
 
 from lit_grpo import __version__
 from lit_grpo.runs.report.curves import phase_starts
-from lit_grpo.runs.report.gaps import gap_notes
 from lit_grpo.runs.report.held_out import held_out_notes
 from lit_grpo.runs.report.history import Run, are_stages
 from lit_grpo.runs.report.page.charts import COLORS, DASHES, draw_charts, draw_clock
 from lit_grpo.runs.report.page.completions import sample_completions
 from lit_grpo.runs.report.page.diagnosis import Mark, diagnose, find_marks
 from lit_grpo.runs.report.page.log_entry import log_entry
-from lit_grpo.runs.report.summary import HEADINGS, summary_row, token_notes
+from lit_grpo.runs.report.summary import HEADINGS, gap_notes, summary_row, token_notes
 
 HERE = Path(__file__).parent
 PLOTLY = files("plotly") / "package_data" / "plotly.min.js"
@@ -44,13 +43,13 @@ def write_page(
     runs: Sequence[Run],
     path: Path,
     *,
-    num_steps: int | None = None,
+    read_up_to: int | None = None,
     reload_seconds: float | None = None,
 ) -> None:
     """Write the page of runs, in one move, so that a browser never sees half of it.
 
     Args:
-        num_steps: The limit that the runs were read with.
+        read_up_to: The last step that was read of each run.
         reload_seconds: The page reloads itself so often, for a run that goes on.
     """
     is_comparison = not are_stages(runs)
@@ -73,7 +72,7 @@ def write_page(
             title=("  ·  " if is_comparison else "  →  ").join(run.label for run in runs),
             version=__version__,
             written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
-            num_steps=num_steps,
+            read_up_to=read_up_to,
             reload_seconds=reload_seconds,
             headings=HEADINGS,
             rows=[summary_row(run) for run in runs],

@@ -41,9 +41,9 @@ def test_a_run_whose_process_lives_is_running(tmp_path):
     run = make_run(tmp_path, [START, {"step": 3, "kind": "stop"}])
     with running([sys.executable, "-c", HOLD, str(run.path)]) as process:
         assert process.stdout.readline() == "held\n"
-        assert diagnose(run).state == "running"
+        assert diagnose(*load_runs([run.path])).state == "running"
     process.wait()
-    assert diagnose(run).state == "stop"
+    assert diagnose(*load_runs([run.path])).state == "stop"
 
 
 def test_alerts_are_counted_by_cause_the_most_frequent_first(tmp_path):

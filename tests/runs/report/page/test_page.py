@@ -161,7 +161,7 @@ def test_the_newest_events_are_in_the_table(tmp_path):
 
 def test_a_run_with_metrics_only_has_a_page(tmp_path):
     run = write_run(tmp_path / "run" / "0", {"mine": [0.5]})
-    page = parse(make_page(tmp_path / "report.html", run, num_steps=1))
+    page = parse(make_page(tmp_path / "report.html", run, read_up_to=1))
     assert "Only the first 1 steps of each run are shown." in page.text
     assert "None were recorded." in page.text
     assert "None were logged." in page.text
