@@ -89,6 +89,8 @@ def as_failure(error: Exception) -> JudgeFailure:
 
 def _from_status(error: APIStatusError) -> JudgeFailure:
     status, detail = error.status_code, error.message
+    if detail == f"Error code: {status}" and error.body:  # of another form than OpenAI's
+        detail = f"{detail}: {error.body}"
     if status == 429:
         return JudgeFailure(
             Outcome.RATE_LIMITED,

@@ -1,6 +1,8 @@
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
+import httpx
+import openai
 import pytest
 
 from lit_grpo.judge import JudgeFailure
@@ -52,6 +54,22 @@ def test_any_other_exception_is_an_error_that_is_not_retried():
     assert failure.outcome is Outcome.ERROR
     assert not failure.is_transient
     assert failure.detail == "AttributeError: no such thing"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"error": {"message": "too long"}}, "too long"),
+        ({"error": "the model is not loaded"}, "the model is not loaded"),
+        ({"detail": [{"msg": "field required"}]}, "field required"),
+    ],
+)
+def test_what_a_server_says_is_kept_in_whatever_form(body, said):
+    response = httpx.Response(400, json=body, request=httpx.Request("POST", "http://judge"))
+    client = openai.OpenAI(api_key="key", base_url="http://judge")
+    failure = as_failure(client._make_status_error_from_response(response))
+    assert failure.status == 400
+    assert said in failure.detail
 
 
 def test_a_long_detail_is_cut():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -105,6 +105,8 @@ def print_changes(console: Console, comparison: Comparison) -> None:
     """Print means before and after, changed outcomes, ranks, and the rows that changed most."""
     num_rows, changed = len(comparison.before), num_changed(comparison)
     console.print(_means(comparison))
+    for note in _left_out(comparison):
+        console.print(note, soft_wrap=True)
     if not changed:
         console.print(
             f"Nothing changed: all {num_rows} completions have the same scores and outcomes as "
@@ -148,12 +150,28 @@ def _reward_names(comparison: Comparison) -> list[str]:
 
 
 def _both_means(comparison: Comparison, key: str) -> tuple[str, str]:
-    before, after = (_mean([row.get(key) for row in rows]) for rows in _sides(comparison))
-    return before, after
+    """Return the means over the rows with both values, or of the only side that has any."""
+    pairs = _values(comparison, key)
+    both = [pair for pair in pairs if None not in pair]
+    before, after = zip(*(both or pairs), strict=True)
+    return _mean(before), _mean(after)
 
 
-def _sides(comparison: Comparison) -> tuple[Sequence[Row], Sequence[Row]]:
-    return comparison.before, comparison.after
+def _values(comparison: Comparison, key: str) -> list[tuple[float | None, float | None]]:
+    return [(old.get(key), new.get(key)) for old, new in comparison.pairs]
+
+
+def _left_out(comparison: Comparison) -> Iterator[str]:
+    """Say of which rewards the means leave out rows that have one value only."""
+    for name in _reward_names(comparison):
+        pairs = _values(comparison, f"score/{name}")
+        both = sum(None not in pair for pair in pairs)
+        one = sum((old is None) != (new is None) for old, new in pairs)
+        if both and one:
+            yield (
+                f"The means of {name} are over the {both} rows with a value before and after; "
+                f"{one} have only one of them."
+            )
 
 
 def _mean(values: Sequence[float | None]) -> str:
@@ -164,7 +182,7 @@ def _mean(values: Sequence[float | None]) -> str:
 def _outcome_changed(comparison: Comparison, name: str) -> str:
     """Return the share of rows whose outcome changed; a dash for a reward that is new or gone."""
     key = f"outcome/{name}"
-    if any(key not in rows[0] for rows in _sides(comparison)):
+    if any(key not in rows[0] for rows in (comparison.before, comparison.after)):
         return "–"
     changed = [old[key] != new[key] for old, new in comparison.pairs]
     return f"{sum(changed) / len(changed):.1%}"

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import re
+
 import pytest
+from rich.console import Console
 
 from lit_grpo.cli.rewards.changes import (
     Comparison,
@@ -8,6 +11,7 @@ from lit_grpo.cli.rewards.changes import (
     changed_most,
     correlations,
     num_changed,
+    print_changes,
 )
 
 
@@ -50,3 +54,21 @@ def test_the_rows_that_changed_most_come_first():
 def test_another_outcome_counts_as_a_change_without_another_value():
     found = Comparison(before=[row(None, "error")], after=[row(None, "timeout")], group_sizes=[1])
     assert num_changed(found) == 1
+
+
+def test_means_are_over_the_rows_with_both_values(capsys):
+    def rows(*values):
+        outcomes = ["ok" if value is not None else "budget_spent" for value in values]
+        return [
+            {"reward": value, "score/judge": value, "outcome/judge": outcome}
+            | {"prompt_id": "p", "completion": "c"}
+            for value, outcome in zip(values, outcomes, strict=True)
+        ]
+
+    found = Comparison(before=rows(0.0, 1.0, 0.2), after=rows(0.5, None, 0.3), group_sizes=[3])
+    print_changes(Console(width=120), found)
+    shown = capsys.readouterr().out
+    assert re.search(r"judge +0\.100 +0\.400", shown)
+    assert (
+        "The means of judge are over the 2 rows with a value before and after; 1 have only" in shown
+    )
