@@ -61,7 +61,7 @@ def test_means_are_over_the_rows_with_both_values(capsys):
         outcomes = ["ok" if value is not None else "budget_spent" for value in values]
         return [
             {"reward": value, "score/judge": value, "outcome/judge": outcome}
-            | {"prompt_id": "p", "completion": "c"}
+            | {"prompt_id": "p", "completion": "c", "step": 0}
             for value, outcome in zip(values, outcomes, strict=True)
         ]
 
