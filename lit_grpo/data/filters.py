@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Real
@@ -52,14 +53,15 @@ def failed_filter(columns: Mapping[str, Any], where: Mapping[str, Any]) -> str |
     Args:
         columns: The columns of the row.
         where: By column ``[lowest, highest]``, of which either may be None, a value, or a list of
-            values. None in the data passes no range.
+            values. None in the data passes no range. A text is compared as the number, or the truth
+            value, that it writes if the filter has only such: every value of CSV is a text.
     """
     for name, allowed in where.items():
         if (derived := _DERIVED.get(name)) and name not in columns:
             value = derived.derive(columns)
         else:
             value = find_value(columns, name)
-        if not _passes(None if value is MISSING else value, allowed):
+        if not _passes(None if value is MISSING else _as_wanted(value, allowed), allowed):
             return name
     return None
 
@@ -89,6 +91,19 @@ def columns_of(where: Mapping[str, Any]) -> set[str]:
     tops = {re.split(r"\.|\[\]", name)[0] for name in where}
     found = (_DERIVED[name].of for name in where if name in _DERIVED)
     return {*where} | tops | {*chain.from_iterable(found)}
+
+
+def _as_wanted(value: Any, allowed: Any) -> Any:
+    wanted = [
+        one for one in (allowed if isinstance(allowed, list) else [allowed]) if one is not None
+    ]
+    if not isinstance(value, str) or not all(isinstance(one, Real) for one in wanted):
+        return value
+    if all(isinstance(one, bool) for one in wanted):
+        return {"true": True, "false": False}.get(value.strip().lower(), value)
+    with suppress(ValueError):
+        return float(value)
+    return value
 
 
 def _passes(value: Any, allowed: Any) -> bool:

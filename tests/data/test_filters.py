@@ -14,6 +14,7 @@ ROW = {
     "completions": [{"response": "a", "by": {"model": "m"}}, {"response": "b", "by": None}],
     "meta": {"language": "de", "checked": True},
     "none": None,
+    "flag": "True",
     "a.b": "dotted",
 }
 
@@ -54,7 +55,14 @@ def test_a_value_is_found_by_its_name(name, value):
         ("none", [None, 5], False),
         ("missing", [0, None], False),
         ("pass_rate", [0.1, 0.9], False),
-        ("answer", [0, 100], False),
+        ("answer", [0, 100], True),
+        ("answer", [43, 100], False),
+        ("answer", 42, True),
+        ("answer", "42", True),
+        ("answer", "42.0", False),
+        ("meta.language", [0, 100], False),
+        ("flag", True, True),
+        ("flag", False, False),
     ],
 )
 def test_a_row_is_kept_or_the_filter_named(name, allowed, is_kept):
