@@ -18,6 +18,13 @@ _ROWS_BETWEEN_CR = re.compile(rb"\}[ \t]*\r\s*\{")
 _START_OF_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*(\{|$)")
 _JSON_NAMES = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
 
+MAGIC = (
+    (b"\x1f\x8b", "gzip", "Unpack it: gunzip, then use the file."),
+    (b"PAR1", "parquet", "Rename it to end in .parquet."),
+    (b"PK\x03\x04", "a zip archive or a spreadsheet", "Unpack it, or save it as .csv."),
+)
+"""The first bytes of a format, its name, and what to do."""
+
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each line that is not blank as its number, from 1, and its object.
@@ -34,7 +41,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     "whole file without line breaks). Write one JSON object a line."
                 )
             if number == 1:
-                refuse_utf16(line, path)
+                refuse_other_formats(line, path)
                 is_whole = not (line.rstrip().endswith(b"]") and file.peek(1))
                 if is_whole and _START_OF_ARRAY.match(line):
                     raise _is_array(path)
@@ -96,8 +103,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def refuse_utf16(start: bytes, path: Path) -> None:
-    """Refuse what spreadsheets and some shells write."""
+def refuse_other_formats(start: bytes, path: Path) -> None:
+    """Refuse UTF-16, which spreadsheets and some shells write, and files of other formats.
+
+    Args:
+        start: The first bytes of the file, at least four if it has them.
+    """
+    for magic, kind, fix in MAGIC:
+        if start.startswith(magic):
+            raise UserError(f"{path} is {kind}, whatever its suffix says. {fix}")
     if json.detect_encoding(start).startswith("utf-16"):
         raise UserError(f"{path} is UTF-16, and only UTF-8 is read. Save the file as UTF-8.")
 

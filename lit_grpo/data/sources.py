@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_grpo.data.json_lines import excerpt, read_jsonl, refuse_utf16
+from lit_grpo.data.json_lines import excerpt, read_jsonl, refuse_other_formats
 from lit_grpo.types import UserError, parse_json
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _read_csv(path: Path) -> _Numbered:
 
 def _decode(path: Path) -> str:
     content = path.read_bytes()
-    refuse_utf16(content[:4], path)
+    refuse_other_formats(content[:4], path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,6 +1,7 @@
 """Files and datasets become rows that know their origin, or an error that names it."""
 
 import csv
+import gzip
 import json
 import os
 import sys
@@ -37,6 +38,21 @@ def test_jsonl_rows_are_numbered_by_line_and_blank_lines_are_skipped(tmp_path):
     assert [row.columns for row in rows] == [{"a": 1}, {"a": "x\u2028y"}]
     assert [row.id for row in rows] == ["train:1", "train:3"]
     assert rows[1].origin == f"{path}, row 3"
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.csv"])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (gzip.compress(b'{"a": 1}\n'), "is gzip, whatever its suffix says. Unpack it"),
+        (b"PAR1\x15\x04", "is parquet, whatever its suffix says. Rename it"),
+        (b"PK\x03\x04\x14\x00", "is a zip archive or a spreadsheet"),
+    ],
+)
+def test_a_file_of_another_format_than_its_suffix_is_told_which(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        read_rows(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
