@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -175,7 +177,18 @@ def _write_shards(weights: Iterator[NamedTensor], folder: Path, shard_bytes: int
 
 
 def _save_file(tensors: dict[str, Tensor], path: Path) -> None:
-    save_file(tensors, path, metadata={"format": "pt"})
+    """Write a file of weights.
+
+    Raises:
+        OSError: that fails, for instance on a full disk, which safetensors only says in words.
+    """
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
     path.chmod(
         path.parent.stat().st_mode & 0o666
     )  # safetensors makes it readable by its owner only

@@ -1,6 +1,8 @@
 """Files for inference servers have the policy's weights; a sharded one is gathered bit by bit."""
 
+import errno
 import json
+import resource
 import time
 from collections import deque
 from datetime import timedelta
@@ -115,6 +117,20 @@ def test_a_new_directory_replaces_the_old_one_with_all_its_files(tmp_path):
     save_weights(policy.model, directory, dtype=None, is_writer=True)
     assert_same(read_weights(directory), dict(policy.model.state_dict()))
     assert list(tmp_path.iterdir()) == [directory]
+
+
+def test_a_write_that_fails_is_the_error_of_the_system_with_the_file(tmp_path):
+    """A limit on the size of files stands for a full disk."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    policy = tiny_policy()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            policy.save_pretrained(tmp_path / "final")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert raised.value.errno == errno.EFBIG
+    assert str(raised.value.filename).startswith(str(tmp_path))
 
 
 def test_an_interrupted_write_leaves_the_old_directory_and_nothing_else(tmp_path):
