@@ -24,6 +24,6 @@ def describe_leaked(train: TrainingLoader, held_out: Sequence[Prompt]) -> str:
     return (
         f"{least}{num_leaked:,} of {len(held_out):,} held-out prompts are training prompts, too, "
         "with the same answer, so the held-out accuracy is too high. Remove them from data.train, "
-        "or set data.validation to other prompts; data.validation_size holds out some of "
-        "data.train."
+        "or repeated rows from the data if data.validation_size holds out some of them (lit-grpo "
+        "prepare does that); or set data.validation to other prompts."
     )

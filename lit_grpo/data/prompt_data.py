@@ -161,11 +161,13 @@ class PromptData(PromptDataModule):
             if isinstance(rows, MappedRows)
             else [row for row in rows if failed_filter(row.columns, where) is None]
         )
-        if rows and not kept and split == "train":
+        is_given = split == "train" or sources in (self.validation, self.test)
+        if rows and not kept and is_given:
             passed = f"none of the {len(rows)} rows passes."
             reason = absent_column(where, [row.columns for row in rows]) or passed
+            of = "" if split == "train" else " of the held-out data"
             raise UserError(
-                f"where must keep some rows, got {self.where}, but {reason} Set data.where."
+                f"where must keep some rows{of}, got {self.where}, but {reason} Set data.where."
             )
         return kept
 

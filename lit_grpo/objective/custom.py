@@ -29,7 +29,13 @@ def checked_advantages(function: Function, table: RewardTable) -> Tensor:
         UserError: they do not have the shape of the rewards, or are not finite.
     """
     shape = tuple(table.rewards.shape)
-    return call(function, [table], [shape], "one advantage per completion").double()
+    what = "one advantage per completion"
+    advice = (
+        "Completions without a reward are NaN in table.rewards, and False in table.valid: give "
+        "them 0."
+    )
+    found = call(function, [table], [shape], what, always_finite=True, advice=advice)
+    return found.double()
 
 
 def call(
@@ -39,6 +45,8 @@ def call(
     what: str,
     *,
     needs_gradient: bool = False,
+    always_finite: bool = False,
+    advice: str = "Bound logarithms and exponents, and do not divide by 0.",
 ) -> Tensor:
     """Return what a user's function returns, if it is as expected.
 
@@ -46,6 +54,9 @@ def call(
         shapes: The shapes that are allowed.
         what: What the values are, for the message.
         needs_gradient: Whether a result without a gradient would train nothing.
+        always_finite: Whether every call is checked for values that are not finite, not the first
+            alone: that waits for the device.
+        advice: What to do about such values.
 
     Raises:
         UserError: it is no tensor of such a shape, has no gradient, or a value is not finite.
@@ -68,12 +79,12 @@ def call(
             f"{rule}, with a gradient, got one without (it would train nothing). Compute it from "
             "inputs.logprobs, inputs.log_ratio or inputs.ratio, without detach or no_grad."
         )
-    if not any(known is function for known in _known_to_be_finite):
+    if always_finite or not any(known is function for known in _known_to_be_finite):
         if not bool(result.isfinite().all()):
             wrong = int((~result.isfinite()).sum())
             raise UserError(
                 f"{rule}, all finite, got {wrong} of {result.numel()} values that are NaN or "
-                "infinite. Bound logarithms and exponents, and do not divide by 0."
+                f"infinite. {advice}"
             )
         _known_to_be_finite.append(function)
     return result

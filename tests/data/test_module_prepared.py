@@ -59,6 +59,14 @@ def test_only_rows_that_pass_are_read_of_each_split(prepared):
         data(prepared, where={"sauce": "open"}).rows("train")
 
 
+def test_a_filter_that_leaves_no_given_held_out_row_is_refused(prepared):
+    given = str(prepared / "validation.parquet")
+    source = data(prepared, validation=given, where={"id": "verifiable:0"})
+    assert row_ids(source, "train") == ["verifiable:0"]
+    with pytest.raises(UserError, match="where must keep some rows of the held-out data, got"):
+        source.rows("validation")
+
+
 def with_pass_rates(directory, rates):
     add_columns(find_prepared(str(directory)), "train", {"pass_rate": pa.array(rates)}, {})
     return directory

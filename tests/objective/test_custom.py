@@ -229,3 +229,17 @@ def test_rows_without_an_advantage_go_through_an_own_surrogate():
     assert Objective(surrogate=own_clip).has_gradient_at_zero_advantage
     assert Objective(function=own_clip).has_gradient_at_zero_advantage
     assert not replace(Objective(), surrogate="sapo").has_gradient_at_zero_advantage
+
+
+def test_every_call_of_an_advantage_function_must_be_finite():
+    """Rows without a score are NaN in the table; the first call may have none."""
+
+    def own(table):
+        return table.rewards - table.rewards.mean()
+
+    config = AdvantageConfig(function=own)
+    scored = rollouts([[0.0, 1.0]]).reward_table({"task": 1.0})
+    assert compute_advantages(scored, config).tolist() == [[-0.5, 0.5]]
+    unscored = rollouts([[0.0, None]]).reward_table({"task": 1.0})
+    with pytest.raises(UserError, match=r"one advantage per completion.* False in table\.valid"):
+        compute_advantages(unscored, config)

@@ -185,7 +185,8 @@ class HealthMonitor(Callback):
             self._reward_range = min(low, step.counts.worst), max(high, step.counts.best)
         found = {}
         for name, one in self._watched.items():
-            if one.action == "ignore" or (name == "nothing_trained" and self._is_skipped):
+            is_skipped = bool(metrics.get("policy/skipped_fraction"))  # by whatever callback
+            if one.action == "ignore" or (name == "nothing_trained" and is_skipped):
                 continue
             if message := CHECKS[name](step):
                 away = step.num_steps_away(COMPARED[name]) if name in COMPARED else 1

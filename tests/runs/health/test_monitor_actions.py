@@ -178,6 +178,17 @@ def test_an_update_is_skipped_by_the_action_skip(tmp_path):
     assert_equal(before[1], before[3])
 
 
+def test_an_update_that_another_callback_skips_is_not_said_to_lack_tokens(caplog):
+    class Skip(Callback):
+        def on_rollouts(self, trainer, module, rollouts):
+            return True
+
+    rules = {"nothing_trained": Rule(action="warn", patience=1)}
+    with caplog.at_level(logging.WARNING, logger="lit_grpo"):
+        fit(make_module(), callbacks=[HealthMonitor(rules), Skip()], max_steps=2, max_epochs=1)
+    assert "No token contributes to the loss" not in caplog.text
+
+
 @pytest.fixture
 def run_toy(caplog, tmp_path):
     def run(monitor, steps):
