@@ -48,6 +48,7 @@ def test_jsonl_rows_are_numbered_by_line_and_blank_lines_are_skipped(tmp_path):
         (b"PAR1\x15\x04", "is parquet, whatever its suffix says. Rename it"),
         (b"PK\x03\x04\x14\x00", "is a zip archive or a spreadsheet"),
     ],
+    ids=["gzip", "parquet", "zip"],
 )
 def test_a_file_of_another_format_than_its_suffix_is_told_which(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
