@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -87,8 +88,8 @@ class TimingLog(Callback):
             metrics |= _rollout_metrics(trainer, rollouts, step_seconds)
             if trainer.is_global_zero:
                 exposed = metrics.get("timing/reward_exposed_duration_s", 0.0)
-                slowest = _slowest_reward(getattr(pl_module, "rewards", None), rollouts)
-                wait = describe_wait(outputs["metrics"], exposed, step_seconds, slowest)
+                describe = partial(_slowest_reward, getattr(pl_module, "rewards", None), rollouts)
+                wait = describe_wait(outputs["metrics"], exposed, step_seconds, describe)
                 self._warn_of_wait(trainer, wait)
             if self.stages and trainer.is_global_zero:
                 step = step_number(trainer)

@@ -94,10 +94,11 @@ def columns_of(where: Mapping[str, Any]) -> set[str]:
 
 
 def _as_wanted(value: Any, allowed: Any) -> Any:
-    wanted = [
-        one for one in (allowed if isinstance(allowed, list) else [allowed]) if one is not None
-    ]
-    if not isinstance(value, str) or not all(isinstance(one, Real) for one in wanted):
+    if not isinstance(value, str):
+        return value
+    listed = allowed if isinstance(allowed, list) else [allowed]
+    wanted = [one for one in listed if one is not None]
+    if not all(isinstance(one, Real) for one in wanted):
         return value
     if all(isinstance(one, bool) for one in wanted):
         return {"true": True, "false": False}.get(value.strip().lower(), value)

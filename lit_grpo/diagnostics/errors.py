@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-
 from lit_grpo.diagnostics.causes import CAUSES, cause_of_exit
 from lit_grpo.diagnostics.memory import is_out_of_memory
 from lit_grpo.stopping import exit_code_of_error
 from lit_grpo.types import OutOfMemory
+from lit_grpo.types.errors import is_disk_full
 
 
 def cause_of_error(error: BaseException) -> str:
@@ -33,7 +32,7 @@ def describe_full_disk(error: BaseException) -> str | None:
 def _find_full_disk(error: BaseException | None) -> OSError | None:
     """Return the error of a full disk, or of a full quota, that is behind an error."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             return error
         error = error.__cause__ or error.__context__
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 SLOW_FRACTION = 0.5
 """A wait for rewards of at least this share of the step is long."""
@@ -35,12 +35,16 @@ WAITS = {
 
 
 def describe_wait(
-    metrics: Mapping[str, float], exposed_seconds: float, step_seconds: float, slowest: str = ""
+    metrics: Mapping[str, float],
+    exposed_seconds: float,
+    step_seconds: float,
+    describe_slowest: Callable[[], str] = str,
 ) -> str | None:
     """Return why a step spent most of its time waiting for rewards; None if it did not.
 
     Args:
-        slowest: Says which reward takes longest, and what to do; for a step without a judge.
+        describe_slowest: Returns which reward takes longest, and what to do; called for a long wait
+            without a judge.
     """
     if step_seconds < MIN_STEP_SECONDS or exposed_seconds < SLOW_FRACTION * step_seconds:
         return None
@@ -60,7 +64,7 @@ def describe_wait(
             "if its quota allows, use a faster model, or ask for shorter replies."
         )
     columns = "The columns seconds/NAME in completions/ show the seconds of each call."
-    return " ".join(filter(None, (f"{spent}.", slowest, columns)))
+    return " ".join(filter(None, (f"{spent}.", describe_slowest(), columns)))
 
 
 def longest_wait(metrics: Mapping[str, float]) -> tuple[str, float] | None:

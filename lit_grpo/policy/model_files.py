@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME
 
 from lit_grpo.policy.named_weights import NamedTensor, gather, named_weights, unwrap_peft
 from lit_grpo.types import UserError
@@ -116,7 +117,7 @@ def save_adapter(model: Any, directory: str | Path, *, is_writer: bool) -> None:
         if is_writer:
             with replacing(Path(directory), is_durable=False) as folder:
                 on_cpu = dict(map(partial(_on_cpu, dtype=None), weights))
-                _save_file(on_cpu, folder / "adapter_model.safetensors")
+                _save_file(on_cpu, folder / ADAPTER_SAFE_WEIGHTS_NAME)
                 config.save_pretrained(str(folder))
 
 

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME
 
 from lit_grpo.types import UserError, list_some
-
-WHOLE = ("model.safetensors", "adapter_model.safetensors")
-INDEX = "model.safetensors.index.json"
 
 
 def check_weight_files(path: str, key: str) -> None:
@@ -28,15 +27,16 @@ def check_weight_files(path: str, key: str) -> None:
             there.
     """
     directory = Path(path)
-    whole = [directory / name for name in WHOLE if (directory / name).is_file()]
+    single = [directory / name for name in (SAFE_WEIGHTS_NAME, ADAPTER_SAFE_WEIGHTS_NAME)]
+    index = directory / SAFE_WEIGHTS_INDEX_NAME
     try:
-        files = whole or _indexed(directory / INDEX)
+        files = [file for file in single if file.is_file()] or _indexed(index)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _damaged(directory / INDEX, error, key) from error
+        raise _damaged(index, error, key) from error
     if lacking := [file.name for file in files if not file.exists()]:
         raise UserError(
-            f"{directory} lacks {list_some(lacking, 3)}, which its {INDEX} names. Copy the model "
-            f"again. Set {key} to a whole one."
+            f"{directory} lacks {list_some(lacking, 3)}, which its {index.name} names. Copy the "
+            f"model again. Set {key} to a whole one."
         )
     for file in files:
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+from typing import TypeGuard
 
 
 class UserError(ValueError):
@@ -31,6 +33,11 @@ class OutOfMemory(RuntimeError):
 
 class RankLost(RuntimeError):
     """Another process of the run has ended, or does not answer, in a collective operation."""
+
+
+def is_disk_full(error: BaseException) -> TypeGuard[OSError]:
+    """Return whether an error is that of a full disk or a full quota."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 OF_GLOO = re.compile(r"gloo/transport/\S+\] (?P<said>.+)")

@@ -29,7 +29,7 @@ def test_slow_answers_are_distinguished_from_a_rate_limit():
 
 
 def test_without_a_judge_the_slowest_reward_is_named():
-    text = describe_wait({}, exposed_seconds=6, step_seconds=10, slowest="Reward 'math' is slow.")
+    text = describe_wait({}, 6, 10, lambda: "Reward 'math' is slow.")
     assert "waiting for rewards. Reward 'math' is slow. The columns seconds/NAME in" in text
 
 

@@ -180,11 +180,7 @@ def make_setup(
     if optimizer_bytes is not None:
         size = round(optimizer_bytes * sizes.trained_parameters)
         optimizer = OptimizerSizes(state_bytes=size, copies=False)
-    reference = 0
-    if with_reference and not sizes.has_adapter:
-        reference = weight_bytes(outline)
-    elif refreshes_reference and sizes.has_adapter:
-        reference = sum(one.numel() * one.element_size() for one in trained(outline))
+    is_copied = refreshes_reference if sizes.has_adapter else with_reference
     return Setup(
         model=sizes,
         optimizer=optimizer,
@@ -192,10 +188,17 @@ def make_setup(
         cluster=cluster,
         sharding=sharding,
         precision=known,
-        reference_bytes=reference,
+        reference_bytes=_reference_bytes(outline, sizes) if is_copied else 0,
         compiles=compiles,
         **settings,  # type: ignore[arg-type]
     )
+
+
+def _reference_bytes(outline: nn.Module, sizes: ModelSizes) -> int:
+    """Return the size of a second model or, with an adapter, of a second adapter."""
+    if not sizes.has_adapter:
+        return weight_bytes(outline)
+    return sum(one.numel() * one.element_size() for one in trained(outline))
 
 
 def parse_precision(precision: object) -> Precision:

@@ -121,8 +121,8 @@ def refuse_other_bases(root: yaml.Node | None, path: Path) -> None:
         is_number = node.tag.rpartition(":")[2] in ("int", "float")
         if is_number and OTHER_BASE.fullmatch(node.value):
             number = yaml.safe_load(node.value)
-            plain = node.value.lstrip("0") or "0"
-            meant = f"'{node.value}' in quotes" if ":" in node.value else plain
+            in_quotes = f"'{node.value}' in quotes"
+            meant = in_quotes if ":" in node.value else int(node.value, base=10)
             raise UserError(
                 f"{path}, line {node.start_mark.line + 1}: YAML reads {node.value} as {number}. "
                 f"Write {number} if that is meant, else {meant}."

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_grpo.types import UserError
+from lit_grpo.types.errors import is_disk_full
 
 SYNC_SECONDS = 1.0
 """How often records are forced to the disk, against a loss of power; a kill loses none."""
@@ -49,7 +50,7 @@ class RecordFiles:
             if os.write(self._descriptor, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_disk_full(error):
                 raise
             raise UserError(
                 f"{self._path} cannot be written: the disk is full; what was recorded before is "

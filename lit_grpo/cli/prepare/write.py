@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import platform
@@ -26,6 +25,7 @@ from lit_grpo.data.prepared import FORMAT, HOLDOUT_IDS, MANIFEST, PreparedDir
 from lit_grpo.data.schema import find_schema, write_parquet
 from lit_grpo.types import UserError
 from lit_grpo.types.atomic import replacing
+from lit_grpo.types.errors import is_disk_full
 
 DATA_CONFIG = "data.yaml"
 ROW_TYPES: Mapping[str, pa.DataType] = {
@@ -138,7 +138,7 @@ def _replacing(directory: Path) -> Iterator[Path]:
         with replacing(directory) as partial:
             yield partial
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_disk_full(error):
             raise
         raise UserError(
             f"{directory} cannot be written: the disk is full, and what was there has not changed. "

@@ -28,6 +28,7 @@ from lit_grpo.diagnostics import (
 )
 from lit_grpo.judge.estimate import seconds_of_calls
 from lit_grpo.rewards import JudgedReward, Reward
+from lit_grpo.rewards.scoring.valid_rows import counted
 from lit_grpo.runs.files.completions import completions_table, free_path, write_table
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
@@ -245,10 +246,10 @@ def _notes(trial: Trial, module: GRPOModule, num_rows_per_step: int) -> list[str
 
 def why_not_trained(rollouts: RolloutBatch, module: GRPOModule) -> str:
     """Return what a run does with such a step if it is not trained on; empty if it is."""
-    counted = [one.name for one in module.rewards.rewards if one.weight]
-    status = score_status(rollouts, counted)
+    names = [reward.name for reward in counted(module.rewards.rewards)]
+    status = score_status(rollouts, names)
     why = status.why_not_trained(module.outage.max_absent_fraction)
-    failure = find_failure(rollouts, counted, attrgetter("is_failure"))
+    failure = find_failure(rollouts, names, attrgetter("is_failure"))
     return f"{why} {failure}" if why else ""
 
 

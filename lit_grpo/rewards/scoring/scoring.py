@@ -17,7 +17,7 @@ from lit_grpo.rewards.reward import Reward
 from lit_grpo.rewards.scoring.boundary import as_permanent
 from lit_grpo.rewards.scoring.reasoning import Reasoning
 from lit_grpo.rewards.scoring.runners import Call, Runners
-from lit_grpo.rewards.scoring.valid_rows import combine
+from lit_grpo.rewards.scoring.valid_rows import combine, counted
 from lit_grpo.types import (
     Completion,
     Group,
@@ -230,7 +230,7 @@ class Scoring:
     @property
     def counted_rewards(self) -> list[str]:
         """Names of the rewards with a weight other than 0."""
-        return [reward.name for reward in self._rewards if reward.weight]
+        return [reward.name for reward in counted(self._rewards)]
 
     def cancel(self) -> None:
         """Abandon the step: calls that have not started are skipped."""

@@ -17,6 +17,11 @@ from lit_grpo.rewards.reward import Reward
 from lit_grpo.types import Group, Outcome, RolloutBatch, Score
 
 
+def counted(rewards: Iterable[Reward]) -> list[Reward]:
+    """Return the rewards that decide: those with a weight other than 0."""
+    return [reward for reward in rewards if reward.weight]
+
+
 def combine(rewards: Sequence[Reward], groups: Iterable[Group]) -> RolloutBatch:
     """Sum each row's values with the weights of their rewards, and mark the valid rows.
 
@@ -36,7 +41,7 @@ def combine(rewards: Sequence[Reward], groups: Iterable[Group]) -> RolloutBatch:
     total = torch.zeros(len(groups), len(groups[0].completions), dtype=torch.float64)
     valid = torch.tensor([[not c.is_failed for c in group.completions] for group in groups])
     any_applies = torch.zeros(len(groups), 1, dtype=torch.bool)
-    for reward in (reward for reward in rewards if reward.weight):
+    for reward in counted(rewards):
         part = parts[reward.name]
         applies = _where(groups, reward.name, _is_not_abstention).any(1, keepdim=True)
         any_applies |= applies
