@@ -141,12 +141,15 @@ def stop_run(trainer: L.Trainer, reason: StopReason) -> None:
 
     Call it on every rank at the same step. The validation is skipped because the engine that would
     generate its completions may be dead, and a scheduler that ends a run does not wait for one.
+    Loggers get no row of a step that is left undone.
     """
     if get_stop_reason(trainer) is None:
         message = for_this_run(trainer, reason.message)
         trainer.stop_reason = replace(reason, message=message)  # type: ignore[attr-defined]
     trainer.should_stop = True
     trainer.limit_val_batches = 0
+    if is_step_unfinished(trainer):
+        trainer.log_every_n_steps = 0  # type: ignore[attr-defined]
 
 
 def get_stop_reason(trainer: L.Trainer) -> StopReason | None:

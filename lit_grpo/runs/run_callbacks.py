@@ -75,7 +75,8 @@ def run_callbacks(
         (checkpoint,) = checkpoints or [Checkpoints()]
         checkpoint.dirpath = checkpoint.dirpath or str(Path(run_dir) / "checkpoints")
         saving = [StopOnSignal(), LeaveInTime(leave_by, requeue), checkpoint]
-    files = [CompletionsFile(run_dir), EventsFile(run_dir)]
+    of_metrics = [one for one in loggers if isinstance(one, MetricsFile)]
+    files = [*of_metrics, CompletionsFile(run_dir), EventsFile(run_dir)]
     return [*others, ResumedEarlyStopping(), *files, *saving, FinalModel(run_dir)]
 
 

@@ -161,13 +161,16 @@ class Trainer(L.Trainer):
                 max_epochs=self.max_epochs,
             )
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        self.stop_reason, limit_val_batches = None, self.limit_val_batches
+        self.stop_reason = None
+        set_by_stop = {
+            name: getattr(self, name) for name in ("limit_val_batches", "log_every_n_steps")
+        }
         try:
             refuse_automatic(self, model)
             with logged_run(self, self.run_dir, RESUME_CALL):
                 super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
         finally:
-            self.limit_val_batches = limit_val_batches  # which a stop has set to 0
+            vars(self).update(set_by_stop)  # a stop has set them to 0
             model.close()  # type: ignore[operator]
 
 

@@ -110,6 +110,7 @@ DEFAULTS = {
     "max_epochs": -1,
     "enable_checkpointing": False,
     "enable_progress_bar": False,
+    "log_every_n_steps": 1,
 }
 
 
@@ -130,7 +131,6 @@ def fit(
         max_steps=steps,
         callbacks=callbacks,
         logger=logger,
-        log_every_n_steps=1,
         check_val_every_n_epoch=None,
         val_check_interval=validate_every or 100,
         limit_val_batches=1 if validate_every else 0,

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import csv
-import math
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import lightning as L
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from lit_grpo.runs.safe_points import is_between_steps
+from lit_grpo.stopping import is_step_unfinished
 
 Row = dict[str, float]
 FIRST_COLUMNS = ("step", "seconds", "resumes")
 NOT_MEASURED = (*FIRST_COLUMNS, "epoch")
 
 
-class MetricsFile(Logger):
+class MetricsFile(Logger, Callback):
     """Write ``metrics.csv``: one row for each rollout step, with training and validation metrics.
 
     The file is complete after every step. A metric that appears later adds a column at the end.
-    A resumed run keeps the rows before its first training step and rewrites the others. A step that
-    was left undone, whose metrics are all NaN, has no row.
+    A resumed run keeps the rows before its first training step and rewrites the others.
+
+    Among the callbacks of a trainer as well, it writes the row of a step when the step is finished,
+    and none of one that is left undone or fails. As a logger alone it writes whatever it is given.
 
     Column ``step`` is the rollout step, from 0; ``seconds`` is the running time when the metrics of
     the step came, without the time between a stop and a resumption; ``resumes`` is the number of
@@ -44,6 +50,11 @@ class MetricsFile(Logger):
         """What was measured before the first step of this process, whose row keeps it."""
         self._last_row_at: int | None = None
         """Offset of the last row in the file; None if the whole file must be rewritten."""
+        self._finished: int | None = None
+        """The last step that this training has finished, -1 before the first; None if no training
+        tells."""
+        self._held: dict[int, Row] = {}
+        """What has been logged of steps that are not finished."""
 
     @property
     def name(self) -> str:
@@ -64,20 +75,74 @@ class MetricsFile(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         values = {name: float(value) for name, value in metrics.items()}
-        rows = self._open()
-        step = max(rows, default=0) if step is None else step
-        is_evaluation = _is_evaluation(values)
-        if not is_evaluation:
-            self._forget_from(step)
-            if _is_undone(values):
+        step = max(self._open(), default=0) if step is None else step
+        if _is_evaluation(values):
+            self._add_evaluation(step, values)
+        elif self._finished is None or step <= self._finished:
+            self._add(step, values)
+        else:
+            self._held.setdefault(step, {}).update(values)
+
+    def finalize(self, status: str) -> None:
+        """Forget the rows when a training ends: a further one, by the same trainer, resumes it."""
+        self._start = time.monotonic()
+        self._rows, self._last_row_at = None, None
+        self._finished, self._held = None, {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._finished = -1
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        self._complete(trainer)
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        """Release what was logged of a finished step; Lightning logs its metrics after this."""
+        if not (_writes(trainer) and is_between_steps(trainer)):
+            return
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped
+        if is_step_unfinished(trainer):
+            self._held.clear()
+            if self._open():
+                self._forget_from(step)
                 self._write_all()
-                return
-        elif self._earlier_steps:
+            return
+        self._finished = step
+        for held in sorted(one for one in self._held if one <= step):
+            self._add(held, self._held.pop(held))
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write what was logged after the last step, such as at the end of an epoch, to its row."""
+        self._complete(trainer)
+        if _writes(trainer) and self._finished is not None and self._finished >= 0:
+            for held in sorted(self._held):
+                self._add(self._finished, self._held.pop(held))
+
+    def _complete(self, trainer: L.Trainer) -> None:
+        """Give the last step a row if nothing was logged of it, although every step is logged."""
+        is_logged = _writes(trainer) and trainer.log_every_n_steps == 1  # type: ignore[attr-defined]
+        step = self._finished
+        if is_logged and step is not None and step >= 0 and step not in self._open():
+            self._add(step, {})
+
+    def _add_evaluation(self, step: int, values: Row) -> None:
+        if self._earlier_steps:
             self._evaluated.setdefault(step, {}).update(values)
+        if step not in self._open():
+            self._begin_row(step)
+        self._fill(step, values)
+
+    def _add(self, step: int, values: Row) -> None:
+        """Add what a training step has measured to its row."""
+        self._forget_from(step)
+        rows = self._open()
         if step not in rows:
             self._begin_row(step)
-        elif not is_evaluation and _is_evaluation(rows[step]):
+        elif _is_evaluation(rows[step]):
             rows[step] |= self._clock()
+        self._fill(step, values)
+
+    def _fill(self, step: int, values: Row) -> None:
+        rows = self._open()
         rows[step] |= values
         new_columns = [name for name in values if name not in self._columns]
         self._columns += new_columns
@@ -85,11 +150,6 @@ class MetricsFile(Logger):
             self._write_all()
         else:
             self._write_last_row(self._last_row_at)
-
-    def finalize(self, status: str) -> None:
-        """Forget the rows when a training ends: a further one, by the same trainer, resumes it."""
-        self._start = time.monotonic()
-        self._rows, self._last_row_at = None, None
 
     def _open(self) -> dict[int, Row]:
         if self._rows is None:
@@ -167,7 +227,6 @@ def _is_evaluation(values: Mapping[str, float]) -> bool:
     return all(name.startswith(("val/", "test/")) or name in NOT_MEASURED for name in values)
 
 
-def _is_undone(values: Row) -> bool:
-    """Return whether a training step has measured nothing."""
-    measured = [value for name, value in values.items() if name not in NOT_MEASURED]
-    return all(map(math.isnan, measured))
+def _writes(trainer: L.Trainer) -> bool:
+    """Return whether this process writes the files of a training."""
+    return trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]

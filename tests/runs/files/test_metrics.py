@@ -6,12 +6,17 @@ import csv
 import math
 from pathlib import Path
 
+import lightning as L
 import pandas as pd
+import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from toy_rollouts import fit, outputs, rollouts, train_batch
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers.logger import DummyLogger
+from toy_rollouts import ToyModule, fit, outputs, rollouts, train_batch
 
 from lit_grpo.runs.files.metrics import MetricsFile
+from lit_grpo.stopping import stop_run
+from lit_grpo.types import StopReason
 
 STEP = outputs(rollouts([[0.0, 1.0]]), train_batch([-1.0, 1.0]))
 
@@ -51,18 +56,97 @@ def test_rewriting_the_last_row_with_longer_or_shorter_values_leaves_no_remains(
     assert column(file.path, "b") == ["2.0", "2.0"]
 
 
-def test_a_step_that_was_left_undone_has_no_row_and_takes_those_of_later_steps_away(tmp_path):
+class Leave(Callback):
+    """Leave a step undone, as an outage does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.fit_loop.total_batch_idx == self.step:
+            stop_run(trainer, StopReason(exit_code=4, message="left", is_step_unfinished=True))
+
+
+class Rows(DummyLogger):
+    """A logger of the user's, which keeps what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def log_metrics(self, metrics, step=None):
+        self.rows.append((step, set(metrics)))
+
+
+def train(run_dir: Path, *callbacks: Callback, loggers=(), make_outputs=None, **options):
+    """Train the toy module as a run does, with learning rates, which come as a step begins."""
+    file = MetricsFile(run_dir)
+    given = [LearningRateMonitor(logging_interval="step"), file, *callbacks]
+    make_outputs = make_outputs or (lambda step: STEP)
+    return fit(make_outputs, given, logger=[file, *loggers], **options)
+
+
+def test_a_step_that_is_left_undone_has_no_row_with_any_logger(tmp_path):
+    others = Rows()
+    train(tmp_path, Leave(step=2), loggers=[others], steps=4)
+    assert column(tmp_path / "metrics.csv", "step") == ["0", "1"]
+    assert all(column(tmp_path / "metrics.csv", "lr-SGD"))
+    assert [step for step, names in others.rows if "policy/loss" in names] == [0, 1]
+
+
+def test_a_step_that_is_left_undone_takes_away_the_rows_of_an_earlier_process(tmp_path):
+    path = tmp_path / "metrics.csv"
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    train(tmp_path, checkpoint, steps=4, enable_checkpointing=True)
+    assert column(path, "step") == ["0", "1", "2", "3"]
+    train(tmp_path, Leave(step=2), ckpt_path=tmp_path / "step=2.ckpt", steps=4)
+    assert column(path, "step") == ["0", "1"]
+    train(tmp_path, ckpt_path=tmp_path / "step=2.ckpt", steps=4)
+    assert column(path, "step") == ["0", "1", "2", "3"]
+    assert all(column(path, "policy/loss"))
+
+
+def test_a_step_that_fails_has_no_row(tmp_path):
+    def fail_later(step):
+        if step == 2:
+            raise ZeroDivisionError
+        return STEP
+
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, make_outputs=fail_later)
+    assert column(tmp_path / "metrics.csv", "step") == ["0", "1"]
+
+
+def test_a_finished_step_has_a_row_even_if_it_measured_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.csv"
     file = MetricsFile(tmp_path)
-    for step in range(3):
-        file.log_metrics({"reward/mean": 0.5, "epoch": 0}, step=step)
-    resumed = MetricsFile(tmp_path)
-    resumed.log_metrics({"val/accuracy": 0.25}, step=1)
-    resumed.log_metrics({"reward/mean": math.nan, "epoch": 0}, step=1)
-    assert column(file.path, "step") == ["0", "1"]
-    assert column(file.path, "val/accuracy") == ["", "0.25"]
-    again = MetricsFile(tmp_path)
-    again.log_metrics({"reward/mean": math.nan, "epoch": 0}, step=0)
-    assert rows_of(file.path) == []
+    monkeypatch.setattr(ToyModule, "log_dict", lambda self, values: None)
+    fit(lambda step: STEP, [file], logger=file, steps=2)
+    assert column(path, "step") == ["0", "1"]
+    nothing = dict.fromkeys(["policy/loss", "reward/mean"], math.nan)
+    monkeypatch.setattr(
+        ToyModule, "log_dict", lambda self, _: L.LightningModule.log_dict(self, nothing)
+    )
+    (tmp_path / "nan").mkdir()
+    file = MetricsFile(tmp_path / "nan")
+    fit(lambda step: STEP, [file], logger=file, steps=2)
+    assert column(file.path, "reward/mean") == ["nan", "nan"]
+
+
+def test_a_run_that_logs_every_second_step_has_no_other_rows(tmp_path):
+    train(tmp_path, steps=4, log_every_n_steps=2)
+    assert column(tmp_path / "metrics.csv", "step") == ["1", "3"]
+
+
+def test_what_is_logged_at_the_end_of_an_epoch_is_in_a_row_of_a_step(tmp_path):
+    class AtTheEnd(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            pl_module.log("own", 1.0, on_step=False, on_epoch=True)
+
+    train(tmp_path, AtTheEnd(), steps=4, num_batches=2)
+    path = tmp_path / "metrics.csv"
+    assert column(path, "step") == ["0", "1", "2", "3"]
+    assert column(path, "own") == ["", "", "1.0", "1.0"]
 
 
 def test_new_metrics_add_columns_and_keep_earlier_rows(tmp_path):

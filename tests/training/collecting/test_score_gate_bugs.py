@@ -241,7 +241,8 @@ def test_a_bug_of_a_sync_reward_that_has_worked_before_ends_the_run_at_once():
 
 
 def test_a_step_that_a_bug_ends_has_completions_and_no_metrics(capsys):
-    exit_code, log = fit("buggy_rewards.BrokenLater", "--trainer.callbacks+=TimingLog")
+    callbacks = [f"--trainer.callbacks+={name}" for name in ("TimingLog", "LearningRateMonitor")]
+    exit_code, log = fit("buggy_rewards.BrokenLater", *callbacks)
     assert exit_code == ExitCode.CRASHED
     assert (
         "The step was not trained on; the rows that were being scored are in completions/." in log
