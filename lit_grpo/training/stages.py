@@ -7,8 +7,8 @@ A callback may define any of these hooks, and read ``pl_module.events.running`` 
   rewards;
 - ``on_rollouts(trainer, pl_module, rollouts)``, which returns True, or the name of a cause, to
   skip the update on these rollouts;
-- ``on_buggy_rollouts(trainer, pl_module, rollouts)``, when a bug of a reward ends the run, on each
-  rank that has rollouts;
+- ``on_abandoned_rollouts(trainer, pl_module, rollouts)``, when scores that are missing end the run,
+  on each rank that has rollouts;
 - ``on_outage(trainer, pl_module, outage)``, when an engine or rewards do not answer, or did not;
 - ``on_skipped_step(trainer, pl_module, message)``, when a gradient is not finite.
 """
@@ -202,9 +202,9 @@ class StageEvents:
                 return SkipReason(by=name, cause=answer if isinstance(answer, str) else "")
         return None
 
-    def report_buggy_rollouts(self, rollouts: RolloutBatch) -> None:
-        """Call ``on_buggy_rollouts`` of the callbacks."""
-        self._notify("on_buggy_rollouts", rollouts)
+    def report_abandoned_rollouts(self, rollouts: RolloutBatch) -> None:
+        """Call ``on_abandoned_rollouts`` of the callbacks."""
+        self._notify("on_abandoned_rollouts", rollouts)
 
     def report_outage(self, cause: str, message: str) -> None:
         """Call ``on_outage`` of the callbacks."""

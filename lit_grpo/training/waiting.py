@@ -67,9 +67,9 @@ class Waiting:
         """Tell the callbacks why the run waits."""
         self._events.report_outage(cause, message)
 
-    def report_buggy_rollouts(self, rollouts: RolloutBatch) -> None:
-        """Show the callbacks on which rollouts a bug of a reward ends the run."""
-        self._events.report_buggy_rollouts(rollouts)
+    def report_abandoned_rollouts(self, rollouts: RolloutBatch) -> None:
+        """Show the callbacks the rollouts whose missing scores end the run."""
+        self._events.report_abandoned_rollouts(rollouts)
 
     def pause(self, seconds: float) -> None:
         """Wait for an outage to end, on all ranks for the longest of their pauses.

@@ -147,11 +147,22 @@ class Scoring:
         if self._failure is not None:
             self.cancel()
             raise self._failure
+        return self._combined()
+
+    def so_far(self) -> RolloutBatch:
+        """Return the scores that have come by the end of the step, which no call still changes."""
+        self.cancel()
+        self._give_up_on("the step ended before it came")
+        return self._combined()
+
+    def _combined(self) -> RolloutBatch:
         return combine(self._rewards, map(self._group, range(len(self._prompts))))
 
     def expire(self, seconds: float) -> None:
         """Record a timeout for every score that is missing after ``seconds`` of waiting."""
-        detail = f"no score within {seconds:g} s after generation (score_deadline_seconds)"
+        self._give_up_on(f"no score within {seconds:g} s after generation (score_deadline_seconds)")
+
+    def _give_up_on(self, detail: str) -> None:
         late = Score(value=None, outcome=Outcome.TIMEOUT, detail=detail)
         for reward in self._rewards:
             self._fill(reward.name, dict.fromkeys(range(len(self._completions)), late))

@@ -28,8 +28,8 @@ class CompletionsFile(Callback):
 
     The file is ``completions/step_000012.parquet``, with several ranks
     ``completions/step_000012_rank1.parquet``; it has a row for each completion. An invalid row has
-    no reward, and a row that was not trained on has no advantage. The step that a bug of a reward
-    has ended is written as well.
+    no reward, and a row that was not trained on has no advantage. The step whose missing scores
+    ended the run is written as well.
 
     Files of steps that are taken again are removed first, since the run may end before them.
 
@@ -59,10 +59,10 @@ class CompletionsFile(Callback):
             return
         self._write(trainer, outputs["rollouts"], outputs["batch"])
 
-    def on_buggy_rollouts(
+    def on_abandoned_rollouts(
         self, trainer: L.Trainer, pl_module: L.LightningModule, rollouts: RolloutBatch
     ) -> None:
-        """Write the rows that show the bug."""
+        """Write the rows that show why scores are missing."""
         self._write(trainer, rollouts)
 
     def _write(

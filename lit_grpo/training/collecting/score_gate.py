@@ -10,13 +10,19 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.distributed import gather_objects
 from lit_grpo.rewards.scoring import RewardFailed, Scoring
 from lit_grpo.stopping import ExitCode
-from lit_grpo.training.collecting.score_status import ScoreStatus, over_ranks, score_status
+from lit_grpo.training.collecting.score_status import (
+    NOT_TRAINED,
+    ScoreStatus,
+    over_ranks,
+    score_status,
+)
 from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed
 from lit_grpo.types import RolloutBatch, check_range
 
@@ -99,10 +105,8 @@ class ScoreGate:
         while not self._can_train(status, scoring, rollouts):
             pause = next(pauses, None)
             if pause is None:
-                raise StepAbandoned(
-                    f"Stopped because too many scores are missing: {status} The step was not "
-                    f"trained on. {status.advice}"
-                )
+                why = f"too many scores are missing: {status}"
+                self._abandon(rollouts, f"Stopped because {why} {NOT_TRAINED} {status.advice}")
             when = f"in {pause:.0f} s" if pause else "now"
             rank_zero_only(log.warning)(
                 "Too many scores are missing to train on this step: %s Retrying %s.", status, when
@@ -128,6 +132,7 @@ class ScoreGate:
                 rollouts = scoring.result()
                 status = score_status(rollouts, scoring.counted_rewards)
             except RewardFailed as error:
+                rollouts = scoring.so_far()
                 status = ScoreStatus(fatal=f"{error}\n{error.bug}".strip())
         return rollouts, over_ranks(gather_objects(status))
 
@@ -139,11 +144,25 @@ class ScoreGate:
         """
         never_worked = status.only_bugs - self._has_worked
         if never_worked or status.num_bugged > self._limit(status):
-            if rollouts is not None:
-                self._waiting.report_buggy_rollouts(rollouts)
             name = min(never_worked or [max(status.num_bugs, key=lambda one: status.num_bugs[one])])
-            raise StepAbandoned(status.describe_bug(name), ExitCode.CRASHED, "reward_bug")
+            self._abandon(rollouts, status.describe_bug(name), ExitCode.CRASHED, "reward_bug")
         self._has_worked |= status.not_bugs
+
+    def _abandon(
+        self,
+        rollouts: RolloutBatch | None,
+        message: str,
+        exit_code: int = ExitCode.SCORES_ABSENT,
+        cause: str = "",
+    ) -> NoReturn:
+        """Abandon the step, and show the callbacks the rows of this rank.
+
+        Raises:
+            StepAbandoned: always; every rank must call this.
+        """
+        if rollouts is not None:
+            self._waiting.report_abandoned_rollouts(rollouts)
+        raise StepAbandoned(message, exit_code, cause)
 
     def _limit(self, status: ScoreStatus) -> float:
         """Return how many rows may have no score."""
@@ -159,10 +178,10 @@ class ScoreGate:
         """
         self._abandon_on_bug(status, rollouts)
         if status.fatal:
-            raise StepAbandoned(f"Stopped: {status.fatal}")
+            self._abandon(rollouts, f"Stopped: {status.fatal}")
         if status.num_not_sampled > self._limit(status):
             message = f"Stopped because completions could not be sampled: {status}"
-            raise StepAbandoned(message, cause="engine_outage")
+            self._abandon(rollouts, message, cause="engine_outage")
         if scoring is not None:
             scoring.warn_of_bugs()
         return status.num_absent <= self._limit(status)

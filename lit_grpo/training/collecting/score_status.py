@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from lit_grpo.diagnostics import Failure, find_failure
 from lit_grpo.types import Outcome, RolloutBatch, Score
 
+NOT_TRAINED = "The step was not trained on; the rows that were being scored are in completions/."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreStatus:
@@ -76,9 +78,8 @@ class ScoreStatus:
                 "model.outage.max_absent_fraction."
             )
         return (
-            f"Stopped because of a bug in reward {name!r} on {where}, which no retry heals. The "
-            "step was not trained on; the rows that were being scored are in completions/. "
-            f"{self.bugs[name]}\nTry the reward without training: "
+            f"Stopped because of a bug in reward {name!r} on {where}, which no retry heals. "
+            f"{NOT_TRAINED} {self.bugs[name]}\nTry the reward without training: "
             f"lit-grpo rewards RUN.{advice}"
         )
 

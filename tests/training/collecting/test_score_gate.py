@@ -6,6 +6,7 @@ import os
 import signal
 from dataclasses import replace
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -16,6 +17,7 @@ from tiny import rollouts
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
 from lit_grpo.rollout import HFEngine
+from lit_grpo.runs.files.completions import CompletionsFile
 from lit_grpo.runs.leaving.signals import StopOnSignal
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training import OutagePolicy, waiting
@@ -162,6 +164,36 @@ def test_a_stop_on_an_outage_says_why_and_the_resumed_run_is_the_undisturbed_one
     trainer, outputs = assert_resumed_run_equals(undisturbed, tmp_path)
     assert len(outputs) == 4 - down_at
     assert trainer.fit_loop.total_batch_idx == 3
+
+
+def test_the_rows_of_the_step_that_an_outage_ends_are_kept_until_a_resumed_run_repeats_it(tmp_path):
+    file = tmp_path / "completions" / "step_000001.parquet"
+    train(Flaky(down=range(8, 16)), tmp_path, CompletionsFile(tmp_path))
+    rows = pq.read_table(file).to_pylist()
+    assert [row["outcome/flaky"] for row in rows] == ["error"] * 8
+    assert {row["detail/flaky"] for row in rows} == {"the service is down"}
+    ckpt = str(tmp_path / "last.ckpt")
+    train(Flaky(), tmp_path, CompletionsFile(tmp_path), ckpt=ckpt)
+    repeated = pq.read_table(file).to_pylist()
+    assert [row["outcome/flaky"] for row in repeated] == ["ok"] * 8
+    names = ("prompt_id", "token_ids")
+    assert [[row[one] for one in names] for row in repeated] == [
+        [row[one] for one in names] for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "on_error"), [(Outcome.BUDGET_SPENT, "mask"), (Outcome.ERROR, "raise")]
+)
+def test_the_rows_are_kept_too_if_retrying_is_pointless(tmp_path, outcome, on_error):
+    reward = Flaky(down=[10], outcome=outcome, on_error=on_error)
+    train(reward, tmp_path, CompletionsFile(tmp_path))
+    rows = pq.read_table(tmp_path / "completions" / "step_000001.parquet").to_pylist()
+    outcomes = [row["outcome/flaky"] for row in rows]
+    assert len(outcomes) == 8
+    assert outcomes.count(str(outcome)) == 1
+    missing = [row["detail/flaky"] for row in rows if row["outcome/flaky"] == "timeout"]
+    assert set(missing) <= {"the step ended before it came"}
 
 
 def test_a_reward_that_does_not_apply_is_not_named_as_the_cause_of_an_outage():

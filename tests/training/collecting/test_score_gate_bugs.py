@@ -187,6 +187,9 @@ def test_on_error_raise_shows_the_bug_as_well():
     assert exit_code == ExitCode.SCORES_ABSENT
     assert "its on_error is 'raise'" in log
     assert 'buggy_rewards.py", line' in log[log.index("Stopped: ") :]
+    outcomes = pd.read_parquet("run/completions")["outcome/missing_column"]
+    assert outcomes[0] == "error"
+    assert set(outcomes) <= {"error", "timeout"}  # some were not asked for any more
 
 
 def test_an_occasional_bug_is_an_outcome_with_one_traceback():
@@ -276,6 +279,12 @@ def test_an_exception_of_an_async_reward_that_has_worked_before_is_an_outage(cap
     assert "(100%)" in log
     assert "max_absent_fraction" not in log
     assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 1
+    assert "the rows that were being scored are in completions/." in log
+    rows = pd.read_parquet("run/completions/step_000001.parquet")
+    assert rows["outcome/down_later"].tolist() == ["error"] * 4
+    assert rows["detail/down_later"].str.contains("KeyError: 'error'").all()
+    assert rows["completion"].str.len().all()
+    assert rows["advantage"].isna().all()
 
 
 def test_a_bug_in_a_reward_that_is_only_logged_does_not_end_the_run():
@@ -307,6 +316,12 @@ def test_a_bug_in_the_accuracy_that_shows_later_ends_the_run_with_a_checkpoint()
     assert "Stopped at an evaluation: the accuracy 'missing_column' has a bug" in log
     assert "Resume after 1 step with: lit-grpo fit run" in log
     assert len(pd.read_csv("run/metrics.csv")["policy/loss"].dropna()) == 1
+    assert "the rows that were being scored are in completions/." in log
+    rows = pd.read_parquet("run/completions/step_000001.parquet")
+    assert rows["outcome/down_later"].tolist() == ["error"] * 4
+    assert rows["detail/down_later"].str.contains("KeyError: 'error'").all()
+    assert rows["completion"].str.len().all()
+    assert rows["advantage"].isna().all()
 
 
 def test_an_accuracy_that_has_worked_may_fail_later():
