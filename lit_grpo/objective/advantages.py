@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_grpo.objective.custom import Function, checked_advantages
+from lit_grpo.objective.custom import Function, check_arguments, checked_advantages
 from lit_grpo.types import RewardTable, UserError, check_range, counted_rows
 
 NOISE = 3e-7
@@ -70,6 +70,7 @@ class AdvantageConfig:
                 "mean may be 0). Set model.advantage.deviation."
             )
         check_range("model.advantage.discount", self.discount, at_least=0, at_most=1)
+        check_arguments("model.advantage.function", self.function, "table")
         if self.discount is not None:
             self._check_by_token()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Literal
 
-from lit_grpo.objective.custom import Function, describe
+from lit_grpo.objective.custom import Function, check_arguments, describe
 from lit_grpo.objective.terms import (
     CovarianceTerm,
     DistillationTerm,
@@ -107,6 +107,8 @@ class Objective:
 
     def __post_init__(self) -> None:
         self._check_ranges()
+        for name in ("surrogate", "function"):
+            check_arguments(f"{_KEY}{name}", getattr(self, name), "inputs", "objective")
         if self.ratio_cap is not None and self.surrogate != "clip":
             name = describe(self.surrogate) if callable(self.surrogate) else self.surrogate
             raise UserError(

@@ -1,7 +1,8 @@
 """Your own functions in the objective, named in the config by their path.
 
-What a function returns is checked: its shape at every call, its values at the first one. A function
-that is wrong ends the run with what was expected of it.
+What a function takes is checked when the config is read. What it returns is checked, too: its shape
+at every call, its values at the first one. A function that is wrong ends the run with what was
+expected of it.
 """
 
 from __future__ import annotations
@@ -13,13 +14,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_grpo.types import RewardTable, UserCodeFailed, UserError, defined_at, users_traceback
+from lit_grpo.types import (
+    RewardTable,
+    UserCodeFailed,
+    UserError,
+    defined_at,
+    unfit_signature,
+    users_traceback,
+)
 
 Function = Callable[..., Any]
 """A function, or an object that can be called; in a config its path, or that of its class."""
 
 _known_to_be_finite: list[Function] = []
 """Values are looked at once only, since that waits for a GPU. Objects need not be hashable."""
+
+
+def check_arguments(key: str, choice: object, *arguments: str) -> None:
+    """Check that a user's function takes what it is called with; one of our names passes.
+
+    Raises:
+        UserError: it cannot be called with so many arguments.
+    """
+    if not callable(choice) or (signature := unfit_signature(choice, arguments)) is None:
+        return
+    name = defined_at(choice)[0].__name__
+    whole = ", ".join(["self", *arguments] if name == "__call__" else arguments)
+    raise UserError(
+        f"{key.removeprefix('model.')} must be a function of {' and '.join(arguments)}, got "
+        f"{describe(choice)}, which takes {signature} (it is called with those by position). "
+        f"Define def {name}({whole}), or set another {key}."
+    )
 
 
 def checked_advantages(function: Function, table: RewardTable) -> Tensor:

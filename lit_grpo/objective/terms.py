@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from lit_grpo.objective.custom import Function
+from lit_grpo.objective.custom import Function, check_arguments
 from lit_grpo.types import UserError, check_range
 
 _KEY = "model.objective."
@@ -216,6 +216,7 @@ class SamplerCorrection:
 
     def __post_init__(self) -> None:
         key = f"{_KEY}sampler_correction."
+        check_arguments(f"{key}level", self.level, "log_ratio", "mask")
         why = "the bounds must satisfy 0 <= min_ratio < max_ratio"
         check_range(f"{key}min_ratio", self.min_ratio, at_least=0, why=why)
         check_range(f"{key}max_ratio", self.max_ratio, above=self.min_ratio or 0, why=why)

@@ -19,6 +19,7 @@ from lit_grpo.types import (
     UserError,
     check_range,
     setting_error,
+    unfit_signature,
 )
 
 _ARGUMENTS = {
@@ -211,20 +212,13 @@ def _check_signatures(reward: Reward) -> None:
     unused = "score" if reward.is_grouped else "score_group"
     for name, arguments in _ARGUMENTS.items():
         method = getattr(reward, name)
-        try:
-            signature = inspect.signature(method)
-        except (TypeError, ValueError):  # of what is not written in Python
+        if name == unused or unfit_signature(method, arguments) is None:
             continue
-        try:
-            signature.bind(*arguments)
-        except TypeError:
-            if name == unused:
-                continue
-            whole = ", ".join(["self", *arguments])
-            keyword = "async def" if inspect.iscoroutinefunction(method) else "def"
-            raise UserError(
-                f"{type(reward).__name__}.{name} must take {whole}, got "
-                f"{name}{inspect.signature(getattr(type(reward), name))} (it is called with "
-                f"{' and '.join(arguments) or 'nothing'}, by position). Define {keyword} "
-                f"{name}({whole})."
-            ) from None
+        whole = ", ".join(["self", *arguments])
+        keyword = "async def" if inspect.iscoroutinefunction(method) else "def"
+        raise UserError(
+            f"{type(reward).__name__}.{name} must take {whole}, got "
+            f"{name}{inspect.signature(getattr(type(reward), name))} (it is called with "
+            f"{' and '.join(arguments) or 'nothing'}, by position). Define {keyword} "
+            f"{name}({whole})."
+        )

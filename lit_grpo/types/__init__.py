@@ -15,7 +15,7 @@ from lit_grpo.types.errors import (
     as_rank_lost,
 )
 from lit_grpo.types.events import RunningStage, Stage, StageProgress, StopReason
-from lit_grpo.types.functions import defined_at, users_traceback
+from lit_grpo.types.functions import defined_at, unfit_signature, users_traceback
 from lit_grpo.types.json_text import parse_json
 from lit_grpo.types.rollouts import (
     Completion,
@@ -76,5 +76,6 @@ __all__ = [
     "parse_json",
     "setting_error",
     "starts_with_bos",
+    "unfit_signature",
     "users_traceback",
 ]

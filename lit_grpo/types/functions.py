@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import CodeType
@@ -21,6 +21,24 @@ def defined_at(function: Callable[..., Any]) -> tuple[Any, CodeType | None]:
     function = inspect.unwrap(function)
     named = function if hasattr(function, "__qualname__") else type(function).__call__
     return named, getattr(named, "__code__", None)
+
+
+def unfit_signature(
+    function: Callable[..., Any], arguments: Sequence[str]
+) -> inspect.Signature | None:
+    """Return the signature of a function that cannot be called with these arguments by position.
+
+    None if it can, or if its signature is not known, as that of one that is not written in Python.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return signature
+    return None
 
 
 def users_traceback(error: BaseException) -> str:

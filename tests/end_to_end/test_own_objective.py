@@ -37,9 +37,9 @@ def test_the_guides_surrogate_and_advantage_train_and_are_logged(importer, tmp_p
 def failing(tmp_path, monkeypatch, capsys):
     """Run the guide's surrogate with another last line; return the exit code and the message."""
 
-    def run(last_line: str) -> tuple[int, str]:
+    def run(last_line: str, line: str = r"return -(bounded.*)") -> tuple[int, str]:
         (python,), (config,), _ = blocks("python"), blocks("yaml"), blocks("bash")
-        changed = re.sub(r"return -(bounded.*)", last_line, python)
+        changed = re.sub(line, last_line, python)
         assert changed != python
         (tmp_path / "my_objective.py").write_text(changed)
         (tmp_path / "own.yaml").write_text(config)
@@ -58,6 +58,16 @@ def test_a_wrong_shape_is_named_with_the_function_and_its_line(failing):
     assert exit_code == 2
     assert shown.count("\n") == 1
     assert re.search(r"my_objective\.soft_clip .*my_objective\.py:7\)", shown), shown
+
+
+def test_a_wrong_signature_is_one_line_before_anything_is_loaded(failing, tmp_path):
+    exit_code, shown = failing("def soft_clip(ratio)", r"def soft_clip\(.*\)")
+    assert exit_code == 2
+    assert shown.count("\n") == 1
+    assert "objective.surrogate must be a function of inputs and objective" in shown
+    assert re.search(r"my_objective\.py:7\), which takes \(ratio\)", shown), shown
+    assert "Define def soft_clip(inputs, objective)" in shown
+    assert not (tmp_path / "runs").exists()
 
 
 def test_an_exception_is_shown_from_the_users_line_on(failing):

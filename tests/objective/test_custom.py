@@ -174,6 +174,51 @@ def test_a_wrong_result_is_named_with_the_function_its_file_and_what_was_expecte
     assert problem in message
 
 
+class Takes:
+    def __call__(self, inputs):
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("make", "own", "said"),
+    [
+        (
+            lambda own: Objective(surrogate=own),
+            lambda inputs: inputs,
+            r"objective\.surrogate must be a function of inputs and objective, got .*<lambda> "
+            r"\(.*test_custom\.py:\d+\), which takes \(inputs\)",
+        ),
+        (
+            lambda own: Objective(function=own),
+            Takes(),
+            r"objective\.function must .*Takes\.__call__ .*takes \(inputs\).*"
+            r"def __call__\(self, inputs, objective\), or set another model\.objective\.function\.",
+        ),
+        (
+            lambda own: SamplerCorrection(level=own),
+            lambda log_ratio, *, mask: log_ratio,
+            r"level must be a function of log_ratio and mask, .*takes \(log_ratio, \*, mask\)",
+        ),
+        (
+            lambda own: AdvantageConfig(function=own),
+            lambda rewards, lengths: rewards,
+            r"advantage\.function must be a function of table, .*takes \(rewards, lengths\)",
+        ),
+    ],
+    ids=["surrogate", "loss", "level", "advantages"],
+)
+def test_a_function_that_does_not_take_what_it_is_called_with_is_refused(make, own, said):
+    with pytest.raises(UserError, match=said):
+        make(own)
+
+
+def test_further_arguments_with_a_default_are_fine(case):
+    def own(inputs, objective, bound=2.0):
+        return clip(inputs, objective)
+
+    assert_same(gradient(case, surrogate=own), gradient(case, surrogate="clip"))
+
+
 def test_an_exception_is_reported_from_the_users_line_on(case):
     def own(inputs, objective):
         return inputs.no_such_field
