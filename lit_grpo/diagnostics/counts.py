@@ -9,7 +9,7 @@ import math
 import operator
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -137,7 +137,7 @@ def count_step(
     is_identical = [len({c.token_ids for c in group.completions}) == 1 for group in rollouts.groups]
     logprobs = [sum(c.sampler_logprobs) for c in rollouts.completions if c.token_ids]
     trained = None if batch is None else batch.loss_mask.any(1)
-    failures, details = count_scores(_failed(rollouts))
+    failures, details = count_scores(without_value(rollouts))
     return StepCounts(
         group_size=rollouts.group_size,
         num_groups=len(rollouts.groups),
@@ -196,10 +196,23 @@ def count_scores(scores: Iterable[tuple[str, Score]]) -> tuple[Counter[Scores], 
     return counts, details
 
 
-def _failed(rollouts: RolloutBatch) -> Iterator[tuple[str, Score]]:
-    for group in rollouts.groups:
-        for name, scores in group.scores.items():
-            yield from ((name, one) for one in scores if one.was_asked and not one.is_ok)
+def without_value(
+    rollouts: RolloutBatch, rewards: Collection[str] | None = None
+) -> Iterator[tuple[str, Score]]:
+    """Yield the scores without a value, each with the name of its reward.
+
+    A reward that declines a whole group does not apply to it. Its abstentions lack nothing on rows
+    that other rewards have made valid, and are left out there.
+
+    Args:
+        rewards: Names of the rewards to look at; all of them if None.
+    """
+    for group, is_valid in zip(rollouts.groups, rollouts.valid.tolist(), strict=True):
+        for name in group.scores if rewards is None else rewards:
+            for score, counts in zip(group.scores[name], is_valid, strict=True):
+                is_declined = counts and score.outcome is Outcome.ABSTAIN
+                if score.was_asked and not (score.is_ok or is_declined):
+                    yield name, score
 
 
 def _repeats_itself(text: str) -> bool:

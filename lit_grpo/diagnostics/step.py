@@ -17,6 +17,7 @@ from lit_grpo.diagnostics.counts import (
     count_asked,
     count_scores,
     count_step,
+    without_value,
 )
 from lit_grpo.types import Outcome, RolloutBatch, Score
 
@@ -34,7 +35,7 @@ ADVICE = {
     Outcome.OUT_OF_TOKENS: "Raise max_completion_tokens of its judge",
     Outcome.BUDGET_SPENT: "Raise limits.max_cost_usd of its judge",
     Outcome.PARSE_ERROR: "Compare its prompt with its replies",
-    Outcome.ABSTAIN: "Check why it declines to score these prompts",
+    Outcome.ABSTAIN: "Check why it declines to score them, unless that is intended",
     Outcome.NOT_SAMPLED: "Check the rollout engine's log",
     Outcome.TRUNCATED: "Raise its max_tokens, or lower model.sampling.max_tokens",
 }
@@ -75,28 +76,23 @@ def advice_on(outcome: Outcome, *, is_bug: bool) -> str:
     return BUG_ADVICE if is_bug else ADVICE[outcome]
 
 
-def has_no_value(score: Score) -> bool:
-    return score.was_asked and not score.is_ok
-
-
 def find_failure(
     rollouts: RolloutBatch,
     rewards: Collection[str] | None = None,
-    counts_as_failure: Callable[[Score], bool] = has_no_value,
+    counts_as_failure: Callable[[Score], bool] = lambda score: True,
 ) -> Failure | None:
     """Return the reward and outcome that most rows without a value share.
 
-    None if every score has a value.
+    None if every score has a value, or belongs to a reward that does not apply.
 
     Args:
         rewards: Names of the rewards to look at; all of them if None.
-        counts_as_failure: Whether a score counts; by default every score without a value does.
+        counts_as_failure: Whether a score `without_value` counts; by default every one does.
     """
     counts, details = count_scores(
         (name, score)
-        for group in rollouts.groups
-        for name in (group.scores if rewards is None else rewards)
-        for score in filter(counts_as_failure, group.scores[name])
+        for name, score in without_value(rollouts, rewards)
+        if counts_as_failure(score)
     )
     return _most_common(counts, details, count_asked(rollouts))
 

@@ -1,6 +1,9 @@
 """The counts of ranks are those of their rollouts together, and findings are about all of them."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 from toy_rollouts import completion, failed, rollouts, train_batch
 
 from lit_grpo.diagnostics.checks import CHECKS
@@ -53,6 +56,19 @@ def test_counts_by_hand():
     assert counts.only_reward is None
     assert (counts.num_trained, counts.has_advantage, counts.lowest_logprob) == (1, False, -0.5)
     assert counts.failures == {("math", Outcome.ABSTAIN, False): 1}
+
+
+def test_abstentions_count_where_they_leave_a_row_without_a_reward():
+    batch = rollouts([[1.0, 0.5], [0.0, 1.0]])
+    ok, declined = batch.groups[0].scores["math"], (failed(Outcome.ABSTAIN),) * 2
+    groups = [
+        replace(one, scores=one.scores | {"other": scores})
+        for one, scores in zip(batch.groups, (declined, ok), strict=True)
+    ]
+    applies = replace(batch, groups=tuple(groups))
+    assert count_step(applies).failures == {}
+    lacks = replace(applies, valid=torch.tensor([[True, False], [True, True]]))
+    assert count_step(lacks).failures == {("other", Outcome.ABSTAIN, False): 1}
 
 
 def findings(*ranks):

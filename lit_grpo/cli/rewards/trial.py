@@ -22,7 +22,6 @@ from lit_grpo.cli.errors import print_error
 from lit_grpo.diagnostics import (
     Failure,
     find_failure,
-    has_no_value,
     no_signal,
     truncated_fraction,
 )
@@ -269,7 +268,7 @@ def _failures(rollouts: RolloutBatch) -> list[str]:
 
 def find_unreported(rollouts: RolloutBatch) -> Failure | None:
     """Return why most rows without a value have none, but for bugs: `report_failures` has those."""
-    return find_failure(rollouts, counts_as_failure=lambda one: has_no_value(one) and not one.bug)
+    return find_failure(rollouts, counts_as_failure=lambda one: not one.bug)
 
 
 def _judge_notes(trial: Trial, rewards: Sequence[Reward]) -> list[str]:

@@ -198,6 +198,48 @@ def test_a_prompt_that_ends_with_an_answer_is_a_remark(capsys):
     assert "1 of 2 training prompts end with a turn of the assistant" in shown["data"]
 
 
+class OfSomePrompts(Reward):
+    """Score the prompts that begin with 1 only."""
+
+    def score(self, prompt, completion):
+        return len(completion.text) if prompt.text.startswith("1") else None
+
+
+class OfSomeCompletions(Reward):
+    """Score the first completions of each prompt only."""
+
+    def score_group(self, prompt, completions):
+        return [1.0, *[None for _ in completions[1:]]]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "share"),
+    [
+        (["OfSomePrompts", "RestAll"], None),
+        (["OfSomePrompts"], "50% of the scores of reward 'of_some_prompts'"),
+        (["OfSomeCompletions", "RestAll"], "50% of the scores of reward 'of_some_completions'"),
+    ],
+    ids=["other rewards apply", "no other reward", "within a group"],
+)
+def test_prompts_to_which_a_reward_does_not_apply_lack_no_score(kinds, share, capsys):
+    rows = write_rows(*({"prompt": f"{n % 2}+1=", "answer": "2"} for n in range(4)))
+    rewards = [{"class_path": f"{__name__}.{kind}"} for kind in kinds]
+    words = ["--probe", ENDING, "--model.sampling.max_tokens=24", "--model.group_size=2"]
+    exit_code, shown = doctor(capsys, *rows, *words, f"--model.rewards={json.dumps(rewards)}")
+    assert exit_code == 0
+    if share is None:
+        assert "abstain" not in shown["probe"]
+        assert "could not be scored" not in shown["probe"]
+    else:
+        why = f"{share} ended as abstain. Check why it declines to score them, unless that is"
+        assert why in shown["probe"]
+
+
+class RestAll(Reward):
+    def score(self, prompt, completion):
+        return len(completion.text)
+
+
 class OnMostRows(Reward):
     calls = 0
 
