@@ -17,7 +17,7 @@ from lit_grpo.concurrency import backoff, jitter
 from lit_grpo.judge.budget import RETRY_AFTER_JITTER, CallBudget, CallPermit, budget_of, release
 from lit_grpo.judge.config import Judge
 from lit_grpo.judge.connection import connect, secret_variables, without_secret
-from lit_grpo.judge.failures import JudgeFailure, as_failure
+from lit_grpo.judge.failures import JudgeFailure, as_failure, parsed
 from lit_grpo.judge.ledger import Ledger, Usage
 from lit_grpo.judge.reply import Form, Text, Verdict, read_reply
 from lit_grpo.types import Message, Outcome, UserError
@@ -148,6 +148,7 @@ class JudgeClient:
         return read_reply(_text_of(completion, self.judge), question.form, question.ids)
 
     async def _send(self, request: Mapping[str, Any]) -> Any:
+        from openai._response import AsyncAPIResponse
         from openai.types.chat import ChatCompletion
 
         limit = self.judge.limits.call_timeout_seconds
@@ -156,9 +157,12 @@ class JudgeClient:
         try:
             async with asyncio.timeout(limit) as timer:
                 # As chat.completions.create, without its slow pass over all arguments.
-                return await self._client.post(
-                    "/chat/completions", body=dict(request), cast_to=ChatCompletion
+                response = await self._client.post(
+                    "/chat/completions",
+                    body=dict(request),
+                    cast_to=AsyncAPIResponse[ChatCompletion],
                 )
+                return await parsed(response)
         except Exception as error:
             if timer.expired():
                 raise JudgeFailure(

@@ -12,8 +12,11 @@ from lit_grpo.types import Outcome
 
 if TYPE_CHECKING:
     from openai import APIStatusError
+    from openai._response import AsyncAPIResponse
 
 MAX_DETAIL_CHARACTERS = 500
+MAX_SHOWN_CHARACTERS = 60
+"""Of a reply that is no JSON."""
 
 HINTS = {
     401: "the key or token is wrong, expired, or for a different resource",
@@ -85,6 +88,34 @@ def as_failure(error: Exception) -> JudgeFailure:
         f"{type(error).__name__}: {error}",
         is_transient=is_unreadable,
     )
+
+
+async def parsed(response: AsyncAPIResponse[Any]) -> Any:
+    """Return the parsed JSON of a reply that is no error.
+
+    Raises:
+        JudgeFailure: it is something else, which a proxy or a login page may have sent.
+    """
+    try:
+        found = await response.parse()
+    except ValueError:
+        found = ""
+    if not isinstance(found, str):  # the openai package returns what it does not parse as text
+        return found
+    raw = response.http_response
+    kind = raw.headers.get("content-type", "no content type").partition(";")[0]
+    text = raw.text.strip()
+    shown = repr(text[:MAX_SHOWN_CHARACTERS]) if text else "an empty body"
+    if text and kind.endswith("json"):
+        detail = f"status {raw.status_code}, JSON that cannot be read: {shown}"
+        raise JudgeFailure(Outcome.PARSE_ERROR, detail, is_transient=True)
+    url = raw.url
+    moved = f" from {url.scheme}://{url.netloc.decode()}{url.path}" if raw.history else ""
+    detail = (
+        f"not a chat completion: status {raw.status_code}{moved}, {kind}, {shown} (check base_url, "
+        "which as a rule ends in /v1, and proxies)"
+    )
+    raise JudgeFailure(Outcome.UNAVAILABLE, detail, is_transient=True)
 
 
 def _from_status(error: APIStatusError) -> JudgeFailure:

@@ -152,6 +152,8 @@ TRANSIENT = {
     "overloaded": (refuses(503), Outcome.UNAVAILABLE, 6),
     "dropped": (DROPS, Outcome.UNAVAILABLE, 6),
     "request timeout": (refuses(408), Outcome.TIMEOUT, 6),
+    "an empty body": (Reply(b""), Outcome.UNAVAILABLE, 6),
+    "no content at all": (Reply(b"", status=204), Outcome.UNAVAILABLE, 6),
     "malformed JSON": (Reply(b'{"choices": [{"mess'), Outcome.PARSE_ERROR, 3),
     "not a completion": (Reply({"ok": True}), Outcome.PARSE_ERROR, 3),
     "a list": (Reply([]), Outcome.PARSE_ERROR, 3),
@@ -179,6 +181,37 @@ def test_transient_failures_are_retried_with_one_request_per_try(server, reply, 
     assert totals["judge/rate_limited"] == (calls if outcome is Outcome.RATE_LIMITED else 0)
     assert totals["judge/parse_errors"] == (calls if outcome is Outcome.PARSE_ERROR else 0)
     assert f"({calls} calls)" in str(failure)
+
+
+PAGE = Reply(b"<!doctype html><title>Sign in</title>", headers={"content-type": "text/html"})
+TO_LOGIN = Reply(b"", status=302, headers={"location": "/login?secret=1"})
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (PAGE, "status 200, text/html, '<!doctype html><title>Sign in</title>'"),
+        (TO_LOGIN, "/login, text/html, '<!doctype html><title>Sign in</title>'"),
+        (Reply(b""), "status 200, application/json, an empty body"),
+        (Reply(b"", status=204), "status 204, application/json, an empty body"),
+    ],
+    ids=["page", "redirect", "empty", "204"],
+)
+def test_a_reply_that_is_no_json_is_described_with_what_to_check(server, reply, said):
+    server.behaviour = lambda request: PAGE if request.path.startswith("/login") else reply
+    (failure,) = ask(server.judge(limits={"num_retries": 0}))
+    assert failure.outcome is Outcome.UNAVAILABLE
+    assert said in failure.detail
+    assert "check base_url, which as a rule ends in /v1, and proxies" in failure.detail
+    assert "JSONDecodeError" not in failure.detail
+    assert "secret" not in failure.detail
+
+
+def test_a_reply_that_is_cut_off_is_shown(server):
+    server.behaviour = lambda request: Reply(b'{"choices": [{"mess')
+    (failure,) = ask(server.judge(limits={"num_retries": 0}))
+    assert failure.outcome is Outcome.PARSE_ERROR
+    assert 'JSON that cannot be read: \'{"choices": [{"mess\'' in failure.detail
 
 
 RETRIED = ("rate limit", "server error", "dropped", "malformed JSON", "prose")

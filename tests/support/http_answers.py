@@ -16,8 +16,8 @@ def answering(replies: Mapping[str, Any], requests: list | None = None) -> Itera
 
     Args:
         replies: Bodies by method and path, such as ``GET /health``; bytes, or an object to send as
-            JSON, or a function that makes a status and one of those of the parsed body. Other
-            requests are answered with 404.
+            JSON, or a function that makes a status and one of those of the parsed body; or headers,
+            a status and one of those. Other requests are answered with 404.
         requests: Gets (method and path with the query, parsed body) of each request.
     """
 
@@ -27,13 +27,16 @@ def answering(replies: Mapping[str, Any], requests: list | None = None) -> Itera
             if requests is not None:
                 requests.append((f"{self.command} {self.path}", json.loads(body or "null")))
             reply = replies.get(f"{self.command} {self.path.partition('?')[0]}")
-            status = 404 if reply is None else 200
+            status, headers = 404 if reply is None else 200, {}
+            if isinstance(reply, tuple):
+                headers, status, reply = reply
             if callable(reply):
                 status, reply = reply(json.loads(body or "null"))
             data = reply if isinstance(reply, bytes) else json.dumps(reply or {}).encode()
             with suppress(OSError):  # the client may have disconnected
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
+                for name, value in ({"Content-Length": str(len(data))} | headers).items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(data)
 

@@ -186,9 +186,8 @@ def _handler(server: JudgeServer) -> type[BaseHTTPRequestHandler]:
         def _send(self, reply: Reply) -> None:
             body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
             self.send_response(reply.status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            for name, value in reply.headers.items():
+            headers = {"content-type": "application/json", "content-length": str(len(body))}
+            for name, value in (headers | dict(reply.headers)).items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)

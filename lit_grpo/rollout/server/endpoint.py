@@ -18,7 +18,10 @@ import aiohttp
 CONNECT_SECONDS = 10.0
 KEEPALIVE_SECONDS = 2.0
 MAX_SHOWN_CHARACTERS = 500
+MAX_SHOWN_OF_PAGE = 100
 STOPPED = "the server was stopped"
+BROKE_OFF = "the stream broke off"
+HTML = "text/html"
 KEY_NEEDED = (
     "it requires an API key: export the key, and set model.engine.init_args.api_key_variable, or "
     "that of model.teacher, to the name of its environment variable"
@@ -126,19 +129,21 @@ class Endpoint:
         async with _as_server_errors(f"POST {path}", None):
             async with self._streams.post(self.url + path, json=body) as response:
                 self._replies.add(response)
-                if response.status >= 400:
+                if response.status >= 400 or response.content_type == HTML:
                     await _read_text(response)
-                buffer, is_done = b"", False
+                buffer, is_done, is_empty = b"", False, True
                 async for chunk in _chunks(response):
+                    is_empty = False
                     *events, buffer = (buffer + chunk).split(b"\n\n")
                     for event in events:
                         data = event.partition(b"data: ")[2]
                         if data == b"[DONE]":
                             is_done = True  # read to the end, so that the connection can be reused
                         elif not event.startswith(b":"):  # a comment, which keeps the stream alive
-                            yield _parse(data)
+                            yield _parse(data or event)
             if not is_done:
-                raise ServerError(f"POST {path}: the stream broke off")
+                ended = f"status {response.status} with an empty body" if is_empty else BROKE_OFF
+                raise ServerError(f"POST {path}: {ended}")
 
     async def close(self) -> None:
         """Abort all requests; closing the session alone would leave readers of streams waiting."""
@@ -173,8 +178,13 @@ def require_field(reply: Any, name: str) -> Any:
         ServerError: it is missing, for example because a different program answers here.
     """
     if not isinstance(reply, dict) or name not in reply:
-        raise ServerError(f"no {name!r} in the reply {str(reply)[:MAX_SHOWN_CHARACTERS]!r}")
+        raise ServerError(f"no {name!r} in {_shown(reply)}")
     return reply[name]
+
+
+def _shown(reply: Any) -> str:
+    """Return a reply for a message."""
+    return "an empty reply" if reply == "" else f"the reply {str(reply)[:MAX_SHOWN_CHARACTERS]!r}"
 
 
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
@@ -187,9 +197,22 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
 
 
 async def _read_text(response: aiohttp.ClientResponse) -> str:
+    """Return the body of a reply.
+
+    Raises:
+        RequestRefused, ServerError: it is an error, or a web page, which none of the servers sends.
+    """
     text = await response.text()
     if response.status >= 400:
         _raise_for_status(response.status, text, f"{response.method} {response.url.path}: ")
+    if response.content_type == HTML:
+        first = (*response.history, response)[0]
+        moved = f" after a redirect to {response.url.with_query(None)}" if response.history else ""
+        raise ServerError(
+            f"{first.method} {first.url.path}: status {response.status}{moved} with a web page, "
+            f"{text[:MAX_SHOWN_OF_PAGE]!r}. Check that this is the address of the server itself, "
+            "without /v1 and not that of a proxy"
+        )
     return text
 
 
@@ -219,5 +242,4 @@ def reading(event: Any) -> Iterator[None]:
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        shown = str(event)[:MAX_SHOWN_CHARACTERS]
-        raise ServerError(f"an event in an unknown format ({error!r}): {shown!r}") from error
+        raise ServerError(f"an unknown format ({error!r}): {_shown(event)}") from error

@@ -18,6 +18,7 @@ from lit_grpo.rollout.server.endpoint import (
     reading,
 )
 
+PAGE = {"Content-Type": "text/html"}, 200, b"<!doctype html><title>Sign in</title>"
 GENERATE = "POST /inference/v1/generate"
 HEALTHY = {"GET /health": {}, "POST /resume": {}, "POST /pause": {}, "POST /collective_rpc": {}}
 HEALTHY |= {"POST /reset_prefix_cache": {"success": True}, "POST /update_weight_version": {}}
@@ -52,8 +53,31 @@ def test_an_event_of_another_release_is_reported_with_its_text(tmp_path):
     stream = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
     with answering(HEALTHY | {GENERATE: stream}) as url:
         failure = failure_at(url, tmp_path)
-    assert "an event in an unknown format" in failure
+    assert "an unknown format" in failure
     assert str(event) in failure
+
+
+def test_a_web_page_is_reported_with_what_to_check(tmp_path):
+    with answering({"GET /health": {}, "POST /resume": PAGE}) as url:
+        failure = failure_at(url, tmp_path)
+    assert "POST /resume: status 200 with a web page, '<!doctype html>" in failure
+    assert "Check that this is the address of the server itself, without /v1" in failure
+
+
+def test_a_redirect_to_a_web_page_names_where_it_led():
+    to_login = {"Location": "/login?secret=1"}, 302, b""
+    replies = {"POST /stream": to_login, "GET /login": PAGE}
+    with answering(replies) as url, pytest.raises(ServerError) as caught:
+        read_events(url)
+    assert str(caught.value).startswith(
+        f"POST /stream: status 200 after a redirect to {url}/login with a web page, '<!doctype"
+    )
+
+
+def test_a_stream_without_a_body_is_reported_with_its_status():
+    said = pytest.raises(ServerError, match="POST /stream: status 200 with an empty body")
+    with answering({"POST /stream": b""}) as url, said:
+        read_events(url)
 
 
 @pytest.mark.parametrize("error", [KeyError("a"), IndexError(7), TypeError("list"), ValueError()])
