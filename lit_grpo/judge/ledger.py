@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from lit_grpo.judge.budget import Cause
@@ -26,14 +27,20 @@ class Usage:
 
     @classmethod
     def of(cls, usage: Any) -> Usage:
-        """Read the ``usage`` of a reply of the openai package; what is missing counts as 0."""
-        if usage is None:
-            return cls()
+        """Read the ``usage`` of a reply of the openai package; what it does not count is 0.
+
+        A negative number, which some servers report for one that they do not know, makes the whole
+        usage as good as none.
+        """
         details = getattr(usage, "prompt_tokens_details", None)
+        prompt, completion = _number(usage, "prompt_tokens"), _number(usage, "completion_tokens")
+        cached = _number(details, "cached_tokens")
+        if min(prompt, completion) < 0:
+            return cls()
         return cls(
-            prompt_tokens=getattr(usage, "prompt_tokens", None) or 0,
-            cached_prompt_tokens=getattr(details, "cached_tokens", None) or 0,
-            completion_tokens=getattr(usage, "completion_tokens", None) or 0,
+            prompt_tokens=prompt,
+            cached_prompt_tokens=cached if 0 <= cached <= prompt else 0,
+            completion_tokens=completion,
         )
 
     @property
@@ -48,6 +55,12 @@ class Usage:
         fresh_tokens = self.prompt_tokens - self.cached_prompt_tokens
         dollars = fresh_tokens * price.prompt + self.cached_prompt_tokens * cached
         return (dollars + self.completion_tokens * price.completion) / MILLION
+
+
+def _number(counts: Any, name: str) -> int:
+    """Return a count of tokens; 0 if it is missing or no finite number."""
+    found = getattr(counts, name, None)
+    return int(found) if isinstance(found, int | float) and isfinite(found) else 0
 
 
 @dataclass(slots=True)

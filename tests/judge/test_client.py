@@ -366,7 +366,13 @@ def test_a_failure_carries_the_cost_of_its_calls(server, reply):
     assert failure.cost == pytest.approx(len(server.requests) * REPLY_COST)
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}, "many", []])
+UNKNOWN = {"prompt_tokens": -1, "completion_tokens": -1}
+PARTLY = {"prompt_tokens": 100, "completion_tokens": -500}
+
+
+@pytest.mark.parametrize(
+    "usage", [None, {}, {"prompt_tokens": None}, "many", [], UNKNOWN, PARTLY], ids=str
+)
 def test_the_tokens_of_a_reply_without_usage_are_estimated_with_one_warning(server, usage, caplog):
     body = says(score=10).body | {"usage": usage}
     server.behaviour = lambda request: Reply(body)
@@ -382,8 +388,9 @@ def test_the_tokens_of_a_reply_without_usage_are_estimated_with_one_warning(serv
     assert caplog.text.count("does not report the tokens of its replies") == 1
 
 
-def test_a_budget_ends_also_if_the_judge_reports_no_usage(server):
-    body = says(score=10).body | {"usage": None}
+@pytest.mark.parametrize("usage", [None, PARTLY], ids=["none", "negative"])
+def test_a_budget_ends_also_if_the_judge_reports_no_usage(server, usage):
+    body = says(score=10).body | {"usage": usage}
     server.behaviour = lambda request: Reply(body)
     limits = {"max_cost_usd": 1e-9, "max_concurrency": 1}
     answers = ask(server.judge(price=PRICE, limits=limits), *[QUESTION] * 3)

@@ -21,6 +21,25 @@ def test_missing_token_counts_are_0():
     assert Usage.of(partial) == Usage(completion_tokens=3)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "cached", "completion", "expected"),
+    [
+        (-1, 0, 3, Usage()),
+        (10, 0, -3, Usage()),
+        (10, -7, 3, Usage(prompt_tokens=10, completion_tokens=3)),
+        (10, 11, 3, Usage(prompt_tokens=10, completion_tokens=3)),
+        (10.0, float("nan"), 3, Usage(prompt_tokens=10, completion_tokens=3)),
+    ],
+)
+def test_numbers_of_tokens_that_cannot_be_are_not_counted(prompt, cached, completion, expected):
+    usage = SimpleNamespace(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        prompt_tokens_details=SimpleNamespace(cached_tokens=cached),
+    )
+    assert Usage.of(usage) == expected
+
+
 def test_cached_tokens_are_read_from_the_details():
     details = SimpleNamespace(cached_tokens=7)
     usage = SimpleNamespace(prompt_tokens=10, completion_tokens=3, prompt_tokens_details=details)
