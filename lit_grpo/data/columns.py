@@ -50,6 +50,30 @@ def prompt_value(row: Row, mapping: Mapping[str, str]) -> str | list[Any]:
     return value
 
 
+def joined_parts(content: Any) -> Any:
+    """Return the content of a message; one that is a list of parts, all of them text, as that text.
+
+    Each part, ``{"type": "text", "text": ...}`` as in OpenAI's format, begins a line.
+    """
+    if not isinstance(content, list) or not content:
+        return content
+    texts = [part.get("text") for part in content if _part_type(part) == "text"]
+    is_text = len(texts) == len(content) and all(isinstance(one, str) for one in texts)
+    return "\n".join(texts) if is_text else content
+
+
+def other_parts(content: Any) -> list[str]:
+    """Return the types of the parts of a message that are not text, such as ``image_url``."""
+    parts = content if isinstance(content, list) else []
+    types = [_part_type(part) for part in parts]
+    return list(dict.fromkeys(one for one in types if one and one != "text"))
+
+
+def _part_type(part: Any) -> str:
+    found = part.get("type") if isinstance(part, Mapping) else None
+    return found if isinstance(found, str) else ""
+
+
 def prompt_id(row: Row, mapping: Mapping[str, str]) -> str:
     """Return the id column as text; without a mapping for it, the file's stem and row number."""
     if "id" not in mapping:

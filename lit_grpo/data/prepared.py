@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_grpo.data.columns import joined_parts
 from lit_grpo.data.sources import Row, decoded, json_columns
 from lit_grpo.types import Prompt, UserError, list_some, parse_json
 
@@ -228,7 +229,8 @@ def text_hash(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     A conversation is the text of its messages but for the system's.
     """
     if not isinstance(prompt, str):
-        said = (one.get("content") for one in prompt if one.get("role") != "system")
+        turns = (one for one in prompt if one.get("role") != "system")
+        said = (joined_parts(one.get("content")) for one in turns)
         prompt = "\n".join(text for text in said if isinstance(text, str))
     return hashlib.sha256(normalised_text(prompt).encode()).hexdigest()[:32]
 
@@ -256,7 +258,7 @@ def text_hashes(value: Any) -> Iterator[str]:
             yield from text_hashes(one)
     elif isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
         yield text_hash(value)
-        said = (one.get("content") for one in value if one.get("role") == "user")
+        said = (joined_parts(one.get("content")) for one in value if one.get("role") == "user")
         yield from (text_hash(text) for text in said if isinstance(text, str))
 
 

@@ -10,7 +10,15 @@ from typing import Any, Literal, get_args
 import jinja2
 
 from lit_grpo.data.chat import check_template_kwargs, read_tools, render_chat
-from lit_grpo.data.columns import Role, gold_answers, list_rows, prompt_id, prompt_value
+from lit_grpo.data.columns import (
+    Role,
+    gold_answers,
+    joined_parts,
+    list_rows,
+    other_parts,
+    prompt_id,
+    prompt_value,
+)
 from lit_grpo.data.sources import Row
 from lit_grpo.types import (
     Message,
@@ -142,6 +150,7 @@ def build_prompt(
 
 
 def _checked_value(value: Any) -> Any:
+    value = joined_parts(value)
     if value is None:
         raise jinja2.UndefinedError("a value is null; write {{ NAME or '' }} where that is fine")
     if isinstance(value, bytes):
@@ -184,16 +193,27 @@ def _to_messages(
 
 
 def _check_message(turn: Any, row: Row) -> Message:
-    """Return a message; one that only calls tools, whose content is null, gets an empty content."""
-    if isinstance(turn, Mapping) and turn.get("content") is None and turn.get("tool_calls"):
-        turn = {**turn, "content": ""}
+    """Return a message with a content that is text.
+
+    That of one that only calls tools may be null, and becomes empty.
+    """
+    if isinstance(turn, Mapping):
+        content = turn.get("content")
+        if others := other_parts(content):
+            raise UserError(
+                f"{row.origin}: every part of a message must be text, got {' and '.join(others)} "
+                "(a policy reads text alone). Remove the row, or put what it needs into words."
+            )
+        is_call = content is None and turn.get("tool_calls")
+        turn = {**turn, "content": "" if is_call else joined_parts(content)}
     is_message = isinstance(turn, Mapping) and all(
         isinstance(turn.get(key), str) for key in ("role", "content")
     )
     if not is_message:
         raise UserError(
             f"{row.origin}: a message must have a role and a content that are text, got {turn!r} "
-            "(the content may be null beside tool_calls). Repair or remove the row."
+            "(the content may be a list of parts of type text, or null beside tool_calls). Repair "
+            "or remove the row."
         )
     message: Message = turn
     return message

@@ -3,6 +3,7 @@
 import pytest
 
 from lit_grpo.data import PromptFormat, Row, build_prompts
+from lit_grpo.data.prepared import text_hash, text_hashes
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -129,6 +130,29 @@ def test_a_prompt_column_whose_lists_are_no_messages_is_named():
 @pytest.mark.parametrize("turn", [{"role": "user"}, {"role": "user", "content": [1]}])
 def test_a_message_without_role_or_text_is_refused(turn):
     with pytest.raises(ValueError, match=r"row 4: a message must have a role and a content"):
+        build(row(4, prompt=[turn], answer="2"))
+
+
+def parts(*texts: str) -> list[dict]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@pytest.mark.parametrize("choices", [{}, {"template": "user: {{ prompt[0].content }}\n"}], ids=str)
+def test_a_content_in_parts_is_their_text_each_on_its_own_line(choices):
+    turn = {"role": "user", "content": parts("Solve:", "2+2=")}
+    (prompt,) = build(row(prompt=[turn], answer="4"), **choices)
+    plain = {"role": "user", "content": "Solve:\n2+2="}
+    (expected,) = build(row(prompt=[plain], answer="4"), **choices)
+    assert (prompt.text, prompt.messages) == (expected.text, expected.messages)
+    assert text_hash([turn]) == text_hash([plain])
+    assert [*text_hashes({"prompt": [turn]})] == [*text_hashes({"prompt": [plain]})]
+
+
+def test_a_content_with_an_image_is_refused():
+    image = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    turn = {"role": "user", "content": [*parts("What is this?"), image]}
+    said = r"row 4: every part of a message must be text, got image_url \(a policy reads text alone"
+    with pytest.raises(ValueError, match=said):
         build(row(4, prompt=[turn], answer="2"))
 
 

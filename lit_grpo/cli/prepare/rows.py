@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from lit_grpo.cli.prepare.recipe import RecipeSource, Role
-from lit_grpo.data.columns import first_of, id_text
+from lit_grpo.data.columns import first_of, id_text, joined_parts
 from lit_grpo.data.filters import MISSING, find_value
 from lit_grpo.data.prepared import text_hash, text_hashes
 from lit_grpo.data.scored_answers import read_scored_answers
@@ -92,7 +92,7 @@ def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -
     columns.pop("answer", None)
     if answer is not None:
         columns["answer"] = answer
-    if isinstance(columns.get("question"), list) and columns["question"] == prompt:
+    if isinstance(columns.get("question"), list) and _joined(columns["question"]) == prompt:
         del columns["question"]  # they are messages
     if source.kind == "open":  # templates of rubrics name it
         columns.setdefault("question", _words(prompt))
@@ -168,10 +168,23 @@ def _prompt(value: Any, column: str) -> str | list[dict[str, Any]]:
         raise UnusableRow("no prompt", f"the prompt column {column!r} is empty or missing")
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and all(isinstance(one, dict) and "role" in one for one in value):
-        return value
     what = f"the prompt column {column!r} holds neither text nor messages but {str(value)[:60]!r}"
+    if isinstance(value, list) and all(isinstance(one, dict) and "role" in one for one in value):
+        turns = _joined(value)
+        if all(isinstance(one.get("content"), str | None) for one in turns):
+            return turns
+        what = f"a message of the prompt column {column!r} has other contents than text"
     raise UnusableRow("prompt is no text", what)
+
+
+def _joined(turns: Sequence[Any]) -> list[Any]:
+    """Return messages whose contents are text instead of parts of it."""
+    return [
+        one | {"content": joined_parts(one["content"])}
+        if isinstance(one, dict) and "content" in one
+        else one
+        for one in turns
+    ]
 
 
 def _words(prompt: str | Sequence[Mapping[str, Any]]) -> str:

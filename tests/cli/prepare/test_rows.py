@@ -10,6 +10,8 @@ from lit_grpo.data.prepared import text_hash
 from lit_grpo.data.sources import Row
 from lit_grpo.types import UserError
 
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+
 
 def prepared(columns, answer=None, kind="verifiable", **roles):
     row = Row(source="a.jsonl", number=3, id="a:3", columns=columns)
@@ -73,6 +75,15 @@ def test_messages_are_found_under_any_name_of_a_prompt(name):
     assert "question" not in row.columns
 
 
+@pytest.mark.parametrize("name", ["prompt", "question"])
+def test_messages_in_parts_become_text(name):
+    said = [{"role": "user", "content": [{"type": "text", "text": "Why?"}]}]
+    row = prepared({name: said})
+    assert row.columns["messages"] == [{"role": "user", "content": "Why?"}]
+    assert (row.text, row.text_hash) == ("Why?", text_hash("Why?"))
+    assert "question" not in row.columns
+
+
 @pytest.mark.parametrize("prompt", ["Why?", [{"role": "user", "content": "Why?"}]])
 def test_an_open_row_has_a_question_for_templates_of_rubrics(prompt):
     for name in ("prompt", "question"):
@@ -97,6 +108,7 @@ def test_a_prepared_row_is_prepared_again_without_renaming():
         ({"prompt": []}, {}, "no prompt"),
         ({"prompt": 3}, {}, "prompt is no text"),
         ({"prompt": ["x"]}, {}, "prompt is no text"),
+        ({"prompt": [{"role": "user", "content": [IMAGE]}]}, {}, "prompt is no text"),
         ({"prompt": "x", "key": None}, {"id": "key"}, "no id"),
         ({"prompt": "x", "answers": ["a", 1]}, {}, "unusable answers"),
         ({"prompt": "x", "answers": "[1"}, {}, "unusable answers"),
