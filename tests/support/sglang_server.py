@@ -7,6 +7,7 @@ sglang.launch_server``. Tests start it with ``running_server``, and set ``faults
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -26,6 +27,10 @@ from typing import IO, Any
 
 import yaml
 
+from lit_grpo.stopping import PR_SET_PDEATHSIG
+
+PARENT = "LIT_GRPO_TESTS_PARENT"
+"""Variable with the process id of whom a server that `running_server` has started ends with."""
 START_SECONDS = 120
 ANSWER_SECONDS = 60
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -81,7 +86,7 @@ class RunningServer:
 
 @contextmanager
 def running_server(model_dir: str | Path, **flags: Any) -> Iterator[RunningServer]:
-    """Start a server, wait until it answers, and kill it at the end.
+    """Start a server, wait until it answers, and kill it at the end, also of a killed test runner.
 
     Args:
         **flags: Of the command line, with underscores: True for a flag without a value, a list for
@@ -94,7 +99,7 @@ def running_server(model_dir: str | Path, **flags: Any) -> Iterator[RunningServe
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [sys.executable, __file__, *_command_line(flags)],
-            env=os.environ | OFFLINE,
+            env=os.environ | OFFLINE | {PARENT: str(os.getpid())},
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -216,7 +221,17 @@ def with_config(words: list[str]) -> list[str]:
     return read + words[:place] + words[place + 2 :]
 
 
+def end_with_parent() -> None:
+    """Let Linux kill this process when the one that started it ends, if that is wanted."""
+    if parent := os.environ.get(PARENT):
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(parent):  # it has ended already
+            sys.exit(1)
+
+
 def main() -> None:
+    end_with_parent()
     flags = parser().parse_args(with_config(sys.argv[1:]))
     print(f"server_args={vars(flags)}", file=sys.stderr, flush=True)  # as SGLang does
     from _sglang_api import Server

@@ -1,14 +1,18 @@
 """The test server for SGLang behaves as documented; transformers and peft are the reference."""
 
 import json
+import signal
 import socket
+import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 import torch
+from paths import SUPPORT
 from peft import LoraConfig, get_peft_model
+from processes import running
 from sglang_server import RunningServer, running_server
 from tiny import tiny_policy
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -412,6 +416,26 @@ def test_a_server_that_is_never_healthy_reports_it_and_is_gone_afterwards(direct
     with running_server(directories["default"], never_healthy=True) as server:
         assert server.get("/health")[0] == 503
     assert not is_alive(server.pid)
+
+
+RUNNER = """
+import sys, time
+from sglang_server import running_server
+
+with running_server(sys.argv[1]) as server:
+    print(server.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_ends_with_a_test_runner_that_a_signal_ends(directories, signum):
+    words = [sys.executable, "-c", RUNNER, str(directories["default"])]
+    with running(words, PYTHONPATH=str(SUPPORT)) as runner:
+        server = int(runner.stdout.readline())
+        assert is_alive(server)
+        runner.send_signal(signum)
+        wait_until(lambda: not is_alive(server))
 
 
 def test_an_api_key_in_a_file_of_options_is_required_on_all_paths_but_health_checks(
