@@ -117,56 +117,65 @@ class GRPOModule(PolicyModule):
         super().__init__(
             policy, sampling, engine, optimizer, lr_schedule, warmup_steps, evaluation, seed
         )
-        policy = self.policy
         check_type("model.rewards", rewards, (list, tuple))
         check_type("model.objective", objective, Objective)
         check_type("model.advantage", advantage, AdvantageConfig)
         check_type("model.update", update, UpdateConfig)
         check_type("model.outage", outage, OutagePolicy)
-        check_sampling(group_size, dynamic_sampling_rounds, sampling)
-        refuse_contradictions(policy, objective, advantage)
-        self.teacher = LocalTeacher(teacher) if isinstance(teacher, str) else teacher
-        check_teacher(self.teacher, objective)
-        check_overlap(
-            max_head_offpolicyness, update.optimizer_steps, dynamic_sampling_rounds, self.engine
-        )
-        check_group_fits(group_size, self.engine)
         self.automatic_optimization = False
         self.rewards = RewardSuite(rewards)
         self.group_size = group_size
-        self.max_head_offpolicyness = max_head_offpolicyness
         self.objective = objective
+        self.teacher = LocalTeacher(teacher) if isinstance(teacher, str) else teacher
         self.advantage = advantage
         self.update = update
+        self.dynamic_sampling_rounds = dynamic_sampling_rounds
         self.outage = outage
+        self.max_head_offpolicyness = max_head_offpolicyness
+        self._check_settings()
+        self._build_parts()
+        self.rollout_step = 0
+        self._empty_steps = EmptySteps()
+        self._step_log = StepLog()
+
+    def _check_settings(self) -> None:
+        """Refuse settings that are out of range or contradict each other."""
+        check_sampling(self.group_size, self.dynamic_sampling_rounds, self.sampling)
+        refuse_contradictions(self.policy, self.objective, self.advantage)
+        check_teacher(self.teacher, self.objective)
+        steps, rounds = self.update.optimizer_steps, self.dynamic_sampling_rounds
+        check_overlap(self.max_head_offpolicyness, steps, rounds, self.engine)
+        check_group_fits(self.group_size, self.engine)
+
+    def _build_parts(self) -> None:
+        """Build the parts of a rollout step: one collects, one builds the batch, one updates."""
         self.collector = Collector(
             self.events,
-            policy,
+            self.policy,
             self.engine,
             self.rewards,
-            sampling=sampling,
-            group_size=group_size,
-            advantage=advantage,
-            outage=outage,
-            max_head_offpolicyness=max_head_offpolicyness,
-            optimizer_steps=update.optimizer_steps,
-            max_refill_rounds=dynamic_sampling_rounds,
+            sampling=self.sampling,
+            group_size=self.group_size,
+            advantage=self.advantage,
+            outage=self.outage,
+            max_head_offpolicyness=self.max_head_offpolicyness,
+            optimizer_steps=self.update.optimizer_steps,
+            max_refill_rounds=self.dynamic_sampling_rounds,
         )
         self.batch_builder = BatchBuilder(
             self,
             self.events,
-            policy,
-            sampling=sampling,
-            objective=objective,
-            advantage=advantage,
+            self.policy,
+            sampling=self.sampling,
+            objective=self.objective,
+            advantage=self.advantage,
             reward_weights=self.rewards.weights,
-            config=update,
+            config=self.update,
             teacher=self.teacher,
         )
-        self.policy_updater = PolicyUpdater(self, self.events, policy, sampling, objective, update)
-        self.rollout_step = 0
-        self._empty_steps = EmptySteps()
-        self._step_log = StepLog()
+        self.policy_updater = PolicyUpdater(
+            self, self.events, self.policy, self.sampling, self.objective, self.update
+        )
 
     @property
     def needs_reference(self) -> bool:  # type: ignore[override]
@@ -231,25 +240,14 @@ class GRPOModule(PolicyModule):
         except StepAbandoned as abandoned:
             self._stop_before_step(abandoned.reason)
             return None
-        if batch is None:
-            self._count_empty_step()
-        elif reason := self.events.reason_to_skip_update(rollouts):
-            batch = None
-            metrics.add("policy/skipped_fraction", 1.0)
-            self._count_empty_step(why=f"{reason}.", cause=reason.cause)
-        else:
-            self._empty_steps.reset()
-            self.take_optimizer_steps(batch, metrics)
+        trained = self.update_policy(rollouts, batch, metrics)
         self.rollout_step += 1
         self.refresh_reference()
-        if self.loader.is_adaptive:
-            self.loader.record([*chain.from_iterable(gather_objects(rollouts.results))])
-        for name, value in self.loader.metrics().items():
-            metrics.maximum(name, value)
+        self._record_in_loader(rollouts, metrics)
         values = metrics.merged()
         self._adapt_kl(values)
         self._step_log.log(self, values)
-        return {"rollouts": rollouts, "batch": batch, "metrics": values}
+        return {"rollouts": rollouts, "batch": trained, "metrics": values}
 
     def collect(self, prompts: Sequence[Prompt], metrics: Metrics) -> RolloutBatch:
         """Return B scored groups; scoring overlaps generation."""
@@ -279,6 +277,24 @@ class GRPOModule(PolicyModule):
             metrics=metrics,
         )
 
+    def update_policy(
+        self, rollouts: RolloutBatch, batch: TrainBatch | None, metrics: Metrics
+    ) -> TrainBatch | None:
+        """Take the step's optimizer steps, and return the batch they were taken on.
+
+        Return None for a step without a token to train on, and for one that a callback skips.
+        """
+        if batch is None:
+            self._count_empty_step()
+            return None
+        if reason := self.events.reason_to_skip_update(rollouts):
+            metrics.add("policy/skipped_fraction", 1.0)
+            self._count_empty_step(why=f"{reason}.", cause=reason.cause)
+            return None
+        self._empty_steps.reset()
+        self.take_optimizer_steps(batch, metrics)
+        return batch
+
     def _count_empty_step(self, **reason: str) -> None:
         stop = self._empty_steps.count(self.rollout_step + 1, **reason)
         if stop is not None:
@@ -290,6 +306,13 @@ class GRPOModule(PolicyModule):
             self.policy_updater.optimize(batch, metrics)
             if self.policy.compile_forward:
                 metrics.maximum("perf/num_compilations", num_compilations())
+
+    def _record_in_loader(self, rollouts: RolloutBatch, metrics: Metrics) -> None:
+        """Tell an adaptive loader the step's results, and take the loader's metrics."""
+        if self.loader.is_adaptive:
+            self.loader.record([*chain.from_iterable(gather_objects(rollouts.results))])
+        for name, value in self.loader.metrics().items():
+            metrics.maximum(name, value)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop a run that has diverged, unless a callback has rolled it back.
