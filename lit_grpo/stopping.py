@@ -6,6 +6,7 @@ Imports neither torch nor Lightning, so that ``lit-grpo --help`` can print the c
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 import shlex
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import lightning as L
 
     from lit_grpo.types import StopReason
+
+log = logging.getLogger(__name__)
 
 
 class ExitCode(IntEnum):
@@ -144,12 +147,33 @@ def stop_run(trainer: L.Trainer, reason: StopReason) -> None:
     Loggers get no row of a step that is left undone.
     """
     if get_stop_reason(trainer) is None:
+        if trainer.is_global_zero:
+            _warn_of_taken(reason.exit_code)
         message = for_this_run(trainer, reason.message)
         trainer.stop_reason = replace(reason, message=message)  # type: ignore[attr-defined]
     trainer.should_stop = True
     trainer.limit_val_batches = 0
     if is_step_unfinished(trainer):
         trainer.log_every_n_steps = 0  # type: ignore[attr-defined]
+
+
+def _warn_of_taken(exit_code: int) -> None:
+    """Warn that a plain number is one of `ExitCode`.
+
+    It is used all the same: an error here would let a run crash that was to end with a checkpoint.
+    """
+    if isinstance(exit_code, ExitCode) or is_of_signal(exit_code):
+        return
+    for taken in ExitCode:
+        if exit_code == taken:
+            log.warning(
+                'exit code %d of a StopReason is taken: it means "%s" to scripts and in the '
+                "report. Choose a number that is not, such as 20, or write ExitCode.%s if that is "
+                "what you mean.",
+                exit_code,
+                taken.meaning,
+                taken.name,
+            )
 
 
 def get_stop_reason(trainer: L.Trainer) -> StopReason | None:

@@ -40,6 +40,35 @@ def test_a_stopped_run_ends_after_its_step_without_a_validation_and_keeps_the_fi
     assert "val/accuracy" not in trainer.callback_metrics
 
 
+class StopWith(Callback):
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+    def on_train_batch_end(self, trainer, *args):
+        stop_run(trainer, StopReason(exit_code=self.exit_code, message="enough"))
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "name"),
+    [
+        (4, "SCORES_ABSENT"),
+        (0, "DONE"),
+        (ExitCode.SCORES_ABSENT, ""),
+        (20, ""),
+        (130, ""),
+        (143, ""),
+    ],
+)
+def test_a_number_of_a_callback_that_is_taken_is_warned_of_and_used(exit_code, name, caplog):
+    step = outputs(rollouts([[0.0, 1.0]]))
+    trainer = fit(lambda _: step, [StopWith(exit_code)], steps=3)
+    assert get_stop_reason(trainer).exit_code == exit_code
+    warnings = [one.message for one in caplog.records if "of a StopReason is taken" in one.message]
+    assert len(warnings) == bool(name)
+    assert all(f"exit code {exit_code} of" in one for one in warnings)
+    assert all(f"write ExitCode.{name} if" in one for one in warnings)
+
+
 def test_a_run_that_nothing_stopped_has_no_reason():
     assert get_stop_reason(fit(lambda _: {}, [], steps=1)) is None
 

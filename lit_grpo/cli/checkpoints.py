@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -55,7 +56,7 @@ def manage_checkpoints(arguments: Sequence[str]) -> int:
     if given.recover:
         _recover(usable, found[usable], run_dir, is_trial=given.dry_run)
     if given.export is not None:
-        _export(usable, run_dir, Path(given.export), is_trial=given.dry_run)
+        _export(usable, given)
     return ExitCode.DONE
 
 
@@ -137,13 +138,20 @@ def _recover(checkpoint: Path, manifest: Manifest | None, run_dir: Path, *, is_t
     print(f"{run_dir} goes on from {checkpoint}{at} when it is resumed")
 
 
-def _export(checkpoint: Path, run_dir: Path, directory: Path, *, is_trial: bool) -> None:
+def _export(checkpoint: Path, given: Namespace) -> None:
     """Write a checkpoint as a Hugging Face model."""
     from lit_grpo.cli.export import export, refuse_files  # loads transformers
+    from lit_grpo.cli.run_dir import where_started
 
-    if is_trial:
-        refuse_files(directory)
+    run_dir, directory = Path(given.run_dir), Path(given.export)
+    refuse_files(directory)
+    if given.dry_run:
         print(f"{directory} would get the model of {checkpoint}")
         return
-    export(checkpoint, run_dir, directory)
+    try:
+        export(checkpoint, run_dir, directory)
+    except UserError as error:
+        step = [] if given.before_step is None else ["--before_step", str(given.before_step)]
+        words = [given.run_dir, *step, "--export", str(directory.absolute())]
+        raise UserError(f"{error}{where_started('checkpoints', words)}") from error
     print(f"{directory} has the model of {checkpoint}")

@@ -144,7 +144,7 @@ class CommandLine(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         try:
             self.config = parser.parse_args(args)
-            check_range("seed_everything", self.config.seed_everything, at_least=0)
+            refuse_bad_seed(self.config.seed_everything)
         except OmegaConfBaseException as error:
             raise UserError(explain_interpolation(parser, error)) from error
         except Exception as error:
@@ -270,6 +270,18 @@ class CommandLine(LightningCLI):
             "datamodule": self.datamodule,
             "ckpt_path": self.config.ckpt_path,
         }
+
+
+def refuse_bad_seed(seed: bool | int) -> None:
+    """Check the seed of a run, for which Lightning takes true and false, too.
+
+    Raises:
+        UserError: it is no number from 0 on.
+    """
+    if isinstance(seed, bool):
+        rule, why = "a whole number >= 0", "true and false would count as the numbers 1 and 0"
+        raise setting_error("seed_everything", rule, str(seed).lower(), why)
+    check_range("seed_everything", seed, at_least=0)
 
 
 def refuse_learning_rate(lr: object) -> None:

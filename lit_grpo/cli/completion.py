@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -16,13 +16,16 @@ from jsonargparse import capture_parser
 
 from lit_grpo.cli.app import import_plugins
 from lit_grpo.cli.command_line import CommandLine
-from lit_grpo.cli.commands import ARGUMENTS, COMMANDS, WITHOUT_CONFIG
+from lit_grpo.cli.commands import ARGUMENTS, COMMANDS, WITHOUT_CONFIG, bundled_configs
 from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.options import OPTIONS
 from lit_grpo.cli.parsing.configs import read_invocation
 from lit_grpo.cli.parsing.type_hints import class_names
 from lit_grpo.runs.trainer import silence_chatter
 from lit_grpo.stopping import ExitCode
+
+CONFIGS = "_lit_grpo_config_files"
+"""The shell function that lists configs; `_file` in its name makes bash treat them as paths."""
 
 
 def print_completion(arguments: Sequence[str]) -> int:
@@ -78,7 +81,17 @@ def _add_keys(parser: argparse.ArgumentParser, command: str) -> None:
         choices = sorted(set(_choices(getattr(action, "_typehint", None)))) or None
         key: Any = parser.add_argument(*names, nargs=action.nargs, choices=choices)
         if "--config" in names:
-            key.complete = shtab.FILE
+            key.complete = _config_completion(shtab.FILE)
+
+
+def _config_completion(files: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how shells complete a config: files as shtab does, and where simple bundled names."""
+    names = " ".join(bundled_configs())
+    bash = f'compgen -f -- "$1"; compgen -W "{names}" -- "$1"'
+    zsh = f"compadd -- {names}; _files"
+    bodies = {"bash": bash, "zsh": zsh}
+    functions = {shell: f"{CONFIGS}() {{ {body}; }}" for shell, body in bodies.items()}
+    return {**files, **dict.fromkeys(bodies, CONFIGS), "preamble": functions}
 
 
 def _choices(hint: Any) -> Iterator[str]:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser
-
 from lit_grpo.cli.parsing.configs import read_config
+from lit_grpo.cli.parsing.parser import Parser
+from lit_grpo.cli.places import check_place
 from lit_grpo.policy import Policy
 from lit_grpo.runs.checkpoints.files import read_checkpoint
 from lit_grpo.runs.files.space import warn_of_space
@@ -22,10 +22,14 @@ from lit_grpo.types.atomic import replacing
 def export(checkpoint: Path, run_dir: Path, directory: Path) -> None:
     """Write the policy of a checkpoint as ``final/`` is written, completely or not at all.
 
+    Args:
+        checkpoint: One of the run's.
+        run_dir: Directory of the run.
+        directory: Where to write, which `refuse_files` has checked.
+
     Raises:
-        UserError: the directory has files, or the policy cannot be made from the run's config.
+        UserError: the policy cannot be made from the run's config.
     """
-    refuse_files(directory)
     silence_chatter()
     sys.path.insert(0, os.getcwd())  # for a policy class of the user's
     policy = _read_policy(run_dir, checkpoint)
@@ -36,10 +40,12 @@ def export(checkpoint: Path, run_dir: Path, directory: Path) -> None:
 
 
 def refuse_files(directory: Path) -> None:
-    """Raise UserError if the directory is a file or has files."""
+    """Raise UserError if the directory is a file, has files, or cannot be made."""
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         what = "a directory with files" if directory.is_dir() else "a file"
         raise UserError(f"--export must be a new or empty directory, got {directory}, {what}.")
+    is_there = directory.exists()  # and will be replaced
+    check_place("--export", directory, directory.absolute().parent if is_there else directory)
 
 
 def _read_policy(run_dir: Path, checkpoint: Path) -> Policy:
@@ -52,7 +58,7 @@ def _read_policy(run_dir: Path, checkpoint: Path) -> Policy:
             "module.policy.save_pretrained(DIR)."
         )
     model: Mapping[str, Any] = read_config(path)["model"]
-    parser = ArgumentParser(exit_on_error=False)
+    parser = Parser()
     parser.add_argument("--policy", type=Policy)
     given = parser.parse_object({"policy": model.get("init_args", model)["policy"]})
     policy: Policy = parser.instantiate_classes(given).policy

@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from lit_grpo.policy.lora import is_adapter
+from lit_grpo.policy.model_types import ABOUT_MODEL_TYPE, explain_loading, explain_model_type
 from lit_grpo.policy.weight_files import check_weight_files
 from lit_grpo.types import UserError
 
@@ -155,6 +156,9 @@ def build_model(
         config = AutoConfig.for_model(**{**tokens, **architecture})
     except (KeyError, ValueError, TypeError, StrictDataclassError) as error:
         reason = str(error.__cause__ or error).rstrip(".")
+        if ABOUT_MODEL_TYPE.search(reason):
+            key = "model.policy.architecture"
+            reason = explain_model_type(architecture["model_type"], "config", key)
         raise UserError(
             f"no model can be built from {dict(architecture)}: {reason}. Set "
             "model.policy.architecture to the fields of a transformers config, including its "
@@ -258,7 +262,9 @@ def _explained_errors(what: str, source: str, patterns: Sequence[str], key: str)
         raise
     except (OSError, ValueError) as error:
         tried = "" if exists else " (not a local directory, so tried on the Hub)"
+        kind = "causal language model" if what == "model" else what
         raise UserError(
-            f"no {what} could be loaded from {source!r}{tried}: {str(error).rstrip('. ')}. "
-            f"Set {key} to a directory that save_pretrained wrote or to a hub id."
+            f"no {what} could be loaded from {source!r}{tried}: "
+            f"{explain_loading(error, source, kind)}. Set {key} to a directory that "
+            "save_pretrained wrote or to a hub id."
         ) from error

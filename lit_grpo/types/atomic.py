@@ -1,4 +1,4 @@
-"""Write a directory so that others see it whole or not at all, whenever the process is killed."""
+"""Write a directory or file so that others see it whole or not at all, even after a kill."""
 
 from __future__ import annotations
 
@@ -63,6 +63,20 @@ def replacing(directory: Path, *, is_durable: bool = True) -> Iterator[Path]:
                 sync(directory.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """Yield a path to write a file to, which then takes the place of the old one in one move.
+
+    An error in the block removes what was written, and leaves the old file.
+    """
+    partial = partial_path(path)
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def put_back(directory: Path) -> None:

@@ -32,6 +32,11 @@ class Outcome(StrEnum):
     OTHER_SOURCE = "other_source"
     """The reward is only for other sources of the mixture, and was not asked."""
 
+    @property
+    def is_failure(self) -> bool:
+        """Whether there is no value although the reward applies."""
+        return self not in (Outcome.OK, Outcome.ABSTAIN, Outcome.OTHER_SOURCE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
@@ -98,7 +103,7 @@ class Score:
     @property
     def is_failure(self) -> bool:
         """Whether there is no value although the reward applies."""
-        return self.was_asked and self.outcome not in (Outcome.OK, Outcome.ABSTAIN)
+        return self.outcome.is_failure
 
     @property
     def is_scorable(self) -> bool:

@@ -149,8 +149,12 @@ ARGUMENTS = {
         "model.objective.sampler_masks: expected the keys of SamplerMask, got {}."
     ),
     "--model.engine=Unlike": (
-        "model.engine: no class is called Unlike. Known: HFEngine, SGLangEngine, ServedEngine, "
-        "VLLMEngine, VLLMServerEngine."
+        "model.engine: no class is called Unlike. Known: HFEngine, SGLangEngine, VLLMEngine, "
+        "VLLMServerEngine."
+    ),
+    "--model.engine=ServedEngine": (
+        "model.engine: ServedEngine is only the base class of others. Choose from HFEngine, "
+        "SGLangEngine, VLLMEngine, VLLMServerEngine."
     ),
     "--model.engine=lit_grpo.data.AdditionData": (
         "model.engine: expected RolloutEngine or null, got lit_grpo.data.AdditionData."
@@ -165,6 +169,24 @@ ARGUMENTS = {
     "--data.num_digits=x": "data: AdditionData.num_digits: expected int, got x.",
     "--seed_everything=x": "seed_everything: expected bool or int, got x.",
     "--seed_everything=-1": "seed_everything must be >= 0, got -1. Set seed_everything.",
+    "--seed_everything=true": (
+        "seed_everything must be a whole number >= 0, got true (true and false would count as the "
+        "numbers 1 and 0). Set seed_everything."
+    ),
+    "--trainer.max_steps=010": (
+        "trainer.max_steps: YAML reads 010 as 8. Write 8 if that is meant, else 10."
+    ),
+    "--trainer.max_steps 1:30": (
+        "trainer.max_steps: YAML reads 1:30 as 90. Write 90 if that is meant, else '1:30' in "
+        "quotes."
+    ),
+    "--data.num_digits=010": (
+        "data: AdditionData.num_digits: YAML reads 010 as 8. Write 8 if that is meant, else 10."
+    ),
+    "--model.optimizer.lr=010": "YAML reads 010 as 8",
+    "--model.policy.lora='{rank: 010}'": (
+        "the command line: YAML reads 010 as 8. Write 8 if that is meant, else 10."
+    ),
     "--lr=1e-4": "lr: no such key. Did you mean model.optimizer.lr?",
     "--model.lr=1e-4": "model.lr: no such key. Did you mean model.optimizer.lr?",
     "--model.rewards='[{class_path: mine.half}]'": (
@@ -330,6 +352,9 @@ FILES = {
         "case.yaml, line 1: YAML reads 010 as 8. Write 8 if that is meant, else 10."
     ),
     "trainer:\n  max_time: 1:00:00:00\n": "case.yaml, line 2: YAML reads 1:00:00:00 as 216000.",
+    "{seed_everything: true}": "seed_everything must be a whole number >= 0, got true",
+    "{seed_everything: false}": "seed_everything must be a whole number >= 0, got false",
+    "{trainer: {max_steps: '010'}}": "trainer.max_steps: YAML reads 010 as 8.",
     "{data: null}": "case.yaml: data must have keys under it, got nothing. Indent the lines",
     "{trainer: }": "case.yaml: trainer must have keys under it, got nothing. Indent the lines",
     "{data: {class_path: AdditionData, init_args: }}": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,40 @@ def test_a_directory_with_files_is_left_as_it_is(here, checkpoint, capsys):
     assert "--export must be a new or empty directory, got model, a directory with files." in said
     assert "got run/config.yaml, a file." in failure(capsys, "--export", "run/config.yaml")
     assert contents("model") == before
+
+
+@pytest.mark.parametrize("options", [[], ["--dry_run"]])
+@pytest.mark.parametrize("place", ["run/config.yaml/model", "run/config.yaml/deep/model"])
+def test_a_directory_that_cannot_be_made_is_told_with_the_option(
+    place, options, checkpoint, capsys
+):
+    said = failure(capsys, "--export", place, *options)
+    assert said.startswith(f"error: export must be a place that can be written, got {place} (")
+    assert said.endswith("/run/config.yaml: Not a directory). Set --export.\n")
+
+
+def test_a_policy_that_is_not_found_here_says_where_the_run_was_started(here, monkeypatch, capsys):
+    tiny_policy(seed=3).save_pretrained("start")
+    train("sft", KINDS["whole model"] | {"path": "./start"})
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    capsys.readouterr()
+    assert main(["checkpoints", "../run", "--before_step", "3", "--export", "model"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "'./start': there is no such directory." in said
+    assert f" The run was last started in {here}." in said
+    command = said.partition("go on with: ")[2]
+    model = here / "elsewhere/model"
+    assert command == (f"cd {here} && lit-grpo checkpoints run --before_step 3 --export {model}")
+    monkeypatch.chdir(here)
+    assert main(shlex.split(command)[4:]) == 0
+    assert (model / "config.json").is_file()
+
+
+def test_a_policy_class_that_is_missing_here_is_one_line(here, checkpoint, capsys):
+    policy = {"class_path": "gone.Mine", "init_args": {"architecture": LLAMA}}
+    (here / "run/config.yaml").write_text(yaml.safe_dump({"model": {"policy": policy}}))
+    assert "No module named 'gone'" in failure(capsys, "--export", "model")
 
 
 def test_a_dry_run_writes_nothing(here, checkpoint, capsys):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Sequence
 
 import pandas as pd
 import pytest
 from paths import SUPPORT
-from processes import LIT_GRPO, run_program, running
+from processes import LIT_GRPO, can_run, run_program, running
 from transformers import AutoModelForCausalLM
 
 from lit_grpo.stopping import ExitCode
@@ -39,10 +36,6 @@ trainer:
         save_top_k: -1
         save_last: true
 """
-
-
-def can_run(command: Sequence[str]) -> bool:
-    return shutil.which(command[0]) is not None and subprocess.run(command).returncode == 0
 
 
 RUN = "runs/debug/0"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, CompletedProcess, Popen
+from subprocess import DEVNULL, PIPE, CompletedProcess, Popen, run
 from typing import Any
 
 LIT_GRPO = [sys.executable, "-m", "lit_grpo"]
@@ -54,6 +55,10 @@ def running(
 def kill_group(process: Popen[Any]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def can_run(command: Sequence[str]) -> bool:
+    return shutil.which(command[0]) is not None and run(command).returncode == 0
 
 
 def run_program(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from lit_grpo.cli.parsing.keys import SECTIONS
 from lit_grpo.types import UserError
 
 ENVIRONMENT = re.compile(r"\$\{\s*oc\.env:\s*(\w+)")
-OTHER_BASE = re.compile(r"[-+]?0[0-7_]+|.*:.*")
-"""Numbers that YAML reads in base 8 (``010``) or 60 (``1:30``)."""
+OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+"""Numbers that YAML reads in base 8 (``010``) or 60 (``1:30``), if it reads them as numbers."""
+ODD_SPACE = re.compile(r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+"""A space that is none to YAML, such as a non-breaking one."""
 SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?(_|$)", re.IGNORECASE)
 
 
@@ -115,29 +118,66 @@ def refuse_beside(node: Any, key: str, where: str) -> None:
         )
 
 
-def refuse_other_bases(root: yaml.Node | None, path: Path) -> None:
-    """Raise UserError if a number would be read as another one than it looks like."""
+def refuse_odd_spaces(root: yaml.Node | None, path: Path) -> None:
+    """Raise UserError if a key, or a text without quotes, begins with a space that is none to YAML.
+
+    It would be a part of the text.
+    """
+    for node in _scalars(root, set(), with_keys=True):
+        if node.style is None and (found := ODD_SPACE.match(node.value.lstrip(" -"))):
+            raise _odd_space(path, node.start_mark.line + 1, found[0])
+
+
+def refuse_odd_indents(lines: Sequence[str], path: Path) -> None:
+    """Raise UserError if a line, the last of which is no YAML, begins with such a space."""
+    for number, line in enumerate(lines, 1):
+        if found := ODD_SPACE.match(line.lstrip(" -")):
+            raise _odd_space(path, number, found[0])
+
+
+def _odd_space(path: Path, line: int, space: str) -> UserError:
+    return UserError(
+        f"{path}, line {line}: expected plain spaces, got U+{ord(space):04X} "
+        f"({unicodedata.name(space).lower()}; it looks like a space, and web pages have it), "
+        "which YAML takes for a letter. Replace each of them in the file by a space."
+    )
+
+
+def refuse_other_bases(root: yaml.Node | None, path: Path | None) -> None:
+    """Raise UserError if a number would be read as another one than it looks like.
+
+    Args:
+        path: The config file; None for a value of the command line.
+    """
     for node in _scalars(root, set()):
         is_number = node.tag.rpartition(":")[2] in ("int", "float")
-        if is_number and OTHER_BASE.fullmatch(node.value):
-            number = yaml.safe_load(node.value)
-            in_quotes = f"'{node.value}' in quotes"
-            meant = in_quotes if ":" in node.value else int(node.value, base=10)
-            raise UserError(
-                f"{path}, line {node.start_mark.line + 1}: YAML reads {node.value} as {number}. "
-                f"Write {number} if that is meant, else {meant}."
-            )
+        if is_number and (why := explain_other_base(node.value, yaml.safe_load(node.value))):
+            line = node.start_mark.line + 1
+            raise UserError(f"{f'{path}, line {line}' if path else 'the command line'}: {why}")
 
 
-def _scalars(node: yaml.Node | None, walked: set[int]) -> Iterator[yaml.ScalarNode]:
-    """Yield every value of a file that is no mapping or list."""
+def explain_other_base(text: str, value: object) -> str:
+    """Say how YAML reads a number that looks like another one; empty for any other value."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or OTHER_BASE.fullmatch(text) is None:
+        return ""
+    meant = f"'{text}' in quotes" if ":" in text else int(text, base=10)
+    return f"YAML reads {text} as {value}. Write {value} if that is meant, else {meant}."
+
+
+def _scalars(
+    node: yaml.Node | None, walked: set[int], *, with_keys: bool = False
+) -> Iterator[yaml.ScalarNode]:
+    """Yield every value of a file that is no mapping or list, and the keys if they are wanted."""
     if isinstance(node, yaml.ScalarNode):
         yield node
     elif node is not None and id(node) not in walked:  # else an alias of what an anchor names
         walked.add(id(node))
-        is_mapping = isinstance(node, yaml.MappingNode)
-        for child in (value for _, value in node.value) if is_mapping else node.value:
-            yield from _scalars(child, walked)
+        children = node.value
+        if isinstance(node, yaml.MappingNode):
+            children = [one for pair in node.value for one in pair[not with_keys :]]
+        for child in children:
+            yield from _scalars(child, walked, with_keys=with_keys)
 
 
 def refuse_repeated_keys(root: yaml.Node | None, path: Path) -> None:

@@ -22,6 +22,8 @@ from lit_grpo.cli.parsing.config_checks import (
     refuse_empty,
     refuse_mapping,
     refuse_misplaced,
+    refuse_odd_indents,
+    refuse_odd_spaces,
     refuse_other_bases,
     refuse_paths_as_sources,
     refuse_repeated_keys,
@@ -151,11 +153,19 @@ def _is_object(item: Any) -> bool:
 
 
 def _value(text: str) -> Any:
-    """Return the value of an argument; the parser reports one that is no YAML."""
+    """Return the value of an argument; the parser reports one that is no YAML.
+
+    Raises:
+        UserError: a number in a list or mapping is none to the eye. Of a single value the parser
+            knows whether it is a text.
+    """
     try:
-        return yaml.safe_load(text)
+        root, value = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError):
         return None
+    if not isinstance(root, yaml.ScalarNode):
+        refuse_other_bases(root, None)
+    return value
 
 
 def _last_value(key: str, configs: list[dict[str, Any]], arguments: list[str]) -> str | None:
@@ -187,6 +197,11 @@ def find_config(name: str) -> Path:
     folders = (Path(), BUNDLED)
     candidates = [folder / one for folder in folders for one in (name, f"{name}.yaml")]
     path = next((path for path in candidates if path.is_file()), None)
+    if path is None and Path(name).exists() and not Path(name).is_dir():
+        raise UserError(
+            f"{name}: a config must be a file, got a pipe or a device (it is read more than once, "
+            "and by each process of a run). Write it to a file, and give that."
+        )
     if path is None and Path(name).is_dir():
         inside = [str(one) for one in sorted(Path(name).glob("*.yaml"))]
         hint = f" In it are {list_some(inside, 5)}." if inside else " There is no .yaml file in it."
@@ -211,11 +226,13 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        refuse_odd_spaces(root, path)
         refuse_repeated_keys(root, path)
         refuse_other_bases(root, path)
         config = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
+        refuse_odd_indents(text.splitlines()[:line], path)
         raise UserError(f"{path}, line {line}: {error.problem} (not valid YAML).") from error
     except UserError:
         raise

@@ -93,6 +93,16 @@ def no_class_path(parser: Any, key: str, match: re.Match[str]) -> str:
     )
 
 
+def abstract_class(parser: Any, key: str, match: re.Match[str]) -> str:
+    hint = type_of(parser, key)
+    of_key = [one.__name__ for one in (hint, *get_args(hint)) if isinstance(one, type)]
+    name = match["path"].rsplit(".", 1)[-1]
+    if key == "data" or name in of_key:  # stands for every class, since none was named
+        return no_class_path(parser, key, match)
+    known = ", ".join(sorted(set(class_names(hint))))
+    return f"{key}: {name} is only the base class of others. Choose from {known}."
+
+
 def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
     if match["reason"].startswith("'str' object has no attribute 'keys'"):
         return (
@@ -237,6 +247,10 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     return f"{key}: expected {type_name(expected)}, got {shown}.{hint}"
 
 
+def other_base(parser: Any, key: str, match: re.Match[str]) -> str:
+    return f"{key}: {match['why']}"
+
+
 Rule = Callable[[Any, str, "re.Match[str]"], str]
 """Reword an error, given the parser, the key that it names (may be empty) and the match."""
 RULES: tuple[tuple[str, Rule], ...] = (
@@ -248,8 +262,9 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ),
     (rf"class_path '(?P<path>[^']+)':\s*{BEGIN}(?P<inner>[^{END}]*){END}", nested),
     (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", nested),
+    (r"(?P<why>YAML reads \S+ as .+?, else [^\n]+?\.)(\s|$)", other_base),
     (r"Got value: (?P<value>None)$", wrong_type),
-    (r"Expected an instantiatable class, but (?P<path>\S+) is abstract", no_class_path),
+    (r"Expected an instantiatable class, but (?P<path>\S+) is abstract", abstract_class),
     (r"class_path '(?P<path>[^']+)':\s*(?P<reason>[^\n]+)", bad_import),
     (r"Not a valid subclass of (?P<base>\w+)\. Got value: (?P<value>\{[^\n]*)\n", no_keys),
     (r"Key must be a string, got: (?P<value>.+)\.", not_text),

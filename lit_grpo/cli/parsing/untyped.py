@@ -1,6 +1,7 @@
-"""Arguments without a type: a text in YAML stays one, and a required one must be given.
+"""Values that the parser would read as something else, and required arguments without a type.
 
-The parser would read the text "1" as a number, and set a missing argument to null.
+For an argument without a type the parser would read the text "1" as a number, and set a missing one
+to null.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Union, get_args, get_origin
 from jsonargparse import Namespace, _typehints
 from jsonargparse._util import NestedArg
 
+from lit_grpo.cli.parsing.config_checks import explain_other_base
 from lit_grpo.types import UserError
 
 
@@ -26,7 +28,8 @@ class Word(str):
 def keep_texts() -> None:
     """Let jsonargparse keep a text that any value could replace: in a list, a dict, a saved config.
 
-    Words of the command line are marked, so that they can be told from texts of YAML.
+    Words of the command line are marked, so that they can be told from texts of YAML. A text that
+    YAML would read as another number than it looks like is refused.
     """
     adapt: Any = _typehints.adapt_typehints
 
@@ -37,7 +40,10 @@ def keep_texts() -> None:
             return val
         if isinstance(val, NestedArg) and type(val.val) is str and _is_argument(val.key):
             val = val._replace(val=Word(val.val))
-        return adapt(str(val) if type(val) is Word else val, typehint, *args, **kwargs)
+        adapted = adapt(str(val) if type(val) is Word else val, typehint, *args, **kwargs)
+        if why := explain_other_base(str(kwargs.get("orig_val")), adapted):
+            raise ValueError(why)
+        return adapted
 
     _typehints.adapt_typehints = adapt_others
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from lit_grpo.diagnostics import shorten
 from lit_grpo.rewards.judged.alignment import rank_correlation
 from lit_grpo.runs.tables import End, add_numbers, make_table
+from lit_grpo.types import Outcome
 
 TOLERANCE = 1e-9
 """Values that differ by no more count as equal."""
@@ -54,12 +55,23 @@ def _with_reward(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
     return [pair for pair in pairs if all(row["reward"] is not None for row in pair)]
 
 
+def num_scored(comparison: Comparison) -> int:
+    """Return how many rows could be scored again; the others have no reward since one failed."""
+    return sum(map(_is_scored, comparison.after))
+
+
 def num_changed(comparison: Comparison) -> int:
-    """Return how many rows changed in the value or outcome of a reward, or in the weighted sum."""
+    """Return how many of those changed in the value or outcome of a reward, or in the sum."""
     return sum(
         any(not _is_same(old.get(key), new.get(key)) for key in _scored_keys(old, new))
         for old, new in comparison.pairs
+        if _is_scored(new)
     )
+
+
+def _is_scored(row: Row) -> bool:
+    outcomes = (Outcome(value) for key, value in row.items() if key.startswith("outcome/"))
+    return row["reward"] is not None or not any(one.is_failure for one in outcomes)
 
 
 def _scored_keys(old: Row, new: Row) -> list[str]:
@@ -103,22 +115,24 @@ def changed_most(comparison: Comparison) -> list[tuple[Row, Row]]:
 
 def print_changes(console: Console, comparison: Comparison) -> None:
     """Print means before and after, changed outcomes, ranks, and the rows that changed most."""
-    num_rows, changed = len(comparison.before), num_changed(comparison)
     console.print(_means(comparison))
-    for note in _left_out(comparison):
+    for note in (*_left_out(comparison), _changed(comparison)):
         console.print(note, soft_wrap=True)
-    if not changed:
-        console.print(
-            f"Nothing changed: all {num_rows} completions have the same scores and outcomes as "
-            "before.",
-            soft_wrap=True,
-        )
-        return
-    console.print(
-        f"{changed} of {num_rows} completions changed. {_ranks(comparison)}", soft_wrap=True
-    )
     if rows := changed_most(comparison):
         console.print(_rows(rows))
+
+
+def _changed(comparison: Comparison) -> str:
+    """Say how many completions changed, and how many could not be compared."""
+    num_rows, scored = len(comparison.before), num_scored(comparison)
+    if not scored:
+        return f"Nothing to compare: none of the {num_rows} completions could be scored again."
+    unscored = f" {num_rows - scored} could not be scored again." if scored < num_rows else ""
+    if changed := num_changed(comparison):
+        of = "" if scored == num_rows else " scored"
+        return f"{changed} of {scored}{of} completions changed.{unscored} {_ranks(comparison)}"
+    those = f"all {num_rows} completions" if not unscored else f"the {scored} scored completions"
+    return f"Nothing changed: {those} have the same scores and outcomes as before.{unscored}"
 
 
 def _ranks(comparison: Comparison) -> str:

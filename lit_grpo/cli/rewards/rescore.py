@@ -15,8 +15,14 @@ import pyarrow as pa
 from rich.console import Console
 from rich.progress import track
 
+from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.rewards.changes import Comparison, Row, print_changes
-from lit_grpo.cli.rewards.trial import failed_in_all, find_unreported, report_failures
+from lit_grpo.cli.rewards.trial import (
+    failed_in_all,
+    find_unreported,
+    report_bugs,
+    report_failures,
+)
 from lit_grpo.runs.files.completions import (
     completions_table,
     files_by_step,
@@ -26,7 +32,9 @@ from lit_grpo.runs.files.completions import (
     write_table,
 )
 from lit_grpo.runs.tables import open_console
+from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
+from lit_grpo.training.collecting.score_status import find_spent_budget
 from lit_grpo.types import Completion, Prompt, RolloutBatch, UserError
 
 
@@ -56,7 +64,8 @@ def rescore(
 ) -> int:
     """Score the logged completions of a run, print what changed, and write the new scores.
 
-    Return the exit code: 0, or 1 if a reward failed on every completion.
+    Return the exit code: 0; 4 if a judge's budget was spent before all rows were scored; or 1 if a
+    reward failed on every completion.
 
     Args:
         module: The module with the rewards to score with.
@@ -97,7 +106,24 @@ def rescore(
     )
     for line in [*_missing_rows(num_lost, rollouts), f"Completions: {path}"]:
         console.print(line, soft_wrap=True)
+    if spent := _describe_spent_budget(rollouts):
+        report_bugs(rollouts)
+        return print_error(spent, ExitCode.SCORES_ABSENT)
     return report_failures(rollouts)
+
+
+def _describe_spent_budget(rollouts: Sequence[RolloutBatch]) -> str:
+    """Say that rows were not scored because a judge's budget is spent; empty if none is."""
+    spent = filter(None, (find_spent_budget(one, one.parts) for one in rollouts))
+    if not (why := next(spent, "")):
+        return ""
+    num_rows = sum(one.rewards.numel() for one in rollouts)
+    num_scored = sum(int(one.valid.sum()) for one in rollouts)
+    return (
+        f"{why} {num_scored} of {num_rows} completions have a new reward. Raise "
+        "limits.max_cost_usd, or rescore fewer steps with --last; with judge.cache, verdicts that "
+        "are paid for are not paid again."
+    )
 
 
 def _missing_rows(num_lost: int, rollouts: Sequence[RolloutBatch]) -> list[str]:

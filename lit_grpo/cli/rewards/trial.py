@@ -98,8 +98,8 @@ def try_rewards(
     return exit_code
 
 
-def report_failures(rollouts: Sequence[RolloutBatch]) -> int:
-    """Print the bugs of rewards and which failed on every completion, and return the exit code."""
+def report_bugs(rollouts: Sequence[RolloutBatch]) -> None:
+    """Print a bug of each reward that has one, and on how many rows."""
     for name in rollouts[0].parts:
         if bug := next(filter(None, (find_bug(one, name) for one in rollouts)), ""):
             scores = [
@@ -107,6 +107,11 @@ def report_failures(rollouts: Sequence[RolloutBatch]) -> int:
             ]
             share = sum(bool(one.bug) for one in scores) / len(scores)
             print(f"reward {name!r} has a bug on {share:.0%} of the rows. {bug}", file=sys.stderr)
+
+
+def report_failures(rollouts: Sequence[RolloutBatch]) -> int:
+    """Print the bugs of rewards and which failed on every completion, and return the exit code."""
+    report_bugs(rollouts)
     failures = failed_in_all(rollouts)
     if not failures:
         return ExitCode.DONE

@@ -5,6 +5,7 @@ The trainer's thread only waits; requests and supervision run on an event loop i
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -85,6 +86,7 @@ class ServedEngine(RolloutEngine):
 
     overlaps_updates = True
 
+    @abstractmethod
     def __init__(
         self,
         api: ServerAPI,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.types import RolloutBatch, TrainBatch, UserError
+from lit_grpo.types.atomic import replacing_file
 
 NAME = re.compile(r"step_(\d+)(?:_rank\d+)?\.parquet")
 
@@ -147,9 +147,8 @@ def split_groups(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 def write_table(table: pa.Table, path: Path) -> None:
     """Write a parquet file and move it into place, so that a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    pq.write_table(table, partial)
-    os.replace(partial, path)
+    with replacing_file(path) as partial:
+        pq.write_table(table, partial)
 
 
 def free_path(path: Path) -> Path:

@@ -23,6 +23,7 @@ from matplotlib.typing import LineStyleType
 
 from lit_grpo.runs.report.held_out import title_of
 from lit_grpo.runs.report.history import ACCURACY, Run
+from lit_grpo.types.atomic import replacing_file
 
 LENGTH = "completions/mean_length"
 CURRICULUM_PHASE = "curriculum/phase"
@@ -102,11 +103,11 @@ def open_picture(
         save_picture(figure, path)
 
 
-def save_picture(figure: Figure, path: str | Path) -> None:
-    """Write a figure; a name in it may have emojis, which the font lacks."""
-    with warnings.catch_warnings():
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write a figure whole or not at all; a name in it may have emojis, which the font lacks."""
+    with warnings.catch_warnings(), replacing_file(path) as partial:
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from")
-        figure.savefig(path, dpi=150)
+        figure.savefig(partial, dpi=150, format=path.suffix.removeprefix("."))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

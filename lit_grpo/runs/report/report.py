@@ -29,6 +29,7 @@ from lit_grpo.runs.report.summary import (
 )
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.types import UserError, check_range
+from lit_grpo.types.errors import is_disk_full
 
 NO_STEPS = {"Config": "config.yaml", "Log": "run.log"}
 """What is named of a run that has no step to show."""
@@ -124,6 +125,11 @@ def _writing(page: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if is_disk_full(error):
+            raise UserError(
+                f"{page} cannot be written: the disk is full; an earlier page is kept. Free some "
+                "space, and run the same command again."
+            ) from error
         raise UserError(
             f"a report is written into its run, and {page} cannot be written: {error.strerror}. "
             "Copy the run to a place where you may write, without its checkpoints."

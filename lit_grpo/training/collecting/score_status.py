@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lit_grpo.diagnostics import Failure, find_failure
 from lit_grpo.types import Outcome, RolloutBatch, Score
 
 NOT_TRAINED = "The step was not trained on; the rows that were being scored are in completions/."
+BEFORE_RESUMING = (
+    "A resumed run stops again unless the limits.max_cost_usd of its judge is higher: raise it in "
+    "the config, or in a file that you add with --config FILE."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +103,14 @@ def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
         for group in rollouts.groups
         for index in range(rollouts.group_size)
     ]
-    over_budget = [one for row in rows for one in row if one.outcome is Outcome.BUDGET_SPENT]
+    spent = find_spent_budget(rollouts, rewards)
     return ScoreStatus(
         num_rows=len(rows),
         num_missing=sum(any(one.is_outage for one in row) for row in rows if not _has_bug(row)),
         num_bugged=sum(map(_has_bug, rows)),
         num_not_sampled=len(rows) - len(rollouts.sampled),
         failure=find_failure(rollouts, rewards, _is_missing),
-        fatal=_spent(over_budget[0]) if over_budget else "",
+        fatal=f"{spent} {BEFORE_RESUMING}" if spent else "",
         bugs={name: bug for name in rewards if (bug := find_bug(rollouts, name))},
         num_bugs=Counter(
             name for row in rows for name, one in zip(rewards, row, strict=True) if one.is_permanent
@@ -115,12 +119,14 @@ def score_status(rollouts: RolloutBatch, rewards: Sequence[str]) -> ScoreStatus:
     )
 
 
-def _spent(score: Score) -> str:
-    return (
-        f"the judge's budget is spent: {score.detail}. A resumed run stops again unless the "
-        "limits.max_cost_usd of its judge is higher: raise it in the config, or in a file that you "
-        "add with --config FILE."
-    )
+def find_spent_budget(rollouts: RolloutBatch, rewards: Iterable[str]) -> str:
+    """Say that a judge's budget is spent, and what it was; empty if none is."""
+    for name in rewards:
+        for group in rollouts.groups:
+            for score in group.scores[name]:
+                if score.outcome is Outcome.BUDGET_SPENT:
+                    return f"the judge's budget is spent: {score.detail}."
+    return ""
 
 
 def find_bug(rollouts: RolloutBatch, reward: str) -> str:

@@ -1,7 +1,9 @@
+import os
 import re
 from pathlib import Path
 
 import pytest
+from processes import LIT_GRPO, run_program
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.commands import BUNDLED, bundled_configs
@@ -206,3 +208,50 @@ def test_anchors_and_merged_mappings_are_no_repetition(tmp_path):
 def test_the_bare_name_of_a_preset_is_told_where_presets_are():
     with pytest.raises(UserError, match=r"dapo: no such config\. Did you mean presets/dapo\?"):
         find_config("dapo")
+
+
+def test_a_pipe_is_told_that_a_config_is_a_file(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    for name in (str(tmp_path / "pipe"), "/dev/null"):
+        assert main(["fit", "--config", name]) == 2
+        assert capsys.readouterr().err == (
+            f"error: {name}: a config must be a file, got a pipe or a device (it is read more than "
+            "once, and by each process of a run). Write it to a file, and give that.\n"
+        )
+
+
+@pytest.mark.parametrize(
+    "shell", ["--config <(cat my.yaml)", "--config /dev/stdin < <(cat my.yaml)"]
+)
+def test_what_a_shell_pipes_in_is_told_that_a_config_is_a_file(shell, tmp_path):
+    write(tmp_path, my="trainer: {max_steps: 1}")
+    words = ["bash", "-c", f'"$@" {shell}', "bash", *LIT_GRPO, "fit"]
+    said = run_program(words, tmp_path, exit_code=2).stderr
+    assert re.fullmatch(r"error: /dev/\S+: a config must be a file, got a pipe .*\n", said)
+
+
+WIDE = "\N{NO-BREAK SPACE}"
+ODD = {
+    f"model:\n{WIDE}{WIDE}group_size: 2\n": 2,
+    f"trainer: {{}}\nmodel:\n  rewards:\n{WIDE} {WIDE} - MathReward\n": 4,
+    f"model:\n  policy:\n  {WIDE}{WIDE}path: x\n": 3,
+    f"model:\n  rewards:\n  -{WIDE}MathReward\n  {WIDE}- LengthReward\n": 3,
+    f"run_dir: {WIDE}x\n": 1,
+}
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_a_space_of_a_web_page_is_named_with_its_line(text, tmp_path, capsys):
+    write(tmp_path, my=text)
+    assert main(["fit", "--config=my.yaml"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: my.yaml, line {ODD[text]}: expected plain spaces, got U+00A0 (no-break space; it "
+        "looks like a space, and web pages have it), which YAML takes for a letter. Replace each "
+        "of them in the file by a space.\n"
+    )
+
+
+def test_such_a_space_inside_a_text_is_kept(tmp_path):
+    write(tmp_path, my=f"a: '{WIDE}x'\nb: |\n  {WIDE}y\nc: 5{WIDE}km\n")
+    (config,) = read_invocation(["--config=my.yaml"]).configs
+    assert config == {"a": f"{WIDE}x", "b": f"{WIDE}y\n", "c": f"5{WIDE}km"}

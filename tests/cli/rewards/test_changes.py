@@ -11,6 +11,7 @@ from lit_grpo.cli.rewards.changes import (
     changed_most,
     correlations,
     num_changed,
+    num_scored,
     print_changes,
 )
 
@@ -52,8 +53,15 @@ def test_the_rows_that_changed_most_come_first():
 
 
 def test_another_outcome_counts_as_a_change_without_another_value():
-    found = Comparison(before=[row(None, "error")], after=[row(None, "timeout")], group_sizes=[1])
-    assert num_changed(found) == 1
+    found = Comparison(before=[row(None, "error")], after=[row(None, "abstain")], group_sizes=[1])
+    assert num_changed(found) == num_scored(found) == 1
+
+
+def test_rows_that_could_not_be_scored_are_not_counted_as_changed():
+    before = [row(1.0), row(1.0), row(None, "error"), row(0.0)]
+    after = [row(None, "budget_spent"), row(0.5), row(None, "timeout"), row(0.0)]
+    found = Comparison(before=before, after=after, group_sizes=[4])
+    assert (num_scored(found), num_changed(found)) == (2, 1)
 
 
 def test_means_are_over_the_rows_with_both_values(capsys):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from cli_base import BASE
+from judge_server import PRICE, REPLY_COST, JudgeServer
 from run_logs import workplace
 from terminal import shown_in_terminal
 
@@ -154,7 +155,7 @@ def test_a_reward_that_fails_now_has_no_value_and_is_counted(capsys):
     )
     assert "sandbox" not in shown
     assert cells(shown, "low")[2:] == ["–", "100.0%"]
-    assert "24 of 24 completions changed. No group has two rows with a reward both before" in shown
+    assert "Nothing to compare: none of the 24 completions could be scored again." in shown
     assert pd.read_parquet("run/rescored/more.parquet")["reward"].isna().all()
 
 
@@ -172,6 +173,34 @@ def test_a_bug_is_shown_once_with_the_share_of_its_rows(name, exit_code, share, 
         assert error.splitlines()[-1] == (
             "error: a reward failed on every completion: 'buggy', see above."
         )
+
+
+@pytest.mark.parametrize(("replies", "scored"), [(7.5, 7), (0.5, 0)])
+def test_a_spent_budget_is_exit_code_4_and_rows_that_were_not_scored_have_not_changed(
+    replies, scored, here, capsys
+):
+    """The reply to the question at the start is paid for, too."""
+    for path in Path("run/completions").iterdir():  # equal completions are judged once
+        table = pd.read_parquet(path)
+        table["completion"] = [f"{path.name} {number}" for number in range(len(table))]
+        table.to_parquet(path)
+    with JudgeServer() as server:
+        judge = {"model": "m", "base_url": f"{server.url}/v1", "auth": "none"}
+        judge["price"] = {"prompt": PRICE.prompt, "completion": PRICE.completion}
+        judge["limits"] = {"max_cost_usd": replies * REPLY_COST, "max_concurrency": 1}
+        init_args = {"judge": judge, "name": "low"}
+        assert rescore(rewards({"class_path": "JudgeReward", "init_args": init_args})) == 4
+    shown, error = capsys.readouterr()
+    frame = pd.read_parquet("run/rescored/more.parquet")
+    outcomes = ["budget_spent"] * (24 - scored) + ["ok"] * scored
+    assert sorted(frame["outcome/low"]) == outcomes
+    assert error.startswith("error: the judge's budget is spent: this process has spent ")
+    assert f"{scored} of 24 completions have a new reward. Raise limits.max_cost_usd" in error
+    assert error.count("\n") == 1
+    if scored:
+        assert f"{scored} of {scored} scored completions changed. 17 could not be" in shown
+    else:
+        assert "none of the 24 completions could be scored again" in shown
 
 
 def test_a_reward_that_raises_ends_the_command_with_its_message_and_no_file(capsys):

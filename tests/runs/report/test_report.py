@@ -13,7 +13,7 @@ import pytest
 import yaml
 from logged_runs import HOLD
 from PIL import Image
-from processes import LIT_GRPO, kill_group, start
+from processes import LIT_GRPO, can_run, kill_group, run_program, start
 from terminal import shown_in_terminal
 
 from lit_grpo import __main__
@@ -414,3 +414,28 @@ def test_ctrl_c_ends_a_report_that_follows_with_a_last_page(tmp_path):
         kill_group(follower)
     assert (follower.returncode, error) == (0, "")
     assert '"reloadSeconds":null' in (run / "report.html").read_text()
+
+
+SMALL_DISK = (
+    "mount -t tmpfs -o size=200k tmpfs disk && cp -r runs disk && "
+    '"$@"; code=$?; cp -r disk/runs after; exit $code'
+)
+
+
+def test_a_full_disk_is_said_and_leaves_the_files_of_an_earlier_report(tmp_path):
+    namespace = ["unshare", "--map-root-user", "--mount"]
+    if not can_run([*namespace, "true"]):
+        pytest.skip("this system makes no namespaces for users")
+    (tmp_path / "disk").mkdir()
+    before = make_run(tmp_path / "runs", WARM_UP)
+    (before / "report.html").write_text("earlier")
+    (before / "full").write_bytes(b"x" * 190_000)
+    words = [*namespace, "sh", "-c", SMALL_DISK, "sh", *LIT_GRPO, "report", "disk/runs"]
+    said = run_program(words, tmp_path, exit_code=2).stderr
+    assert said == (
+        "error: disk/runs/report.html cannot be written: the disk is full; an earlier page is "
+        "kept. Free some space, and run the same command again.\n"
+    )
+    after = tmp_path / "after"
+    assert sorted(one.name for one in after.iterdir()) == ["full", "metrics.csv", "report.html"]
+    assert (after / "report.html").read_text() == "earlier"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import secrets
 from base64 import b64encode
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from lit_grpo.runs.report.page.completions import sample_completions
 from lit_grpo.runs.report.page.diagnosis import Mark, diagnose, find_marks
 from lit_grpo.runs.report.page.log_entry import log_entry
 from lit_grpo.runs.report.summary import HEADINGS, gap_notes, summary_row, token_notes
+from lit_grpo.types.atomic import replacing_file
 
 HERE = Path(__file__).parent
 PLOTLY = files("plotly") / "package_data" / "plotly.min.js"
@@ -88,9 +88,8 @@ def write_page(
             nonce=secrets.token_urlsafe(16),
         )
     )
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(page, encoding="utf-8")
-    os.replace(partial, path)
+    with replacing_file(path) as partial:
+        partial.write_text(page, encoding="utf-8")
 
 
 @cache
