@@ -143,16 +143,6 @@ SFT: dict[str, dict[str, Any]] = {
 }
 RESUMED = ["plain", "lora", "moving reference"]
 """Cases that go on from a checkpoint."""
-LONG = {
-    *RESUMED,
-    *COMPILED,
-    "rolled back",
-    "tied",
-    "entropy",
-    "lora with a moving reference",
-    "sft",
-}
-"""Cases with more steps than others, since their equality with DDP may end later."""
 SFT_PROMPTS = [prompt(f"{n}+{n}=", id=str(n), answer=str(2 * n) * (n + 1)) for n in range(6)]
 
 

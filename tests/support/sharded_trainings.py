@@ -20,7 +20,6 @@ from lightning.pytorch.callbacks import LambdaCallback
 from sharded_cases import (
     CASES,
     COMPILED,
-    LONG,
     OBJECTIVES,
     REFUSED,
     SFT,
@@ -49,8 +48,7 @@ from lit_grpo.training import Evaluation, GRPOModule, SFTModule
 from lit_grpo.training.batching import micro_batches, rows_with_gradient
 from lit_grpo.types import UserError
 
-NUM_STEPS = 3
-LONG_STEPS = 5
+NUM_STEPS = 5
 TIMEOUT_MINUTES = 5
 """Within which one rank may compile while the other waits."""
 TOKEN_BUDGET = 25
@@ -104,7 +102,6 @@ def new_module(
 def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     settings = dict((CASES | OBJECTIVES | COMPILED | SKIPPING | REFUSED)[case])
     strategy, *earlier = training.split(":")
-    num_steps = LONG_STEPS if case in LONG else NUM_STEPS
     trainer_settings = {"strategy": STRATEGIES[strategy](), "devices": num_ranks}
     if "precision" in settings:
         trainer_settings["precision"] = settings.pop("precision")
@@ -133,7 +130,7 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         seeing,
         saving,
         final,
-        max_steps=(int(earlier[1]) if earlier else num_steps) * module.update.optimizer_steps,
+        max_steps=(int(earlier[1]) if earlier else NUM_STEPS) * module.update.optimizer_steps,
         ckpt_path=f"{case}-{earlier[0]}/step_000002.ckpt" if earlier else None,
         trainer_settings=trainer_settings,
     )
@@ -171,7 +168,7 @@ def sft(case: str, strategy: str, num_ranks: int) -> dict[str, Any]:
         *callbacks,
         count,
         final,
-        max_steps=LONG_STEPS if case in LONG else NUM_STEPS,
+        max_steps=NUM_STEPS,
         trainer_settings={"strategy": STRATEGIES[strategy](), "devices": num_ranks, **settings},
     )
     return {
