@@ -112,7 +112,7 @@ def compare_runs(undisturbed: RunOutput, killed: RunOutput, num_steps: int) -> C
     steps, other_steps = len(undisturbed.metrics), len(killed.metrics)
     restarts = killed.metrics["rollout/restarts"].sum()
     failed = killed.metrics["rollout/failed_fraction"].max()
-    checks = killed.metrics["sampler/proof_difference"].notna().sum()
+    checks = killed.metrics["sampler/weight_check_difference"].notna().sum()
     largest = killed.metrics["sampler/logprob_difference_max"].max()
     columns = ["step", "prompt_id", "token_ids"]
     ours, theirs = (run.completions[columns].astype(str) for run in (undisturbed, killed))

@@ -48,12 +48,12 @@ from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import (
     HFEngine,
     Launch,
-    Proof,
     Sampling,
     Supervision,
     VLLMEngine,
     VLLMServerEngine,
     VLLMTeacher,
+    WeightCheck,
 )
 from lit_grpo.rollout.server.engine import ServedEngine
 from lit_grpo.runs.trainer_settings import TRAINER_DEFAULTS
@@ -418,7 +418,7 @@ SHIPPED = [
     GRPOModule, SFTModule, Policy, LoRA, LocalTeacher, VLLMTeacher, Sampling, HFEngine, Objective,
     KLTerm, DistillationTerm, EntropyTerm, SamplerCorrection, AdvantageConfig, UpdateConfig,
     Evaluation, OutagePolicy, Reward, Judge, ServedEngine, VLLMServerEngine, VLLMEngine, Launch,
-    Proof, Supervision, Limits, Price, ZeROStrategy, data.PromptData, data.RubricData,
+    WeightCheck, Supervision, Limits, Price, ZeROStrategy, data.PromptData, data.RubricData,
     data.StreamData,
     data.Adaptive, data.AdditionData, data.MixtureData, data.MixtureSource, data.Phase,
     Recipe, RecipeSource, Duplicates, Gold,

@@ -8,13 +8,13 @@ from lit_grpo.rollout.sglang import SGLangEngine
 from lit_grpo.rollout.vllm.in_process import VLLMEngine
 from lit_grpo.rollout.vllm.server import VLLMServerEngine
 from lit_grpo.rollout.vllm.teacher import VLLMTeacher
-from lit_grpo.rollout.weight_check import Proof
+from lit_grpo.rollout.weight_check import WeightCheck
 
 __all__ = [
     "EngineFailed",
     "HFEngine",
     "Launch",
-    "Proof",
+    "WeightCheck",
     "RolloutEngine",
     "SGLangEngine",
     "SampledPolicy",

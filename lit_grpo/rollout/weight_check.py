@@ -34,7 +34,7 @@ TOLERANCES = {"float32": 5e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
+class WeightCheck:
     """How the trainer checks that an engine samples from the policy's weights.
 
     A few fixed sequences are run through the policy, and the engine's logprobs of the next tokens
@@ -58,7 +58,7 @@ class Proof:
     tolerance: float | None = None
 
     def __post_init__(self) -> None:
-        key, why = "model.engine.init_args.proof", "unchecked weights may be stale"
+        key, why = "model.engine.init_args.weight_check", "unchecked weights may be stale"
         check_range(f"{key}.every", self.every, at_least=1, why=why)
         check_range(f"{key}.num_sequences", self.num_sequences, at_least=1, why=why)
         check_range(f"{key}.tolerance", self.tolerance, above=0, why="no engine would pass")
@@ -99,7 +99,12 @@ class ExpectedLogprobs:
 
 @torch.no_grad()
 def expected_logprobs(
-    policy: SampledPolicy, proof: Proof, *, temperature: float, dtype: str, max_length: int | None
+    policy: SampledPolicy,
+    weight_check: WeightCheck,
+    *,
+    temperature: float,
+    dtype: str,
+    max_length: int | None,
 ) -> ExpectedLogprobs:
     """Run the sequences through the policy; under a sharded strategy every rank must call it.
 
@@ -113,7 +118,7 @@ def expected_logprobs(
     vocabulary = whole_shape(model.get_input_embeddings().weight)[0]
     vocabulary = min(vocabulary, getattr(model.config, "vocab_size", vocabulary))
     length = min(MAX_SEQUENCE_TOKENS, (max_length or MAX_SEQUENCE_TOKENS) - RESERVED_TOKENS)
-    drawn = np.random.default_rng(0).integers(vocabulary, size=(proof.num_sequences, length))
+    drawn = np.random.default_rng(0).integers(vocabulary, size=(weight_check.num_sequences, length))
     sequences = torch.from_numpy(drawn)
     ids = sequences.to(compute_device(model))
     with evaluation_mode(model), torch.autocast(ids.device.type, enabled=False):
@@ -122,7 +127,7 @@ def expected_logprobs(
         sequences=sequences,
         logprobs=(output.logits.float() / temperature).log_softmax(-1).cpu(),
         temperature=temperature,
-        tolerance=TOLERANCES[dtype] if proof.tolerance is None else proof.tolerance,
+        tolerance=TOLERANCES[dtype] if weight_check.tolerance is None else weight_check.tolerance,
     )
 
 
@@ -154,6 +159,7 @@ def check_logprobs(
             f"{engine:.3f}, trainer {trainer:.3f}). The run would train on a different "
             "policy's rollouts. Known causes: tied embeddings on a CPU; a prefix cache that was "
             "not reset after the update; a --logprobs-mode or dtype other than configured. If the "
-            "engine's kernels are just less precise, set model.engine.init_args.proof.tolerance."
+            "engine's kernels are just less precise, set "
+            "model.engine.init_args.weight_check.tolerance."
         )
     return difference

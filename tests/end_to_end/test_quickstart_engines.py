@@ -98,7 +98,7 @@ def assert_trained(metrics, engine):
     assert (metrics["sampler/logprob_difference_max"] < 1e-3).all()
     assert metrics["val/accuracy"].count() == 2  # before and after training
     if engine != "HFEngine":
-        assert metrics["sampler/proof_difference"][0] < 1e-3
+        assert metrics["sampler/weight_check_difference"][0] < 1e-3
     if engine == "VLLMEngine":
         # The weights are checked at every other update.
-        assert (metrics["sampler/proof_difference"][[0, 2]] < 1e-4).all()
+        assert (metrics["sampler/weight_check_difference"][[0, 2]] < 1e-4).all()

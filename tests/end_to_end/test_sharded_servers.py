@@ -45,7 +45,7 @@ def train(
         "trainer.limit_val_batches": 0,
         "model.engine": {
             "class_path": "SGLangEngine",
-            "init_args": {**engine, "proof": {"every": 1}},
+            "init_args": {**engine, "weight_check": {"every": 1}},
         },
     }
     words = command("fit", "debug", settings | others)[3:]
@@ -53,8 +53,8 @@ def train(
         assert ranks.wait() == [0, 0], (directory / "said0.txt").read_text()
     table = pd.read_csv(directory / "run" / "metrics.csv")
     assert len(table) == 3
-    assert table["sampler/proof_difference"].notna().sum() >= 2
-    assert table["sampler/proof_difference"].max() < 1e-3
+    assert table["sampler/weight_check_difference"].notna().sum() >= 2
+    assert table["sampler/weight_check_difference"].max() < 1e-3
     return load_file(directory / "run" / "final" / "model.safetensors")
 
 

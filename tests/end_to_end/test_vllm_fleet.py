@@ -223,7 +223,7 @@ def test_the_other_server_takes_over_and_the_killed_one_is_restarted_and_checked
     assert observed.totals["rollout/restarts"] == 1
     assert observed.totals["rollout/retries"] >= 1
     assert observed.means["rollout/ready_fraction"] == [1.0, 1.0]
-    (difference,) = observed.means["sampler/proof_difference"]  # of the one that came back
+    (difference,) = observed.means["sampler/weight_check_difference"]  # of the one that came back
     assert difference < 1e-4
     assert_both_serve(policy, engine)
 

@@ -209,7 +209,7 @@ def test_full_weights_are_sampled_with_and_checked(tmp_path):
             completions = generate(engine, PROMPTS, PLAIN)
             assert_written_by({version: policy.model}, PROMPTS, completions)
             perturbed(policy, seed=version)
-        differences = engine.observe().means["sampler/proof_difference"]
+        differences = engine.observe().means["sampler/weight_check_difference"]
         assert len(differences) == 3  # at the first three updates; then 4, 8, ... updates later
         assert max(differences) < 1e-4
     assert not (tmp_path / "weights").exists()

@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny import LLAMA, tiny_policy
 
-from lit_grpo.rollout import Proof
+from lit_grpo.rollout import WeightCheck
 from lit_grpo.rollout.weight_check import (
     MAX_SEQUENCE_TOKENS,
     NUM_POSITIONS,
@@ -16,15 +16,15 @@ from lit_grpo.rollout.weight_check import (
 
 @pytest.mark.parametrize("setting", ["every", "num_sequences", "tolerance"])
 def test_a_proof_that_checks_nothing_is_refused(setting):
-    with pytest.raises(ValueError, match=rf"Set model\.engine\.init_args\.proof\.{setting}"):
-        Proof(**{setting: 0})
+    with pytest.raises(ValueError, match=rf"Set model\.engine\.init_args\.weight_check\.{setting}"):
+        WeightCheck(**{setting: 0})
 
 
 def test_checks_are_close_together_at_first_and_then_at_regular_intervals():
-    due = [number for number in range(151) if Proof().is_due(number)]
+    due = [number for number in range(151) if WeightCheck().is_due(number)]
     assert due == [0, 1, 2, 4, 8, 16, 32, 50, 100, 150]
-    assert [number for number in range(9) if Proof(every=3).is_due(number)] == [0, 1, 2, 3, 6]
-    assert all(map(Proof(every=1).is_due, range(9)))
+    assert [number for number in range(9) if WeightCheck(every=3).is_due(number)] == [0, 1, 2, 3, 6]
+    assert all(map(WeightCheck(every=1).is_due, range(9)))
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,10 @@ def policy():
 
 
 def expect(policy, *, max_length=64, tolerance=None, dtype="float32"):
-    proof = Proof(num_sequences=2, tolerance=tolerance)
-    return expected_logprobs(policy, proof, temperature=0.7, dtype=dtype, max_length=max_length)
+    weight_check = WeightCheck(num_sequences=2, tolerance=tolerance)
+    return expected_logprobs(
+        policy, weight_check, temperature=0.7, dtype=dtype, max_length=max_length
+    )
 
 
 def test_expected_logprobs_are_those_of_the_policy_after_each_prefix(policy):

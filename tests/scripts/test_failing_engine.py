@@ -38,7 +38,7 @@ def undisturbed(kills=None, **changes):
         "step": steps,
         "rollout/restarts": [float(step in kills) for step in steps],
         "rollout/failed_fraction": 0.0,
-        "sampler/proof_difference": [1e-6 if step in {0, *kills} else NAN for step in steps],
+        "sampler/weight_check_difference": [1e-6 if step in {0, *kills} else NAN for step in steps],
         "sampler/logprob_difference_max": 2e-5,
         "val/accuracy": [0.5, NAN, NAN, 0.75],
     }
@@ -99,7 +99,9 @@ FAILING_RUNS = {
         "lost rows are unknown": with_metric("rollout/failed_fraction", NAN),
     },
     "the weights were checked after every restart": {
-        "one check is missing": with_metric("sampler/proof_difference", [1e-6, 1e-6, NAN, NAN]),
+        "one check is missing": with_metric(
+            "sampler/weight_check_difference", [1e-6, 1e-6, NAN, NAN]
+        ),
     },
     "no completion was sampled from other weights": {
         "one was": with_metric("sampler/logprob_difference_max", [0, 0, 0.01, 0]),

@@ -21,7 +21,7 @@ from tiny import tiny_policy
 from vllm_settings import ARCHITECTURE, ENV, FLAGS, MAX_MODEL_LEN
 from vllm_without_nccl import StoreCommunicator
 
-from lit_grpo.rollout import Launch, Proof, Sampling, Supervision, VLLMServerEngine
+from lit_grpo.rollout import Launch, Sampling, Supervision, VLLMServerEngine, WeightCheck
 from lit_grpo.rollout.vllm import nccl_transfer
 
 HOT = Sampling(max_tokens=12, temperature=0.7)
@@ -41,7 +41,7 @@ def open_engine(directory, fault, **settings):
         weight_transfer="nccl",
         launch=launch,
         directory=str(directory),
-        proof=Proof(every=1),
+        weight_check=WeightCheck(every=1),
         supervision=Supervision(health_interval=0.5, first_backoff=0.1),
         **settings,
     )
@@ -60,7 +60,7 @@ def observe(engine, policy):
     observed = engine.observe()
     return rows | {
         "version": engine.version,
-        "differences": list(observed.means["sampler/proof_difference"]),
+        "differences": list(observed.means["sampler/weight_check_difference"]),
         "restarts": observed.totals["rollout/restarts"],
     }
 

@@ -19,7 +19,7 @@ from tiny import prompt, tiny_policy
 from vllm_settings import ARCHITECTURE, FLAGS, MAX_MODEL_LEN
 
 from lit_grpo.policy import LoRA
-from lit_grpo.rollout import EngineFailed, Proof, Sampling, VLLMEngine
+from lit_grpo.rollout import EngineFailed, Sampling, VLLMEngine, WeightCheck
 
 PROMPTS = [prompt("12+34=", id="a"), prompt("a longer prompt", id="b"), prompt("x", id="c")]
 GROUP_SIZE = 3
@@ -28,7 +28,7 @@ GREEDY = replace(PLAIN, temperature=0.0)
 
 
 def open_engine(policy, **settings):
-    settings = {"proof": Proof(every=1)} | settings
+    settings = {"weight_check": WeightCheck(every=1)} | settings
     gc.freeze()  # vLLM collects garbage some times per start, and need not look at its modules
     engine = VLLMEngine(max_model_len=MAX_MODEL_LEN, flags=FLAGS, **settings)
     engine.start(policy)
@@ -191,7 +191,7 @@ def check_full_updates(engine, policy):
     results["same_version"] = generate(engine, GREEDY) == first
     engine.load_weights(policy, 7)
     results["new_version"] = sampled(engine, policy, GREEDY)
-    results["differences"] = list(engine.observe().means["sampler/proof_difference"])
+    results["differences"] = list(engine.observe().means["sampler/weight_check_difference"])
     results["asleep"] = check_sleep(engine, policy)
     results["health"] = engine.health()
     return results
@@ -207,9 +207,9 @@ def check_skipped_reset(engine, policy):
 
 def check_tied_embeddings():
     policy = tiny_policy(architecture=ARCHITECTURE | {"tie_word_embeddings": True})
-    engine = open_engine(policy, proof=Proof())
+    engine = open_engine(policy, weight_check=WeightCheck())
     engine.load_weights(policy, 0)
-    differences = list(engine.observe().means["sampler/proof_difference"])
+    differences = list(engine.observe().means["sampler/weight_check_difference"])
     move(policy)
     problem = failure(engine.load_weights, policy, 1)
     engine.close()
@@ -223,7 +223,7 @@ def check_adapter(weight_sync):
     for version in (0, 1, 2):
         move(policy)
         engine.load_weights(policy, version)
-        differences += engine.observe().means["sampler/proof_difference"]
+        differences += engine.observe().means["sampler/weight_check_difference"]
         if weight_sync != "full":
             loaded.append(sorted(engine._vllm._llm.llm_engine.list_loras()))
     result = sampled(engine, policy, PLAIN)
@@ -249,7 +249,7 @@ def check_sleep(engine, policy):
     for _ in range(2):
         move(policy)
         engine.load_weights(policy, engine.version + 1)
-        differences += engine.observe().means["sampler/proof_difference"]
+        differences += engine.observe().means["sampler/weight_check_difference"]
         for _ in range(2):
             rows.append(generate(engine, GREEDY))
             was_asleep.append(engine._vllm._llm.llm_engine.is_sleeping())

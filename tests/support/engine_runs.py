@@ -20,7 +20,7 @@ from vllm_settings import ENV
 SETTINGS: dict[str, dict[str, Any]] = {
     "HFEngine": {},
     "VLLMServerEngine": {"config": "engines/vllm_server_cpu", "launch.python": str(PYTHON)},
-    "VLLMEngine": {"config": "engines/vllm_cpu", "proof.every": 2},
+    "VLLMEngine": {"config": "engines/vllm_cpu", "weight_check.every": 2},
     "SGLangEngine": {
         "config": "engines/sglang",
         "launch.dtype": "float32",

@@ -47,7 +47,7 @@ from lit_grpo.rollout.server.launching import (
 from lit_grpo.rollout.server.server import Server
 from lit_grpo.rollout.server.supervisor import Supervisor
 from lit_grpo.rollout.server.weights import TargetWeights
-from lit_grpo.rollout.weight_check import ExpectedLogprobs, Proof, expected_logprobs
+from lit_grpo.rollout.weight_check import ExpectedLogprobs, WeightCheck, expected_logprobs
 from lit_grpo.rollout.weights.store import WeightStore
 from lit_grpo.rollout.weights.sync import WeightSync, sends_adapter
 from lit_grpo.types import Completion, Measurements, Prompt, check_range
@@ -77,7 +77,7 @@ class ServedEngine(RolloutEngine):
         request_retries: How often a failed request is retried before its completions are given up.
             Requests that were running on a server that died are retried without limit.
         max_concurrency: Completions that each process of the run may have running on one server.
-        proof: How the trainer checks that a server samples from the policy's weights.
+        weight_check: How the trainer checks that a server samples from the policy's weights.
         supervision: How servers are watched and restarted.
 
     Raises:
@@ -99,7 +99,7 @@ class ServedEngine(RolloutEngine):
         request_timeout: float = 600.0,
         request_retries: int = 3,
         max_concurrency: int = 256,
-        proof: Proof = Proof(),  # noqa: B008 - frozen
+        weight_check: WeightCheck = WeightCheck(),  # noqa: B008 - frozen
         supervision: Supervision = Supervision(),  # noqa: B008 - frozen
     ) -> None:
         check_servers(launch, urls or [], directory)
@@ -113,7 +113,7 @@ class ServedEngine(RolloutEngine):
         self.urls = urls or []
         self.api_key_variable = api_key_variable
         self.weight_sync = weight_sync
-        self.proof = proof
+        self.weight_check = weight_check
         self.supervision = supervision
         self.request_timeout = request_timeout
         self.limits = RequestLimits(retries=request_retries, max_concurrency=max_concurrency)
@@ -245,7 +245,7 @@ class ServedEngine(RolloutEngine):
             totals["rollout/restarts"] = float(supervisor.num_restarts)
         means = {
             "rollout/ready_fraction": [float(server.is_ready) for server in supervisor.servers],
-            "sampler/proof_difference": supervisor.check_differences,
+            "sampler/weight_check_difference": supervisor.check_differences,
         }
         dispatcher.num_retries, supervisor.num_restarts, supervisor.check_differences = 0, 0, []
         return Measurements(totals=totals, means=means)
@@ -260,7 +260,7 @@ class ServedEngine(RolloutEngine):
         target = TargetWeights(
             update=self._weight_store.save(policy, version),
             expected=self._expected_logprobs(policy),
-            is_check_due=self.proof.is_due(self._num_updates),
+            is_check_due=self.weight_check.is_due(self._num_updates),
             versions_in_use=in_use,
         )
         # The other ranks wait for the servers only after rank 0 has updated them.
@@ -281,7 +281,7 @@ class ServedEngine(RolloutEngine):
         ]
         return expected_logprobs(
             policy,
-            self.proof,
+            self.weight_check,
             temperature=self.api.check_temperature,
             dtype=self._dtype,
             max_length=min((one for one in lengths if one), default=None),

@@ -18,7 +18,7 @@ from lit_grpo.rollout.vllm.sampling import LogprobsMode, check_sampling, max_ada
 from lit_grpo.rollout.weight_check import (
     CHECK_TEMPERATURE,
     ExpectedLogprobs,
-    Proof,
+    WeightCheck,
     WeightMismatch,
     check_logprobs,
     expected_logprobs,
@@ -46,7 +46,7 @@ class VLLMEngine(RolloutEngine):
             only at temperature 1; there they allow top-p and top-k.
         weight_sync: ``full`` sends all weights, with an adapter merged into them; ``adapter`` only
             the adapter; ``auto`` only the adapter if there is one and nothing else is trained.
-        proof: How the trainer checks that vLLM samples from the policy's weights.
+        weight_check: How the trainer checks that vLLM samples from the policy's weights.
 
     Raises:
         UserError: ``memory_fraction`` is out of range.
@@ -62,7 +62,7 @@ class VLLMEngine(RolloutEngine):
         sleep: bool = True,
         logprobs_mode: LogprobsMode = "processed_logprobs",
         weight_sync: WeightSync = "auto",
-        proof: Proof = Proof(),  # noqa: B008 - frozen
+        weight_check: WeightCheck = WeightCheck(),  # noqa: B008 - frozen
     ) -> None:
         if not 0 < memory_fraction < 1:
             raise setting_error(
@@ -78,7 +78,7 @@ class VLLMEngine(RolloutEngine):
         self.sleep = sleep
         self.logprobs_mode = logprobs_mode
         self.weight_sync = weight_sync
-        self.proof = proof
+        self.weight_check = weight_check
         self._vllm = ColocatedVLLM(env or {})
         self._num_updates = 0
         self._check_differences: list[float] = []
@@ -132,14 +132,16 @@ class VLLMEngine(RolloutEngine):
     def observe(self) -> Measurements:
         """Return the weight checks since the last call."""
         differences, self._check_differences = self._check_differences, []
-        return Measurements(means={"sampler/proof_difference": differences})
+        return Measurements(means={"sampler/weight_check_difference": differences})
 
     def load_weights(self, policy: SampledPolicy, version: int) -> None:
         """Copy the weights to vLLM, and check that it samples from them."""
         self._policy = policy
         if version == self.version:
             return
-        expected = self._expected_logprobs() if self.proof.is_due(self._num_updates) else None
+        expected = (
+            self._expected_logprobs() if self.weight_check.is_due(self._num_updates) else None
+        )
         self._vllm.wake_up()
         self._send_weights()
         if expected is not None:
@@ -159,7 +161,7 @@ class VLLMEngine(RolloutEngine):
         is_raw = self.logprobs_mode == "raw_logprobs"
         return expected_logprobs(
             self._policy,
-            self.proof,
+            self.weight_check,
             temperature=1.0 if is_raw else CHECK_TEMPERATURE,
             dtype=self._dtype,
             max_length=self._vllm.max_model_len,

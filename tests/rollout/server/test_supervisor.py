@@ -36,7 +36,9 @@ def test_a_server_killed_while_generating_is_restarted_and_every_row_delivered(p
         observed = engine.observe()
         assert observed.totals["rollout/restarts"] == 1
         assert observed.totals["rollout/retries"] >= 12
-        assert len(observed.means["sampler/proof_difference"]) == 2  # one more after the restart
+        assert (
+            len(observed.means["sampler/weight_check_difference"]) == 2
+        )  # one more after the restart
         assert [other.pid for other in launched_servers()] != [server.pid]
 
 

@@ -12,7 +12,7 @@ from served_engines import PLAIN, PROMPTS, assert_written_by, generate
 from tiny import perturbed, tiny_policy
 
 from lit_grpo.policy import LoRA
-from lit_grpo.rollout import EngineFailed, Proof, VLLMEngine
+from lit_grpo.rollout import EngineFailed, VLLMEngine, WeightCheck
 from lit_grpo.rollout.requests import Sample
 from lit_grpo.types import UserError
 
@@ -82,7 +82,7 @@ class TransformersVLLM:
 
 
 def open_engine(policy, **settings) -> VLLMEngine:
-    engine = VLLMEngine(proof=Proof(every=1), **settings)
+    engine = VLLMEngine(weight_check=WeightCheck(every=1), **settings)
     engine._vllm = TransformersVLLM(policy)
     engine.start(policy)
     return engine
@@ -95,10 +95,10 @@ def test_new_weights_are_sampled_with_and_checked():
         engine.load_weights(perturbed(policy, seed=version), version)
         completions = generate(engine, PROMPTS, PLAIN)
         assert_written_by({version: policy.model}, PROMPTS, completions)
-    differences = engine.observe().means["sampler/proof_difference"]
+    differences = engine.observe().means["sampler/weight_check_difference"]
     assert len(differences) == 2
     assert max(differences) < 1e-4
-    assert engine.observe().means["sampler/proof_difference"] == []
+    assert engine.observe().means["sampler/weight_check_difference"] == []
 
 
 def test_weights_of_a_version_are_sent_once():

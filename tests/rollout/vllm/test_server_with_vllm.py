@@ -22,7 +22,14 @@ from vllm_settings import ARCHITECTURE, ENV, FLAGS, MAX_MODEL_LEN
 from worker_processes import is_alive, wait_until
 
 from lit_grpo.policy import LoRA
-from lit_grpo.rollout import EngineFailed, HFEngine, Proof, Sampling, Supervision, VLLMServerEngine
+from lit_grpo.rollout import (
+    EngineFailed,
+    HFEngine,
+    Sampling,
+    Supervision,
+    VLLMServerEngine,
+    WeightCheck,
+)
 from lit_grpo.rollout.server import guard as server_guard
 from lit_grpo.rollout.server.api import as_flags
 from lit_grpo.rollout.server.process import ServerProcess
@@ -284,7 +291,7 @@ def coarse(tmp_path_factory):
 def test_half_precision_passes_its_check(coarse):
     engine, tied = coarse
     engine.load_weights(changed(tied, but="model.embed_tokens.weight"), 1)
-    differences = engine.observe().means["sampler/proof_difference"]
+    differences = engine.observe().means["sampler/weight_check_difference"]
     assert len(differences) == 2
     # Coarser than float32, and far from 0.1.
     assert all(1e-5 < one < 0.02 for one in differences), differences
@@ -295,7 +302,10 @@ def test_a_server_whose_logprobs_ignore_the_temperature_is_detected(coarse, tmp_
     detected = pytest.raises(
         EngineFailed, match=r"where 0\.1 is allowed .* a --logprobs-mode .* other than configured"
     )
-    settings = {"key": key_of(engine), "proof": Proof(tolerance=0.1)}  # that of half precision
+    settings = {
+        "key": key_of(engine),
+        "weight_check": WeightCheck(tolerance=0.1),
+    }  # that of half precision
     with attached(url(engine), tied, tmp_path, logprobs_mode="raw_logprobs", **settings):
         pass
     with detected, attached(url(engine), tied, tmp_path, **settings):
@@ -318,7 +328,9 @@ def test_only_the_adapter_is_sent_and_old_ones_are_unloaded(tmp_path):
         path=str(tmp_path / "base"),
         lora=LoRA(rank=4, target_modules=["q_proj", "v_proj"]),
     )
-    with serving(policy, directory=str(tmp_path / "engine"), proof=Proof(every=1)) as engine:
+    with serving(
+        policy, directory=str(tmp_path / "engine"), weight_check=WeightCheck(every=1)
+    ) as engine:
         assert_written_by({0: policy.model}, PROMPTS, generate(engine, PROMPTS, SHORT))
         with torch.no_grad():
             for parameter in policy.trainable_parameters():
