@@ -111,11 +111,7 @@ class MetricsFile(Logger, Callback):
             self._add(held, self._held.pop(held))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write what was logged after the last step, such as at the end of an epoch, to its row."""
         self._complete(trainer)
-        if _writes(trainer) and self._finished is not None and self._finished >= 0:
-            for held in sorted(self._held):
-                self._add(self._finished, self._held.pop(held))
 
     def _complete(self, trainer: L.Trainer) -> None:
         """Give the last step a row if nothing was logged of it, although every step is logged."""
@@ -125,9 +121,10 @@ class MetricsFile(Logger, Callback):
             self._add(step, {})
 
     def _add_evaluation(self, step: int, values: Row) -> None:
+        rows = self._open()
         if self._earlier_steps:
             self._evaluated.setdefault(step, {}).update(values)
-        if step not in self._open():
+        if step not in rows:
             self._begin_row(step)
         self._fill(step, values)
 

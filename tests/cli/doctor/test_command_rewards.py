@@ -228,7 +228,7 @@ def test_prompts_to_which_a_reward_does_not_apply_lack_no_score(kinds, share, ca
     exit_code, shown = doctor(capsys, *rows, *words, f"--model.rewards={json.dumps(rewards)}")
     assert exit_code == 0
     if share is None:
-        assert "abstain" not in shown["probe"]
+        assert "ended as abstain" not in shown["probe"]
         assert "could not be scored" not in shown["probe"]
     else:
         why = f"{share} ended as abstain. Check why it declines to score them, unless that is"

@@ -138,7 +138,7 @@ def test_a_run_that_logs_every_second_step_has_no_other_rows(tmp_path):
     assert column(tmp_path / "metrics.csv", "step") == ["1", "3"]
 
 
-def test_what_is_logged_at_the_end_of_an_epoch_is_in_a_row_of_a_step(tmp_path):
+def test_what_is_logged_at_the_end_of_an_epoch_is_in_the_row_of_its_last_step(tmp_path):
     class AtTheEnd(Callback):
         def on_train_batch_end(self, trainer, pl_module, *_):
             pl_module.log("own", 1.0, on_step=False, on_epoch=True)
@@ -146,7 +146,7 @@ def test_what_is_logged_at_the_end_of_an_epoch_is_in_a_row_of_a_step(tmp_path):
     train(tmp_path, AtTheEnd(), steps=4, num_batches=2)
     path = tmp_path / "metrics.csv"
     assert column(path, "step") == ["0", "1", "2", "3"]
-    assert column(path, "own") == ["", "", "1.0", "1.0"]
+    assert column(path, "own") == ["", "1.0", "", "1.0"]
 
 
 def test_new_metrics_add_columns_and_keep_earlier_rows(tmp_path):
