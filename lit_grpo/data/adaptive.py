@@ -79,8 +79,8 @@ class Adaptive:
 class AdaptiveOrder(TableOrder):
     """The prompts of a table, by the levels of `Adaptive`.
 
-    Of each level the row comes next that was not sampled for the longest time; rows that never were
-    come in the order of a permutation.
+    Of each level, the row sampled longest ago comes next; rows never sampled come in the order of a
+    permutation.
 
     Args:
         name: As in `TableOrder`.
@@ -126,7 +126,7 @@ class AdaptiveOrder(TableOrder):
             self._prompts.prepare(self._next_rows(min(number, self.num_rows)))
 
     def record(self, results: Sequence[GroupResult]) -> None:
-        """Take note of the results of rows, in the order of the ranks."""
+        """Record the results of rows, in the order of the ranks."""
         settings = self._settings
         for one in results:
             if not one.rewards:
@@ -197,7 +197,7 @@ class AdaptiveOrder(TableOrder):
         return rows
 
     def _longest_ago(self, is_candidate: NDArray[np.bool_], number: int) -> deque[int]:
-        """Return those of some rows that were not sampled for the longest time, in this order."""
+        """Return the rows sampled longest ago among some rows, in that order."""
         rows = np.flatnonzero(is_candidate & np.isfinite(self._sampled_at))
         if len(rows) > number:
             rows = rows[np.argpartition(self._sampled_at[rows], number)[:number]]

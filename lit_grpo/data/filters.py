@@ -47,7 +47,7 @@ def find_value(columns: Mapping[str, Any], name: str) -> Any:
 def failed_filter(columns: Mapping[str, Any], where: Mapping[str, Any]) -> str | None:
     """Return the name of the first filter that a prepared row does not pass; None if it passes all.
 
-    Beside the columns there are ``prompt_characters``, ``answer_characters``, ``num_answers`` and
+    Besides the columns, there are ``prompt_characters``, ``answer_characters``, ``num_answers`` and
     ``gold_range``, the difference between the best and the worst gold score.
 
     Args:
@@ -76,7 +76,7 @@ def with_columns(where: Mapping[str, Any], rows: Collection[Mapping[str, Any]]) 
 
 
 def absent_column(where: Mapping[str, Any], rows: Collection[Mapping[str, Any]]) -> str | None:
-    """Return the words for a filter whose column none of these rows has; None without one."""
+    """Describe a filter whose column none of these rows has; return None if there is none."""
     there = with_columns(where, rows)
     absent = next((name for name in where if name not in there), None)
     if absent is None:

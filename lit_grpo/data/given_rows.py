@@ -34,7 +34,7 @@ Source = str | GivenRows
 
 
 def as_sources(key: str, given: Any) -> list[Source]:
-    """Return the sources that an argument of a data module names; dicts are the rows of one.
+    """Return the sources that an argument of a data module names; dicts are the rows of one source.
 
     Raises:
         UserError: it is no path, no rows, and no list of one kind of them.

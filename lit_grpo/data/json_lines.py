@@ -92,7 +92,7 @@ def _parse_line(line: bytes, origin: str) -> dict[str, Any]:
 
 
 class _RepeatedKey(ValueError):
-    """An object of JSON has a key twice."""
+    """A JSON object has the same key twice."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -56,15 +56,15 @@ class TrainingLoader(Protocol):
         """
 
     def find(self, ids: Collection[str]) -> dict[str, Prompt]:
-        """Return the prompts with these ids; those that are no longer in the data are left out."""
+        """Return the prompts with these ids; skip ids that are no longer in the data."""
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether what comes next depends on results."""
+        """Whether the order depends on results."""
         return False
 
     def record(self, results: Sequence[GroupResult]) -> None:
-        """Take note of the results of a finished step, of all ranks in their order."""
+        """Record the results of a finished step from all ranks, in their order."""
         return
 
     def metrics(self) -> dict[str, float]:

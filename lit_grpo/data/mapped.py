@@ -84,7 +84,7 @@ class MappedRows(Sequence[Row]):
         return row
 
     def columns(self, *names: str) -> Iterator[Mapping[str, Any]]:
-        """Read some columns of all rows; names that are no columns are left out."""
+        """Read some columns of all rows; skip unknown names."""
         names = tuple(name for name in names if name in self._reader.schema.names)
         of_json = [name for name in self._json if name in names]
         starts = np.array([0, *self._ends])
@@ -126,7 +126,7 @@ class MappedRows(Sequence[Row]):
 
 
 def _copy_of(path: Path) -> Path:
-    """Return the copy of a parquet file, and make it if it is not there; one process makes it."""
+    """Return the copy of a parquet file; one process makes it if it is missing."""
     state = path.stat()
     name = f"{path.stem}-{state.st_size}-{state.st_mtime_ns}.arrow"
     place = hashlib.sha256(str(path.parent.resolve()).encode()).hexdigest()[:16]

@@ -130,7 +130,7 @@ class PromptDataModule(LightningDataModule, ABC):
         """Read and tokenize a split; of mapped rows, prepare to tokenize them.
 
         Args:
-            source: The name of the source of a mixture that it is of.
+            source: Name of the source, in a mixture.
             held_out: What the other sources of the mixture hold out.
 
         Raises:
@@ -196,7 +196,7 @@ class PromptDataModule(LightningDataModule, ABC):
 
 
 def _marks(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    """Return of each row what held-out rows are known by."""
+    """Return the marks of each row by which held-out rows are recognised."""
     if isinstance(rows, MappedRows):
         return (marks_of(one["id"], one) for one in rows.columns("id", "text_hash", "question"))
     return (marks_of(row.id, row.columns) for row in rows)

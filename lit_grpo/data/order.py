@@ -34,7 +34,7 @@ class RowOrder(Protocol):
     """Differs between sources with different rows, so that a run is not resumed on other ones."""
 
     def take(self, number: int) -> list[Prompt]:
-        """Return the next prompts; rows whose prompts are too long are passed over."""
+        """Return the next prompts; skip rows whose prompts are too long."""
 
     def prepare_ahead(self, number: int) -> None:
         """Begin to build that many prompts after those taken; never changes what `take` returns."""
@@ -49,7 +49,7 @@ class RowOrder(Protocol):
         """Return all prompts, or as many that are spread over the rows."""
 
     def find(self, ids: Collection[str]) -> Mapping[str, Prompt]:
-        """Return the prompts with these ids; those that there are not are left out."""
+        """Return the prompts with these ids; skip unknown ids."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: numbers, texts, lists and tensors."""
@@ -57,7 +57,7 @@ class RowOrder(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
     def record(self, results: Sequence[GroupResult]) -> None:
-        """Take note of what came of prompts that were taken; the same on every rank."""
+        """Record the results of prompts that were taken; the same on every rank."""
         return
 
     def metrics(self) -> dict[str, float]:

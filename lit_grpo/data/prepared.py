@@ -70,7 +70,7 @@ class PreparedDir:
 class PreparedSplit:
     """The rows of one split.
 
-    Beside the columns of their source they have ``id``, ``source``, ``kind`` and ``text_hash``;
+    Besides the columns of their source, they have ``id``, ``source``, ``kind`` and ``text_hash``;
     a column that only another source has is null.
     """
 
@@ -98,7 +98,7 @@ class PreparedSplit:
         return [*self.stream()]
 
     def stream(self) -> Iterator[Row]:
-        """Yield the rows one after the other, for what need not have them all in memory."""
+        """Yield the rows one by one, for callers that need not have all of them in memory."""
         import pyarrow.parquet as pq
 
         with pq.ParquetFile(self.path) as file:
@@ -114,7 +114,7 @@ class PreparedSplit:
         return self._column("id")
 
     def text_hashes(self) -> pa.ChunkedArray:
-        """Return what `text_hash` has given for the prompt of each row."""
+        """Return the `text_hash` of the prompt of each row."""
         return self._column("text_hash")
 
     def _column(self, name: str) -> pa.ChunkedArray:
@@ -124,7 +124,7 @@ class PreparedSplit:
 
 
 def find_prepared(source: str) -> PreparedDir | None:
-    """Return the directory of prepared data that a source is, or is a split of; None if neither.
+    """Return the prepared directory that a source names, or names a split of; None if neither.
 
     Raises:
         UserError: the directory is damaged, or was written by a version that this one cannot read.
@@ -179,7 +179,7 @@ class Holdout:
         return cls.read(path)
 
     def __or__(self, other: Holdout) -> Holdout:
-        """Return what one of the two holds out."""
+        """Return the rows that either of the two holds out."""
         return Holdout(
             ids=self.ids | other.ids,
             text_hashes=self.text_hashes | other.text_hashes,
@@ -226,7 +226,7 @@ def read_held_out(path: Path) -> Mapping[str, Mapping[str, str]]:
 def text_hash(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     """Return 32 hexadecimal digits that are the same for prompts with the same words.
 
-    A conversation is the text of its messages but for the system's.
+    A conversation is the text of its messages, except the system message.
     """
     if not isinstance(prompt, str):
         turns = (one for one in prompt if one.get("role") != "system")

@@ -138,7 +138,7 @@ class PromptData(PromptDataModule):
         return train if split == "train" else held_out
 
     def _sources(self, split: Split) -> tuple[list[Source], str]:
-        """Return what has the rows of a split, and which split it is of prepared data."""
+        """Return the sources of a split's rows, and the split's name in prepared data."""
         if split == "test" and self.test:
             return self.test, "holdout"
         if split != "train" and self.validation:
@@ -175,7 +175,8 @@ class PromptData(PromptDataModule):
         """Return the rows of one prepared source with very many; None for all others.
 
         Raises:
-            UserError: no limit is set of the lengths of the prompts, which are not known before.
+            UserError: no limit is set for the lengths of the prompts, which are not known in
+                advance.
         """
         prepared = _prepared_split(sources[0], split) if len(sources) == 1 else None
         if split != "train" or prepared is None or prepared.num_rows <= MAX_ROWS_IN_MEMORY:
@@ -191,7 +192,7 @@ class PromptData(PromptDataModule):
         return MappedRows(prepared.path)
 
     def held_out(self) -> Holdout | None:
-        """Return what any prepared data hold out that are named, and what `holdout` lists."""
+        """Return the rows that `holdout` or any of the named prepared data hold out."""
         named = (*self.train, *self.validation, *self.test)
         found = [one.holdout() for source in named if (one := _prepared(source))]
         found += [Holdout.of(source) for source in self.holdout]
@@ -231,7 +232,7 @@ def _is_prepared_directory(source: Source) -> bool:
 
 
 def _refuse_holdouts(sources: Sequence[Source]) -> None:
-    """Refuse to train on the file of a holdout, before anything else is wrong with it."""
+    """Refuse to train on the file of a holdout, before it fails any other check."""
     for source in (one for one in sources if isinstance(one, str)):
         path = Path(source).expanduser()
         if path.stem == HOLDOUT and path.is_file() and find_prepared(source):
@@ -248,7 +249,7 @@ def _read_one(source: Source, split: str) -> Sequence[Row]:
 
 
 def _prepared_split(source: Source, split: str) -> PreparedSplit | None:
-    """Return this split of a prepared directory, or the one that a file is; else None."""
+    """Return this split of a prepared directory, or the split that a file holds; else None."""
     if not isinstance(source, str) or (prepared := find_prepared(source)) is None:
         return None
     path = Path(source).expanduser()

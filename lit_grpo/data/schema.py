@@ -36,7 +36,7 @@ def find_schema(
     """Return the types of the columns of some rows.
 
     Args:
-        rows: Where each row comes from, for messages, and its columns; null where one lacks.
+        rows: Where each row comes from, for messages, and its columns; null where one is missing.
         columns: The columns that come first, with their types; the others follow in sorted order.
 
     Raises:

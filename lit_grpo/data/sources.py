@@ -103,14 +103,14 @@ def _read_parquet(path: Path) -> _Numbered:
 
 
 def json_columns(schema: pyarrow.Schema) -> list[str]:
-    """Return the names of the columns whose type is JSON, which Arrow has as text."""
+    """Return the names of the columns of type JSON, which Arrow stores as text."""
     import pyarrow
 
     return [field.name for field in schema if isinstance(field.type, pyarrow.JsonType)]
 
 
 def decoded(row: dict[str, Any], of_json: Sequence[str]) -> dict[str, Any]:
-    """Return a row with the objects that the texts of these columns stand for."""
+    """Return a row in which the JSON texts of these columns are parsed."""
     if not of_json:
         return row
     texts = {name: row[name] for name in of_json if row[name] is not None}
@@ -228,7 +228,7 @@ def _load_dataset(
         else:
             dataset = datasets.load_dataset(str(path), subset, split=split, streaming=streaming)
     except Exception as error:  # the Hub, the network and the file formats raise many kinds
-        while error.__cause__ is not None:  # what datasets wraps says nothing of the file
+        while error.__cause__ is not None:  # the wrapped exception does not name the file
             error = error.__cause__  # type: ignore[assignment]
         raise UserError(
             f"{source}: no dataset could be loaded ({type(error).__name__}: {error}). Write an "

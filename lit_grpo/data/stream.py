@@ -51,7 +51,7 @@ class PromptStream:
         return int(self.dataset.num_shards)
 
     def rows(self, shard: int, start: int) -> Iterator[Row]:
-        """Read the rows of a shard, from the row with this number on."""
+        """Read the rows of a shard, starting at the row with this number."""
         found = self.dataset.shard(num_shards=self.num_shards, index=shard).skip(start)
         try:
             for number, columns in enumerate(found, start):
@@ -149,7 +149,7 @@ class StreamOrder(RowOrder):
         return [prompt for row in rows if (prompt := self._stream.build(row)) is not None]
 
     def find(self, ids: Collection[str]) -> Mapping[str, Prompt]:
-        """Return none: a stream would have to be read as a whole."""
+        """Return no prompts: finding them would mean reading the whole stream."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class StreamOrder(RowOrder):
         self._place = Place(**state)
 
     def _next_row(self) -> Row | None:
-        """Return the next row, or None where a window ends; then go on to what follows."""
+        """Return the next row, or None at the end of a window, and move on."""
         place = self._place
         rows = self._window(replace(place, row=0))
         if place.row < len(rows):

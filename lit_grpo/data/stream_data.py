@@ -19,8 +19,8 @@ class StreamData(PromptData):
     """Prompts of a Hugging Face dataset that is never stored or read as a whole.
 
     Every process reads all rows and takes its part of each step. After a resume the rows come
-    exactly as they would have: the shard is read again up to the place, without training. A row
-    that is too long, filtered or held out is passed over.
+    exactly as they would have: the shard is read again up to the place, without training. Rows that
+    are too long, filtered or held out are skipped.
 
     Args:
         train: A dataset, ``id``, ``id:split`` or ``id:subset:split``, where ``id`` is an id on the
@@ -61,7 +61,7 @@ class StreamData(PromptData):
         self.steps_per_epoch = steps_per_epoch
 
     def rows(self, split: Split) -> Sequence[Row]:
-        """Return the rows of a split; of the stream, the first ones."""
+        """Return the rows of a split; for the stream, only the first ones."""
         if split != "train":
             return super().rows(split)
         return [*islice(self._open(None).rows(0, 0), MAX_BUILT_AT_START)] if self.train else []

@@ -100,7 +100,7 @@ class _Queue:
 
     @contextmanager
     def waiting_for(self, cause: Cause) -> Iterator[None]:
-        """Count the time spent inside the context as a wait for this cause, of all calls here."""
+        """Count the time inside the context as a wait of all queued calls for this cause."""
         self._waits_now = cause, time.monotonic()
         try:
             yield
@@ -109,7 +109,7 @@ class _Queue:
 
     @contextmanager
     def measuring(self, permit: CallPermit) -> Iterator[None]:
-        """Set what a call, which is in the queue inside the context, has waited for."""
+        """Record the waits of a call that is in the queue while inside the context."""
         before = self._seconds()
         try:
             yield
@@ -118,7 +118,7 @@ class _Queue:
             permit.waited = {cause: after[cause] - before.get(cause, 0.0) for cause in after}
 
     def _seconds(self) -> dict[Cause, float]:
-        """Return the waits so far, with the one that goes on."""
+        """Return the waits so far, including the current one."""
         if self._waits_now is None:
             return self._waited
         cause, start = self._waits_now

@@ -213,7 +213,7 @@ class JudgeClient:
         return cost
 
     def _estimate_usage(self, question: Question, completion: Any) -> Usage:
-        """Estimate the tokens of a call from its texts; counted as 0, no limit would hold."""
+        """Estimate the tokens of a call from its texts: with a count of 0 no limit would hold."""
         if not self._estimates_usage:
             self._estimates_usage = True
             log.warning(

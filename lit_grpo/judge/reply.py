@@ -215,7 +215,7 @@ def _json_values(text: str) -> Iterator[Any]:
     """Yield the outermost JSON objects and lists of a text, without those in its reasoning.
 
     Raises:
-        JudgeFailure: an object gives two values for one key, of which none can be trusted.
+        JudgeFailure: an object has two values for one key, neither of which can be trusted.
     """
     text = REASONING.sub("", text)
 

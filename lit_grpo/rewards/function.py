@@ -24,7 +24,7 @@ from lit_grpo.types import (
 )
 
 OF_TRAINER = {"trainer_state", "log_extra", "log_metric"}
-"""What TRL's trainer passes beside the columns, and nothing here does."""
+"""Arguments that TRL's trainer passes besides the columns, and that have no counterpart here."""
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 

@@ -9,7 +9,7 @@ from lit_grpo.types import Completion, Tokenizer
 
 
 def tokens_at(completion: Completion, tokenizer: Tokenizer, ends: Sequence[int]) -> list[int]:
-    """Return for each end the index of the token with which the text has so many characters.
+    """Return the index of the token at which the text reaches each number of characters.
 
     Args:
         tokenizer: The policy's.

@@ -183,7 +183,7 @@ class RolloutEngine(ABC):
         return 0
 
     def describe_pending(self) -> str:
-        """Return what it works on, for the report of a stall; empty if that is not known."""
+        """Describe the work in progress for the report of a stall; "" if it is not known."""
         return ""
 
     def observe(self) -> Measurements:

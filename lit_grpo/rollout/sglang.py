@@ -95,7 +95,7 @@ class SGLangAPI(ServerAPI):
     def guard(self, api_key: str, directory: Path) -> Guard:
         """Name the key in a file of options: SGLang reads it from there or from the command line.
 
-        With it, SGLang answers nothing else than health checks and counters without the key.
+        SGLang then answers only health checks and counters without the key.
         """
         options = directory / "options.yaml"
         write_private(options, json.dumps({"api-key": api_key}))

@@ -1,4 +1,4 @@
-r"""Find the answer in ``\boxed{}``: the last box, with those that it forms a list with."""
+r"""Find the answer in ``\boxed{}``: the last box, with the boxes that form a list with it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Box:
 
 
 def boxed_answer(text: str) -> Answer | None:
-    """Return the answer in the last box, or a list if it stands in one."""
+    """Return the answer in the last box, or the list that it is part of."""
     boxes = _boxes(text)
     if not boxes:
         return None

@@ -1,4 +1,4 @@
-r"""Bring the notations of an answer to one: plain LaTeX without markup around it.
+r"""Convert the notations of an answer to one: plain LaTeX without markup around it.
 
 Characters, spaces, font commands and synonyms are rewritten, and what surrounds the whole answer,
 such as ``$…$``, ``**…**`` or ``\boxed{}``, is removed.
@@ -139,7 +139,7 @@ def _rows_of(name: str, environment: str) -> str | None:
 
 
 def _is_balanced(text: str) -> bool:
-    """Return whether no bracket is closed that was opened before the text."""
+    """Return whether no bracket that was opened before the text is closed in it."""
     depth = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")

@@ -114,7 +114,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _is_terminating(number: Fraction) -> bool:
-    """Return whether the decimals end: the denominator has no prime factors but 2 and 5."""
+    """Return whether the decimals end: the denominator has no prime factors except 2 and 5."""
     rest = number.denominator
     for prime in (2, 5):
         while rest % prime == 0:

@@ -180,7 +180,7 @@ class MathReward(Reward):
 
 
 def _about_placeholders(bad: Sequence[Prompt]) -> str:
-    """Say why an answer is refused that stands for a missing one, and how to keep it."""
+    """Say why a placeholder for a missing answer is refused, and how to keep it."""
     found = sorted({prompt.answer.strip() for prompt in bad if prompt.answer} & NULL_GOLDS)
     if not found:
         return ""

@@ -266,7 +266,7 @@ def _with_fractions(expression: Any) -> Any:
 
 
 def _without_series(expression: Any) -> Any:
-    """Replace sums without a last term by a term of theirs; such sums are equal term by term."""
+    """Replace infinite sums by their general term; such sums are equal term by term."""
     return expression.replace(_is_series, _term_of) if expression.has(*_SERIES) else expression
 
 

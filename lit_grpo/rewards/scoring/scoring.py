@@ -90,7 +90,7 @@ class Scoring:
         A completion that failed is not scored, and its siblings are scored without it.
 
         Args:
-            known: Name of a reward -> the score that it has given already.
+            known: Scores that rewards have given already, by the name of the reward.
         """
         if not 0 <= row < len(self._completions):
             raise ValueError(f"row must be from 0 to {len(self._completions) - 1}, got {row}")
@@ -193,7 +193,7 @@ class Scoring:
             raise RuntimeError(f"rows {rows[:8]} were never added, so they have no scores")
 
     def finished(self) -> dict[int, ScoredCompletion]:
-        """Return by row the completions so far, with the scores that need not be given again."""
+        """Return the completions so far by row, with the scores that need no second try."""
         kept = {reward.name: self._kept_scores(reward) for reward in self._rewards}
         return {
             row: ScoredCompletion(
@@ -205,7 +205,7 @@ class Scoring:
         }
 
     def _kept_scores(self, reward: Reward) -> dict[int, Score]:
-        """Return by row the scores that are no failures, of a grouped reward for whole groups."""
+        """Return the scores that are not failures by row; for a grouped reward, of whole groups."""
         slots = tuple(self._scores[reward.name])
         kept = {
             row: score
@@ -232,7 +232,7 @@ class Scoring:
         return replace(self.sampled(), num_done=num_scored)
 
     def num_unscored(self) -> dict[str, int]:
-        """Return by reward how many of the completions so far have no score."""
+        """Return how many of the completions so far have no score, by reward."""
         rows = [row for row, one in enumerate(self._completions) if one is not None]
         return {
             name: sum(scores[row] is None for row in rows) for name, scores in self._scores.items()
@@ -267,7 +267,7 @@ class Scoring:
         self._fill(call.reward.name, dict(zip(call.rows, scores, strict=True)))
 
     def warn_of_bugs(self) -> None:
-        """Log the bugs so far; whoever ends because of one says more of it."""
+        """Log the bugs so far; a caller that ends because of one describes it."""
         bugs, self._bugs = self._bugs, []
         for call, score in bugs:
             self._warn(call, score)

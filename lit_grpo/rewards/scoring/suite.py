@@ -89,7 +89,7 @@ class RewardSuite:
             raise
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Let every reward check the data that it is for before training.
+        """Let every reward check its data before training.
 
         Raises:
             ValueError: a reward can never score some of the prompts.
@@ -104,8 +104,8 @@ class RewardSuite:
             sources: The sources of the mixture; none without one.
 
         Raises:
-            UserError: a reward is for a source that there is not, or has the name of one; or no
-                reward with a weight is for some source.
+            UserError: a reward names an unknown source, or has the name of a source; or a source
+                has no reward with a weight.
         """
         for reward in self.rewards:
             key = setting_key(reward, "only_sources")
@@ -139,7 +139,7 @@ class RewardSuite:
         return scoring
 
     def num_unscored(self) -> dict[str, int]:
-        """Return by reward how many completions wait for its score, where any do."""
+        """Return by reward how many completions wait for its score; omit rewards without any."""
         counts: Counter[str] = Counter()
         for scoring in [*(self._open or ())]:
             if not scoring.is_cancelled:

@@ -1,4 +1,4 @@
-"""Remove rows from buffers in place: the last ones move into the places of those that are removed.
+"""Remove rows from buffers in place: the last rows move into the places of removed ones.
 
 Most rows stay where they are, so that little is copied.
 """

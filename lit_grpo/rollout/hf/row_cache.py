@@ -61,7 +61,7 @@ class RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self._num_shared + self._length
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
-        """Append the new tokens; return [R, heads, L, D] keys and values of all that rows have."""
+        """Append the new tokens; return [R, heads, L, D] keys and values of all tokens so far."""
         start, self._length = self._length, self._length + key_states.shape[-2]
         if self._length > self._buffers[0].shape[-2]:
             self._enlarge(torch.arange(self._num_rows, device=key_states.device))
@@ -98,7 +98,7 @@ def can_join(cache: DynamicCache) -> bool:
 
 
 def join_caches(caches: list[DynamicCache]) -> DynamicCache:
-    """Return one cache for the rows of several, if `can_join` and they have as many tokens."""
+    """Return one cache for the rows of several, which `can_join` and have equally many tokens."""
     first, *others = caches
     for index, layer in enumerate(first.layers if others else ()):
         parts: list[Any] = [layer, *(one.layers[index] for one in others)]

@@ -30,7 +30,7 @@ PREFILL_TOKENS = 2**15
 def _prefill(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> tuple[Tensor, DynamicCache]:
     """Return [B, V] next logits and the cache of [B, P] prompts, which are read some at a time.
 
-    Those of a model whose layers keep other states than keys and values are read together.
+    If the layers of the model keep states other than keys and values, it reads them together.
     """
     num_rows = max(1, PREFILL_TOKENS // ids.shape[1])
     logits, cache = _read(model, ids[:num_rows], mask[:num_rows])
@@ -152,8 +152,8 @@ class RunningBatch:
 def can_share_prompts(model: torch.nn.Module) -> bool:
     """Return whether the rows of a group can share their prompt instead of each having a copy.
 
-    That is where torch's attention runs on a CPU, if sharing gives a model the logits that copies
-    give. Each model is tried once, on two short prompts.
+    They can if torch's attention runs on a CPU and sharing gives the same logits as copies. Each
+    model is tried once, on two short prompts.
     """
     if compute_device(model).type != "cpu":
         return False
@@ -198,7 +198,7 @@ def _decoder_config(model: torch.nn.Module) -> PreTrainedConfig:
 
 @contextmanager
 def _casts_kept() -> Iterator[None]:
-    """Keep the weights that autocast has cast for the next token, which Lightning turns off.
+    """Let autocast keep its cast weights for the next token, which Lightning turns off.
 
     Outside of autocast this has no effect. Only here may they be kept: a forward pass that needs a
     gradient must cast again.

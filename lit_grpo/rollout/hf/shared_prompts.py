@@ -52,7 +52,7 @@ class SharedPrompts:
         """Keep these rows in this order, and drop the prompts that no row continues.
 
         Args:
-            rows: [R] their indices until now.
+            rows: [R] their current indices.
         """
         origin = self._origin[rows]
         is_used = origin.bincount(minlength=self._num_prompts) > 0
@@ -84,7 +84,7 @@ class SharedPrompts:
         """[B * width] the row at each place; the first one where there is none."""
 
     def attend(self, layer: int, query: Tensor, scaling: float | None) -> tuple[Tensor, Tensor]:
-        """Return [R, key heads, Q, D] what [R, key heads, Q, D] queries see of their prompts.
+        """Return [R, key heads, Q, D] outputs of attention to the prompts, for such queries.
 
         Also return [R, key heads, Q] log-sum-exps.
         """
@@ -99,10 +99,10 @@ class SharedPrompts:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return [N, heads, Q, D] what the queries see, and [N, heads, Q] log-sum-exps.
+    """Return [N, heads, Q, D] outputs of attention, and [N, heads, Q] log-sum-exps.
 
     Args:
-        bias: [N, 1, 1, L] what is added to the scores.
+        bias: [N, 1, 1, L] numbers to add to the scores.
     """
     attended, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query,

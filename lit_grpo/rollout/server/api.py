@@ -129,7 +129,7 @@ class ServerAPI(ABC):
 
     @abstractmethod
     def guard(self, api_key: str, directory: Path) -> Guard:
-        """Return what makes a server that is launched require the key.
+        """Return the settings that make a launched server require the key.
 
         Args:
             directory: Where files for the server may be written, as private ones.

@@ -1,4 +1,4 @@
-"""The API key of the servers, which every request but health checks and counters needs.
+"""The API key of the servers, which all requests need except health checks and counters.
 
 It is never on a command line, which every user of the machine can read, nor in a config or a log.
 """

@@ -45,7 +45,7 @@ class ServerUnreachable(ConnectionFailed):
 
 
 def in_words(error: ServerError | RequestRefused) -> str:
-    """Return the error of a server that has answered before, with what it means before it."""
+    """Return the error of a server that has answered before, preceded by its meaning."""
     if isinstance(error, ConnectionFailed):
         return f"the server does not answer (its process may have died): {error}"
     return str(error)

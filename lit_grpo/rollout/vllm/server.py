@@ -162,8 +162,8 @@ class VLLMAPI(ServerAPI):
     async def read_logprobs_mode(self, endpoint: Endpoint) -> LogprobsMode:
         """Return which logprobs the server reports, from a few tokens that it samples.
 
-        With a single candidate for each token processed logprobs are 0. So are raw ones of a model
-        without any doubt, which are then taken for processed ones.
+        With a single candidate for each token processed logprobs are 0. So are raw logprobs of a
+        model that is certain, which then count as processed ones.
         """
         sampling = Sampling(top_k=1, max_tokens=NUM_ASKED)
         request = Request(token_ids=(1,), sampling=sampling, stop_token_ids=(), seeds={0: 0})

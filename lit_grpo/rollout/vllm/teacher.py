@@ -48,8 +48,8 @@ class _Server:
 class VLLMTeacher(Teacher):
     """A teacher behind one or several running vLLM servers.
 
-    They need no special options, but ``--max-logprobs K`` for a ``top_k`` above vLLM's default of
-    20. vLLM reports these logprobs at temperature 1 only.
+    They need no special options, except ``--max-logprobs K`` for a ``top_k`` above vLLM's default
+    of 20. vLLM reports these logprobs at temperature 1 only.
 
     Args:
         urls: Addresses of servers with the same model, such as ``["http://10.0.0.2:8000"]``.
@@ -283,7 +283,7 @@ def _most_likely(
 ) -> tuple[list[int], list[float]]:
     """Return the ids and logprobs of the k most likely tokens of the policy's vocabulary.
 
-    Besides the most likely tokens the server reports that of the text.
+    The server reports the token of the text as well.
     """
     known = [(int(id), _logprob(value)) for id, value in entry.items() if int(id) < vocab_size]
     known.sort(key=lambda pair: -pair[1])
