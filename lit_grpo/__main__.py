@@ -107,9 +107,10 @@ def dispatch(command: str, arguments: list[str]) -> int:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Do not look for garbage in what is imported, now or later: it takes a fifth of the time.
+    """Disable garbage collection during imports, which saves a fifth of the time.
 
-    In a process that has imported it already, other objects would be kept, so nothing is changed.
+    What was imported is never collected. Do nothing if the process has imported it already: then
+    other objects would never be collected either.
     """
     if "lit_grpo.cli.app" in sys.modules:
         yield

@@ -138,7 +138,7 @@ class CommandLine(LightningCLI):
 
     @property
     def _options(self) -> dict[str, dict[str, Any]]:
-        """The options of the command beside the keys, but for those that it has parsed itself."""
+        """The command's options that it has not parsed itself."""
         return {} if self.command in WITHOUT_CONFIG else OPTIONS.get(self.command, {})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

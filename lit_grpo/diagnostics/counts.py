@@ -110,7 +110,7 @@ class StepCounts:
 
     @property
     def identical_fraction(self) -> float:
-        """The share of groups whose completions are all the same, but for solved ones."""
+        """The share of groups whose completions are all the same, except solved ones."""
         return (self.num_identical - self.equal_identical[self.best]) / max(1, self.num_groups)
 
     @property

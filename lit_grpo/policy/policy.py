@@ -273,7 +273,7 @@ class Policy(nn.Module):
         total, largest = sum(sizes), max(sizes)
         if not (merges or self.sharding.is_sharded or self.model.device.type != "cpu"):
             return total, 0  # nothing is copied
-        # The tensor after those of a file is there before the file is written.
+        # The next tensor is in memory before a file is written.
         copied = total if writes_adapter else file_bytes(total, largest) + largest
         return total, min(total, copied)
 

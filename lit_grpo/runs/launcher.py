@@ -105,7 +105,7 @@ def end_with_ranks(processes: Sequence[subprocess.Popen[bytes]], trainer: L.Trai
 
 
 def how_it_ended(returncode: int) -> tuple[int, str]:
-    """Return the exit code of a run that a rank with this code of `subprocess` ends, and words."""
+    """Return the run's exit code and a description, given a rank's ``subprocess`` return code."""
     signum = LEAVING.get(returncode, -returncode)
     if signum <= 0:
         says_why = returncode in {*ExitCode} - {ExitCode.CRASHED}

@@ -197,7 +197,7 @@ class Evaluation:
             for name in status.only_bugs:
                 return (
                     f"the accuracy {name!r} has a bug. {status.bugs[name]}\nSet "
-                    "model.evaluation.accuracy, or mend it."
+                    "model.evaluation.accuracy, or fix it."
                 )
         self._has_worked |= bool(status.not_bugs)
         return ""

@@ -130,8 +130,8 @@ def check_updates(optimizer: Optimizer, strategy: type[Strategy], world_size: in
     if rounds_at_random and world_size > 1:
         raise UserError(
             f"bf16_stochastic_round must be false on several processes, got true on {world_size} "
-            "(each would round the same weights in its own way, and their policies would part). "
-            "Set model.optimizer to MasterAdamW, or trainer.strategy to fsdp2 with "
+            "(each would round the same weights in its own way, and the ranks' weights would "
+            "diverge). Set model.optimizer to MasterAdamW, or trainer.strategy to fsdp2 with "
             "model.policy.dtype float32."
         )
     if not keeps_masters and not rounds_at_random:

@@ -109,7 +109,7 @@ def assert_as_under_ddp(directory, case: str, strategy: str, *, ddp_case: str = 
     for one, other in zip(ddp, sharded, strict=True):
         assert not any(one["is_sharded"])
         assert all(other["is_sharded"]) == (strategy[:5] not in ("zero1", "zero2"))
-        # Half of it, but for padding and counts of steps.
+        # Half of it, except for padding and counts of steps.
         assert other["num_optimizer_values"] < 0.6 * one["num_optimizer_values"]
         assert difference(one, other) < 1e-5
         for step, (mine, theirs) in enumerate(zip(one["metrics"], other["metrics"], strict=True)):

@@ -60,7 +60,7 @@ def killed(**changes):
 
 
 def with_metric(name, values):
-    """Two good runs, but for one metric of the killed one."""
+    """Two good runs, except for one metric of the killed one."""
     return undisturbed(), killed(**{name: values})
 
 

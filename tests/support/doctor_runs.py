@@ -10,7 +10,7 @@ from lit_grpo.__main__ import main
 
 FIX = re.compile(
     r"(^|[.:;?] )(Add|Check|Correct|Define|Export|Fill|Fix|Free|Give|Improve|Install|Lower|Map|"
-    r"Mend|Point|Provide|Raise|Remove|Run|Set|Start) |(^|[.] )To [a-z ]+, (train|shard|lower|set) "
+    r"Point|Provide|Raise|Remove|Run|Set|Start) |(^|[.] )To [a-z ]+, (train|shard|lower|set) "
 )
 """A sentence that says what to do."""
 

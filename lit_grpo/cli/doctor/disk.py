@@ -68,7 +68,7 @@ def _check_cache(directory: Path) -> Iterator[Finding]:
 
 
 def written_bytes(subject: Subject) -> dict[str, int]:
-    """Return what the run has on the disk at its end, by name.
+    """Return bytes on disk when the run ends, by item.
 
     Raises:
         NotChecked: the model cannot be read.

@@ -89,7 +89,7 @@ def finding_of(error: Exception, *, is_offline: bool) -> Finding:
     if not isinstance(error, REPORTED):
         return failed(
             f"unexpectedly raised {type(error).__name__}: {error} ({_where(error)}).",
-            "Mend that line, or set what it asks for; if it is one of lit-grpo, report it.",
+            "Fix that line, or set what it asks for; if it is one of lit-grpo, report it.",
         )
     if is_offline and _needs_network(error):
         return remark(f"Not checked (--offline): {error}")

@@ -105,7 +105,7 @@ def _constant(rollouts: RolloutBatch) -> str | None:
 
 
 def _failures(trial: Trial, said: str, why_not_trained: str) -> Iterator[Finding]:
-    """Say which rewards failed, but for what has been said already."""
+    """Report failed rewards not reported before."""
     failures = failed_everywhere(trial.rollouts)
     for failure in failures:
         if str(failure) not in said:

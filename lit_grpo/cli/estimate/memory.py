@@ -137,7 +137,7 @@ def _states(setup: Setup) -> Iterator[Part]:
 
 
 def _with_gradients(setup: Setup) -> Moments:
-    """Return when gradients exist; DeepSpeed frees them in its step, but for those of stage 3."""
+    """Return when gradients exist; DeepSpeed frees them in its step, except in stage 3."""
     has_one, sharding = setup.step.micro_batches == 1, setup.sharding
     if sharding.is_deepspeed and not sharding.weights:
         return (ENDING, STEPPING) if has_one else (*UPDATE, ENDING, STEPPING)

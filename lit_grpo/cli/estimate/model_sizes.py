@@ -48,7 +48,7 @@ def gradient_bytes(model: nn.Module) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSizes:
-    """What an optimizer keeps, and what it needs beside during a step."""
+    """Memory an optimizer keeps, and extra memory during a step."""
 
     state_bytes: int
     copies: bool

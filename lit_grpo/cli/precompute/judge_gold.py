@@ -75,7 +75,7 @@ class JudgeRound:
         self._claimed_by_others: list[Call] = []
 
     async def run(self, calls: Iterator[Call]) -> Tally:
-        """Ask, and return what has become of the votes.
+        """Ask for all votes and return a tally of the results.
 
         Raises:
             UserError: the judge refuses access, or the disk is full.

@@ -272,7 +272,7 @@ def _failures(rollouts: RolloutBatch) -> list[str]:
 
 
 def find_unreported(rollouts: RolloutBatch) -> Failure | None:
-    """Return why most rows without a value have none, but for bugs: `report_failures` has those."""
+    """Return why most rows lack a value, except bugs, which `report_failures` prints."""
     return find_failure(rollouts, counts_as_failure=lambda one: not one.bug)
 
 

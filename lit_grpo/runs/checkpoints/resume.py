@@ -79,7 +79,7 @@ def _refuse_ended(run_dir: Path) -> None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Return whether something is a checkpoint, which may be damaged, and nothing else."""
+    """Return whether the path is a checkpoint, intact or damaged."""
     if path.is_dir():
         return is_complete(path)
     if path.suffix == ".ckpt":

@@ -2,7 +2,7 @@
 
 A checkpoint is written as ``NAME.partial``. A directory and its manifest cannot be replaced in one
 move, so those that were there are ``NAME.earlier`` meanwhile. One process at a time writes into a
-directory; what is there of others, whose lock the system has released, is put back or removed.
+directory. Files left by killed processes are restored or removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lit_grpo.types.atomic import EARLIER, earlier_path, put_back
 log = logging.getLogger(__name__)
 
 LOCK = ".saving"
-"""The file in a directory of checkpoints that the process holds which writes one."""
+"""Lock file held by the process that is writing a checkpoint."""
 LEFTOVER = re.compile(r"\.ckpt(\.json)?\.partial$|\.ckpt\.earlier(\.json)?$")
 SAVE_WAIT_SECONDS = 60.0
 """How long a save waits for another process, which only looks at what was left."""

@@ -60,10 +60,7 @@ class CheckpointWriter(TorchCheckpointIO):
             self._unfinished.pop(0).result()
 
     def when_written(self, function: Callable[[], None]) -> None:
-        """Call a function after what has been saved so far, in the background if that is there.
-
-        It is not called if that could not be written.
-        """
+        """Call a function once pending saves are written; skip it if they failed."""
         if not self._unfinished:
             function()
             return

@@ -172,7 +172,7 @@ def mark_phases(ax: Axes, run: Run, offset: int) -> None:
 
 
 def phase_starts(run: Run) -> list[int]:
-    """Return the steps at which a phase begins, but for the first; none without a curriculum."""
+    """Return the steps at which a phase begins, except the first; none without a curriculum."""
     if not run.has(CURRICULUM_PHASE):
         return []
     phases = run.values(CURRICULUM_PHASE)

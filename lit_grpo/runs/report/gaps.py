@@ -39,8 +39,8 @@ class Gaps:
             time = "" if self.lacks_time else "the time, and for "
             notes.append(
                 f"metrics.csv has no rows for {len(lost)} of the {self.num_finished_steps} steps "
-                f"({_spans(lost)}). Curves and numbers lack them, but for {time}the tokens if "
-                "completions/ has every step."
+                f"({_spans(lost)}). Curves and totals omit these steps, except for {time}the "
+                "tokens if completions/ has every step."
             )
         if cut := self.cut_lines:
             line, verb = ("line", "is") if len(cut) == 1 else ("lines", "are")

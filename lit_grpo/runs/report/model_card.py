@@ -48,7 +48,7 @@ def write_model_card(
     """Write ``README.md`` into the directory of a final model; log a warning if that fails."""
     try:
         _make_card(run_dir, trainer, module).save(directory / "README.md")
-    except Exception as error:  # a trained model is worth more than its card
+    except Exception as error:  # a failing card must not lose the model
         log.warning("no model card was written (%s: %s)", type(error).__name__, error)
 
 

@@ -114,7 +114,7 @@ class Prefetcher:
             return {}
         if saved["made_of"] != self._digest(prompts):
             rank_zero_only(log.info)(
-                "rollout step %d is sampled again: what the checkpoint has of it is of other "
+                "rollout step %d is sampled again: the checkpoint's rows come from different "
                 "prompts or settings",
                 number + 1,
             )

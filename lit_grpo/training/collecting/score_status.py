@@ -82,7 +82,7 @@ class ScoreStatus:
                 "model.outage.max_absent_fraction."
             )
         return (
-            f"Stopped because of a bug in reward {name!r} on {where}, which no retry heals. "
+            f"Stopped because of a bug in reward {name!r} on {where}, which a retry cannot fix. "
             f"{NOT_TRAINED} {self.bugs[name]}\nTry the reward without training: "
             f"lit-grpo rewards RUN.{advice}"
         )

@@ -12,7 +12,7 @@ def choose_fused(optimizer: Optimizer) -> Optimizer:
     """Return Adam or AdamW with fused steps, unless its settings say how it takes them.
 
     If they do not, torch makes about eight passes over the weights on a CPU, and on a GPU a copy of
-    all weights. The steps are the same but for rounding. Any other optimizer is left as it is.
+    all weights. The steps are the same except for rounding. Any other optimizer is left as it is.
     """
     if type(optimizer) not in (Adam, AdamW):
         return optimizer

@@ -38,7 +38,7 @@ class SkippedSteps:
 
     @property
     def num_at_limit(self) -> int:
-        """Steps in a row that were skipped, if they are too many to go on, else 0."""
+        """Number of consecutive skipped steps if at the limit, else 0."""
         return self.in_a_row if self.in_a_row >= self.limit else 0
 
     def count(self, place: str, norm: Tensor) -> None:

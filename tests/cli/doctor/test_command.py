@@ -322,7 +322,7 @@ def test_an_exception_in_a_check_is_a_failed_check_and_the_others_go_on(monkeypa
     exit_code, shown = doctor(capsys)
     assert exit_code == 1
     assert "failed batch unexpectedly raised KeyError: 'nothing' (" in shown["batch"]
-    assert re.search(r"test_command.py, line \d+\). Mend that line", shown["batch"])
+    assert re.search(r"test_command.py, line \d+\). Fix that line", shown["batch"])
     assert "Needs at most" in shown["memory"]
 
 

@@ -54,8 +54,8 @@ def test_rows_that_are_missing_in_between_are_named_and_not_summed(tmp_path):
     cells, (note,) = shown(run)
     assert cells == ["3 of 9", "14 s", "18"]
     assert note == (
-        "my/0: metrics.csv has no rows for 6 of the 9 steps (3 to 8). Curves and numbers lack "
-        "them, but for the time, and for the tokens if completions/ has every step."
+        "my/0: metrics.csv has no rows for 6 of the 9 steps (3 to 8). Curves and totals omit "
+        "these steps, except for the time, and for the tokens if completions/ has every step."
     )
     (run / "completions/step_000004.parquet").unlink()
     assert shown(run)[0][2] == "–"
@@ -84,7 +84,10 @@ def test_rows_that_are_missing_at_the_end_are_known_by_the_last_event(tmp_path, 
     run = make_run(tmp_path, events=[{"step": 9, "kind": kind}])
     cells, notes = shown(keep_rows(run, 0, 1, cut="2,4.5,0."))
     assert cells == ["2 of 9", "≥ 3 s", "–"]
-    assert "7 of the 9 steps (3 to 9). Curves and numbers lack them, but for the tokens" in notes[0]
+    assert (
+        "7 of the 9 steps (3 to 9). Curves and totals omit these steps, except for the tokens"
+        in notes[0]
+    )
     assert notes[1:] == ["my/0: line 4 of metrics.csv is cut off, and left out."]
     assert shown(run, 2) == (["2", "3 s", "4"], notes[1:])
     assert "5 of the 7 steps (3 to 7)" in shown(run, 7)[1][0]
