@@ -22,8 +22,9 @@ from lit_grpo.cli.commands import (
     examples,
     usage,
 )
-from lit_grpo.cli.errors import did_you_mean, print_error
+from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.output import ignore_closed_output, silence_imports
+from lit_grpo.spelling import did_you_mean
 from lit_grpo.stopping import (
     SIGNAL_CODE,
     SIGNAL_MEANING,

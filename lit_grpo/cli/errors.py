@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable
 from pathlib import Path
 
 from lit_grpo.stopping import ExitCode
@@ -26,19 +24,6 @@ def print_error(line: str, exit_code: int = ExitCode.WRONG_INPUT) -> int:
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean X?`` for the closest known word, or nothing if none is close.
-
-    Of several that are close, one with the same first letter is taken. `lit_grpo.types` has a
-    simpler one, but a mistyped command should be told without the seconds of importing torch.
-    """
-    close = difflib.get_close_matches(word, list(known), n=3)
-    if not close:
-        return ""
-    best = max(close, key=lambda one: one[:1] == word[:1])  # the closest one that begins so
-    return f" Did you mean {best}?"
 
 
 def constructor_error(error: Exception) -> Exception:

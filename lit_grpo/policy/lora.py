@@ -9,7 +9,8 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel
 
-from lit_grpo.types import UserError, check_range, did_you_mean
+from lit_grpo.spelling import did_you_mean
+from lit_grpo.types import UserError, check_range
 
 
 @dataclass(frozen=True, kw_only=True)

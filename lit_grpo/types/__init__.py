@@ -30,13 +30,7 @@ from lit_grpo.types.rollouts import (
     counted_rows,
 )
 from lit_grpo.types.scores import Measurements, Outcome, Score
-from lit_grpo.types.settings import (
-    check_range,
-    check_type,
-    did_you_mean,
-    list_some,
-    setting_error,
-)
+from lit_grpo.types.settings import check_range, check_type, list_some, setting_error
 from lit_grpo.types.tokenizer import Tokenizer, starts_with_bos
 from lit_grpo.types.train_batch import TokenBatch, TrainBatch
 
@@ -71,7 +65,6 @@ __all__ = [
     "check_type",
     "counted_rows",
     "defined_at",
-    "did_you_mean",
     "list_some",
     "parse_json",
     "setting_error",

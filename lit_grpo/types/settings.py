@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
 from numbers import Real
 
@@ -91,12 +90,6 @@ def _range_in_words(at_least: float | None, above: float | None, at_most: float 
 
 def _short(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:g}"
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean X?`` for the closest known word, or nothing if none is close."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" Did you mean {close[0]}?" if close else ""
 
 
 def list_some(names: Sequence[str], at_most: int, separator: str = ", ") -> str:

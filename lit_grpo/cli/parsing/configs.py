@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import yaml
 
 from lit_grpo.cli.commands import BUNDLED, bundled_configs
-from lit_grpo.cli.errors import did_you_mean
 from lit_grpo.cli.parsing.config_checks import (
     refuse_beside,
     refuse_empty,
@@ -29,6 +28,7 @@ from lit_grpo.cli.parsing.config_checks import (
     refuse_repeated_keys,
     refuse_secrets,
 )
+from lit_grpo.spelling import did_you_mean
 from lit_grpo.types import UserError, list_some
 
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|-inf", re.IGNORECASE)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
-from lit_grpo.cli.errors import broken_import, did_you_mean, one_line
+from lit_grpo.cli.errors import broken_import, one_line
 from lit_grpo.cli.parsing.configs import REWARDS
 from lit_grpo.cli.parsing.suggestions import keys, suggest, suggest_key
 from lit_grpo.cli.parsing.type_hints import (
@@ -24,6 +24,7 @@ from lit_grpo.cli.parsing.type_hints import (
 )
 from lit_grpo.diagnostics import Action
 from lit_grpo.rewards import Reward
+from lit_grpo.spelling import did_you_mean
 
 BEGIN, END = "\x02", "\x03"
 """Marks around an error message that the parser of a nested class has already reworded."""

@@ -14,12 +14,12 @@ from typing import Any, Literal, TypeVar, get_args
 from jsonargparse import ArgumentError
 
 from lit_grpo.cli.commands import BUNDLED, RECIPES
-from lit_grpo.cli.errors import did_you_mean
 from lit_grpo.cli.parsing.configs import read_config
 from lit_grpo.cli.parsing.parser_errors import explain
 from lit_grpo.cli.parsing.strict import StrictParser
 from lit_grpo.data.curriculum import parse_curriculum
 from lit_grpo.judge import Judge
+from lit_grpo.spelling import did_you_mean
 from lit_grpo.types import UserError, check_range, setting_error
 
 Kind = Literal["verifiable", "open"]

@@ -68,10 +68,11 @@ def max_adapter_rank(rank: int) -> int:
     Raises:
         UserError: the rank is too large.
     """
-    allowed = [one for one in MAX_ADAPTER_RANKS if one >= rank]
-    if not allowed:
-        raise UserError(
-            f"policy.lora.rank must be <= {MAX_ADAPTER_RANKS[-1]} with vLLM, got {rank}. Set "
-            "model.policy.lora.rank, or model.engine.init_args.weight_sync to full."
-        )
-    return allowed[0]
+    check_range(
+        "model.policy.lora.rank",
+        rank,
+        at_most=MAX_ADAPTER_RANKS[-1],
+        why="vLLM takes no larger adapter, but takes the whole policy with "
+        "model.engine.init_args.weight_sync full",
+    )
+    return next(one for one in MAX_ADAPTER_RANKS if one >= rank)

@@ -11,7 +11,9 @@ def test_an_adapter_gets_the_smallest_max_lora_rank_that_vllm_allows(rank, expec
 
 
 def test_an_adapter_with_a_larger_rank_than_vllm_allows_is_refused():
-    with pytest.raises(ValueError, match=r"got 513.*Set model\.policy\.lora\.rank"):
+    with pytest.raises(
+        ValueError, match=r"<= 512, got 513 .*weight_sync full\)\. Set model\.policy\.lora\.rank"
+    ):
         max_adapter_rank(513)
 
 

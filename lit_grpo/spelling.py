@@ -1,0 +1,21 @@
+"""Find the word that was meant.
+
+Imports nothing heavy, so that the error for a mistyped command comes at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean X?`` for the closest known word, or nothing if none is close.
+
+    Of several that are close, the closest with the same first letter is taken.
+    """
+    close = difflib.get_close_matches(word, list(known), n=3)
+    if not close:
+        return ""
+    best = max(close, key=lambda one: one[:1] == word[:1])  # the first of several maxima
+    return f" Did you mean {best}?"

@@ -1,0 +1,17 @@
+import pytest
+
+from lit_grpo.spelling import did_you_mean
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "expected"),
+    [
+        ("promt", ["prompt", "answer"], " Did you mean prompt?"),
+        ("rescor", ["score", "rescore"], " Did you mean rescore?"),
+        ("rate", ["date", "ratio"], " Did you mean ratio?"),
+        ("quite", ["other"], ""),
+        ("any", [], ""),
+    ],
+)
+def test_a_close_word_is_suggested_rather_with_the_same_first_letter(word, known, expected):
+    assert did_you_mean(word, known) == expected
