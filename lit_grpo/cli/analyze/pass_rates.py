@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from lit_grpo.cli.analyze.sample_cache import SampleCache
 from lit_grpo.cli.analyze.scored_rows import HAS_GRADIENT, PASS_RATE
@@ -28,6 +28,7 @@ from lit_grpo.objective.advantages import has_signal
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
+from lit_grpo.training.collecting.pending_rollout import score_while_sampling
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import (
     Completion,
@@ -209,7 +210,11 @@ def samples_of(prepared: PreparedDir) -> Path:
 def sampled(
     module: GRPOModule, prompts: Sequence[Prompt], cache: SampleCache
 ) -> Iterator[RolloutBatch]:
-    """Yield scored completions of all prompts, some at a time."""
+    """Yield scored completions of all prompts, some at a time.
+
+    Raises:
+        ValueError: the engine breaks its contract, see `score_while_sampling`.
+    """
     suite, group_size = module.rewards, module.group_size
     at_once = max(1, COMPLETIONS_AT_ONCE // group_size)
     console = Console(stderr=True)
@@ -225,17 +230,31 @@ def sampled(
         for number, start in enumerate(range(0, len(prompts), at_once)):
             some = prompts[start : start + at_once]
             scoring = suite.open(some, group_size)
-            for row, completion in _completions(module, some, number, cache):
-                progress.advance(task)
+            known = _known(some, group_size, cache)
+            for row, completion in known.items():
                 scoring.add(row, completion)
+            progress.advance(task, len(known))
+            new = _sample_others(module, some, number, cache)
+            score_while_sampling(scoring, _advancing(progress, task, new))
             yield scoring.result()
             scoring.warn_of_bugs()
 
 
-def _completions(
+def _known(prompts: Sequence[Prompt], group_size: int, cache: SampleCache) -> dict[int, Completion]:
+    """Return row -> completion of what the cache has; a group's first rows are filled first."""
+    return {
+        row: completion
+        for place, prompt in enumerate(prompts)
+        for row, completion in enumerate(
+            islice(cache.completions(prompt), group_size), place * group_size
+        )
+    }
+
+
+def _sample_others(
     module: GRPOModule, prompts: Sequence[Prompt], number: int, cache: SampleCache
 ) -> Iterator[tuple[int, Completion]]:
-    """Yield (row, completion) of each prompt: those of the cache, then new ones for the others.
+    """Yield (row, completion) of the rows that the cache lacks, and add each to the cache.
 
     Args:
         number: That of this part of all prompts, for the seed.
@@ -244,14 +263,20 @@ def _completions(
     lacking: dict[int, list[int]] = {}
     """The places of the prompts by how many completions they lack."""
     for place, prompt in enumerate(prompts):
-        known = list(islice(cache.completions(prompt), group_size))
-        yield from enumerate(known, place * group_size)
-        if len(known) < group_size:
-            lacking.setdefault(group_size - len(known), []).append(place)
+        if (num_known := cache.count(prompt)) < group_size:
+            lacking.setdefault(group_size - num_known, []).append(place)
     for num_new, places in lacking.items():
         some = [prompts[place] for place in places]
         seed = module.seeds.derive(SeedPurpose.ROLLOUT, number, num_new)
         for row, completion in module.engine.generate(some, num_new, module.sampling, seed=seed):
             place = places[row // num_new]
-            cache.add(prompts[place], completion)
             yield (place + 1) * group_size - num_new + row % num_new, completion
+            cache.add(prompts[place], completion)  # after its check
+
+
+def _advancing(
+    progress: Progress, task: TaskID, completions: Iterable[tuple[int, Completion]]
+) -> Iterator[tuple[int, Completion]]:
+    for one in completions:
+        progress.advance(task)
+        yield one
