@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from lit_grpo import __version__
 from lit_grpo.cli.commands import (
     COMMANDS,
+    OWN_EXIT_CODES,
     WITHOUT_CONFIG,
     bundled_configs,
     describe,
@@ -26,11 +27,10 @@ from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.output import ignore_closed_output, silence_imports
 from lit_grpo.spelling import did_you_mean
 from lit_grpo.stopping import (
-    SIGNAL_CODE,
-    SIGNAL_MEANING,
     ExitCode,
     end_with_launcher,
     exit_code_of_signal,
+    exit_codes,
 )
 
 SHUTDOWN_SECONDS = 15.0
@@ -51,10 +51,10 @@ bundled configs (a file of the same name in the working directory takes preceden
 
 exit codes:
 {exit_codes}
-  A callback that stops a run may choose a different code. doctor exits with 1 if a check failed,
-  plan with 1 if a step does not fit, analyze with 1 if there is too little signal, rewards with 1
-  if a reward fails on every completion; judge-check with 1 if a judge does not tell good from bad,
-  and with 2 if it cannot be asked.
+  A callback that stops a run may choose a different code.
+
+exit codes with a further meaning:
+{own_exit_codes}
 
 `lit-grpo COMMAND --help` describes a command and lists its keys, `lit-grpo --version` prints the
 version, and `lit-grpo --print_completion bash` (or zsh, fish, tcsh) prints a completion script."""
@@ -125,12 +125,17 @@ def importing() -> Iterator[None]:
 
 
 def help_text() -> str:
-    exit_codes = {code.value: code.meaning for code in ExitCode} | {SIGNAL_CODE: SIGNAL_MEANING}
+    own = [
+        f"  {name:<13}{code}  {meaning}"
+        for name, codes in OWN_EXIT_CODES.items()
+        for code, meaning in codes.items()
+    ]
     return HELP.format(
         commands="\n".join(f"  {name:<13}{purpose}" for name, purpose in COMMANDS.items()),
         examples="\n".join(map(examples, COMMANDS)),
         configs="\n".join(f"  {name}" for name in bundled_configs()) or "  (none)",
-        exit_codes="\n".join(f"  {code:<9}{meaning}" for code, meaning in exit_codes.items()),
+        exit_codes="\n".join(f"  {code:<9}{meaning}" for code, meaning in exit_codes().items()),
+        own_exit_codes="\n".join(own),
     )
 
 

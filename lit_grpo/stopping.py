@@ -80,6 +80,11 @@ SIGNAL_CODE = "128 + n"
 SIGNAL_MEANING = "ended by signal n, such as 143 for SIGTERM"
 
 
+def exit_codes() -> dict[str, str]:
+    """Return code -> meaning for all exit codes, of signals too."""
+    return {str(code.value): code.meaning for code in ExitCode} | {SIGNAL_CODE: SIGNAL_MEANING}
+
+
 def exit_code_of_signal(signum: int) -> int:
     """Return the exit code that a shell reports for a process ended by this signal."""
     return 128 + signum

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lit_grpo.__main__ import importing, main
-from lit_grpo.cli.commands import COMMANDS, WITHOUT_CONFIG
+from lit_grpo.cli.commands import COMMANDS, OWN_EXIT_CODES, WITHOUT_CONFIG
 from lit_grpo.cli.options import OPTIONS
 from lit_grpo.stopping import SIGNAL_CODE, ExitCode
 
@@ -19,6 +19,9 @@ def test_help_lists_every_command_bundled_config_and_exit_code(capsys):
     for code in ExitCode:
         assert re.search(rf"\n  {code:d} +{re.escape(code.meaning)}\n", shown)
     assert f"\n  {SIGNAL_CODE}" in shown
+    for command, meanings in OWN_EXIT_CODES.items():
+        for code, meaning in meanings.items():
+            assert re.search(rf"\n  {command} +{code}  {re.escape(meaning)}\n", shown)
 
 
 def test_without_arguments_the_help_is_shown(capsys):

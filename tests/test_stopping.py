@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import time
@@ -9,14 +8,11 @@ from contextlib import suppress
 
 import pytest
 from lightning.pytorch.callbacks import Callback
-from paths import ROOT
 from processes import running
 from toy_rollouts import fit, outputs, rollouts
 from worker_processes import is_alive, wait_until
 
 from lit_grpo.stopping import (
-    SIGNAL_CODE,
-    SIGNAL_MEANING,
     ExitCode,
     exit_code_of_error,
     exit_code_of_signal,
@@ -76,17 +72,6 @@ def test_a_run_that_nothing_stopped_has_no_reason():
 def test_exit_codes_of_signals_are_those_of_shells():
     assert exit_code_of_signal(signal.SIGTERM) == 143
     assert exit_code_of_signal(signal.SIGINT) == ExitCode.INTERRUPTED
-
-
-def test_the_documented_exit_codes_are_those_of_the_table():
-    """Each row of the documentation may say more than the table, after the same words."""
-    page = (ROOT / "docs" / "configuration.md").read_text()
-    section = page.split("## Exit codes\n")[1].split("\n## ")[0].replace("`", "")
-    rows = dict(re.findall(r"^\| ([^|]+?) \| (.+) \|$", section, re.MULTILINE))
-    expected = {str(code.value): code.meaning for code in ExitCode} | {SIGNAL_CODE: SIGNAL_MEANING}
-    assert rows.keys() == {"code", "others"} | expected.keys()
-    for code, meaning in expected.items():
-        assert rows[code].startswith(meaning), code
 
 
 def test_exit_codes_of_errors_are_those_of_the_command_line():

@@ -93,6 +93,32 @@ EXAMPLES = {
     "wandb-sync": ("runs/my/0",),
 }
 """Command -> arguments of examples."""
+OWN_EXIT_CODES = {
+    "precompute": {
+        4: "scores are missing in the end, or the judge's budget is spent: the same command goes on"
+    },
+    "analyze": {
+        1: "fewer rows have signal than --min_signal, or a reward fails on every completion of "
+        "--policy"
+    },
+    "doctor": {1: "a check failed"},
+    "plan": {1: "a step needs more memory than there is"},
+    "rewards": {
+        1: "a reward gives no completion a value, except by abstaining, or so many have none that "
+        "a run would stop"
+    },
+    "judge-check": {
+        1: "a judge does not tell good answers from bad",
+        2: "a judge cannot be asked",
+    },
+    "rescore": {
+        1: "a reward gives no completion a value, except by abstaining",
+        4: "a judge's budget is spent before all completions are scored",
+    },
+    "checkpoints": {1: "a checkpoint is damaged"},
+    "wandb-sync": {1: "wandb has not sent everything"},
+}
+"""Command -> exit code -> what it means beyond `lit_grpo.stopping.ExitCode`."""
 TRAINING = ("sft", "fit")
 """The commands that train and get a new run directory."""
 RESUMING = (*TRAINING, "validate", "test")
