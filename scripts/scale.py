@@ -17,7 +17,7 @@ from typing import Any
 from torch.optim import AdamW, Optimizer
 
 from lit_grpo.cli.estimate.devices import DEVICES, Cluster
-from lit_grpo.cli.estimate.memory import UNDIVIDED, Estimate, estimate_memory
+from lit_grpo.cli.estimate.memory import UNDIVIDED, MemoryEstimate, estimate_memory
 from lit_grpo.cli.estimate.seconds import StepTime, estimate_seconds
 from lit_grpo.cli.estimate.setup import Sampler, Setup, make_setup
 from lit_grpo.cli.estimate.step import step_sizes
@@ -110,7 +110,7 @@ class Cell:
     """One setup and what it needs."""
 
     setup: Setup
-    memory: Estimate
+    memory: MemoryEstimate
     time: StepTime
 
     @property
@@ -246,7 +246,9 @@ def draw(path: Path = PICTURE) -> None:
     pyplot.close(figure)
 
 
-def _by_group(memory: Estimate, groups: list[tuple[str, tuple[str, ...]]]) -> dict[str, float]:
+def _by_group(
+    memory: MemoryEstimate, groups: list[tuple[str, tuple[str, ...]]]
+) -> dict[str, float]:
     """Return the GiB of each group of parts at the peak; a part is in the first that names it."""
     sizes = dict.fromkeys((name for name, _ in groups), 0.0)
     for part in memory.at_peak:

@@ -48,7 +48,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class JudgeAnswer:
     """The verdicts of one question."""
 
     verdicts: Mapping[str, Verdict]
@@ -104,7 +104,7 @@ class JudgeClient:
             f"api ({judge.api}) or {secret.get(judge.auth, f'auth ({judge.auth})')}."
         )
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: Question) -> JudgeAnswer:
         """Ask a question, with retries, and return the verdicts.
 
         Raises:
@@ -118,7 +118,7 @@ class JudgeClient:
             try:
                 async with asyncio.timeout_at(_loop_time(deadline)) as timer:
                     verdicts = await self._call(question, with_schema, permit, costs)
-                return Answer(verdicts=verdicts, cost=sum(costs))
+                return JudgeAnswer(verdicts=verdicts, cost=sum(costs))
             except Exception as error:
                 never_started = timer.expired() and not permit.is_given
                 failure = permit.explain() if never_started else as_failure(error)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lit_grpo.judge.cache import VerdictCache, cache_key
-from lit_grpo.judge.client import Answer, JudgeClient, Question
+from lit_grpo.judge.client import JudgeAnswer, JudgeClient, Question
 from lit_grpo.judge.config import Judge
 from lit_grpo.judge.connection import base_url
 from lit_grpo.judge.failures import JudgeFailure
@@ -133,7 +133,7 @@ class Examiner:
         except JudgeFailure as failure:
             if len(items) == 1 or failure.outcome not in SINGLE_ITEM_FAULTS:
                 return [Finding(failure=failure, cost=failure.cost / len(items))] * len(items)
-            answer = Answer(verdicts={}, cost=failure.cost)
+            answer = JudgeAnswer(verdicts={}, cost=failure.cost)
         share = answer.cost / len(items)
         missing = [place for place, one in enumerate(ids) if one not in answer.verdicts]
         asked = [self._ask(context, [items[place]], form) for place in missing]

@@ -125,7 +125,7 @@ class FunctionReward(Reward):
             )
 
     @property
-    def _form(self) -> Form:
+    def _form(self) -> CallConvention:
         return VERL if "solution_str" in self._named else TRL
 
     def _call(self, given: dict[str, Any]) -> Any:
@@ -189,7 +189,7 @@ def _verl_row(prompt: Prompt) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class CallConvention:
     """The arguments that one library passes to a reward function."""
 
     reserved: tuple[str, ...]
@@ -198,8 +198,8 @@ class Form:
     """Return the arguments that come from the row."""
 
 
-TRL = Form(reserved=("prompts", "completions", "completion_ids"), row=_trl_row)
-VERL = Form(reserved=("solution_str",), row=_verl_row)
+TRL = CallConvention(reserved=("prompts", "completions", "completion_ids"), row=_trl_row)
+VERL = CallConvention(reserved=("solution_str",), row=_verl_row)
 
 
 def _completion_arguments(prompt: Prompt, completions: Sequence[Completion]) -> dict[str, Any]:

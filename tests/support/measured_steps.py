@@ -23,7 +23,7 @@ from torch.optim import AdamW
 from lit_grpo.cli.estimate.calibration import measure_cpu
 from lit_grpo.cli.estimate.config import _old_passes
 from lit_grpo.cli.estimate.devices import Cluster, Device
-from lit_grpo.cli.estimate.memory import SAMPLING, SAVING, Part, estimate_memory
+from lit_grpo.cli.estimate.memory import SAMPLING, SAVING, MemoryPart, estimate_memory
 from lit_grpo.cli.estimate.seconds import StepTime, estimate_seconds
 from lit_grpo.cli.estimate.setup import Sampler, Setup, make_setup
 from lit_grpo.cli.estimate.step import step_sizes
@@ -300,7 +300,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     gc.freeze()  # so that collections between the stages do not look at all that is imported
     measured = _measured(case)
-    plan = estimate_memory(setup_of(case, CPU), Part(name="libraries", bytes=0))
+    plan = estimate_memory(setup_of(case, CPU), MemoryPart(name="libraries", bytes=0))
     parts = {one.name: one.bytes for one in plan.parts}
     during = {moment: plan.during(moment) for moment in plan.moments}
     kept = [one.bytes for one in plan.parts if one.is_there(SAMPLING) and one.is_there(SAVING)]

@@ -14,8 +14,8 @@ from lit_grpo.cli.estimate.config import setup_of
 from lit_grpo.cli.estimate.devices import Cluster, Device
 from lit_grpo.cli.estimate.memory import (
     ALWAYS,
-    Estimate,
-    Part,
+    MemoryEstimate,
+    MemoryPart,
     estimate_memory,
     gib,
     when_in_words,
@@ -26,7 +26,7 @@ CLOSE = 0.85
 """Share of the available memory above which an estimate may be too low."""
 
 
-def estimate(subject: Subject, memory: Memory) -> Estimate:
+def estimate(subject: Subject, memory: Memory) -> MemoryEstimate:
     """Return the memory that a process of the run needs.
 
     Raises:
@@ -46,7 +46,7 @@ def estimate(subject: Subject, memory: Memory) -> Estimate:
         gpus=(str(device.index or 0),),
     )
     rss = psutil.Process().memory_info().rss
-    libraries = None if memory.is_gpu else Part(name="Python and libraries", bytes=rss)
+    libraries = None if memory.is_gpu else MemoryPart(name="Python and libraries", bytes=rss)
     return estimate_memory(setup, libraries)
 
 

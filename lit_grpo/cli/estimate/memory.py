@@ -31,7 +31,7 @@ SHARD = "divide it by the ranks (trainer.strategy: fsdp2)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class MemoryPart:
     """A part of the memory; one whose ``when`` is `ELSEWHERE` is in host memory."""
 
     name: str
@@ -44,10 +44,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class MemoryEstimate:
     """The memory of one process."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
 
     def during(self, moment: str) -> int:
         return sum(one.bytes for one in self.parts if one.is_there(moment))
@@ -64,13 +64,13 @@ class Estimate:
         return sorted(found, key=self.during, reverse=True) or [ALWAYS]
 
     @property
-    def at_peak(self) -> list[Part]:
+    def at_peak(self) -> list[MemoryPart]:
         """The parts that are there at the peak, the largest first."""
         there = [one for one in self.parts if one.is_there(self.moments[0])]
         return sorted(there, key=lambda one: -one.bytes)
 
     @property
-    def binding(self) -> Part:
+    def binding(self) -> MemoryPart:
         """The largest part of the peak that a setting changes, else the largest of all."""
         with_advice = [one for one in self.at_peak if one.advice]
         return (with_advice or self.at_peak)[0]
@@ -81,7 +81,7 @@ class Estimate:
         return list(dict.fromkeys(found))[:2]
 
 
-def estimate_memory(setup: Setup, fixed: Part | None = None) -> Estimate:
+def estimate_memory(setup: Setup, fixed: MemoryPart | None = None) -> MemoryEstimate:
     """Return the memory that a rank needs.
 
     Args:
@@ -89,7 +89,7 @@ def estimate_memory(setup: Setup, fixed: Part | None = None) -> Estimate:
     """
     states = list(_states(setup))
     parts = [
-        fixed or Part(name="CUDA", bytes=CUDA_CONTEXT),
+        fixed or MemoryPart(name="CUDA", bytes=CUDA_CONTEXT),
         *states,
         *_loading(setup, states),
         *_communication(setup),
@@ -98,10 +98,10 @@ def estimate_memory(setup: Setup, fixed: Part | None = None) -> Estimate:
         *_scoring(setup),
         *_saving(setup),
     ]
-    return Estimate(tuple(one for one in parts if one.bytes))
+    return MemoryEstimate(tuple(one for one in parts if one.bytes))
 
 
-def _states(setup: Setup) -> Iterator[Part]:
+def _states(setup: Setup) -> Iterator[MemoryPart]:
     """Yield what exists during the whole run."""
     model, sharding = setup.model, setup.sharding
     trained, has_lora = model.trained_parameters, model.has_adapter
@@ -111,29 +111,31 @@ def _states(setup: Setup) -> Iterator[Part]:
     stored = model.parameters * model.parameter_bytes / share + model.buffer_bytes
     smaller = "set model.policy.dtype to bfloat16" if model.parameter_bytes > 3 else ""
     moves = smaller if has_lora else _sharding_or(setup, LORA, is_divided=sharding.weights)
-    yield Part(name="weights", bytes=round(stored), when=of_weights, advice=moves)
+    yield MemoryPart(name="weights", bytes=round(stored), when=of_weights, advice=moves)
     advice = "" if has_lora else _sharding_or(setup, LORA, is_divided=sharding.gradients)
     when = _place(setup, _with_gradients(setup), is_offloaded=sharding.offloads_optimizer)
-    yield Part(name="gradients", bytes=formulas.gradient_bytes(setup), when=when, advice=advice)
+    yield MemoryPart(
+        name="gradients", bytes=formulas.gradient_bytes(setup), when=when, advice=advice
+    )
     advice = "" if has_lora else _sharding_or(setup, LORA, is_divided=sharding.optimizer)
     when = _place(setup, (ALWAYS,), is_offloaded=sharding.offloads_optimizer)
     divided = setup.share(sharding.optimizer)
     copied = round(trained * model.trained_bytes * sharding.copies_weights / divided)
-    yield Part(name="optimizer's copy of the weights", bytes=copied, when=when, advice=advice)
+    yield MemoryPart(name="optimizer's copy of the weights", bytes=copied, when=when, advice=advice)
     state = round(setup.optimizer.state_bytes / divided)
-    yield Part(name="optimizer", bytes=state, when=when, advice=advice)
+    yield MemoryPart(name="optimizer", bytes=state, when=when, advice=advice)
     copy = formulas.optimizer_copy_bytes(setup)
     fused = "set model.optimizer.init_args.fused to true" if setup.optimizer.copies else ""
     when = _place(setup, (STEPPING,), is_offloaded=sharding.offloads_optimizer)
-    yield Part(name="copies of the optimizer", bytes=copy, when=when, advice=fused)
+    yield MemoryPart(name="copies of the optimizer", bytes=copy, when=when, advice=fused)
     kl = "set model.objective.kl.coef to 0, or train an adapter (model.policy.lora), whose base is "
     adapter = "" if has_lora else f"{kl}the reference"
     size = round(setup.reference_bytes / setup.share(sharding.weights and not has_lora))
-    yield Part(name="reference", bytes=size, when=of_weights, advice=adapter)
+    yield MemoryPart(name="reference", bytes=size, when=of_weights, advice=adapter)
     bfloat16 = "set model.teacher.dtype to bfloat16, or move it to a server: model.teacher.urls"
-    yield Part(name="teacher", bytes=setup.teacher_bytes, advice=bfloat16)
+    yield MemoryPart(name="teacher", bytes=setup.teacher_bytes, advice=bfloat16)
     elsewhere = "set dtype of ScorerReward to bfloat16, or its device to another one"
-    yield Part(name="reward models", bytes=setup.scorer_bytes, advice=elsewhere)
+    yield MemoryPart(name="reward models", bytes=setup.scorer_bytes, advice=elsewhere)
 
 
 def _with_gradients(setup: Setup) -> Moments:
@@ -156,7 +158,7 @@ def _sharding_or(setup: Setup, otherwise: str, *, is_divided: bool) -> str:
     return f"use more GPUs, or {otherwise}" if is_divided else SHARD
 
 
-def _loading(setup: Setup, states: list[Part]) -> Iterator[Part]:
+def _loading(setup: Setup, states: list[MemoryPart]) -> Iterator[MemoryPart]:
     """Yield the rest of a model that is whole on a rank's device before it is divided.
 
     DeepSpeed moves it there at once; FSDP2 reads only the parts of a rank.
@@ -166,17 +168,17 @@ def _loading(setup: Setup, states: list[Part]) -> Iterator[Part]:
         divided = sum(one.bytes for one in states if one.is_there(LOADING))
         advice = "set trainer.strategy to fsdp2, under which each rank reads only its part"
         size = max(0, round(whole) - divided)
-        yield Part(
+        yield MemoryPart(
             name="the model before it is divided", bytes=size, when=(LOADING,), advice=advice
         )
 
 
-def _communication(setup: Setup) -> Iterator[Part]:
+def _communication(setup: Setup) -> Iterator[MemoryPart]:
     """Yield the buffers of several ranks, and what they gather."""
     if setup.ranks == 1:
         return
     if setup.cluster.is_gpu:
-        yield Part(name="NCCL", bytes=NCCL_BUFFERS)
+        yield MemoryPart(name="NCCL", bytes=NCCL_BUFFERS)
     sharding, trained = setup.sharding, setup.model.trained_parameters
     if sharding.copies_gradients:
         advice = (
@@ -184,23 +186,23 @@ def _communication(setup: Setup) -> Iterator[Part]:
             "{gradient_as_bucket_view: true}}, or to fsdp2"
         )
         size = round(trained * setup.model.trained_bytes)
-        yield Part(name="buckets of ddp", bytes=size, advice=advice)
+        yield MemoryPart(name="buckets of ddp", bytes=size, advice=advice)
     buckets, reduced = formulas.bucket_bytes(setup), formulas.reduced_bytes(setup)
     advice = (
         "set trainer.strategy.init_args.config of ZeROStrategy to {zero_optimization: "
         "{reduce_bucket_size: 50000000}}"
     )
     when: Moments = (ALWAYS,) if sharding.weights else (LAYERS, ENDING)
-    yield Part(name="buckets of DeepSpeed", bytes=buckets, when=when, advice=advice)
-    yield Part(name="copy of a bucket", bytes=reduced, when=(LAYERS, ENDING), advice=advice)
+    yield MemoryPart(name="buckets of DeepSpeed", bytes=buckets, when=when, advice=advice)
+    yield MemoryPart(name="copy of a bucket", bytes=reduced, when=(LAYERS, ENDING), advice=advice)
     layers = formulas.gathered_layer_bytes(setup)
-    yield Part(name="gathered layers", bytes=layers, when=(*UPDATE, ENDING))
+    yield MemoryPart(name="gathered layers", bytes=layers, when=(*UPDATE, ENDING))
     served = "sample with servers, which need no gathered model (--config engines/vllm_server)"
     model = formulas.gathered_model_bytes(setup)
-    yield Part(name="gathered model", bytes=model, when=(SAMPLING,), advice=served)
+    yield MemoryPart(name="gathered model", bytes=model, when=(SAMPLING,), advice=served)
 
 
-def _update(setup: Setup) -> Iterator[Part]:
+def _update(setup: Setup) -> Iterator[MemoryPart]:
     """Yield what the largest micro-batch needs."""
     step = setup.step
     key = "model.update.max_tokens_per_micro_batch"
@@ -211,34 +213,36 @@ def _update(setup: Setup) -> Iterator[Part]:
         fewer = "lower model.sampling.max_tokens"
     advice = fewer if setup.checkpointing else "set model.policy.gradient_checkpointing to true"
     kept = formulas.kept_bytes(setup)
-    yield Part(name="activations", bytes=kept, when=UPDATE, advice=advice)
+    yield MemoryPart(name="activations", bytes=kept, when=UPDATE, advice=advice)
     copies = formulas.cast_bytes(setup)
-    yield Part(name="weights in bfloat16", bytes=copies, when=UPDATE, advice=advice)
+    yield MemoryPart(name="weights in bfloat16", bytes=copies, when=UPDATE, advice=advice)
     masks = formulas.mask_bytes(setup)
-    yield Part(name="attention masks", bytes=masks, when=UPDATE, advice=advice)
+    yield MemoryPart(name="attention masks", bytes=masks, when=UPDATE, advice=advice)
     logits = formulas.logit_bytes(setup)
-    yield Part(name="logits", bytes=logits, when=(FORWARD,), advice=fewer)
-    yield Part(
+    yield MemoryPart(name="logits", bytes=logits, when=(FORWARD,), advice=fewer)
+    yield MemoryPart(
         name="gradient of the head", bytes=formulas.head_gradient_bytes(setup), when=(FORWARD,)
     )
     backward = formulas.backward_bytes(setup)
-    yield Part(name="a layer's backward pass", bytes=backward, when=(LAYERS, ENDING), advice=fewer)
+    yield MemoryPart(
+        name="a layer's backward pass", bytes=backward, when=(LAYERS, ENDING), advice=fewer
+    )
 
 
-def _sampling(setup: Setup) -> Iterator[Part]:
+def _sampling(setup: Setup) -> Iterator[MemoryPart]:
     """Yield what the engine needs in the trainer's memory."""
     sampler, key = setup.sampler, "model.engine.init_args"
     if sampler.kind == "policy":
         group, rows = setup.step.group_size, formulas.cache_rows(setup)
         fewer = f"lower {key}.max_concurrent to {max(group, rows // 2)}"
         cache, other = formulas.cache_bytes(setup), formulas.sampling_bytes(setup)
-        yield Part(name="keys and values", bytes=cache, when=(SAMPLING,), advice=fewer)
-        yield Part(name="logits", bytes=other, when=(SAMPLING,), advice=fewer)
+        yield MemoryPart(name="keys and values", bytes=cache, when=(SAMPLING,), advice=fewer)
+        yield MemoryPart(name="logits", bytes=other, when=(SAMPLING,), advice=fewer)
         copies = formulas.sampling_cast_bytes(setup)
-        yield Part(name="weights in bfloat16", bytes=copies, when=(SAMPLING,))
+        yield MemoryPart(name="weights in bfloat16", bytes=copies, when=(SAMPLING,))
     elif sampler.kind == "vllm" and setup.cluster.is_gpu:
         sleep = "" if sampler.sleeps else f", or set {key}.sleep to true"
-        yield Part(
+        yield MemoryPart(
             name="vLLM",
             bytes=round(sampler.memory_fraction * setup.cluster.device.memory),
             when=(SAMPLING,) if sampler.sleeps else (ALWAYS,),
@@ -247,12 +251,12 @@ def _sampling(setup: Setup) -> Iterator[Part]:
     elif sampler.kind == "servers" and setup.cluster.is_gpu:
         size = round(sampler.memory_fraction * setup.cluster.device.memory)
         advice = f"lower {key}.launch.memory_fraction, or set {key}.launch.devices to other GPUs"
-        yield Part(name="server", bytes=size, advice=advice)
+        yield MemoryPart(name="server", bytes=size, advice=advice)
 
 
-def _scoring(setup: Setup) -> Iterator[Part]:
+def _scoring(setup: Setup) -> Iterator[MemoryPart]:
     """Yield what reward models need while they score, which they do while others are sampled."""
-    yield Part(
+    yield MemoryPart(
         name="a reward model's batch",
         bytes=setup.scorer_pass_bytes,
         when=(SAMPLING,),
@@ -260,16 +264,18 @@ def _scoring(setup: Setup) -> Iterator[Part]:
     )
 
 
-def _saving(setup: Setup) -> Iterator[Part]:
+def _saving(setup: Setup) -> Iterator[MemoryPart]:
     """Yield what checkpoints and the final model need, which are written tensor by tensor."""
     model = setup.model
     # With the adapter's share of it, where one is merged.
     size = round(model.largest_tensor * model.parameter_bytes * (1 + setup.merges))
-    yield Part(name="largest tensor", bytes=size, when=(SAVING,))
+    yield MemoryPart(name="largest tensor", bytes=size, when=(SAVING,))
     if setup.merges and not setup.cluster.is_gpu:  # else the copies are not in this memory
         sizes = model.parameters, model.largest_tensor
         total, largest = (round(one * model.parameter_bytes) for one in sizes)
-        yield Part(name="a file of the model", bytes=file_bytes(total, largest), when=(SAVING,))
+        yield MemoryPart(
+            name="a file of the model", bytes=file_bytes(total, largest), when=(SAVING,)
+        )
 
 
 def when_in_words(when: Moments) -> str:

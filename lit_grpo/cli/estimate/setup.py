@@ -19,7 +19,7 @@ from lit_grpo.cli.estimate.model_sizes import (
     trained,
     weight_bytes,
 )
-from lit_grpo.cli.estimate.sharding import Sharding, sharding_of
+from lit_grpo.cli.estimate.sharding import ShardedParts, sharding_of
 from lit_grpo.cli.estimate.step import StepSizes
 from lit_grpo.distributed.deepspeed_engine import refuse_layered_head
 from lit_grpo.training.strategies import (
@@ -75,7 +75,7 @@ class Setup:
     optimizer: OptimizerSizes
     step: StepSizes
     cluster: Cluster
-    sharding: Sharding
+    sharding: ShardedParts
     precision: Precision = "32-true"
     checkpointing: bool = False
     sampler: Sampler = Sampler()

@@ -19,7 +19,7 @@ STEP_VALUES = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
+class ShardedParts:
     """A strategy, by what it divides by the ranks; everything else is on each of them."""
 
     name: str
@@ -52,9 +52,9 @@ class Sharding:
         return self.bucket_values > 0
 
 
-SINGLE = Sharding(name="single")
-_FSDP2 = Sharding(name="fsdp2", weights=True, gradients=True, optimizer=True, casts_shards=True)
-_STAGE_1 = Sharding(
+SINGLE = ShardedParts(name="single")
+_FSDP2 = ShardedParts(name="fsdp2", weights=True, gradients=True, optimizer=True, casts_shards=True)
+_STAGE_1 = ShardedParts(
     name="deepspeed_stage_1", optimizer=True, copies_weights=True, bucket_values=BUCKET_VALUES
 )
 _STAGE_2 = replace(_STAGE_1, name="deepspeed_stage_2", gradients=True, sums_apart=True)
@@ -69,7 +69,7 @@ SHARDINGS = {
     one.name: one
     for one in (
         SINGLE,
-        Sharding(name="ddp", copies_gradients=True),
+        ShardedParts(name="ddp", copies_gradients=True),
         _FSDP2,
         _STAGE_1,
         _STAGE_2,
@@ -79,7 +79,7 @@ SHARDINGS = {
 """Name -> strategy with its defaults."""
 
 
-def sharding_of(strategy: Any, num_ranks: int) -> Sharding:
+def sharding_of(strategy: Any, num_ranks: int) -> ShardedParts:
     """Return what a strategy divides, given its name or a strategy of Lightning.
 
     One rank divides nothing, but DeepSpeed copies its weights all the same.
@@ -97,13 +97,13 @@ def sharding_of(strategy: Any, num_ranks: int) -> Sharding:
     return SINGLE
 
 
-def _ddp(strategy: Any) -> Sharding:
+def _ddp(strategy: Any) -> ShardedParts:
     settings: Mapping[str, Any] = getattr(strategy, "_ddp_kwargs", {})
     shares = bool(settings.get("gradient_as_bucket_view"))
     return replace(SHARDINGS["ddp"], copies_gradients=not shares)
 
 
-def _fsdp2(strategy: FSDP2Strategy) -> Sharding:
+def _fsdp2(strategy: FSDP2Strategy) -> ShardedParts:
     return replace(
         _FSDP2,
         gradients=not strategy.whole_gradients,
@@ -113,7 +113,7 @@ def _fsdp2(strategy: FSDP2Strategy) -> Sharding:
     )
 
 
-def _zero(settings: Mapping[str, Any]) -> Sharding:
+def _zero(settings: Mapping[str, Any]) -> ShardedParts:
     sharding = SHARDINGS[f"deepspeed_stage_{settings['stage']}"]
     if sharding.step_values is not None:
         size = settings.get("sub_group_size", STEP_VALUES)

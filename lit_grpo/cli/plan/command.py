@@ -17,7 +17,7 @@ from lit_grpo.cli.doctor.machine import trainer_memory
 from lit_grpo.cli.estimate.calibration import measure_cpu
 from lit_grpo.cli.estimate.config import count_scores, setup_of
 from lit_grpo.cli.estimate.devices import CPU, DEVICES, Cluster, device_of_gpu, parse_gpus
-from lit_grpo.cli.estimate.memory import Part, estimate_memory
+from lit_grpo.cli.estimate.memory import MemoryPart, estimate_memory
 from lit_grpo.cli.estimate.model_sizes import sizes_of
 from lit_grpo.cli.estimate.seconds import estimate_seconds
 from lit_grpo.cli.estimate.setup import Setup
@@ -77,7 +77,7 @@ def make_plan(subject: Subject) -> Plan:
     libraries = None
     if not device.is_gpu:
         rss = psutil.Process().memory_info().rss
-        libraries = Part(name="Python and libraries", bytes=rss)
+        libraries = MemoryPart(name="Python and libraries", bytes=rss)
     memory, limit = estimate_memory(setup, libraries), limit_of(cluster)
     time = estimate_seconds(setup, count_scores(subject, setup.step.num_rows))
     remedies = [] if memory.peak <= limit else _remedies(subject, make_setup, limit, libraries)
@@ -93,7 +93,7 @@ def make_plan(subject: Subject) -> Plan:
 
 
 def _remedies(
-    subject: Subject, make_setup: Callable[[], Setup], limit: int, fixed: Part | None
+    subject: Subject, make_setup: Callable[[], Setup], limit: int, fixed: MemoryPart | None
 ) -> list[str]:
     """Return what makes a step fit: with the weights that are trained, and with an adapter.
 

@@ -8,7 +8,7 @@ from functools import reduce
 from itertools import combinations, product
 
 from lit_grpo.cli.estimate.devices import Cluster
-from lit_grpo.cli.estimate.memory import Part, estimate_memory
+from lit_grpo.cli.estimate.memory import MemoryPart, estimate_memory
 from lit_grpo.cli.estimate.setup import Sampler, Setup
 from lit_grpo.cli.estimate.sharding import SHARDINGS
 
@@ -21,18 +21,20 @@ MAX_NODES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Remedy:
     """A change of a setup, and how to make it, in words that begin with a verb."""
 
     words: str
     apply: Callable[[Setup], Setup]
 
 
-Place = tuple[Change, ...]
+Place = tuple[Remedy, ...]
 """The changes that lead to other devices, or to another strategy on them."""
 
 
-def find_remedy(setup: Setup, limit: int, fixed: Part | None = None, first: str = "") -> str | None:
+def find_remedy(
+    setup: Setup, limit: int, fixed: MemoryPart | None = None, first: str = ""
+) -> str | None:
     """Return the fewest changes, on the fewest GPUs, with which a step fits; None if none do.
 
     Args:
@@ -50,7 +52,7 @@ def find_remedy(setup: Setup, limit: int, fixed: Part | None = None, first: str 
     return None
 
 
-def _tries(setup: Setup) -> Iterator[tuple[Place, list[Change]]]:
+def _tries(setup: Setup) -> Iterator[tuple[Place, list[Remedy]]]:
     """Yield devices and the changes to try on them.
 
     More GPUs are better than smaller parts of a step, which cost time, if both are needed.
@@ -76,7 +78,7 @@ def _here(setup: Setup) -> Iterator[Place]:
     """Yield the devices that there are, as they are used and with the weights divided."""
     yield ()
     if setup.cluster.is_gpu and setup.ranks > 1 and not setup.sharding.weights:
-        yield (Change("set trainer.strategy to fsdp2", _on(setup.cluster)),)
+        yield (Remedy("set trainer.strategy to fsdp2", _on(setup.cluster)),)
 
 
 def _larger(setup: Setup) -> Iterator[Place]:
@@ -89,7 +91,7 @@ def _larger(setup: Setup) -> Iterator[Place]:
             words.append("set trainer.strategy to fsdp2")
         if setup.ranks * setup.step.num_prompts % cluster.num_ranks:
             words.append(f"set data.prompts_per_step to a multiple of {cluster.num_ranks}")
-        yield tuple(Change(one, _on(cluster)) for one in words)
+        yield tuple(Remedy(one, _on(cluster)) for one in words)
 
 
 def _clusters(cluster: Cluster) -> Iterator[Cluster]:
@@ -115,27 +117,27 @@ def _on(cluster: Cluster) -> Callable[[Setup], Setup]:
     return move
 
 
-def _mild(setup: Setup) -> list[Change]:
+def _mild(setup: Setup) -> list[Remedy]:
     """Return the changes of settings that leave the parts of a step as large as they are."""
     sampler, is_gpu = setup.sampler, setup.cluster.is_gpu
     found = []
     if not setup.checkpointing:
         words = "set model.policy.gradient_checkpointing to true"
-        found.append(Change(words, lambda one: replace(one, checkpointing=True)))
+        found.append(Remedy(words, lambda one: replace(one, checkpointing=True)))
     if is_gpu and setup.precision == "32-true" and not setup.computes_in_weights:
         words = "set trainer.precision to bf16-mixed"
-        found.append(Change(words, lambda one: replace(one, precision="bf16-mixed")))
+        found.append(Remedy(words, lambda one: replace(one, precision="bf16-mixed")))
     if is_gpu and (sampler.kind in ("policy", "vllm") or sampler.memory_fraction):
         words = (
             "sample with servers on GPUs that no rank uses (--config engines/vllm_server with "
             "launch.devices, or with launch: null and the urls of servers on other machines)"
         )
         served = Sampler(kind="servers", value_bytes=sampler.value_bytes)
-        found.append(Change(words, lambda one: replace(one, sampler=served)))
+        found.append(Remedy(words, lambda one: replace(one, sampler=served)))
     return found
 
 
-def _smaller(setup: Setup) -> list[Change]:
+def _smaller(setup: Setup) -> list[Remedy]:
     """Return the changes to the smallest parts of a step: a completion, a group at a time."""
     step, sampler = setup.step, setup.sampler
     found = []
@@ -147,9 +149,9 @@ def _smaller(setup: Setup) -> list[Change]:
             micro_batch_rows=1,
             micro_batch_tokens=step.row_tokens,
         )
-        found.append(Change(words, lambda one: replace(one, step=single)))
+        found.append(Remedy(words, lambda one: replace(one, step=single)))
     if sampler.kind == "policy" and step.num_rows > step.group_size:
         words = f"lower model.engine.init_args.max_concurrent to {step.group_size}"
         few = replace(sampler, max_concurrent=step.group_size)
-        found.append(Change(words, lambda one: replace(one, sampler=few)))
+        found.append(Remedy(words, lambda one: replace(one, sampler=few)))
     return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lit_grpo.cli.estimate.memory import ALWAYS, ELSEWHERE, Estimate, gib, when_in_words
+from lit_grpo.cli.estimate.memory import ALWAYS, ELSEWHERE, MemoryEstimate, gib, when_in_words
 from lit_grpo.cli.estimate.seconds import StepTime, TimePart
 from lit_grpo.cli.estimate.setup import Setup
 from lit_grpo.runs.tables import add_numbers, make_table, open_console, with_unit
@@ -17,7 +17,7 @@ class Plan:
     """What a step needs, and what the devices have."""
 
     setup: Setup
-    memory: Estimate
+    memory: MemoryEstimate
     """Of a rank."""
     limit: int
     """Bytes that a rank may take."""

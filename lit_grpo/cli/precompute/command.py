@@ -22,8 +22,8 @@ from lit_grpo.cli.precompute.cost import estimate
 from lit_grpo.cli.precompute.judge_gold import JudgeRound, Tally, with_share
 from lit_grpo.cli.precompute.program_gold import Checks, check_rows, unchecked
 from lit_grpo.cli.precompute.progress import VoteProgress
-from lit_grpo.cli.precompute.summary import Plan, Result, print_plan, print_result
-from lit_grpo.cli.precompute.votes import Call, missing_calls
+from lit_grpo.cli.precompute.summary import DryRun, Result, print_plan, print_result
+from lit_grpo.cli.precompute.votes import VoteCall, missing_calls
 from lit_grpo.cli.prepare.collect import collect
 from lit_grpo.cli.prepare.fingerprint import Scorer
 from lit_grpo.cli.prepare.gold_cache import CheckedAnswers, JudgeVotes
@@ -37,7 +37,7 @@ from lit_grpo.types import UserError, check_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class RowsToScore:
     """The rows of a recipe that need gold scores."""
 
     recipe: Recipe
@@ -54,7 +54,7 @@ class Work:
     """Whether a source has only such rows."""
     num_processes: int
 
-    def calls(self, votes: JudgeVotes) -> Iterator[Call]:
+    def calls(self, votes: JudgeVotes) -> Iterator[VoteCall]:
         """Yield the calls for the votes that are missing."""
         return missing_calls(self.judged, self.recipe.gold, votes)
 
@@ -94,7 +94,7 @@ def precompute(arguments: Sequence[str]) -> int:
     return ExitCode.DONE if is_complete else ExitCode.SCORES_ABSENT
 
 
-def _following(result: Result, work: Work, given: Namespace) -> str:
+def _following(result: Result, work: RowsToScore, given: Namespace) -> str:
     """Return what comes next: a command, or what to do about rows that prepare refuses."""
     if result.num_left:
         return same_recipe("precompute", given)
@@ -109,7 +109,7 @@ def _following(result: Result, work: Work, given: Namespace) -> str:
     return f"{repair}, or leave them out by {prepare} --only_cached"
 
 
-def _find_work(given: Namespace) -> Work:
+def _find_work(given: Namespace) -> RowsToScore:
     """Return the rows that need scores, of the first ones of each source."""
     recipe = read_recipe(given.preset, given.data)
     found = _prepared_rows(given.prepared) if given.prepared else _source_rows(recipe, given)
@@ -133,7 +133,7 @@ def _find_work(given: Namespace) -> Work:
             judged += comparable
             num_open += len(rows)
             lacks_source |= not comparable and len(rows) == len(all_rows)
-    return Work(
+    return RowsToScore(
         recipe=recipe,
         cache=Path(given.cache or recipe.gold.cache),
         judged=judged,
@@ -169,7 +169,7 @@ def _prepared_rows(directory: str) -> dict[str, list[PreparedRow]]:
     return found
 
 
-def _plan(work: Work) -> Plan:
+def _plan(work: RowsToScore) -> DryRun:
     """Return the missing votes and their cost, without calling a judge or writing a file."""
     expected = limit = None
     if work.judged:
@@ -182,7 +182,7 @@ def _plan(work: Work) -> Plan:
     num_unchecked = sum(
         len(unchecked(rows, sources[name].verifier, cache)) for name, rows in work.checked.items()
     )
-    return Plan(
+    return DryRun(
         num_rows=len(work.judged),
         num_given=work.num_given,
         num_single=work.num_single,
@@ -192,7 +192,7 @@ def _plan(work: Work) -> Plan:
     )
 
 
-def _check(work: Work) -> Checks:
+def _check(work: RowsToScore) -> Checks:
     """Let programs score the answers to verifiable rows."""
     checks = Checks()
     console = Console(stderr=True)
@@ -214,7 +214,7 @@ def _check(work: Work) -> Checks:
     return checks
 
 
-def _judge(work: Work, checks: Checks) -> Result:
+def _judge(work: RowsToScore, checks: Checks) -> Result:
     """Ask the judge for the votes that are missing."""
     if not work.judged:
         return Result(num_given=work.num_given, num_single=work.num_single, checks=checks)

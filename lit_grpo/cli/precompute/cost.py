@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lit_grpo.cli.precompute.votes import Call
+from lit_grpo.cli.precompute.votes import VoteCall
 from lit_grpo.cli.prepare.fingerprint import Scorer
 from lit_grpo.judge.client import CHARACTERS_PER_TOKEN, FIRST_REPLY_TOKENS
 from lit_grpo.judge.estimate import seconds_of_calls
@@ -22,7 +22,7 @@ NONCE = "0" * 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class CostEstimate:
     """The estimated cost of some calls."""
 
     num_calls: int
@@ -45,10 +45,10 @@ class Estimate:
         }
 
 
-def estimate(calls: Iterable[Call], scorer: Scorer) -> Estimate:
+def estimate(calls: Iterable[VoteCall], scorer: Scorer) -> CostEstimate:
     """Return what calls will take."""
     num_calls = num_votes = 0
-    sample: list[Call] = []
+    sample: list[VoteCall] = []
     stride = 1
     for call in calls:
         if num_calls % stride == 0:
@@ -65,7 +65,7 @@ def estimate(calls: Iterable[Call], scorer: Scorer) -> Estimate:
     dollars = None
     if price is not None:
         dollars = (prompt_tokens * price.prompt + reply_tokens * price.completion) / 1e6
-    return Estimate(
+    return CostEstimate(
         num_calls=num_calls,
         num_votes=num_votes,
         prompt_tokens=prompt_tokens,
@@ -77,7 +77,7 @@ def estimate(calls: Iterable[Call], scorer: Scorer) -> Estimate:
     )
 
 
-def _prompt_tokens(call: Call, scorer: Scorer) -> float:
+def _prompt_tokens(call: VoteCall, scorer: Scorer) -> float:
     items: list[Mapping[str, Any]] = [
         {"answer": answer, "id": str(place)} for place, answer in enumerate(call.answers.values())
     ]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from lit_grpo.cli.precompute.claims import Claims
-from lit_grpo.cli.precompute.votes import Call
+from lit_grpo.cli.precompute.votes import VoteCall
 from lit_grpo.cli.prepare.fingerprint import Scorer
 from lit_grpo.cli.prepare.gold_cache import JudgeVotes
 from lit_grpo.judge import Examiner, Finding, Judge
@@ -72,9 +72,9 @@ class JudgeRound:
         self.scorer, self.cache, self.claims, self.watch = scorer, cache, claims, watch
         self.tally = Tally()
         self._workers: list[asyncio.Task[None]] = []
-        self._claimed_by_others: list[Call] = []
+        self._claimed_by_others: list[VoteCall] = []
 
-    async def run(self, calls: Iterator[Call]) -> Tally:
+    async def run(self, calls: Iterator[VoteCall]) -> Tally:
         """Ask for all votes and return a tally of the results.
 
         Raises:
@@ -94,7 +94,7 @@ class JudgeRound:
             await self._examiner.close()
         return self.tally
 
-    async def _ask_all(self, calls: Iterator[Call]) -> None:
+    async def _ask_all(self, calls: Iterator[VoteCall]) -> None:
         while True:
             number = self.scorer.judge.limits.max_concurrency
             self._workers = [asyncio.create_task(self._work(calls)) for _ in range(number)]
@@ -107,7 +107,7 @@ class JudgeRound:
             await asyncio.sleep(POLL_SECONDS)
             self.watch(self.tally)
 
-    async def _work(self, calls: Iterator[Call]) -> None:
+    async def _work(self, calls: Iterator[VoteCall]) -> None:
         """Ask one call after the other; several workers share the iterator."""
         for call in calls:
             if self.tally.stopped:
@@ -130,7 +130,7 @@ class JudgeRound:
         for worker in self._workers:
             worker.cancel()
 
-    async def _ask_claimed(self, call: Call) -> None:
+    async def _ask_claimed(self, call: VoteCall) -> None:
         """Ask for the votes of a call that are missing and that no other process asks for."""
         claimed = {key: f"{key}:{call.vote}" for key in call.answers}
         claimed = {key: name for key, name in claimed.items() if self.claims.take(name)}
@@ -147,7 +147,7 @@ class JudgeRound:
             for name in claimed.values():
                 self.claims.release(name)
 
-    async def _ask(self, call: Call) -> None:
+    async def _ask(self, call: VoteCall) -> None:
         items = [{"answer": answer} for answer in call.answers.values()]
         findings = await self._examiner.examine(
             call.context, items, self.scorer.form, vote=call.vote

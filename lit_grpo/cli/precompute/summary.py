@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lit_grpo.cli.precompute.cost import SECONDS_PER_CALL, Estimate
+from lit_grpo.cli.precompute.cost import SECONDS_PER_CALL, CostEstimate
 from lit_grpo.cli.precompute.judge_gold import Tally
 from lit_grpo.cli.precompute.program_gold import Checks
 from lit_grpo.runs.tables import add_numbers, make_table
@@ -17,7 +17,7 @@ IDS_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DryRun:
     """What a dry run finds."""
 
     num_rows: int
@@ -28,7 +28,7 @@ class Plan:
     """Open rows with fewer than two answers."""
     num_unchecked: int
     """Verifiable rows whose answers a program has not checked."""
-    expected: Estimate | None
+    expected: CostEstimate | None
     """None without open rows."""
     max_cost_usd: float | None
 
@@ -72,7 +72,7 @@ class Result:
         }
 
 
-def print_plan(plan: Plan, console: Console) -> None:
+def print_plan(plan: DryRun, console: Console) -> None:
     """Print what is missing and what it takes."""
     if plan.expected is not None:
         _print_estimate(plan.num_rows, plan.expected, console)
@@ -107,7 +107,7 @@ def print_result(result: Result, following: str, console: Console) -> None:
     _say(f"next: {following}", console)
 
 
-def _print_estimate(num_rows: int, expected: Estimate, console: Console) -> None:
+def _print_estimate(num_rows: int, expected: CostEstimate, console: Console) -> None:
     dollars = "unknown: no price" if expected.dollars is None else f"{expected.dollars:,.2f}"
     table = make_table("rows")
     add_numbers(table, "calls", "votes", "prompt tokens", "reply tokens", "US dollars", "hours")

@@ -13,7 +13,7 @@ from lit_grpo.cli.prepare.rows import PreparedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class VoteCall:
     """One vote on some of the answers to a question."""
 
     context: Mapping[str, Any]
@@ -24,7 +24,7 @@ class Call:
     """`vote_key` -> the answer."""
 
 
-def missing_calls(rows: Iterable[PreparedRow], gold: Gold, cache: JudgeVotes) -> Iterator[Call]:
+def missing_calls(rows: Iterable[PreparedRow], gold: Gold, cache: JudgeVotes) -> Iterator[VoteCall]:
     """Yield the calls for the votes that are not in the cache at that moment.
 
     An answer that several rows have to the same question is asked about once.
@@ -44,4 +44,6 @@ def missing_calls(rows: Iterable[PreparedRow], gold: Gold, cache: JudgeVotes) ->
             keys = [key for key in answers if vote not in cache.votes(key)]
             for first in range(0, len(keys), gold.answers_per_call):
                 chunk = keys[first : first + gold.answers_per_call]
-                yield Call(context=context, vote=vote, answers={key: answers[key] for key in chunk})
+                yield VoteCall(
+                    context=context, vote=vote, answers={key: answers[key] for key in chunk}
+                )

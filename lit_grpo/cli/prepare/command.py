@@ -17,7 +17,7 @@ from lit_grpo.cli.file_options import parse_options, same_recipe
 from lit_grpo.cli.places import check_place
 from lit_grpo.cli.prepare.gold_cache import StoredGold
 from lit_grpo.cli.prepare.join_gold import NoCache
-from lit_grpo.cli.prepare.pipeline import Order, run
+from lit_grpo.cli.prepare.pipeline import PrepareOptions, run
 from lit_grpo.cli.prepare.recipe import Recipe, known_recipes, read_recipe
 from lit_grpo.cli.prepare.tables import print_manifest, print_recipes
 from lit_grpo.runs.tables import open_console
@@ -51,7 +51,7 @@ def prepare(arguments: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _order(given: Namespace) -> Order:
+def _order(given: Namespace) -> PrepareOptions:
     recipe = _changed(read_recipe(given.preset, given.data), given)
     if given.holdout and given.holdout_size is not None:
         raise UserError(
@@ -59,7 +59,7 @@ def _order(given: Namespace) -> Order:
             f"{given.holdout_size} (the file says what is held out). Set only one of them."
         )
     cache = _cache(recipe, given.cache)
-    return Order(
+    return PrepareOptions(
         name=given.preset,
         recipe=recipe,
         out=Path(given.out),

@@ -34,7 +34,7 @@ Track = Callable[[Iterable[Any], int, str], Iterable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class PrepareOptions:
     """What to prepare, and where to write it.
 
     Args:
@@ -65,7 +65,7 @@ class Order:
     sft: bool = False
 
 
-def run(order: Order, track: Track) -> dict[str, Any]:
+def run(order: PrepareOptions, track: Track) -> dict[str, Any]:
     """Prepare data; return the manifest.
 
     Raises:
@@ -204,7 +204,7 @@ def _keep_held_out(splits: Mapping[str, Sequence[PreparedRow]], out: Path) -> No
         )
 
 
-def _held_out(rows: Sequence[PreparedRow], order: Order) -> dict[str, dict[str, str]]:
+def _held_out(rows: Sequence[PreparedRow], order: PrepareOptions) -> dict[str, dict[str, str]]:
     """Return what is held out by source: these rows, and all that a given file lists."""
     listed = read_held_out(order.holdout) if order.holdout else {}
     found = {name: dict(one) for name, one in listed.items()}
@@ -214,7 +214,9 @@ def _held_out(rows: Sequence[PreparedRow], order: Order) -> dict[str, dict[str, 
 
 
 def _usable(
-    splits: Mapping[str, Sequence[PreparedRow]], order: Order, dropped: dict[str, Counter[str]]
+    splits: Mapping[str, Sequence[PreparedRow]],
+    order: PrepareOptions,
+    dropped: dict[str, Counter[str]],
 ) -> dict[str, list[PreparedRow]]:
     """Return the splits with gold scores, without the rows that cannot be trained on.
 
@@ -250,7 +252,7 @@ def _usable(
 
 
 def _check_train(
-    train: Sequence[PreparedRow], order: Order, dropped: Mapping[str, Counter[str]]
+    train: Sequence[PreparedRow], order: PrepareOptions, dropped: Mapping[str, Counter[str]]
 ) -> None:
     """Raise UserError if nothing of a source is left; pairs may be those of one source."""
     empty = sorted(order.recipe.sources.keys() - {row.source for row in train})
@@ -268,7 +270,7 @@ def _check_train(
         )
 
 
-def _about_gold(order: Order) -> dict[str, Any]:
+def _about_gold(order: PrepareOptions) -> dict[str, Any]:
     """Return how gold scores are computed, and who gave those of the cache."""
     gold = order.recipe.gold
     return {"num_evals": gold.num_evals, "highest": gold.highest, **order.scored_by}

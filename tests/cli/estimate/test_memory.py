@@ -15,8 +15,8 @@ from lit_grpo.cli.estimate.memory import (
     ENDING,
     FORWARD,
     SAMPLING,
-    Estimate,
-    Part,
+    MemoryEstimate,
+    MemoryPart,
     estimate_memory,
     gib,
 )
@@ -161,11 +161,11 @@ def test_the_gradients_of_one_micro_batch_are_freed_before_its_forward_pass():
     assert [part.when for part in two.parts if part.name == "gradients"] == [("always",)]
 
 
-def _backward(estimate: Estimate) -> int:
+def _backward(estimate: MemoryEstimate) -> int:
     return sum(one.bytes for one in estimate.parts if one.name == "a layer's backward pass")
 
 
-def _forward_only(estimate: Estimate) -> int:
+def _forward_only(estimate: MemoryEstimate) -> int:
     return sum(
         one.bytes
         for one in estimate.parts
@@ -199,19 +199,19 @@ def test_the_advice_is_to_divide_what_several_ranks_have_whole():
 
 
 def test_the_peak_is_that_of_the_worst_moment_and_so_is_the_advice():
-    found = Estimate(
+    found = MemoryEstimate(
         (
-            Part(name="weights", bytes=5, advice="a"),
-            Part(name="activations", bytes=3, when=("update",), advice="b"),
-            Part(name="keys and values", bytes=4, when=(SAMPLING,), advice="c"),
-            Part(name="CUDA", bytes=6),
+            MemoryPart(name="weights", bytes=5, advice="a"),
+            MemoryPart(name="activations", bytes=3, when=("update",), advice="b"),
+            MemoryPart(name="keys and values", bytes=4, when=(SAMPLING,), advice="c"),
+            MemoryPart(name="CUDA", bytes=6),
         )
     )
     assert found.peak == 15
     assert found.moments == [SAMPLING, "update"]
     assert found.advice() == ["a", "c"]
     assert (found.at_peak[0].name, found.binding.name) == ("CUDA", "weights")
-    assert Estimate(found.parts[:1]).moments == ["always"]
+    assert MemoryEstimate(found.parts[:1]).moments == ["always"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from forked import start_process
 from paths import ROOT
 
 from lit_grpo.cli.prepare.join_gold import vote_key
-from lit_grpo.cli.prepare.pipeline import Order, run
+from lit_grpo.cli.prepare.pipeline import PrepareOptions, run
 from lit_grpo.cli.prepare.recipe import Duplicates, Recipe, RecipeSource, known_recipes, read_recipe
 from lit_grpo.cli.prepare.rows import PreparedRow
 from lit_grpo.cli.prepare.write import add_columns
@@ -88,7 +88,9 @@ def scored(numbers):
 
 
 def go(recipe, out="out", name="mine", **settings):
-    return run(Order(name=name, recipe=recipe, out=Path(out), **settings), lambda rows, *_: rows)
+    return run(
+        PrepareOptions(name=name, recipe=recipe, out=Path(out), **settings), lambda rows, *_: rows
+    )
 
 
 def rows_of(split, out="out"):

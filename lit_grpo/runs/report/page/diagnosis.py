@@ -39,7 +39,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class CauseOccurrences:
     """Alerts, or warnings, with the same cause."""
 
     name: str
@@ -62,7 +62,7 @@ class Diagnosis:
     end: str
     failures: list[str]
     """Sentences about rewards that failed."""
-    causes: list[Cause]
+    causes: list[CauseOccurrences]
     """Those of alerts, then those of warnings, the most frequent one first."""
 
 
@@ -130,13 +130,13 @@ def _last_line(log: Path) -> str:
     return f"The last line of run.log: {shorten(last, MAX_CHARACTERS)}" if last else ""
 
 
-def _causes(events: list[Event], kind: EventKind) -> list[Cause]:
+def _causes(events: list[Event], kind: EventKind) -> list[CauseOccurrences]:
     by_cause: defaultdict[str, list[Event]] = defaultdict(list)
     for event in events:
         if event.kind == kind:
             by_cause[event.cause or NO_CAUSE].append(event)
     causes = [
-        Cause(
+        CauseOccurrences(
             name=name,
             kind=kind,
             num_events=len(found),
