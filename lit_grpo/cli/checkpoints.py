@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from lit_grpo.cli.file_options import parse_run
+from lit_grpo.runs.checkpoints.atomic_save import find_leftovers, is_saving
 from lit_grpo.runs.checkpoints.files import (
     LAST,
     SUMMARY,
@@ -20,7 +21,6 @@ from lit_grpo.runs.checkpoints.files import (
     read_manifest,
     size_of,
 )
-from lit_grpo.runs.checkpoints.saves import find_leftovers, is_saving
 from lit_grpo.runs.files.space import format_size
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode

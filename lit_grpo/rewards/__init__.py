@@ -10,7 +10,7 @@ from lit_grpo.rewards.judged.rubric import RubricReward
 from lit_grpo.rewards.length import LengthReward
 from lit_grpo.rewards.math_answers.reward import MathReward
 from lit_grpo.rewards.reward import OnError, Reward, Value
-from lit_grpo.rewards.scorer.reward import ScorerReward
+from lit_grpo.rewards.reward_model.reward import ScorerReward
 from lit_grpo.rewards.workers.reward import ProcessReward
 
 __all__ = [

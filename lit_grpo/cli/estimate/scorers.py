@@ -7,7 +7,7 @@ from typing import Any
 
 from lit_grpo.cli.estimate.model_sizes import weight_bytes
 from lit_grpo.rewards import Reward, ScorerReward
-from lit_grpo.rewards.scorer.model import outline_scorer
+from lit_grpo.rewards.reward_model.model import outline_scorer
 
 
 def scorer_bytes(

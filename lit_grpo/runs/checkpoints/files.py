@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from lit_grpo.distributed.checkpoints import is_complete, read_others, read_whole
-from lit_grpo.runs.checkpoints.saves import manifest_path
+from lit_grpo.runs.checkpoints.atomic_save import manifest_path
 from lit_grpo.runs.files.event_log import now
 from lit_grpo.types.atomic import partial_path, sync
 

@@ -13,8 +13,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.distributed import gather_objects, get_rank
 from lit_grpo.distributed.checkpoints import is_complete
+from lit_grpo.runs.checkpoints.atomic_save import settle
 from lit_grpo.runs.checkpoints.files import damage, newest_checkpoints, read_manifest, read_state
-from lit_grpo.runs.checkpoints.saves import settle
 from lit_grpo.runs.files.event_log import Event, append_event, now, read_events
 from lit_grpo.types import UserError, setting_error
 from lit_grpo.types.atomic import earlier_path

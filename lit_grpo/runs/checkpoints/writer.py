@@ -22,13 +22,13 @@ from lit_grpo.distributed.checkpoints import (
     read_whole,
     save_sharded,
 )
-from lit_grpo.runs.checkpoints.files import Manifest, sha256_of, size_of, write_manifest
-from lit_grpo.runs.checkpoints.saves import (
+from lit_grpo.runs.checkpoints.atomic_save import (
     forget_earlier,
     manifest_path,
     replace_directory,
     saving,
 )
+from lit_grpo.runs.checkpoints.files import Manifest, sha256_of, size_of, write_manifest
 from lit_grpo.runs.files.space import checkpoint_bytes, warn_of_space
 from lit_grpo.types.atomic import partial_path, sync_files
 

@@ -11,8 +11,8 @@ from lit_grpo.cli.estimate.model_sizes import weight_bytes
 from lit_grpo.cli.estimate.scorers import _is_beside, scorer_bytes
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import ScorerReward
-from lit_grpo.rewards.scorer.model import load_scorer
-from lit_grpo.rewards.scorer.reward import _Row
+from lit_grpo.rewards.reward_model.model import load_scorer
+from lit_grpo.rewards.reward_model.reward import _Row
 
 WIDE = {"hidden_size": 128, "intermediate_size": 384, "max_position_embeddings": 512}
 NUM_ROWS = 8

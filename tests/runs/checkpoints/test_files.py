@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
+from lit_grpo.runs.checkpoints.atomic_save import manifest_path
 from lit_grpo.runs.checkpoints.files import (
     damage,
     last_checkpoint,
@@ -18,7 +19,6 @@ from lit_grpo.runs.checkpoints.files import (
     read_manifest,
 )
 from lit_grpo.runs.checkpoints.resume import find_checkpoint
-from lit_grpo.runs.checkpoints.saves import manifest_path
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter
 from lit_grpo.types import UserError
 

@@ -25,7 +25,7 @@ from transformers import (
 
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rewards import Reward, ScorerReward
-from lit_grpo.rewards.scorer.reward import _EqualRows, _Row
+from lit_grpo.rewards.reward_model.reward import _EqualRows, _Row
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.types import Outcome, Prompt
 
@@ -242,7 +242,7 @@ def test_every_setting_can_be_configured():
     parser = ArgumentParser()
     parser.add_argument("--reward", type=Reward)
     given = {"path": "rm", "label": "good", "batch_size": 4, "weight": 0.5, "on_error": "raise"}
-    config = {"class_path": "lit_grpo.rewards.scorer.reward.ScorerReward", "init_args": given}
+    config = {"class_path": "lit_grpo.rewards.reward_model.reward.ScorerReward", "init_args": given}
     reward = parser.instantiate_classes(parser.parse_object({"reward": config})).reward
     reached = {**vars(reward), **dataclasses.asdict(reward.settings)}
     assert {name: reached[name] for name in given} == given

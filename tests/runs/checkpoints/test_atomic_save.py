@@ -12,9 +12,9 @@ import torch
 from processes import kill_group, start
 
 from lit_grpo.__main__ import main
+from lit_grpo.runs.checkpoints.atomic_save import find_leftovers, saving, settle
 from lit_grpo.runs.checkpoints.files import damage, read_manifest
 from lit_grpo.runs.checkpoints.resume import find_checkpoint
-from lit_grpo.runs.checkpoints.saves import find_leftovers, saving, settle
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter, move_directory
 from lit_grpo.types.atomic import partial_path
 
@@ -157,7 +157,7 @@ def test_the_earlier_one_of_a_path_that_is_named_comes_back_with_its_manifest(tm
 HOLD = """
 import sys, time
 from pathlib import Path
-from lit_grpo.runs.checkpoints.saves import saving
+from lit_grpo.runs.checkpoints.atomic_save import saving
 with saving(Path(sys.argv[1])):
     Path(sys.argv[1], "step_000009.ckpt.partial").mkdir()
     print("saving", flush=True)
@@ -166,7 +166,7 @@ with saving(Path(sys.argv[1])):
 
 
 def test_a_save_that_runs_is_left_alone_until_its_process_is_gone(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("lit_grpo.runs.checkpoints.saves.RESUME_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("lit_grpo.runs.checkpoints.atomic_save.RESUME_WAIT_SECONDS", 0.1)
     directory = tmp_path / "checkpoints"
     directory.mkdir()
     torch.save(STATE, directory / NAME)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lit_grpo.rewards.reward import Reward, setting_key
-from lit_grpo.rewards.scorer.model import (
+from lit_grpo.rewards.reward_model.model import (
     Activation,
     Dtype,
     ScorerModel,
