@@ -1,0 +1,48 @@
+import torch
+from tiny import completion, rollouts
+
+from lit_grpo.types import Completion, counted_rows
+
+
+def test_a_failed_completion_is_in_the_batch_but_not_among_the_sampled():
+    sampled, failed = completion(), Completion.failed("timeout")
+    batch = rollouts([[1.0, None]], [[sampled, failed]])
+    assert batch.completions == [sampled, failed]
+    assert batch.sampled == [sampled]
+    assert (failed.is_failed, failed.is_truncated, failed.failure) == (True, False, "timeout")
+    assert completion(finish_reason="length").is_truncated
+
+
+def test_groups_are_replaced_with_all_their_values():
+    batch = rollouts([[0, 1], [2, 3], [4, 5]])
+    fresh = rollouts([[6, None]], [[completion([9]), completion([8])]])
+    replaced = batch.with_groups([1], fresh)
+    assert replaced.groups == (batch.groups[0], fresh.groups[0], batch.groups[2])
+    assert replaced.valid.tolist() == [[True, True], [True, False], [True, True]]
+    for values in (replaced.rewards, replaced.parts["task"]):
+        torch.testing.assert_close(
+            values.nan_to_num(-1), torch.tensor([[0, 1], [6, -1], [4, 5]], dtype=torch.float64)
+        )
+    assert batch.rewards.tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_results_are_those_of_replaced_groups_as_well():
+    batch = rollouts([[0, 1], [2, 2]]).with_groups([1], rollouts([[None, 3]]))
+    again = batch.with_groups([1], rollouts([[4, 5]]))
+    assert [one.rewards for one in batch.results] == [(2, 2), (0, 1), (3,)]
+    assert [one.rewards for one in again.results] == [(2, 2), (3,), (0, 1), (4, 5)]
+    excluded = [one.rewards for one in again.without_groups([True, False]).results]
+    assert excluded == [(2, 2), (3,), (), (4, 5)]
+
+
+def test_excluded_groups_have_no_valid_rows_and_no_rewards():
+    batch = rollouts([[0, 1], [2, None]])
+    excluded = batch.without_groups([True, False])
+    assert excluded.valid.tolist() == [[False, False], [True, False]]
+    assert excluded.rewards.isnan().tolist() == [[True, True], [False, True]]
+    assert excluded.groups == batch.groups
+
+
+def test_counted_rows_are_the_valid_ones_of_groups_with_at_least_two():
+    valid = torch.tensor([[True, True, False], [True, False, False], [False] * 3])
+    assert counted_rows(valid).tolist() == [[True, True, False], [False] * 3, [False] * 3]

@@ -1,0 +1,70 @@
+import math
+from fractions import Fraction
+
+import pytest
+
+from lit_grpo.types import UserError, check_range, check_type, list_some, setting_error
+
+
+def test_a_refused_setting_names_key_rule_value_reason_and_fix():
+    error = setting_error("model.update.epochs", ">= 1", 0, "every step updates the policy")
+    assert isinstance(error, UserError)
+    assert str(error) == (
+        "update.epochs must be >= 1, got 0 (every step updates the policy). "
+        "Set model.update.epochs."
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("data.seed", "data.seed"),
+        ("model.group_size", "group_size"),
+        ("model.engine.init_args.max_concurrent", "max_concurrent"),
+    ],
+)
+def test_a_refused_setting_is_named_without_the_prefix_of_its_key(key, name):
+    assert str(setting_error(key, ">= 1", 0)) == f"{name} must be >= 1, got 0. Set {key}."
+
+
+def test_a_class_in_place_of_an_object_is_told_how_to_write_it():
+    with pytest.raises(
+        UserError, match=r"got the class Fraction \(write Fraction\(\.\.\.\)\)\. Set"
+    ):
+        check_type("model.evaluation", Fraction, Fraction)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside", "rule"),
+    [
+        ({"at_least": 1}, [1, math.inf], [0, -1], ">= 1"),
+        ({"at_least": 0.5}, [0.5], [0.4], ">= 0.5"),
+        ({"above": 0}, [0.1], [0, -1], "positive"),
+        ({"above": 2}, [2.1], [2], "> 2"),
+        ({"at_most": 1_000_000}, [1_000_000, -5], [1_000_001], "<= 1000000"),
+        ({"at_least": 0, "at_most": 1}, [0, 1], [-0.1, 1.1], "from 0 to 1"),
+        ({"above": 0, "at_most": 1}, [0.1, 1], [0, 1.1], "positive and <= 1"),
+        ({}, [0, -math.inf], [], "a number"),
+    ],
+)
+def test_a_range_accepts_its_bounds_and_refuses_all_else_with_the_rule(
+    bounds, inside, outside, rule
+):
+    for value in [*inside, None]:
+        check_range("data.x", value, **bounds)
+    for value in [*outside, math.nan]:
+        with pytest.raises(UserError) as error:
+            check_range("data.x", value, **bounds, why="reason")
+        assert str(error.value) == f"data.x must be {rule}, got {value} (reason). Set data.x."
+
+
+@pytest.mark.parametrize(
+    ("names", "separator", "listed"),
+    [
+        (["a", "b"], ", ", "a, b"),
+        (["a", "b", "c"], ", ", "a, b and 1 more"),
+        (["a", "b", "c", "d"], "; ", "a; b; and 2 more"),
+    ],
+)
+def test_the_first_of_many_names_are_listed(names, separator, listed):
+    assert list_some(names, 2, separator) == listed
