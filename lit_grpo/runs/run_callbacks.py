@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.callbacks import Checkpoint as LightningCheckpoint
@@ -28,11 +28,13 @@ from lit_grpo.runs.progress import RolloutProgressBar
 from lit_grpo.runs.wandb_teardown import WandbTeardown, write_into_run
 from lit_grpo.types import setting_error
 
+T = TypeVar("T")
+
 GUARDS = (HealthMonitor, ZeroRewardBreaker, StallWatchdog)
 """Callbacks that every run has, unless one is listed with ``enabled: false``."""
 
 
-def run_loggers(run_dir: str | Path, given: Any) -> list[Logger]:
+def run_loggers(run_dir: str | Path, given: Logger | list[Logger] | bool | None) -> list[Logger]:
     """Return the loggers of a training run: ``metrics.csv`` first, then the user's."""
     loggers = as_list(given)
     for logger in loggers:
@@ -43,7 +45,7 @@ def run_loggers(run_dir: str | Path, given: Any) -> list[Logger]:
 
 def run_callbacks(
     run_dir: str | Path,
-    given: Any,
+    given: Callback | list[Callback] | None,
     *,
     loggers: Sequence[Logger] = (),
     enable_progress_bar: bool | None = None,
@@ -116,12 +118,14 @@ def with_guards(
     return [one for one in callbacks if not isinstance(one, GUARDS) or one.enabled]
 
 
-def has_lightnings_checkpoints(given: Any) -> bool:
+def has_lightnings_checkpoints(given: Callback | list[Callback] | None) -> bool:
     """Return whether the user's callbacks need ``enable_checkpointing``, which adds one without."""
     return any(isinstance(one, LightningCheckpoint) for one in as_list(given))
 
 
-def with_progress_bar(given: Any, enable_progress_bar: bool | None) -> list[Callback]:
+def with_progress_bar(
+    given: Callback | list[Callback] | None, enable_progress_bar: bool | None
+) -> list[Callback]:
     """Return the user's callbacks, with a progress bar unless there is one or none is wanted."""
     callbacks = as_list(given)
     has_bar = any(isinstance(one, ProgressBar) for one in callbacks)
@@ -129,7 +133,7 @@ def with_progress_bar(given: Any, enable_progress_bar: bool | None) -> list[Call
     return [*callbacks, RolloutProgressBar()] if is_wanted else callbacks
 
 
-def as_list(value: Any) -> list[Any]:
+def as_list(value: T | list[T] | tuple[T, ...] | bool | None) -> list[T]:
     """Return a trainer argument as a list; null, true and false are an empty one."""
     if value is None or isinstance(value, bool):
         return []

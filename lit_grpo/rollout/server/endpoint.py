@@ -226,7 +226,7 @@ def _parse(data: bytes) -> Any:
     return event
 
 
-def _raise_for_status(status: Any, text: str, what: str = "") -> None:
+def _raise_for_status(status: object, text: str, what: str = "") -> None:
     """Raise for a failed request, whether its status was in the header or in the stream."""
     message = f"{what}{status or 'error in the stream'}: {text[:MAX_SHOWN_CHARACTERS]}"
     if status == 401:
@@ -237,7 +237,7 @@ def _raise_for_status(status: Any, text: str, what: str = "") -> None:
 
 
 @contextmanager
-def reading(event: Any) -> Iterator[None]:
+def reading(event: object) -> Iterator[None]:
     """Raise ``ServerError`` if the event lacks the fields that are read within this context."""
     try:
         yield
