@@ -50,6 +50,13 @@ def is_busy(pid: int) -> bool:
 _first_ticks: dict[int, int] = {}
 
 
+def is_pending(pid: int, signum: int) -> bool:
+    """Return whether a process has been sent a signal that has not reached it."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = [line.split()[1] for line in status.splitlines() if line[:6] in ("SigPnd", "ShdPnd")]
+    return any(int(mask, 16) & 1 << signum - 1 for mask in masks)
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from stored_answers import (
     write_recipe,
     write_rows,
 )
-from worker_processes import wait_until
+from worker_processes import is_pending, wait_until
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.prepare.recipe import known_recipes, read_recipe
@@ -310,9 +309,9 @@ def test_a_second_signal_does_not_wait(server):
     server.behaviour = slowly(60)
     process, told = start_command(*PRECOMPUTE)
     wait_until(lambda: len(server.questions) == 4)
-    for _ in range(2):
-        os.kill(process.pid, signal.SIGINT)
-        time.sleep(0.5)  # two at once would be one
+    os.kill(process.pid, signal.SIGINT)
+    wait_until(lambda: not is_pending(process.pid, signal.SIGINT))  # two at once would be one
+    os.kill(process.pid, signal.SIGINT)
     assert receive(told, 30) == 130
     assert num_recorded() == 0
 

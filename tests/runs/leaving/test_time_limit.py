@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import Timer, timer
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import Checkpoints
@@ -21,12 +21,23 @@ def at(seconds: float) -> str:
     return (datetime.now() + timedelta(seconds=seconds)).isoformat()
 
 
-def train(*callbacks, steps=4, **options):
+def train(*callbacks, steps=4, clock=None, **options):
+    """Train; a clock goes on by 1.1 seconds at each step."""
+
     def step(number):
-        time.sleep(1.1)
+        if clock is not None:
+            clock.now += 1.1
         return STEP
 
     return fit(step, list(callbacks), steps=steps, **options)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of ``max_time``, which goes on only where a test says so."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(timer, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
 
 
 @pytest.fixture
@@ -61,10 +72,10 @@ def test_the_longest_update_and_twice_the_longest_checkpoint_must_fit():
         assert bool(why) == is_due
 
 
-def test_max_time_ends_a_run_with_its_reason_and_does_not_queue_it_again(tmp_path, requeued):
+def test_max_time_ends_a_run_with_its_reason_and_does_not_queue_it_again(tmp_path, requeued, clock):
     leaving = LeaveInTime(requeue=True)
     saving = Checkpoints(dirpath=str(tmp_path))
-    trainer = train(leaving, saving, max_time={"seconds": 1})
+    trainer = train(leaving, saving, clock=clock, max_time={"seconds": 1})
     reason = get_stop_reason(trainer)
     assert (reason.exit_code, trainer.global_step) == (ExitCode.TIME_IS_UP, 1)
     assert "after 1 rollout step: trainer.max_time is reached (0:00:01 for all" in reason.message
@@ -73,9 +84,9 @@ def test_max_time_ends_a_run_with_its_reason_and_does_not_queue_it_again(tmp_pat
     assert requeued == []
 
     ckpt = tmp_path / "last.ckpt"
-    resumed = train(LeaveInTime(), ckpt_path=ckpt, max_time={"seconds": 1})
+    resumed = train(LeaveInTime(), clock=clock, ckpt_path=ckpt, max_time={"seconds": 1})
     assert get_stop_reason(resumed).message.startswith("Nothing was trained: trainer.max_time is")
-    longer = train(LeaveInTime(), ckpt_path=ckpt, steps=2, max_time={"minutes": 9})
+    longer = train(LeaveInTime(), clock=clock, ckpt_path=ckpt, steps=2, max_time={"minutes": 9})
     assert (get_stop_reason(longer), longer.global_step) == (None, 2)
 
 
@@ -106,9 +117,9 @@ def test_a_time_that_is_none_or_has_passed_is_refused(value, message):
 
 
 def test_a_run_that_has_used_up_its_time_is_resumed_with_more():
-    timer = Timer("01:00:00:10")
-    trainer = SimpleNamespace(callbacks=[timer])
+    used = Timer("01:00:00:10")
+    trainer = SimpleNamespace(callbacks=[used])
     assert with_more_time("lit-grpo fit run", trainer) == "lit-grpo fit run"
-    timer.load_state_dict({"time_elapsed": {"train": 90_000.0}})
+    used.load_state_dict({"time_elapsed": {"train": 90_000.0}})
     expected = "lit-grpo fit run --trainer.max_time 02:00:00:20"
     assert with_more_time("lit-grpo fit run", trainer) == expected
