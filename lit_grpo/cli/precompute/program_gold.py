@@ -89,7 +89,7 @@ def check_rows(
             are right ones to other rows, which must not depend on what is left to check.
 
     Yields:
-        What has become of the rows of each batch.
+        The results of the rows of each batch.
 
     Raises:
         UserError: there is no such verifier, or it cannot start.

@@ -56,7 +56,7 @@ class Scorer:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Everything that a grade depends on beside the row and the answer."""
+        """Everything that a grade depends on, besides the row and the answer."""
         judge, gold = self.judge, self.gold
         return {
             "format": FORMAT,

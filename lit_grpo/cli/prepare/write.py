@@ -62,7 +62,7 @@ def write_prepared(
         out: The directory.
         splits: Its rows.
         held_out: What must not be trained on, whether or not its rows are there.
-        about: What the manifest says beside the splits.
+        about: What the manifest says besides the splits.
         config: What ``data.yaml`` has.
 
     Raises:
