@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -23,6 +24,7 @@ from lit_grpo.__main__ import main
 from lit_grpo.cli.analyze import pass_rates
 from lit_grpo.data import PromptData
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
+from lit_grpo.rollout import HFEngine
 
 REWARD = """
 import json
@@ -255,6 +257,21 @@ def test_a_second_start_after_a_kill_samples_only_what_is_missing(
         right[one["k"]] += sum(one["ids"]) % 3 == 0
     counted = sorted(number / 6 for number in right.values())
     assert sorted(one for one in rates().values() if one is not None) == counted
+
+
+def test_an_engine_that_breaks_its_contract_is_told_so_and_nothing_is_kept(
+    policy, here, capsys, monkeypatch
+):
+    generate = HFEngine.generate
+
+    def without_reason(self, *args, **settings):
+        for row, one in generate(self, *args, **settings):
+            yield row, replace(one, finish_reason="unknown")
+
+    monkeypatch.setattr(HFEngine, "generate", without_reason)
+    assert analyze("--policy", policy, "--samples", 4) == 2
+    assert "an engine must yield a finish_reason of" in capsys.readouterr().err
+    assert samples() == []
 
 
 def test_samples_are_scored_again_and_not_sampled_again(policy, here):
