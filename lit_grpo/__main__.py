@@ -25,7 +25,6 @@ from lit_grpo.cli.commands import (
 )
 from lit_grpo.cli.errors import print_error
 from lit_grpo.cli.output import ignore_closed_output, silence_imports
-from lit_grpo.spelling import did_you_mean
 from lit_grpo.stopping import (
     ExitCode,
     end_with_launcher,
@@ -101,6 +100,9 @@ def dispatch(command: str, arguments: list[str]) -> int:
 
         return run(command, arguments)
     else:
+        with importing():
+            from lit_grpo.types.spelling import did_you_mean
+
         hint = did_you_mean(command, COMMANDS) or f" Choose from {', '.join(COMMANDS)}."
         return print_error(f"{command}: no such command.{hint}")
     return ExitCode.DONE

@@ -10,7 +10,7 @@ from itertools import chain
 from numbers import Real
 from typing import Any
 
-from lit_grpo.spelling import did_you_mean
+from lit_grpo.types.spelling import did_you_mean
 
 MISSING = object()
 """What `find_value` returns if there is no such column."""

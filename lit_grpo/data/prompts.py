@@ -20,8 +20,8 @@ from lit_grpo.data.columns import (
     prompt_value,
 )
 from lit_grpo.data.sources import Row
-from lit_grpo.spelling import did_you_mean
 from lit_grpo.types import Message, Prompt, Tokenizer, UserError, check_range, starts_with_bos
+from lit_grpo.types.spelling import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)

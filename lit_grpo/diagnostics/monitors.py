@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import lightning as L
 
-from lit_grpo.spelling import did_you_mean
 from lit_grpo.types import UserError
+from lit_grpo.types.spelling import did_you_mean
 
 OF_LIGHTNING = {
     "EarlyStopping": re.compile(r"Early stopping conditioned on metric `(.+?)` which is not avail"),

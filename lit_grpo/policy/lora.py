@@ -9,8 +9,8 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel
 
-from lit_grpo.spelling import did_you_mean
 from lit_grpo.types import UserError, check_range
+from lit_grpo.types.spelling import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from transformers import PreTrainedConfig, __version__
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from lit_grpo.spelling import did_you_mean
+from lit_grpo.types.spelling import did_you_mean
 
 ABOUT_MODEL_TYPE = re.compile(
     r"Unrecognized (configuration class|model identifier)|does not recognize this architecture"

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any, cast
 
 from lit_grpo.rewards.reward import Reward, Value
-from lit_grpo.spelling import did_you_mean
 from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, setting_error
+from lit_grpo.types.spelling import did_you_mean
 
 OF_TRAINER = {"trainer_state", "log_extra", "log_metric"}
 """Arguments that TRL's trainer passes besides the columns, and that have no counterpart here."""

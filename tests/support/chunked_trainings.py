@@ -11,7 +11,7 @@ from typing import Any
 import sharded_trainings
 import torch
 from ddp_trainings import fit_ranks
-from sharded_cases import CASES, LONG, TIED
+from sharded_cases import CASES, TIED
 from small_runs import PROMPTS, Keep, make_module
 
 from lit_grpo.distributed import get_rank
@@ -79,7 +79,6 @@ def rounded(strategy: str) -> dict[str, Any]:
 
 def main() -> None:
     CASES.update(CHUNKED)
-    LONG.update(CHUNKED)
     names = [name for name in sys.argv[2:] if name.startswith(ROUNDED)]
     for name in names:
         sys.argv.remove(name)

@@ -157,11 +157,13 @@ def refuse_other_bases(root: yaml.Node | None, path: Path | None) -> None:
 
 
 def explain_other_base(text: str, value: object) -> str:
-    """Say how YAML reads a number that looks like another one; empty for any other value."""
+    """Say how YAML has read a number that looks like another one; empty for any other value."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or OTHER_BASE.fullmatch(text) is None:
         return ""
-    meant = f"'{text}' in quotes" if ":" in text else int(text, base=10)
+    meant: str | int = f"'{text}' in quotes" if ":" in text else int(text, base=10)
+    if meant == value:  # as other parsers read it
+        return ""
     return f"YAML reads {text} as {value}. Write {value} if that is meant, else {meant}."
 
 

@@ -28,8 +28,8 @@ from lit_grpo.cli.parsing.config_checks import (
     refuse_repeated_keys,
     refuse_secrets,
 )
-from lit_grpo.spelling import did_you_mean
 from lit_grpo.types import UserError, list_some
+from lit_grpo.types.spelling import did_you_mean
 
 NEGATIVE_NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|-inf", re.IGNORECASE)
 """Argparse takes one with an exponent for an option, unless a = stands before it."""

@@ -24,7 +24,7 @@ from lit_grpo.cli.parsing.type_hints import (
 )
 from lit_grpo.diagnostics import Action
 from lit_grpo.rewards import Reward
-from lit_grpo.spelling import did_you_mean
+from lit_grpo.types.spelling import did_you_mean
 
 BEGIN, END = "\x02", "\x03"
 """Marks around an error message that the parser of a nested class has already reworded."""
@@ -97,8 +97,8 @@ def no_class_path(parser: Any, key: str, match: re.Match[str]) -> str:
 def abstract_class(parser: Any, key: str, match: re.Match[str]) -> str:
     hint = type_of(parser, key)
     of_key = [one.__name__ for one in (hint, *get_args(hint)) if isinstance(one, type)]
-    name = match["path"].rsplit(".", 1)[-1]
-    if key == "data" or name in of_key:  # stands for every class, since none was named
+    name = (match["path"] or match["value"] or "").strip().rsplit(".", 1)[-1]
+    if key == "data" or not name or name in of_key:  # stands for every class, since none was named
         return no_class_path(parser, key, match)
     known = ", ".join(sorted(set(class_names(hint))))
     return f"{key}: {name} is only the base class of others. Choose from {known}."
@@ -265,7 +265,11 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", nested),
     (r"(?P<why>YAML reads \S+ as .+?, else [^\n]+?\.)(\s|$)", other_base),
     (r"Got value: (?P<value>None)$", wrong_type),
-    (r"Expected an instantiatable class, but (?P<path>\S+) is abstract", abstract_class),
+    (
+        r"Expected an instantiatable class, but (?P<path>\S+ )?is abstract"
+        r"(.*Given value: (?P<value>\w\S*)$)?",
+        abstract_class,
+    ),
     (r"class_path '(?P<path>[^']+)':\s*(?P<reason>[^\n]+)", bad_import),
     (r"Not a valid subclass of (?P<base>\w+)\. Got value: (?P<value>\{[^\n]*)\n", no_keys),
     (r"Key must be a string, got: (?P<value>.+)\.", not_text),

@@ -12,7 +12,7 @@ from typing import Any, get_origin, get_type_hints
 from lit_grpo.cli.parsing.keys import KEYS, SECTIONS
 from lit_grpo.cli.parsing.training_kind import keys_of_grpo
 from lit_grpo.cli.parsing.type_hints import classes, type_of
-from lit_grpo.spelling import did_you_mean
+from lit_grpo.types.spelling import did_you_mean
 
 OTHER_NAMES = {
     "seed": "seed_everything (or model.seed for the training alone)",

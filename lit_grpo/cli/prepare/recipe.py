@@ -19,8 +19,8 @@ from lit_grpo.cli.parsing.parser_errors import explain
 from lit_grpo.cli.parsing.strict import StrictParser
 from lit_grpo.data.curriculum import parse_curriculum
 from lit_grpo.judge import Judge
-from lit_grpo.spelling import did_you_mean
 from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types.spelling import did_you_mean
 
 Kind = Literal["verifiable", "open"]
 Role = Literal[

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from lit_grpo.diagnostics import CAUSES, Action, Cause
 from lit_grpo.diagnostics.checks import BEFORE_UPDATE, CHECKS
-from lit_grpo.spelling import did_you_mean
 from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types.spelling import did_you_mean
 
 KEY = "HealthMonitor.init_args.rules"
 

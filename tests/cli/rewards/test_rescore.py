@@ -166,7 +166,7 @@ def test_a_bug_is_shown_once_with_the_share_of_its_rows(name, exit_code, share, 
     assert rescore(rewards({"class_path": f"rescored_rewards.{name}"})) == exit_code
     shown, error = capsys.readouterr()
     assert "KeyError" not in shown
-    assert "could not be scored" not in shown
+    assert "Some rows could not be scored" not in shown
     assert error.count("has a bug") == error.count("KeyError: 'keywords'") == 1
     assert f"has a bug on {share}% of the rows. Row addition:" in error
     if exit_code:
@@ -198,7 +198,7 @@ def test_a_spent_budget_is_exit_code_4_and_rows_that_were_not_scored_have_not_ch
     assert f"{scored} of 24 completions have a new reward. Raise limits.max_cost_usd" in error
     assert error.count("\n") == 1
     if scored:
-        assert f"{scored} of {scored} scored completions changed. 17 could not be" in shown
+        assert f"of {scored} scored completions changed. 17 could not be scored again." in shown
     else:
         assert "none of the 24 completions could be scored again" in shown
 

@@ -1,6 +1,6 @@
 import pytest
 
-from lit_grpo.spelling import did_you_mean
+from lit_grpo.types.spelling import did_you_mean
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Find the word that was meant.
-
-Imports nothing heavy, so that the error for a mistyped command comes at once.
-"""
+"""Find the word that was meant."""
 
 from __future__ import annotations
 
