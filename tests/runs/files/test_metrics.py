@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
-from toy_rollouts import ToyModule, fit, outputs, rollouts, train_batch
+from toy_rollouts import DEFAULTS, ToyModule, fit, loader, outputs, rollouts, train_batch
 
 from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.stopping import stop_run
@@ -115,6 +115,32 @@ def test_a_step_that_fails_has_no_row(tmp_path):
     with pytest.raises(ZeroDivisionError):
         train(tmp_path, make_outputs=fail_later)
     assert column(tmp_path / "metrics.csv", "step") == ["0", "1"]
+
+
+def test_a_step_whose_gradient_is_still_accumulated_has_no_row(tmp_path, monkeypatch):
+    def training_step(self, batch, batch_idx):
+        if self.trainer.fit_loop.total_batch_idx == 5:
+            raise ZeroDivisionError
+        loss = self.linear(torch.stack(batch)).square().sum()
+        self.log("sft/loss", loss)
+        return loss
+
+    monkeypatch.setattr(ToyModule, "training_step", training_step)
+    file, rates = MetricsFile(tmp_path), LearningRateMonitor(logging_interval="step")
+    module, num_batches = ToyModule(lambda step: STEP), 8
+    module.automatic_optimization = True
+    trainer = L.Trainer(
+        **DEFAULTS,
+        logger=file,
+        callbacks=[rates, file],
+        accumulate_grad_batches=2,
+        max_steps=4,
+        enable_model_summary=False,
+    )
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(module, loader(num_batches))
+    assert column(file.path, "step") == ["0", "1"]
+    assert all(column(file.path, "lr-SGD"))
 
 
 def test_a_finished_step_has_a_row_even_if_it_measured_nothing(tmp_path, monkeypatch):
