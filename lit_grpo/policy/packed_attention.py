@@ -134,6 +134,8 @@ def _disagreement(
     device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, size: int
 ) -> str | None:
     """Return why merged attention cannot be used, or None."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # that of a new thread is the first one
     packed = pack(_few_rows()).to(device)
     layout, num_tokens = packed.layout, packed.ids.shape[1]
     assert layout.rows is not None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.policy.body_and_head import evaluation_mode
+from lit_grpo.policy.packed_attention import using_attention
 from lit_grpo.policy.sharding import compute_device, whole_shape
 from lit_grpo.rollout.engine import SampledPolicy
 from lit_grpo.rollout.requests import Request, Sample, single_token_request
@@ -121,7 +122,14 @@ def expected_logprobs(
     drawn = np.random.default_rng(0).integers(vocabulary, size=(weight_check.num_sequences, length))
     sequences = torch.from_numpy(drawn)
     ids = sequences.to(compute_device(model))
-    with evaluation_mode(model), torch.autocast(ids.device.type, enabled=False):
+    attention = model.config._attn_implementation or "sdpa"
+    if "flash" in attention:  # has no kernel for float32
+        attention = "sdpa"
+    with (
+        evaluation_mode(model),
+        torch.autocast(ids.device.type, enabled=False),
+        using_attention(model.config, attention),
+    ):
         output = model(input_ids=ids, use_cache=False, logits_to_keep=NUM_POSITIONS)
     return ExpectedLogprobs(
         sequences=sequences,

@@ -46,6 +46,12 @@ def _cpu_seconds() -> float:
     return total
 
 
+def select_gpu(device: torch.device) -> None:
+    """Let this thread ask about the GPU of its process; a new thread asks about the first."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def is_busy(cpu: CPUMeter) -> bool:
     """Return whether this process, one that it started, or its GPU computes."""
     return max(cpu.share(), _gpu_share() or 0.0) > BUSY_SHARE
@@ -57,7 +63,7 @@ def _gpu_share() -> float | None:
         return None
     try:
         return torch.cuda.utilization() / 100
-    except (ImportError, RuntimeError):
+    except Exception:  # without NVML, or by an error of its own, such as on a part of a GPU
         return None
 
 

@@ -74,3 +74,11 @@ def test_a_mean_difference_beyond_the_tolerance_is_a_mismatch(policy):
         check_logprobs([(-1.0, -2.0), (-2.0, -2.0)], expected, "it")
     with pytest.raises(WeightMismatch):
         check_logprobs([(float("nan"), -2.0)], expected, "it")
+
+
+def test_flash_attention_is_not_used_since_it_has_no_kernel_for_float32(policy, monkeypatch):
+    expected = expect(policy)
+    config = policy.model.config
+    monkeypatch.setattr(config, "_attn_implementation_internal", "flash_attention_2")
+    assert torch.equal(expect(policy).logprobs, expected.logprobs)
+    assert config._attn_implementation == "flash_attention_2"

@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from lit_grpo.policy.named_weights import unwrap_peft
+from lit_grpo.policy.packed_attention import autocast
 from lit_grpo.rollout.hf.moves import Moves
 from lit_grpo.rollout.hf.shared_prompts import SharedPrompts
 
@@ -47,11 +48,10 @@ class RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         assert prefilled.keys is not None
         assert prefilled.values is not None
-        self.lazy_initialization(prefilled.keys, prefilled.values)
-        self._num_shared = prefilled.keys.shape[-2] if shares_prompts else 0
-        self._buffers = tuple(
-            states[:, :, self._num_shared :] for states in (prefilled.keys, prefilled.values)
-        )
+        keys, values = autocast(prefilled.keys, prefilled.values)  # once, not at every token
+        self.lazy_initialization(keys, values)
+        self._num_shared = keys.shape[-2] if shares_prompts else 0
+        self._buffers = tuple(states[:, :, self._num_shared :] for states in (keys, values))
         self._num_rows, self._length = len(origin), self._buffers[0].shape[-2]
         self._max_length = self._length + max_tokens
         self._enlarge(origin)

@@ -132,6 +132,7 @@ class ColocatedVLLM:
     def wake_up(self) -> None:
         if self.is_asleep:
             with self._calling("waking up") as llm:
+                torch.cuda.empty_cache()  # else the trainer's allocator keeps what an update took
                 llm.wake_up()
             self.is_asleep = False
 

@@ -13,7 +13,7 @@ import lightning as L
 import torch
 
 from lit_grpo.diagnostics import step_number
-from lit_grpo.runs.activity import all_stacks, describe_activity, is_busy
+from lit_grpo.runs.activity import all_stacks, describe_activity, is_busy, select_gpu
 from lit_grpo.runs.files.events import record_event
 from lit_grpo.runs.leaving.signals import received_signal
 from lit_grpo.runs.leaving.stalls import Snapshot, StallTracker, take_snapshot
@@ -131,6 +131,7 @@ class StallWatchdog(StopAtSafePoints):
         self, trainer: L.Trainer, pl_module: L.LightningModule, is_over: threading.Event
     ) -> None:
         """Watch the run until it is over; runs in a thread of its own."""
+        select_gpu(trainer.strategy.root_device)
         tracker = StallTracker(take_snapshot(pl_module, self._num_ended))
         while not is_over.wait(self.min_seconds / NUM_SNAPSHOTS):
             snapshot = take_snapshot(pl_module, self._num_ended)

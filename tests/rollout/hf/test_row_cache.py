@@ -58,3 +58,14 @@ def test_a_model_takes_its_cache_under_the_name_of_its_forward():
     adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
     assert cache_name(adapted) == name
     assert cache_name(ModelWithItsOwnCode(PreTrainedConfig())) == "past_key_values"
+
+
+def test_keys_have_the_type_that_autocast_computes_in():
+    """A rotation by cosines in float32 leaves keys in float32 beside values in bfloat16."""
+    prefilled = DynamicCache()
+    prefilled.update(states(1, length=3), states(1, length=3).bfloat16(), 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        rows = RowCache(prefilled, torch.tensor([0, 0]), max_tokens=4)
+        keys, values = rows.cache.update(states(2, 3), states(2, 3).bfloat16(), 0)
+    assert keys.dtype == values.dtype == torch.bfloat16
+    assert torch.equal(keys, values)
