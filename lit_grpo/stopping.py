@@ -91,7 +91,7 @@ def exit_code_of_signal(signum: int) -> int:
 
 
 def is_of_signal(exit_code: int) -> bool:
-    """Return whether it is that of a process that a signal has ended."""
+    """Return whether an exit code means that a signal ended the process."""
     return any(exit_code == exit_code_of_signal(one) for one in signal.Signals)
 
 

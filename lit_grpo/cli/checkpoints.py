@@ -16,10 +16,10 @@ from lit_grpo.runs.checkpoints.files import (
     SUMMARY,
     Manifest,
     choose,
-    damage,
     newest_first,
     read_manifest,
     size_of,
+    why_unusable,
 )
 from lit_grpo.runs.files.space import format_size
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
@@ -41,14 +41,14 @@ def manage_checkpoints(arguments: Sequence[str]) -> int:
     run_dir = Path(given.run_dir)
     found = _find(run_dir, given.before_step)
     if not (given.latest or given.recover or given.export):
-        why = {path: damage(path, reads_all=given.verify) for path in found}
+        why = {path: why_unusable(path, reads_all=given.verify) for path in found}
         console = open_console()
         console.print(_table(found, why, is_verified=given.verify))
         for line in _describe_leftovers(run_dir / "checkpoints"):
             console.print(line, soft_wrap=True)
         return ExitCode.CRASHED if any(why.values()) else ExitCode.DONE
     reads_all = given.verify or given.export is not None
-    usable = next((path for path in found if not damage(path, reads_all=reads_all)), None)
+    usable = next((path for path in found if not why_unusable(path, reads_all=reads_all)), None)
     if usable is None:
         raise UserError(f"{run_dir} has no such checkpoint that is intact.")
     if given.latest:

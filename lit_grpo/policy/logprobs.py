@@ -125,7 +125,7 @@ def candidate_statistics(
     entropy_gradient: bool = False,
     chunk_logits: int = CHUNK_LOGITS,
 ) -> tuple[TokenStatistics, Tensor | None]:
-    """Return the same, and the [N, C, K] logprobs of other tokens in the place of each.
+    """Return `completion_statistics`, and [N, C, K] logprobs of other tokens in each place.
 
     Args:
         candidates: [N, C, K] ids of those tokens, on the CPU; None for none.

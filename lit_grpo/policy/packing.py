@@ -68,7 +68,7 @@ class Layout(NamedTuple):
     restore: Tensor
     """[T] index of each token among the queries of all blocks, one block after the other."""
     rows: Rows | None
-    """None for ``torch.compile``, which needs a layout of fixed form: only the blocks have one."""
+    """None for ``torch.compile``, which needs fixed shapes: only the blocks have them."""
     derived: dict[Any, Any]
     """What attention computes from this layout in its first layer, for all others."""
 

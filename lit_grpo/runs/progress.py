@@ -88,7 +88,7 @@ class RolloutProgressBar(ProgressBar):
         return min(limits, default=float("inf"))
 
     def _num_left(self) -> int:
-        """Rollout steps, in SFT batches, until ``max_steps`` is reached."""
+        """Rollout steps (for SFT: batches) until ``max_steps`` is reached."""
         trainer = self.trainer
         loop, accumulated = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
         count = getattr(trainer.lightning_module, "num_batches", lambda steps: steps * accumulated)

@@ -203,7 +203,7 @@ class PolicyModule(L.LightningModule):
         return ceil(num_batches / self.trainer.accumulate_grad_batches)
 
     def num_batches(self, optimizer_steps: int) -> int:
-        """Return the rollout steps, in SFT batches, that take this many optimizer steps."""
+        """Return the rollout steps (for SFT: batches) that take this many optimizer steps."""
         accumulated = self.trainer.accumulate_grad_batches
         return ceil(optimizer_steps / self.optimizer_steps_per_epoch(accumulated)) * accumulated
 

@@ -208,7 +208,7 @@ def warn_without_validation(trainer: L.Trainer, num_steps: int) -> None:
     """Warn if a run with validation data ends before its first validation.
 
     Args:
-        num_steps: Rollout steps, in SFT batches, until ``max_steps`` is reached.
+        num_steps: Rollout steps (for SFT: batches) until ``max_steps`` is reached.
     """
     interval, every_n_epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
     if interval is None or not sum(trainer.num_val_batches):  # it goes by time, or is turned off

@@ -27,7 +27,7 @@ from left_runs import (
 from needs import needs_deepspeed
 from worker_processes import wait_until
 
-from lit_grpo.runs.checkpoints.files import damage
+from lit_grpo.runs.checkpoints.files import why_unusable
 from lit_grpo.stopping import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -193,7 +193,7 @@ def test_a_rank_leaves_when_one_that_it_shares_a_model_with_is_killed(
     assert codes == [ExitCode.RANK_LOST, -signal.SIGKILL], said(directory, 0)
     assert "another process of the run has ended or does not answer" in said(directory, 0)
     assert saved_step(directory) == HELD_STEP
-    assert damage((directory / "run/checkpoints/last.ckpt").resolve(), reads_all=True) == ""
+    assert why_unusable((directory / "run/checkpoints/last.ckpt").resolve(), reads_all=True) == ""
     finish(importer, directory, num_ranks=2)
     assert not list((directory / "run/checkpoints").glob("*.partial"))
     assert_same_runs(directory, wholes(strategy))

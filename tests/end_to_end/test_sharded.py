@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from lit_grpo.cli.export import _load_weights
 from lit_grpo.policy import Policy
 from lit_grpo.policy.named_weights import named_weights
-from lit_grpo.runs.checkpoints.files import damage, read_manifest
+from lit_grpo.runs.checkpoints.files import read_manifest, why_unusable
 
 pytestmark = pytest.mark.slow
 
@@ -212,7 +212,7 @@ def test_a_checkpoint_written_in_the_background_is_of_its_step(trained):
     directory = trained / "plain-background"
     assert (directory / "last.ckpt").resolve().name == "step_000005.ckpt"
     for step in (2, 4, 5):
-        assert damage(directory / f"step_{step:06d}.ckpt", reads_all=True) == ""
+        assert why_unusable(directory / f"step_{step:06d}.ckpt", reads_all=True) == ""
     assert not list(directory.glob("*.partial"))
 
 
@@ -241,7 +241,7 @@ def test_checkpoints_and_final_models_are_whole(trained):
             directory = trained / f"{case}-{strategy}"
             checkpoint = directory / "step_000004.ckpt"
             assert checkpoint.is_dir() == (strategy == "fsdp2")
-            assert damage(checkpoint, reads_all=True) == ""
+            assert why_unusable(checkpoint, reads_all=True) == ""
             manifest = read_manifest(checkpoint)
             assert manifest is not None
             assert manifest.is_healthy
@@ -299,7 +299,7 @@ def test_deepspeed_refuses_another_number_of_ranks(importer, zero):
 def test_checkpoints_of_deepspeed_are_whole_and_can_be_exported(zero, case, strategy):
     directory = zero / f"{case}-{strategy}"
     checkpoint = directory / "last.ckpt"
-    assert damage(checkpoint, reads_all=True) == ""
+    assert why_unusable(checkpoint, reads_all=True) == ""
     manifest = read_manifest(checkpoint)
     assert manifest is not None
     assert manifest.is_healthy

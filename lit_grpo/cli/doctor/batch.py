@@ -112,7 +112,7 @@ def _left_out(loader: TrainingLoader) -> str:
 
 
 def planned_steps(subject: Subject) -> int | None:
-    """Return the rollout steps of the run, in SFT batches; None if it has no end."""
+    """Return the rollout steps of the run (for SFT: batches); None if it has no end."""
     trainer, loader = subject.trainer, subject.loader.or_none()
     by_steps = subject.module.num_batches(trainer.max_steps) if trainer.max_steps > 0 else None
     by_epochs: int | None = None

@@ -137,9 +137,9 @@ def _speed(trial: Trial, subject: Subject, module: GRPOModule) -> str:
     run = "" if num_steps is None else f", the run about {duration(step * num_steps)}"
     return (
         f"{num_tokens / trial.generation_seconds:,.0f} tokens/s; a rollout step of {num_rows:,} "
-        f"completions takes about {duration(step)}{run}, at most for sampling "
-        f"({duration(sampling)}) and scoring ({duration(scoring)}): larger batches are faster per "
-        "token. The update comes on top."
+        f"completions takes about {duration(step)}{run}: at most "
+        f"{duration(sampling)} for sampling and {duration(scoring)} for scoring. Larger batches "
+        "are faster per token. The update comes on top."
     )
 
 

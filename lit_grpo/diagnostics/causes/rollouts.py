@@ -81,7 +81,7 @@ ROLLOUTS = (
     Cause(
         name="identical_completions",
         title="Completions of a group are identical",
-        meaning="In at least half of the groups all completions are the same and not solved.",
+        meaning="In at least half of the groups all completions are the same and wrong.",
         advice=(
             "Raise `model.sampling.temperature`, check `top_p` and `top_k`, or use harder prompts.",
             "If the temperature is already high, the policy has collapsed: go back to an earlier "

@@ -40,7 +40,7 @@ class Manifest:
     is_finite: bool
     """Whether all weights are finite numbers."""
     rollout_step: int | None = None
-    """Rollout steps that were finished, in SFT batches."""
+    """Rollout steps that were finished (for SFT: batches)."""
     optimizer_step: int | None = None
     time: str = ""
     """When it was written, as ISO 8601."""
@@ -104,10 +104,10 @@ def newest_checkpoints(run_dir: str | Path) -> list[Path]:
 def newest_first(directory: Path, pattern: str) -> list[Path]:
     """Return the checkpoints of a directory, the most recently written one first."""
     found = [path for path in directory.glob(pattern) if path.exists()]
-    return sorted(found, key=lambda path: (*_writing(path), path.name == LAST), reverse=True)
+    return sorted(found, key=lambda path: (*_when_written(path), path.name == LAST), reverse=True)
 
 
-def _writing(checkpoint: Path) -> tuple[float, int]:
+def _when_written(checkpoint: Path) -> tuple[float, int]:
     """Return when a checkpoint was written or chosen, and its step, by its manifest.
 
     The time of the file would be that of a copy.
@@ -130,10 +130,10 @@ def choose(checkpoint: Path) -> None:
 
 def last_checkpoint(run_dir: str | Path) -> Path | None:
     """Return the most recently written checkpoint of a run that looks usable, or None."""
-    return next((one for one in newest_checkpoints(run_dir) if not damage(one)), None)
+    return next((one for one in newest_checkpoints(run_dir) if not why_unusable(one)), None)
 
 
-def damage(checkpoint: Path, *, reads_all: bool = False) -> str:
+def why_unusable(checkpoint: Path, *, reads_all: bool = False) -> str:
     """Return why a checkpoint cannot be used; empty if it can.
 
     Args:
@@ -169,7 +169,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def size_of(checkpoint: Path) -> int:
-    """Return the size of a checkpoint in bytes, which may be a directory."""
+    """Return the size in bytes of a checkpoint, a file or a directory."""
     files = checkpoint.rglob("*") if checkpoint.is_dir() else [checkpoint]
     return sum(one.stat().st_size for one in files if one.is_file())
 

@@ -14,7 +14,12 @@ from lightning.pytorch.utilities import rank_zero_only
 from lit_grpo.distributed import gather_objects, get_rank
 from lit_grpo.distributed.checkpoints import is_complete
 from lit_grpo.runs.checkpoints.atomic_save import settle
-from lit_grpo.runs.checkpoints.files import damage, newest_checkpoints, read_manifest, read_state
+from lit_grpo.runs.checkpoints.files import (
+    newest_checkpoints,
+    read_manifest,
+    read_state,
+    why_unusable,
+)
 from lit_grpo.runs.files.event_log import Event, append_event, now, read_events
 from lit_grpo.types import UserError, setting_error
 from lit_grpo.types.atomic import earlier_path
@@ -54,7 +59,7 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
             "runs/my/0/checkpoints/last.ckpt. To go on with a run use lit-grpo fit runs/my/0; to "
             "start from a model set model.policy.path; for data set data.train."
         )
-    if Path(name).exists() and (why := damage(Path(name), reads_all=True)):
+    if Path(name).exists() and (why := why_unusable(Path(name), reads_all=True)):
         raise UserError(
             f"{name} is damaged: {why}. Set ckpt_path to last, the newest intact checkpoint of a "
             "run."
@@ -102,7 +107,7 @@ def _newest_intact(run_dir: Path) -> Path:
         name = checkpoint.resolve().name
         if name in found:  # by a link
             continue
-        why = damage(checkpoint, reads_all=True)
+        why = why_unusable(checkpoint, reads_all=True)
         if not why:
             if found and get_rank() == 0:
                 _record_damage(run_dir, found, checkpoint)

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from lit_grpo.runs.checkpoints.files import damage, newest_first, read_manifest
+from lit_grpo.runs.checkpoints.files import newest_first, read_manifest, why_unusable
 from lit_grpo.runs.checkpoints.schedule import Checkpoints, wait_until_written
 
 
@@ -94,7 +94,7 @@ def _choose(
         is_left = any(first <= step <= last for first, last in passed_over)
         if not is_left and (step < before_step or not only_before):
             healthy[path] = step
-    usable = [path for path in healthy if not damage(path, reads_all=True)]
+    usable = [path for path in healthy if not why_unusable(path, reads_all=True)]
     return next((one for one in usable if healthy[one] < before_step), next(iter(usable), None))
 
 

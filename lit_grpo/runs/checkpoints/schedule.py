@@ -45,8 +45,8 @@ MAX_SHARE = 0.05
 class Checkpoints(Callback):
     """Write checkpoints that a run resumes from exactly: at its end, at intervals, and its best.
 
-    They are called ``step_000120.ckpt`` after the number of finished rollout steps, in SFT batches,
-    and ``last.ckpt`` is a link to the newest. One is written at the end whether training is done or
+    They are called ``step_000120.ckpt`` after the finished rollout steps (for SFT: batches), and
+    ``last.ckpt`` is a link to the newest. One is written at the end whether training is done or
     was stopped by a callback or a signal. A checkpoint is written under another name and moved, so
     that a kill during the save leaves the earlier ones; ``lit-grpo checkpoints RUN`` lists them.
 

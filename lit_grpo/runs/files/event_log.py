@@ -25,7 +25,7 @@ class Event:
     time: str
     """ISO 8601, with the time zone."""
     step: int
-    """Rollout steps, in SFT batches, that were finished."""
+    """Rollout steps that were finished (for SFT: batches)."""
     kind: EventKind
     message: str = ""
     cause: str = ""

@@ -21,7 +21,7 @@ __all__ = ["Event", "EventKind", "EventsFile", "read_events", "record_event"]
 
 
 def num_finished_steps(trainer: L.Trainer) -> int:
-    """Return the rollout steps, in SFT batches, that a resumed run does not repeat."""
+    """Return the rollout steps (for SFT: batches) that a resumed run does not repeat."""
     return trainer.fit_loop.total_batch_idx + 1 - is_step_unfinished(trainer)
 
 

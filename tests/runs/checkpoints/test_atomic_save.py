@@ -13,7 +13,7 @@ from processes import kill_group, start
 
 from lit_grpo.__main__ import main
 from lit_grpo.runs.checkpoints.atomic_save import find_leftovers, saving, settle
-from lit_grpo.runs.checkpoints.files import damage, read_manifest
+from lit_grpo.runs.checkpoints.files import read_manifest, why_unusable
 from lit_grpo.runs.checkpoints.resume import find_checkpoint
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter, move_directory
 from lit_grpo.types.atomic import partial_path
@@ -73,7 +73,7 @@ def test_a_checkpoint_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at
         path = tmp_path / str(moment) / "checkpoints" / NAME
         missing += not path.exists()
         assert find_checkpoint("auto", tmp_path / str(moment)) == str(path)
-        assert damage(path, reads_all=True) == ""
+        assert why_unusable(path, reads_all=True) == ""
         assert {one.name for one in path.parent.iterdir()} <= {NAME, f"{NAME}.json"}
         contents.append((path / "meta.pt").read_text())
         assert (path / ".metadata").read_text() == contents[-1]

@@ -12,11 +12,11 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from lit_grpo.runs.checkpoints.atomic_save import manifest_path
 from lit_grpo.runs.checkpoints.files import (
-    damage,
     last_checkpoint,
     link_last,
     newest_checkpoints,
     read_manifest,
+    why_unusable,
 )
 from lit_grpo.runs.checkpoints.resume import find_checkpoint
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter
@@ -88,8 +88,8 @@ def test_one_flipped_bit_is_noticed_before_a_resume(tmp_path):
     content = bytearray(path.read_bytes())
     content[content.find(torch.ones(4).numpy().tobytes())] ^= 1
     path.write_bytes(content)
-    assert damage(path) == ""  # the cheap look
-    assert damage(path, reads_all=True) == "its content is not what was written"
+    assert why_unusable(path) == ""  # the cheap look
+    assert why_unusable(path, reads_all=True) == "its content is not what was written"
     with pytest.raises(UserError, match="content is not what was written"):
         find_checkpoint(str(path), tmp_path)
 
@@ -97,7 +97,7 @@ def test_one_flipped_bit_is_noticed_before_a_resume(tmp_path):
 def test_weights_that_are_not_finite_are_no_checkpoint_to_go_on_from(tmp_path):
     path = tmp_path / "checkpoints" / "step_000012.ckpt"
     write(path, float("inf"))
-    assert damage(path) == "its weights are not finite"
+    assert why_unusable(path) == "its weights are not finite"
     assert last_checkpoint(tmp_path) is None
 
 
@@ -114,7 +114,7 @@ def test_a_manifest_that_cannot_be_read_is_none(tmp_path, text):
     write(path)
     manifest_path(path).write_text(text)
     assert read_manifest(path) is None
-    assert damage(path, reads_all=True) == ""
+    assert why_unusable(path, reads_all=True) == ""
 
 
 def test_the_link_to_the_last_one_is_replaced_and_counts_as_it(tmp_path):

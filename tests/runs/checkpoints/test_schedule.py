@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.callbacks import Checkpoints, ZeroRewardBreaker
-from lit_grpo.runs.checkpoints.files import damage, read_manifest
+from lit_grpo.runs.checkpoints.files import read_manifest, why_unusable
 from lit_grpo.runs.checkpoints.resume import find_checkpoint
 from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.stopping import get_stop_reason, stop_run
@@ -366,7 +366,7 @@ def test_a_checkpoint_of_weights_that_are_not_finite_says_so(tmp_path):
     assert finite == {
         "step_000001.ckpt": True, "step_000002.ckpt": False, "step_000003.ckpt": False
     }  # fmt: skip
-    assert damage(tmp_path / "last.ckpt") == "its weights are not finite"
+    assert why_unusable(tmp_path / "last.ckpt") == "its weights are not finite"
     (tmp_path / "checkpoints").mkdir()
     for path in tmp_path.glob("*.ckpt*"):
         path.rename(tmp_path / "checkpoints" / path.name)

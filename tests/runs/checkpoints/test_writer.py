@@ -22,7 +22,7 @@ from torch.distributed.tensor import distribute_tensor
 
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
-from lit_grpo.runs.checkpoints.files import damage, read_manifest
+from lit_grpo.runs.checkpoints.files import read_manifest, why_unusable
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter
 
 SUMMARY = {"rollout_step": 12, "optimizer_step": 24, "trouble": "", "metrics": {"reward/mean": 0.5}}
@@ -44,7 +44,7 @@ def test_what_is_written_is_what_lightning_writes_with_a_manifest(tmp_path):
     assert manifest.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert (manifest.rollout_step, manifest.optimizer_step) == (12, 24)
     assert manifest.metrics == {"reward/mean": 0.5}
-    assert damage(path, reads_all=True) == ""
+    assert why_unusable(path, reads_all=True) == ""
     assert sorted(one.name for one in path.parent.iterdir()) == [path.name, f"{path.name}.json"]
 
 
@@ -65,7 +65,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_of_that_name_and_nothing_else
     write(path)
     (raised,) = run_in_processes(partial(write_to_a_full_disk, path))
     assert f"[Errno {errno.EFBIG}]" in raised
-    assert damage(path, reads_all=True) == ""
+    assert why_unusable(path, reads_all=True) == ""
     assert torch.load(path)["state_dict"]["weight"].equal(torch.ones(1000))
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -74,7 +74,7 @@ KILLS = """
 import os, signal, sys, time
 from pathlib import Path
 import torch
-from lit_grpo.runs.checkpoints.files import damage
+from lit_grpo.runs.checkpoints.files import why_unusable
 from lit_grpo.runs.checkpoints.writer import CheckpointWriter
 
 torch.set_num_threads(1)
@@ -98,7 +98,7 @@ for moment in range(12):
     _, status = os.waitpid(child, 0)
     weight = torch.load(path)["state_dict"]["weight"]
     is_whole = bool((weight == weight[0]).all())
-    print(os.WTERMSIG(status), repr(damage(path, reads_all=True)), is_whole)
+    print(os.WTERMSIG(status), repr(why_unusable(path, reads_all=True)), is_whole)
 """
 
 
@@ -146,4 +146,4 @@ def write_shards_in_the_background(path: Path) -> timedelta:
 def test_ranks_that_write_in_the_background_wait_as_long_as_the_strategy_says(tmp_path):
     found = run_in_processes(partial(write_shards_in_the_background, tmp_path))
     assert found == [timedelta(minutes=2)]
-    assert not damage(tmp_path / "last.ckpt")
+    assert not why_unusable(tmp_path / "last.ckpt")
