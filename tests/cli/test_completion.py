@@ -46,7 +46,8 @@ def complete(script, *words: str) -> list[str]:
         (["fit", "--model.objective.kl.estimator", "k"], {"k1", "k2", "k3"}),
         (["fit", "--trainer.benchmark", ""], {"false", "true"}),
         (["fit", "--model.engine", "HF"], {"HFEngine"}),
-        (["fit", "--model.engine", "S"], {"SGLangEngine"}),
+        (["fit", "--model.engine", "SG"], {"SGLangEngine"}),
+        (["fit", "--model.engine", "Serv"], set()),  # only a base class
         (["fit", "--config", "quickstart"], {"quickstart", "quickstart_sft"}),
         (["sft", "-c", "presets/da"], {"presets/dapo"}),
         (["fit", "--config", "lit"], {"lit-grpo"}),

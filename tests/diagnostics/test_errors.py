@@ -42,6 +42,7 @@ def test_an_error_has_the_cause_that_it_shows(error, cause):
 def test_a_full_disk_is_said_with_the_file_and_what_to_do():
     assert describe_full_disk(raised_from(FULL)) == (
         "the disk is full: runs/my/0/checkpoints/last.ckpt. Checkpoints that were written before "
-        "are intact. Free some space, and resume the run."
+        "are intact. Free some space, and resume the run, by --ckpt_path auto if it has no "
+        "checkpoint yet."
     )
     assert describe_full_disk(KeyError("x")) is None

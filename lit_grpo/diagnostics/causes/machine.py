@@ -97,7 +97,10 @@ MACHINE = (
             "is written. A write that fails leaves the checkpoints that were written before, and "
             "ends the run."
         ),
-        advice=("Free some space, and resume the run.",),
+        advice=(
+            "Free some space, and resume the run, by `--ckpt_path auto` if it has no checkpoint "
+            "yet.",
+        ),
         more=(
             "Checkpoints of earlier runs are the first to delete. `lit-grpo fit RUN` resumes.",
             "If `final/` is what failed, or you need the model of another step, write it elsewhere "
