@@ -173,10 +173,17 @@ ARGUMENTS = {
         "seed_everything must be a whole number >= 0, got true (true and false would count as the "
         "numbers 1 and 0). Set seed_everything."
     ),
+    "--trainer.max_steps=+010": (
+        "trainer.max_steps: YAML reads +010 as 8. Write 8 if that is meant, else 10."
+    ),
     "--trainer.max_steps 1:30": (
         "trainer.max_steps: YAML reads 1:30 as 90. Write 90 if that is meant, else '1:30' in "
         "quotes."
     ),
+    "--data.num_digits=1:30": "data: AdditionData.num_digits: YAML reads 1:30 as 90.",
+    "--data.num_digits 0_10": "data: AdditionData.num_digits: YAML reads 0_10 as 8.",
+    "--model.optimizer.lr=1:30": "model.optimizer: AdamW.lr: expected float, got 1:30.",
+    "--model.policy.lora.rank=1:30": "LoRA.rank: YAML reads 1:30 as 90.",
     "--model.policy.lora='{rank: 010}'": (
         "the command line: YAML reads 010 as 8. Write 8 if that is meant, else 10."
     ),
@@ -347,6 +354,7 @@ FILES = {
     "trainer:\n  max_time: 1:00:00:00\n": "case.yaml, line 2: YAML reads 1:00:00:00 as 216000.",
     "{seed_everything: true}": "seed_everything must be a whole number >= 0, got true",
     "{seed_everything: false}": "seed_everything must be a whole number >= 0, got false",
+    "{trainer: {max_steps: '1:30'}}": "trainer.max_steps: YAML reads 1:30 as 90.",
     "{data: null}": "case.yaml: data must have keys under it, got nothing. Indent the lines",
     "{trainer: }": "case.yaml: trainer must have keys under it, got nothing. Indent the lines",
     "{data: {class_path: AdditionData, init_args: }}": (
