@@ -106,6 +106,11 @@ def rescore(
     )
     for line in [*_missing_rows(num_lost, rollouts), f"Completions: {path}"]:
         console.print(line, soft_wrap=True)
+    return _report(rollouts)
+
+
+def _report(rollouts: Sequence[RolloutBatch]) -> int:
+    """Print which rewards failed, and return the exit code."""
     if spent := _describe_spent_budget(rollouts):
         report_bugs(rollouts)
         return print_error(spent, ExitCode.SCORES_ABSENT)

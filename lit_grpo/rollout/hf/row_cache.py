@@ -48,10 +48,10 @@ class RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         assert prefilled.keys is not None
         assert prefilled.values is not None
-        keys, values = autocast(prefilled.keys, prefilled.values)  # once, not at every token
-        self.lazy_initialization(keys, values)
-        self._num_shared = keys.shape[-2] if shares_prompts else 0
-        self._buffers = tuple(states[:, :, self._num_shared :] for states in (keys, values))
+        self._num_shared = prefilled.keys.shape[-2] if shares_prompts else 0
+        own = (states[:, :, self._num_shared :] for states in (prefilled.keys, prefilled.values))
+        self._buffers = autocast(*own)  # once, not at every token
+        self.lazy_initialization(*self._buffers)
         self._num_rows, self._length = len(origin), self._buffers[0].shape[-2]
         self._max_length = self._length + max_tokens
         self._enlarge(origin)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ import lightning as L
 import yaml
 from lightning.pytorch.callbacks import Callback
 
-from lit_grpo.types.atomic import numbered_path
+from lit_grpo.types.atomic import numbered_path, replacing_file
 
 
 class ConfigFile(Callback):
@@ -34,9 +33,8 @@ class ConfigFile(Callback):
             return
         if self.path.exists() and self.path.read_text() != self.config:
             shutil.copyfile(self.path, numbered_path(self.path))
-        new = self.path.with_name(".config.yaml.partial")
-        new.write_text(self.config)
-        os.replace(new, self.path)
+        with replacing_file(self.path) as new:
+            new.write_text(self.config)
 
 
 def read_config(path: Path) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import is_step_unfinished
+from lit_grpo.types.atomic import replacing_file
 
 Row = dict[str, float]
 FIRST_COLUMNS = ("step", "seconds", "resumes")
@@ -190,13 +190,11 @@ class MetricsFile(Logger, Callback):
         """Replace the file in one move, so that a reader never sees half of it."""
         rows = self._open()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(".metrics.csv.partial")
-        with partial.open("w", newline="") as file:
+        with replacing_file(self.path) as partial, partial.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(self._columns)
             for step in sorted(rows):
                 self._last_row_at = file.tell()
                 self._write_row(file, rows[step])
-        os.replace(partial, self.path)
 
     def _write_last_row(self, position: int) -> None:
         rows = self._open()
