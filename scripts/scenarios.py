@@ -36,7 +36,7 @@ from rich.table import Table
 from write_causes import link
 
 from lit_grpo.diagnostics import CAUSES
-from lit_grpo.runs.checkpoints.files import damage, last_checkpoint, read_manifest
+from lit_grpo.runs.checkpoints.files import last_checkpoint, read_manifest, why_unusable
 from lit_grpo.runs.files.events import read_events
 
 SCRIPTS = Path(__file__).parent
@@ -222,7 +222,7 @@ def end_signalled(file: Path) -> None:
 
 def what_is_kept(run: Path) -> Kept:
     checkpoint = last_checkpoint(run)
-    if checkpoint is not None and damage(checkpoint, reads_all=True):
+    if checkpoint is not None and why_unusable(checkpoint, reads_all=True):
         checkpoint = None
     manifest = None if checkpoint is None else read_manifest(checkpoint)
     metrics = run / "metrics.csv"
