@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ class ToyJudge:
     def counts(self) -> dict[str, int]:
         """Return the number of calls by kind of answer."""
         with urlopen(f"{self.url}/counts", timeout=10) as reply:
-            return json.load(reply)
+            counts: dict[str, int] = json.load(reply)
+            return counts
 
 
 @contextlib.contextmanager
@@ -181,7 +182,7 @@ def error(status: int, headers: str = "") -> bytes:
     return reply(status, {"error": {"message": "a failure on purpose", "code": None}}, headers)
 
 
-ANSWERS: dict[str, Any] = {
+ANSWERS: dict[str, Callable[[Any], bytes | None]] = {
     "verdict": verdict,
     "denied": lambda _: error(401),
     "rate_limited": lambda _: error(429, f"retry-after: {RETRY_AFTER_SECONDS}\r\n"),

@@ -44,7 +44,7 @@ class RunOutput:
     @property
     def accuracy(self) -> float:
         """Accuracy of the final policy; NaN if it was not evaluated."""
-        return self.metrics["val/accuracy"].iloc[-1]
+        return float(self.metrics["val/accuracy"].iloc[-1])
 
 
 def planned_kills(num_steps: int) -> dict[int, str]:
@@ -73,7 +73,9 @@ def train(
     return RunOutput(**read_run(run_dir), exit_code=exit_code, killed=killed)
 
 
-def kill_at_rows(trainer: subprocess.Popen, metrics: Path, kills: dict[int, str]) -> list[str]:
+def kill_at_rows(
+    trainer: subprocess.Popen[bytes], metrics: Path, kills: dict[int, str]
+) -> list[str]:
     """Kill each process once the step after its row has begun; return what was killed."""
     killed = []
     for row, victim in sorted(kills.items()):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -150,13 +151,16 @@ def check_run(run: RunOutput, num_steps: int) -> Checks:
             sum(failed.values()) > FAILURE_RATE / 2 * sum(run.calls.values()),
             f"{sum(failed.values())} of {sum(run.calls.values())}: {describe_counts(failed)}",
         ),
-        "every score is the judge's": (right.all(), f"{right.sum()} of {len(rows)} rows have one"),
+        "every score is the judge's": (
+            bool(right.all()),
+            f"{right.sum()} of {len(rows)} rows have one",
+        ),
         "no zero was invented": (
-            not (scores == 0).any() and truth.min() > 0,
+            bool(not (scores == 0).any() and truth.min() > 0),
             f"{(scores == 0).sum()} zeros, the lowest grade is {truth.min():.1f}",
         ),
         "an absent score has no reward and no advantage": (
-            absent.any() and rows[absent][ABSENT].isna().to_numpy().all(),
+            bool(absent.any() and rows[absent][ABSENT].isna().to_numpy().all()),
             f"{absent.sum()} rows: {describe_counts(outcomes)}",
         ),
         "the policy learned": (
@@ -178,7 +182,7 @@ def check_run(run: RunOutput, num_steps: int) -> Checks:
     }
 
 
-def describe_counts(kinds: dict[str, int]) -> str:
+def describe_counts(kinds: Mapping[Any, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 
 from lit_grpo.cli.estimate.devices import DEVICES, Cluster
 from lit_grpo.cli.estimate.memory import UNDIVIDED, MemoryEstimate, estimate_memory
@@ -29,6 +29,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 PAGE, PICTURE = DOCS / "scale.md", DOCS / "scale.png"
 MARKS = re.compile(r"(<!-- sweeps: .*? -->\n).*?(<!-- end of sweeps -->)", re.DOTALL)
 
+Dtype = Literal["float32", "bfloat16"]
+
 PROMPTS, GROUP, PROMPT_TOKENS, COMPLETION_TOKENS = 256, 8, 512, 1024
 MAX_CONCURRENT = 128
 """Completions that the policy samples together on a GPU."""
@@ -36,7 +38,9 @@ GPUS = (1, 8, 32)
 PER_NODE = 8
 
 
-def shape(kind: str, hidden: int, inner: int, layers: int, heads: int, vocabulary: int) -> dict:
+def shape(
+    kind: str, hidden: int, inner: int, layers: int, heads: int, vocabulary: int
+) -> dict[str, Any]:
     """Return ``model.policy.architecture`` of a Qwen2.5 or a Llama 3.1."""
     return {
         "model_type": kind,
@@ -71,9 +75,9 @@ class Method:
     """How a model is trained."""
 
     strategy: str
-    optimizer: type[Optimizer] = AdamW
+    optimizer: type[AdamW] | type[MasterAdamW] = AdamW
     optimizer_bytes: float | None = None
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     lora: int | None = None
     served: bool = False
     """Whether servers sample, on as many further GPUs."""
@@ -123,7 +127,7 @@ class Cell:
 
 
 @cache
-def outline(model: str, dtype: str, lora: int | None) -> Any:
+def outline(model: str, dtype: Dtype, lora: int | None) -> Any:
     adapter = None if lora is None else LoRA(rank=lora)
     architecture = MODELS.get(model, QWEN_7B)
     return Policy(architecture=architecture, dtype=dtype, lora=adapter).outline()

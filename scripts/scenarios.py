@@ -74,7 +74,8 @@ class Ending:
         """Return what differs from what is expected."""
         expected, line = scenario.exit_code, self.line(scenario)
         end = re.search(scenario.ends, self.output)
-        said = [int(found[1]) for found in (re.search(scenario.says, line), end) if _number(found)]
+        found = (re.search(scenario.says, line), end)
+        said = [int(one[1]) for one in found if one is not None and one.re.groups > 0]
         steps = self.kept.step or 0
         return [
             problem
@@ -118,10 +119,6 @@ class Kept:
         parts = [f"checkpoint of {self.step} steps, {self.num_rows} rows of metrics"]
         parts += [f"completions of {len(self.completions)}"] + ["final/"] * self.has_final
         return ", ".join(parts)
-
-
-def _number(found: re.Match[str] | None) -> bool:
-    return found is not None and found.re.groups > 0
 
 
 Start = Callable[[Sequence[str], Path, Mapping[str, str], Path], Process]

@@ -166,7 +166,7 @@ def read_whole(directory: Path, *, with_optimizers: bool = True) -> dict[str, An
     _load_state_dict(
         tensors,
         storage_reader=FileSystemReader(directory),
-        planner=_EmptyStateDictLoadPlanner(keys=keys),  # type: ignore[no-untyped-call]
+        planner=_EmptyStateDictLoadPlanner(keys=keys),
         no_dist=True,
     )
     optimizers = [one for name, one in tensors.items() if name != _WEIGHTS]

@@ -59,7 +59,7 @@ def is_busy(cpu: CPUMeter) -> bool:
 
 def _gpu_share() -> float | None:
     """Return how much of the time the current GPU computes; None if that cannot be told."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         return None
     try:
         return torch.cuda.utilization() / 100
@@ -75,7 +75,7 @@ def describe_activity(cpu: CPUMeter) -> str:
         f"{psutil.Process().memory_info().rss / GB:.1f} GB of memory in use",
         f"{psutil.virtual_memory().available / GB:.1f} GB left",
     ]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         free, total = torch.cuda.mem_get_info()
         memory.append(f"{(total - free) / GB:.1f} of {total / GB:.1f} GB of the GPU in use")
     return f"{', '.join(parts)}; {', '.join(memory)}"

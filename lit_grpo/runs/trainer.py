@@ -246,4 +246,4 @@ def silence_chatter() -> None:
     for message in EXPECTED_WARNINGS:
         warnings.filterwarnings("ignore", f".*{message}")
     set_verbosity_error()  # type: ignore[no-untyped-call]  # the Hub's errors are raised
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()

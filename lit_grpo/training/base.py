@@ -44,6 +44,7 @@ from lit_grpo.training.strategies import (
     is_zero_3,
     refuse_compiled,
     refuse_unsupported,
+    warn_of_casts,
 )
 from lit_grpo.training.validation import is_cut_short, stops_on_failure
 from lit_grpo.training.waiting import Waiting
@@ -142,6 +143,8 @@ class PolicyModule(L.LightningModule):
         refuse_unsupported(self.trainer)
         compiles = self.policy.compile_forward
         refuse_compiled(compiles=compiles, is_zero_3=is_zero_3(self.trainer.strategy))
+        samples_with_policy = self.engine.samples_with_policy
+        warn_of_casts(self.policy, self.trainer, samples_with_policy=samples_with_policy)
         self.engine.check_processes(self.trainer.world_size, self.trainer.num_nodes)
         self.engine.precision = self.trainer.precision
         self.engine.on_wait = self._waiting.take_part

@@ -90,7 +90,7 @@ class CudaClock:
     is_asynchronous = True
 
     def mark(self) -> torch.cuda.Event:
-        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 

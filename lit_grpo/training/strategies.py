@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
+from lit_grpo.policy import Policy
 from lit_grpo.training.optimizer.master_weights import MasterAdamW
 from lit_grpo.types import UserError, setting_error
 
@@ -97,6 +98,22 @@ def refuse_compiled(*, compiles: bool, is_zero_3: bool) -> None:
             compiles,
             "torch.compile traces the hooks that gather weights, and ranks wait for each other "
             "until the timeout; trainer.strategy fsdp2 divides the weights of a compiled policy",
+        )
+
+
+def warn_of_casts(policy: Policy, trainer: L.Trainer, *, samples_with_policy: bool) -> None:
+    """Warn of a frozen base that is cast again for every sampled token.
+
+    Autocast keeps the casts of trained weights only. FSDP2 gathers the weights in bfloat16.
+    """
+    is_frozen_float32 = policy.lora is not None and policy.dtype == "float32"
+    is_cast = trainer.precision == "bf16-mixed" and not isinstance(trainer.strategy, FSDP2Strategy)
+    if samples_with_policy and is_frozen_float32 and is_cast:
+        rank_zero_only(log.warning)(
+            "the frozen weights under the adapter are float32, and with trainer.precision "
+            "bf16-mixed they are cast to bfloat16 again for every sampled token, which takes "
+            "longer than sampling it. Set model.policy.dtype to bfloat16: the adapter stays "
+            "float32."
         )
 
 

@@ -72,7 +72,8 @@ class SaveSeconds(L.Callback):
     def teardown(self, trainer: L.Trainer, module: Any, stage: str) -> None:
         from lit_grpo.callbacks import Checkpoints
 
-        (saving,) = (one for one in trainer.callbacks if isinstance(one, Checkpoints))
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        (saving,) = (one for one in callbacks if isinstance(one, Checkpoints))
         if trainer.is_global_zero:
             Path(SAVE_FILE).write_text(str(saving.longest_save))
 

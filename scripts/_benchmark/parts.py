@@ -99,7 +99,8 @@ def generate_sampler(policy: Any, workload: Workload) -> Sampler:
             ids, attention_mask=torch.ones_like(ids), generation_config=config
         )
         not_ended = (rows[:, workload.prompt_tokens :] == EOS).cumsum(1) == 0
-        return (not_ended.sum(1) + 1).clamp(max=workload.max_tokens).tolist()
+        lengths: list[int] = (not_ended.sum(1) + 1).clamp(max=workload.max_tokens).tolist()
+        return lengths
 
     return sample
 
@@ -163,7 +164,7 @@ def peak_gb(run: Callable[[Any, torch.Tensor], None], num_tokens: int) -> float:
         before = torch.cuda.memory_allocated()
         run(policy, ids)
         return (torch.cuda.max_memory_allocated() - before) / 2**30
-    before = psutil.Process().memory_info().rss
+    before = int(psutil.Process().memory_info().rss)
     run(policy, ids)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**30
 

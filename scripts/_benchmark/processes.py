@@ -137,13 +137,13 @@ class TrainerProcess:
 
     def run_steps(self, num_steps: int) -> list[StepTiming]:
         """Let the trainer make steps; return their timings and keep them."""
-        timings = self._request(num_steps)
+        timings: list[StepTiming] = self._request(num_steps)
         self.timings += timings
         return timings
 
     def evaluate(self) -> float:
         """Return the accuracy of the trainer's policy."""
-        return self._request("evaluate")
+        return float(self._request("evaluate"))
 
     def close(self) -> None:
         self._connection.close()

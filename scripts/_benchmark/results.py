@@ -135,7 +135,7 @@ def tables(rows: Sequence[Row]) -> Iterable[tuple[str, list[str], list[list[str]
 
 
 def _figure(row: Row) -> str:
-    return row["figure"]
+    return str(row["figure"])
 
 
 def _cells(row: Row) -> list[str]:

@@ -144,7 +144,7 @@ def timed_trl(timer: StepTimer) -> tuple[Any, Any]:
     What the trainer computes is unchanged.
     """
     from transformers import TrainerCallback
-    from trl import GRPOTrainer
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     update_ended = 0.0
 
@@ -167,7 +167,7 @@ def timed_trl(timer: StepTimer) -> tuple[Any, Any]:
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             nonlocal update_ended
-            loss = super().training_step(*args, **kwargs)
+            loss = super().training_step(*args, **kwargs)  # type: ignore[no-untyped-call]
             update_ended = time.perf_counter()
             timer.add("update", update_ended - self.update_began)
             return loss
@@ -190,7 +190,7 @@ def trl_config(task: TrlTask) -> Any:
 
     The other trainers use neither.
     """
-    from trl import GRPOConfig
+    from trl.trainer.grpo_config import GRPOConfig
 
     return GRPOConfig(
         output_dir=str(task.directory),

@@ -177,7 +177,9 @@ def build_model(workload: Workload, size: ModelSize) -> PreTrainedModel:
         pad_token_id=PAD,
         bos_token_id=None,
     )
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, size.dtype))
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=getattr(torch, size.dtype)
+    )
     set_eos_probability(model, eos_probability(workload))
     return model
 

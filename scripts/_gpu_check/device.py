@@ -74,10 +74,10 @@ class Device:
             with _waits_for_cuda() as waits:
                 yield waits
         elif self.name == "pretend":
-            from pretend_device import waits
+            import pretend_device
 
-            waits.clear()
-            yield waits
+            pretend_device.waits.clear()
+            yield pretend_device.waits
         else:
             yield Counter()
 

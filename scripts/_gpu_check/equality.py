@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from _gpu_check.device import Device
@@ -15,9 +16,11 @@ from _gpu_check.findings import Recorder
 from _gpu_check.sizes import CheckSize
 from torch import Tensor
 
-from lit_grpo.policy import Policy
+from lit_grpo.policy import Policy, packed_attention
 from lit_grpo.policy.body_and_head import BodyAndHead
 from lit_grpo.policy.logprobs import completion_statistics
+from lit_grpo.policy.merged_attention import merged_attention
+from lit_grpo.policy.packed_attention import FLASH_DEVICES
 from lit_grpo.types import TokenBatch
 
 FLOAT32_LIMIT = 1e-4
@@ -89,7 +92,15 @@ def _check_bfloat16(
     errors = {}
     for packed in (True, False):
         how = "packed" if packed else "padded"
-        computed = compute(policy, batch, packed=packed, precision="bf16-mixed", device=device)
+        with merges() as merged:
+            computed = compute(policy, batch, packed=packed, precision="bf16-mixed", device=device)
+        if packed and device.name in FLASH_DEVICES:
+            recorder.state(
+                "bfloat16: variable-length FlashAttention runs the pack",
+                merged.called,
+                f"called {merged.call_count} times; without it every completion has a copy of its "
+                "prompt's keys and values.",
+            )
         errors[how] = float((computed.logprobs - exact.logprobs).square().mean().sqrt())
         recorder.decide(
             f"bfloat16 against float32, {how}: root mean square difference of a logprob",
@@ -109,6 +120,11 @@ def _check_bfloat16(
         RATIO_LIMIT,
         RATIO_WHY,
     )
+
+
+def merges() -> Any:
+    """Return a context that gives a record of the calls of merged attention."""
+    return patch.object(packed_attention, "merged_attention", wraps=merged_attention)
 
 
 def precision_context(precision: str, device: Device | None) -> Any:

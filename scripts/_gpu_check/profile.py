@@ -9,7 +9,6 @@ from typing import Any
 
 from _gpu_check.device import Device
 from _gpu_check.findings import Recorder
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 NUM_OPERATORS = 15
@@ -72,7 +71,7 @@ def _record_operators(recorder: Recorder, events: list[Any], title: str, *, on_g
         return float(time_us) / 1000
 
     # Kernels have events of their own as well, which would count their time twice.
-    shown = [event for event in events if event.device_type == DeviceType.CPU]
+    shown = [event for event in events if event.device_type.name == "CPU"]
     total = sum(map(own_ms, shown)) or 1.0
     top = sorted(shown, key=own_ms, reverse=True)[:NUM_OPERATORS]
     rows = [

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from _gpu_check.findings import Record, finding, read
+from _gpu_check.findings import Record, Status, finding, read
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
@@ -100,7 +100,7 @@ def _run(name: str, options: Sequence[str], *, seconds: float, is_cut: bool) -> 
         records = read(path)
         if process.returncode != 0:
             tail = " | ".join(log.read_text(errors="replace").splitlines()[-5:])
-            status = "failed" if has_ended or not is_cut else "skipped"
+            status: Status = "failed" if has_ended or not is_cut else "skipped"
             name_of_end = f"the end of the part {name}"
             records.append(finding(name, name_of_end, status, f"{ending}. {tail}"))
         return records

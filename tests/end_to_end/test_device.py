@@ -76,3 +76,4 @@ def test_the_host_waits_once_for_each_sampled_token(results):
     assert waits["24 tokens"] == waits["8 tokens"] + 16
     assert waits["24 tokens, rows end"] == waits["24 tokens"]
     assert waits["24 tokens, stop strings"] == waits["24 tokens"]
+    assert waits["24 tokens, unlike prompts"] == waits["8 tokens, unlike prompts"] + 16

@@ -26,7 +26,7 @@ import yaml
 from loss_batches import counts_of, random_case
 from paths import ROOT
 from small_runs import PROMPTS, Keep, Recorded, Replayed, make_module, make_trainer, weights
-from tiny import perturbed, tiny_policy
+from tiny import perturbed, prompt, tiny_policy
 
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import DistillationTerm, EntropyTerm, KLTerm, Objective
@@ -35,6 +35,7 @@ from lit_grpo.policy import LoRA, packed_attention
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.training import Evaluation, GRPOModule
 from lit_grpo.training.seeds import seed_everything
+from lit_grpo.types import Prompt
 
 sys.path.append(str(ROOT / "scripts"))
 from _gpu_check.device import Device  # noqa: E402
@@ -195,28 +196,37 @@ def waits_with(max_tokens: int, device: Device) -> dict[str, Any]:
         return {"micro_batches": counter.count, "waits": dict(waits)}
 
 
-def waits_of_sampling(sampling: Sampling, device: Device) -> int:
-    """Return how often the host waits while it samples completions of prompts of one length."""
+def waits_of_sampling(prompts: list[Prompt], sampling: Sampling, device: Device) -> int:
+    """Return how often the host waits while it samples completions of some prompts."""
     policy, engine = tiny_policy(), HFEngine()
     with device.usable():
         engine.load_weights(policy.to(device.device), 0)
         with device.counted_waits() as waits:
-            completions = engine.generate([PROMPTS[0]] * 2, 4, sampling, seed=0)
+            completions = engine.generate(prompts, 4, sampling, seed=0)
             lengths = [len(completion.token_ids) for _, completion in completions]
             assert max(lengths) == sampling.max_tokens
             return waits.total()
 
 
 def sampling_waits(device: Device) -> dict[str, int]:
-    """Return the waits of completions that are of full length, and of some that end earlier."""
+    """Return the waits of completions that are of full length, and of some that end earlier.
+
+    Prompts are of one length, or of two.
+    """
+    alike, unlike = [PROMPTS[0]] * 2, [prompt("7+8=", id="short"), prompt("70+180=", id="long")]
     stops = tuple(range(20))
     samplings = {
-        "8 tokens": Sampling(max_tokens=8),
-        "24 tokens": Sampling(max_tokens=24),
-        "24 tokens, rows end": Sampling(max_tokens=24, stop_token_ids=stops),
-        "24 tokens, stop strings": Sampling(max_tokens=24, stop=("q",), min_tokens=2, top_p=0.9),
+        "8 tokens": (alike, Sampling(max_tokens=8)),
+        "24 tokens": (alike, Sampling(max_tokens=24)),
+        "24 tokens, rows end": (alike, Sampling(max_tokens=24, stop_token_ids=stops)),
+        "24 tokens, stop strings": (
+            alike,
+            Sampling(max_tokens=24, stop=("q",), min_tokens=2, top_p=0.9),
+        ),
+        "8 tokens, unlike prompts": (unlike, Sampling(max_tokens=8)),
+        "24 tokens, unlike prompts": (unlike, Sampling(max_tokens=24)),
     }
-    return {name: waits_of_sampling(sampling, device) for name, sampling in samplings.items()}
+    return {name: waits_of_sampling(*arguments, device) for name, arguments in samplings.items()}
 
 
 def check_device(recorder: Recorder, device: Device) -> None:
@@ -282,11 +292,12 @@ def _check_waits(recorder: Recorder, device: Device) -> None:
         f"{many['micro_batches']}: {many['waits']}",
     )
     waits = sampling_waits(device)
-    recorder.state(
-        f"the host waits once a sampled token on {device.name}",
-        waits["24 tokens"] - waits["8 tokens"] == 16,
-        str(waits),
-    )
+    for prompts in ("", ", unlike prompts"):
+        recorder.state(
+            f"the host waits once a sampled token on {device.name}{prompts}",
+            waits[f"24 tokens{prompts}"] - waits[f"8 tokens{prompts}"] == 16,
+            str(waits),
+        )
 
 
 def main() -> None:

@@ -13,10 +13,12 @@ from lightning.pytorch.strategies import (
     SingleDeviceStrategy,
 )
 from lightning.pytorch.strategies.xla import XLAStrategy
+from tiny import LLAMA
 from torch.optim import SGD
 
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
+from lit_grpo.policy import LoRA, Policy
 from lit_grpo.training.optimizer.master_weights import MasterAdamW
 from lit_grpo.training.strategies import (
     check_updates,
@@ -24,6 +26,7 @@ from lit_grpo.training.strategies import (
     refuse_compiled,
     refuse_unsupported,
     supported_strategy,
+    warn_of_casts,
 )
 from lit_grpo.types import UserError
 
@@ -109,3 +112,26 @@ def test_optimizers_that_would_let_bfloat16_ranks_part_are_refused(
         else:
             check_updates(made, strategy, world_size)
     assert not caplog.messages
+
+
+LORA_IN_FLOAT32 = {"lora": LoRA(rank=4), "dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "precision", "strategy", "samples_with_policy", "warns"),
+    [
+        (LORA_IN_FLOAT32, "bf16-mixed", SingleDeviceStrategy, True, True),
+        (LORA_IN_FLOAT32, "32-true", SingleDeviceStrategy, True, False),
+        (LORA_IN_FLOAT32, "bf16-mixed", FSDP2Strategy, True, False),
+        (LORA_IN_FLOAT32, "bf16-mixed", SingleDeviceStrategy, False, False),
+        (LORA_IN_FLOAT32 | {"dtype": "bfloat16"}, "bf16-mixed", SingleDeviceStrategy, True, False),
+        ({"dtype": "float32"}, "bf16-mixed", SingleDeviceStrategy, True, False),
+    ],
+)
+def test_a_frozen_base_that_is_cast_for_every_token_is_warned_of(
+    settings, precision, strategy, samples_with_policy, warns, caplog
+):
+    policy = Policy(architecture=LLAMA, **settings)
+    trainer = SimpleNamespace(strategy=strategy(), precision=precision)
+    warn_of_casts(policy, trainer, samples_with_policy=samples_with_policy)
+    assert ("Set model.policy.dtype to bfloat16" in caplog.text) == warns

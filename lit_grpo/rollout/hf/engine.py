@@ -16,7 +16,7 @@ from lit_grpo.policy.body_and_head import evaluation_mode
 from lit_grpo.policy.padding import pad
 from lit_grpo.rollout.engine import RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.rollout.hf import shared_prompts
-from lit_grpo.rollout.hf.running_batch import RunningBatch, can_share_prompts
+from lit_grpo.rollout.hf.running_batch import RunningBatch, can_prepare_masks, can_share_prompts
 from lit_grpo.rollout.requests import completion_text, stop_token_ids
 from lit_grpo.types import Completion, FinishReason, Prompt, check_range
 
@@ -90,7 +90,16 @@ class HFEngine(RolloutEngine):
         saved_tokens = ids.numel() * (group_size - 1)
         shares_prompts = saved_tokens >= shared_prompts.MIN_SAVED_TOKENS
         shares_prompts = shares_prompts and can_share_prompts(model)
-        batch = RunningBatch(model, ids, mask, group_size, noise, shares_prompts=shares_prompts)
+        is_padded = not bool(mask.all())
+        batch = RunningBatch(
+            model,
+            ids,
+            mask,
+            group_size,
+            noise,
+            shares_prompts=shares_prompts,
+            prepares_masks=is_padded and can_prepare_masks(model),
+        )
         stops = _Stops(self.policy, sampling, batch.logits.device)
         for step in range(sampling.max_tokens):
             self.leave_if_asked()
@@ -153,7 +162,17 @@ def _draw(probabilities: Tensor, sampling: Sampling, noise: Tensor) -> Tensor:
     # Clamp below 1 by more than a rounding error, so that a token of probability 0 is never drawn.
     threshold = noise.clamp(max=1 - 2**-20)[:, None] * cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
-    return drawn.clamp(max=probabilities.shape[-1] - 1)  # after the last one if they are NaN
+    drawn = drawn.clamp(max=probabilities.shape[-1] - 1)  # after the last one if they are NaN
+    return drawn if probabilities.is_cpu else _possible(drawn, probabilities)
+
+
+def _possible(drawn: Tensor, probabilities: Tensor) -> Tensor:
+    """Return [R] drawn tokens, with the most likely one in place of a token of probability 0.
+
+    The parallel sum of a GPU may decrease by a rounding error, where such a token may be drawn.
+    """
+    is_impossible = probabilities.gather(-1, drawn[:, None])[:, 0] == 0
+    return probabilities.argmax(-1).where(is_impossible, drawn)
 
 
 def _logprobs(logits: Tensor, probabilities: Tensor, tokens: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def cache_name(model: torch.nn.Module) -> str:
     return "cache" if is_renamed else "past_key_values"
 
 
-class RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+class RowLayer(DynamicLayer):
     """Keys and values of one layer, as views of larger buffers.
 
     Args:
@@ -129,8 +129,8 @@ class RowCache:
         prompts: SharedPrompts | None = None,
     ) -> None:
         self.cache, self._prompts = prefilled, prompts
-        self.has_only_shared = prompts is not None
-        """Whether no layer has copies of the prompts."""
+        self.is_plain = True
+        """Whether every layer has plain attention."""
         for index, layer in enumerate(prefilled.layers):
             if type(layer) is DynamicLayer and layer.is_initialized:
                 is_shared = prompts is not None
@@ -143,7 +143,7 @@ class RowCache:
                     prompts.add(index, layer.keys, layer.values)
             else:
                 layer.reorder_cache(origin)  # type: ignore[arg-type]
-                self.has_only_shared = False
+                self.is_plain = False
 
     def drop(self, running: Tensor, device: torch.device) -> Tensor:
         """Remove the rows that are False in [R]; return the old index of each remaining row.

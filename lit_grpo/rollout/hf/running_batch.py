@@ -64,6 +64,8 @@ class RunningBatch:
         noise: [B * G, max_tokens] a random number for each token of each row, on the CPU.
         shares_prompts: Whether the rows of a group share their prompt, see `can_share_prompts`;
             otherwise each has a copy.
+        prepares_masks: Whether layers of plain attention get the mask in the shape that they need,
+            see `can_prepare_masks`; otherwise ``transformers`` brings it into that shape.
     """
 
     def __init__(
@@ -74,7 +76,8 @@ class RunningBatch:
         group_size: int,
         noise: Tensor,
         *,
-        shares_prompts: bool,
+        shares_prompts: bool = False,
+        prepares_masks: bool = False,
     ) -> None:
         device = compute_device(model)
         self._model = model
@@ -88,8 +91,9 @@ class RunningBatch:
         self._arguments: dict[str, Any] = {cache_name(model): self._cache.cache}
         if prompts is not None:
             self._arguments["prompts"] = prompts
-        needs_mask = is_padded and not self._cache.has_only_shared
+        needs_mask = is_padded and not (shares_prompts and self._cache.is_plain)
         self._mask = mask[origin] if needs_mask else None
+        self._prepares_masks = prepares_masks and self._cache.is_plain
         self._positions = mask.sum(1)[origin]
         self.logits: Tensor = logits[origin]
         """[running rows, V]"""
@@ -133,7 +137,7 @@ class RunningBatch:
         with _casts_kept(), self._attention():
             output = self._model(
                 input_ids=tokens[:, None],
-                attention_mask=None if self._mask is None else self._mask.long(),
+                attention_mask=self._mask_of_new_tokens(),
                 position_ids=self._positions[:, None],
                 use_cache=True,
                 logits_to_keep=1,
@@ -141,6 +145,12 @@ class RunningBatch:
             )
         self._positions = self._positions + 1
         self.logits = output.logits[:, -1]
+
+    def _mask_of_new_tokens(self) -> Tensor | None:
+        """Return which tokens the new ones see, [R, L] or [R, 1, 1, L]; None if they see all."""
+        if self._mask is None:
+            return None
+        return self._mask[:, None, None] if self._prepares_masks else self._mask.long()
 
     def _attention(self) -> AbstractContextManager[None]:
         """Return the context in which the model reads prompts that are shared."""
@@ -152,40 +162,62 @@ class RunningBatch:
 def can_share_prompts(model: torch.nn.Module) -> bool:
     """Return whether the rows of a group can share their prompt instead of each having a copy.
 
-    They can if torch's attention runs on a CPU and sharing gives the same logits as copies. Each
-    model is tried once, on two short prompts.
+    They can if torch's attention runs on a CPU and sharing gives the same logits as copies.
     """
     if compute_device(model).type != "cpu":
         return False
+    return _takes(model, "shares_prompts", "every completion gets a copy of its prompt's cache")
+
+
+def can_prepare_masks(model: torch.nn.Module) -> bool:
+    """Return whether a model takes masks in the shape that its attention needs.
+
+    ``transformers`` looks into a mask of another shape, for which the host waits once a token. On a
+    CPU there is nothing to wait for.
+    """
+    if compute_device(model).type == "cpu":
+        return False
+    return _takes(model, "prepares_masks", "the host waits for the mask of each token")
+
+
+def _takes(model: torch.nn.Module, option: str, otherwise: str) -> bool:
+    """Return whether an option of `RunningBatch` leaves the logits of a model as they are.
+
+    Each model is tried once, on two short prompts.
+
+    Args:
+        otherwise: What happens without the option, for the log.
+    """
     if _decoder_config(model)._attn_implementation != "sdpa":
         return False
-    if model not in _TRIED:
-        obstacle = _obstacle(model)
+    tried = _TRIED.setdefault(model, {})
+    if option not in tried:
+        obstacle = _obstacle(model, option)
         if obstacle is not None:
-            log.info("every completion gets a copy of its prompt's cache (%s)", obstacle)
-        _TRIED[model] = obstacle is None
-    return _TRIED[model]
+            log.info("%s (%s)", otherwise, obstacle)
+        tried[option] = obstacle is None
+    return tried[option]
 
 
-_TRIED: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
+_TRIED: WeakKeyDictionary[torch.nn.Module, dict[str, bool]] = WeakKeyDictionary()
 
 
-def _obstacle(model: torch.nn.Module) -> str | None:
-    """Return why a model cannot share prompts, or None if its logits are right two tokens later."""
+def _obstacle(model: torch.nn.Module, option: str) -> str | None:
+    """Return why a model does not take an option; None if its logits are right two tokens later."""
     ids = torch.tensor([[1, 2, 3], [0, 4, 5]])
-    tokens = torch.tensor([[6, 7, 8, 9], [7, 6, 9, 8]])
+    tokens = torch.tensor([[6, 7, 8, 9], [7, 6, 9, 8]]).to(compute_device(model))
     logits, noise = [], torch.zeros(4, 2)
-    for shares_prompts in (False, True):
+    for is_on in (False, True):
         try:
-            batch = RunningBatch(model, ids, ids > 0, 2, noise, shares_prompts=shares_prompts)
+            batch = RunningBatch(model, ids, ids > 0, 2, noise, **{option: is_on})
             for sampled in tokens % batch.logits.shape[1]:
                 batch.advance(sampled, None)
         except Exception as error:  # a model's own code may raise any
             return f"{type(error).__name__}: {error}"
         logits.append(batch.logits)
-    copied, shared = logits
-    difference = float((shared - copied).float().norm() / copied.float().norm())
-    is_right = difference < torch.finfo(copied.dtype).eps ** 0.5
+    without, with_option = logits
+    difference = float((with_option - without).float().norm() / without.float().norm())
+    is_right = difference < torch.finfo(without.dtype).eps ** 0.5
     return None if is_right else f"its logits differ by {difference:.1g}"
 
 

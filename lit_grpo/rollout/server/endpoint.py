@@ -44,6 +44,10 @@ class ServerUnreachable(ConnectionFailed):
     """Nothing listens at the server's address."""
 
 
+class OtherProgram(ServerError):
+    """A web page came, so another program answers at the address; waiting will not change that."""
+
+
 def in_words(error: ServerError | RequestRefused) -> str:
     """Return the error of a server that has answered before, preceded by its meaning."""
     if isinstance(error, ConnectionFailed):
@@ -200,7 +204,8 @@ async def _read_text(response: aiohttp.ClientResponse) -> str:
     """Return the body of a reply.
 
     Raises:
-        RequestRefused, ServerError: it is an error, or a web page, which none of the servers sends.
+        RequestRefused, ServerError: it is an error.
+        OtherProgram: it is a web page, which none of the servers sends.
     """
     text = await response.text()
     if response.status >= 400:
@@ -208,7 +213,7 @@ async def _read_text(response: aiohttp.ClientResponse) -> str:
     if response.content_type == HTML:
         first = (*response.history, response)[0]
         moved = f" after a redirect to {response.url.with_query(None)}" if response.history else ""
-        raise ServerError(
+        raise OtherProgram(
             f"{first.method} {first.url.path}: status {response.status}{moved} with a web page, "
             f"{text[:MAX_SHOWN_OF_PAGE]!r}. Check that this is the address of the server itself, "
             "without /v1 and not that of a proxy"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from lit_grpo.rollout.requests import Sample
 from lit_grpo.rollout.server.api import ServerAPI
 from lit_grpo.rollout.server.config import Supervision
-from lit_grpo.rollout.server.endpoint import Endpoint, RequestRefused, ServerError
+from lit_grpo.rollout.server.endpoint import Endpoint, OtherProgram, RequestRefused, ServerError
 from lit_grpo.rollout.server.health import ServerHealth
 from lit_grpo.rollout.server.load import ServerLoad
 from lit_grpo.rollout.server.process import ServerProcess
@@ -126,6 +126,8 @@ class Server:
         seconds = self._supervision.startup_timeout
         deadline = _now() + seconds
         while (problem := await self._find_startup_problem(monitor)) is not None:
+            if isinstance(problem, OtherProgram):
+                raise problem
             if self._has_exited():
                 raise ServerError("it exited before it answered")
             if _now() > deadline:

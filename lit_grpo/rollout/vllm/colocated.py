@@ -89,7 +89,7 @@ class ColocatedVLLM:
         with self._isolated:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = self._adapter = None
-            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
         self.is_healthy = self.is_asleep = False
 

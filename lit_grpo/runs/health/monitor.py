@@ -296,7 +296,7 @@ def _memory() -> dict[str, float]:
     """Return signs of a lack of memory, of the host and of the GPU."""
     host = psutil.virtual_memory()
     values = {"memory/available_fraction": host.available / host.total}
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         retries = torch.cuda.memory_stats().get("num_alloc_retries", 0)
         values["memory/num_alloc_retries"] = float(retries)
     return values

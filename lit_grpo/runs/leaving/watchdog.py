@@ -160,11 +160,9 @@ class StallWatchdog(StopAtSafePoints):
     def _report_stall(
         self, trainer: L.Trainer, pl_module: L.LightningModule, tracker: StallTracker
     ) -> None:
-        verdict = (
-            "It looks slow rather than stuck: something is computed"
-            if is_busy(tracker.cpu)
-            else "It looks like a deadlock, or a wait for something that does not answer: nothing "
-            "is computed"
+        verdict = _verdict(
+            is_busy(tracker.cpu),
+            waits_on_gpu=trainer.world_size > 1 and trainer.strategy.root_device.type == "cuda",
         )
         seen = tracker.snapshot
         self._message = (
@@ -183,6 +181,25 @@ class StallWatchdog(StopAtSafePoints):
             is_over.wait(SAVE_SECONDS)
         if not is_over.is_set():
             _end_process(trainer)
+
+
+def _verdict(computes: bool, *, waits_on_gpu: bool) -> str:
+    """Return what a stage without progress looks like.
+
+    Args:
+        waits_on_gpu: Whether ranks wait for each other in kernels, which look like computing.
+    """
+    if not computes:
+        return (
+            "It looks like a deadlock, or a wait for something that does not answer: nothing is "
+            "computed"
+        )
+    if waits_on_gpu:
+        return (
+            "It looks slow, or it waits for another rank, during which a GPU is busy, too: compare "
+            "the stages in which the ranks are"
+        )
+    return "It looks slow rather than stuck: something is computed"
 
 
 def _is_stuck(tracker: StallTracker, allowed: float) -> bool:

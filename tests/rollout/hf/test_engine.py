@@ -11,7 +11,7 @@ from lit_grpo.policy.logprobs import completion_statistics
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.rollout import engine as engine_interface
 from lit_grpo.rollout.hf import running_batch
-from lit_grpo.rollout.hf.engine import _draw
+from lit_grpo.rollout.hf.engine import _draw, _possible
 from lit_grpo.types import Group, RolloutBatch
 
 PROMPTS = [prompt("12+34=", id="a"), prompt("a longer prompt", id="b"), prompt("x", id="c")]
@@ -217,6 +217,12 @@ def test_the_largest_random_number_never_draws_an_impossible_token():
     largest = torch.tensor([1 - 2**-24])
     probabilities = torch.tensor([[0.3, 0.3, 0.4, 0.0]])
     assert _draw(probabilities, Sampling(), largest).tolist() == [2]
+
+
+def test_an_impossible_token_that_was_drawn_is_replaced_by_the_most_likely_one():
+    probabilities = torch.tensor([[0.3, 0.2, 0.0, 0.5], [0.7, 0.0, 0.2, 0.1]])
+    assert _possible(torch.tensor([2, 2]), probabilities).tolist() == [3, 2]
+    assert _possible(torch.tensor([0, 1]), probabilities).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
