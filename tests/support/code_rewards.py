@@ -85,6 +85,17 @@ class NeedsKey(Reward):
         return 1.0
 
 
+class Constant(Reward):
+    """Give every completion the same value."""
+
+    def __init__(self, value: float, **settings) -> None:
+        super().__init__(**settings)
+        self.value = value
+
+    def score(self, prompt, completion):
+        return self.value
+
+
 class HoldsLambda(RunCode):
     def __init__(self, **settings):
         super().__init__(**settings)

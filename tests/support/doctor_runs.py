@@ -7,6 +7,9 @@ import re
 from pathlib import Path
 
 from lit_grpo.__main__ import main
+from lit_grpo.cli.command_line import CommandLine
+from lit_grpo.cli.parsing.configs import read_invocation
+from lit_grpo.cli.subject import Subject
 
 FIX = re.compile(
     r"(^|[.:;?] )(Add|Check|Correct|Define|Export|Fill|Fix|Free|Give|Improve|Install|Lower|Map|"
@@ -58,3 +61,15 @@ def engine(kind: str, **settings) -> str:
 def rewarded(class_path: str, **settings) -> str:
     """Return the argument for a run with one reward."""
     return f"--model.rewards={json.dumps([{'class_path': class_path, 'init_args': settings}])}"
+
+
+def judged(server_url: str, **settings) -> str:
+    """Return the argument for a run with a judge, by default one that needs no key."""
+    judge = {"model": "m", "base_url": server_url, "auth": "none"} | settings
+    return rewarded("JudgeReward", judge=judge)
+
+
+def read_subject(*arguments: str, command: str = "doctor", config: str = "base.yaml") -> Subject:
+    """Return the run that a command would check."""
+    invocation = read_invocation([f"--config={config}", *arguments])
+    return Subject(CommandLine(command, invocation, "run"))

@@ -25,8 +25,7 @@ from lit_grpo.cli.estimate.setup import Sampler, make_setup
 from lit_grpo.cli.estimate.sharding import SHARDINGS
 from lit_grpo.policy import Policy
 from lit_grpo.policy.model_files import SHARD_BYTES
-from lit_grpo.training import MasterAdamW, UpdateConfig
-from lit_grpo.types import UserError
+from lit_grpo.training import UpdateConfig
 
 BF16 = replace(SIZES, parameter_bytes=2, trained_bytes=2)
 MIXED = {"precision": "bf16-mixed"}
@@ -129,29 +128,6 @@ def test_bfloat16_weights_have_gradients_and_state_in_bfloat16():
     assert plain["optimizer"] - 4 * number in range(200)  # a step count for each tensor
     assert found(optimizer_bytes=2)[1]["optimizer"] == 2 * number
     assert found(optimizer_bytes=6)[1]["optimizer"] == 6 * number
-
-
-class RoundsAtRandom(AdamW):
-    bf16_stochastic_round = True
-
-
-@pytest.mark.parametrize(
-    ("settings", "optimizer", "message"),
-    [
-        ({"precision": "bf16-true"}, AdamW, "precision must be 32-true or bf16-mixed, got bf16-t"),
-        ({"precision": "16-true"}, AdamW, "precision must be 32-true or bf16-mixed, got 16-true"),
-        ({"strategy": "fsdp"}, AdamW, "strategy must be auto, ddp, fsdp2 .* got FSDPStrategy"),
-        ({"strategy": "deepspeed_stage_2"}, AdamW, "dtype must be float32 under DeepSpeed"),
-        ({"strategy": "fsdp2"}, RoundsAtRandom, "dtype must be float32 with trainer.strategy fsd"),
-        ({"strategy": "fsdp2"}, MasterAdamW, "dtype must be float32 with trainer.strategy fsdp2"),
-        ({}, RoundsAtRandom, "bf16_stochastic_round must be false on several processes, got .* 2"),
-    ],
-)
-def test_a_run_that_would_be_refused_is_not_planned(settings, optimizer, message):
-    outline = Policy(architecture=LLAMA, dtype="bfloat16").outline()
-    cluster = Cluster(device=DEVICES["H100"], per_node=2)
-    with pytest.raises(UserError, match=message):
-        make_setup(outline, optimizer, make().step, cluster, **settings)
 
 
 def test_the_gradients_of_one_micro_batch_are_freed_before_its_forward_pass():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lit_grpo.cli.doctor.batch import several
 from lit_grpo.cli.estimate.step import count_tokens, split, step_sizes
 from lit_grpo.training import UpdateConfig
 
@@ -64,8 +63,3 @@ def test_rows_that_share_a_prompt_have_masks_but_for_the_first_of_a_group(prompt
 def test_a_warm_up_has_one_micro_batch():
     step = step_sizes([6] * 50, 1000, group_size=1, update=None)
     assert (step.micro_batches, step.micro_batch_rows, step.optimizer_steps) == (1, 50, 1)
-
-
-def test_counts_have_their_plural():
-    assert several(1, "step") == "1 step"
-    assert several(1200, "micro-batch", "micro-batches") == "1,200 micro-batches"

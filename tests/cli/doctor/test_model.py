@@ -1,0 +1,35 @@
+"""A policy that cannot be loaded, which ``lit-grpo doctor`` finds before a run does."""
+
+from __future__ import annotations
+
+from doctor_runs import doctor, policy_from, write_rows
+from tiny import tiny_policy
+
+
+def test_a_model_that_is_not_there_is_one_failed_check_and_the_others_go_on(capsys):
+    rows = write_rows({"prompt": "1+1="})
+    exit_code, shown = doctor(capsys, *policy_from("./nowhere/final"), *rows)
+    assert exit_code == 1
+    assert "there is no such directory" in shown["model"]
+    assert "Set model.policy.path" in shown["model"]
+    assert "1 rows can be read" in shown["data"]
+    assert "Not checked" in shown["memory"]
+    assert "2 prompts x 2 completions" in shown["batch"]
+    assert shown["summary"].strip() == "Do not start yet: model failed."
+
+
+def test_a_model_without_weights_is_failed(here, capsys):
+    tiny_policy().save_pretrained(here / "model")
+    (here / "model" / "model.safetensors").unlink()
+    exit_code, shown = doctor(capsys, *policy_from("model"))
+    assert exit_code == 1
+    assert "model has a config but no weights" in shown["model"]
+
+
+def test_half_of_a_file_of_weights_is_failed(here, capsys):
+    tiny_policy().save_pretrained(here / "model")
+    file = here / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    exit_code, shown = doctor(capsys, *policy_from("model"))
+    assert exit_code == 1
+    assert "model/model.safetensors is damaged or was not copied whole" in shown["model"]
