@@ -17,6 +17,9 @@ from judge_server import Behaviour, JudgeServer, Reply, Request, judges
 
 from lit_grpo.__main__ import main
 
+PRECOMPUTE = ("precompute", "--preset", "mine.yaml")
+PREPARE = ("prepare", "--preset", "mine.yaml", "--out", "out")
+"""Commands that read the recipe."""
 GRADES = {"a": 9, "b": 5, "c": 1}
 """Grade of an answer by its last letter."""
 by_last_letter: Behaviour = judges(
