@@ -421,16 +421,6 @@ def test_a_command_without_a_config_says_what_to_give(arguments, tmp_path, monke
     )
 
 
-def test_known_keys_may_have_empty_mappings(here, capsys):
-    empty = "{policy: {lora: {}}, optimizer: {}, sampling: {}, objective: {kl: {}}}"
-    Path("empty.yaml").write_text(f"trainer: {{}}\nmodel: {empty}\n")
-    Path("base.yaml").write_text(yaml.safe_dump(cli_base.BASE))
-    with pytest.raises(SystemExit, match="0"):
-        main(["fit", "--config=base.yaml", "--config=empty.yaml", "--print_config"])
-    policy = yaml.safe_load(capsys.readouterr().out)["model"]["policy"]
-    assert policy["init_args"]["lora"]["rank"]
-
-
 def test_data_without_a_class_says_how_to_name_it(here, capsys):
     base = cli_base.BASE | {"data": {"train": "rows.jsonl"}}
     Path("base.yaml").write_text(yaml.safe_dump(base))
@@ -440,15 +430,6 @@ def test_data_without_a_class_says_how_to_name_it(here, capsys):
         "In a file: data: {class_path: PromptData, init_args: {train: train.jsonl}}; without one: "
         "--data PromptData --data.train FILE.\n"
     )
-
-
-@pytest.mark.parametrize("key", ["group_size", "objective.kl.coef"])
-def test_sft_says_of_a_key_of_grpo_where_it_belongs(key, here, capsys):
-    base = cli_base.BASE | {"model": {"policy": cli_base.BASE["model"]["policy"]}}
-    (here / "sft.yaml").write_text(yaml.safe_dump(base))
-    assert main(["sft", "--config=sft.yaml", f"--model.{key}=4"]) == 2
-    error = capsys.readouterr().err
-    assert error == f"error: model.{key}: no such key. Only GRPO has it: lit-grpo fit.\n"
 
 
 def test_an_interval_longer_than_an_epoch_says_how_to_count_across_epochs(tmp_path, capsys):

@@ -68,12 +68,6 @@ def test_every_bundled_config_is_found_with_and_without_its_suffix():
         assert find_config(name) == find_config(f"{name}.yaml") == BUNDLED / f"{name}.yaml"
 
 
-def test_a_recipe_of_training_data_is_no_config():
-    assert {"quickstart", "presets/dapo"} <= set(bundled_configs())
-    assert not [name for name in bundled_configs() if name.startswith("data/")]
-    assert (BUNDLED / "data/open_only.yaml").is_file()
-
-
 def test_a_file_in_the_working_directory_takes_precedence_over_a_bundled_one(tmp_path):
     write(tmp_path, quickstart="a: 1")
     assert find_config("quickstart.yaml").resolve() == tmp_path / "quickstart.yaml"

@@ -312,15 +312,6 @@ def test_a_reward_that_raises_ends_the_trial_with_its_message(capsys):
     assert "error: reward broken failed on prompt" in capsys.readouterr().err
 
 
-def test_a_warm_up_has_no_rewards_to_try(here, capsys):
-    model = BASE["model"].keys() - {"rewards", "group_size"}
-    config = BASE | {"model": {key: BASE["model"][key] for key in model}}
-    config["model"]["target_column"] = "answer"
-    Path("warm.yaml").write_text(yaml.safe_dump(config))
-    assert main(["rewards", "--config=warm.yaml"]) == 2
-    assert "error: rewards needs rewards, and the model" in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_trial_with_130(here, capsys):
     assert trial(reward="trial_rewards.Interrupting") == 130
@@ -384,16 +375,3 @@ def test_outcomes_and_seconds_are_those_of_the_sources_that_a_reward_is_for():
     cells = [[*column.cells][0] for column in summary_table(trial, [reward], 6).columns]
     assert cells[3] == "ok 100%"
     assert "0.2" in cells[4]
-
-
-def test_a_run_dir_that_cannot_be_written_is_refused_before_anything_is_sampled(
-    here, capsys, monkeypatch
-):
-    (here / "base.yaml").write_text(yaml.safe_dump(BASE))
-    monkeypatch.setattr(
-        "lit_grpo.cli.rewards.commands.read_prompts", lambda cli: pytest.fail("read")
-    )
-    assert main(["rewards", "--config=base.yaml", "--run_dir=/proc/x"]) == 2
-    assert "error: run_dir must be a place that can be written, got /proc/x (" in (
-        capsys.readouterr().err
-    )
