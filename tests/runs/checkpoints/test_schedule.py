@@ -12,8 +12,8 @@ from lit_grpo.callbacks import Checkpoints, ZeroRewardBreaker
 from lit_grpo.runs.checkpoints.files import read_manifest, why_unusable
 from lit_grpo.runs.checkpoints.resume import find_checkpoint
 from lit_grpo.runs.files.metrics import MetricsFile
-from lit_grpo.stopping import get_stop_reason, stop_run
-from lit_grpo.types import StopReason, UserError
+from lit_grpo.stopping import get_stop_reason
+from lit_grpo.types import UserError
 
 STEP = outputs(rollouts([[0.0, 1.0]]))
 ZERO = outputs(rollouts([[0.0, 0.0]]))
@@ -50,64 +50,6 @@ def test_a_stop_by_another_callback_is_saved_and_keeps_its_reason(tmp_path):
     state = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert state["global_step"] == 2
     assert state["callbacks"]["ZeroRewardBreaker"]["streak"] == 2
-
-
-class StopAt(Callback):
-    def __init__(self, step, reason=None):
-        self.step = step
-        self.reason = reason
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.step:
-            trainer.should_stop = True
-            if self.reason:
-                stop_run(trainer, self.reason)
-
-
-# Epochs have three steps, and every second step is followed by a validation: stops come in the
-# middle of an epoch and at its end, with and without a validation.
-@pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize("limits", [{"steps": 8}, {"steps": -1, "max_epochs": 3}])
-@pytest.mark.parametrize(
-    ("reason", "compared"),
-    [
-        (None, ["step", "epoch", "policy/loss"]),  # Lightning validates at such a stop
-        (StopReason(exit_code=143, message="left"), ["step", "policy/loss", "val/accuracy"]),
-    ],
-    ids=["a stop of Lightning", "a stop with a reason"],
-)
-def test_a_resumed_run_continues_exactly_where_it_was_stopped(
-    tmp_path, stop_at, limits, reason, compared
-):
-    def run(directory, *callbacks, **options):
-        torch.manual_seed(0)
-        return fit(
-            lambda step: STEP,
-            [*callbacks, Checkpoints(dirpath=str(directory))],
-            validate_every=2,
-            num_batches=3,
-            logger=MetricsFile(directory),
-            **limits,
-            **options,
-        )
-
-    whole = run(tmp_path / "whole")
-    run(tmp_path / "cut", StopAt(stop_at, reason))
-    resumed = run(tmp_path / "cut", ckpt_path=tmp_path / "cut" / "last.ckpt")
-    assert torch.equal(resumed.model.linear.weight, whole.model.linear.weight)
-    assert resumed.global_step == whole.global_step
-    rows = [pd.read_csv(tmp_path / name / "metrics.csv")[compared] for name in ("cut", "whole")]
-    pd.testing.assert_frame_equal(*rows)
-
-
-def test_a_finished_run_can_be_made_longer(tmp_path):
-    torch.manual_seed(0)
-    whole = fit(lambda step: STEP, [], steps=5, num_batches=3)
-    torch.manual_seed(0)
-    fit(lambda step: STEP, [Checkpoints(dirpath=str(tmp_path))], steps=2, num_batches=3)
-    last = tmp_path / "last.ckpt"
-    longer = fit(lambda step: STEP, [], steps=5, num_batches=3, ckpt_path=last)
-    assert torch.equal(longer.model.linear.weight, whole.model.linear.weight)
 
 
 def test_model_checkpoint_shares_last_ckpt_also_when_the_exit_wrote_it_first(tmp_path):

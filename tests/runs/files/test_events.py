@@ -122,7 +122,3 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     assert kinds(tmp_path) == [("start", 0)]
-
-
-def test_a_run_without_events_has_none(tmp_path):
-    assert read_events(tmp_path) == []

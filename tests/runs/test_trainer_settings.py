@@ -1,0 +1,91 @@
+"""Settings of Lightning's trainer that a run refuses, each with what to set."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from lit_grpo.runs.trainer_settings import (
+    refuse_automatic,
+    refuse_durations,
+    refuse_float16,
+    refuse_intervals,
+)
+from lit_grpo.types import UserError
+
+
+def model(*, is_automatic: bool) -> SimpleNamespace:
+    return SimpleNamespace(automatic_optimization=is_automatic)
+
+
+def trainer(batches: int = 1, clip: float | None = None) -> SimpleNamespace:
+    return SimpleNamespace(accumulate_grad_batches=batches, gradient_clip_val=clip)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batches": 2}, r"accumulate_grad_batches must be 1, got 2 .* model\.update\.max_tokens_"),
+        ({"clip": 0.5}, r"gradient_clip_val must be null, got 0\.5 .* model\.update\.max_grad_n"),
+    ],
+)
+def test_what_lightning_would_do_with_gradients_is_refused_where_the_module_does_it(
+    settings, message
+):
+    with pytest.raises(UserError, match=message):
+        refuse_automatic(trainer(**settings), model(is_automatic=False))
+    refuse_automatic(trainer(**settings), model(is_automatic=True))
+
+
+def test_a_module_with_its_own_steps_takes_a_trainer_without_these_settings():
+    refuse_automatic(trainer(clip=0.0), model(is_automatic=False))
+
+
+@pytest.mark.parametrize("precision", [16, "16", "16-mixed", "16-true"])
+def test_float16_is_refused(precision):
+    with pytest.raises(UserError, match=f"must be 32-true or bf16-mixed, got {precision}"):
+        refuse_float16(precision)
+
+
+@pytest.mark.parametrize("precision", [None, 32, "32-true", "bf16-mixed", "bf16-true"])
+def test_other_precisions_are_for_lightning_to_check(precision):
+    refuse_float16(precision)
+
+
+@pytest.mark.parametrize("limit", [None, "00:01:00:00", {"hours": 1}, timedelta(hours=1)])
+def test_a_time_limit_that_lightning_reads_is_taken(limit):
+    refuse_durations(limit)
+
+
+@pytest.mark.parametrize("limit", ["1h", "1:00:00", 3600, "00:1:00:00"])
+def test_a_time_limit_in_another_form_is_refused_with_an_example(limit):
+    with pytest.raises(UserError, match=f"got {limit}.* One hour is '00:01:00:00'"):
+        refuse_durations(limit)
+
+
+@pytest.mark.parametrize("interval", [None, 1, 100, 0.5, 1.0, "00:00:10:00"])
+def test_an_interval_within_an_epoch_is_taken(interval):
+    refuse_intervals(interval, 1)
+
+
+@pytest.mark.parametrize("interval", [0, -1, 0.0, 1.5, math.nan])
+def test_an_interval_that_is_no_part_of_an_epoch_is_refused(interval):
+    with pytest.raises(UserError, match=rf"got {interval} \(a whole number counts the steps in"):
+        refuse_intervals(interval, 1)
+
+
+@pytest.mark.parametrize(("interval", "is_taken"), [(1, True), (9, True), (0, False), (0.5, False)])
+def test_across_epochs_an_interval_is_a_number_of_steps(interval, is_taken):
+    if is_taken:
+        refuse_intervals(interval, None)
+        return
+    with pytest.raises(UserError, match="it counts steps, across epochs"):
+        refuse_intervals(interval, None)
+
+
+def test_epochs_between_validations_are_positive():
+    with pytest.raises(UserError, match="check_val_every_n_epoch must be >= 1, got 0"):
+        refuse_intervals(None, 0)
