@@ -21,6 +21,15 @@ pytestmark = pytest.mark.slow
 MIXED = "bf16-mixed"
 EQUALITY = [case for case in sharded_cases.CASES if case != MIXED]
 OBJECTIVES = [*sharded_cases.OBJECTIVES]
+OF_STAGE_1 = [
+    "plain",
+    "tied",
+    "lora",
+    "several updates",
+    "moving reference",
+    "a rank without rewards",
+]
+"""Enough for stage 1, in which every rank has the whole model, as in stage 2 and under DDP."""
 SKIPPING, SFT = [*sharded_cases.SKIPPING], [*sharded_cases.SFT]
 SCALED = ["plain", "lora"]
 """Cases that go on with another number of ranks."""
@@ -29,6 +38,11 @@ OTHER_STRATEGY = [("ddp", "fsdp2"), ("fsdp2", "ddp")]
 """The strategy that goes on, and the earlier one."""
 ZERO = ["zero1", "zero2", "zero3"]
 SHARDED = ["fsdp2", *(pytest.param(strategy, marks=needs_deepspeed) for strategy in ZERO)]
+CASES = [
+    pytest.param(case, strategy, marks=[needs_deepspeed] if strategy in ZERO else [])
+    for strategy in ("fsdp2", *ZERO)
+    for case in [*(OF_STAGE_1 if strategy == "zero1" else EQUALITY), *SKIPPING]
+]
 SETTINGS = ["whole", "kept", "offloaded"]
 ZERO_SETTINGS = ["zero1 offloaded", "zero2 offloaded", "zero3 offloaded", "persistent"]
 REDUCED_EARLY = {"fsdp2", "kept", "offloaded", "zero2", "zero2 offloaded"}
@@ -78,8 +92,11 @@ def other_numbers(importer, trained) -> Path:
 @pytest.fixture(scope="module")
 def zero(importer, trained) -> Path:
     """Return the same directory with the results under DeepSpeed."""
-    cases = [*EQUALITY, MIXED, *SKIPPING, *SFT]
-    names = [f"{case}/{strategy}" for case in cases for strategy in ZERO]
+    names = [
+        f"{case}/{strategy}"
+        for strategy in ZERO
+        for case in (*(OF_STAGE_1 if strategy == "zero1" else EQUALITY), MIXED, *SKIPPING, *SFT)
+    ]
     names += [f"{case}/zero3" for case in OBJECTIVES]
     names += [f"{case}/{strategy}:{strategy}:5" for case in RESUMED for strategy in ZERO]
     names += [f"plain/{strategy}:{earlier}:5" for strategy, earlier in REFUSED]
@@ -126,8 +143,7 @@ def assert_as_under_ddp(directory, case: str, strategy: str, *, ddp_case: str = 
     assert all(mine != theirs for mine, theirs in shares)
 
 
-@pytest.mark.parametrize("strategy", SHARDED)
-@pytest.mark.parametrize("case", [*EQUALITY, *SKIPPING])
+@pytest.mark.parametrize(("case", "strategy"), CASES)
 def test_a_sharded_policy_takes_the_steps_of_ddp(results, case, strategy):
     """Without DeepSpeed's flag at the last micro-batch, or past its engine, 1e-2 would differ."""
     assert_as_under_ddp(results, case, strategy)
