@@ -1,4 +1,4 @@
-"""Checks of a step against the steps before it; tests/callbacks/test_health.py has the others."""
+"""Checks of a step against those before it; tests/runs/health/test_monitor.py has the others."""
 
 from dataclasses import replace
 

@@ -30,12 +30,3 @@ def test_names_and_titles_are_unique_and_advice_is_plain_sentences_without_links
         for sentence in (cause.meaning, *cause.advice, *cause.more):
             assert re.search(r"[.?:`]$", sentence), (name, sentence)
         assert not any("](" in one for one in cause.advice), name
-
-
-def test_what_happens_and_when_is_said_in_words():
-    assert CAUSES["no_reward"].actions == "alert after 5, stop after 10"
-    assert CAUSES["nothing_trained"].actions == "warn, alert after 10, stop after 50"
-    assert CAUSES["equal_rewards"].actions == "warn, alert after 10"
-    assert CAUSES["solved"].actions == "warn after 5, alert after 10"
-    assert CAUSES["not_finite_weights"].actions == "roll back"
-    assert CAUSES["score_outage"].actions == "pause for up to an hour, then stop"
