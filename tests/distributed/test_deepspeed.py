@@ -5,7 +5,6 @@ from lightning.pytorch.strategies import StrategyRegistry
 from needs import needs_deepspeed
 
 from lit_grpo.distributed import deepspeed
-from lit_grpo.distributed.checkpoints import Partition, check_partition
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.types import UserError
 
@@ -57,15 +56,3 @@ def test_further_settings_are_merged_with_those_of_the_stage():
     assert config["zero_optimization"]["overlap_comm"] is False
     assert config["zero_optimization"]["contiguous_gradients"] is True
     assert config["wall_clock_breakdown"] is True
-
-
-def test_only_the_same_partition_can_read_a_checkpoint():
-    saved, same = {"deepspeed": {"stage": 2, "num_ranks": 4}}, Partition(stage=2, num_ranks=4)
-    check_partition({}, None, "x.ckpt")
-    check_partition(saved, same, "x.ckpt")
-    with pytest.raises(UserError, match="by DeepSpeed stage 2 on 4 ranks, and .* without Deep"):
-        check_partition(saved, None, "x.ckpt")
-    with pytest.raises(UserError, match="without DeepSpeed, and this run is by DeepSpeed stage 2"):
-        check_partition({}, same, "x.ckpt")
-    with pytest.raises(UserError, match="on 4 ranks, and this run is by DeepSpeed stage 2 on 8"):
-        check_partition(saved, Partition(stage=2, num_ranks=8), "x.ckpt")
