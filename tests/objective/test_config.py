@@ -7,7 +7,6 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from lit_grpo.objective import (
-    CovarianceTerm,
     DistillationTerm,
     EntropyTerm,
     KLTerm,
@@ -23,70 +22,35 @@ from lit_grpo.objective.ratios import RATIOS
 from lit_grpo.objective.surrogates import DIVERGENCES, SURROGATES
 
 REFUSED = [
-    (KLTerm, {"coef": -0.1}, "kl.coef"),
-    (KLTerm, {"coef": math.nan}, "kl.coef"),
-    (KLTerm, {"place": "reward", "coef": 0.1, "gradient": "k2"}, "kl.place"),
-    (KLTerm, {"place": "reward", "coef": 0.1, "importance": True}, "kl.place"),
-    (KLTerm, {"estimator": "k2", "importance": True}, "kl.estimator"),
-    (KLTerm, {"coef": 0.1, "refresh_every": 0}, "kl.refresh_every"),
-    (KLTerm, {"coef": 0.1, "target": 0.0}, "kl.target"),
-    (KLTerm, {"coef": 0.1, "target": 0.1, "horizon": 0}, "kl.horizon"),
-    (KLTerm, {"target": 0.1}, "kl.coef"),
-    (SamplerMask, {}, "sampler_masks.max"),
-    (SamplerMask, {"min": -0.1}, "sampler_masks.min"),
-    (SamplerMask, {"min": 2.0, "max": 1.0}, "sampler_masks.max"),
-    (SamplerMask, {"statistic": "k2", "min": 0.1, "max": 1.0}, "sampler_masks.min"),
-    (CovarianceTerm, {"fraction": 0.0}, "covariance.fraction"),
-    (CovarianceTerm, {"low": 5.0, "high": 5.0}, "covariance.high"),
-    (CovarianceTerm, {"coef": 0.0}, "covariance.coef"),
-    (SFTTerm, {"coef": -0.1}, "sft.coef"),
-    (SFTTerm, {"coef": 0.1, "min_reward": math.nan}, "sft.min_reward"),
-    (Objective, {"ratio": "sequence", "surrogate": "dppo"}, "ratio"),
-    (KLTerm, {"refresh_every": 5}, "kl.coef"),
-    (KLTerm, {"refresh_mix": 0.5}, "kl.refresh_every"),
-    (KLTerm, {"coef": 0.1, "refresh_every": 1, "refresh_mix": 0.0}, "kl.refresh_mix"),
-    (KLTerm, {"coef": 0.1, "refresh_every": 1, "refresh_mix": 1.1}, "kl.refresh_mix"),
-    (EntropyTerm, {"coef": math.nan}, "entropy.coef"),
-    (EntropyTerm, {"target": math.nan}, "entropy.target"),
-    (EntropyTerm, {"target": 1.0, "coef": 2.0}, "entropy.coef"),
-    (EntropyTerm, {"target": 1.0, "coef": 0.1, "coef_min": 0.2}, "entropy.coef"),
-    (EntropyTerm, {"target": 1.0, "coef_min": 2.0}, "entropy.coef_max"),
-    (EntropyTerm, {"target": 1.0, "coef_step": 0.0}, "entropy.coef_step"),
-    (SamplerCorrection, {"min_ratio": -0.1}, "sampler_correction.min_ratio"),
-    (SamplerCorrection, {"max_ratio": 0.0}, "sampler_correction.max_ratio"),
-    (SamplerCorrection, {"min_ratio": 2.0, "max_ratio": 2.0}, "sampler_correction.max_ratio"),
-    (Objective, {"clip_low": -0.1}, "clip_low"),
-    (Objective, {"clip_low": 1.1}, "clip_low"),
-    (Objective, {"clip_low": math.nan}, "clip_low"),
-    (Objective, {"clip_low": -0.1, "surrogate": "gmpo"}, "clip_low"),
-    (Objective, {"clip_high": -0.1}, "clip_high"),
-    (Objective, {"sapo_temperatures": (1.0, 0.0)}, "sapo_temperatures"),
-    (Objective, {"vespo_positive": (0.0, 1.0)}, "vespo_positive"),
-    (Objective, {"vespo_negative": (1.0, math.nan)}, "vespo_negative"),
-    (Objective, {"ratio_cap": 3.0, "surrogate": "sapo"}, "surrogate"),
-    (Objective, {"ratio_cap": 1.2, "clip_high": 0.2}, "ratio_cap"),
-    (Objective, {"ratio": "sequence", "surrogate": "gmpo"}, "ratio"),
-    (Objective, {"ratio": "sequence", "surrogate": "vespo"}, "ratio"),
+    ({"ratio": "sequence", "surrogate": "dppo"}, "ratio"),
+    ({"clip_low": -0.1}, "clip_low"),
+    ({"clip_low": 1.1}, "clip_low"),
+    ({"clip_low": math.nan}, "clip_low"),
+    ({"clip_low": -0.1, "surrogate": "gmpo"}, "clip_low"),
+    ({"clip_high": -0.1}, "clip_high"),
+    ({"sapo_temperatures": (1.0, 0.0)}, "sapo_temperatures"),
+    ({"vespo_positive": (0.0, 1.0)}, "vespo_positive"),
+    ({"vespo_negative": (1.0, math.nan)}, "vespo_negative"),
+    ({"ratio_cap": 3.0, "surrogate": "sapo"}, "surrogate"),
+    ({"ratio_cap": 1.2, "clip_high": 0.2}, "ratio_cap"),
+    ({"ratio": "sequence", "surrogate": "gmpo"}, "ratio"),
+    ({"ratio": "sequence", "surrogate": "vespo"}, "ratio"),
     (
-        Objective,
         {"surrogate": "vespo", "sampler_correction": SamplerCorrection(level="geometric")},
         "sampler_correction.level",
     ),
-    (Objective, {"surrogate": "none"}, "distillation.coef"),
-    (Objective, {"surrogate": "none", "kl": KLTerm(coef=0.1, place="reward")}, "distillation.coef"),
-    (DistillationTerm, {"coef": -0.1}, "distillation.coef"),
-    (DistillationTerm, {"coef": math.nan}, "distillation.coef"),
-    (DistillationTerm, {"coef": 1.0, "top_k": 0}, "distillation.top_k"),
-    (Objective, {"off_policy_threshold": 0.0}, "off_policy_threshold"),
-    (Objective, {"top_entropy_fraction": 0.0}, "top_entropy_fraction"),
-    (Objective, {"top_entropy_fraction": 1.1}, "top_entropy_fraction"),
+    ({"surrogate": "none"}, "distillation.coef"),
+    ({"surrogate": "none", "kl": KLTerm(coef=0.1, place="reward")}, "distillation.coef"),
+    ({"off_policy_threshold": 0.0}, "off_policy_threshold"),
+    ({"top_entropy_fraction": 0.0}, "top_entropy_fraction"),
+    ({"top_entropy_fraction": 1.1}, "top_entropy_fraction"),
 ]
 
 
-@pytest.mark.parametrize(("config", "fields", "key"), REFUSED)
-def test_an_impossible_value_or_combination_is_refused_with_the_key_to_set(config, fields, key):
+@pytest.mark.parametrize(("fields", "key"), REFUSED)
+def test_an_impossible_value_or_combination_is_refused_with_the_key_to_set(fields, key):
     with pytest.raises(ValueError, match=rf"Set model\.objective\.{re.escape(key)}(\.$| to|,)"):
-        config(**fields)
+        Objective(**fields)
 
 
 def test_a_value_out_of_range_is_refused_with_rule_value_and_reason():
