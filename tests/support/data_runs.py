@@ -1,5 +1,6 @@
-"""Trainings that record the prompts of every batch."""
+"""Trainings that record the prompts of every batch, and data for them."""
 
+import json
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -71,6 +72,13 @@ def fit(data, *callbacks, checkpoint=None, **choices) -> Recorder:
 def sums() -> AdditionData:
     """Return data of three steps per epoch, with one prompt left over."""
     return AdditionData(1, train_size=10, validation_size=3, prompts_per_step=3)
+
+
+def write_rows(path: Path, number: int) -> str:
+    """Write questions with numbers from 1 on to a jsonl file; return its path."""
+    rows = [{"question": f"q{n}", "answer": str(n), "level": n % 3} for n in range(1, number + 1)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
 
 
 def flat(batches: list[list[str]]) -> list[str]:
