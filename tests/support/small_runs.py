@@ -97,6 +97,14 @@ def fit(module, *, callbacks=(), prompts=PROMPTS, shuffle=True, ckpt_path=None, 
     return keep.outputs
 
 
+def fit_and_evaluate(module, *callbacks):
+    """Train for two rollout steps with an evaluation after each."""
+    keep = Keep()
+    trainer = make_trainer(keep, *callbacks, max_steps=2, num_sanity_val_steps=0)
+    trainer.fit(module, PromptLoader(PROMPTS, 4), PromptLoader(PROMPTS, 4, training=False))
+    return trainer, keep.outputs
+
+
 def policy_weights(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in policy.model.named_parameters()}
 

@@ -4,7 +4,7 @@ import re
 import lightning as L
 import pytest
 import torch
-from small_runs import PROMPTS, Keep, fit, make_module, make_trainer, weights
+from small_runs import PROMPTS, fit, fit_and_evaluate, make_module, make_trainer, weights
 from tiny import tiny_policy
 
 from lit_grpo.callbacks import Checkpoints
@@ -12,8 +12,7 @@ from lit_grpo.data import PromptLoader
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import LoRA
 from lit_grpo.rewards import MathReward, Reward
-from lit_grpo.rollout import EngineFailed, HFEngine, SGLangEngine, VLLMEngine
-from lit_grpo.stopping import get_stop_reason
+from lit_grpo.rollout import SGLangEngine, VLLMEngine
 from lit_grpo.training import Evaluation, GRPOModule
 from lit_grpo.types import UserError
 
@@ -36,14 +35,6 @@ def test_the_schedule_counts_the_steps_of_epochs_and_updates():
 def test_a_schedule_without_an_end_of_the_run_is_refused():
     with pytest.raises(ValueError, match="Set trainer.max_steps"):
         fit(make_module(lr_schedule="cosine"), max_steps=-1, max_epochs=-1)
-
-
-def fit_and_evaluate(module, *callbacks):
-    """Train for two rollout steps with an evaluation after each."""
-    keep = Keep()
-    trainer = make_trainer(keep, *callbacks, max_steps=2, num_sanity_val_steps=0)
-    trainer.fit(module, PromptLoader(PROMPTS, 4), PromptLoader(PROMPTS, 4, training=False))
-    return trainer, keep.outputs
 
 
 def test_an_evaluation_without_scores_logs_nan_instead_of_the_last_accuracy():
@@ -121,32 +112,6 @@ def test_a_reference_that_cannot_be_read_again_is_in_the_checkpoint(tmp_path, re
     assert saved.keys() == module.state_dict().keys()
 
 
-class FailsAtEvaluation(HFEngine):
-    def generate(self, prompts, group_size, sampling, *, seed):
-        if group_size == 1:
-            raise EngineFailed("no server is left")
-        yield from super().generate(prompts, group_size, sampling, seed=seed)
-
-
-def test_an_engine_failure_at_an_evaluation_ends_the_run_with_a_checkpoint(tmp_path):
-    module = make_module(engine=FailsAtEvaluation())
-    trainer, outputs = fit_and_evaluate(module, Checkpoints(dirpath=str(tmp_path)))
-    reason = get_stop_reason(trainer)
-    assert reason.exit_code == 5
-    assert reason.message == "Stopped at an evaluation: no server is left"
-    assert len(outputs) == trainer.global_step == 1
-    assert (tmp_path / "last.ckpt").exists()
-
-
-def test_an_engine_failure_before_training_or_without_training_is_an_error():
-    module = make_module(engine=FailsAtEvaluation())
-    module.evaluation.before_training = True
-    with pytest.raises(EngineFailed, match="no server is left"):
-        fit_and_evaluate(module)
-    with pytest.raises(EngineFailed, match="no server is left"):
-        make_trainer().validate(module, PromptLoader(PROMPTS, 4, training=False))
-
-
 def test_servers_that_other_machines_do_not_reach_are_refused_before_the_model_is_loaded():
     module = make_module(engine=SGLangEngine(urls=["http://127.0.0.1:30000"]))
     module.trainer = make_trainer(num_nodes=2, devices=1)
@@ -190,32 +155,6 @@ def test_a_setting_of_the_wrong_type_is_named(key, value, rule):
 def test_a_negative_number_is_refused_before_the_model_is_loaded(key):
     with pytest.raises(UserError, match=f"{key} must be >= 0, got -1. Set model.{key}"):
         make_module(**{key: -1})
-
-
-class CountsItsSteps(torch.optim.SGD):
-    """Keep state among its settings, as Prodigy and schedule-free optimizers do."""
-
-    def __init__(self, params, lr=1.0, momentum=0.0):
-        super().__init__(params, lr=lr, momentum=momentum)
-        for group in self.param_groups:
-            group["num_steps"] = 0
-
-    def step(self, closure=None):
-        super().step(closure)
-        for group in self.param_groups:
-            group["num_steps"] += 1
-
-
-def test_a_resumed_optimizer_keeps_its_own_state_and_takes_new_settings(tmp_path):
-    def settings(momentum, max_steps, **resume):
-        module = make_module(optimizer=lambda params: CountsItsSteps(params, momentum=momentum))
-        trainer = make_trainer(Checkpoints(dirpath=str(tmp_path)), max_steps=max_steps)
-        trainer.fit(module, PromptLoader(PROMPTS, 4), weights_only=True, **resume)
-        (group,) = trainer.optimizers[0].param_groups
-        return group["num_steps"], group["momentum"]
-
-    assert settings(0.0, max_steps=2) == (2, 0.0)
-    assert settings(0.5, max_steps=3, ckpt_path=tmp_path / "last.ckpt") == (3, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from small_runs import (
     PROMPTS,
     Recorded,
     Replayed,
-    ShareOfLowBytes,
     fit,
     make_module,
     start_policy,
@@ -17,14 +16,12 @@ from small_runs import (
 from tiny import LLAMA, unbatched_logprobs
 
 from lit_grpo.callbacks import Checkpoints
-from lit_grpo.objective import AdvantageConfig, KLTerm, Objective
+from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import LoRA
 from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.rewards import Reward
 from lit_grpo.rollout import HFEngine, Sampling
-from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training import OutagePolicy
-from lit_grpo.training.optimizer.empty_steps import MAX_EMPTY_STEPS
 
 
 class Outage(Reward):
@@ -109,86 +106,6 @@ def test_no_optimizer_step_is_taken_where_no_row_is_valid(caplog):
     assert "reward/mean" not in outputs[0]["metrics"]
     assert "no token to train on" in caplog.text
     torch.testing.assert_close(weights(module), start_weights(), rtol=0, atol=0)
-
-
-def test_a_run_without_anything_to_train_on_ends_although_max_steps_is_far(caplog):
-    class Abstains(Reward):
-        def score(self, prompt, completion):
-            return None
-
-    module = make_module(rewards=[Abstains()])
-    outputs = fit(module, max_steps=1, max_epochs=-1)
-    assert len(outputs) == MAX_EMPTY_STEPS
-    assert module.global_step == 0
-    lines = [one for one in caplog.messages if "no token to train on" in one]
-    assert len(lines) == MAX_EMPTY_STEPS.bit_length()
-    reason = get_stop_reason(module.trainer)
-    assert reason.exit_code == ExitCode.NO_REWARD
-    assert f"{MAX_EMPTY_STEPS} rollout steps in a row" in reason.message
-
-
-def test_steps_without_anything_to_train_on_are_counted_over_a_resume(tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_grpo.training.optimizer.empty_steps.MAX_EMPTY_STEPS", 5)
-
-    class Abstains(Reward):
-        def score(self, prompt, completion):
-            return None
-
-    def train(*, ckpt_path=None, **limits):
-        module = make_module(rewards=[Abstains()])
-        outputs = fit(module, max_steps=1, ckpt_path=ckpt_path, **limits)
-        module.trainer.save_checkpoint(tmp_path / "last.ckpt")
-        return len(outputs), get_stop_reason(module.trainer)
-
-    assert train(max_epochs=3) == (3, None)
-    num_steps, reason = train(max_epochs=-1, ckpt_path=tmp_path / "last.ckpt")
-    assert (num_steps, reason.exit_code) == (2, ExitCode.NO_REWARD)
-    assert "5 rollout steps in a row" in reason.message
-    num_steps, _ = train(max_epochs=-1, ckpt_path=tmp_path / "last.ckpt")
-    assert num_steps == 5  # as many again
-
-
-def test_only_valid_rows_count_in_the_group_mean_and_are_trained_on():
-    class HalfDown(Reward):
-        def score(self, prompt, completion):
-            return None if completion.token_ids[0] % 2 else float(len(completion.token_ids))
-
-    (output,) = fit(make_module(rewards=[HalfDown()]))
-    batch, rollouts = output["batch"], output["rollouts"]
-    trained = batch.loss_mask.any(1)
-    valid = rollouts.valid.flatten()
-    assert 0 < valid.sum() < len(valid)
-    assert not (trained & ~valid).any()
-    assert not batch.advantages[~valid].any()
-    lengths = torch.tensor([len(c.token_ids) for c in rollouts.completions], dtype=torch.float64)
-    for group, counts in enumerate(rollouts.valid):
-        own = lengths.view(4, 4)[group][counts]
-        if len(own) >= 2 and own.std() > 0:
-            expected = (own - own.mean()) / own.std()
-            got = batch.advantages.view(4, 4)[group][counts].double()
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_overlong_filtering_excludes_truncated_completions_from_the_loss():
-    (output,) = fit(make_module(objective=Objective(overlong_filtering=True)))
-    truncated = torch.tensor([c.is_truncated for c in output["rollouts"].completions])
-    assert truncated.any()
-    assert not output["batch"].loss_mask[truncated].any()
-    assert output["batch"].loss_mask[~truncated].any()
-
-
-def test_batch_deviation_and_normalise_then_sum_reach_the_advantages():
-    class Length(Reward):
-        def score(self, prompt, completion):
-            return float(len(completion.token_ids))
-
-    config = AdvantageConfig(deviation="batch", combine="normalise_then_sum")
-    (output,) = fit(make_module(rewards=[ShareOfLowBytes(), Length(weight=0.5)], advantage=config))
-    expected = torch.zeros(4, 4, dtype=torch.float64)
-    for name, weight in (("share_of_low_bytes", 1.0), ("length", 0.5)):
-        part = output["rollouts"].parts[name]
-        expected += weight * (part - part.mean(1, keepdim=True)) / part.std()
-    torch.testing.assert_close(output["batch"].advantages, expected.flatten().float())
 
 
 class OverlappingEngine(HFEngine):

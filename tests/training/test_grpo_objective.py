@@ -7,34 +7,13 @@ from small_runs import (
     fit,
     make_module,
     make_trainer,
-    start_policy,
     start_weights,
     weights,
 )
-from tiny import unbatched_logprobs
 
 from lit_grpo.data import PromptLoader
 from lit_grpo.objective import AdvantageConfig, EntropyTerm, KLTerm, Objective
 from lit_grpo.policy import LoRA
-
-
-def test_the_divergence_is_subtracted_from_the_reward_before_the_advantages():
-    kl = KLTerm(estimator="k1", coef=0.3, place="reward")
-    module = make_module(objective=Objective(kl=kl), advantage=AdvantageConfig(deviation="none"))
-    _, output = fit(module, max_steps=2)
-    batch, rewards = output["batch"], output["rollouts"].rewards
-    assert batch.ref_logprobs is None  # the loss has no KL term
-    start = start_policy()
-    with torch.no_grad():
-        ref = torch.stack([unbatched_logprobs(start.model, batch, n)[0].sum() for n in range(16)])
-    penalty = 0.3 * (batch.old_logprobs.sum(1) - ref).double()
-    assert penalty.abs().max() > 1e-3
-    penalised = rewards - penalty.view(4, 4)
-    expected = penalised - penalised.mean(1, keepdim=True)
-    got = batch.advantages.view(4, 4).double()
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
-    per_token = penalty.sum() / 0.3 / batch.loss_mask.sum()
-    assert output["metrics"]["policy/kl"] == pytest.approx(per_token.item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["full", "lora"])

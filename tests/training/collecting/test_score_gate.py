@@ -4,7 +4,6 @@ import asyncio
 import math
 import os
 import signal
-from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +11,6 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from small_runs import PROMPTS, Keep, ShareOfLowBytes, make_module, make_trainer, start_weights
 from small_runs import weights as weights_of
-from tiny import rollouts
 
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.data import PromptLoader
@@ -21,7 +19,6 @@ from lit_grpo.runs.files.completions import CompletionsFile
 from lit_grpo.runs.leaving.signals import StopOnSignal
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training import OutagePolicy, waiting
-from lit_grpo.training.collecting import score_gate
 from lit_grpo.types import Completion, Outcome, Score
 
 NO_RETRY = OutagePolicy(give_up_after_seconds=0)
@@ -194,49 +191,6 @@ def test_the_rows_are_kept_too_if_retrying_is_pointless(tmp_path, outcome, on_er
     assert outcomes.count(str(outcome)) == 1
     missing = [row["detail/flaky"] for row in rows if row["outcome/flaky"] == "timeout"]
     assert set(missing) <= {"the step ended before it came"}
-
-
-def test_a_reward_that_does_not_apply_is_not_named_as_the_cause_of_an_outage():
-    down = Score(value=None, outcome=Outcome.TIMEOUT, detail="late")
-    declined = Score(value=None, outcome=Outcome.ABSTAIN)
-    ok = Score(value=1.0)
-    scored = rollouts([[1.0] * 4])
-    scores = {"a": (down, down, down, ok), "b": (declined,) * 4}
-    scored = replace(scored, groups=(replace(scored.groups[0], scores=scores),))
-    status = score_gate.score_status(scored, ["a", "b"])
-    assert status.num_missing == 3
-    assert str(status).startswith(
-        "3 of the 4 rows (75%) have no score: 75% of the scores of reward 'a' ended as timeout"
-    )
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "said"),
-    [
-        ([Outcome.BUDGET_SPENT, None, None, None], "would stop at such a step: the judge's budget"),
-        ([Outcome.NOT_SAMPLED] * 3 + [None], "would stop at such a step: 3 of the 4 rows"),
-        (
-            [Outcome.TIMEOUT] * 3 + [None],
-            "would pause, retry and in the end stop at such a step: 3",
-        ),
-        ([Outcome.TIMEOUT, None, None, None], ""),
-    ],
-)
-def test_what_a_run_would_do_with_a_step_is_what_the_gate_does(outcomes, said):
-    scores = tuple(
-        Score(value=1.0) if one is None else Score(value=None, outcome=one) for one in outcomes
-    )
-    scored = rollouts([[1.0] * 4])
-    group = scored.groups[0]
-    completions = tuple(
-        Completion.failed("lost") if one is Outcome.NOT_SAMPLED else completion
-        for one, completion in zip(outcomes, group.completions, strict=True)
-    )
-    group = replace(group, scores={"a": scores}, completions=completions)
-    status = score_gate.score_status(replace(scored, groups=(group,)), ["a"])
-    why = status.why_not_trained(0.5)
-    assert said in why
-    assert bool(why) == bool(said)
 
 
 def test_a_failure_of_a_reward_with_on_error_raise_stops_the_run_before_the_step(tmp_path):
