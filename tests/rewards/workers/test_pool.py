@@ -1,12 +1,8 @@
 import asyncio
-import contextlib
 import os
 import signal
-import time
-from pathlib import Path
 
 import pytest
-from forked import receive, start_process
 from paths import SUPPORT
 from worker_processes import guards_of, is_alive, is_busy, wait_until, workers_of
 
@@ -44,10 +40,6 @@ async def until(condition):
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
-
-
-def children_of(pid):
-    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 @pytest.mark.parametrize(
@@ -217,58 +209,3 @@ def test_closing_kills_a_call_that_runs():
 
     with_pool(close_while_busy)
     wait_until(lambda: guards_of(os.getpid()) <= others)
-
-
-def train(how, ready):
-    """Act as a trainer that does not get to close its pool."""
-    os.setsid()
-
-    async def run():
-        pool = WorkerPool(FUNCTIONS, ("run", FINE), **SETTINGS)
-        await pool.start()
-        if how == "busy":
-            code = "import subprocess; subprocess.Popen(['sleep', '600'])\n9 ** 9 ** 9"
-            asyncio.create_task(pool.call("run", code))
-        if how == "forks":
-            if not os.fork():
-                time.sleep(600)
-            await pool.close()
-        ready.send("ready")
-        await asyncio.sleep(600)
-
-    asyncio.run(run())
-
-
-@pytest.fixture
-def start_trainer():
-    """Start trainers, which are killed at the end with all processes of their sessions."""
-    trainers = []
-
-    def start(how):
-        trainer, messages = start_process(lambda ready: train(how, ready))
-        trainers.append(trainer)
-        assert receive(messages) == "ready"
-        return trainer
-
-    yield start
-    for one in trainers:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(one.pid, signal.SIGKILL)
-        one.join()
-
-
-@pytest.mark.parametrize("how", ["idle", "busy"])
-def test_no_process_is_left_when_the_trainer_is_killed(start_trainer, how):
-    trainer = start_trainer(how)
-    (guard,), (worker,) = guards_of(trainer.pid), workers_of(trainer.pid)
-    family = {guard, worker}
-    if how == "busy":
-        wait_until(lambda: children_of(worker) and is_busy(worker))
-        family |= children_of(worker)
-    trainer.kill()
-    wait_until(lambda: not any(map(is_alive, family)))
-
-
-def test_workers_end_even_if_a_forked_process_of_the_trainer_holds_their_pipes(start_trainer):
-    trainer = start_trainer("forks")
-    wait_until(lambda: not guards_of(trainer.pid))

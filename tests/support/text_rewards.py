@@ -1,0 +1,28 @@
+"""Rewards that are the number which a completion says, and their scores."""
+
+import asyncio
+
+from tiny import completion
+
+from lit_grpo.rewards import Reward
+
+
+def texts(*rows):
+    return [[completion(text=text) for text in row] for row in rows]
+
+
+def outcomes(batch, name):
+    return [[str(score.outcome) for score in group.scores[name]] for group in batch.groups]
+
+
+class Value(Reward):
+    """The text as a number; raises if it is not one."""
+
+    def score(self, prompt, completion):
+        return float(completion.text)
+
+
+class AsyncValue(Reward):
+    async def score(self, prompt, completion):
+        await asyncio.sleep(0)
+        return float(completion.text)
