@@ -143,6 +143,21 @@ def test_a_test_file_has_the_path_of_its_module(path):
     assert any(subject == name or subject.startswith(f"{name}_") for name in modules)
 
 
+WITHOUT_LOGIC = {
+    *(f"diagnostics/causes/{name}.py" for name in ("ends", "machine", "policy", "rewards")),
+    *("diagnostics/causes/rollouts.py", "objective/inputs.py"),
+}
+"""Tables of words, which tests/diagnostics/causes/test_table.py checks, and types."""
+MODULES = {path.relative_to(PACKAGE) for path in FILES.values() if path.stem != "__init__"}
+
+
+@pytest.mark.parametrize("path", sorted(MODULES - set(map(Path, WITHOUT_LOGIC))), ids=str)
+def test_a_module_has_a_test_file_of_its_name(path):
+    name = path.stem.strip("_")
+    folder = TESTS / path.parent
+    assert [*folder.glob(f"test_{name}.py"), *folder.glob(f"test_{name}_*.py")]
+
+
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, set[str]]:
     """The modules that are loaded after each of some imports, in one process."""
