@@ -29,7 +29,8 @@ class PromptFormat:
     """How rows become prompts; `PromptData` explains each setting.
 
     Raises:
-        UserError: an unknown role, a template with a syntax error, or a limit below 1.
+        UserError: an unknown role, a template with a syntax error or without a column, or a limit
+            below 1.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -63,6 +64,11 @@ class PromptFormat:
         """The template, or None without one."""
         if self.template is None:
             return None
+        if "{{" not in self.template and "{%" not in self.template:
+            raise UserError(
+                f"template must have a column between two braces, such as {{{{ prompt }}}}, got "
+                f"{self.template!r} (every row would get this same prompt). Set data.template."
+            )
         environment = jinja2.Environment(
             undefined=jinja2.StrictUndefined, finalize=_checked_value, keep_trailing_newline=True
         )

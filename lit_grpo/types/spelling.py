@@ -9,9 +9,12 @@ from collections.abc import Iterable
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `` Did you mean X?`` for the closest known word, or nothing if none is close.
 
-    Of several that are close, the closest with the same first letter is taken.
+    A word with the same letters, in another case, is the closest. Of several others that are close,
+    the closest with the same first letter is taken.
     """
-    close = difflib.get_close_matches(word, list(known), n=3)
+    words = list(known)
+    same = [one for one in words if one.lower() == word.lower()]
+    close = same or difflib.get_close_matches(word, words, n=3)
     if not close:
         return ""
     best = max(close, key=lambda one: one[:1] == word[:1])  # the first of several maxima

@@ -49,6 +49,12 @@ def test_a_template_writes_the_prompt_from_any_column_and_keeps_its_last_newline
     assert prompt.text == "Q: 2+3\nA:\n"
 
 
+@pytest.mark.parametrize("template", ["Q: {prompt}\nA:", "Question:"])
+def test_a_template_without_a_column_is_refused(template):
+    with pytest.raises(ValueError, match=r"such as \{\{ prompt \}\}, got"):
+        build(row(2, prompt="q", answer="a"), template=template)
+
+
 def test_an_unknown_or_null_column_in_a_template_is_refused_with_the_row():
     with pytest.raises(
         ValueError, match=r"row 2 does not fit the template: 'qestion' is undefined.*"

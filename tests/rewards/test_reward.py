@@ -93,6 +93,13 @@ class WithoutSelf(Reward):
         return 1.0
 
 
+class Swapped(Reward):
+    """It would score the prompt."""
+
+    def score(self, completion, prompt):
+        return float(len(completion.text))
+
+
 class NamedOnly(Reward):
     def score_group(self, prompt, *, completions):
         return [1.0]
@@ -119,6 +126,10 @@ class TakesAll(Reward):
         (OfTRL(), r"OfTRL.score must take self, prompt, completion, got score\(self, completion\)"),
         (OfTRL(), r"Define def score\(self, prompt, completion\)\.$"),
         (WithoutSelf(), r"got score\(prompt, completion\).*Define async def score\(self, prompt"),
+        (
+            Swapped(),
+            r"Swapped.score must take self, prompt, .*got score\(self, completion, ",
+        ),
         (NamedOnly(), r"NamedOnly.score_group must take self, prompt, completions, got"),
         (ChecksNothing(), r"ChecksNothing.check must take self, prompts, got check\(self\)"),
     ],

@@ -10,6 +10,7 @@ from lit_grpo.types.spelling import did_you_mean
         ("rescor", ["score", "rescore"], " Did you mean rescore?"),
         ("rate", ["date", "ratio"], " Did you mean ratio?"),
         ("quite", ["other"], ""),
+        ("adamw", ["Adam", "AdamW", "AdamW8bit"], " Did you mean AdamW?"),
         ("any", [], ""),
     ],
 )

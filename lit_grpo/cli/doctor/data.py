@@ -22,8 +22,10 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     data = subject.cli.datamodule
     if subject.tokenizer.or_none() is None and isinstance(data, PromptDataModule):
         rows = data.rows("train")  # a wrong path shows all the same
-        yield ok(f"{len(rows):,} rows can be read.")
-        raise NotChecked("Not tokenized, since the tokenizer could not be read.")
+        raise NotChecked(
+            f"{len(rows):,} rows can be read. Their prompts and gold answers were not checked, "
+            "since the tokenizer could not be read."
+        )
     loader, held_out = subject.loader.read(), subject.val_prompts
     subject.module.check_loader(loader)
     yield ok(f"{loader.num_prompts:,} training prompts, {len(held_out):,} held-out prompts.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from collections.abc import Iterable, Iterator
@@ -24,10 +25,13 @@ OTHER_NAMES = {
     "reward_funcs": "model.rewards",
     "num_iterations": "model.update.epochs",
     "output_dir": "run_dir",
+    "batch_size": "data.prompts_per_step",
     "per_device_train_batch_size": "data.prompts_per_step",
 }
 """Names of TRL, and other likely ones -> what to set here."""
 
+SLIP = 0.9
+"""Similarity of a word with a slip of the pen; ``reward`` and ``rewards`` have 0.92."""
 MAX_DEPTH = 2
 """How deep in classes a key is looked for; classes may contain each other."""
 
@@ -87,7 +91,7 @@ def elsewhere(key: str) -> str:
 
 
 def suggest(key: str, known: Iterable[str]) -> str:
-    """Suggest a key of the same name elsewhere, or the closest word at the first unknown part."""
+    """Suggest a last word without a slip, a key of the same name elsewhere, or a close word."""
     paths = [path.split(".") for path in known]
     parts = key.split(".")
     for level, part in enumerate(parts):
@@ -97,6 +101,9 @@ def suggest(key: str, known: Iterable[str]) -> str:
         if part not in siblings:
             if part in SECTIONS:
                 return elsewhere(part)
+            slips = difflib.get_close_matches(part, siblings, n=1, cutoff=SLIP)
+            if slips and part == parts[-1]:
+                return did_you_mean(part, slips)
             others = [".".join(path) for path in paths if path[-1] == parts[-1]]
             return elsewhere(others[0]) if others else did_you_mean(part, siblings)
     return ""

@@ -12,7 +12,8 @@ def test_a_model_that_is_not_there_is_one_failed_check_and_the_others_go_on(caps
     assert exit_code == 1
     assert "there is no such directory" in shown["model"]
     assert "Set model.policy.path" in shown["model"]
-    assert "1 rows can be read" in shown["data"]
+    assert "1 rows can be read. Their prompts and gold answers were not checked" in shown["data"]
+    assert "ok" not in shown["data"].split()
     assert "Not checked" in shown["memory"]
     assert "2 prompts x 2 completions" in shown["batch"]
     assert shown["summary"].strip() == "Do not start yet: model failed."

@@ -11,13 +11,21 @@ from lit_grpo.__main__ import main
 from lit_grpo.cli.parsing.suggestions import class_keys, elsewhere, keys, suggest, suggest_key
 from lit_grpo.training import SFTModule
 
-KNOWN = ["model.group_size", "model.sampling.max_tokens", "trainer.max_steps", "run_dir"]
+KNOWN = [
+    "model.group_size",
+    "model.rewards",
+    "model.evaluation.accuracy.reward",
+    "model.sampling.max_tokens",
+    "trainer.max_steps",
+    "run_dir",
+]
 
 
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
         ("model.group_sise", " Did you mean group_size?"),
+        ("model.reward", " Did you mean rewards?"),
         ("modle.group_size", " Did you mean model.group_size?"),
         ("modle.nothing", " Did you mean model?"),
         ("model.max_tokens", " Did you mean model.sampling.max_tokens?"),
@@ -27,7 +35,7 @@ KNOWN = ["model.group_size", "model.sampling.max_tokens", "trainer.max_steps", "
         ("model.group_size", ""),
     ],
 )
-def test_a_key_of_that_name_elsewhere_comes_before_one_that_is_spelt_alike(key, hint):
+def test_a_slip_comes_before_a_key_of_that_name_elsewhere_and_that_before_one_alike(key, hint):
     assert suggest(key, KNOWN) == hint
 
 
@@ -51,6 +59,7 @@ def parser_of(kind: type, name: str | None = None) -> ArgumentParser:
     [
         ("learning_rate", " Did you mean lr?"),
         ("lrr", " Did you mean lr?"),
+        ("batch_size", " Set data.prompts_per_step."),
         ("beta", " Set model.objective.kl.coef."),
         ("group_size", " Did you mean model.group_size?"),
         ("data", " data belongs at the top level."),
