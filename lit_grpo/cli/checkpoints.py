@@ -21,6 +21,7 @@ from lit_grpo.runs.checkpoints.files import (
     size_of,
     why_unusable,
 )
+from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.files.space import format_size
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
@@ -128,12 +129,22 @@ def _state(manifest: Manifest | None, is_verified: bool) -> str:
 
 
 def _recover(checkpoint: Path, manifest: Manifest | None, run_dir: Path, *, is_trial: bool) -> None:
-    """Make a checkpoint the one that a resumed run goes on from; the others stay."""
+    """Make a checkpoint the one that a resumed run goes on from; the others stay until then.
+
+    Raises:
+        UserError: the run is training.
+    """
     step = None if manifest is None else manifest.rollout_step
     at = "" if step is None else f" after rollout step {step}"
     if is_trial:
         print(f"{run_dir} would go on from {checkpoint}{at} when it is resumed")
         return
+    if is_locked(run_dir):
+        raise UserError(
+            f"{run_dir} must have ended before --recover, but a process trains in it (its next "
+            "checkpoint would be the one to go on from). End it first: Ctrl-C, or SIGTERM to its "
+            "process."
+        )
     choose(checkpoint)
     print(f"{run_dir} goes on from {checkpoint}{at} when it is resumed")
 

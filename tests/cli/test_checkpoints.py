@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -105,6 +107,33 @@ def test_a_real_run_goes_on_from_the_recovered_one(tmp_path, monkeypatch, capsys
     assert main(["fit", "run"]) == 0
     log = (tmp_path / "run/run.log").read_text()
     assert "resuming from run/checkpoints/last.ckpt after rollout step 1" in log
+    assert "this run had got to rollout step 3, and goes on after step 1" in log
+    assert "is replaced (step_000003.ckpt, step_000002.ckpt, rows of metrics.csv" in log
+
+
+def test_a_run_that_is_training_is_not_recovered(run, capsys):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_THE_LOCK, str(run)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.read(1) == b"1"
+        code, said = shown(capsys, run, "--before_step", 30, "--recover")
+        process.communicate(b"")
+    assert code == 2
+    assert "must have ended before --recover, but a process trains in it" in said.err
+    assert os.readlink(run / "checkpoints/last.ckpt") == "step_000030.ckpt"
+
+
+HOLD_THE_LOCK = """
+import sys
+from pathlib import Path
+from lit_grpo.runs.files.lock import locked
+
+with locked(Path(sys.argv[1])):
+    print(1, end="", flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.mark.parametrize(

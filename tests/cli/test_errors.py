@@ -225,7 +225,7 @@ ARGUMENTS = {
         "Did you mean MyGRPO?"
     ),
     "--ckpt_path=last": ("run has no checkpoint to go on from. Set ckpt_path to auto"),
-    "--ckpt_path=no.ckpt": "no.ckpt: no such checkpoint. Set ckpt_path to a file or to last.",
+    "--ckpt_path=no.ckpt": "no.ckpt: no such checkpoint. Set ckpt_path to a file, to last",
 }
 
 FILES = {

@@ -51,7 +51,7 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
     if is_own:
         return str(_newest_intact(run_dir))
     if "://" not in name and not Path(name).exists():
-        raise UserError(f"{name}: no such checkpoint. Set ckpt_path to a file or to last.")
+        raise UserError(f"{name}: no such checkpoint. Set ckpt_path to a file, to last or to auto.")
     if Path(name).exists() and not _is_checkpoint(Path(name)):
         what = "a directory" if Path(name).is_dir() else "no checkpoint"
         raise UserError(

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -134,6 +134,7 @@ class Checkpoints(Callback):
         self._saved_at = time.monotonic()
         found = newest_first(self.directory, "step_*.ckpt") if trainer.ckpt_path else []
         self._has_healthy = any(map(_is_healthy, found))
+        _warn_of_later(found, num_finished_steps(trainer))
         for other in self._sharing_callbacks(trainer):
             # Otherwise it would avoid a ``last.ckpt`` that it did not write itself.
             other.last_model_path = other.last_model_path or os.path.join(str(other.dirpath), LAST)
@@ -321,6 +322,22 @@ def trouble_of(trainer: L.Trainer) -> str:
     """Return what the module and callbacks with a ``trouble`` say; empty if the run is healthy."""
     asked = [trainer.lightning_module, *trainer.callbacks]  # type: ignore[attr-defined]
     return "; ".join(filter(None, (getattr(one, "trouble", "") for one in asked)))
+
+
+@rank_zero_only
+def _warn_of_later(checkpoints: Sequence[Path], num_steps: int) -> None:
+    """Warn of checkpoints from after the step that a run goes on from: they will be replaced."""
+    manifests = [(path, read_manifest(path)) for path in checkpoints]
+    steps = {path: one.rollout_step for path, one in manifests if one is not None}
+    if later := {path: step for path, step in steps.items() if step > num_steps}:
+        log.warning(
+            "this run had got to rollout step %d, and goes on after step %d: what it has of the "
+            "steps between is replaced (%s, rows of metrics.csv, completions). To keep it, press "
+            "Ctrl-C now and copy the run directory.",
+            max(later.values()),
+            num_steps,
+            ", ".join(path.name for path in later),
+        )
 
 
 def _is_healthy(checkpoint: Path) -> bool:
