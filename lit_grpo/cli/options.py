@@ -230,7 +230,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "--latest": {"action": "store_true", "help": "print the path of the newest intact one"},
         "--recover": {
             "action": "store_true",
-            "help": "let a resumed run go on from the newest intact one of these, and replace later ones",
+            "help": "let a resumed run go on from the newest intact one; it replaces later ones",
         },
         "--export": {
             "metavar": "DIR",

@@ -328,7 +328,7 @@ def trouble_of(trainer: L.Trainer) -> str:
 def _warn_of_later(checkpoints: Sequence[Path], num_steps: int) -> None:
     """Warn of checkpoints from after the step that a run goes on from: they will be replaced."""
     manifests = [(path, read_manifest(path)) for path in checkpoints]
-    steps = {path: one.rollout_step for path, one in manifests if one is not None}
+    steps = {path: one.rollout_step or 0 for path, one in manifests if one is not None}
     if later := {path: step for path, step in steps.items() if step > num_steps}:
         log.warning(
             "this run had got to rollout step %d, and goes on after step %d: what it has of the "
