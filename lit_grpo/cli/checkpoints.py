@@ -129,7 +129,7 @@ def _state(manifest: Manifest | None, is_verified: bool) -> str:
 
 
 def _recover(checkpoint: Path, manifest: Manifest | None, run_dir: Path, *, is_trial: bool) -> None:
-    """Make a checkpoint the one that a resumed run goes on from; the others stay until then.
+    """Make a checkpoint the one that a resumed run goes on from; until then the others stay.
 
     Raises:
         UserError: the run is training.

@@ -207,26 +207,12 @@ def check_settings(reward: Reward) -> None:
     check_range(setting_key(reward, "num_retries"), reward.num_retries, at_least=0)
 
 
-def _fits(method: Callable[..., Any], arguments: Sequence[str]) -> bool:
-    """Return whether a method takes these arguments, and none under the name of another."""
-    if unfit_signature(method, arguments) is not None:
-        return False
-    try:
-        taken = inspect.signature(method).parameters
-    except (TypeError, ValueError):  # not written in Python
-        return True
-    return all(
-        name == argument or name not in arguments
-        for name, argument in zip(taken, arguments, strict=False)
-    )
-
-
 def _check_signatures(reward: Reward) -> None:
     """Check that the methods of a reward take what they are called with."""
     unused = "score" if reward.is_grouped else "score_group"
     for name, arguments in _ARGUMENTS.items():
         method = getattr(reward, name)
-        if name == unused or _fits(method, arguments):
+        if name == unused or unfit_signature(method, arguments) is None:
             continue
         whole = ", ".join(["self", *arguments])
         keyword = "async def" if inspect.iscoroutinefunction(method) else "def"

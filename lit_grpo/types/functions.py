@@ -28,7 +28,8 @@ def unfit_signature(
 ) -> inspect.Signature | None:
     """Return the signature of a function that cannot be called with these arguments by position.
 
-    None if it can, or if its signature is not known, as that of one that is not written in Python.
+    Nor can one that takes one of them under the name of another. None if the function can, or if
+    its signature is not known, as that of one that is not written in Python.
     """
     try:
         signature = inspect.signature(function)
@@ -38,7 +39,9 @@ def unfit_signature(
         signature.bind(*arguments)
     except TypeError:
         return signature
-    return None
+    taken = zip(signature.parameters, arguments, strict=False)
+    is_swapped = any(name != argument and name in arguments for name, argument in taken)
+    return signature if is_swapped else None
 
 
 def users_traceback(error: BaseException) -> str:

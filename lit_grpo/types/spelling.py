@@ -6,15 +6,18 @@ import difflib
 from collections.abc import Iterable
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str], *, similarity: float = 0.6) -> str:
     """Return `` Did you mean X?`` for the closest known word, or nothing if none is close.
 
     A word with the same letters, in another case, is the closest. Of several others that are close,
     the closest with the same first letter is taken.
+
+    Args:
+        similarity: From which a word is close; 1 is the same word.
     """
     words = list(known)
     same = [one for one in words if one.lower() == word.lower()]
-    close = same or difflib.get_close_matches(word, words, n=3)
+    close = same or difflib.get_close_matches(word, words, n=3, cutoff=similarity)
     if not close:
         return ""
     best = max(close, key=lambda one: one[:1] == word[:1])  # the first of several maxima

@@ -74,6 +74,8 @@ def test_a_function_that_takes_the_arguments_is_fit(function):
         (lambda completion: 1.0, "(completion)"),
         (lambda a, b, c: 1.0, "(a, b, c)"),
         (lambda a, *, b: 1.0, "(a, *, b)"),
+        (lambda completion, prompt: 1.0, "(completion, prompt)"),
+        (lambda text, prompt: 1.0, "(text, prompt)"),
         (Scorer.score, "(self, prompt, completion)"),
     ],
 )

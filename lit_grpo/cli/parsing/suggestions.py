@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Iterable, Iterator
@@ -101,9 +100,9 @@ def suggest(key: str, known: Iterable[str]) -> str:
         if part not in siblings:
             if part in SECTIONS:
                 return elsewhere(part)
-            slips = difflib.get_close_matches(part, siblings, n=1, cutoff=SLIP)
-            if slips and part == parts[-1]:
-                return did_you_mean(part, slips)
+            is_last = level == len(parts) - 1
+            if is_last and (hint := did_you_mean(part, siblings, similarity=SLIP)):
+                return hint
             others = [".".join(path) for path in paths if path[-1] == parts[-1]]
             return elsewhere(others[0]) if others else did_you_mean(part, siblings)
     return ""

@@ -90,7 +90,6 @@ class HFEngine(RolloutEngine):
         saved_tokens = ids.numel() * (group_size - 1)
         shares_prompts = saved_tokens >= shared_prompts.MIN_SAVED_TOKENS
         shares_prompts = shares_prompts and can_share_prompts(model)
-        is_padded = not bool(mask.all())
         batch = RunningBatch(
             model,
             ids,
@@ -98,7 +97,7 @@ class HFEngine(RolloutEngine):
             group_size,
             noise,
             shares_prompts=shares_prompts,
-            prepares_masks=is_padded and can_prepare_masks(model),
+            prepares_masks=can_prepare_masks(model),
         )
         stops = _Stops(self.policy, sampling, batch.logits.device)
         for step in range(sampling.max_tokens):

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from lit_grpo.diagnostics.monitors import describe_unknown
 from lit_grpo.runs.checkpoints.files import (
     LAST,
     SUMMARY,
+    Manifest,
     link_last,
     newest_first,
     read_manifest,
@@ -133,8 +134,9 @@ class Checkpoints(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_at = time.monotonic()
         found = newest_first(self.directory, "step_*.ckpt") if trainer.ckpt_path else []
-        self._has_healthy = any(map(_is_healthy, found))
-        _warn_of_later(found, num_finished_steps(trainer))
+        manifests = {path: read_manifest(path) for path in found}
+        self._has_healthy = any(map(_is_healthy, manifests.values()))
+        _warn_of_later(manifests, num_finished_steps(trainer))
         for other in self._sharing_callbacks(trainer):
             # Otherwise it would avoid a ``last.ckpt`` that it did not write itself.
             other.last_model_path = other.last_model_path or os.path.join(str(other.dirpath), LAST)
@@ -233,7 +235,7 @@ class Checkpoints(Callback):
     def _remove_old(self) -> None:
         """Keep the newest checkpoints, and the newest one of a healthy run."""
         found = newest_first(self.directory, "step_*.ckpt")
-        healthy = next(filter(_is_healthy, found), None)
+        healthy = next((path for path in found if _is_healthy(read_manifest(path))), None)
         for path in found[self.keep_last :]:
             if path != healthy:
                 remove(path)
@@ -325,10 +327,9 @@ def trouble_of(trainer: L.Trainer) -> str:
 
 
 @rank_zero_only
-def _warn_of_later(checkpoints: Sequence[Path], num_steps: int) -> None:
+def _warn_of_later(manifests: Mapping[Path, Manifest | None], num_steps: int) -> None:
     """Warn of checkpoints from after the step that a run goes on from: they will be replaced."""
-    manifests = [(path, read_manifest(path)) for path in checkpoints]
-    steps = {path: one.rollout_step or 0 for path, one in manifests if one is not None}
+    steps = {path: one.rollout_step or 0 for path, one in manifests.items() if one is not None}
     if later := {path: step for path, step in steps.items() if step > num_steps}:
         log.warning(
             "this run had got to rollout step %d, and goes on after step %d: what it has of the "
@@ -340,6 +341,5 @@ def _warn_of_later(checkpoints: Sequence[Path], num_steps: int) -> None:
         )
 
 
-def _is_healthy(checkpoint: Path) -> bool:
-    manifest = read_manifest(checkpoint)
+def _is_healthy(manifest: Manifest | None) -> bool:
     return manifest is not None and manifest.is_healthy
