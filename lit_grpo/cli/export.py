@@ -12,6 +12,7 @@ from lit_grpo.cli.parsing.configs import read_config
 from lit_grpo.cli.parsing.parser import Parser
 from lit_grpo.cli.places import check_place
 from lit_grpo.policy import Policy
+from lit_grpo.policy.model_source import refuse_changed
 from lit_grpo.runs.checkpoints.files import read_checkpoint
 from lit_grpo.runs.files.space import warn_of_space
 from lit_grpo.runs.trainer import silence_chatter
@@ -72,9 +73,12 @@ def _load_weights(policy: Policy, checkpoint: Path) -> None:
     """Load what the checkpoint has; a frozen base of an adapter comes from ``policy.path``.
 
     Raises:
-        UserError: the checkpoint is one of a different policy.
+        UserError: the checkpoint is one of a different policy, or its base has changed.
     """
     saved = read_checkpoint(checkpoint, with_optimizers=False)
+    if policy.lora is not None:
+        source = saved.get("loaded_from", {}).get("model.policy.path")
+        refuse_changed("model.policy.path", source, policy.loaded_from)
     weights = {
         name.removeprefix("policy."): weight
         for name, weight in saved["state_dict"].items()

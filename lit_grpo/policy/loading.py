@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lit_grpo.policy.lora import is_adapter
+from lit_grpo.policy.lora import base_of, is_adapter
 from lit_grpo.policy.model_types import ABOUT_MODEL_TYPE, explain_loading, explain_model_type
 from lit_grpo.policy.weight_files import check_weight_files
 from lit_grpo.types import UserError
@@ -96,7 +95,7 @@ def outline_model(
     """
     with torch.device("meta"):
         return model_without_weights(
-            _base_of(path) if is_adapter(path) else path,
+            base_of(path) if is_adapter(path) else path,
             dtype=dtype,
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
@@ -121,15 +120,10 @@ def model_without_weights(
 def _load_merged(path: str, **options: Any) -> PreTrainedModel:
     from peft import PeftModel
 
-    base: Any = load_model(_base_of(path), **options)
+    base: Any = load_model(base_of(path), **options)
     merged: Any = PeftModel.from_pretrained(base, path).merge_and_unload()
     model: PreTrainedModel = merged.requires_grad_()  # peft has frozen the weights of the base
     return model
-
-
-def _base_of(adapter: str) -> str:
-    settings = json.loads((Path(adapter) / "adapter_config.json").read_text())
-    return str(settings["base_model_name_or_path"])
 
 
 def max_positions(config: PreTrainedConfig) -> int | None:

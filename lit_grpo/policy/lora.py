@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,3 +104,9 @@ def _refuse_tied_layers(adapted: nn.Module, model: PreTrainedModel) -> None:
 def is_adapter(path: str) -> bool:
     """Return whether a directory holds an adapter without its base model."""
     return (Path(path) / "adapter_config.json").is_file()
+
+
+def base_of(adapter: str) -> str:
+    """Return the directory or hub id of the model that an adapter was trained on."""
+    settings = json.loads((Path(adapter) / "adapter_config.json").read_text())
+    return str(settings["base_model_name_or_path"])

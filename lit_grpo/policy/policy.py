@@ -25,6 +25,7 @@ from lit_grpo.policy.chat_template import end_tokens
 from lit_grpo.policy.loading import build_model, load_model, load_tokenizer, outline_model
 from lit_grpo.policy.lora import LoRA, add_lora, is_adapter
 from lit_grpo.policy.model_files import file_bytes, save_model
+from lit_grpo.policy.model_source import ModelSource
 from lit_grpo.policy.named_weights import base_weights, gather
 from lit_grpo.policy.packed_attention import same_attention
 from lit_grpo.policy.shard_loading import (
@@ -113,6 +114,7 @@ class Policy(nn.Module):
         self.merge_lora = merge_lora
         self.trust_remote_code = trust_remote_code
         self.reasoning_tags = reasoning_tags
+        self.loaded_from: ModelSource | None = None
         self.model: Any = None
         self.reference_model: PreTrainedModel | None = None
         self.reference_adapter: nn.Module | None = None
@@ -158,6 +160,7 @@ class Policy(nn.Module):
         if sharding.loads_parts:
             files = files_to_read_in_parts(self.path, self.lora, **self._loading_options)
         model = self._initial_model(load_model if files is None else model_of_placeholders)
+        self.loaded_from = None if self.path is None else ModelSource.of(self.path)
         use_packing = self.packing and runs_packs(model)
         if with_reference and self.lora is None:
             copied = copy_without_weights(model) if sharding.loads_parts else deepcopy(model)

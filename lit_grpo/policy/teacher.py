@@ -18,6 +18,7 @@ from lit_grpo.policy.body_and_head import (
 )
 from lit_grpo.policy.loading import load_model, load_tokenizer, max_positions
 from lit_grpo.policy.logprobs import completion_statistics, top_tokens
+from lit_grpo.policy.model_source import ModelSource
 from lit_grpo.policy.policy import Policy
 from lit_grpo.types import TokenBatch, UserError
 
@@ -42,6 +43,9 @@ class Teacher(ABC):
     on_wait: Callable[[], None] = staticmethod(lambda: None)
     """The trainer's: ``read`` calls it now and then while it waits for a server. It raises an
     exception, which must pass, if the run is to end."""
+
+    loaded_from: ModelSource | None = None
+    """What ``load`` has read; None for a model in another process."""
 
     @abstractmethod
     def load(self, policy: Policy, *, temperature: float, top_k: int | None) -> None:
@@ -122,6 +126,7 @@ class LocalTeacher(Teacher):
             trust_remote_code=self.trust_remote_code,
             key=_KEY,
         )
+        self.loaded_from = ModelSource.of(self.path)
         check_body_and_head(model)
         use_packing = policy.packing and runs_packs(model) and runs_packs_rightly(model)
         causal_model = BodyAndHead(model, use_packing=use_packing)

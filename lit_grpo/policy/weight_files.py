@@ -27,10 +27,9 @@ def check_weight_files(path: str, key: str) -> None:
             there.
     """
     directory = Path(path)
-    single = [directory / name for name in (SAFE_WEIGHTS_NAME, ADAPTER_SAFE_WEIGHTS_NAME)]
     index = directory / SAFE_WEIGHTS_INDEX_NAME
     try:
-        files = [file for file in single if file.is_file()] or _indexed(index)
+        files = safetensors_files(directory)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise _damaged(index, error, key) from error
     if lacking := [file.name for file in files if not file.exists()]:
@@ -44,6 +43,17 @@ def check_weight_files(path: str, key: str) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise _damaged(file, error, key) from error
+
+
+def safetensors_files(directory: Path) -> list[Path]:
+    """Return the files that `transformers` or `peft` load from a directory; they may be missing.
+
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError: the index is damaged.
+    """
+    single = [directory / name for name in (SAFE_WEIGHTS_NAME, ADAPTER_SAFE_WEIGHTS_NAME)]
+    found = [file for file in single if file.is_file()]
+    return found or _indexed(directory / SAFE_WEIGHTS_INDEX_NAME)
 
 
 def _indexed(index: Path) -> list[Path]:

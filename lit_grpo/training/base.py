@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from itertools import islice
 from math import ceil
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from lit_grpo.distributed import get_world_size
 from lit_grpo.distributed.checkpoints import check_partition
 from lit_grpo.policy import Policy
 from lit_grpo.policy.loading import max_positions
+from lit_grpo.policy.model_source import ModelSource, refuse_changed
 from lit_grpo.policy.sharding import WHOLE, Sharding, T
 from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
@@ -319,11 +321,14 @@ class PolicyModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["optimizer_settings"] = self._optimizer_settings
+        checkpoint["loaded_from"] = {
+            k: asdict(one) for k, one in self._sources_read_again().items()
+        }
         weights, reloaded = checkpoint["state_dict"], self._reloaded_names()
         checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in reloaded}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self._trainer is not None and self.trainer.state.fn == "fit":
+        if is_fit := self._trainer is not None and self.trainer.state.fn == "fit":
             own = getattr(self.trainer.strategy, "partition", None)
             check_partition(checkpoint, own, self.trainer.ckpt_path)
         trained = {n for n, p in self.named_parameters() if p.requires_grad}
@@ -334,6 +339,9 @@ class PolicyModule(L.LightningModule):
                 "config.yaml."
             )
         self._refuse_other_shapes(checkpoint["state_dict"])
+        if is_fit or self.policy.lora is not None:
+            for key, source in self._sources_read_again().items():
+                refuse_changed(key, checkpoint.get("loaded_from", {}).get(key), source)
         self.strict_loading = not self._reloaded_names()
         self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
 
@@ -347,6 +355,11 @@ class PolicyModule(L.LightningModule):
                     f"{tuple(parameter.shape)}, so it belongs to a different policy. Set "
                     "model.policy as in that run's config.yaml."
                 )
+
+    def _sources_read_again(self) -> dict[str, ModelSource]:
+        """Return, by its key, each model that a resumed run reads from its path again."""
+        source = self.policy.loaded_from
+        return {"model.policy.path": source} if source and self._reloaded_names() else {}
 
     def _reloaded_names(self) -> set[str]:
         """Return the parameters that a resumed run reads from ``policy.path`` again.

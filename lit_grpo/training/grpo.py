@@ -23,6 +23,7 @@ from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import LocalTeacher, Policy
 from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.policy.loading import max_positions
+from lit_grpo.policy.model_source import ModelSource
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
@@ -387,6 +388,10 @@ class GRPOModule(PolicyModule):
         self.skipped_steps.load(checkpoint["num_skipped"])
         self._empty_steps.load(checkpoint.get("num_empty_steps", 0))
         self._load_coefficients(checkpoint)
+
+    def _sources_read_again(self) -> dict[str, ModelSource]:
+        source = self.teacher and self.teacher.loaded_from
+        return super()._sources_read_again() | ({"model.teacher.path": source} if source else {})
 
     def _configured_coefs(self) -> dict[str, float]:
         return {"kl": self.objective.kl.coef, "entropy": self.objective.entropy.coef}

@@ -174,3 +174,20 @@ def test_a_checkpoint_of_a_different_policy_is_refused_in_one_line(here, checkpo
     torch.save(saved, checkpoint)
     assert "does not fit the policy of the run" in failure(capsys, "--export", "model")
     assert sorted(os.listdir()) == ["run"]
+
+
+def test_a_model_under_the_policys_path_that_was_replaced_is_refused(here, capsys):
+    """The adapter of the checkpoint would be added to weights that it was not trained with."""
+    tiny_policy(seed=3).save_pretrained("start")
+    train("sft", KINDS["adapter of a loaded model"])
+    tiny_policy(seed=4).save_pretrained("start")
+    capsys.readouterr()
+    assert main(["checkpoints", "run", "--export", "model"]) == 2
+    assert (
+        "model.policy.path must have the weights that the run began with" in capsys.readouterr().err
+    )
+    assert not Path("model").exists()
+    assert main(["sft", "run", "--trainer.max_steps=4"]) == 2
+    assert "those of start have been replaced since" in capsys.readouterr().err
+    tiny_policy(seed=3).save_pretrained("start")
+    assert main(["sft", "run", "--trainer.max_steps=4"]) == 0

@@ -99,6 +99,24 @@ def test_a_checkpoint_omits_a_reference_that_never_moves_and_the_resumed_run_has
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+def test_a_reference_whose_files_were_replaced_ends_the_resume_and_only_that(tmp_path):
+    start, last = tmp_path / "start", tmp_path / "last.ckpt"
+    tiny_policy().save_pretrained(start)
+    policy = {"architecture": None, "path": str(start)}
+    with_reference = {"policy": policy, "objective": Objective(kl=KLTerm(coef=0.5))}
+    fit(make_module(**with_reference), callbacks=[Checkpoints(dirpath=str(tmp_path))], max_steps=2)
+    tiny_policy(seed=1).save_pretrained(start)
+    with pytest.raises(UserError, match="have been replaced since"):
+        fit(make_module(**with_reference), max_steps=3, ckpt_path=last)
+    make_trainer().validate(make_module(**with_reference), PromptLoader(PROMPTS, 4), last)
+
+    own_weights = make_module(policy=policy)  # all of them are in the checkpoint
+    tiny_policy().save_pretrained(start)
+    fit(own_weights, callbacks=[Checkpoints(dirpath=str(tmp_path / "own"))], max_steps=2)
+    tiny_policy(seed=1).save_pretrained(start)
+    fit(make_module(policy=policy), max_steps=3, ckpt_path=tmp_path / "own" / "last.ckpt")
+
+
 @pytest.mark.parametrize("refresh_every", [None, 1], ids=["random weights", "moving"])
 def test_a_reference_that_cannot_be_read_again_is_in_the_checkpoint(tmp_path, refresh_every):
     start = tmp_path / "start"

@@ -144,6 +144,20 @@ def test_a_resumed_run_continues_exactly_and_the_checkpoint_has_no_teacher(
     assert not any("teacher" in name for name in state)
 
 
+def test_a_teacher_whose_files_were_replaced_ends_the_resume(tmp_path):
+    path, last = tmp_path / "teacher", tmp_path / "last.ckpt"
+
+    def run(max_steps, ckpt_path=None):
+        tiny_policy(seed=max_steps).save_pretrained(path)
+        module, trainer = distil(path, TERMS["sampled"]), make_trainer(max_steps=max_steps)
+        trainer.fit(module, PromptLoader(PROMPTS, 4), ckpt_path=ckpt_path, weights_only=True)
+        return trainer
+
+    run(1).save_checkpoint(last)
+    with pytest.raises(UserError, match="model.teacher.path must have the weights"):
+        run(2, last)
+
+
 @for_every_term
 def test_with_grpo_the_gradient_is_the_same_for_any_split_into_micro_batches(teacher_path, term):
     runs = []

@@ -55,7 +55,8 @@ POLICY = (
         more=(
             "Go back to an earlier checkpoint: `lit-grpo checkpoints RUN` lists them, `--recover` "
             "chooses one. When the run goes on from it, what it has of later steps is replaced "
-            "(rows, completions, checkpoints): copy the run directory first if you want to keep it.",
+            "(rows, completions, checkpoints): copy the run directory first if you want to keep "
+            "it.",
             '"the policy\'s logits are not finite while sampling": the weights themselves have '
             "diverged. A checkpoint of such weights is passed over by a resume.",
         ),
