@@ -85,7 +85,7 @@ def _samples(directory: Path) -> Iterator[bytes]:
             yield from _file_samples(file)
         return
     with ExitStack() as opened:
-        file_of = {}
+        file_of: dict[str, Any] = {}
         for file in files:
             weights: Any = opened.enter_context(safe_open(file, framework="pt"))
             file_of |= dict.fromkeys(weights.keys(), weights)

@@ -166,7 +166,8 @@ class Importer:
         """Run a program as `running` does, to its end."""
         with self.running(words, cwd, **settings) as ranks:
             codes = ranks.wait(seconds)
-        assert not any(codes), "".join(one.read_text() for one in sorted(cwd.glob("said*")))
+        said = "".join(one.read_text() for one in sorted(cwd.glob("said*")))
+        assert not any(codes), f"{said}\nexit codes {codes}"
 
 
 @contextmanager
