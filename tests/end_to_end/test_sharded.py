@@ -16,7 +16,9 @@ from lit_grpo.policy import Policy
 from lit_grpo.policy.named_weights import named_weights
 from lit_grpo.runs.checkpoints.files import read_manifest, why_unusable
 
-pytestmark = pytest.mark.slow
+SECONDS = 1200
+"""Within which all trainings of a fixture end, on a machine that does much besides."""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
 
 MIXED = "bf16-mixed"
 EQUALITY = [case for case in sharded_cases.CASES if case != MIXED]
@@ -53,7 +55,9 @@ REFUSED = [("zero2", "ddp"), ("zero3", "zero2"), ("ddp", "zero2"), ("fsdp2", "ze
 
 def run(importer: Importer, directory: Path, num_ranks: int, *names: str) -> None:
     words = [str(num_ranks), *names]
-    importer.run(words, directory, num_ranks=num_ranks, program="sharded_trainings", seconds=900)
+    importer.run(
+        words, directory, num_ranks=num_ranks, program="sharded_trainings", seconds=SECONDS
+    )
 
 
 def load(directory: Path, case: str, training: str, num_ranks: int = 2):

@@ -10,7 +10,9 @@ import sharded_cases
 import torch
 from needs import needs_deepspeed
 
-pytestmark = pytest.mark.slow
+SECONDS = 1200
+"""Within which all trainings end, on a machine that does much besides."""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
 
 PRESETS = sorted(
     path.name.removesuffix(".yaml") for path in (files("lit_grpo.configs") / "presets").iterdir()
@@ -24,7 +26,7 @@ def trained(importer, tmp_path_factory) -> Path:
     sharded_cases.write_policies(directory)
     strategies = ["ddp", "fsdp2", *(["zero3"] if find_spec("deepspeed") else [])]
     names = [f"{preset}/{strategy}" for strategy in strategies for preset in PRESETS]
-    importer.run(names, directory, num_ranks=2, program="preset_trainings", seconds=900)
+    importer.run(names, directory, num_ranks=2, program="preset_trainings", seconds=SECONDS)
     return directory
 
 

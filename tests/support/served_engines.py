@@ -108,6 +108,7 @@ def assert_written_by(
     prompts: list[Prompt],
     completions: list[Completion],
     temperature: float = 1.0,
+    tolerance: float = 1e-4,
 ) -> None:
     """Assert that each token has the logprob that the model of its version gives it."""
     group_size = len(completions) // len(prompts)
@@ -121,7 +122,7 @@ def assert_written_by(
             full = (logits[len(prompt_ids) - 1 : -1] / temperature).log_softmax(-1)
             ours = full.gather(1, torch.tensor(ids)[:, None])[:, 0]
             torch.testing.assert_close(
-                theirs[versions == version], ours[versions == version], atol=1e-4, rtol=0
+                theirs[versions == version], ours[versions == version], atol=tolerance, rtol=0
             )
 
 

@@ -279,7 +279,7 @@ def test_a_teacher_reads_completions_as_the_model_does(policy, fresh, monkeypatc
 def coarse(tmp_path_factory):
     """Yield an engine and its tied policy; its server is in half precision and ignores temperature.
 
-    The last test with it leaves it failed.
+    The last test with it may leave it failed.
     """
     tied = tiny_policy(architecture=ARCHITECTURE | {"tie_word_embeddings": True})
     settings = {"logprobs_mode": "raw_logprobs", "launch": {"dtype": "bfloat16"}}
@@ -312,10 +312,20 @@ def test_a_server_whose_logprobs_ignore_the_temperature_is_detected(coarse, tmp_
         pass
 
 
-def test_tied_embeddings_that_a_reload_leaves_stale_are_detected(coarse):
+def test_tied_embeddings_are_reloaded_or_found_to_be_stale(coarse):
+    """vLLM keeps its old head on CPUs for which it packs the weights, and reloads it on others."""
     engine, tied = coarse
-    with pytest.raises(EngineFailed, match=r"where 0\.1 is allowed .* tied embeddings"):
-        engine.load_weights(changed(tied, by=0.2), 2)
+    new = changed(tied, by=0.2)
+    found = ""
+    try:
+        engine.load_weights(new, 2)
+    except EngineFailed as error:
+        found = str(error)
+    if not found:
+        completions = generate(engine, PROMPTS, SHORT)
+        assert_written_by({2: new.model}, PROMPTS, completions, tolerance=0.3)
+        return
+    assert re.search(r"where 0\.1 is allowed .* tied embeddings", found)
     with pytest.raises(EngineFailed):
         generate(engine, PROMPTS, SHORT)
 
