@@ -5,23 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from huggingface_hub import try_to_load_from_cache
-from safetensors import safe_open
-from torch import Tensor, uint8
 
 from lit_grpo.policy.lora import base_of, is_adapter
 from lit_grpo.policy.weight_files import safetensors_files
 from lit_grpo.types import UserError
 
-SAMPLED_VALUES = 256
-"""Values of a row that are compared; three rows of each weight are."""
-SAMPLED_BYTES = 4096
-NUM_PLACES = 64
+NUM_PLACES, SAMPLED_BYTES = 16, 64
+"""Each weight is compared at so many places, and so many bytes at each."""
 
 
 @dataclass(frozen=True)
@@ -80,36 +75,35 @@ def _digest(path: str) -> str | None:
 def _samples(directory: Path) -> Iterator[bytes]:
     """Yield samples of all weights, equal for any division of the weights into files."""
     files = safetensors_files(directory)
-    if not files:  # pickled
-        for file in sorted(directory.glob("*.bin")):
-            yield from _file_samples(file)
-        return
-    with ExitStack() as opened:
-        file_of: dict[str, Any] = {}
-        for file in files:
-            weights: Any = opened.enter_context(safe_open(file, framework="pt"))
-            file_of |= dict.fromkeys(weights.keys(), weights)
-        for name in sorted(file_of):
-            weight = file_of[name].get_slice(name)
-            shape = weight.get_shape()
-            yield json.dumps([name, weight.get_dtype(), shape]).encode()
-            if len(shape) < 2:
-                yield _bytes(file_of[name].get_tensor(name))
-                continue
-            for row in sorted({0, shape[0] // 2, max(0, shape[0] - 1)}):
-                yield _bytes(weight[row : row + 1])
+    for file in [] if files else sorted(directory.glob("*.bin")):  # pickled
+        with file.open("rb") as opened:
+            yield _sample(opened, 0, file.stat().st_size)
+    sample_of: dict[str, bytes] = {}
+    for file in files:
+        with file.open("rb") as opened:
+            sample_of |= _weight_samples(opened)
+    yield from (sample_of[name] for name in sorted(sample_of))
 
 
-def _bytes(row: Tensor) -> bytes:
-    sampled = row.reshape(-1)
-    sampled = sampled[:: max(1, len(sampled) // SAMPLED_VALUES)].contiguous()
-    return sampled.view(uint8).numpy().tobytes()
+def _weight_samples(opened: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and a sample of each weight of a safetensors file.
+
+    The bytes are read as they are, without tensors: the default device may not be the CPU.
+    """
+    size = int.from_bytes(opened.read(8), "little")
+    header = json.loads(opened.read(size))
+    header.pop("__metadata__", None)
+    for name, about in header.items():
+        begin, end = about["data_offsets"]
+        kind = json.dumps([name, about["dtype"], about["shape"]])
+        yield name, kind.encode() + _sample(opened, 8 + size + begin, end - begin)
 
 
-def _file_samples(path: Path) -> Iterator[bytes]:
-    size = path.stat().st_size
-    yield str(size).encode()
-    with path.open("rb") as file:
-        for place in range(NUM_PLACES):
-            file.seek(size * place // NUM_PLACES)
-            yield file.read(SAMPLED_BYTES)
+def _sample(opened: BinaryIO, begin: int, length: int) -> bytes:
+    """Return bytes from many places of a part of a file."""
+    found = [str(length).encode()]
+    for place in range(NUM_PLACES):
+        start = length * place // NUM_PLACES
+        opened.seek(begin + start)
+        found.append(opened.read(min(SAMPLED_BYTES, length - start)))
+    return b"".join(found)

@@ -81,3 +81,10 @@ def test_only_another_model_under_the_same_path_is_refused():
     refuse_changed("key", asdict(own), None)
     with pytest.raises(UserError, match="key must have the weights that the run began with"):
         refuse_changed("key", {**asdict(own), "digest": "b"}, own)
+
+
+def test_the_digest_does_not_depend_on_the_default_device(tmp_path):
+    tiny_policy().model.save_pretrained(tmp_path)
+    before = digest(tmp_path)
+    with torch.device("meta"):
+        assert digest(tmp_path) == before
