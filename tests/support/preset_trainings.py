@@ -7,6 +7,7 @@ where the teacher is, too.
 from __future__ import annotations
 
 import sys
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -39,12 +40,19 @@ class ShareOfEvenBytes(Reward):
         return sum(token % 2 == 0 for token in completion.token_ids) / len(completion.token_ids)
 
 
-def settings_of(preset: str) -> dict[str, Any]:
-    """Return what a preset sets of the module."""
+@cache
+def new_parser() -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--objective", type=Objective)
     parser.add_argument("--advantage", type=AdvantageConfig)
     parser.add_argument("--dynamic_sampling_rounds", type=int, default=0)
+    return parser
+
+
+@cache
+def settings_of(preset: str) -> dict[str, Any]:
+    """Return what a preset sets of the module."""
+    parser = new_parser()
     text = (files("lit_grpo.configs") / "presets" / f"{preset}.yaml").read_text()
     config = parser.parse_object(yaml.safe_load(text)["model"])
     if config.objective.entropy.target is not None:
