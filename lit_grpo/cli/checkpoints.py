@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 
 from rich.table import Table
@@ -16,6 +17,7 @@ from lit_grpo.runs.checkpoints.files import (
     SUMMARY,
     Manifest,
     choose,
+    is_healthy,
     newest_first,
     read_manifest,
     size_of,
@@ -49,13 +51,17 @@ def manage_checkpoints(arguments: Sequence[str]) -> int:
             console.print(line, soft_wrap=True)
         return ExitCode.CRASHED if any(why.values()) else ExitCode.DONE
     reads_all = given.verify or given.export is not None
-    usable = next((path for path in found if not why_unusable(path, reads_all=reads_all)), None)
+    intact = (path for path in found if not why_unusable(path, reads_all=reads_all))
+    usable = next(intact, None)
     if usable is None:
         raise UserError(f"{run_dir} has no such checkpoint that is intact.")
     if given.latest:
         print(usable)
     if given.recover:
-        _recover(usable, found[usable], run_dir, is_trial=given.dry_run)
+        chosen = next((one for one in chain([usable], intact) if is_healthy(found[one])), usable)
+        _recover(chosen, found[chosen], run_dir, is_trial=given.dry_run)
+        if not is_healthy(found[usable]):
+            print(_why_chosen(chosen, usable, found[usable]))
     if given.export is not None:
         _export(usable, given)
     return ExitCode.DONE
@@ -147,6 +153,18 @@ def _recover(checkpoint: Path, manifest: Manifest | None, run_dir: Path, *, is_t
         )
     choose(checkpoint)
     print(f"{run_dir} goes on from {checkpoint}{at} when it is resumed")
+
+
+def _why_chosen(chosen: Path, newest: Path, manifest: Manifest | None) -> str:
+    """Return why the newest intact checkpoint was not chosen, or was although it is not healthy.
+
+    Args:
+        manifest: That of the newest one.
+    """
+    why = "it has no manifest" if manifest is None else manifest.trouble
+    if chosen == newest:
+        return f"no intact checkpoint is known to be healthy: this is the newest ({why})"
+    return f"{newest.name} is newer, but not known to be healthy ({why})"
 
 
 def _export(checkpoint: Path, given: Namespace) -> None:

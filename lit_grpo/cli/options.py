@@ -230,7 +230,8 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "--latest": {"action": "store_true", "help": "print the path of the newest intact one"},
         "--recover": {
             "action": "store_true",
-            "help": "let a resumed run go on from the newest intact one; it replaces later ones",
+            "help": "let a resumed run go on from the newest intact one, a healthy one if there "
+            "is any; it replaces later ones",
         },
         "--export": {
             "metavar": "DIR",

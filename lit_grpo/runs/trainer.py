@@ -20,14 +20,14 @@ from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
 from lit_grpo.diagnostics.monitors import as_unknown_monitor
-from lit_grpo.runs.checkpoints.files import last_checkpoint, read_manifest
 from lit_grpo.runs.checkpoints.resume import find_checkpoint, refuse_unfit, refuse_used
 from lit_grpo.runs.files.events import has_begun
 from lit_grpo.runs.files.lock import locked
 from lit_grpo.runs.files.log import close_run_log, log_exception, open_run_log
 from lit_grpo.runs.launcher import watch_ranks
+from lit_grpo.runs.leaving.going_on import RESUME_CALL, how_to_go_on
 from lit_grpo.runs.leaving.signals import leave_on_signal
-from lit_grpo.runs.leaving.time_limit import requeue_if_asked, with_more_time
+from lit_grpo.runs.leaving.time_limit import requeue_if_asked
 from lit_grpo.runs.run_callbacks import (
     as_list,
     has_lightnings_checkpoints,
@@ -45,8 +45,6 @@ from lit_grpo.stopping import ExitCode, get_stop_reason, how_it_ended
 from lit_grpo.types import StopReason, as_rank_lost, check_range, check_type
 
 log = logging.getLogger(__name__)
-
-RESUME_CALL = 'trainer.fit(…, ckpt_path="last")'
 
 EXPECTED_WARNINGS = [
     "You have overridden `transfer_batch_to_device`",
@@ -210,19 +208,9 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
         raise
     finally:
         may_go_on = not is_done and has_begun(trainer)  # else it fails in the same way again
-        if may_go_on and (kept := last_checkpoint(run_dir)) is not None:
-            is_command = resume_with != RESUME_CALL
-            how = with_more_time(resume_with, trainer) if is_command else resume_with
-            rank_zero_only(log.info)("Resume %swith: %s", _after_steps(kept), how)
+        if may_go_on and (advice := how_to_go_on(trainer, run_dir, resume_with)):
+            rank_zero_only(log.info)("%s", advice)
         close_run_log(run_log)
-
-
-def _after_steps(checkpoint: Path) -> str:
-    """Return from where a checkpoint goes on, as words in a sentence."""
-    manifest = read_manifest(checkpoint)
-    if manifest is None or manifest.rollout_step is None:
-        return ""
-    return f"after {manifest.rollout_step} step{'' if manifest.rollout_step == 1 else 's'} "
 
 
 @rank_zero_only

@@ -97,6 +97,33 @@ def test_recover_makes_an_earlier_one_the_one_to_go_on_from(run, capsys):
     assert (run / "checkpoints/step_000030.ckpt").exists()
 
 
+def test_recover_prefers_the_newest_healthy_one_and_says_what_it_passes_over(run, capsys):
+    wanted = run / "checkpoints/step_000020.ckpt"
+    code, said = shown(capsys, run, "--recover")
+    assert code == 0
+    assert said.out.splitlines() == [
+        f"{run} goes on from {wanted} after rollout step 20 when it is resumed",
+        "step_000030.ckpt is newer, but not known to be healthy (no reward for 7 rollout steps in "
+        "a row)",
+    ]
+    assert os.path.realpath(find_checkpoint("last", run)) == str(wanted)
+    wanted.write_bytes(b"torn")
+    assert "step_000010.ckpt after rollout step 10" in shown(capsys, run, "--recover")[1].out
+
+
+def test_recover_takes_the_newest_intact_one_of_a_run_without_a_healthy_one(tmp_path, capsys):
+    for step in (10, 20):
+        write(tmp_path, step, trouble=f"no reward for {step} rollout steps in a row")
+    code, said = shown(capsys, tmp_path, "--recover")
+    assert code == 0
+    chosen, why = said.out.splitlines()
+    assert "step_000020.ckpt after rollout step 20" in chosen
+    assert why == (
+        "no intact checkpoint is known to be healthy: this is the newest (no reward for 20 rollout "
+        "steps in a row)"
+    )
+
+
 def test_a_real_run_goes_on_from_the_recovered_one(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     saving = {"class_path": "Checkpoints", "init_args": {"every_n_steps": 1, "keep_last": 9}}

@@ -26,3 +26,13 @@ class AsyncValue(Reward):
     async def score(self, prompt, completion):
         await asyncio.sleep(0)
         return float(completion.text)
+
+
+class Fading(Reward):
+    """Give nothing after the first four completions."""
+
+    num_scored = 0
+
+    def score(self, prompt, completion):
+        self.num_scored += 1
+        return float(self.num_scored <= 4)

@@ -35,7 +35,9 @@ REWARDS = (
             "After the stop the last checkpoint is from the end of the streak. Steps without a "
             "valid row took no optimizer step, but steps with rewards of 0 did, in which momentum, "
             "KL and entropy terms changed the policy. `Checkpoints` keeps the newest checkpoint "
-            "from before the streak: `lit-grpo fit RUN --ckpt_path FILE` goes on from it.",
+            "from before the streak: `lit-grpo checkpoints RUN --recover` chooses it for the next "
+            "`lit-grpo fit RUN`, or `lit-grpo fit RUN --ckpt_path FILE` goes on from it. The last "
+            "line of such a run names that command; without a change the run would stop again.",
             "If long streaks without a reward are normal for the task, raise `stop_after` of "
             "[`ZeroRewardBreaker`](configuration.md#zerorewardbreaker).",
         ),

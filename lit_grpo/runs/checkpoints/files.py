@@ -133,6 +133,19 @@ def last_checkpoint(run_dir: str | Path) -> Path | None:
     return next((one for one in newest_checkpoints(run_dir) if not why_unusable(one)), None)
 
 
+def healthy_checkpoint(run_dir: str | Path) -> Path | None:
+    """Return the most recently written checkpoint of a healthy run that looks usable, or None."""
+    found = (one.with_name(one.resolve().name) for one in newest_checkpoints(run_dir))
+    return next(
+        (one for one in found if is_healthy(read_manifest(one)) and not why_unusable(one)), None
+    )
+
+
+def is_healthy(manifest: Manifest | None) -> bool:
+    """Return whether a checkpoint is known to be from a healthy run."""
+    return manifest is not None and manifest.is_healthy
+
+
 def why_unusable(checkpoint: Path, *, reads_all: bool = False) -> str:
     """Return why a checkpoint cannot be used; empty if it can.
 

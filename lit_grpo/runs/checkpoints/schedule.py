@@ -22,6 +22,7 @@ from lit_grpo.runs.checkpoints.files import (
     LAST,
     SUMMARY,
     Manifest,
+    is_healthy,
     link_last,
     newest_first,
     read_manifest,
@@ -135,7 +136,7 @@ class Checkpoints(Callback):
         self._saved_at = time.monotonic()
         found = newest_first(self.directory, "step_*.ckpt") if trainer.ckpt_path else []
         manifests = {path: read_manifest(path) for path in found}
-        self._has_healthy = any(map(_is_healthy, manifests.values()))
+        self._has_healthy = any(map(is_healthy, manifests.values()))
         _warn_of_later(manifests, num_finished_steps(trainer))
         for other in self._sharing_callbacks(trainer):
             # Otherwise it would avoid a ``last.ckpt`` that it did not write itself.
@@ -235,7 +236,7 @@ class Checkpoints(Callback):
     def _remove_old(self) -> None:
         """Keep the newest checkpoints, and the newest one of a healthy run."""
         found = newest_first(self.directory, "step_*.ckpt")
-        healthy = next((path for path in found if _is_healthy(read_manifest(path))), None)
+        healthy = next((path for path in found if is_healthy(read_manifest(path))), None)
         for path in found[self.keep_last :]:
             if path != healthy:
                 remove(path)
@@ -339,7 +340,3 @@ def _warn_of_later(manifests: Mapping[Path, Manifest | None], num_steps: int) ->
             num_steps,
             ", ".join(path.name for path in later),
         )
-
-
-def _is_healthy(manifest: Manifest | None) -> bool:
-    return manifest is not None and manifest.is_healthy
