@@ -197,10 +197,29 @@ def without_signal(reason: str) -> str:
     return reason.removesuffix(" Signaling Trainer to stop.")
 
 
+def has_taken_last_step(trainer: L.Trainer) -> bool:
+    """Return whether the step that has just ended was the last one that the run may take."""
+    if 0 <= trainer.max_steps <= trainer.global_step:
+        return True
+    max_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
+    return 0 <= max_epochs <= trainer.current_epoch + 1 and trainer.is_last_batch
+
+
 def how_it_ended(trainer: L.Trainer) -> str:
-    """Return why training ended."""
+    """Return why training ended, and what callbacks warn of at the end of a run that is done."""
     if stopped := get_stop_reason(trainer):
         return stopped.message
+    done, warnings = _how_it_was_done(trainer), warnings_at_end(trainer)
+    return " ".join([f"{done.rstrip('.')}.", *warnings]) if warnings else done
+
+
+def warnings_at_end(trainer: L.Trainer) -> list[str]:
+    """Return what callbacks with a ``warning_at_end`` say; nothing of a run that was stopped."""
+    callbacks = [] if get_stop_reason(trainer) else trainer.callbacks  # type: ignore[attr-defined]
+    return [*filter(None, (getattr(one, "warning_at_end", "") for one in callbacks))]
+
+
+def _how_it_was_done(trainer: L.Trainer) -> str:
     step = f"after optimizer step {trainer.global_step}"
     if 0 in (trainer.max_steps, trainer.max_epochs):
         limit = "max_steps" if trainer.max_steps == 0 else "max_epochs"

@@ -41,7 +41,7 @@ from lit_grpo.runs.trainer_settings import (
     refuse_float16,
     refuse_intervals,
 )
-from lit_grpo.stopping import ExitCode, get_stop_reason, how_it_ended
+from lit_grpo.stopping import ExitCode, get_stop_reason, how_it_ended, warnings_at_end
 from lit_grpo.types import StopReason, as_rank_lost, check_range, check_type
 
 log = logging.getLogger(__name__)
@@ -194,7 +194,8 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
     is_done = False
     try:
         yield
-        rank_zero_only(log.info)("%s", how_it_ended(trainer))
+        level = logging.WARNING if warnings_at_end(trainer) else logging.INFO
+        rank_zero_only(log.log)(level, "%s", how_it_ended(trainer))
         _warn_of_failures(run_dir)
         requeue_if_asked(trainer)
         is_done = get_stop_reason(trainer) is None

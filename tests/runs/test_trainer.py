@@ -124,6 +124,25 @@ def test_a_run_without_any_reward_is_stopped_although_no_callback_is_listed(tmp_
     assert (alert.kind, alert.step, stop.kind, stop.step) == ("alert", 5, "stop", 10)
 
 
+def test_a_trial_of_as_many_steps_as_the_breaker_waits_is_done_and_says_that_it_had_no_reward(
+    tmp_path,
+):
+    module = make_module(group_size=2, rewards=[Nothing()])
+    data = AdditionData(1, train_size=32, validation_size=0, prompts_per_step=2)
+    trainer = Trainer(tmp_path, max_steps=10, accelerator="cpu", enable_progress_bar=False)
+    trainer.fit(module, data)
+    close_logs()
+    assert trainer.exit_code == 0
+    assert (tmp_path / "final/model.safetensors").exists()
+    *_, last = (tmp_path / "run.log").read_text().splitlines()
+    assert " WARNING " in last
+    end = "done after optimizer step 10: max_steps is reached. No reward was earned in any of the "
+    assert f"{end}10 rollout steps. Read ten rows of completions/" in last
+    events = read_events(tmp_path)
+    assert [one.kind for one in events if one.cause == "no_reward"] == ["alert", "alert"]
+    assert (events[-1].kind, events[-1].message) == ("done", last[last.index("done after") :])
+
+
 class Broken(Reward):
     def score(self, prompt, completion):
         return float(prompt.columns["keywords"] == "")

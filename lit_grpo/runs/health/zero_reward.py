@@ -15,6 +15,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from lit_grpo.diagnostics import (
+    CAUSES,
     StepCounts,
     count_step,
     how_it_began,
@@ -25,7 +26,7 @@ from lit_grpo.diagnostics import (
 from lit_grpo.distributed import gather_objects
 from lit_grpo.runs.files.events import record_event
 from lit_grpo.runs.health.monitor import of_all_ranks
-from lit_grpo.stopping import ExitCode, for_this_run, stop_run
+from lit_grpo.stopping import ExitCode, for_this_run, has_taken_last_step, stop_run
 from lit_grpo.types import RolloutBatch, StopReason, check_range
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,9 @@ class ZeroRewardBreaker(Callback):
     A step counts if every valid reward is exactly 0 or if no row is valid. The message names how
     many of each, whether rewards stopped at once or faded away, the likely cause, and some
     completions. The streak is saved in the checkpoint, and `Checkpoints` keeps one from before it.
+
+    A run whose last step ends the streak has nothing left to be stopped from: it is done, and its
+    end warns of it, as does that of a shorter run in which no step had a reward.
 
     Args:
         alert_after: Length of a streak at which to warn.
@@ -78,6 +82,18 @@ class ZeroRewardBreaker(Callback):
         """What has gone wrong lately, which `Checkpoints` asks for; empty if nothing has."""
         return f"no reward for {self.streak} rollout steps in a row" if self.streak else ""
 
+    @property
+    def warning_at_end(self) -> str:
+        """What a run that is done says of its rewards; empty if it had some lately."""
+        if self.streak == 0 or (self._shares and self.streak < self.alert_after):
+            return ""
+        if self.streak == 1:
+            steps = "the last rollout step" if self._shares else "the only rollout step"
+        else:
+            which = "the last" if self._shares else "any of the"
+            steps = f"{which} {self.streak} rollout steps"
+        return f"No reward was earned in {steps}. {CAUSES['no_reward'].remedies[0]}"
+
     def on_train_batch_end(
         self,
         trainer: L.Trainer,
@@ -96,15 +112,19 @@ class ZeroRewardBreaker(Callback):
             self._reset()
             return
         self._count(step_number(trainer), unscored=num_valid == 0)
-        is_last = self.streak >= self.stop_after
-        if not is_last and self.streak != self.alert_after:
+        is_due, is_done = self.streak >= self.stop_after, has_taken_last_step(trainer)
+        if not is_due and self.streak != self.alert_after:
             return
         message = self._describe(rollouts, of_all_ranks(count_step(rollouts)))
-        if is_last:
+        if is_due and not is_done:
             reason = StopReason(exit_code=ExitCode.NO_REWARD, message=message, cause="no_reward")
             stop_run(trainer, reason)
         elif trainer.is_global_zero:
-            message += f"\nThe run will be stopped after {self.stop_after} such steps."
+            if not is_done:
+                message += (
+                    f"\nThe run will be stopped after {self.stop_after} such steps, unless it has "
+                    "done all its steps by then."
+                )
             log.warning("%s", for_this_run(trainer, message))
             record_event(trainer, "alert", message, "no_reward")
 

@@ -6,7 +6,7 @@ import pytest
 from toy_rollouts import completion, failed, fit, outputs, rollouts
 
 from lit_grpo.callbacks import ZeroRewardBreaker
-from lit_grpo.stopping import ExitCode, get_stop_reason
+from lit_grpo.stopping import ExitCode, get_stop_reason, how_it_ended, warnings_at_end
 from lit_grpo.types import Outcome
 
 ZERO = rollouts([[0.0, 0.0]])
@@ -14,7 +14,16 @@ GOOD = rollouts([[0.0, 1.0]])
 
 
 def run(breaker, batches, **options):
-    return fit(lambda step: outputs(batches[step]), [breaker], steps=len(batches), **options)
+    """Train on batches, and return the trainer of a run that may do no further step."""
+    steps = options.pop("steps", len(batches))
+    return fit(lambda step: outputs(batches[step]), [breaker], steps=steps, **options)
+
+
+def stopped(breaker, batches, **options):
+    """Train on batches, and return the trainer of a run that was stopped before its last step."""
+    trainer = run(breaker, batches, steps=len(batches) + 1, **options)
+    assert trainer.global_step == len(batches)
+    return trainer
 
 
 def test_the_run_stops_after_a_streak_of_zero_steps_with_exit_code_3():
@@ -42,7 +51,7 @@ def test_a_negative_reward_is_a_reward():
 
 def test_a_zero_reward_of_an_invalid_row_does_not_hide_the_streak():
     nothing_valid = rollouts([[None, None]])
-    trainer = run(ZeroRewardBreaker(alert_after=1, stop_after=2), [ZERO, nothing_valid])
+    trainer = stopped(ZeroRewardBreaker(alert_after=1, stop_after=2), [ZERO, nothing_valid])
     message = get_stop_reason(trainer).message
     assert "in 1 of them every valid reward was exactly 0" in message
     assert "in 1 of them no completion could be scored" in message
@@ -57,7 +66,7 @@ def test_the_alert_is_logged_once_and_names_the_stop(caplog):
 
 
 def stop_message(batch):
-    return get_stop_reason(run(ZeroRewardBreaker(1, 1), [batch])).message
+    return get_stop_reason(stopped(ZeroRewardBreaker(1, 1), [batch])).message
 
 
 def test_an_outage_is_named_with_its_reward_and_a_sample():
@@ -113,13 +122,13 @@ def rewarded(share: float):
 )
 def test_an_outage_is_told_from_a_collapse(before, what):
     breaker = ZeroRewardBreaker(alert_after=1, stop_after=2)
-    trainer = run(breaker, [*map(rewarded, before), ZERO, ZERO])
+    trainer = stopped(breaker, [*map(rewarded, before), ZERO, ZERO])
     assert what in get_stop_reason(trainer).message
 
 
 def test_three_completions_are_shown_with_their_scores():
     groups = rollouts([[0.0, 0.0]] * 6)
-    reason = get_stop_reason(run(ZeroRewardBreaker(alert_after=1, stop_after=1), [groups]))
+    reason = get_stop_reason(stopped(ZeroRewardBreaker(alert_after=1, stop_after=1), [groups]))
     lines = reason.message.splitlines()
     shown = lines[lines.index("Completions of this step:") + 1 :][:4]
     assert [line.startswith("- prompt ") for line in shown] == [True, True, True, False]
@@ -131,7 +140,7 @@ def test_what_was_before_survives_a_checkpoint():
     breaker, resumed = ZeroRewardBreaker(), ZeroRewardBreaker(alert_after=1, stop_after=1)
     run(breaker, [GOOD])
     resumed.load_state_dict(breaker.state_dict())
-    message = get_stop_reason(run(resumed, [ZERO])).message
+    message = get_stop_reason(stopped(resumed, [ZERO])).message
     assert "In the step before, 50% of the completions had a reward" in message
 
 
@@ -140,7 +149,7 @@ def test_the_streak_survives_a_checkpoint():
     run(breaker, [ZERO, ZERO])
     resumed = ZeroRewardBreaker(alert_after=2, stop_after=3)
     resumed.load_state_dict(breaker.state_dict())
-    message = get_stop_reason(run(resumed, [rollouts([[None, None]])])).message
+    message = get_stop_reason(stopped(resumed, [rollouts([[None, None]])])).message
     assert "3 rollout steps in a row, since rollout step 1" in message
     assert (
         "in 2 of them every valid reward was exactly 0, and in 1 of them no completion" in message
@@ -151,6 +160,38 @@ def test_a_stopped_run_does_not_validate_once_more():
     breaker = ZeroRewardBreaker(alert_after=1, stop_after=2)
     trainer = run(breaker, [ZERO, ZERO, ZERO], validate_every=3)
     assert "val/accuracy" not in trainer.callback_metrics
+
+
+@pytest.mark.parametrize(
+    "limits", [{}, {"steps": -1, "max_epochs": 2, "num_batches": 2}], ids=["max_steps", "epochs"]
+)
+def test_a_streak_that_ends_with_the_last_step_stops_nothing_and_is_said_of_the_end(caplog, limits):
+    breaker = ZeroRewardBreaker(alert_after=2, stop_after=4)
+    with caplog.at_level(logging.WARNING, logger="lit_grpo"):
+        trainer = run(breaker, [ZERO] * 4, **limits)
+    assert trainer.global_step == 4
+    assert get_stop_reason(trainer) is None
+    early, last = (record.getMessage() for record in caplog.records)
+    assert early.endswith("after 4 such steps, unless it has done all its steps by then.")
+    assert "No reward for 4 rollout steps in a row" in last
+    assert "will be stopped" not in last
+    assert ". No reward was earned in any of the 4 rollout steps. Read ten" in how_it_ended(trainer)
+
+
+@pytest.mark.parametrize(
+    ("batches", "what"),
+    [
+        ([ZERO], "in the only rollout step"),
+        ([ZERO, ZERO], "in any of the 2 rollout steps"),
+        ([GOOD, ZERO, ZERO], "in the last 2 rollout steps"),
+        ([GOOD, ZERO], ""),
+        ([ZERO, ZERO, GOOD], ""),
+    ],
+)
+def test_the_end_says_that_no_step_or_none_of_the_last_had_a_reward(batches, what):
+    trainer = run(ZeroRewardBreaker(alert_after=2, stop_after=9), batches)
+    assert (f"No reward was earned {what}." in how_it_ended(trainer)) == bool(what)
+    assert warnings_at_end(trainer) or not what
 
 
 def test_a_module_without_rollouts_is_not_stopped():
