@@ -112,8 +112,10 @@ class ZeroRewardBreaker(Callback):
             self._reset()
             return
         self._count(step_number(trainer), unscored=num_valid == 0)
-        is_due, is_done = self.streak >= self.stop_after, has_taken_last_step(trainer)
-        if not is_due and self.streak != self.alert_after:
+        # A run that has ended with such a streak gets as many steps again once it is resumed.
+        in_part = (self.streak - 1) % self.stop_after + 1
+        is_due, is_done = in_part == self.stop_after, has_taken_last_step(trainer)
+        if not is_due and in_part != self.alert_after:
             return
         message = self._describe(rollouts, of_all_ranks(count_step(rollouts)))
         if is_due and not is_done:
@@ -121,9 +123,10 @@ class ZeroRewardBreaker(Callback):
             stop_run(trainer, reason)
         elif trainer.is_global_zero:
             if not is_done:
+                end = self.streak - in_part + self.stop_after
                 message += (
-                    f"\nThe run will be stopped after {self.stop_after} such steps, unless it has "
-                    "done all its steps by then."
+                    f"\nThe run will be stopped after {end} such steps, unless it has done all its "
+                    "steps by then."
                 )
             log.warning("%s", for_this_run(trainer, message))
             record_event(trainer, "alert", message, "no_reward")

@@ -156,6 +156,20 @@ def test_the_streak_survives_a_checkpoint():
     )
 
 
+def test_a_resumed_run_gets_as_many_steps_again(caplog):
+    settings = {"alert_after": 2, "stop_after": 3}
+    breaker, resumed = ZeroRewardBreaker(**settings), ZeroRewardBreaker(**settings)
+    stopped(breaker, [ZERO] * 3)
+    resumed.load_state_dict(breaker.state_dict())
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="lit_grpo"):
+        message = get_stop_reason(stopped(resumed, [ZERO] * 3)).message
+    assert "6 rollout steps in a row, since rollout step 1" in message
+    (alert,) = (record.getMessage() for record in caplog.records)
+    assert "No reward for 5 rollout steps in a row" in alert
+    assert "stopped after 6 such steps" in alert
+
+
 def test_a_stopped_run_does_not_validate_once_more():
     breaker = ZeroRewardBreaker(alert_after=1, stop_after=2)
     trainer = run(breaker, [ZERO, ZERO, ZERO], validate_every=3)
