@@ -40,7 +40,7 @@ from lit_grpo.runs.launcher import ends_with_rank_0
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.runs.trainer import logged_run, silence_chatter
 from lit_grpo.runs.trainer_settings import refuse_automatic
-from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason
+from lit_grpo.stopping import ExitCode, exit_code_of_error, get_stop_reason, has_taken_last_step
 from lit_grpo.training.base import PolicyModule
 from lit_grpo.types import (
     Diverged,
@@ -148,9 +148,10 @@ def _train(cli: CommandLine) -> int:
         cli.trainer.fit(**cli.fit_arguments)
         is_left_undone = get_stop_reason(cli.trainer) is None and not has_begun(cli.trainer)
         if cli.changes and is_left_undone:
+            is_early = cli.trainer.should_stop and not has_taken_last_step(cli.trainer)
+            remedy = "" if is_early else ": raise trainer.max_steps (or max_epochs) to go on"
             rank_zero_only(log.warning)(
-                "no step was left to take, so that no change was applied: raise trainer.max_steps "
-                "(or max_epochs) to go on"
+                "no step was left to take, so that no change was applied%s", remedy
             )
     reason = get_stop_reason(cli.trainer)
     if reason is None and (run_dir / "metrics.csv").exists():

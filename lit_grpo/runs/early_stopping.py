@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.trainer.states import TrainerFn
@@ -31,7 +33,7 @@ def look_after_validations(callbacks: Sequence[Callback]) -> None:
 
 
 class ResumedEarlyStopping(Callback):
-    """Keep the decision of `EarlyStopping` when a run is resumed, and take its new patience.
+    """Keep the decision of `EarlyStopping` when a run is resumed, unless its new settings undo it.
 
     Lightning would train up to the next validation, end again, and write the final model again; and
     it would take the patience from the checkpoint.
@@ -46,24 +48,56 @@ class ResumedEarlyStopping(Callback):
             state = checkpoint["callbacks"].get(one.state_key)
             if isinstance(one, EarlyStopping) and state is not None:
                 state["patience"] = one.patience
-                if _has_ended_run(state):
+                if _has_ended_run(one, state):
                     trainer.should_stop = True
-                    _say_ended(checkpoint, state)
+                    _say_ended(checkpoint["global_step"], one, state)
+                else:
+                    state["stopping_reason"] = EarlyStoppingReason.NOT_STOPPED.value
+                    state["stopping_reason_message"] = None
 
 
-def _has_ended_run(state: dict[str, Any]) -> bool:
+def _has_ended_run(one: EarlyStopping, state: dict[str, Any]) -> bool:
+    """Return whether what ended the run would end it with the settings of now, too."""
     reason = EarlyStoppingReason(state["stopping_reason"])
     if reason is EarlyStoppingReason.PATIENCE_EXHAUSTED:
         return bool(state["wait_count"] >= state["patience"])
-    return reason is not EarlyStoppingReason.NOT_STOPPED
+    if reason is EarlyStoppingReason.STOPPING_THRESHOLD:
+        return _is_beyond(one.stopping_threshold, one, state, sign=1)
+    if reason is EarlyStoppingReason.DIVERGENCE_THRESHOLD:
+        return _is_beyond(one.divergence_threshold, one, state, sign=-1)
+    return reason is EarlyStoppingReason.NON_FINITE_METRIC and one.check_finite
+
+
+def _is_beyond(
+    threshold: float | None, one: EarlyStopping, state: dict[str, Any], *, sign: int
+) -> bool:
+    """Return whether the metric that ended a run, which its message names, is beyond a threshold.
+
+    Args:
+        sign: 1 if the threshold is one to reach, -1 if it is one of divergence.
+    """
+    if threshold is None:
+        return False
+    message = str(state["stopping_reason_message"])
+    found = re.search(rf"{re.escape(one.monitor)} = ([-+.\w]+)", message)
+    if found is None:
+        return True
+    value, limit = torch.tensor(float(found[1])), torch.tensor(threshold)
+    return bool(one.monitor_op(sign * value, sign * limit))
 
 
 @rank_zero_only
-def _say_ended(checkpoint: dict[str, Any], state: dict[str, Any]) -> None:
+def _say_ended(step: int, one: EarlyStopping, state: dict[str, Any]) -> None:
     why = without_signal(str(state["stopping_reason_message"]))
+    higher, lower = ("raise", "lower") if one.mode == "max" else ("lower", "raise")
+    remedies = {
+        EarlyStoppingReason.PATIENCE_EXHAUSTED: f"give it more patience than {one.patience}",
+        EarlyStoppingReason.STOPPING_THRESHOLD: f"{higher} or remove its stopping_threshold",
+        EarlyStoppingReason.DIVERGENCE_THRESHOLD: f"{lower} or remove its divergence_threshold",
+        EarlyStoppingReason.NON_FINITE_METRIC: "set its check_finite to false",
+    }
     log.info(
-        "EarlyStopping ended this run at step %d: %s Nothing is left to train. To train on leave "
-        "it out of trainer.callbacks, or give it more patience if that was its reason.",
-        checkpoint["global_step"],
-        why,
+        "EarlyStopping ended this run at step %d: %s Nothing is left to train. To train on, %s, or "
+        "leave it out of trainer.callbacks.",
+        *(step, why, remedies[EarlyStoppingReason(state["stopping_reason"])]),
     )
