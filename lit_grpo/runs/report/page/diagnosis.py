@@ -116,7 +116,10 @@ def _end(run: Run, events: list[Event], *, is_running: bool) -> tuple[str, str]:
         return "unknown", "It has no events.jsonl, so how it ended is not known. See run.log."
     last = events[-1]
     if last.kind not in ENDS:
-        return "unknown", f"No end was recorded after step {last.step}: its process was killed."
+        step = f"step {max(last.step, run.num_steps)}"
+        if run.num_steps == run.read_up_to:  # the file may have further rows
+            step += " or later"
+        return "unknown", f"No end was recorded after {step}: its process was killed."
     return last.kind, last.message or ENDS[last.kind]
 
 

@@ -22,7 +22,7 @@ def make_run(path, events=(), **metrics):
     ("events", "state", "end"),
     [
         ((), "unknown", "It has no events.jsonl, so how it ended is not known. See run.log."),
-        ([START], "unknown", "No end was recorded after step 0: its process was killed."),
+        ([START], "unknown", "No end was recorded after step 4: its process was killed."),
         ([START, {"step": 4, "kind": "done"}], "done", "Done."),
         ([START, {"step": 3, "kind": "stop", "message": "No reward."}], "stop", "No reward."),
         (
@@ -35,6 +35,16 @@ def make_run(path, events=(), **metrics):
 def test_how_a_run_ended(tmp_path, events, state, end):
     found = diagnose(make_run(tmp_path, events))
     assert (found.state, found.end) == (state, end)
+
+
+@pytest.mark.parametrize(("read_up_to", "step"), [(2, "step 2 or later"), (9, "step 4")])
+def test_the_last_step_of_a_killed_run_may_not_be_among_those_that_were_read(
+    tmp_path, read_up_to, step
+):
+    run = make_run(tmp_path, [START])
+    (limited,) = load_runs([run.path], read_up_to)
+    end = f"No end was recorded after {step}: its process was killed."
+    assert diagnose(limited).end == end
 
 
 def test_a_run_whose_process_lives_is_running(tmp_path):
