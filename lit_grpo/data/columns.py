@@ -147,6 +147,20 @@ def given_answer(answer: str, columns: Mapping[str, Any]) -> str | list[Any]:
     return next((one for one in _lists(columns) if _to_text(one) == answer), answer)
 
 
+def answer_place(answer: str, columns: Mapping[str, Any]) -> str:
+    """Return where in a row a gold answer stands: ``column answer, after ####``; empty if unknown.
+
+    The names of known layouts are looked at first, then the other columns.
+    """
+    row = Row(source="", number=1, id="", columns=columns)
+    for name in (*_KNOWN_NAMES["answer"], *columns):
+        value = _find(row, name)
+        text = _to_text(value) if isinstance(value, (*_ONE_VALUE, list)) else ""
+        if answer in (text, _after_mark(text)):
+            return f"column {name}" + ("" if answer == text else ", after ####")
+    return ""
+
+
 def first_of(answer: Any) -> Any:
     """Return the first of a list of equal answers as text, and anything else as it is."""
     is_list = isinstance(answer, list) and all(isinstance(one, _ONE_VALUE) for one in answer)

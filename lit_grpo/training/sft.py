@@ -5,15 +5,17 @@ GRPO starts from the final model, whose completions then earn some reward.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any, cast
 
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import AdamW, Optimizer
 
 from lit_grpo.data import TrainingLoader
-from lit_grpo.data.columns import first_of, given_answer
+from lit_grpo.data.columns import answer_place, first_of, given_answer
 from lit_grpo.diagnostics import step_number
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.policy import Policy
@@ -34,8 +36,12 @@ from lit_grpo.types import (
     UserError,
 )
 
+log = logging.getLogger(__name__)
+
 MAX_SKIPPED_STEPS = 5
 """Optimizer steps in a row without a finite gradient after which a warm-up ends."""
+SHOWN_CHARACTERS = 80
+"""How much of the first target is logged."""
 
 
 class SFTModule(PolicyModule):
@@ -90,6 +96,8 @@ class SFTModule(PolicyModule):
         super().on_train_start()
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:
+        if not self._has_logged:
+            rank_zero_only(log.info)("%s", self.describe_target(batch[0]))
         # A stage would need to contain the backward pass, which is Lightning's.
         self.events.running = RunningStage(
             name="update", started=time.perf_counter(), progress=self.progress
@@ -154,6 +162,16 @@ class SFTModule(PolicyModule):
                 f"{', '.join(prompt.columns) or 'none'}. Set model.target_column."
             )
         return text
+
+    def describe_target(self, prompt: Prompt) -> str:
+        """Say in a line what is imitated, with the column it is from and that of one prompt."""
+        text = self.target(prompt)
+        shown = repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…")
+        if self.target_column is not None:
+            return f"imitating column {self.target_column}, such as {shown}"
+        place = answer_place(prompt.answer or "", prompt.columns)
+        where = f" ({place})" if place else ""
+        return f"imitating the gold answer{where}, such as {shown}; see model.target_column"
 
     def target_ids(self, prompt: Prompt) -> list[int]:
         """Return the tokens to imitate, with the one that ends them."""

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lit_grpo.data import Row
-from lit_grpo.data.columns import gold_answers, prompt_id, prompt_value
+from lit_grpo.data.columns import answer_place, gold_answers, prompt_id, prompt_value
 
 
 def row(number: int = 1, source: str = "t.jsonl", **columns) -> Row:
@@ -159,3 +159,17 @@ def test_columns_with_spaces_and_capitals_are_quoted_and_a_missing_prompt_is_nam
     ) as error:
         gold(row(Prompt="1+1=", **{" Answer": "2"}))
     assert 'data.columns: {prompt: "Prompt", answer: " Answer"}' in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "columns", "place"),
+    [
+        ("1080", {"question": "q", "answer": "Sum.\n#### 1,080"}, "column answer, after ####"),
+        ("4", {"level": 4, "answer": "4"}, "column answer"),
+        ("4", {"reward_model": {"ground_truth": 4}}, "column reward_model.ground_truth"),
+        ('["1/2", "0.5"]', {"prompt": "q", "gold": ["1/2", "0.5"]}, "column gold"),
+        ("4", {"prompt": "2+2?", "info": {"gold": "4"}}, ""),
+    ],
+)
+def test_the_place_of_a_gold_answer_is_found(answer, columns, place):
+    assert answer_place(answer, columns) == place

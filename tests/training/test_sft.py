@@ -1,3 +1,6 @@
+import json
+import re
+
 import lightning as L
 import pytest
 import torch
@@ -85,6 +88,26 @@ def test_the_schedule_counts_the_incomplete_accumulation_at_the_end_of_an_epoch(
 def test_another_column_can_be_the_target():
     module = make_module(target_column="solution")
     assert module.target(PROMPTS[3]) == "3 twice"
+
+
+def test_the_log_names_what_is_imitated_once(caplog):
+    caplog.set_level("INFO", logger="lit_grpo")
+    fit(make_module(target_column="solution"), max_steps=2)
+    (said,) = [one for one in caplog.messages if one.startswith("imitating")]
+    assert re.fullmatch("imitating column solution, such as '[0-3] twice'", said)
+
+
+def test_what_is_imitated_of_a_worked_answer_of_gsm8k_is_said(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    worked = "Add them. " * 20 + "\n#### 4"
+    file.write_text(json.dumps({"question": "2+2?", "answer": worked}) + "\n")
+    bare, whole = make_module(), make_module(target_column="answer")
+    (one,) = build_prompts(read_rows(str(file)), bare.tokenizer, PromptFormat())
+    assert bare.describe_target(one) == (
+        "imitating the gold answer (column answer, after ####), such as '4'; see "
+        "model.target_column"
+    )
+    assert whole.describe_target(one) == (f"imitating column answer, such as '{worked[:79]}…'")
 
 
 def test_of_a_list_of_gold_answers_the_first_is_imitated(tmp_path):
