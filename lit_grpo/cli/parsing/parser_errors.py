@@ -14,13 +14,14 @@ from typing import Any, get_args
 from lit_grpo.cli.errors import broken_import, one_line
 from lit_grpo.cli.parsing.configs import REWARDS
 from lit_grpo.cli.parsing.suggestions import keys, suggest, suggest_key
-from lit_grpo.cli.parsing.type_hints import (
-    class_names,
-    has_default,
-    literals,
-    takes_function,
-    type_name,
-    type_of,
+from lit_grpo.cli.parsing.type_hints import class_names, literals, takes_function, type_of
+from lit_grpo.cli.parsing.value_errors import (
+    DATA_EXAMPLE,
+    is_null_in_words,
+    missing_keys,
+    no_section,
+    other_base,
+    wrong_type,
 )
 from lit_grpo.diagnostics import Action
 from lit_grpo.rewards import Reward
@@ -123,6 +124,8 @@ def unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
     name, expected = match["value"], type_of(parser, key)
     if takes_function(expected):
         return no_function(parser, key, match)
+    if is_null_in_words(name, expected):
+        return wrong_type(parser, key, match)
     known = sorted(set(class_names(expected)))
     hint = did_you_mean(name, known)
     if not hint and any(plain in get_args(expected) for plain in (bool, int, float, str)):
@@ -204,52 +207,6 @@ def not_text(parser: Any, key: str, match: re.Match[str]) -> str:
         f"a key of the config must be text, got {match['value']}. Write decimals with a "
         "point (a comma between braces begins the next key), and keys such as 1 or no in quotes."
     )
-
-
-def missing_keys(parser: Any, key: str, match: re.Match[str]) -> str:
-    return not_set(match["keys"])
-
-
-def not_set(names: str) -> str:
-    hint = " Training without rewards is lit-grpo sft." if "model.rewards" in names else ""
-    return f"{names}: required, but not set.{hint}"
-
-
-DATA_EXAMPLE = "data: {class_path: PromptData, init_args: {train: train.jsonl}}"
-
-
-def no_section(parser: Any, key: str, match: re.Match[str]) -> str:
-    parts = [name.removeprefix(f"{key}.") for name in keys(parser) if name.startswith(f"{key}.")]
-    known = list(dict.fromkeys(part.split(".")[0].rstrip("+") for part in parts))
-    few = ", ".join(known[:4]) + (", …" if len(known) > 4 else "")
-    if match["value"] == "None" and key == "data":
-        return f"{not_set(key)} Give --config FILE, with a section such as {DATA_EXAMPLE}."
-    if match["value"] == "None":
-        return f"{key}: expected keys under it ({few}), got nothing. Remove it for the defaults."
-    is_coef = "coef" in known and re.fullmatch(r"[\d.e-]+", match["value"])
-    hint = f" Set {key}.coef to it." if is_coef else ""
-    return f"{key}: expected keys under it ({few}), got {match['value']}.{hint}"
-
-
-def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
-    expected, value = type_of(parser, key), one_line(match["value"])
-    if value == "None" and not has_default(parser, key):
-        return not_set(key)
-    if value == "None":
-        return f"{key}: expected {type_name(expected)}, got null. Remove it for the default."
-    shown = (value if len(value) <= 60 else f"{value[:57]}...") or "''"
-    hint = did_you_mean(value, literals(expected))
-    if key == "model.policy" and re.fullmatch(r"[\w./-]+", value):
-        return f"{key}: expected keys under it, got {shown}. Set model.policy.path to it."
-    if expected is int and re.fullmatch(r"\d+\.0+", value):
-        hint = f" Write {int(float(value))}."
-    if type_name(expected).startswith("list") and re.fullmatch(r"[\w./:-]+", value):
-        hint = f" A list of one is '[{value}]'."
-    return f"{key}: expected {type_name(expected)}, got {shown}.{hint}"
-
-
-def other_base(parser: Any, key: str, match: re.Match[str]) -> str:
-    return f"{key}: {match['why']}"
 
 
 Rule = Callable[[Any, str, "re.Match[str]"], str]

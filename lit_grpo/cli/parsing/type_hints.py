@@ -44,6 +44,13 @@ def type_name(hint: Any) -> str:
     return re.sub(r"(\w+\.)+(?=\w)", "", text)
 
 
+def admits_null(hint: Any) -> bool:
+    """Return whether null is a value of a type hint."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(map(admits_null, get_args(hint)))
+    return hint is type(None) or (get_origin(hint) is Literal and None in get_args(hint))
+
+
 def takes_function(hint: Any) -> bool:
     """Return whether a type hint is, or includes, that of any function."""
     is_own = get_origin(hint) is abc.Callable and get_args(hint)[-1] is Any

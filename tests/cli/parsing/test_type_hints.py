@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser
 from torch import Tensor
 
 from lit_grpo.cli.parsing.type_hints import (
+    admits_null,
     class_names,
     has_default,
     literals,
@@ -90,3 +91,17 @@ def test_the_hint_and_the_default_of_a_key_are_those_of_its_option():
     assert type_of(parser, "engine") == Engine | None
     assert type_of(parser, "nothing") is None
     assert (has_default(parser, "size"), has_default(parser, "engine")) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        (int | None, True),
+        (None, False),  # an option without a type
+        (Engine | Literal["a"] | None, True),
+        (list[int | None], False),
+        (str, False),
+    ],
+)
+def test_null_is_a_value_where_it_is_one_of_several_types(hint, expected):
+    assert admits_null(hint) == expected

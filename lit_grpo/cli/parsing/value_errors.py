@@ -1,0 +1,65 @@
+"""Reword errors of the argument parser about a value: one that is missing, or of another type."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from lit_grpo.cli.errors import one_line
+from lit_grpo.cli.parsing.suggestions import keys
+from lit_grpo.cli.parsing.type_hints import admits_null, has_default, literals, type_name, type_of
+from lit_grpo.types.spelling import did_you_mean
+
+DATA_EXAMPLE = "data: {class_path: PromptData, init_args: {train: train.jsonl}}"
+NULL_IN_WORDS = ("none", "nil")
+"""What other languages call null, and YAML takes for a text."""
+
+
+def missing_keys(parser: Any, key: str, match: re.Match[str]) -> str:
+    return not_set(match["keys"])
+
+
+def not_set(names: str) -> str:
+    hint = " Training without rewards is lit-grpo sft." if "model.rewards" in names else ""
+    return f"{names}: required, but not set.{hint}"
+
+
+def no_section(parser: Any, key: str, match: re.Match[str]) -> str:
+    parts = [name.removeprefix(f"{key}.") for name in keys(parser) if name.startswith(f"{key}.")]
+    known = list(dict.fromkeys(part.split(".")[0].rstrip("+") for part in parts))
+    few = ", ".join(known[:4]) + (", …" if len(known) > 4 else "")
+    if match["value"] == "None" and key == "data":
+        return f"{not_set(key)} Give --config FILE, with a section such as {DATA_EXAMPLE}."
+    if match["value"] == "None":
+        return f"{key}: expected keys under it ({few}), got nothing. Remove it for the defaults."
+    is_coef = "coef" in known and re.fullmatch(r"[\d.e-]+", match["value"])
+    hint = f" Set {key}.coef to it." if is_coef else ""
+    return f"{key}: expected keys under it ({few}), got {match['value']}.{hint}"
+
+
+def is_null_in_words(value: str, expected: Any) -> bool:
+    """Return whether a value is null in the words of another language, where null may stand."""
+    return value.lower() in NULL_IN_WORDS and admits_null(expected)
+
+
+def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
+    expected, value = type_of(parser, key), one_line(match["value"])
+    if is_null_in_words(value, expected):  # a text, since null itself is no error
+        return f"{key}: expected {type_name(expected)}, got the text {value}. Write null."
+    if value == "None" and not has_default(parser, key):
+        return not_set(key)
+    if value == "None":
+        return f"{key}: expected {type_name(expected)}, got null. Remove it for the default."
+    shown = (value if len(value) <= 60 else f"{value[:57]}...") or "''"
+    hint = did_you_mean(value, literals(expected))
+    if key == "model.policy" and re.fullmatch(r"[\w./-]+", value):
+        return f"{key}: expected keys under it, got {shown}. Set model.policy.path to it."
+    if expected is int and re.fullmatch(r"\d+\.0+", value):
+        hint = f" Write {int(float(value))}."
+    if type_name(expected).startswith("list") and re.fullmatch(r"[\w./:-]+", value):
+        hint = f" A list of one is '[{value}]'."
+    return f"{key}: expected {type_name(expected)}, got {shown}.{hint}"
+
+
+def other_base(parser: Any, key: str, match: re.Match[str]) -> str:
+    return f"{key}: {match['why']}"
