@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
+from lit_grpo.rewards.function_path import load_function
 from lit_grpo.rewards.reward import Reward, Value
-from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, setting_error
+from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError
 from lit_grpo.types.spelling import did_you_mean
 
 OF_TRAINER = {"trainer_state", "log_extra", "log_metric"}
@@ -153,7 +149,7 @@ class FunctionReward(Reward):
 
 
 def _resolve(function: str | Callable[..., Any]) -> Callable[..., Any]:
-    return _load_function(function) if isinstance(function, str) else function
+    return load_function(function) if isinstance(function, str) else function
 
 
 def _default_name(function: Callable[..., Any]) -> str:
@@ -226,61 +222,6 @@ def _value(result: object) -> Value:
         detail = f"a returned dict must have the key 'score', got {', '.join(map(str, result))}"
         return Score(value=None, outcome=Outcome.ERROR, detail=detail, bug=detail)
     return cast(Value, result["score"])
-
-
-def _load_function(path: str) -> Callable[..., Any]:
-    """Import the function ``module:function``, ``module.function`` or ``file.py:function``.
-
-    Raises:
-        UserError: there is no such module, file or function.
-    """
-    place, colon, name = path.rpartition(":")
-    if not colon:
-        place, _, name = path.rpartition(".")
-    if not place or not name:
-        rule = "module:function or path/to/file.py:function"
-        raise setting_error("FunctionReward.init_args.function", rule, repr(path))
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-    function = getattr(module, name, None)
-    if not callable(function):
-        hint = did_you_mean(name, [one for one in dir(module) if one[0] != "_"])
-        raise UserError(f"function must exist: {place} has no function {name!r}.{hint}")
-    return cast(Callable[..., Any], function)
-
-
-def _load_module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module exists, but something that it imports does not
-        raise UserError(
-            f"function must be in a module that can be imported, got {name!r} ({error}). Install "
-            "it, or name the file: path/to/file.py:function."
-        ) from None
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UserError(
-            f"function must be in a file that exists, got {path} (looked in {Path.cwd()}). "
-            "Correct the path of the function."
-        )
-    name = f"{path.stem} at {path.resolve()}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Registered before it runs, since dataclasses and pickle look a module up by name.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def as_reward(reward: Reward | Callable[..., Any], key: str = "each of model.rewards") -> Reward:

@@ -333,13 +333,11 @@ def test_required_column_may_come_from_the_data_or_from_reward_kwargs():
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A working directory with a module and a file with a broken import."""
+    """A working directory with a module."""
     (tmp_path / "own_rewards.py").write_text(
         "def short(completions, limit=3, **kwargs):\n"
         "    return [float(len(text) < limit) for text in completions]\n"
-        "constant = 1\n"
     )
-    (tmp_path / "needs_more.py").write_text("import not_installed_anywhere\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -358,26 +356,6 @@ def test_function_is_found_by_module_or_by_file(project, path):
     reward = FunctionReward(path.format(dir=project), reward_kwargs={"limit": 2})
     assert run(reward, CHAT, "2", "33").parts["short"].tolist() == [[1.0, 1.0]]
     assert run(reward, prompt(), "2", "33").parts["short"].tolist() == [[1.0, 0.0]]
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("short", "must be module:function or path/to/file.py:function, got 'short'"),
-        ("my_reward:short", "can be imported, got 'my_reward'"),
-        ("own_rewards:shrt", "own_rewards has no function 'shrt'. Did you mean short?"),
-        ("own_rewards:constant", "has no function 'constant'"),
-        ("missing.py:short", "file that exists, got missing.py"),
-    ],
-)
-def test_missing_function_is_refused_with_a_hint(project, path, message):
-    with pytest.raises(ValueError, match=message):
-        FunctionReward(path)
-
-
-def test_import_error_inside_the_users_module_is_not_replaced(project):
-    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
-        FunctionReward("needs_more:f")
 
 
 @pytest.mark.parametrize("path", ["own_rewards:short", "own_rewards.py:short"])

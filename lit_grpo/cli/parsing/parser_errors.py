@@ -114,10 +114,17 @@ def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
     hint = ""
     missing = re.match(r"module '(.+)' has no attribute '(.+)'", match["reason"])
     if missing and missing[1] in sys.modules:
-        hint = did_you_mean(missing[2], vars(sys.modules[missing[1]]))
+        hint = suggest_attribute(*missing.groups())
     elif match["reason"].startswith("No module named"):
         hint = f" Looked for it in {Path.cwd()} and beside the config files."
     return f"{key}: {match['path']} cannot be imported: {match['reason'].rstrip('.')}.{hint}"
+
+
+def suggest_attribute(module: str, name: str) -> str:
+    """Suggest what a module has in place of a name that it has not."""
+    if name == "py":
+        return f" Leave out .py: {module}.NAME."
+    return did_you_mean(name, vars(sys.modules[module]) if module in sys.modules else {})
 
 
 def unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
@@ -178,8 +185,7 @@ def no_function(parser: Any, key: str, match: re.Match[str]) -> str:
     module, _, name = path.rpartition(".")
     why = "." + did_you_mean(path, choices)
     if "reason" in match.groupdict():
-        known = vars(sys.modules[module]) if module in sys.modules else {}
-        why = f": {match['reason'].rstrip('.')}.{did_you_mean(name, known)}"
+        why = f": {match['reason'].rstrip('.')}.{suggest_attribute(module, name)}"
     rule = ", ".join(choices) + " or the path of a function, such as my_file.my_function"
     return f"{key}: expected {rule}, got {path}{why}"
 

@@ -14,6 +14,8 @@ from lit_grpo.rewards import Reward
 
 _COLON = re.compile(r"[\w./~-]+:[A-Za-z_]\w*")
 """``module:function`` or ``path/to/file.py:function``, which no class is written like."""
+_FILE = re.compile(r"[\w./~-]+\.py")
+"""A file alone, of which `FunctionReward` says which functions it has."""
 _DOTTED = re.compile(r"(\w+\.)+\w+")
 
 
@@ -47,6 +49,8 @@ def with_functions(value: Any, *, is_item: bool = False) -> Any:
     if isinstance(given, list):
         items = [_as_reward(one) for one in given]
         return value if items == given else items
+    if isinstance(value, str) and _FILE.fullmatch(value) and not is_item:
+        return [_as_reward(value)]
     return _as_reward(value) if is_item else value
 
 
@@ -57,7 +61,7 @@ def _as_reward(item: Any) -> Any:
 
 
 def _names_function(path: str) -> bool:
-    if _COLON.fullmatch(path):
+    if _COLON.fullmatch(path) or _FILE.fullmatch(path):
         return True
     if not _DOTTED.fullmatch(path):
         return False

@@ -98,3 +98,28 @@ def test_a_function_without_brackets_is_told_how_a_list_is_written(path, capsys)
     assert main(["fit", "--config=base.yaml", f"--model.rewards={path}"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.endswith(f"expected list[Reward], got {path}. A list of one is '[{path}]'.")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model.rewards=[fn_rewards.py]"],
+        ["--model.rewards=fn_rewards.py"],
+        ["--model.rewards+=fn_rewards.py"],
+        ["--config=mine.yaml"],
+    ],
+)
+def test_a_file_without_a_function_is_told_which_functions_it_has(arguments, here, capsys):
+    (here / "mine.yaml").write_text("model: {rewards: [fn_rewards.py]}")
+    assert main(["fit", "--config=base.yaml", *arguments]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith("It has digits, strict. Write fn_rewards.py:digits.")
+
+
+def test_the_file_of_a_class_is_told_to_be_named_without_its_suffix(capsys):
+    assert main(["fit", "--config=base.yaml", "--model.rewards=[{class_path: fn_rewards.py}]"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith(
+        "fn_rewards.py cannot be imported: module 'fn_rewards' has no attribute "
+        "'py'. Leave out .py: fn_rewards.NAME."
+    )
