@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from lit_grpo.cli.errors import broken_import, one_line
 from lit_grpo.cli.parsing.configs import REWARDS
+from lit_grpo.cli.parsing.foreign_names import suggest_value
 from lit_grpo.cli.parsing.suggestions import keys, suggest, suggest_key
 from lit_grpo.cli.parsing.type_hints import class_names, literals, takes_function, type_of
 from lit_grpo.cli.parsing.value_errors import (
@@ -183,7 +184,7 @@ def no_function(parser: Any, key: str, match: re.Match[str]) -> str:
     """Reword what is neither a choice nor the path of a function."""
     path, choices = match["value"], list(literals(type_of(parser, key)))
     module, _, name = path.rpartition(".")
-    why = "." + did_you_mean(path, choices)
+    why = "." + (suggest_value(key, path) or did_you_mean(path, choices))
     if "reason" in match.groupdict():
         why = f": {match['reason'].rstrip('.')}.{suggest_attribute(module, name)}"
     rule = ", ".join(choices) + " or the path of a function, such as my_file.my_function"

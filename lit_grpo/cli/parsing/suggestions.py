@@ -9,25 +9,11 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, get_origin, get_type_hints
 
+from lit_grpo.cli.parsing import foreign_names
 from lit_grpo.cli.parsing.keys import KEYS, SECTIONS
 from lit_grpo.cli.parsing.training_kind import keys_of_grpo
 from lit_grpo.cli.parsing.type_hints import classes, type_of
 from lit_grpo.types.spelling import did_you_mean
-
-OTHER_NAMES = {
-    "seed": "seed_everything (or model.seed for the training alone)",
-    "beta": "model.objective.kl.coef",
-    "epsilon": "model.objective.clip_low and clip_high",
-    "learning_rate": "model.optimizer.lr",
-    "num_generations": "model.group_size",
-    "max_completion_length": "model.sampling.max_tokens",
-    "reward_funcs": "model.rewards",
-    "num_iterations": "model.update.epochs",
-    "output_dir": "run_dir",
-    "batch_size": "data.prompts_per_step",
-    "per_device_train_batch_size": "data.prompts_per_step",
-}
-"""Names of TRL, and other likely ones -> what to set here."""
 
 SLIP = 0.9
 """Similarity of a word with a slip of the pen; ``reward`` and ``rewards`` have 0.92."""
@@ -45,8 +31,8 @@ def suggest_key(parser: Any, key: str) -> str:
     name, known = key.rsplit(".", 1)[-1], keys(parser)
     if name == "learning_rate" and "lr" in known:  # of an optimizer
         return " Did you mean lr?"
-    if name in OTHER_NAMES:
-        return f" Set {OTHER_NAMES[name]}."
+    if name in foreign_names.KEYS:
+        return f" Set {foreign_names.KEYS[name]}."
     if "trainer.max_steps" in known:  # of a whole config
         section, _, rest = key.partition(".")
         is_of_grpo = section == "model" and rest.split(".")[0] in keys_of_grpo()

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from lit_grpo.cli.errors import one_line
+from lit_grpo.cli.parsing.foreign_names import suggest_value
 from lit_grpo.cli.parsing.suggestions import keys
 from lit_grpo.cli.parsing.type_hints import admits_null, has_default, literals, type_name, type_of
 from lit_grpo.types.spelling import did_you_mean
@@ -33,7 +34,7 @@ def no_section(parser: Any, key: str, match: re.Match[str]) -> str:
     if match["value"] == "None":
         return f"{key}: expected keys under it ({few}), got nothing. Remove it for the defaults."
     is_coef = "coef" in known and re.fullmatch(r"[\d.e-]+", match["value"])
-    hint = f" Set {key}.coef to it." if is_coef else ""
+    hint = f" Set {key}.coef to it." if is_coef else suggest_value(key, match["value"])
     return f"{key}: expected keys under it ({few}), got {match['value']}.{hint}"
 
 
@@ -51,7 +52,7 @@ def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
     if value == "None":
         return f"{key}: expected {type_name(expected)}, got null. Remove it for the default."
     shown = (value if len(value) <= 60 else f"{value[:57]}...") or "''"
-    hint = did_you_mean(value, literals(expected))
+    hint = suggest_value(key, value) or did_you_mean(value, literals(expected))
     if key == "model.policy" and re.fullmatch(r"[\w./-]+", value):
         return f"{key}: expected keys under it, got {shown}. Set model.policy.path to it."
     if expected is int and re.fullmatch(r"\d+\.0+", value):

@@ -1,0 +1,117 @@
+"""Names of TRL, verl and OpenRLHF for keys and values that are called otherwise here."""
+
+from __future__ import annotations
+
+from lit_grpo.cli.commands import BUNDLED
+
+KEYS = {
+    "seed": "seed_everything (or model.seed for the training alone)",
+    "beta": "model.objective.kl.coef",
+    "kl_coef": "model.objective.kl.coef",
+    "kl_loss_coef": "model.objective.kl.coef",
+    "kl_loss_type": "model.objective.kl.estimator",
+    "kl_penalty": "model.objective.kl.estimator",
+    "kl_estimator": "model.objective.kl.estimator",
+    "epsilon": "model.objective.clip_low and clip_high",
+    "clip_ratio": "model.objective.clip_low and clip_high",
+    "clip_ratio_low": "model.objective.clip_low",
+    "epsilon_high": "model.objective.clip_high",
+    "clip_ratio_high": "model.objective.clip_high",
+    "clip_ratio_c": "model.objective.ratio_cap",
+    "loss_type": "model.objective.aggregation (or model.objective.surrogate)",
+    "loss_agg_mode": "model.objective.aggregation",
+    "loss_mode": "model.objective.surrogate",
+    "importance_sampling_level": "model.objective.ratio",
+    "entropy_coeff": "model.objective.entropy.coef",
+    "adv_estimator": "model.advantage.baseline",
+    "advantage_estimator": "model.advantage.baseline",
+    "scale_rewards": "model.advantage.deviation",
+    "learning_rate": "model.optimizer.lr",
+    "lr_scheduler_type": "model.lr_schedule",
+    "num_generations": "model.group_size",
+    "max_completion_length": "model.sampling.max_tokens",
+    "max_response_length": "model.sampling.max_tokens",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "reward_funcs": "model.rewards",
+    "num_iterations": "model.update.epochs",
+    "ppo_epochs": "model.update.epochs",
+    "grad_clip": "model.update.max_grad_norm",
+    "output_dir": "run_dir",
+    "batch_size": "data.prompts_per_step",
+    "train_batch_size": "data.prompts_per_step",
+    "per_device_train_batch_size": "data.prompts_per_step",
+    "num_train_epochs": "trainer.max_epochs",
+    "eval_steps": "trainer.val_check_interval",
+    "resume_from_checkpoint": "ckpt_path",
+}
+"""Names of keys there, and other likely ones -> what to set here."""
+
+VALUES = {
+    "surrogate": {
+        **dict.fromkeys(("ppo", "ppo_clip", "vanilla", "grpo", "dapo", "bnpo"), "clip"),
+        **dict.fromkeys(("clip_cov", "kl_cov"), "clip, with objective.covariance"),
+        **dict.fromkeys(("gspo", "luspo"), "clip, with objective.ratio: sequence"),
+        "dr_grpo": "clip, with objective.aggregation: constant",
+        "rloo": "clip, with advantage.baseline: leave_one_out",
+        "reinforce_plus_plus": "clip, with advantage.baseline: batch",
+        **dict.fromkeys(("reinforce", "gpg"), "clip, whose ratio is 1 with one update per rollout"),
+        "geo_mean": "gmpo",
+        "dppo_tv": "dppo",
+        "dppo_kl": "dppo, with objective.dppo_divergence: kl",
+        "bypass_mode": "clip, with objective.old_logprobs: sampler",
+    },
+    "estimator": {
+        "kl": "k1",
+        "mse": "k2",
+        "low_var_kl": "k3",
+        "k1+": "k1, with kl.gradient: k2",
+        "k3+": "k3, with kl.gradient: k2",
+    },
+    "aggregation": {
+        "token_mean": "token",
+        "dapo": "token",
+        "bnpo": "local_token",
+        "seq_mean_token_mean": "sequence",
+        "grpo": "sequence",
+        "seq_mean_token_sum": "sequence_sum",
+        "luspo": "sequence_sum",
+        "seq_mean_token_sum_norm": "constant",
+        "dr_grpo": "constant",
+    },
+    "baseline": {
+        **dict.fromkeys(("grpo", "group_norm", "mean"), "group"),
+        "dr_grpo": "group, with advantage.deviation: none",
+        "rloo": "leave_one_out",
+        "opo": "length_weighted",
+        **dict.fromkeys(("reinforce", "reinforce_plus_plus"), "batch"),
+        **dict.fromkeys(
+            ("reinforce_baseline", "reinforce_plus_plus_baseline"),
+            "group, with advantage.rescale: true",
+        ),
+    },
+    "deviation": {"std": "group", "true": "group", "false": "none"},
+    "ratio": {"gspo": "sequence", "sequence_level": "sequence", "token_level": "token"},
+    "lr_schedule": {"constant_with_warmup": "constant, with model.warmup_steps"},
+}
+"""Last part of a key -> its values there, in lower case with _ for - -> those here."""
+
+OF_SECTION = {"advantage": "baseline", "objective": "surrogate", "kl": "estimator"}
+"""Section -> the key under it whose value is likely to be given in its place."""
+
+
+def suggest_value(key: str, value: str) -> str:
+    """Return `` Did you mean X?`` for a value that other libraries have, else nothing.
+
+    Args:
+        key: A key, or a section whose main key is meant.
+        value: What was given. If it is a method with a preset, the preset is named, too.
+    """
+    last = key.rpartition(".")[2]
+    name = value.lower().replace("-", "_")
+    ours = VALUES.get(OF_SECTION.get(last, last), {}).get(name)
+    if ours is None:
+        return ""
+    under = f"{key}.{OF_SECTION[last]}: " if last in OF_SECTION else ""
+    has_preset = (BUNDLED / "presets" / f"{name}.yaml").is_file()
+    preset = f" The whole method: --config presets/{name}." if has_preset else ""
+    return f" Did you mean {under}{ours}?{preset}"
