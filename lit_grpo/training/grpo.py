@@ -24,7 +24,7 @@ from lit_grpo.policy import LocalTeacher, Policy
 from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.policy.loading import max_positions
 from lit_grpo.policy.model_source import ModelSource
-from lit_grpo.rewards import Reward
+from lit_grpo.rewards import Reward, ScorerReward
 from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.rollout import RolloutEngine, Sampling, VLLMTeacher
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
@@ -136,6 +136,7 @@ class GRPOModule(PolicyModule):
         self._check_settings()
         self._build_parts()
         self.rollout_step = 0
+        self._reward_models: dict[str, ModelSource] = {}
         self._empty_steps = EmptySteps()
         self._step_log = StepLog()
 
@@ -201,6 +202,11 @@ class GRPOModule(PolicyModule):
             for message in settings_without_effect(self.objective, self.advantage, self.update):
                 rank_zero_only(log.warning)(message)
             self.rewards.start(self.reasoning)
+            self._reward_models = {
+                f"ScorerReward.init_args.path of {one.name!r}": ModelSource.of(one.settings.path)
+                for one in self.rewards.rewards
+                if isinstance(one, ScorerReward)
+            }
 
     def check_loader(self, loader: TrainingLoader) -> None:
         if self.max_head_offpolicyness:
@@ -391,7 +397,8 @@ class GRPOModule(PolicyModule):
 
     def _sources_read_again(self) -> dict[str, ModelSource]:
         source = self.teacher and self.teacher.loaded_from
-        return super()._sources_read_again() | ({"model.teacher.path": source} if source else {})
+        teacher = {"model.teacher.path": source} if source else {}
+        return super()._sources_read_again() | teacher | self._reward_models
 
     def _configured_coefs(self) -> dict[str, float]:
         return {"kl": self.objective.kl.coef, "entropy": self.objective.entropy.coef}
