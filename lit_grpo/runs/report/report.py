@@ -106,16 +106,22 @@ def _report(runs: Sequence[Run], page: Path, read_up_to: int | None) -> None:
         paths = {"Comparison": page.with_suffix(".png"), "Page": page}
         lines = [describe(run) for run in runs if run.started_from is not None]
     console.print(_table(runs))
-    lines += [_first_step(run) for run in runs if run.num_steps == 0]
+    lines += [_ending(run) for run in runs]
     lines += [*gap_notes(runs), *held_out_notes(runs), *token_notes(runs)]
     failures = [line for run in runs for line in describe_failures(run)]
     for line in [*lines, *failures, *(f"{name:<13}{path}" for name, path in paths.items())]:
         console.print(line, soft_wrap=True)
 
 
-def _first_step(run: Run) -> str:
-    """Return what became of a run that has not finished its first step, which has no numbers."""
+def _ending(run: Run) -> str:
+    """Return how a run ended, the first line of it, or that it still trains.
+
+    One that has not finished its first step has no numbers: all of it is shown, and its alerts.
+    """
     found = diagnose(run)
+    if run.num_steps:
+        said, _, more = found.end.partition("\n")
+        return f"{run.label} ({found.state}) {said.strip()}{' …' if more else ''}"
     alerts = [f"Alert ({cause.name}): {cause.message}" for cause in found.causes]
     return " ".join(f"{run.label} ({found.state}) {' '.join([found.end, *alerts])}".split())
 

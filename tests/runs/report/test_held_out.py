@@ -80,7 +80,7 @@ def test_a_run_that_was_resumed_with_other_held_out_prompts_shows_its_last_accur
     lines = reported(capsys, run)
     assert lines[1] == "my/0 3 3 s – 0.750 –"
     assert "Held-out accuracy 0.750 after my/0 (3 s)" in lines
-    assert lines[3].startswith("my/0 was resumed with different held-out prompts")
+    assert lines[4].startswith("my/0 was resumed with different held-out prompts")
 
 
 def test_a_resumption_with_the_same_held_out_prompts_changes_nothing(tmp_path, capsys):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
@@ -55,6 +54,9 @@ def make_stages(root: Path) -> tuple[Path, Path]:
     last = make_run(root / "grpo" / "0", GRPO, "final", "checkpoints")
     starts_from(last, str(first / "final"))
     return first, last
+
+
+NOT_KNOWN = "(unknown) It has no events.jsonl, so how it ended is not known. See run.log."
 
 
 def shown(capsys) -> list[str]:
@@ -117,6 +119,8 @@ def test_the_summary_of_a_warm_up_and_grpo_shows_accuracy_before_and_after(tmp_p
         "sft/0 2 2 s – 0.250 –",
         "grpo/0 3 2 min 3 s 4.0 k 0.250 → 0.875 0.500 → 0.750",
         "Held-out accuracy 0.250 after sft/0 → 0.875 after grpo/0 (2 min 6 s)",
+        f"sft/0 {NOT_KNOWN}",
+        f"grpo/0 {NOT_KNOWN}",
         f"Run {last}",
         f"Page {last}/report.html",
         f"Curves {last}/curves.png",
@@ -196,6 +200,7 @@ def test_independent_runs_are_compared_in_a_picture_that_overwrites_nothing(tmp_
     comparisons = [runs[-1] / f"comparison-{number}.png" for number in (1, 2)]
     row = "3 2 min 3 s 4.0 k 0.250 → 0.875 0.500 → 0.750"
     once = ["run steps time tokens accuracy reward", f"grpo/0 {row}", f"grpo/1 {row}"]
+    once += [f"grpo/0 {NOT_KNOWN}", f"grpo/1 {NOT_KNOWN}"]
     pages = [path.with_suffix(".html") for path in comparisons]
     lines = [
         [*once, f"Comparison {path}", f"Page {page}"]
@@ -217,6 +222,7 @@ def test_runs_that_started_from_the_same_warm_up_are_compared_after_it(tmp_path,
     assert lines[4:] == [
         "grpo/0 (started from sft/0)",
         "grpo/1 (started from sft/0)",
+        *(f"{one} {NOT_KNOWN}" for one in ("sft/0", "grpo/0", "grpo/1")),
         f"Comparison {other}/comparison-1.png",
         f"Page {other}/comparison-1.html",
     ]
@@ -242,71 +248,6 @@ def test_the_parent_of_runs_names_its_runs(tmp_path):
     make_run(tmp_path / "grpo" / "1", GRPO)
     with pytest.raises(ValueError, match=r"Did you mean .*grpo/0 or .*grpo/1\?"):
         load_runs([tmp_path / "grpo"])
-
-
-STOPPED = [
-    {"time": "2026-11-23T16:05:01", "step": 0, "kind": "start"},
-    {"time": "2026-11-23T16:06:01", "step": 0, "kind": "alert", "cause": "judge_outage",
-     "message": "waiting for the judge"},
-    {"time": "2026-11-23T16:07:01", "step": 0, "kind": "stop", "cause": "scores_absent",
-     "message": "all scores are missing"},
-]  # fmt: skip
-
-
-def make_run_without_steps(path: Path, metrics: str | None) -> Path:
-    """Write what a run leaves that was stopped in its first step."""
-    path.mkdir(parents=True)
-    if metrics is not None:
-        (path / "metrics.csv").write_text(metrics)
-    (path / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in STOPPED))
-    settings = {"model": {"group_size": 77}, "trainer": {"max_steps": 5}}
-    (path / "config.yaml").write_text(yaml.safe_dump(settings))
-    (path / "run.log").write_text("INFO: begun\n")
-    return path
-
-
-@pytest.mark.parametrize(
-    ("metrics", "cut"),
-    [(None, False), ("", False), ("step,seconds\n", False), ("step,seconds\n0,1.", True)],
-)
-def test_a_run_that_ended_in_its_first_step_shows_what_there_is(tmp_path, capsys, metrics, cut):
-    run = make_run_without_steps(tmp_path / "grpo" / "0", metrics)
-    assert __main__.main(["report", str(run)]) == 0
-    said = "grpo/0 (stop) all scores are missing Alert (judge_outage): waiting for the judge"
-    assert shown(capsys) == [
-        "run steps time tokens accuracy reward",
-        "grpo/0 0 0 s – – –",
-        said,
-        *(["grpo/0: line 2 of metrics.csv is cut off, and left out."] if cut else []),
-        f"Run {run}",
-        f"Page {run}/report.html",
-        f"Curves {run}/curves.png",
-        f"Config {run}/config.yaml",
-        f"Log {run}/run.log",
-    ]
-    page = (run / "report.html").read_text()
-    for text in ("all scores are missing", "waiting for the judge", "group_size 77"):
-        assert text in page
-
-
-def test_a_run_that_failed_before_training_shows_the_error_of_its_log(tmp_path, capsys):
-    run = make_run(tmp_path / "grpo" / "0", "")
-    (run / "run.log").write_text("INFO: begun\nTraceback …\nValueError: no such model\n\n")
-    report([run])
-    (line,) = (line for line in shown(capsys) if line.startswith("grpo/0 (unknown)"))
-    expected = "It ended before training began. The last line of run.log: ValueError: no such model"
-    assert line == f"grpo/0 (unknown) {expected}"
-
-
-def test_a_run_without_a_step_is_compared_with_others(tmp_path, capsys):
-    empty = make_run_without_steps(tmp_path / "grpo" / "0", None)
-    report([empty, make_run(tmp_path / "grpo" / "1", GRPO)])
-    lines = shown(capsys)
-    assert lines[1:3] == [
-        "grpo/0 0 0 s – – –",
-        "grpo/1 3 2 min 3 s 4.0 k 0.250 → 0.875 0.500 → 0.750",
-    ]
-    assert lines[3].startswith("grpo/0 (stop) all scores are missing")
 
 
 def test_a_directory_without_anything_of_a_run_is_refused(tmp_path):
