@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -42,21 +40,6 @@ def refuse_empty(config: Any, prefix: str, path: Path) -> None:
             refuse_empty(value, f"{prefix}{key}.", path)
 
 
-def refuse_mapping(config: dict[str, Any], path: Path) -> None:
-    """Raise UserError if the callbacks are a mapping by class: the parser would not say so."""
-    trainer = config.get("trainer")
-    callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
-    listed = callbacks if isinstance(callbacks, list) else [callbacks]
-    for one in listed:
-        if isinstance(one, dict) and "class_path" not in one and one:
-            name = next(iter(one))
-            raise UserError(
-                f"{path}: trainer.callbacks must be a list of classes, got a mapping with the key "
-                f"{name}. Write callbacks: [{name}], or with settings "
-                f"[{{class_path: {name}, init_args: {{...}}}}]."
-            )
-
-
 def refuse_paths_as_sources(config: dict[str, Any], path: Path) -> None:
     """Raise UserError if a source of a mixture is no mapping: the parser would import or read it.
 
@@ -84,38 +67,6 @@ def refuse_misplaced(config: dict[str, Any], path: Path) -> None:
                     f"{path}: {section}.{name}: no such key. {name} belongs at the top level, "
                     f"not under {section}."
                 )
-
-
-def refuse_beside(node: Any, key: str, where: str) -> None:
-    """Raise UserError if arguments of a class stand beside its path: the parser would not name it.
-
-    Args:
-        key: That of the node.
-        where: What the node is read from.
-    """
-    children = node.items() if isinstance(node, dict) else enumerate(node)
-    for name, child in children:
-        if isinstance(child, dict | list):
-            refuse_beside(child, f"{key}.{name}" if key else str(name), where)
-    if not isinstance(node, dict) or "class_path" not in node:
-        return
-    given = node.get("init_args")
-    beside = {
-        name: value
-        for name, value in node.items()
-        if name not in ("class_path", "dict_kwargs") and not str(name).startswith("init_args")
-    }
-    for name in beside:
-        if difflib.get_close_matches(str(name), ["init_args"], cutoff=0.8):
-            raise UserError(f"{where}: {key}.{name}: no such key. Did you mean init_args?")
-    if beside:
-        arguments = {**(given if isinstance(given, dict) else {}), **beside}
-        right = {"class_path": node["class_path"], "init_args": arguments}
-        shown = yaml.safe_dump(right, default_flow_style=True, sort_keys=False, width=math.inf)
-        raise UserError(
-            f"{where}: {key}: {' and '.join(map(str, beside))} must stand under init_args, got it "
-            f"beside class_path. Write {shown.strip()}."
-        )
 
 
 def refuse_odd_spaces(root: yaml.Node | None, path: Path) -> None:

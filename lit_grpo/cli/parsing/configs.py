@@ -17,9 +17,7 @@ import yaml
 
 from lit_grpo.cli.commands import BUNDLED, bundled_configs
 from lit_grpo.cli.parsing.config_checks import (
-    refuse_beside,
     refuse_empty,
-    refuse_mapping,
     refuse_misplaced,
     refuse_odd_indents,
     refuse_odd_spaces,
@@ -28,6 +26,7 @@ from lit_grpo.cli.parsing.config_checks import (
     refuse_repeated_keys,
     refuse_secrets,
 )
+from lit_grpo.cli.parsing.object_checks import refuse_beside, refuse_other_forms
 from lit_grpo.types import UserError, list_some
 from lit_grpo.types.spelling import did_you_mean
 
@@ -133,6 +132,7 @@ def _replacing_lists(
     for argument, following in zip(others, [*others, ""][1:], strict=True):
         key, has_value, value = argument.removeprefix("--").partition("=")
         given = {key: _value(value if has_value else following)}
+        refuse_other_forms(given, "the command line")
         refuse_beside(given, "", "the command line")
         add(given, argument)
     return tuple(arguments)
@@ -247,9 +247,9 @@ def read_config(path: Path) -> dict[str, Any]:
         got = "nothing" if config is None else f"the {type(config).__name__} {config!r:.40}"
         raise UserError(f"{path}: a config must be a mapping of keys to values, got {got}.")
     refuse_empty(config, "", path)
-    refuse_mapping(config, path)
     refuse_misplaced(config, path)
     refuse_paths_as_sources(config, path)
+    refuse_other_forms(config, str(path))
     refuse_beside(config, "", str(path))
     refuse_secrets(config, str(path))
     return config

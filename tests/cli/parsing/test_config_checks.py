@@ -25,43 +25,6 @@ def error_of(capsys, *arguments: str, config: str = "{}") -> str:
     return line.removeprefix("error: ")
 
 
-BESIDE = {
-    "model: {rewards: [{class_path: MathReward, weight: 0.5}]}": (
-        "my.yaml: model.rewards.0: weight must stand under init_args, got it beside class_path. "
-        "Write {class_path: MathReward, init_args: {weight: 0.5}}."
-    ),
-    "model: {rewards: [{class_path: MathReward, init_args: {correct: 2}, weight: 0.5}]}": (
-        "Write {class_path: MathReward, init_args: {correct: 2, weight: 0.5}}."
-    ),
-    "model: {engine: {class_path: HFEngine, max_concurrent: 5}}": (
-        "my.yaml: model.engine: max_concurrent must stand under init_args"
-    ),
-    "model: {optimizer: {class_path: AdamW, lr: 1.0e-3}}": (
-        "Write {class_path: AdamW, init_args: {lr: 0.001}}."
-    ),
-    "data: {class_path: PromptData, train: a.jsonl, chat: true}": (
-        "my.yaml: data: train and chat must stand under init_args"
-    ),
-    "trainer: {callbacks: [{class_path: Checkpoints, every_n_steps: 5}]}": (
-        "my.yaml: trainer.callbacks.0: every_n_steps must stand under init_args"
-    ),
-    "model: {rewards: [{class_path: ProcessReward, init_args: "
-    "{reward: {class_path: mine.Slow, weight: 2}}}]}": (
-        "my.yaml: model.rewards.0.init_args.reward: weight must stand under init_args"
-    ),
-}
-
-
-@pytest.mark.parametrize("config", BESIDE)
-def test_arguments_beside_a_class_path_are_named_and_shown_in_their_place(config, capsys):
-    assert BESIDE[config] in error_of(capsys, config=config)
-
-
-def test_arguments_beside_a_class_path_are_named_on_the_command_line_too(capsys):
-    line = error_of(capsys, "--model.rewards", "[{class_path: MathReward, weight: 0.5}]")
-    assert line.startswith("the command line: model.rewards.0: weight must stand under init_args")
-
-
 PLACES = {
     "model: {data: {class_path: AdditionData, init_args: {num_digits: 1}}}": "data belongs at",
     "model: {trainer: {max_steps: 3}}": "model.trainer: no such key. trainer belongs at the top",
