@@ -74,7 +74,23 @@ def nested(parser: Any, key: str, match: re.Match[str]) -> str:
     best = max(match.re.finditer(match.string), key=likelihood)
     if key == "data" and best["path"].endswith(".LightningDataModule"):
         return no_class_path(parser, key, match)  # the class that stands for every kind of data
-    return f"{key}: {best['path'].rsplit('.', 1)[-1]}.{best['inner']}"
+    hint = about_settings(best["path"], best["inner"])
+    return f"{key}: {best['path'].rsplit('.', 1)[-1]}.{best['inner']}{hint}"
+
+
+def about_settings(path: str, error: str) -> str:
+    """Say what an own reward needs that does not take a setting which every reward has."""
+    setting = error.partition(": no such key")[0]
+    with suppress(ImportError, AttributeError, ValueError):
+        kind = pkgutil.resolve_name(path)
+        is_reward = isinstance(kind, type) and issubclass(kind, Reward)
+        is_own = is_reward and not kind.__module__.startswith("lit_grpo.")
+        if is_own and setting in inspect.signature(Reward).parameters:
+            return (
+                " Every reward has it, if its __init__ accepts the settings and passes them on: "
+                "def __init__(self, ..., **settings): super().__init__(**settings)."
+            )
+    return ""
 
 
 def of_source(parser: Any, key: str, match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Mistakes in the sources of a mixture name the source."""
+"""Mistakes in classes within a config name the place, and say what to do."""
 
 import copy
 
@@ -75,3 +75,42 @@ def test_a_misspelt_init_args_is_told_so_wherever_it_stands(here, capsys):
 def test_a_preset_is_told_to_be_a_config(command, config, words, preset, capsys):
     assert main([command, "--config", config, *words]) == 2
     assert f"A preset is a config: --config presets/{preset}." in capsys.readouterr().err
+
+
+OWN_REWARDS = """
+from lit_grpo.rewards import Reward
+
+class Bare(Reward):
+    def __init__(self, factor: float = 1.0):
+        super().__init__()
+
+    def score(self, prompt, completion):
+        return 1.0
+
+class Kept(Bare):
+    def __init__(self, factor: float = 1.0, **settings):
+        super().__init__(factor)
+"""
+
+
+@pytest.mark.parametrize(
+    ("reward", "setting", "has_hint"),
+    [
+        ("Bare", "weight", True),
+        ("Kept", "on_error", True),
+        ("Bare", "factr", False),
+        ("Bare", "nothing", False),
+    ],
+)
+def test_an_own_reward_without_the_settings_of_every_reward_is_told_to_pass_them_on(
+    reward, setting, has_hint, here, add_module, capsys
+):
+    add_module("bare_rewards", OWN_REWARDS)
+    given = {"class_path": f"bare_rewards.{reward}", "init_args": {setting: 2}}
+    model = config()["model"] | {"rewards": [given]}
+    (here / "my.yaml").write_text(yaml.safe_dump(config() | {"model": model}))
+    assert main(["fit", "--config", "my.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: model.rewards: {reward}.{setting}: no such key.")
+    needed = "def __init__(self, ..., **settings): super().__init__(**settings).\n"
+    assert error.endswith(needed) == has_hint
