@@ -30,7 +30,7 @@ from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
 from lit_grpo.training.compatibility import (
     check_completions_fit,
-    warn_of_warm_up,
+    warn_of_learning_rate,
     warn_without_validation,
 )
 from lit_grpo.training.evaluation import Evaluation
@@ -235,7 +235,7 @@ class PolicyModule(L.LightningModule):
                 *(self.trainer.ckpt_path, self.trainer.fit_loop.total_batch_idx + 1),
                 self.global_step,
             )
-        warn_of_warm_up(self.trainer, self.warmup_steps)
+        warn_of_learning_rate(self.trainer, self.warmup_steps)
         loader = self._val_loader()
         prompts = loader.some_prompts() if loader else []
         if not is_cut_short(self.trainer):  # by a signal while the model was loaded

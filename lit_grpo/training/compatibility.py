@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_only
+from torch.optim import Optimizer
 
 from lit_grpo.data import TrainingLoader
 from lit_grpo.objective import AdvantageConfig, Objective
@@ -190,6 +191,30 @@ def check_completions_fit(positions: int | None, sampling: Sampling) -> None:
             sampling.max_tokens,
             "prompt and completion together must fit",
         )
+
+
+@rank_zero_only
+def warn_of_high_rate(optimizer: Optimizer) -> None:
+    """Warn of a learning rate above 1 with Adam or a relative, such as 1e4 for 1e-4."""
+    wrapped = getattr(optimizer, "optimizer", optimizer)  # by DeepSpeed
+    group = optimizer.param_groups[0]
+    rate = float(group.get("initial_lr", group["lr"]))  # before the factor of a schedule
+    if "adam" not in type(wrapped).__name__.lower() or rate <= 1:
+        return
+    mantissa, exponent = f"{rate:.3e}".split("e")
+    meant = f" Did you mean {float(f'{mantissa}e-{int(exponent)}'):g}?" if rate >= 10 else ""
+    log.warning(
+        "the learning rate is %g: %s moves each weight by about as much in every step, which "
+        "destroys the policy at once.%s Set model.optimizer.lr.",
+        *(rate, type(wrapped).__name__, meant),
+    )
+
+
+def warn_of_learning_rate(trainer: L.Trainer, warmup_steps: int) -> None:
+    """Warn if the learning rate is never reached, or is far too high."""
+    warn_of_warm_up(trainer, warmup_steps)
+    for optimizer in trainer.optimizers:
+        warn_of_high_rate(optimizer)
 
 
 @rank_zero_only

@@ -3,14 +3,18 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from tiny import prompt
 
 from lit_grpo.rollout import Sampling
 from lit_grpo.training.compatibility import (
     check_completions_fit,
     check_prompts_fit,
+    warn_of_high_rate,
+    warn_of_learning_rate,
     warn_of_warm_up,
 )
+from lit_grpo.training.optimizer.master_weights import MasterAdamW
 from lit_grpo.types import UserError
 
 
@@ -39,3 +43,31 @@ def test_a_warm_up_that_lasts_to_the_end_is_named(max_steps, warmup_steps, is_dr
     assert [line.split(":")[0] for line in caplog.messages] == warns * [
         "the learning rate is never reached"
     ]
+
+
+def make_optimizer(kind: type = torch.optim.AdamW, **settings) -> torch.optim.Optimizer:
+    return kind([torch.nn.Parameter(torch.zeros(1))], **settings)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "meant"),
+    [
+        (make_optimizer(lr=1e4), " Did you mean 0.0001?"),
+        (make_optimizer(MasterAdamW, lr=2e5), " Did you mean 2e-05?"),
+        (make_optimizer(lr=3.0), ""),
+    ],
+)
+def test_a_rate_above_1_is_named_with_the_one_that_was_meant(optimizer, meant, caplog):
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)  # warms up from 0
+    warn_of_learning_rate(SimpleNamespace(max_steps=1, optimizers=[optimizer]), 0)
+    (message,) = caplog.messages
+    assert message.startswith("the learning rate is ")
+    assert message.endswith(f"destroys the policy at once.{meant} Set model.optimizer.lr.")
+
+
+@pytest.mark.parametrize(
+    "optimizer", [make_optimizer(lr=1.0), make_optimizer(torch.optim.SGD, lr=1e4)]
+)
+def test_a_rate_that_the_optimizer_may_have_is_not_named(optimizer, caplog):
+    warn_of_high_rate(optimizer)
+    assert caplog.messages == []

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
+
+import torch
+from torch import nn
 
 from lit_grpo.cli.doctor.findings import Finding, ok, remark
 from lit_grpo.cli.estimate.step import StepSizes, make_step
@@ -11,10 +15,11 @@ from lit_grpo.cli.subject import Subject
 from lit_grpo.data import PromptLoader, TrainingLoader
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.training.batching import UpdateConfig
-from lit_grpo.training.compatibility import warn_of_warm_up
+from lit_grpo.training.compatibility import warn_of_high_rate, warn_of_warm_up
 from lit_grpo.training.monitors import check_monitors
 from lit_grpo.training.strategies import is_zero_3, refuse_compiled, refuse_unsupported
 from lit_grpo.training.unused_settings import settings_without_effect
+from lit_grpo.types import UserError
 
 
 def check_batch(subject: Subject) -> Iterator[Finding]:
@@ -33,6 +38,8 @@ def check_batch(subject: Subject) -> Iterator[Finding]:
         yield from _updates(step, subject.grpo.update)
     yield from _length(subject)
     warn_of_warm_up(subject.trainer, subject.module.warmup_steps)
+    with suppress(UserError):  # which the checks of memory and disk report
+        warn_of_high_rate(subject.module.build_optimizer([nn.Parameter(torch.zeros(1))]))
 
 
 def _sizes(step: StepSizes, subject: Subject) -> str:

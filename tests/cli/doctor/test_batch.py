@@ -67,6 +67,12 @@ def test_a_warm_up_is_checked_too(here, capsys):
     assert "2 prompts with their targets per batch" in shown["batch"]
 
 
+def test_a_learning_rate_far_too_high_is_named(capsys):
+    _, shown = doctor(capsys, "--model.optimizer.lr=1e4")
+    assert "the learning rate is 10000" in shown["batch"]
+    assert "Did you mean 0.0001? Set model.optimizer.lr." in shown["batch"]
+
+
 def test_counts_have_their_plural():
     assert several(1, "step") == "1 step"
     assert several(1200, "micro-batch", "micro-batches") == "1,200 micro-batches"
