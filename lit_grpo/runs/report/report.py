@@ -121,7 +121,8 @@ def _ending(run: Run) -> str:
     found = diagnose(run)
     if run.num_steps:
         said, _, more = found.end.partition("\n")
-        return f"{run.label} ({found.state}) {said.strip()}{' …' if more else ''}"
+        state = "" if said.startswith(found.state) else f"({found.state}) "
+        return f"{run.label} {state}{said.strip()}{' …' if more else ''}"
     alerts = [f"Alert ({cause.name}): {cause.message}" for cause in found.causes]
     return " ".join(f"{run.label} ({found.state}) {' '.join([found.end, *alerts])}".split())
 

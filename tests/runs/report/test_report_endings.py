@@ -28,7 +28,7 @@ def make_run(path: Path, *events: dict) -> Path:
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        ({"kind": "done", "message": "done after step 2: x"}, "(done) done after step 2: x"),
+        ({"kind": "done", "message": "done after step 2: x"}, "done after step 2: x"),
         ({"kind": "stop", "message": "No reward: x:\n- bad\n- y"}, "(stop) No reward: x: …"),
         ({"kind": "crash", "message": "ValueError: x"}, "(crash) ValueError: x"),
         (
@@ -41,7 +41,7 @@ def test_the_summary_has_a_line_on_how_the_run_ended(tmp_path, capsys, event, li
     report([make_run(tmp_path, {"step": 2} | event)])
     lines = shown(capsys)
     assert lines.count(f"grpo/0 {line}") == 1
-    assert [one for one in lines if one.startswith("grpo/0 (")] == [f"grpo/0 {line}"]
+    assert sum(one.startswith("grpo/0 (") for one in lines) == line.startswith("(")
 
 
 def test_the_summary_of_a_run_that_still_trains_says_so(tmp_path, capsys):
