@@ -113,8 +113,8 @@ class CommandLine(LightningCLI):
         parser.add_argument(
             "--ckpt_path",
             type=str | None,
-            help="Checkpoint to resume from, `last` for the newest one in run_dir, or `auto` for "
-            "that one if there is any.",
+            help="Checkpoint to resume from: a path, `last` for the newest one in run_dir, `auto` "
+            "for that one if there is any, or `best` for the best by a callback's monitor.",
         )
         parser.add_argument(
             "--allow_changes",

@@ -14,6 +14,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lit_grpo.cli.commands import RESUMING, TRAINING
 from lit_grpo.cli.parsing.configs import Invocation
 from lit_grpo.runs.checkpoints.files import last_checkpoint
+from lit_grpo.runs.checkpoints.resume import BEST
 from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.log import not_writable
 from lit_grpo.types import UserError
@@ -111,7 +112,7 @@ def _discard_unused(run_dir: Path) -> None:
 
 def _new_or_latest(command: str, invocation: Invocation) -> Path:
     runs = Path("runs") / (invocation.name or command)
-    if invocation.ckpt_path == "last":
+    if invocation.ckpt_path in ("last", BEST):
         return _latest_run_dir(runs)
     return next_run_dir(runs.parent, runs.name) if command in TRAINING else runs
 

@@ -139,8 +139,9 @@ class Trainer(L.Trainer):
         """Train, and close the engine and the rewards at the end.
 
         Args:
-            ckpt_path: Checkpoint to resume from, ``last`` for the newest one in ``run_dir``, or
-                ``auto`` for that one if there is any.
+            ckpt_path: Checkpoint to resume from, ``last`` for the newest one in ``run_dir``,
+                ``auto`` for that one if there is any, or ``best`` for the best by the monitor of a
+                callback.
 
         Raises:
             UserError: ``run_dir`` already holds a run, or there is no such checkpoint, or it has

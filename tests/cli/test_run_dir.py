@@ -82,6 +82,7 @@ def test_last_means_the_latest_run_that_has_a_checkpoint(command, here):
     touch(*(runs / number / "checkpoints" / "last.ckpt" for number in ("0", "9", "10")))
     touch(runs / "11" / "run.log")
     assert chosen(command, "--ckpt_path=last") == "runs/base/10"
+    assert chosen(command, "--ckpt_path=best") == "runs/base/10"
 
 
 def test_another_rank_takes_the_directory_that_rank_0_chose(here, monkeypatch):

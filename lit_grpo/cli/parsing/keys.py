@@ -43,7 +43,8 @@ KEYS = {
     "run_dir": ("runs/NAME/N", "directory of all files"),
     "ckpt_path": (
         "null",
-        "checkpoint to load; last is the newest one in run_dir, auto that one if any",
+        "checkpoint to load; last is the newest one in run_dir, auto that one if any, best that "
+        "by a callback's monitor",
     ),
     "allow_changes": ("false", "resume with settings that make it a different run"),
 }

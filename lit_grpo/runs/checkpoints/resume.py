@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import socket
 import zipfile
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from lit_grpo.distributed import gather_objects, get_rank
 from lit_grpo.distributed.checkpoints import is_complete
 from lit_grpo.runs.checkpoints.atomic_save import settle
 from lit_grpo.runs.checkpoints.files import (
+    last_checkpoint,
     newest_checkpoints,
     read_manifest,
     read_state,
@@ -28,19 +30,22 @@ log = logging.getLogger(__name__)
 
 AUTO = "auto"
 """The checkpoint path that resumes a run where there is something to resume from."""
+BEST = "best"
+"""The checkpoint path that means the best one by the metric that a callback monitors."""
 
 
 def find_checkpoint(name: str, run_dir: Path) -> str | None:
     """Return the path of a checkpoint; ``last`` is the newest intact one of the run.
 
-    ``auto`` is the same, and None if the run has no checkpoint yet. A run whose checkpoints are all
-    damaged is refused, too: to start it again would overwrite what it has.
+    ``best`` is that by the ``monitor`` of `Checkpoints`, or else of Lightning's `ModelCheckpoint`.
+    ``auto`` is the same as ``last``, and None if the run has no checkpoint yet. A run whose
+    checkpoints are all damaged is refused, too: to start it again would overwrite what it has.
 
     Raises:
         UserError: there is none, or it cannot be used.
     """
     is_own = name in ("last", AUTO)
-    if is_own:
+    if is_own or name == BEST:
         settle(run_dir / "checkpoints")
     elif earlier_path(Path(name)).exists():
         settle(Path(name).parent)
@@ -50,8 +55,12 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
         return None
     if is_own:
         return str(_newest_intact(run_dir))
+    if name == BEST:
+        name = str(_best(run_dir))
     if "://" not in name and not Path(name).exists():
-        raise UserError(f"{name}: no such checkpoint. Set ckpt_path to a file, to last or to auto.")
+        raise UserError(
+            f"{name}: no such checkpoint. Set ckpt_path to a file, or to last, best or auto."
+        )
     if Path(name).exists() and not _is_checkpoint(Path(name)):
         what = "a directory" if Path(name).is_dir() else "no checkpoint"
         raise UserError(
@@ -65,6 +74,32 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
             "run."
         )
     return name
+
+
+def _best(run_dir: Path) -> Path:
+    """Return ``best.ckpt`` of a run, or what a `ModelCheckpoint` with a monitor calls the best.
+
+    Raises:
+        UserError: it has neither.
+    """
+    if (own := run_dir / "checkpoints" / "best.ckpt").exists():
+        return own
+    newest = last_checkpoint(run_dir)
+    states = {} if newest is None else read_state(newest).get("callbacks", {})
+    paths = {
+        Path(state["best_model_path"])
+        for key, state in states.items()
+        if key.startswith("ModelCheckpoint") and state["monitor"] and state["best_model_path"]
+    }
+    found = [path for path in paths if path.exists()]
+    if len(found) != 1:
+        what = "no best checkpoint" if not found else f"{len(found)} best checkpoints"
+        raise UserError(
+            f"{run_dir} has {what}. One is written after a validation if trainer.callbacks has "
+            "Checkpoints with a monitor, such as val/accuracy. Set ckpt_path to last, or to one of "
+            f"those that lit-grpo checkpoints {shlex.quote(str(run_dir))} lists."
+        )
+    return found[0]
 
 
 def _refuse_ended(run_dir: Path) -> None:

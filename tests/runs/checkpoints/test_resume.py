@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from cli_base import BASE
 from forked import run_in_processes
+from lightning.pytorch.callbacks import ModelCheckpoint
+from run_logs import workplace
+from toy_rollouts import fit, outputs, rollouts
 
 from lit_grpo.__main__ import main
+from lit_grpo.callbacks import Checkpoints
 from lit_grpo.runs.checkpoints.files import link_last
 from lit_grpo.runs.checkpoints.resume import (
     find_checkpoint,
@@ -106,6 +112,40 @@ def test_auto_with_damaged_checkpoints_only_ends_with_exit_code_2_and_changes_no
     assert "step_000001.ckpt: it was not written to its end" in line
     assert (here / "run/metrics.csv").read_text() == "step,seconds\n0,1\n"
     assert torn.read_bytes() == b"torn"
+
+
+def test_the_best_is_that_of_the_callback_with_a_monitor(here, caplog, capsys):
+    best = {"class_path": "Checkpoints", "init_args": {"monitor": "val/accuracy"}}
+    every_step = {"val_check_interval": 1, "check_val_every_n_epoch": None}
+    trainer = BASE["trainer"] | every_step | {"callbacks": [best]}
+    Path("mine.yaml").write_text(yaml.safe_dump(BASE | {"trainer": trainer}))
+    with workplace(here):
+        assert main(["fit", "--config=mine.yaml", "--run_dir=run"]) == 0
+        assert main(["test", "run", "--ckpt_path=best"]) == 0
+        assert "evaluating run/checkpoints/best.ckpt" in caplog.text
+        assert main(["fit", "run", "--ckpt_path=best"]) == 0  # no later one was better
+        assert "resuming from run/checkpoints/best.ckpt after rollout step 1" in caplog.text
+        Path("run/checkpoints/best.ckpt").write_bytes(b"torn")
+        assert main(["test", "run", "--ckpt_path=best"]) == 2
+    assert "run/checkpoints/best.ckpt is damaged" in capsys.readouterr().err
+
+
+def test_the_best_may_be_that_of_lightnings_callback(here):
+    checkpoint = ModelCheckpoint(here / "mine", monitor="val/accuracy", filename="top")
+    last = Checkpoints(dirpath=str(here / "run/checkpoints"))
+    step = outputs(rollouts([[0.0, 1.0]]))
+    fit(lambda _: step, [checkpoint, last], validate_every=1, enable_checkpointing=True)
+    assert find_checkpoint("best", here / "run") == str(here / "mine/top.ckpt")
+
+
+def test_a_run_without_a_best_one_is_told_what_to_pass(here):
+    touch(here / "a run/checkpoints/last.ckpt")
+    with pytest.raises(UserError, match="has no best checkpoint.* with a monitor, such as val/acc"):
+        find_checkpoint("best", Path("a run"))
+    with pytest.raises(UserError, match="to last, or .* lit-grpo checkpoints 'a run' lists"):
+        find_checkpoint("best", Path("a run"))
+    with pytest.raises(UserError, match="nowhere has no best checkpoint"):
+        find_checkpoint("best", Path("nowhere"))
 
 
 def test_a_directory_of_a_run_or_a_model_is_no_checkpoint(here):
