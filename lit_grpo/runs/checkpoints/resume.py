@@ -59,7 +59,7 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
         name = str(_best(run_dir))
     if "://" not in name and not Path(name).exists():
         raise UserError(
-            f"{name}: no such checkpoint. Set ckpt_path to a file, or to last, best or auto."
+            f"{name}: no such checkpoint. Set ckpt_path to a file, to last, best or auto."
         )
     if Path(name).exists() and not _is_checkpoint(Path(name)):
         what = "a directory" if Path(name).is_dir() else "no checkpoint"
