@@ -76,9 +76,8 @@ def _load_weights(policy: Policy, checkpoint: Path) -> None:
         UserError: the checkpoint is one of a different policy, or its base has changed.
     """
     saved = read_checkpoint(checkpoint, with_optimizers=False)
-    if policy.lora is not None:
-        source = saved.get("loaded_from", {}).get("model.policy.path")
-        refuse_changed("model.policy.path", source, policy.loaded_from)
+    if policy.lora is not None and policy.loaded_from is not None:
+        refuse_changed(saved, {"model.policy.path": policy.loaded_from})
     weights = {
         name.removeprefix("policy."): weight
         for name, weight in saved["state_dict"].items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +17,8 @@ from lit_grpo.types import UserError
 
 NUM_PLACES, SAMPLED_BYTES = 16, 64
 """Each weight is compared at so many places, and so many bytes at each."""
+
+_SOURCES = "loaded_from"
 
 
 @dataclass(frozen=True)
@@ -36,27 +38,34 @@ class ModelSource:
         return cls(path, _digest(path))
 
 
-def refuse_changed(key: str, saved: Mapping[str, Any] | None, own: ModelSource | None) -> None:
-    """Check that a checkpoint goes with the model that has been read from the same path.
+def save_sources(checkpoint: dict[str, Any], sources: Mapping[str, ModelSource]) -> None:
+    """Write into a checkpoint what each model is that a resumed run reads again, by its key."""
+    checkpoint[_SOURCES] = {key: asdict(source) for key, source in sources.items()}
 
-    A path that the config has changed passes: that is compared with the run's config.
+
+def refuse_changed(checkpoint: Mapping[str, Any], sources: Mapping[str, ModelSource]) -> None:
+    """Check that a checkpoint goes with the models that have been read from the same paths.
+
+    A path that the config has changed passes: that is compared with the run's config. So does a
+    model that is not in the checkpoint.
 
     Args:
-        key: The setting that names the path.
-        saved: Fields of the run's `ModelSource`; None if the checkpoint has none.
+        sources: By the setting that names the path.
 
     Raises:
-        UserError: the model has changed since the run read it.
+        UserError: a model has changed since the run read it.
     """
-    if saved is None or own is None or None in (saved["digest"], own.digest):
-        return
-    if saved["path"] == own.path and saved["digest"] != own.digest:
-        raise UserError(
-            f"{key} must have the weights that the run began with, and those of {own.path} have "
-            "been replaced since (the checkpoint was trained with the earlier ones, and does not "
-            "contain them). Put the earlier model back: a run that trains on keeps what it had as "
-            "final.0 beside its final. Or begin a new run from the new one."
-        )
+    for key, own in sources.items():
+        saved = checkpoint.get(_SOURCES, {}).get(key)
+        if saved is None or None in (saved["digest"], own.digest):
+            continue
+        if saved["path"] == own.path and saved["digest"] != own.digest:
+            raise UserError(
+                f"{key} must have the weights that the run began with, and those of {own.path} "
+                "have been replaced since (the checkpoint was trained with the earlier ones, and "
+                "does not contain them). Put the earlier model back: a run that trains on keeps "
+                "what it had as final.0 beside its final. Or begin a new run from the new one."
+            )
 
 
 def _digest(path: str) -> str | None:

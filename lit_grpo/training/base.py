@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from itertools import islice
 from math import ceil
 from typing import Any, Literal
@@ -24,7 +23,7 @@ from lit_grpo.distributed import get_world_size
 from lit_grpo.distributed.checkpoints import check_partition
 from lit_grpo.policy import Policy
 from lit_grpo.policy.loading import max_positions
-from lit_grpo.policy.model_source import ModelSource, refuse_changed
+from lit_grpo.policy.model_source import ModelSource, refuse_changed, save_sources
 from lit_grpo.policy.sharding import WHOLE, Sharding, T
 from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
@@ -321,9 +320,7 @@ class PolicyModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["optimizer_settings"] = self._optimizer_settings
-        checkpoint["loaded_from"] = {
-            k: asdict(one) for k, one in self._sources_read_again().items()
-        }
+        save_sources(checkpoint, self._sources_read_again())
         weights, reloaded = checkpoint["state_dict"], self._reloaded_names()
         checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in reloaded}
 
@@ -340,8 +337,7 @@ class PolicyModule(L.LightningModule):
             )
         self._refuse_other_shapes(checkpoint["state_dict"])
         if is_fit or self.policy.lora is not None:
-            for key, source in self._sources_read_again().items():
-                refuse_changed(key, checkpoint.get("loaded_from", {}).get(key), source)
+            refuse_changed(checkpoint, self._sources_read_again())
         self.strict_loading = not self._reloaded_names()
         self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
 

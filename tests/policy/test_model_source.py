@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 import torch
 from tiny import tiny_policy
 
 from lit_grpo.policy import LoRA
-from lit_grpo.policy.model_source import ModelSource, refuse_changed
+from lit_grpo.policy.model_source import ModelSource, refuse_changed, save_sources
 from lit_grpo.types import UserError
 
 
@@ -71,16 +69,18 @@ def test_the_digest_of_a_hub_id_is_its_commit(tmp_path, monkeypatch):
 
 def test_only_another_model_under_the_same_path_is_refused():
     own = ModelSource("runs/sft/0/final", "a")
-    for saved in (
-        None,
-        asdict(own),
-        {"path": "other", "digest": "b"},
-        {**asdict(own), "digest": None},
-    ):
-        refuse_changed("key", saved, own)
-    refuse_changed("key", asdict(own), None)
+
+    def refuse(saved: ModelSource) -> None:
+        checkpoint: dict = {}
+        save_sources(checkpoint, {"key": saved})
+        refuse_changed(checkpoint, {"key": own})
+
+    for saved in (own, ModelSource("other", "b"), ModelSource(own.path, None)):
+        refuse(saved)
+    refuse_changed({}, {"key": own})
+    refuse_changed({}, {})
     with pytest.raises(UserError, match="key must have the weights that the run began with"):
-        refuse_changed("key", {**asdict(own), "digest": "b"}, own)
+        refuse(ModelSource(own.path, "b"))
 
 
 def test_the_digest_does_not_depend_on_the_default_device(tmp_path):

@@ -23,7 +23,7 @@ ARGUMENTS = ("args", "kwargs", "arguments", "params", "parameters", "init_kwargs
 """What the arguments of a class are called elsewhere."""
 
 _CLASS = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*")
-BASE_OF_CHECKPOINTS = re.compile(r"((pytorch_)?lightning\.(\w+\.)*)?Checkpoint")
+_BASE_OF_CHECKPOINTS = re.compile(r"((pytorch_)?lightning\.(\w+\.)*)?Checkpoint")
 
 
 def refuse_other_forms(config: dict[str, Any], where: str) -> None:
@@ -59,10 +59,10 @@ def _refuse_item(item: Any, key: str, where: str) -> None:
     if forms := _right_forms(item):
         raise UserError(
             f"{where}: {key} must be a class, got a mapping with the key {next(iter(item))}. Write "
-            f"{', '.join(map(in_one_line, forms))}."
+            f"{', '.join(map(_in_one_line, forms))}."
         )
     path = item.get("class_path") if isinstance(item, dict) else item
-    if isinstance(path, str) and BASE_OF_CHECKPOINTS.fullmatch(path):
+    if isinstance(path, str) and _BASE_OF_CHECKPOINTS.fullmatch(path):
         raise UserError(
             f"{where}: {key}: {path} is only the base class of others, and saves nothing. Did you "
             "mean Checkpoints?"
@@ -75,7 +75,7 @@ def _refuse_mapping(node: dict[str, Any], key: str, where: str) -> None:
     if forms := [node] if is_one else _right_forms(node):
         raise UserError(
             f"{where}: {key} must be a list of classes, got a mapping with the key "
-            f"{next(iter(node))}. Write {key.rpartition('.')[2]}: {in_one_line(forms)}."
+            f"{next(iter(node))}. Write {key.rpartition('.')[2]}: {_in_one_line(forms)}."
         )
 
 
@@ -136,11 +136,11 @@ def refuse_beside(node: Any, key: str, where: str) -> None:
         right = {"class_path": node["class_path"], "init_args": arguments}
         raise UserError(
             f"{where}: {key}: {' and '.join(map(str, beside))} must stand under init_args, got it "
-            f"beside class_path. Write {in_one_line(right)}."
+            f"beside class_path. Write {_in_one_line(right)}."
         )
 
 
-def in_one_line(value: Any) -> str:
+def _in_one_line(value: Any) -> str:
     """Return a value as YAML in one line."""
     if isinstance(value, str):
         return value

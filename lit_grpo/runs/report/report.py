@@ -15,10 +15,9 @@ from rich.table import Table
 from lit_grpo.runs.files.lock import is_locked
 from lit_grpo.runs.report.comparison import describe, draw_comparison, free_path_of_comparison
 from lit_grpo.runs.report.curves import draw_curves
-from lit_grpo.runs.report.failures import describe_failures
 from lit_grpo.runs.report.held_out import accuracies_compare, held_out_notes
 from lit_grpo.runs.report.history import ACCURACY, Run, are_stages, load_runs
-from lit_grpo.runs.report.page.diagnosis import diagnose
+from lit_grpo.runs.report.page.diagnosis import Diagnosis, diagnose
 from lit_grpo.runs.report.page.page import write_page
 from lit_grpo.runs.report.summary import (
     HEADINGS,
@@ -106,19 +105,19 @@ def _report(runs: Sequence[Run], page: Path, read_up_to: int | None) -> None:
         paths = {"Comparison": page.with_suffix(".png"), "Page": page}
         lines = [describe(run) for run in runs if run.started_from is not None]
     console.print(_table(runs))
-    lines += [_ending(run) for run in runs]
+    diagnoses = [diagnose(run) for run in runs]
+    lines += [_ending(run, found) for run, found in zip(runs, diagnoses, strict=True)]
     lines += [*gap_notes(runs), *held_out_notes(runs), *token_notes(runs)]
-    failures = [line for run in runs for line in describe_failures(run)]
+    failures = [line for found in diagnoses for line in found.failures]
     for line in [*lines, *failures, *(f"{name:<13}{path}" for name, path in paths.items())]:
         console.print(line, soft_wrap=True)
 
 
-def _ending(run: Run) -> str:
+def _ending(run: Run, found: Diagnosis) -> str:
     """Return how a run ended, the first line of it, or that it still trains.
 
     One that has not finished its first step has no numbers: all of it is shown, and its alerts.
     """
-    found = diagnose(run)
     if run.num_steps:
         said, _, more = found.end.partition("\n")
         state = "" if said.startswith(found.state) else f"({found.state}) "

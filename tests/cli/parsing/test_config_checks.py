@@ -5,25 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from lit_grpo.__main__ import main
-
-BASE = """
-model:
-  policy: {path: no_such_model}
-  rewards: [MathReward]
-data: {class_path: AdditionData, init_args: {num_digits: 1}}
-"""
-
-
-def error_of(capsys, *arguments: str, config: str = "{}") -> str:
-    """Return the error of a run with this config on top of one that is right."""
-    Path("base.yaml").write_text(BASE)
-    Path("my.yaml").write_text(config)
-    assert main(["fit", "--config=base.yaml", "--config=my.yaml", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line.removeprefix("error: ")
-
+from config_errors import error_of
 
 PLACES = {
     "model: {data: {class_path: AdditionData, init_args: {num_digits: 1}}}": "data belongs at",

@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from config_errors import error_of
 
-from lit_grpo.__main__ import main
 from lit_grpo.cli.parsing.object_checks import refuse_other_forms
 from lit_grpo.types import UserError
-
-BASE = """
-model:
-  policy: {path: no_such_model}
-  rewards: [MathReward]
-data: {class_path: AdditionData, init_args: {num_digits: 1}}
-"""
-
-
-def error_of(capsys, *arguments: str, config: str = "{}") -> str:
-    """Return the error of a run with this config on top of one that is right."""
-    Path("base.yaml").write_text(BASE)
-    Path("my.yaml").write_text(config)
-    assert main(["fit", "--config=base.yaml", "--config=my.yaml", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line.removeprefix("error: ")
-
 
 BESIDE = {
     "model: {rewards: [{class_path: MathReward, weight: 0.5}]}": (
