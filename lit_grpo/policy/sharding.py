@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -75,6 +75,28 @@ def whole(tensors: Sequence[Tensor], *, are_written: bool = False) -> AbstractCo
         partitioned, modifier_rank=0 if are_written else None
     )
     return context
+
+
+def is_divided(model: nn.Module) -> bool:
+    """Return whether each rank has only a part of some weight."""
+    return any(isinstance(one, DTensor) or is_partitioned(one) for one in model.parameters())
+
+
+@contextmanager
+def refused_passes(model: nn.Module, error: Exception) -> Iterator[None]:
+    """Raise the error in place of a forward pass of the model, or of a part, within the context."""
+
+    def refuse(*_: Any) -> None:
+        raise error
+
+    # First: hooks that gather weights would wait for the other ranks.
+    parts = model.modules()
+    hooks = [part.register_forward_pre_hook(refuse, prepend=True) for part in parts]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def whole_shape(tensor: Tensor) -> torch.Size:

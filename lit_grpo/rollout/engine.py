@@ -98,7 +98,8 @@ class RolloutEngine(ABC):
     """Whether it may generate, in another thread, while the policy is updated."""
 
     samples_with_policy: bool = False
-    """Whether it runs the policy's own model to sample; a sharded one is then gathered."""
+    """Whether it runs the policy's own model to sample; a sharded one is then gathered. An engine
+    that runs it without saying so is refused where ranks divide the weights."""
 
     max_group_size: int | None = None
     """Most completions of a prompt that it samples; None without a limit."""

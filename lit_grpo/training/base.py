@@ -24,11 +24,12 @@ from lit_grpo.distributed.checkpoints import check_partition
 from lit_grpo.policy import Policy
 from lit_grpo.policy.loading import max_positions
 from lit_grpo.policy.model_source import ModelSource, refuse_changed, save_sources
-from lit_grpo.policy.sharding import WHOLE, Sharding, T
+from lit_grpo.policy.sharding import WHOLE, Sharding, T, is_divided, refused_passes
 from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
 from lit_grpo.training.compatibility import (
     check_completions_fit,
+    undeclared_passes,
     warn_of_learning_rate,
     warn_without_validation,
 )
@@ -255,9 +256,16 @@ class PolicyModule(L.LightningModule):
         self._has_logged = True
 
     def whole_policy(self) -> AbstractContextManager[None]:
-        """Keep a sharded policy whole within the context, if the engine samples with it."""
+        """Keep a sharded policy whole within the context, if the engine samples with it.
+
+        An engine that does so without saying it is refused at its first pass: ranks that make
+        unlike numbers of passes would wait for each other, or mix up their weights.
+        """
+        model = self.policy.model
         if self.engine.samples_with_policy:
-            return self.policy.sharding.gathered(self.policy.model)
+            return self.policy.sharding.gathered(model)
+        if is_divided(model):
+            return refused_passes(model, undeclared_passes(self.engine))
         return nullcontext()
 
     def _val_loader(self) -> Any:

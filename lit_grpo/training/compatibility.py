@@ -96,6 +96,17 @@ def check_overlap(
         )
 
 
+def undeclared_passes(engine: RolloutEngine) -> UserError:
+    """Return the error of an engine that runs a policy whose weights are divided over ranks."""
+    name = type(engine).__name__
+    return UserError(
+        f"{name}.samples_with_policy must be True, as {name} runs the policy's own model "
+        "(the ranks have a part of its weights each, and would wait for each other at every "
+        "layer, for ever if one samples fewer tokens). Set samples_with_policy = True in the "
+        "class: the model is then whole while it samples."
+    )
+
+
 def refuse_contradictions(policy: Policy, objective: Objective, advantage: AdvantageConfig) -> None:
     """Check that the parts of the config do not contradict each other.
 

@@ -21,7 +21,9 @@ from lit_grpo.objective import (
 )
 from lit_grpo.policy import LoRA
 from lit_grpo.policy.model_files import save_model
+from lit_grpo.rollout import RolloutEngine
 from lit_grpo.runs.checkpoints.rollback import roll_back
+from lit_grpo.types import Completion
 
 
 class NoRewardOnRank1(ShareOfLowBytes):
@@ -31,6 +33,41 @@ class NoRewardOnRank1(ShareOfLowBytes):
         if get_rank() == 1 and self.module.rollout_step == 1:
             raise ConnectionError("lost")
         return super().score(prompt, completion)
+
+
+class StopsEarly(RolloutEngine):
+    """Run the policy's model until every completion has ended, which ranks do at unlike lengths."""
+
+    def load_weights(self, policy, version):
+        self.policy = policy
+
+    @torch.no_grad()
+    def generate(self, prompts, group_size, sampling, *, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for row in range(len(prompts) * group_size):
+            tokens, logprobs = list(prompts[row // group_size].token_ids), []
+            while len(logprobs) < 1 + row % 4 + get_rank():
+                logits = self.policy.model(input_ids=torch.tensor([tokens])).logits[0, -1]
+                scores = logits.float().log_softmax(-1)
+                token = int(torch.multinomial(scores.exp(), 1, generator=generator))
+                tokens.append(token)
+                logprobs.append(float(scores[token]))
+            sampled = tuple(tokens[-len(logprobs) :])
+            yield (
+                row,
+                Completion(
+                    token_ids=sampled,
+                    sampler_logprobs=tuple(logprobs),
+                    text="",
+                    finish_reason="stop",
+                ),
+            )
+
+
+class Declared(StopsEarly):
+    """The same, and it says that it does so."""
+
+    samples_with_policy = True
 
 
 class SpoilGradient(L.Callback):
@@ -129,8 +166,13 @@ COMPILED: dict[str, dict[str, Any]] = {
     "compile lora": {"policy": PADDED | ONE_LAYER | {"compile": True}},
 }
 """A policy that is compiled in little time, and the same without."""
-REFUSED = {"bfloat16": {"policy": {"dtype": "bfloat16"}}}
-"""What DeepSpeed does not train; nor a compiled policy in stage 3."""
+OWN_ENGINE: dict[str, dict[str, Any]] = {"own engine": {"engine": Declared()}}
+REFUSED = {
+    "bfloat16": {"policy": {"dtype": "bfloat16"}},
+    "undeclared engine": {"engine": StopsEarly()},
+}
+"""What DeepSpeed does not train, and what cannot sample with divided weights; nor is a policy
+compiled in stage 3."""
 SAVED = {"untied": LLAMA, "tied": TIED}
 """Policies whose weights are in files of the working directory."""
 SKIPPING = {

@@ -21,6 +21,7 @@ from sharded_cases import (
     CASES,
     COMPILED,
     OBJECTIVES,
+    OWN_ENGINE,
     REFUSED,
     SFT,
     SFT_PROMPTS,
@@ -46,7 +47,7 @@ from lit_grpo.rollout.hf.shared_prompts import SHARED, shared_attention
 from lit_grpo.runs.final_model import FinalModel
 from lit_grpo.training import Evaluation, GRPOModule, SFTModule
 from lit_grpo.training.batching import micro_batches, rows_with_gradient
-from lit_grpo.types import UserError
+from lit_grpo.types import RolloutBatch, UserError
 
 NUM_STEPS = 5
 TIMEOUT_MINUTES = 5
@@ -100,7 +101,7 @@ def new_module(
 
 
 def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
-    settings = dict((CASES | OBJECTIVES | COMPILED | SKIPPING | REFUSED)[case])
+    settings = dict((CASES | OBJECTIVES | COMPILED | SKIPPING | OWN_ENGINE | REFUSED)[case])
     strategy, *earlier = training.split(":")
     trainer_settings = {"strategy": STRATEGIES[strategy](), "devices": num_ranks}
     if "precision" in settings:
@@ -141,6 +142,7 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
         ),
         "is_written": is_written,
         "shares_prompts": shares_prompts,
+        "num_tokens": [num_tokens(output["rollouts"]) for output in keep.outputs],
         "metrics": [output["metrics"] for output in keep.outputs],
         "num_micro_batches": [num_micro_batches(module, one["batch"]) for one in keep.outputs],
         "is_sharded": [
@@ -183,6 +185,11 @@ def num_optimizer_values(module: GRPOModule) -> int:
     states = getattr(optimizer, "optimizer", optimizer).state.values()
     found = (one for state in states for one in state.values() if torch.is_tensor(one))
     return sum(local_part(one).numel() for one in found)
+
+
+def num_tokens(rollouts: RolloutBatch) -> list[int]:
+    """Return the number of tokens of each completion."""
+    return [len(one.token_ids) for group in rollouts.groups for one in group.completions]
 
 
 def count_shared_attention() -> list[Any]:
