@@ -139,6 +139,7 @@ def _initial_model(cli: CommandLine) -> str:
 def _train(cli: CommandLine) -> int:
     run_dir = Path(cli.config.run_dir)
     refuse_automatic(cli.trainer, cli.model)
+    cli.model.allow_changes = cli.config.allow_changes
     with logged_run(cli.trainer, run_dir, cli.resume_command):
         if process_rank() == 0:
             log.info("run directory: %s", run_dir)

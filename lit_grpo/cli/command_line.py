@@ -65,7 +65,7 @@ from lit_grpo.runs.trainer_settings import (
     refuse_intervals,
 )
 from lit_grpo.training import GRPOModule
-from lit_grpo.training.strategies import supported_strategy
+from lit_grpo.training.checks.strategies import supported_strategy
 from lit_grpo.types import UserError, check_range, setting_error
 
 

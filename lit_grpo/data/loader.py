@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,10 @@ class TrainingLoader(Protocol):
     def metrics(self) -> dict[str, float]:
         """Return what the last batch was made of, for the metrics of its step."""
         return {}
+
+    def settings(self) -> dict[str, Any]:
+        """Return what decides which prompts come when, as plain values by name."""
+        return {"prompts_per_step": self.batch_size}
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -185,6 +190,17 @@ class PromptLoader(TrainingLoader):
     def find(self, ids: Collection[str]) -> dict[str, Prompt]:
         wanted = set(ids)
         return {prompt.id: prompt for prompt in self.prompts if prompt.id in wanted}
+
+    def settings(self) -> dict[str, Any]:
+        """Return the seed and the rows, too, whose order depends on all of them."""
+        checksum = 0
+        for prompt in self.prompts:
+            content = "\0".join((prompt.id, prompt.text, prompt.answer or ""))
+            checksum = crc32(content.encode(errors="surrogatepass"), checksum)
+        return super().settings() | {
+            "seed": self.seed,
+            "rows": f"{len(self.prompts):,} (checksum {checksum:08x})",
+        }
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch, and how many of its prompts all ranks together have taken."""

@@ -135,6 +135,7 @@ class Trainer(L.Trainer):
         datamodule: L.LightningDataModule,
         *,
         ckpt_path: str | Path | None = None,
+        allow_changes: bool = False,
     ) -> None:
         """Train, and close the engine and the rewards at the end.
 
@@ -142,10 +143,12 @@ class Trainer(L.Trainer):
             ckpt_path: Checkpoint to resume from, ``last`` for the newest one in ``run_dir``,
                 ``auto`` for that one if there is any, or ``best`` for the best by the monitor of a
                 callback.
+            allow_changes: Let the settings or the data of a resumed run be other ones from here
+                on, which makes it a different run.
 
         Raises:
             UserError: ``run_dir`` already holds a run, or there is no such checkpoint, or it has
-                gone further than the run may.
+                gone further than the run may, or was trained with other settings or data.
         """
         check_type("datamodule", datamodule, L.LightningDataModule)
         if ckpt_path is None and self.global_rank == 0:
@@ -159,6 +162,7 @@ class Trainer(L.Trainer):
                 max_steps=self.max_steps,
                 max_epochs=self.max_epochs,
             )
+        model.allow_changes = allow_changes  # type: ignore[assignment]
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.stop_reason = None
         set_by_stop = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from math import ceil
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import lightning as L
 import torch
@@ -27,27 +27,32 @@ from lit_grpo.policy.model_source import ModelSource, refuse_changed, save_sourc
 from lit_grpo.policy.sharding import WHOLE, Sharding, T, is_divided, refused_passes
 from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
-from lit_grpo.training.compatibility import (
+from lit_grpo.training.checks.compatibility import (
     check_completions_fit,
     undeclared_passes,
     warn_of_learning_rate,
     warn_without_validation,
 )
-from lit_grpo.training.evaluation import Evaluation
-from lit_grpo.training.metrics import Metrics
-from lit_grpo.training.monitors import check_monitors, warn_of_unlogged
-from lit_grpo.training.optimizer.fused_steps import choose_fused
-from lit_grpo.training.optimizer.learning_rate import scale_learning_rate
-from lit_grpo.training.optimizer.settings import apply_settings, configured_settings
-from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
-from lit_grpo.training.stages import StageEvents
-from lit_grpo.training.strategies import (
+from lit_grpo.training.checks.monitors import check_monitors, warn_of_unlogged
+from lit_grpo.training.checks.same_run import (
+    plain_settings,
+    refuse_other_policy,
+    refuse_other_settings,
+)
+from lit_grpo.training.checks.strategies import (
     check_updates,
     is_zero_3,
     refuse_compiled,
     refuse_unsupported,
     warn_of_casts,
 )
+from lit_grpo.training.evaluation import Evaluation
+from lit_grpo.training.metrics import Metrics
+from lit_grpo.training.optimizer.fused_steps import choose_fused
+from lit_grpo.training.optimizer.learning_rate import scale_learning_rate
+from lit_grpo.training.optimizer.settings import apply_settings, configured_settings
+from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
+from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.validation import is_cut_short, stops_on_failure
 from lit_grpo.training.waiting import Waiting
 from lit_grpo.types import Prompt, UserError, check_range, check_type
@@ -93,12 +98,16 @@ class PolicyModule(L.LightningModule):
         self.num_rollbacks = 0
         """Number of times that the weights were replaced by earlier ones."""
         self._optimizer_settings: list[dict[str, Any]] = []
+        self._data_settings: dict[str, Any] = {}
+        self._earlier_settings: dict[str, Any] = {}
         self.events = StageEvents(self)
         self._waiting = Waiting(self.events)
         self._has_logged = False
 
     needs_reference = False
     refreshes_reference = False
+    allow_changes = False
+    """Whether a resumed run may have other settings or data than the one before."""
 
     def forward(self, function: Callable[[], T]) -> T:
         """Call a function; a strategy that wraps the module provides its weights meanwhile."""
@@ -227,8 +236,25 @@ class PolicyModule(L.LightningModule):
         """Check that the training can use what the loader does; raise UserError if not."""
         return
 
+    def settings(self) -> dict[str, Any]:
+        """Return what decides what is learned, as plain values by their keys."""
+        return plain_settings(self, ("seed",)) | {
+            f"policy.{name}": value
+            for name, value in plain_settings(self.policy, ("dtype", "lora")).items()
+        }
+
+    def _own_settings(self) -> dict[str, Any]:
+        return {f"model.{name}": value for name, value in self.settings().items()}
+
+    def _refuse_changes(self, now: Mapping[str, Any]) -> None:
+        if not self.allow_changes:
+            refuse_other_settings(self._earlier_settings, now)
+
     def on_train_start(self) -> None:
+        loader = cast(TrainingLoader, self.trainer.train_dataloader)
+        self._data_settings = {f"data.{name}": one for name, one in loader.settings().items()}
         if self.trainer.ckpt_path is not None:
+            self._refuse_changes(self._data_settings)
             apply_settings(self.trainer, self._optimizer_settings, self._earlier_optimizer_settings)
             rank_zero_only(log.info)(
                 "resuming from %s after rollout step %d, optimizer step %d",
@@ -328,6 +354,7 @@ class PolicyModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["optimizer_settings"] = self._optimizer_settings
+        checkpoint["run_settings"] = self._own_settings() | self._data_settings
         save_sources(checkpoint, self._sources_read_again())
         weights, reloaded = checkpoint["state_dict"], self._reloaded_names()
         checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in reloaded}
@@ -336,29 +363,14 @@ class PolicyModule(L.LightningModule):
         if is_fit := self._trainer is not None and self.trainer.state.fn == "fit":
             own = getattr(self.trainer.strategy, "partition", None)
             check_partition(checkpoint, own, self.trainer.ckpt_path)
-        trained = {n for n, p in self.named_parameters() if p.requires_grad}
-        if missing := sorted(trained - checkpoint["state_dict"].keys()):
-            raise UserError(
-                f"the checkpoint lacks {len(missing)} trained parameters, such as {missing[0]!r}, "
-                "so it belongs to a different policy. Set model.policy as in that run's "
-                "config.yaml."
-            )
-        self._refuse_other_shapes(checkpoint["state_dict"])
+        refuse_other_policy(self, checkpoint["state_dict"], self._reloaded_names())
         if is_fit or self.policy.lora is not None:
             refuse_changed(checkpoint, self._sources_read_again())
         self.strict_loading = not self._reloaded_names()
         self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
-
-    def _refuse_other_shapes(self, saved: Mapping[str, Any]) -> None:
-        for name, parameter in self.named_parameters():
-            of_checkpoint = getattr(saved.get(name), "shape", None)
-            # DeepSpeed leaves a parameter empty that it has divided among the ranks.
-            if parameter.numel() and of_checkpoint not in (None, parameter.shape):
-                raise UserError(
-                    f"the checkpoint has {name!r} of shape {tuple(of_checkpoint)}, and the policy "
-                    f"{tuple(parameter.shape)}, so it belongs to a different policy. Set "
-                    "model.policy as in that run's config.yaml."
-                )
+        self._earlier_settings = checkpoint.get("run_settings", {})
+        if is_fit:
+            self._refuse_changes(self._own_settings())
 
     def _sources_read_again(self) -> dict[str, ModelSource]:
         """Return, by its key, each model that a resumed run reads from its path again."""

@@ -31,10 +31,7 @@ from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
 from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batch_builder import BatchBuilder
 from lit_grpo.training.batching import UpdateConfig
-from lit_grpo.training.collecting.collector import Collector
-from lit_grpo.training.collecting.prefetch import StepContext
-from lit_grpo.training.collecting.score_gate import OutagePolicy
-from lit_grpo.training.compatibility import (
+from lit_grpo.training.checks.compatibility import (
     check_group_fits,
     check_overlap,
     check_prompts_fit,
@@ -43,12 +40,16 @@ from lit_grpo.training.compatibility import (
     refuse_adaptive,
     refuse_contradictions,
 )
+from lit_grpo.training.checks.same_run import plain_settings
+from lit_grpo.training.checks.unused_settings import settings_without_effect
+from lit_grpo.training.collecting.collector import Collector
+from lit_grpo.training.collecting.prefetch import StepContext
+from lit_grpo.training.collecting.score_gate import OutagePolicy
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.optimizer.empty_steps import EmptySteps
 from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
 from lit_grpo.training.seeds import SeedPurpose
-from lit_grpo.training.unused_settings import settings_without_effect
 from lit_grpo.training.update import PolicyUpdater
 from lit_grpo.training.waiting import StepAbandoned
 from lit_grpo.types import (
@@ -60,6 +61,17 @@ from lit_grpo.types import (
 )
 
 log = logging.getLogger(__name__)
+
+SETTINGS = (
+    "group_size",
+    "sampling",
+    "objective",
+    "advantage",
+    "update",
+    "dynamic_sampling_rounds",
+    "max_head_offpolicyness",
+)
+"""Attributes that decide what is learned."""
 
 
 class GRPOModule(PolicyModule):
@@ -399,6 +411,14 @@ class GRPOModule(PolicyModule):
         source = self.teacher and self.teacher.loaded_from
         teacher = {"model.teacher.path": source} if source else {}
         return super()._sources_read_again() | teacher | self._reward_models
+
+    def settings(self) -> dict[str, Any]:
+        rewards = {
+            f"rewards.{one.name}": f"{type(one).__name__} with weight {one.weight:g}"
+            for one in self.rewards.rewards
+        }
+        names = {"rewards": [one.name for one in self.rewards.rewards]}
+        return super().settings() | plain_settings(self, SETTINGS) | names | rewards
 
     def _configured_coefs(self) -> dict[str, float]:
         return {"kl": self.objective.kl.coef, "entropy": self.objective.entropy.coef}

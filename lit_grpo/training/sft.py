@@ -25,7 +25,7 @@ from lit_grpo.rollout import RolloutEngine, Sampling
 from lit_grpo.stopping import stop_run
 from lit_grpo.training.base import PolicyModule, Schedule
 from lit_grpo.training.batching import collate_tokens
-from lit_grpo.training.compatibility import refuse_adaptive
+from lit_grpo.training.checks.compatibility import refuse_adaptive
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
 from lit_grpo.types import (
@@ -87,6 +87,9 @@ class SFTModule(PolicyModule):
         self.target_column = target_column
         self._num_tokens = 0
         self.skipped_steps = SkippedSteps(self.events.report_skipped_step, MAX_SKIPPED_STEPS)
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"target_column": self.target_column}
 
     def check_loader(self, loader: TrainingLoader) -> None:
         refuse_adaptive(loader, "in a warm-up, which has no rewards")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -425,6 +426,21 @@ def test_auto_does_not_start_a_run_again_that_ended_and_has_lost_its_checkpoints
     assert main(words) == 2
     assert "run has a run that ended after step 2, and no checkpoint" in capfd.readouterr().err
     assert sorted(path for path in (here / "run").rglob("*")) == before
+
+
+def test_rows_that_changed_in_their_file_are_not_trained_on_unless_that_is_wanted(here, capfd):
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(4)]
+    (here / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["fit", "--config=base.yaml", "--data=PromptData", "--data.train=[train.jsonl]"]
+    words += ["--data.prompts_per_step=2", "--run_dir=run"]
+    assert main(words) == 0
+    rows[3]["answer"] = "5"
+    (here / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    go_on = ["fit", "run", "--trainer.max_steps=3"]
+    assert main(go_on) == 2
+    assert "data.rows: " in capfd.readouterr().err
+    assert main([*go_on, "--allow_changes"]) == 0
+    assert steps_in(here / "run") == ["0", "1", "2"]
 
 
 def test_a_finished_run_that_trains_on_keeps_its_model_and_writes_a_new_one(here):

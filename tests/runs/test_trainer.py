@@ -12,8 +12,9 @@ from lit_grpo import AdditionData, Trainer
 from lit_grpo.callbacks import (
     Checkpoints,
 )
+from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import Policy
-from lit_grpo.rewards import Reward
+from lit_grpo.rewards import LengthReward, Reward
 from lit_grpo.rollout import Sampling
 from lit_grpo.runs.files.events import read_events
 from lit_grpo.stopping import stop_run
@@ -30,14 +31,24 @@ class StopAfter(Callback):
             stop_run(trainer, StopReason(exit_code=20, message="enough for now"))
 
 
-def train(run_dir, *callbacks, ckpt_path=None, max_steps=3, **settings):
-    module = make_module(group_size=2)
-    data = AdditionData(1, train_size=8, validation_size=0, prompts_per_step=2)
+def train(
+    run_dir,
+    *callbacks,
+    ckpt_path=None,
+    max_steps=3,
+    changed=None,
+    allow_changes=False,
+    **settings,
+):
+    changed = dict(changed or {})
+    of_data = {"train_size": 8, "prompts_per_step": 2} | changed.pop("data", {})
+    module = make_module(**{"group_size": 2} | changed)
+    data = AdditionData(1, validation_size=0, **of_data)
     callbacks = [Checkpoints(dirpath=str(run_dir / "checkpoints")), *callbacks]
     settings |= {"accelerator": "cpu", "enable_progress_bar": False}
     trainer = Trainer(run_dir, max_steps=max_steps, callbacks=callbacks, **settings)
     try:
-        trainer.fit(module, data, ckpt_path=ckpt_path)
+        trainer.fit(module, data, ckpt_path=ckpt_path, allow_changes=allow_changes)
     finally:
         close_logs()
     return trainer, module
@@ -73,7 +84,7 @@ def test_a_stopped_run_says_why_and_resumes_to_the_undisturbed_one(whole, tmp_pa
 def test_the_same_trainer_goes_on_after_a_stop(tmp_path):
     trainer, module = train(tmp_path, StopAfter(1))
     data = AdditionData(1, train_size=8, validation_size=2, prompts_per_step=2)
-    trainer.fit(module, data, ckpt_path="last")
+    trainer.fit(module, data, ckpt_path="last", allow_changes=True)
     close_logs()
     assert trainer.stop_reason is None
     assert trainer.global_step == 3
@@ -81,6 +92,48 @@ def test_the_same_trainer_goes_on_after_a_stop(tmp_path):
     assert (tmp_path / "run.log").read_text().strip().endswith("max_steps is reached")
     assert trainer.limit_val_batches == 1.0
     assert pd.read_csv(tmp_path / "metrics.csv")["resumes"].tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"group_size": 4}, "model.group_size: 2 -> 4"),
+        ({"seed": 1}, "model.seed: 0 -> 1"),
+        ({"sampling": Sampling(max_tokens=9)}, "model.sampling.max_tokens: 8 -> 9"),
+        ({"objective": Objective(clip_high=0.3)}, "model.objective.clip_high: 0.2 -> 0.3"),
+        (
+            {"rewards": [LengthReward(start_tokens=2, end_tokens=8)]},
+            "model.rewards: ['share_of_low_bytes'] -> ['length']",
+        ),
+        ({"data": {"train_size": 10}}, "data.rows: 8 (checksum"),
+        ({"data": {"prompts_per_step": 4}}, "data.prompts_per_step: 2 -> 4"),
+        ({"data": {"seed": 5}}, "data.seed: 0 -> 5"),
+    ],
+)
+def test_another_run_is_not_resumed_unless_that_is_wanted(tmp_path, changed, message):
+    train(tmp_path, StopAfter(1))
+    with pytest.raises(UserError) as error:
+        train(tmp_path, ckpt_path="last", changed=changed)
+    assert message in str(error.value)
+    assert "allow_changes=True" in str(error.value)
+    trainer, _ = train(tmp_path, ckpt_path="last", changed=changed, allow_changes=True)
+    assert trainer.global_step == 3
+    trainer, _ = train(tmp_path, ckpt_path="last", changed=changed, max_steps=4)
+    assert trainer.global_step == 4
+
+
+def test_a_term_for_which_the_checkpoint_has_no_reference_is_refused(tmp_path):
+    train(tmp_path, StopAfter(1))
+    changed = {"objective": Objective(kl=KLTerm(coef=0.1))}
+    with pytest.raises(UserError, match="kl.coef must stay 0 when this run is resumed"):
+        train(tmp_path, ckpt_path="last", changed=changed, allow_changes=True)
+
+
+def test_how_it_is_computed_may_change_at_a_resume(tmp_path):
+    train(tmp_path, StopAfter(1))
+    changed = {"update": {"max_tokens_per_micro_batch": 64}, "lr_schedule": "linear"}
+    trainer, _ = train(tmp_path, ckpt_path="last", changed=changed)
+    assert trainer.global_step == 3
 
 
 def test_a_directory_that_holds_a_run_is_refused(whole):

@@ -15,10 +15,10 @@ from lit_grpo.cli.subject import Subject
 from lit_grpo.data import PromptLoader, TrainingLoader
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.training.batching import UpdateConfig
-from lit_grpo.training.compatibility import warn_of_high_rate, warn_of_warm_up
-from lit_grpo.training.monitors import check_monitors
-from lit_grpo.training.strategies import is_zero_3, refuse_compiled, refuse_unsupported
-from lit_grpo.training.unused_settings import settings_without_effect
+from lit_grpo.training.checks.compatibility import warn_of_high_rate, warn_of_warm_up
+from lit_grpo.training.checks.monitors import check_monitors
+from lit_grpo.training.checks.strategies import is_zero_3, refuse_compiled, refuse_unsupported
+from lit_grpo.training.checks.unused_settings import settings_without_effect
 from lit_grpo.types import UserError
 
 

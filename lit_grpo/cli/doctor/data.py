@@ -13,7 +13,7 @@ from lit_grpo.cli.subject import NotChecked, Subject, is_ours, own_reward, suite
 from lit_grpo.data import PromptDataModule
 from lit_grpo.rewards import FunctionReward, JudgedReward, Reward
 from lit_grpo.training import Evaluation
-from lit_grpo.training.compatibility import check_prompts_fit
+from lit_grpo.training.checks.compatibility import check_prompts_fit
 from lit_grpo.types import Prompt
 
 

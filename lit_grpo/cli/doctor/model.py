@@ -11,7 +11,7 @@ from lit_grpo.cli.subject import Subject
 from lit_grpo.policy.lora import is_adapter
 from lit_grpo.policy.weight_files import check_weight_files
 from lit_grpo.runs.tables import with_unit
-from lit_grpo.training.compatibility import check_completions_fit
+from lit_grpo.training.checks.compatibility import check_completions_fit
 from lit_grpo.types import UserError
 
 WEIGHT_FILES = ("*.safetensors", "*.bin")

@@ -22,7 +22,7 @@ from lit_grpo.cli.estimate.model_sizes import (
 from lit_grpo.cli.estimate.sharding import ShardedParts, sharding_of
 from lit_grpo.cli.estimate.step import StepSizes
 from lit_grpo.distributed.deepspeed_engine import refuse_layered_head
-from lit_grpo.training.strategies import (
+from lit_grpo.training.checks.strategies import (
     check_updates,
     refuse_compiled,
     refuse_precision,

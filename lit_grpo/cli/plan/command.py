@@ -28,7 +28,7 @@ from lit_grpo.data.loader import check_sizes
 from lit_grpo.policy.lora import LoRA
 from lit_grpo.runs.trainer_settings import refuse_automatic
 from lit_grpo.stopping import ExitCode
-from lit_grpo.training.compatibility import check_completions_fit
+from lit_grpo.training.checks.compatibility import check_completions_fit
 from lit_grpo.types import UserError, check_range
 
 DOES_NOT_FIT = 1

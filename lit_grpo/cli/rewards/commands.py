@@ -19,8 +19,8 @@ from lit_grpo.data import PromptDataModule, TrainingLoader
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.runs.checkpoints.files import read_checkpoint
 from lit_grpo.training import GRPOModule
+from lit_grpo.training.checks.strategies import refuse_unsupported
 from lit_grpo.training.seeds import seed_everything
-from lit_grpo.training.strategies import refuse_unsupported
 from lit_grpo.types import Prompt, UserError, check_range
 
 

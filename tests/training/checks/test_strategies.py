@@ -19,8 +19,7 @@ from torch.optim import SGD
 from lit_grpo.distributed.deepspeed import ZeROStrategy
 from lit_grpo.distributed.fsdp2 import FSDP2Strategy
 from lit_grpo.policy import LoRA, Policy
-from lit_grpo.training.optimizer.master_weights import MasterAdamW
-from lit_grpo.training.strategies import (
+from lit_grpo.training.checks.strategies import (
     check_updates,
     is_zero_3,
     refuse_compiled,
@@ -28,6 +27,7 @@ from lit_grpo.training.strategies import (
     supported_strategy,
     warn_of_casts,
 )
+from lit_grpo.training.optimizer.master_weights import MasterAdamW
 from lit_grpo.types import UserError
 
 

@@ -7,7 +7,7 @@ import torch
 from tiny import prompt
 
 from lit_grpo.rollout import Sampling
-from lit_grpo.training.compatibility import (
+from lit_grpo.training.checks.compatibility import (
     check_completions_fit,
     check_prompts_fit,
     warn_of_high_rate,

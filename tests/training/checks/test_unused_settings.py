@@ -16,7 +16,7 @@ from lit_grpo.objective import (
     SFTTerm,
 )
 from lit_grpo.training import UpdateConfig
-from lit_grpo.training.unused_settings import settings_without_effect
+from lit_grpo.training.checks.unused_settings import settings_without_effect
 
 
 def own(*args):

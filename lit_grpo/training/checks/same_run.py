@@ -1,0 +1,106 @@
+"""Whether a resumed run is still the one that wrote the checkpoint: its settings and its data.
+
+The command line has compared the configs before. A script has none, and data are read again from
+files that may have changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any
+
+from torch import nn
+
+from lit_grpo.types import UserError
+
+HARMLESS = ("update.max_tokens_per_micro_batch",)
+"""Settings that may change during a run."""
+
+REFERENCE = "policy.reference_model."
+
+
+def plain_settings(owner: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return attributes as plain values; those of a dataclass under ``attribute.field``."""
+    found: dict[str, Any] = {}
+    for name in names:
+        value = getattr(owner, name)
+        if dataclasses.is_dataclass(value):
+            inner = plain_settings(value, _fields(value))
+            found |= {f"{name}.{key}": plain for key, plain in inner.items()}
+        else:
+            found[name] = _plain(value)
+    return {name: value for name, value in found.items() if name not in HARMLESS}
+
+
+def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Check that settings which both have are equal; other releases have others.
+
+    Raises:
+        UserError: they differ, which would make it another run.
+    """
+    changed = [
+        f"{name}: {before[name]} -> {now[name]}"
+        for name in before.keys() & now.keys()
+        if before[name] != now[name]
+    ]
+    if changed:
+        raise UserError(
+            "the run was trained with other settings or data, and resuming with these would make "
+            f"it a different run: {'; '.join(sorted(changed))}. Put those of the run back. Or add "
+            "--allow_changes, in Python allow_changes=True to trainer.fit, to change them from "
+            "here on."
+        )
+
+
+def refuse_other_policy(module: nn.Module, saved: Mapping[str, Any], reloaded: Set[str]) -> None:
+    """Check that a checkpoint has every parameter of a module, of the same shape.
+
+    Args:
+        saved: Name -> weight of the checkpoint.
+        reloaded: Names of the parameters that are read from elsewhere.
+
+    Raises:
+        UserError: it lacks one, or has one of another shape.
+    """
+    parameters = dict(module.named_parameters())
+    missing = sorted(parameters.keys() - saved.keys() - reloaded)
+    if missing and all(name.startswith(REFERENCE) for name in missing):
+        raise UserError(
+            "model.objective.kl.coef must stay 0 when this run is resumed (it had no KL term, and "
+            "its checkpoints have no reference). Set it to 0, or begin another run with the term, "
+            "with model.policy.path set to the model that this one has trained."
+        )
+    if missing:
+        raise UserError(
+            f"the checkpoint lacks {len(missing)} trained parameters, such as {missing[0]!r}, "
+            "so it belongs to a different policy. Set model.policy as in that run's config.yaml."
+        )
+    for name, parameter in parameters.items():
+        of_checkpoint = getattr(saved.get(name), "shape", None)
+        # DeepSpeed leaves a parameter empty that it has divided among the ranks.
+        if parameter.numel() and of_checkpoint not in (None, parameter.shape):
+            raise UserError(
+                f"the checkpoint has {name!r} of shape {tuple(of_checkpoint)}, and the policy "
+                f"{tuple(parameter.shape)}, so it belongs to a different policy. Set "
+                "model.policy as in that run's config.yaml."
+            )
+
+
+def _fields(value: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(value)]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that any checkpoint can hold: functions and objects by their names."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {"class": type(value).__qualname__} | plain_settings(value, _fields(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        ordered = value if isinstance(value, list | tuple) else sorted(value, key=str)
+        return [_plain(inner) for inner in ordered]
+    named: Callable[..., Any] | type = value if callable(value) else type(value)
+    return getattr(named, "__qualname__", type(value).__qualname__)

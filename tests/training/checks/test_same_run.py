@@ -1,0 +1,51 @@
+"""Which settings a checkpoint keeps, and which differences make a resumed run another one."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from lit_grpo.training.checks.same_run import plain_settings, refuse_other_settings
+from lit_grpo.types import UserError
+
+
+@dataclass(frozen=True)
+class Part:
+    rate: float = 0.5
+
+
+def of_the_user(values):
+    return values
+
+
+@dataclass(frozen=True)
+class Whole:
+    part: Part = Part()
+    none: Part | None = None
+    parts: tuple[Part, ...] = (Part(0.25),)
+    names: frozenset[str] = frozenset({"b", "a"})
+    max_tokens_per_micro_batch: int = 4096
+    function: object = of_the_user
+    table: dict[str, object] = field(default_factory=lambda: {"x": Part(1.0), "y": object()})
+
+
+def test_settings_are_plain_values_under_their_keys():
+    owner = type("Owner", (), {"update": Whole(), "seed": 3})()
+    assert plain_settings(owner, ("update", "seed")) == {
+        "update.part.rate": 0.5,
+        "update.none": None,
+        "update.parts": [{"class": "Part", "rate": 0.25}],
+        "update.names": ["a", "b"],
+        "update.function": "of_the_user",
+        "update.table": {"x": {"class": "Part", "rate": 1.0}, "y": "object"},
+        "seed": 3,
+    }
+
+
+def test_settings_that_only_one_side_has_are_no_difference():
+    refuse_other_settings({"a": 1, "earlier": 2}, {"a": 1, "later": 3})
+    refuse_other_settings({}, {"a": 1})
+
+
+def test_all_differences_are_named():
+    with pytest.raises(UserError, match=r"different run: a: 1 -> 2; b: None -> x\. Put those"):
+        refuse_other_settings({"b": None, "a": 1, "c": 0}, {"a": 2, "b": "x", "c": 0})
