@@ -130,10 +130,14 @@ _IN_PYTHON = {
     "fit": 'trainer.fit(…, ckpt_path="last")',
 }
 """Command that needs the config of a run -> what is done where a program has made the trainer."""
+_AUTO_IN_PYTHON = 'trainer.fit(…, ckpt_path="auto")'
 
 
 def for_this_run(trainer: L.Trainer, text: str) -> str:
-    """Return an advice with the directory of the run in place of ``RUN`` in commands."""
+    """Return an advice with the directory of the run in place of ``RUN`` in commands.
+
+    Where a program has made the trainer, it names calls in place of commands and options.
+    """
     run_dir = trainer.default_root_dir
     has_config = Path(run_dir, "config.yaml").exists()
 
@@ -141,7 +145,8 @@ def for_this_run(trainer: L.Trainer, text: str) -> str:
         in_python = None if has_config else _IN_PYTHON.get(command[1])
         return in_python or f"lit-grpo {command[1]} {shlex.quote(run_dir)}"
 
-    return _COMMAND.sub(named, text)
+    text = _COMMAND.sub(named, text)
+    return text if has_config else text.replace("--ckpt_path auto", _AUTO_IN_PYTHON)
 
 
 def stop_run(trainer: L.Trainer, reason: StopReason) -> None:

@@ -17,6 +17,8 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.device_dtype_mixin import _update_properties
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -71,7 +73,7 @@ class FSDP2Sharding(Sharding):
         register_fsdp_forward_method(model, "run_forward")
 
     def run(self, model: Any, function: Callable[[], T]) -> T:
-        result: T = model.run_forward(function)
+        result: T = model.run_forward(lambda: apply_to_collection(function(), Tensor, _no_view))
         return result
 
     @contextmanager
@@ -89,6 +91,11 @@ class FSDP2Sharding(Sharding):
                     self.reshard_after_forward if is_layer else True, recurse=False
                 )
                 part.reshard()
+
+
+def _no_view(tensor: Tensor) -> Tensor:
+    """Return a tensor whose gradient FSDP2 sees even if an objective changes it in place."""
+    return tensor.clone() if tensor.requires_grad and tensor._is_view() else tensor
 
 
 def _layers(model: Any) -> list[torch.nn.Module]:

@@ -41,7 +41,7 @@ from lit_grpo.runs.trainer_settings import (
     refuse_float16,
     refuse_intervals,
 )
-from lit_grpo.stopping import ExitCode, get_stop_reason, how_it_ended, warnings_at_end
+from lit_grpo.stopping import ExitCode, for_this_run, get_stop_reason, how_it_ended, warnings_at_end
 from lit_grpo.types import StopReason, as_rank_lost, check_range, check_type
 
 log = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
         log_exception(run_log)
         reworded = as_rank_lost(error) or as_unknown_monitor(error, trainer)
         if reworded is not None:
-            raise reworded from error
+            raise type(reworded)(for_this_run(trainer, str(reworded))) from error
         raise
     finally:
         may_go_on = not is_done and has_begun(trainer)  # else it fails in the same way again

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from run_logs import close_logs
 from small_runs import make_module, sgd, weights
 from tiny import LLAMA
@@ -19,7 +19,7 @@ from lit_grpo.rollout import Sampling
 from lit_grpo.runs.files.events import read_events
 from lit_grpo.stopping import stop_run
 from lit_grpo.training import SFTModule
-from lit_grpo.types import StopReason, UserError
+from lit_grpo.types import RankLost, StopReason, UserError
 
 
 class StopAfter(Callback):
@@ -199,6 +199,16 @@ def test_a_trial_of_as_many_steps_as_the_breaker_waits_is_done_and_says_that_it_
 class Broken(Reward):
     def score(self, prompt, completion):
         return float(prompt.columns["keywords"] == "")
+
+
+def test_a_lost_rank_is_said_with_the_call_that_starts_the_run_again(tmp_path):
+    def lose(*_):
+        raise RuntimeError("[../gloo/transport/tcp/pair.cc:5] Connection closed by peer")
+
+    with pytest.raises(RankLost, match="Connection closed by peer") as error:
+        train(tmp_path, LambdaCallback(on_train_batch_end=lose))
+    assert 'again with trainer.fit(…, ckpt_path="auto"): the run goes' in str(error.value)
+    assert "--ckpt_path" not in str(error.value)
 
 
 def test_a_bug_in_a_reward_is_said_once_with_advice_for_a_program(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -223,6 +224,7 @@ def num_micro_batches(module: GRPOModule, batch: Any) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
+    warnings.filterwarnings("error", ".*returned a view tensor")  # may drop gradients
     plain_compile = torch.compile
     shared_prompts.MIN_SAVED_TOKENS = SHARED_TOKENS
     for name in sys.argv[2:]:
