@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any, cast
 
@@ -264,7 +263,8 @@ class GRPOModule(PolicyModule):
         self.refresh_reference()
         self._record_in_loader(rollouts, metrics)
         values = metrics.merged()
-        self._adapt_kl(values)
+        num_rows = self.group_size * self.loader.batch_size
+        self.policy_updater.coefficients.adapt_kl(values, num_rows)
         self._step_log.log(self, values)
         return {"rollouts": rollouts, "batch": trained, "metrics": values}
 
@@ -291,7 +291,7 @@ class GRPOModule(PolicyModule):
         """
         return self.batch_builder.build(
             rollouts,
-            kl_coef=self.policy_updater.kl_control.coef,
+            kl_coef=self.policy_updater.coefficients.kl.coef,
             seed=self.seeds.derive(SeedPurpose.COVARIANCE, self.rollout_step),
             metrics=metrics,
         )
@@ -351,7 +351,7 @@ class GRPOModule(PolicyModule):
         """Take from a checkpoint what belongs to the policy that it restored."""
         self.num_rollbacks += 1
         self.skipped_steps.forget()
-        self._load_coefficients(checkpoint)
+        self.policy_updater.coefficients.load_state_dict(checkpoint)
         self.collector.cancel()  # rollouts ahead were sampled with the weights that are gone
 
     @property
@@ -365,15 +365,6 @@ class GRPOModule(PolicyModule):
         kl = self.objective.kl
         if kl.refresh_every and self.rollout_step % kl.refresh_every == 0:
             self.policy.refresh_reference(kl.refresh_mix)
-
-    def _adapt_kl(self, values: dict[str, float]) -> None:
-        """Adapt the coefficient of the next step to the divergence of this one, on all ranks."""
-        if self.objective.kl.target is None or "policy/kl" not in values:
-            return
-        update = self.policy_updater
-        values["policy/kl_coef"] = update.kl_control.coef
-        num_rows = self.group_size * self.loader.batch_size
-        update.kl_control = update.kl_control.after_step(values["policy/kl"], num_rows)
 
     def _stop_before_step(self, reason: StopReason) -> None:
         """End the run as if this step had not begun; a resumed run repeats it."""
@@ -389,13 +380,10 @@ class GRPOModule(PolicyModule):
         # An engine that gave up may have sampled with other weights than it said.
         if stopped is None or stopped.exit_code != ExitCode.ENGINE_FAILED:
             checkpoint["rollouts"] = self.collector.state_dict(self.rollout_step)
-        control = self.policy_updater.entropy_control
         checkpoint["num_skipped"] = self.skipped_steps.in_a_row
         checkpoint["num_empty_steps"] = self._empty_steps.in_a_row
         checkpoint["num_rollbacks"] = self.num_rollbacks
-        checkpoint["kl_coef"] = self.policy_updater.kl_control.coef
-        checkpoint["entropy_control"] = {"coef": control.coef, "last_entropy": control.last_entropy}
-        checkpoint["configured_coefs"] = self._configured_coefs()
+        checkpoint |= self.policy_updater.coefficients.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
@@ -405,7 +393,7 @@ class GRPOModule(PolicyModule):
         self.collector.load_state_dict(checkpoint.get("rollouts", []))
         self.skipped_steps.load(checkpoint["num_skipped"])
         self._empty_steps.load(checkpoint.get("num_empty_steps", 0))
-        self._load_coefficients(checkpoint)
+        self.policy_updater.coefficients.load_state_dict(checkpoint)
 
     def _sources_read_again(self) -> dict[str, ModelSource]:
         source = self.teacher and self.teacher.loaded_from
@@ -419,17 +407,3 @@ class GRPOModule(PolicyModule):
         }
         names = {"rewards": [one.name for one in self.rewards.rewards]}
         return super().settings() | plain_settings(self, SETTINGS) | names | rewards
-
-    def _configured_coefs(self) -> dict[str, float]:
-        return {"kl": self.objective.kl.coef, "entropy": self.objective.entropy.coef}
-
-    def _load_coefficients(self, checkpoint: dict[str, Any]) -> None:
-        """Restore coefficients that adapt to a target, unless the config has another start."""
-        update, kl, entropy = self.policy_updater, self.objective.kl, self.objective.entropy
-        saved = checkpoint.get("configured_coefs", self._configured_coefs())
-        if kl.target is not None and saved["kl"] == kl.coef:
-            update.kl_control = replace(update.kl_control, coef=checkpoint["kl_coef"])
-        kept = dict(checkpoint["entropy_control"])
-        if entropy.target is None or saved["entropy"] != entropy.coef:
-            kept["coef"] = entropy.coef
-        update.entropy_control = replace(update.entropy_control, **kept)

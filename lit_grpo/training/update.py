@@ -19,8 +19,6 @@ from lit_grpo.diagnostics import step_number
 from lit_grpo.distributed import max_over_ranks, sum_over_ranks
 from lit_grpo.distributed.gradients import steps_of
 from lit_grpo.objective import Objective, TokenCounts
-from lit_grpo.objective.entropy import EntropyControl
-from lit_grpo.objective.kl import KLControl
 from lit_grpo.objective.loss import token_losses
 from lit_grpo.policy import Policy
 from lit_grpo.policy.logprobs import candidate_statistics, completion_statistics
@@ -34,6 +32,7 @@ from lit_grpo.training.batching import (
     rows_with_gradient,
 )
 from lit_grpo.training.metrics import Metrics, add_update_metrics
+from lit_grpo.training.optimizer.coefficients import Coefficients
 from lit_grpo.training.optimizer.skipped_steps import SkippedSteps
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.types import StageProgress, TrainBatch
@@ -72,8 +71,7 @@ class PolicyUpdater:
             setting="model.update.max_skipped_steps",
             advice=objective.advice_if_not_finite,
         )
-        self.entropy_control = EntropyControl(term=objective.entropy, coef=objective.entropy.coef)
-        self.kl_control = KLControl(term=objective.kl, coef=objective.kl.coef)
+        self.coefficients = Coefficients(objective)
 
     def progress(self) -> StageProgress:
         """Return how many rows have been through the update that is running."""
@@ -153,11 +151,10 @@ class PolicyUpdater:
         """Adapt the coefficient of the next optimizer step to the entropy of this one."""
         if self.objective.entropy.target is None:
             return
-        metrics.add("policy/entropy_coef", self.entropy_control.applied_coef)
+        control = self.coefficients.entropy
+        metrics.add("policy/entropy_coef", control.applied_coef)
         (total,) = sum_over_ranks(self.module, [entropy_sum])
-        self.entropy_control = self.entropy_control.after_step(
-            total / max(1, counts.entropy_tokens)
-        )
+        self.coefficients.entropy = control.after_step(total / max(1, counts.entropy_tokens))
 
     def _num_passes(self, num_micro_batches: int) -> int:
         """Return how many forward and backward passes this rank makes, at least one.
@@ -176,7 +173,7 @@ class PolicyUpdater:
 
     def _backward(self, micro_batch: TrainBatch, counts: TokenCounts, metrics: Metrics) -> Tensor:
         """Accumulate the gradient of a micro-batch; return the sum of its token entropies."""
-        entropy_coef = self.entropy_control.applied_coef
+        entropy_coef = self.coefficients.entropy.applied_coef
         number = self._num_micro_batches
         self._num_micro_batches += 1
         with self.events.stage("micro_batch", number) as details:
@@ -194,7 +191,7 @@ class PolicyUpdater:
                 counts,
                 self.objective,
                 entropy_coef=entropy_coef,
-                kl_coef=self.kl_control.coef,
+                kl_coef=self.coefficients.kl.coef,
                 candidate_logprobs=candidate_logprobs,
             )
             # DDP averages gradients over ranks, but this loss is one rank's share of their sum.

@@ -68,9 +68,9 @@ def test_a_resumed_run_restores_the_reference_and_the_entropy_coefficient(tmp_pa
     resumed, _ = run(4, tmp_path / "some.ckpt")
     for name, weight in weights(whole).items():
         assert torch.equal(weight, weights(resumed)[name]), name
-    assert resumed.policy_updater.entropy_control == whole.policy_updater.entropy_control
-    assert resumed.policy_updater.kl_control == whole.policy_updater.kl_control
-    assert whole.policy_updater.kl_control.coef != 0.1
+    assert resumed.policy_updater.coefficients.entropy == whole.policy_updater.coefficients.entropy
+    assert resumed.policy_updater.coefficients.kl == whole.policy_updater.coefficients.kl
+    assert whole.policy_updater.coefficients.kl.coef != 0.1
 
 
 def test_a_resumed_run_adapts_on_unless_the_config_has_another_coefficient_or_no_target(tmp_path):
@@ -88,9 +88,11 @@ def test_a_resumed_run_adapts_on_unless_the_config_has_another_coefficient_or_no
 
     def resumed(*settings):
         module = make(*settings)
+        module.allow_changes = True
         trainer = make_trainer(max_steps=2)
         trainer.fit(module, PromptLoader(PROMPTS, 4), ckpt_path=path, weights_only=True)
-        return module.policy_updater.kl_control.coef, module.policy_updater.entropy_control.coef
+        coefficients = module.policy_updater.coefficients
+        return coefficients.kl.coef, coefficients.entropy.coef
 
     kl, entropy = resumed(0.1, 0.01, 100.0)
     assert (kl, entropy) != (0.1, 0.01)

@@ -196,7 +196,7 @@ def test_the_entropy_coefficient_rises_while_the_entropy_is_below_its_target():
     applied = [output["metrics"]["policy/entropy_coef"] for output in outputs]
     # At the first step there is no entropy to compare with the target.
     assert applied == pytest.approx([0.0, 0.014, 0.016, 0.016])
-    control = module.policy_updater.entropy_control
+    control = module.policy_updater.coefficients.entropy
     assert control.last_entropy == pytest.approx(outputs[-1]["metrics"]["policy/entropy"])
 
 

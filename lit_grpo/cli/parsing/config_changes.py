@@ -22,7 +22,7 @@ IGNORED = re.compile(r"run_dir|ckpt_path|allow_changes")
 HARMLESS = re.compile(
     r"trainer\..*"
     r"|model\.(engine|outage|evaluation|optimizer\.init_args|lr_schedule|warmup_steps)\b.*"
-    r"|model\.update\.max_tokens_per_micro_batch"
+    r"|model\.update\.(max_tokens_per_micro_batch|max_skipped_steps)"
     r"|model\.policy\.(gradient_checkpointing|packing|compile|attn_implementation|merge_lora)"
     r"|model\.rewards\.\d+\.init_args\.(.*\.)?(limits\..*|cache|timeout_seconds|num_retries|on_error)"
     r"|data\.init_args\.(sources\.\w+\.data\.init_args\.)?(validation|test|validation_batch_size)"

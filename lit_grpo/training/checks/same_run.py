@@ -14,7 +14,7 @@ from torch import nn
 
 from lit_grpo.types import UserError
 
-HARMLESS = ("update.max_tokens_per_micro_batch",)
+HARMLESS = ("update.max_tokens_per_micro_batch", "update.max_skipped_steps")
 """Settings that may change during a run."""
 
 REFERENCE = "policy.reference_model."

@@ -24,6 +24,7 @@ class Whole:
     parts: tuple[Part, ...] = (Part(0.25),)
     names: frozenset[str] = frozenset({"b", "a"})
     max_tokens_per_micro_batch: int = 4096
+    max_skipped_steps: int = 5
     function: object = of_the_user
     table: dict[str, object] = field(default_factory=lambda: {"x": Part(1.0), "y": object()})
 
