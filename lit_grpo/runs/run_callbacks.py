@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import lightning as L
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.callbacks import Checkpoint as LightningCheckpoint
 from lightning.pytorch.loggers import WandbLogger
@@ -53,7 +54,7 @@ def run_callbacks(
     leave_by: str = "auto",
     requeue: bool = False,
 ) -> list[Callback]:
-    """Return the callbacks of a training run: the user's, then those of every run.
+    """Return the callbacks of a training run: checks, the user's, then those of every run.
 
     Checkpoints come after all that they save the state of, and before the final model. Without
     them a signal ends the process at once, and so does the end of a SLURM job.
@@ -79,7 +80,16 @@ def run_callbacks(
         saving = [StopOnSignal(), LeaveInTime(leave_by, requeue), checkpoint]
     of_metrics = [one for one in loggers if isinstance(one, MetricsFile)]
     files = [*of_metrics, CompletionsFile(run_dir), EventsFile(run_dir)]
-    return [*others, ResumedEarlyStopping(), *files, *saving, FinalModel(run_dir)]
+    saving.append(FinalModel(run_dir))
+    return [ChecksFirst(), *others, ResumedEarlyStopping(), *files, *saving]
+
+
+class ChecksFirst(Callback):
+    """Let the module check a start before other callbacks write what belongs to a run."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if check := getattr(pl_module, "check_start", None):
+            check()
 
 
 def _refuse_repeated(callbacks: Sequence[Callback]) -> None:

@@ -99,6 +99,7 @@ class PolicyModule(L.LightningModule):
         """Number of times that the weights were replaced by earlier ones."""
         self._optimizer_settings: list[dict[str, Any]] = []
         self._data_settings: dict[str, Any] = {}
+        self._is_checked = False
         self._earlier_settings: dict[str, Any] = {}
         self.events = StageEvents(self)
         self._waiting = Waiting(self.events)
@@ -250,11 +251,32 @@ class PolicyModule(L.LightningModule):
         if not self.allow_changes:
             refuse_other_settings(self._earlier_settings, now)
 
-    def on_train_start(self) -> None:
+    def check_start(self) -> None:
+        """Check the data, and what callbacks watch, before any callback of a training begins.
+
+        A resume that is refused here has changed no file of the run.
+
+        Raises:
+            UserError: something does not fit, or the data are not those of the resumed run.
+        """
         loader = cast(TrainingLoader, self.trainer.train_dataloader)
+        self.check_loader(loader)
         self._data_settings = {f"data.{name}": one for name, one in loader.settings().items()}
         if self.trainer.ckpt_path is not None:
             self._refuse_changes(self._data_settings)
+        val_loader = self._val_loader()
+        prompts = val_loader.some_prompts() if val_loader else []
+        if not is_cut_short(self.trainer):  # by a signal while the model was loaded
+            check_monitors(self, self.evaluation, prompts)
+        if val_loader:
+            self.evaluation.check(prompts)
+        self._is_checked = True
+
+    def on_train_start(self) -> None:
+        if not self._is_checked:
+            self.check_start()
+        self._is_checked = False
+        if self.trainer.ckpt_path is not None:
             apply_settings(self.trainer, self._optimizer_settings, self._earlier_optimizer_settings)
             rank_zero_only(log.info)(
                 "resuming from %s after rollout step %d, optimizer step %d",
@@ -263,14 +285,10 @@ class PolicyModule(L.LightningModule):
             )
         warn_of_learning_rate(self.trainer, self.warmup_steps)
         loader = self._val_loader()
-        prompts = loader.some_prompts() if loader else []
-        if not is_cut_short(self.trainer):  # by a signal while the model was loaded
-            check_monitors(self, self.evaluation, prompts)
         if not loader:
             return
         if leaked := getattr(self.trainer.datamodule, "leaked", ""):  # type: ignore[attr-defined]
             rank_zero_only(log.warning)(leaked)
-        self.evaluation.check(prompts)
         if self.trainer.max_steps > 0 and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             warn_without_validation(self.trainer, self.num_batches(self.trainer.max_steps))
         if self.evaluation.before_training and self.global_step == 0:

@@ -223,16 +223,19 @@ class GRPOModule(PolicyModule):
         if self.max_head_offpolicyness:
             refuse_adaptive(loader, "with max_head_offpolicyness, as results come too late")
 
-    def on_train_start(self) -> None:
-        self.check_loader(self.loader)
+    def check_start(self) -> None:
+        super().check_start()
         prompts = self.loader.some_prompts()
         check_prompts_fit(max_positions(self.policy.model.config), self.sampling, prompts)
         if self.teacher is not None:
-            self.teacher.to(self.device)
             check_prompts_fit(self.teacher.max_positions, self.sampling, prompts, "teacher")
         self.rewards.check_sources(self.loader.sources)
         self.rewards.check(prompts)
+
+    def on_train_start(self) -> None:
         super().on_train_start()
+        if self.teacher is not None:
+            self.teacher.to(self.device)
 
     def close(self) -> None:
         self.collector.cancel()

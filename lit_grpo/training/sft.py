@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_only
@@ -93,10 +93,6 @@ class SFTModule(PolicyModule):
 
     def check_loader(self, loader: TrainingLoader) -> None:
         refuse_adaptive(loader, "in a warm-up, which has no rewards")
-
-    def on_train_start(self) -> None:
-        self.check_loader(cast(TrainingLoader, self.trainer.train_dataloader))
-        super().on_train_start()
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:
         if not self._has_logged:

@@ -428,6 +428,12 @@ def test_auto_does_not_start_a_run_again_that_ended_and_has_lost_its_checkpoints
     assert sorted(path for path in (here / "run").rglob("*")) == before
 
 
+def content_of(run_dir: Path) -> dict[str, bytes]:
+    """Return the files of a run but for its log, by their names."""
+    files = [one for one in run_dir.rglob("*") if one.is_file() and one.name != "run.log"]
+    return {str(one): one.read_bytes() for one in files}
+
+
 def test_rows_that_changed_in_their_file_are_not_trained_on_unless_that_is_wanted(here, capfd):
     rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(4)]
     (here / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -436,9 +442,13 @@ def test_rows_that_changed_in_their_file_are_not_trained_on_unless_that_is_wante
     assert main(words) == 0
     rows[3]["answer"] = "5"
     (here / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    go_on = ["fit", "run", "--trainer.max_steps=3"]
+    before = content_of(here / "run")
+    go_on = ["fit", "run", "--trainer.max_steps=3", "--model.optimizer.lr=0.5"]
     assert main(go_on) == 2
-    assert "data.rows: " in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "data.rows: " in error
+    assert "Resume" not in error
+    assert content_of(here / "run") == before
     assert main([*go_on, "--allow_changes"]) == 0
     assert steps_in(here / "run") == ["0", "1", "2"]
 
