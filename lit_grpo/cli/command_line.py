@@ -40,6 +40,7 @@ from lit_grpo.cli.parsing.config_changes import (
 )
 from lit_grpo.cli.parsing.configs import Invocation
 from lit_grpo.cli.parsing.environment import override
+from lit_grpo.cli.parsing.list_items import refuse_numbers
 from lit_grpo.cli.parsing.parser import HelpFormatter, Parser
 from lit_grpo.cli.parsing.parser_errors import explain_interpolation
 from lit_grpo.cli.parsing.reward_functions import take_functions
@@ -76,6 +77,7 @@ class CommandLine(LightningCLI):
         self.command = command
         self.config_name = invocation.name
         self.default_run_dir = run_dir
+        self._invocation = invocation
         self._model_class = choose_model(command, invocation)
         self.changes: list[Change] = []
         """How the config differs from that of the run that is resumed."""
@@ -142,6 +144,7 @@ class CommandLine(LightningCLI):
         return {} if self.command in WITHOUT_CONFIG else OPTIONS.get(self.command, {})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        refuse_numbers(parser, self._invocation)
         try:
             self.config = parser.parse_args(args)
             refuse_bad_seed(self.config.seed_everything)

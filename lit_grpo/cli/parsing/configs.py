@@ -120,7 +120,7 @@ def _replacing_lists(
     with_objects: set[str] = set()
 
     def add(value: Any, argument: str) -> None:
-        for key, items in _lists(value):
+        for key, items in lists_in(value):
             if key in with_objects:
                 arguments.append(f"--{key}=[]")
             if key.removesuffix("+") == REWARDS or any(map(_is_object, items)):
@@ -131,20 +131,20 @@ def _replacing_lists(
         add(config, f"--config={path}")
     for argument, following in zip(others, [*others, ""][1:], strict=True):
         key, has_value, value = argument.removeprefix("--").partition("=")
-        given = {key: _value(value if has_value else following)}
+        given = {key: value_of(value if has_value else following)}
         refuse_other_forms(given, "the command line")
         refuse_beside(given, "", "the command line")
         add(given, argument)
     return tuple(arguments)
 
 
-def _lists(value: Any, key: str = "") -> Iterator[tuple[str, list[Any]]]:
+def lists_in(value: Any, key: str = "") -> Iterator[tuple[str, list[Any]]]:
     """Yield each list that is a value, with its full key."""
     if isinstance(value, list):
         yield key, value
     elif isinstance(value, dict):
         for name, one in value.items():
-            yield from _lists(one, f"{key}.{name}" if key else str(name))
+            yield from lists_in(one, f"{key}.{name}" if key else str(name))
 
 
 def _is_object(item: Any) -> bool:
@@ -152,7 +152,7 @@ def _is_object(item: Any) -> bool:
     return isinstance(item, dict) or bool(re.fullmatch(r"(\w+\.)*[A-Z]\w*", str(item)))
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
     """Return the value of an argument; the parser reports one that is no YAML.
 
     Raises:
