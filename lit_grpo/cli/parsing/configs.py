@@ -7,6 +7,7 @@ directory. Keys are not checked, and interpolations are not resolved here.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -194,6 +195,7 @@ class _PartialParser(argparse.ArgumentParser):
 
 def find_config(name: str) -> Path:
     """Return the file with that name, else the bundled config; ``.yaml`` may be left out."""
+    name = os.path.expanduser(name)  # noqa: PTH111 - keeps the ~ of an unknown user
     folders = (Path(), BUNDLED)
     candidates = [folder / one for folder in folders for one in (name, f"{name}.yaml")]
     path = next((path for path in candidates if path.is_file()), None)

@@ -9,6 +9,7 @@ from jsonargparse import DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_grpo.cli.parsing.environment import override
+from lit_grpo.cli.parsing.home import expand_home
 from lit_grpo.cli.parsing.parser_errors import explain, quote
 from lit_grpo.cli.parsing.strict import StrictParser
 from lit_grpo.cli.parsing.untyped import Word, keep_texts, takes_any_text
@@ -29,6 +30,10 @@ class Parser(StrictParser, LightningArgumentParser):
         if self.exit_on_error:
             raise UserError(line) from ex
         raise argparse.ArgumentError(None, quote(line)) from ex
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the arguments say, with the home directory in place of ``~``."""
+        return expand_home(super().parse_args(*args, **kwargs))
 
     def validate(self, namespace: Any, skip_unset: bool = True, **kwargs: Any) -> None:
         """Check every value, also what jsonargparse lets pass: null, and a value for a section."""
