@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
@@ -43,6 +42,7 @@ from lit_grpo.cli.parsing.environment import override
 from lit_grpo.cli.parsing.list_items import refuse_numbers
 from lit_grpo.cli.parsing.parser import HelpFormatter, Parser
 from lit_grpo.cli.parsing.parser_errors import explain_interpolation
+from lit_grpo.cli.parsing.paths import follow_run_dir
 from lit_grpo.cli.parsing.reward_functions import take_functions
 from lit_grpo.cli.parsing.training_kind import choose_model
 from lit_grpo.cli.parsing.untyped import refuse_missing
@@ -204,7 +204,7 @@ class CommandLine(LightningCLI):
         config = self.config.clone()
         config.ckpt_path, config.allow_changes = None, False
         config.leave_by, config.requeue = "auto", False
-        config.trainer = _follow(config.trainer, config.run_dir)
+        config.trainer = follow_run_dir(config.trainer, config.run_dir)
         return str(self.parser.dump(config, skip_unset=False, skip_validation=True))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -304,18 +304,6 @@ def process_rank() -> int:
     """
     rank = getattr(rank_zero_only, "rank", 0)
     return int(rank or os.environ.get("NODE_RANK", 0))
-
-
-def _follow(node: Any, run_dir: str) -> Any:
-    """Write paths in the run directory as ``${run_dir}/…``."""
-    if isinstance(node, str) and node.startswith(f"{run_dir}/"):
-        return "${run_dir}" + node.removeprefix(run_dir)
-    if isinstance(node, Namespace):
-        followed = {key: _follow(child, run_dir) for key, child in vars(node).items()}
-        return Namespace(followed)  # type: ignore[no-untyped-call]
-    if isinstance(node, dict):
-        return {key: _follow(child, run_dir) for key, child in node.items()}
-    return [_follow(child, run_dir) for child in node] if isinstance(node, list) else node
 
 
 def _one_device(trainer: Any) -> dict[str, Any]:

@@ -6,10 +6,11 @@ import argparse
 import re
 import shlex
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lit_grpo.cli.commands import ARGUMENTS, EXAMPLES
 from lit_grpo.cli.options import OPTIONS
+from lit_grpo.cli.places import at_home
 from lit_grpo.types import UserError
 
 
@@ -73,7 +74,7 @@ def same_recipe(command: str, given: argparse.Namespace) -> str:
 def _parse_one(command: str, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the options and the ``run_dir`` of a command, and the arguments that are left."""
     parser = _Parser(command)
-    parser.add_argument("run_dir", nargs="?")
+    parser.add_argument("run_dir", nargs="?", metavar="RUN")
     given, others = parser.parse_known_args(_with_underscores(arguments))
     if given.run_dir is None:
         _refuse_others(command, others)
@@ -101,6 +102,10 @@ def _with_underscores(arguments: Sequence[str]) -> list[str]:
     ]
 
 
+PATHS = ("DIR", "FILE", "PATH", "RUN")
+"""What options and arguments that are paths are called in the help."""
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser of the options of one command; what is wrong with an argument is one line."""
 
@@ -108,6 +113,19 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(prog=f"lit-grpo {command}", add_help=False, allow_abbrev=False)
         for name, settings in OPTIONS[command].items():
             self.add_argument(name, **settings)
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the options, with the home directory in place of the ``~`` of a path."""
+        given, others = super().parse_known_args(*args, **kwargs)
+        for action in self._actions:
+            value = getattr(given, action.dest, None)
+            if action.metavar not in PATHS and action.dest != "preset":
+                continue
+            if isinstance(value, str):
+                setattr(given, action.dest, at_home(value))
+            elif isinstance(value, list):
+                setattr(given, action.dest, [at_home(one) for one in value])
+        return given, others
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}. See {self.prog} --help.")

@@ -13,6 +13,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from lit_grpo.cli.commands import RESUMING, TRAINING
 from lit_grpo.cli.parsing.configs import Invocation
+from lit_grpo.cli.places import at_home
 from lit_grpo.runs.checkpoints.files import last_checkpoint
 from lit_grpo.runs.checkpoints.resume import BEST
 from lit_grpo.runs.files.event_log import read_events
@@ -29,7 +30,7 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
     Raises:
         UserError: RUN is not the directory of a run, or ``rescore`` got none.
     """
-    run_dir = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    run_dir = at_home(arguments[0]) if arguments and not arguments[0].startswith("-") else None
     if run_dir is None:
         if command == "rescore":
             raise UserError(
@@ -57,7 +58,7 @@ def where_started(command: str, arguments: Sequence[str]) -> str:
     """
     if not arguments or arguments[0].startswith("-"):
         return ""
-    run_dir = Path(arguments[0]).resolve()
+    run_dir = Path(at_home(arguments[0])).resolve()
     places = [one.directory for one in read_events(run_dir) if one.directory]
     if not places or Path(places[-1]) == Path.cwd():
         return ""

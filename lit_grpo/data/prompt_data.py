@@ -228,7 +228,8 @@ def _prepared(source: Source) -> PreparedDir | None:
 
 
 def _is_prepared_directory(source: Source) -> bool:
-    return isinstance(source, str) and Path(source).is_dir() and find_prepared(source) is not None
+    prepared = _prepared(source)
+    return prepared is not None and isinstance(source, str) and Path(source).expanduser().is_dir()
 
 
 def _refuse_holdouts(sources: Sequence[Source]) -> None:

@@ -94,7 +94,7 @@ class JudgeTemplate:
 
 
 def _find(name: str) -> Path:
-    path = Path(name)
+    path = Path(name).expanduser()
     shipped = SHIPPED / f"{name}.jinja"
     if path.is_file():
         return path

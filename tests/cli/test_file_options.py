@@ -22,3 +22,18 @@ def test_a_command_that_takes_options_only_refuses_anything_else():
     assert parse_options("prepare", ["--list"]).list
     with pytest.raises(ValueError, match=r"unrecognized arguments: rows\.jsonl\. See lit-grpo pre"):
         parse_options("prepare", ["--list", "rows.jsonl"])
+
+
+def test_paths_of_options_may_begin_with_a_tilde(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    given = parse_options("prepare", ["--preset=~/my.yaml", "--out", "~/out", "--cache=~/gold"])
+    assert (given.preset, given.out) == ("/home/me/my.yaml", "/home/me/out")
+    assert given.cache == "/home/me/gold"
+    assert parse_runs("report", ["~/a", "b", "--steps=3", "~/c"]).run_dirs == [
+        "/home/me/a",
+        "b",
+        "/home/me/c",
+    ]
+    given = parse_run("analyze", ["~/prepared", "--split", "~/train", "--picture=~/a.png"])
+    assert (given.run_dir, given.picture) == ("/home/me/prepared", "/home/me/a.png")
+    assert given.split == "~/train"  # no path

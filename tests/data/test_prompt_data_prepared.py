@@ -49,6 +49,14 @@ def test_a_prepared_directory_has_the_rows_of_each_split(prepared):
     )
 
 
+def test_a_directory_with_a_tilde_has_the_rows_of_each_split(prepared, monkeypatch):
+    monkeypatch.setenv("HOME", str(prepared.parent))
+    source = data("~/prepared")
+    assert len(row_ids(source, "train")) == 12
+    assert row_ids(source, "validation")[0] == "verifiable:6"
+    assert row_ids(source, "test")[0] == "verifiable:8"
+
+
 def test_only_rows_that_pass_are_read_of_each_split(prepared):
     source = data(prepared, where={"source": "open"})
     assert row_ids(source, "train") == [f"open:{n}" for n in range(6)]

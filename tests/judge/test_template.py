@@ -89,6 +89,12 @@ def test_a_file_can_be_used_as_template(own):
     ]
 
 
+def test_a_template_may_be_in_the_home_directory(own, monkeypatch):
+    file = Path(own("{{ nonce }} {{ items }} {{ reply_form }}").path)
+    monkeypatch.setenv("HOME", str(file.parent))
+    assert Path(JudgeTemplate(f"~/{file.name}", ("items",), ("items",)).path) == file
+
+
 def test_variables_set_outside_the_blocks_are_unknown_inside(tmp_path):
     file = tmp_path / "own.jinja"
     file.write_text(

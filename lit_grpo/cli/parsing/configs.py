@@ -7,7 +7,6 @@ directory. Keys are not checked, and interpolations are not resolved here.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from lit_grpo.cli.parsing.config_checks import (
     refuse_secrets,
 )
 from lit_grpo.cli.parsing.object_checks import refuse_beside, refuse_other_forms
+from lit_grpo.cli.places import at_home
 from lit_grpo.types import UserError, list_some
 from lit_grpo.types.spelling import did_you_mean
 
@@ -43,7 +43,10 @@ class Invocation:
     """A command line and what its config files say."""
 
     arguments: tuple[str, ...]
-    """Config files as paths first, so that all other arguments override them."""
+    """Config files as paths first, so that all other arguments override them.
+
+    A run directory with ``~`` follows without it, for other keys that contain it.
+    """
     directories: tuple[str, ...]
     """Directories of the user's config files, in which their code is looked for, too."""
     configs: tuple[dict[str, Any], ...]
@@ -74,6 +77,9 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
     paths = [find_config(name) for name in named.config]
     _check_presets([path.stem for path in paths if path.parent == BUNDLED / "presets"])
     configs = [read_config(path) for path in paths]
+    given = _last_value("run_dir", configs, others)
+    run_dir = at_home(given) if isinstance(given, str) else given
+    others += [f"--run_dir={run_dir}"] if run_dir != given else []
     return Invocation(
         arguments=_replacing_lists(list(zip(paths, configs, strict=True)), others),
         directories=tuple(
@@ -81,7 +87,7 @@ def read_invocation(arguments: Sequence[str]) -> Invocation:
         ),
         configs=tuple(configs),
         name="-".join(path.stem for path in paths),
-        run_dir=_last_value("run_dir", configs, others),
+        run_dir=run_dir,
         ckpt_path=_last_value("ckpt_path", configs, others),
         has_model_class=any(_names_class(config.get("model")) for config in configs)
         or any(re.match(r"--model(\.class_path)?(=|$)", argument) for argument in others),
@@ -195,7 +201,7 @@ class _PartialParser(argparse.ArgumentParser):
 
 def find_config(name: str) -> Path:
     """Return the file with that name, else the bundled config; ``.yaml`` may be left out."""
-    name = os.path.expanduser(name)  # noqa: PTH111 - keeps the ~ of an unknown user
+    name = at_home(name)
     folders = (Path(), BUNDLED)
     candidates = [folder / one for folder in folders for one in (name, f"{name}.yaml")]
     path = next((path for path in candidates if path.is_file()), None)

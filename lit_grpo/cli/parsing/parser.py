@@ -9,8 +9,8 @@ from jsonargparse import DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_grpo.cli.parsing.environment import override
-from lit_grpo.cli.parsing.home import expand_home
 from lit_grpo.cli.parsing.parser_errors import explain, quote
+from lit_grpo.cli.parsing.paths import expand_home
 from lit_grpo.cli.parsing.strict import StrictParser
 from lit_grpo.cli.parsing.untyped import Word, keep_texts, takes_any_text
 from lit_grpo.types import UserError

@@ -135,7 +135,7 @@ def _find_work(given: Namespace) -> RowsToScore:
             lacks_source |= not comparable and len(rows) == len(all_rows)
     return RowsToScore(
         recipe=recipe,
-        cache=Path(given.cache or recipe.gold.cache),
+        cache=Path(given.cache or recipe.gold.cache).expanduser(),
         judged=judged,
         checked=checked,
         num_given=num_given,

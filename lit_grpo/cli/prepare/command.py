@@ -80,7 +80,7 @@ def _cache(recipe: Recipe, directory: str | None) -> StoredGold | None:
     Raises:
         UserError: the directory is not there, or has the scores of another judge.
     """
-    path = Path(directory or recipe.gold.cache)
+    path = Path(directory or recipe.gold.cache).expanduser()
     if path.is_dir():
         return StoredGold(path, recipe)
     if directory is None:

@@ -11,7 +11,8 @@ import yaml
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.file_options import parse_options
-from lit_grpo.cli.prepare.command import _order
+from lit_grpo.cli.prepare.command import _cache, _order
+from lit_grpo.cli.prepare.recipe import read_recipe
 from lit_grpo.data.prepared import find_prepared
 
 
@@ -169,3 +170,13 @@ def test_a_directory_with_other_files_is_not_replaced(here, capsys):
     assert main(["prepare", *arguments, "--holdout_size", "5", "--out", "mine"]) == 2
     assert "mine must be a new directory or one of prepared data" in capsys.readouterr().err
     assert os.listdir(here / "mine") == ["notes.txt"]
+
+
+def test_the_cache_of_a_recipe_may_be_in_the_home_directory(here, monkeypatch):
+    monkeypatch.setenv("HOME", str(here))
+    source = {"kind": "verifiable", "data": "a.jsonl"}
+    recipe = {"description": "x", "sources": {"a": source}, "gold": {"cache": "~/scores"}}
+    (here / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    assert _cache(read_recipe("mine.yaml"), None) is None
+    (here / "scores").mkdir()
+    assert _cache(read_recipe("mine.yaml"), None) is not None

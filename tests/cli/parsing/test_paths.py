@@ -6,7 +6,7 @@ from cli_base import BASE
 from jsonargparse import Namespace
 
 from lit_grpo.__main__ import main
-from lit_grpo.cli.parsing.home import expand_home
+from lit_grpo.cli.parsing.paths import expand_home
 
 
 @pytest.fixture
@@ -46,3 +46,25 @@ def test_a_run_is_written_to_the_home_directory_and_resumed_from_there(is_in_fil
     assert saved["run_dir"] == str(home / "run")
     checkpoint = "--ckpt_path=~/run/checkpoints/last.ckpt"
     assert main(["fit", *arguments, "--trainer.max_steps=2", checkpoint]) == 0
+
+
+def test_keys_that_contain_the_run_directory_have_it_without_the_tilde(home, printed_config, here):
+    callback = {"class_path": "ModelCheckpoint", "init_args": {"filename": "${run_dir}/best"}}
+    config = BASE | {"trainer": BASE["trainer"] | {"callbacks": [callback]}}
+    (here / "my.yaml").write_text(yaml.safe_dump(config | {"run_dir": "~/one"}))
+    for words, run in (
+        ([], "one"),
+        (["--run_dir=~/two"], "two"),
+        (["--run_dir", "~/three"], "three"),
+    ):
+        printed = printed_config("--config", "my.yaml", *words)
+        assert printed["run_dir"] == str(home / run)
+        (shown,) = printed["trainer"]["callbacks"]
+        assert shown["init_args"]["filename"] == f"{home}/{run}/best"
+
+
+def test_a_run_is_resumed_by_its_directory_with_a_tilde(home, here, capsys):
+    (home / "run").mkdir()
+    (home / "run/config.yaml").write_text("1")
+    assert main(["fit", "~/run"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {home}/run/config.yaml: a config must be a")
