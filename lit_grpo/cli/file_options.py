@@ -121,6 +121,9 @@ class _Parser(argparse.ArgumentParser):
             value = getattr(given, action.dest, None)
             if action.metavar not in PATHS and action.dest != "preset":
                 continue
+            if value == "None":
+                name = "/".join(action.option_strings) or action.metavar
+                self.error(f"{name}: None is no path. Leave it out, or write ./None")
             if isinstance(value, str):
                 setattr(given, action.dest, at_home(value))
             elif isinstance(value, list):

@@ -3,6 +3,7 @@
 import pytest
 
 from lit_grpo.cli.file_options import parse_options, parse_run, parse_runs
+from lit_grpo.types import UserError
 
 
 @pytest.mark.parametrize("option", ["--before_step", "--before-step"])
@@ -11,6 +12,12 @@ def test_an_option_may_be_written_with_dashes(option):
         given = parse_run("checkpoints", ["runs/my-run/0", *words, "--export=a-b"])
         assert (given.run_dir, given.before_step) == ("runs/my-run/0", 12)
         assert given.export == "a-b"
+
+
+@pytest.mark.parametrize("option", ["--out", "--cache", "--holdout"])
+def test_none_is_no_path_of_an_option(option):
+    with pytest.raises(UserError, match=f"^{option}: None is no path. Leave it out, or write ./N"):
+        parse_options("prepare", [f"{option}=None"])
 
 
 def test_options_may_stand_between_several_runs():

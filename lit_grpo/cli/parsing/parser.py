@@ -13,6 +13,7 @@ from lit_grpo.cli.parsing.parser_errors import explain, quote
 from lit_grpo.cli.parsing.paths import expand_home
 from lit_grpo.cli.parsing.strict import StrictParser
 from lit_grpo.cli.parsing.untyped import Word, keep_texts, takes_any_text
+from lit_grpo.cli.parsing.value_errors import is_null_as_text
 from lit_grpo.types import UserError
 
 keep_texts()
@@ -44,6 +45,8 @@ class Parser(StrictParser, LightningArgumentParser):
 
     def _check_value_key(self, action: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Keep a text of YAML as it is, but read a word of the command line."""
+        if is_null_as_text(action.dest, value, getattr(action, "_typehint", None)):
+            raise TypeError(f'Parser key "{action.dest}":\nNull as text')
         if type(value) is Word:
             value = str(value)
         elif isinstance(value, str) and takes_any_text(action):

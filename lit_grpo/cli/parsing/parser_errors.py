@@ -21,6 +21,7 @@ from lit_grpo.cli.parsing.value_errors import (
     is_null_in_words,
     missing_keys,
     no_section,
+    null_as_text,
     other_base,
     wrong_type,
 )
@@ -244,6 +245,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (rf"class_path '(?P<path>[^']+)':\s*{BEGIN}(?P<inner>[^{END}]*){END}", nested),
     (rf"{BEGIN}(?P<inner>[^{END}]*){END}.*class_path='(?P<path>[^']+)'", nested),
     (r"(?P<why>YAML reads \S+ as .+?, else [^\n]+?\.)(\s|$)", other_base),
+    (r"Null as text", null_as_text),
     (r"Got value: (?P<value>None)$", wrong_type),
     (
         r"Expected an instantiatable class, but (?P<path>\S+ )?is abstract"

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections import abc
 from collections.abc import Iterator
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -49,6 +50,13 @@ def admits_null(hint: Any) -> bool:
     if get_origin(hint) in (Union, UnionType):
         return any(map(admits_null, get_args(hint)))
     return hint is type(None) or (get_origin(hint) is Literal and None in get_args(hint))
+
+
+def admits_text(hint: Any) -> bool:
+    """Return whether any text, or any path, is a value of a type hint."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(map(admits_text, get_args(hint)))
+    return hint in (str, Path)
 
 
 def takes_function(hint: Any) -> bool:

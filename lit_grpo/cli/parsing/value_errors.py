@@ -7,8 +7,16 @@ from typing import Any
 
 from lit_grpo.cli.errors import one_line
 from lit_grpo.cli.parsing.foreign_names import suggest_value
+from lit_grpo.cli.parsing.paths import PATHS
 from lit_grpo.cli.parsing.suggestions import keys
-from lit_grpo.cli.parsing.type_hints import admits_null, has_default, literals, type_name, type_of
+from lit_grpo.cli.parsing.type_hints import (
+    admits_null,
+    admits_text,
+    has_default,
+    literals,
+    type_name,
+    type_of,
+)
 from lit_grpo.types.spelling import did_you_mean
 
 DATA_EXAMPLE = "data: {class_path: PromptData, init_args: {train: train.jsonl}}"
@@ -41,6 +49,19 @@ def no_section(parser: Any, key: str, match: re.Match[str]) -> str:
 def is_null_in_words(value: str, expected: Any) -> bool:
     """Return whether a value is null in the words of another language, where null may stand."""
     return value.lower() in NULL_IN_WORDS and admits_null(expected)
+
+
+def is_null_as_text(key: str, value: Any, expected: Any) -> bool:
+    """Return whether a value is null as Python prints it, for a path or where null may stand."""
+    is_meant = admits_null(expected) or key.rsplit(".", 1)[-1] in PATHS
+    return isinstance(value, str) and value == "None" and is_meant and admits_text(expected)
+
+
+def null_as_text(parser: Any, key: str, match: re.Match[str]) -> str:
+    expected = type_of(parser, key)
+    fix = "Write null" if admits_null(expected) else "Remove it"
+    path = ", or ./None for a path of that name" if key.rsplit(".", 1)[-1] in PATHS else ""
+    return f"{key}: expected {type_name(expected)}, got the text None. {fix}{path}."
 
 
 def wrong_type(parser: Any, key: str, match: re.Match[str]) -> str:
