@@ -20,7 +20,12 @@ from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
 from lit_grpo.diagnostics.monitors import as_unknown_monitor
-from lit_grpo.runs.checkpoints.resume import find_checkpoint, refuse_unfit, refuse_used
+from lit_grpo.runs.checkpoints.resume import (
+    enclosing_run,
+    find_checkpoint,
+    refuse_unfit,
+    refuse_used,
+)
 from lit_grpo.runs.files.events import has_begun
 from lit_grpo.runs.files.lock import locked
 from lit_grpo.runs.files.log import close_run_log, log_exception, open_run_log
@@ -198,6 +203,7 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
     run_log = open_run_log(run_dir, trainer.global_rank)
     is_done = False
     try:
+        _warn_of_nesting(run_dir)
         yield
         level = logging.WARNING if warnings_at_end(trainer) else logging.INFO
         rank_zero_only(log.log)(level, "%s", how_it_ended(trainer))
@@ -217,6 +223,18 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
         if may_go_on and (advice := how_to_go_on(trainer, run_dir, resume_with)):
             rank_zero_only(log.info)("%s", advice)
         close_run_log(run_log)
+
+
+@rank_zero_only
+def _warn_of_nesting(run_dir: Path) -> None:
+    """Log that the directory of a run is inside that of another, which may be deleted or copied."""
+    if (outer := enclosing_run(run_dir)) is not None:
+        log.warning(
+            "run_dir %s is inside another run, %s, and is moved or deleted with it. To keep them "
+            "apart set run_dir to a directory beside it.",
+            run_dir,
+            outer,
+        )
 
 
 @rank_zero_only

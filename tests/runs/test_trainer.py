@@ -70,6 +70,14 @@ def test_it_writes_the_files_of_a_run(whole):
     assert "done after optimizer step 3: max_steps is reached" in (run_dir / "run.log").read_text()
 
 
+def test_a_run_inside_another_one_is_warned_of(whole, tmp_path):
+    outer, _, _ = whole
+    train(outer / "inner", max_steps=1)
+    line = f"run_dir {outer / 'inner'} is inside another run, {outer}, and is moved or d"
+    assert (outer / "inner/run.log").read_text().count(line) == 1
+    assert "inside another run" not in (outer / "run.log").read_text()
+
+
 def test_a_stopped_run_says_why_and_resumes_to_the_undisturbed_one(whole, tmp_path):
     stopped, _ = train(tmp_path, StopAfter(1))
     assert stopped.stop_reason.message == "enough for now"

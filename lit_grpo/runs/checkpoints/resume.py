@@ -22,6 +22,7 @@ from lit_grpo.runs.checkpoints.files import (
     read_state,
     why_unusable,
 )
+from lit_grpo.runs.files.event_log import NAME as EVENTS
 from lit_grpo.runs.files.event_log import Event, append_event, now, read_events
 from lit_grpo.types import UserError, setting_error
 from lit_grpo.types.atomic import earlier_path
@@ -79,6 +80,9 @@ def find_checkpoint(name: str, run_dir: Path) -> str | None:
 def _best(run_dir: Path) -> Path:
     """Return ``best.ckpt`` of a run, or what a `ModelCheckpoint` with a monitor calls the best.
 
+    The callback keeps an absolute path: of a run that was moved, or of a copy, the file of the same
+    name in ``checkpoints/`` is meant.
+
     Raises:
         UserError: it has neither.
     """
@@ -87,7 +91,7 @@ def _best(run_dir: Path) -> Path:
     newest = last_checkpoint(run_dir)
     states = {} if newest is None else read_state(newest).get("callbacks", {})
     paths = {
-        Path(state["best_model_path"])
+        _where_it_is_now(Path(state["best_model_path"]), run_dir)
         for key, state in states.items()
         if key.startswith("ModelCheckpoint") and state["monitor"] and state["best_model_path"]
     }
@@ -100,6 +104,16 @@ def _best(run_dir: Path) -> Path:
             f"those that lit-grpo checkpoints {shlex.quote(str(run_dir))} lists."
         )
     return found[0]
+
+
+def _where_it_is_now(path: Path, run_dir: Path) -> Path:
+    """Return the file of that name in ``checkpoints/`` of a run that was moved or copied.
+
+    A path that exists and was not in ``checkpoints/`` of a run stays.
+    """
+    is_of_run = path.parent.name == "checkpoints"
+    own = run_dir / "checkpoints" / path.name
+    return own if own.exists() and (is_of_run or not path.exists()) else path
 
 
 def _refuse_ended(run_dir: Path) -> None:
@@ -266,3 +280,15 @@ def refuse_used(run_dir: Path, resume_with: str) -> None:
             f"{run_dir} already holds a run, which a new one would overwrite. {how}. Or choose a "
             "different run_dir."
         )
+
+
+def enclosing_run(run_dir: Path) -> Path | None:
+    """Return the nearest run that a directory is inside of, or None.
+
+    A directory that has only one of ``metrics.csv`` and ``checkpoints/`` may be anything.
+    """
+    for place in run_dir.absolute().parents:
+        has_both = (place / "metrics.csv").is_file() and (place / "checkpoints").is_dir()
+        if has_both or (place / EVENTS).is_file():
+            return place
+    return None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from lit_grpo.__main__ import main
 from lit_grpo.callbacks import Checkpoints
 from lit_grpo.runs.checkpoints.files import link_last
 from lit_grpo.runs.checkpoints.resume import (
+    enclosing_run,
     find_checkpoint,
     refuse_unfit,
     refuse_unlike,
@@ -130,12 +132,29 @@ def test_the_best_is_that_of_the_callback_with_a_monitor(here, caplog, capsys):
     assert "run/checkpoints/best.ckpt is damaged" in capsys.readouterr().err
 
 
-def test_the_best_may_be_that_of_lightnings_callback(here):
-    checkpoint = ModelCheckpoint(here / "mine", monitor="val/accuracy", filename="top")
-    last = Checkpoints(dirpath=str(here / "run/checkpoints"))
+def keep_best(directory: Path, run: Path) -> None:
+    """Train with Lightning's callback, which keeps its best checkpoint in a directory."""
+    checkpoint = ModelCheckpoint(directory, monitor="val/accuracy", filename="top")
+    last = Checkpoints(dirpath=str(run / "checkpoints"))
     step = outputs(rollouts([[0.0, 1.0]]))
     fit(lambda _: step, [checkpoint, last], validate_every=1, enable_checkpointing=True)
+
+
+def test_the_best_of_lightnings_callback_is_found_in_a_run_that_was_moved_or_copied(here):
+    keep_best(here / "run/checkpoints", here / "run")
+    shutil.copytree(here / "run", here / "copy", symlinks=True)
+    assert find_checkpoint("best", here / "copy") == str(here / "copy/checkpoints/top.ckpt")
+    (here / "run").rename(here / "moved")
+    assert find_checkpoint("best", here / "moved") == str(here / "moved/checkpoints/top.ckpt")
+    assert find_checkpoint("best", Path("moved")) == "moved/checkpoints/top.ckpt"
+
+
+def test_the_best_of_lightnings_callback_in_a_directory_of_its_own_stays_there(here):
+    touch(here / "run/checkpoints/top.ckpt")  # older than the last one
+    keep_best(here / "mine", here / "run")
     assert find_checkpoint("best", here / "run") == str(here / "mine/top.ckpt")
+    (here / "mine").rename(here / "gone")
+    assert find_checkpoint("best", here / "run") == str(here / "run/checkpoints/top.ckpt")
 
 
 def test_a_run_without_a_best_one_is_told_what_to_pass(here):
@@ -236,3 +255,15 @@ def test_ranks_that_would_go_on_from_different_checkpoints_are_refused(here):
         assert errors[0] == errors[1]
         assert bool(errors[0]) == bool(expected), name
         assert re.search(expected, errors[0]), name
+
+
+def test_a_directory_in_that_of_another_run_is_recognised(here):
+    for place in ("project/checkpoints", "other", "old/checkpoints", "new"):
+        (here / place).mkdir(parents=True)
+    for file in ("other/metrics.csv", "old/metrics.csv", "new/events.jsonl"):
+        (here / file).touch()
+    assert enclosing_run(Path("project/runs/0")) is None  # of a project with models
+    assert enclosing_run(Path("other/runs/0")) is None
+    assert enclosing_run(Path("old/checkpoints/0")) == here / "old"
+    assert enclosing_run(Path("new/0")) == here / "new"
+    assert enclosing_run(Path("new")) is None
