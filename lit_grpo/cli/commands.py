@@ -31,7 +31,10 @@ ARGUMENTS = {
     "fit": ("[RUN]", "resume this run with its own config"),
     "validate": ("[RUN]", "evaluate the newest checkpoint of this run with its own config"),
     "test": ("[RUN]", "evaluate the newest checkpoint of this run with its own config"),
-    "analyze": ("DATA", "prepared data, a cache of gold scores, or a run"),
+    "analyze": (
+        "DATA",
+        "prepared data, a cache of gold scores, a run, or a .parquet of completions",
+    ),
     "doctor": ("[RUN]", "use the config of this run"),
     "plan": ("[RUN]", "use the config of this run"),
     "rewards": ("[RUN]", "use the config of this run"),

@@ -1,11 +1,11 @@
-"""Read rows with scores from prepared data, from a cache of gold scores, or from a run."""
+"""Read rows with scores: prepared data, a cache of gold scores, a run, a file of completions."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -15,7 +15,7 @@ from lit_grpo.cli.prepare.gold_cache import PROGRAM, CheckedAnswers, JudgeVotes
 from lit_grpo.cli.prepare.join_gold import QUESTION_DIGITS
 from lit_grpo.data.prepared import PreparedDir, find_prepared
 from lit_grpo.runs.files.completions import files_by_step, read_completions, split_groups
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, list_some
 
 PASS_RATE = "pass_rate"
 """The column of prepared data with the share of a policy's completions that are right."""
@@ -60,7 +60,7 @@ class ScoredRows:
     """The rows of one place."""
 
     kind: str
-    """prepared, cache or run."""
+    """prepared, cache or run; that of a file of completions is run."""
     rows: Sequence[ScoredRow]
     shares: Mapping[str, float] = field(default_factory=dict)
     """The shares of the sources by their weights, if they are known."""
@@ -69,10 +69,11 @@ class ScoredRows:
 
 
 def read_scored_rows(path: Path, split: str, measure: Measure) -> ScoredRows:
-    """Read the rows of a directory.
+    """Read the rows of a directory, or of a file.
 
     Args:
-        path: Of prepared data, of a cache, or of a run.
+        path: Of prepared data, of a cache, of a run, or of a file of completions, which runs,
+            ``rewards`` and ``rescore`` write.
         split: The split of prepared data.
         measure: Gives the length of a text.
 
@@ -85,13 +86,17 @@ def read_scored_rows(path: Path, split: str, measure: Measure) -> ScoredRows:
         return ScoredRows(kind="cache", rows=[*_judged(path), *_checked(path, measure)])
     if (path / "completions").is_dir():
         return ScoredRows(kind="run", rows=_read_run(path, measure))
+    if path.is_file() and path.suffix == ".parquet":
+        return ScoredRows(kind="run", rows=[*_read_file(path, measure)])
+    trials = [str(one) for one in sorted(path.glob("rewards*.parquet"))]
     if path.is_dir():
-        got = "one with other files"
+        got = f"one with {list_some(trials, 3)}" if trials else "one with other files"
     else:
         got = "a file" if path.exists() else f"nothing: there is no {path.absolute()}"
+    writers = "prepare, precompute or fit has written" + (", or that file" if trials else "")
     raise UserError(
-        f"{path} must be a directory of prepared data, a cache of gold scores or a run, got {got}. "
-        "Name one that prepare, precompute or fit has written."
+        f"{path} must be a directory of prepared data, a cache of gold scores, a run or a .parquet "
+        f"file of completions, got {got}. Name one that {writers}."
     )
 
 
@@ -150,22 +155,33 @@ def _checked(cache: Path, measure: Measure) -> Iterator[ScoredRow]:
 
 
 def _read_run(run: Path, measure: Measure) -> list[ScoredRow]:
-    """Return a row for each group of completions; one without two valid rewards has no scores."""
-    names = ["group", "prompt_id", "source", "prompt", "num_tokens", "reward", "valid"]
-    groups: list[list[dict[str, Any]]] = []
-    for path in chain.from_iterable(files_by_step(run).values()):
-        groups += split_groups(read_completions(path, names).to_pylist())
-    if not groups:
+    paths = chain.from_iterable(files_by_step(run).values())
+    found = [row for path in paths for row in _read_file(path, measure)]
+    if not found:
         raise UserError(f"{run} has no completions/step_*.parquet: name a run that has begun.")
-    found = []
-    for rows in groups:
-        rewards = tuple(row["reward"] for row in rows if row["valid"])
-        found.append(
-            ScoredRow(
-                source=rows[0].get("source") or "",
-                scores=rewards if len(rewards) > 1 else None,
-                prompt_length=measure(rows[0]["prompt"]),
-                answer_lengths=tuple(row["num_tokens"] for row in rows),
-            )
-        )
     return found
+
+
+def _read_file(path: Path, measure: Measure) -> Iterator[ScoredRow]:
+    """Yield a row for each group of completions; one without two valid rewards has no scores.
+
+    Raises:
+        UserError: the file is damaged, or has something else.
+    """
+    names = ["step", "group", "prompt_id", "source", "prompt", "num_tokens", "reward", "valid"]
+    table = read_completions(path, names)
+    if missing := {"prompt_id", "prompt", "num_tokens", "reward", "valid"} - {*table.column_names}:
+        raise UserError(
+            f"{path} must be completions with their rewards, as runs, rewards and rescore write "
+            f"them, got a file without {', '.join(sorted(missing))}. Rows of other files get "
+            "scores by lit-grpo precompute and prepare."
+        )
+    of_step = groupby(table.to_pylist(), lambda row: row.get("step"))  # groups count from 0 in each
+    for rows in chain.from_iterable(split_groups([*step]) for _, step in of_step):
+        rewards = tuple(row["reward"] for row in rows if row["valid"])
+        yield ScoredRow(
+            source=rows[0].get("source") or "",
+            scores=rewards if len(rewards) > 1 else None,
+            prompt_length=measure(rows[0]["prompt"]),
+            answer_lengths=tuple(row["num_tokens"] for row in rows),
+        )

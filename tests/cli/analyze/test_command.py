@@ -82,19 +82,19 @@ def test_the_table_has_a_column_for_each_source(here, capsys):
     [
         (
             ["nothing"],
-            "error: nothing must be a directory of prepared data, a cache of gold scores or a run, "
-            "got nothing: there is no /",
+            "error: nothing must be a directory of prepared data, a cache of gold scores, a run or "
+            "a .parquet file of completions, got nothing: there is no /",
         ),
         (
             ["."],
-            "error: . must be a directory of prepared data, a cache of gold scores or a run, got o",
+            "error: . must be a directory of prepared data, a cache of gold scores, a run or a .pa",
         ),
         (
             ["data/manifest.json"],
             "error: data/manifest.json must be a directory of prepared data, a cache of gold "
-            "scores or a run, got a file. Name one that",
+            "scores, a run or a .parquet file of completions, got a file. Name one that",
         ),
-        ([], "error: analyze needs DATA: prepared data, a cache of gold scores, or a run. For exa"),
+        ([], "error: analyze needs DATA: prepared data, a cache of gold scores, a run, or a .p"),
         (["data", "--split", "x"], "error: data has no split 'x', only holdout, train, validation"),
         (["data", "--threshold", "-1"], "error: threshold must be >= 0, got -1"),
         (["data", "--min_signal", "101"], "error: min_signal must be from 0 to 100, got 101"),

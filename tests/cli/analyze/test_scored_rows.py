@@ -1,4 +1,4 @@
-"""Rows with scores are read from prepared data, a cache or a run."""
+"""Rows with scores are read from prepared data, a cache, a run or a file of completions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from analyzed import measured, write_run
+from cli_base import BASE
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.prepare.fingerprint import Scorer
@@ -94,3 +96,32 @@ def test_a_damaged_file_of_a_run_is_named(here, capsys):
     assert line.endswith("Move it away to go on without it.")
     damaged.rename("elsewhere")
     assert measured(capsys, "run")["measures"]["all"]["num_rows"] == 1
+
+
+def test_a_file_of_completions_has_the_groups_of_all_its_steps(here, capsys):
+    write_run([[(0.0, 1.0)], [(1.0, 1.0)], [(0.0, 0.0), (None, 1.0)]])
+    steps = [pq.read_table(path) for path in sorted(Path("run/completions").iterdir())]
+    write_table(pa.concat_tables(steps), Path("rescored.parquet"))
+    found = measured(capsys, "rescored.parquet")
+    assert (found["kind"], found["threshold"]) == ("run", 0.0)
+    one = found["measures"]["all"]
+    assert (one["num_rows"], one["num_null"], one["signal_useful_pct"]) == (4, 1, 25.0)
+    assert measured(capsys, "run")["measures"] == found["measures"]
+
+
+def test_what_a_trial_of_rewards_has_written_is_measured(here, capsys):
+    (here / "my.yaml").write_text(yaml.safe_dump(BASE))
+    assert main(["rewards", "--config=my.yaml", "--n=3", "--run_dir=tried"]) == 0
+    capsys.readouterr()
+    assert measured(capsys, "tried/rewards.parquet")["measures"]["all"]["num_rows"] == 3
+    assert main(["analyze", "tried"]) == 2
+    said = capsys.readouterr().err
+    assert "got one with tried/rewards.parquet. Name one that" in said
+    assert said.endswith(", or that file.\n")
+
+
+def test_a_file_of_other_rows_is_told_what_gives_them_scores(here, capsys):
+    write_table(pa.table({"prompt": ["a"], "answer": ["b"]}), Path("rows.parquet"))
+    assert main(["analyze", "rows.parquet"]) == 2
+    said = capsys.readouterr().err
+    assert "got a file without num_tokens, prompt_id, reward, valid. Rows of other files" in said
