@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_grpo.data.contents import describe_rows
 from lit_grpo.types import GroupResult, Prompt, UserError
 
 Order = NDArray[np.integer[Any]]
@@ -193,14 +193,7 @@ class PromptLoader(TrainingLoader):
 
     def settings(self) -> dict[str, Any]:
         """Return the seed and the rows, too, whose order depends on all of them."""
-        checksum = 0
-        for prompt in self.prompts:
-            content = "\0".join((prompt.id, prompt.text, prompt.answer or ""))
-            checksum = crc32(content.encode(errors="surrogatepass"), checksum)
-        return super().settings() | {
-            "seed": self.seed,
-            "rows": f"{len(self.prompts):,} (checksum {checksum:08x})",
-        }
+        return super().settings() | {"seed": self.seed, "rows": describe_rows(self.prompts)}
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch, and how many of its prompts all ranks together have taken."""

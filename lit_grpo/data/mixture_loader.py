@@ -140,6 +140,11 @@ class MixtureLoader(TrainingLoader):
         scale = self.curriculum.phases[self._phase].lr_scale
         return shares | {"curriculum/phase": self._phase + 1, "curriculum/lr_scale": scale}
 
+    def settings(self) -> dict[str, Any]:
+        orders = self._orders.items()
+        rows = {f"sources.{name}.rows": order.describe_rows() for name, order in orders}
+        return super().settings() | rows
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "batch": self._batch,

@@ -11,6 +11,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_grpo.data.contents import describe_rows
 from lit_grpo.data.lazy_prompts import LazyPrompts
 from lit_grpo.types import GroupResult, Prompt, UserError
 
@@ -56,6 +57,10 @@ class RowOrder(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
+    def describe_rows(self) -> str:
+        """Return what differs between rows with other contents, and between other orders."""
+        return self.fingerprint
+
     def record(self, results: Sequence[GroupResult]) -> None:
         """Record the results of prompts that were taken; the same on every rank."""
         return
@@ -93,6 +98,9 @@ class TableOrder(RowOrder):
         for number, one in enumerate(self._ids()):
             found.update(f"\n{one}".encode() if number else one.encode())
         return found.hexdigest()[:16]
+
+    def describe_rows(self) -> str:
+        return f"{describe_rows(self._prompts)} in the order of seed {self._seed[0]}"
 
     def _ids(self) -> Iterable[str]:
         if isinstance(self._prompts, LazyPrompts):

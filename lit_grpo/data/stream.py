@@ -115,6 +115,9 @@ class StreamOrder(RowOrder):
         self._reading: tuple[Place, Iterator[Row]] | None = None
         """The window that comes next in a shard that is being read."""
 
+    def describe_rows(self) -> str:
+        return f"{self.fingerprint} in the order of seed {self._seed[0]}"
+
     def take(self, number: int) -> list[Prompt]:
         taken: list[Prompt] = []
         begun = self._place.epoch

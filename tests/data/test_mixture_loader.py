@@ -1,8 +1,10 @@
 """Several sources in one step: exact numbers, orders of their own, phases, ranks, resuming."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+from tiny import prompt
 
 from lit_grpo.data.curriculum import Curriculum, Phase
 from lit_grpo.data.mixture_loader import MixtureLoader
@@ -16,6 +18,9 @@ TWO_PHASES = Curriculum(
     ),
     boundaries=(3,),
 )
+
+
+ONE_PHASE = Curriculum(phases=(Phase(weights={"a": 1.0}, fraction=1.0),))
 
 
 class Steps:
@@ -164,6 +169,21 @@ def test_prompts_are_found_by_their_ids():
     assert sorted(found) == ["a3", "b0"]
     assert len(loader().some_prompts()) == 12
     assert len(order("a", 100).some_prompts(10)) == 10
+
+
+def test_the_settings_tell_rows_of_the_same_ids_and_other_orders_apart():
+    def settings(**change):
+        rows = [replace(one, **change) for one in (prompt(id="1"), prompt(id="2"))]
+        return MixtureLoader([TableOrder("a", rows, (0,))], 2, ONE_PHASE, Steps()).settings()
+
+    own = settings()
+    assert own == settings()
+    assert own["prompts_per_step"] == 2
+    assert own["sources.a.rows"].startswith("2 (checksum ")
+    assert settings(text="other") != own
+    assert settings(answer="other") != own
+    (one, other) = (order("a", 5, seed).describe_rows() for seed in (0, 1))
+    assert one.removesuffix("0") == other.removesuffix("1")
 
 
 def test_a_state_of_other_rows_or_sources_is_refused():

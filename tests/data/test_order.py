@@ -102,6 +102,7 @@ def test_rows_that_are_built_when_needed_have_the_order_of_a_table(split):
     whole = TableOrder("mixed", [prompt(id=row.id) for row in split.rows()], (0,))
     source = lazy(split)
     assert source.fingerprint == whole.fingerprint
+    assert source.describe_rows() == lazy(split).describe_rows() != whole.describe_rows()
     ahead = ids(whole.take(6))
     source.prepare_ahead(4)
     assert ids(source.take(6)) == ahead

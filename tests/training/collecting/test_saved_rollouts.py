@@ -57,10 +57,11 @@ class Release(Callback):
             self.engine.may_go_on.set()
 
 
-def train(engine, *callbacks, ckpt_path=None, **settings):
+def train(engine, *callbacks, ckpt_path=None, allow_changes=False, **settings):
     """Train with one step sampled ahead; return the module and what each step returned."""
     settings = {"rewards": [CountingReward(name="low")]} | settings
     module = make_module(engine=engine, max_head_offpolicyness=1, **settings)
+    module.allow_changes = allow_changes
     return module, fit(module, callbacks=callbacks, ckpt_path=ckpt_path, max_steps=NUM_STEPS)
 
 
@@ -117,6 +118,7 @@ CHANGES = {
 def test_what_was_sampled_with_other_settings_is_sampled_again(change, whole, caplog):
     settings = {"engine": OverlappingEngine(), "max_head_offpolicyness": 1} | CHANGES[change]
     module = make_module(**settings)
+    module.allow_changes = True
     with caplog.at_level("INFO"):
         outputs = fit(module, ckpt_path=whole[2], max_steps=NUM_STEPS)
     assert set(versions(outputs[0])) == {3}
@@ -156,7 +158,8 @@ def test_a_step_that_was_left_goes_on_with_its_completions_and_lacks_only_scores
     left, _ = train(OverlappingEngine(), StopInReward(), saving, rewards=rewards)
     assert get_stop_reason(left.trainer).message == "left"
     assert left.rollout_step == SAVED_STEP
-    resumed, outputs = train(engine := OverlappingEngine(), ckpt_path=tmp_path / "last.ckpt")
+    last = tmp_path / "last.ckpt"
+    resumed, outputs = train(engine := OverlappingEngine(), ckpt_path=last, allow_changes=True)
     assert len(outputs) == NUM_STEPS - SAVED_STEP
     assert engine.num_generations == 0
     assert resumed.rewards.rewards[0].num_calls == NUM_ROWS - 4
