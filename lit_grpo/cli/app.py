@@ -45,6 +45,7 @@ from lit_grpo.training.base import PolicyModule
 from lit_grpo.types import (
     Diverged,
     OutOfMemory,
+    RankCrashed,
     RankLost,
     UserCodeFailed,
     UserError,
@@ -197,7 +198,7 @@ def report_error(error: Exception, hint: str = "") -> int:
         error = OutOfMemory(describe_out_of_memory("", error))
     if isinstance(error, UserError):
         return print_error(f"{error}{hint}")
-    if isinstance(error, OutOfMemory | Diverged | RankLost):
+    if isinstance(error, OutOfMemory | Diverged | RankLost | RankCrashed):
         return print_error(str(error), exit_code_of_error(error))
     traceback.print_exception(error)
     return ExitCode.CRASHED

@@ -104,12 +104,28 @@ def end_with_ranks(processes: Sequence[subprocess.Popen[bytes]], trainer: L.Trai
     os._exit(code)
 
 
+def crashed_rank(trainer: L.Trainer) -> int:
+    """Return a rank that this process has started and that has crashed; 0 if there is none."""
+    launcher = trainer.strategy.launcher
+    processes = launcher.procs if isinstance(launcher, RankLauncher) else []
+    deadline = time.monotonic() + SAME_ERROR_SECONDS
+    while time.monotonic() < deadline and any(one.poll() is None for one in processes):
+        if crashed := _find_crashed(processes):
+            return crashed
+        time.sleep(POLL_SECONDS)
+    return _find_crashed(processes)
+
+
+def _find_crashed(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    codes = [process.poll() for process in processes]
+    return codes.index(ExitCode.CRASHED) + 1 if ExitCode.CRASHED in codes else 0
+
+
 def how_it_ended(returncode: int) -> tuple[int, str]:
     """Return the run's exit code and a description, given a rank's ``subprocess`` return code."""
     signum = LEAVING.get(returncode, -returncode)
     if signum <= 0:
-        says_why = returncode in {*ExitCode} - {ExitCode.CRASHED}
-        code = returncode if says_why else ExitCode.RANK_LOST
+        code = returncode if returncode in {*ExitCode} else ExitCode.RANK_LOST
         return code, f"ended with exit code {returncode} ({cause_of_exit(returncode)})"
     name = signal.Signals(signum).name
     if signum in SIGNALS:

@@ -29,7 +29,7 @@ from lit_grpo.runs.checkpoints.resume import (
 from lit_grpo.runs.files.events import has_begun
 from lit_grpo.runs.files.lock import locked
 from lit_grpo.runs.files.log import close_run_log, log_exception, open_run_log
-from lit_grpo.runs.launcher import watch_ranks
+from lit_grpo.runs.launcher import crashed_rank, watch_ranks
 from lit_grpo.runs.leaving.going_on import RESUME_CALL, how_to_go_on
 from lit_grpo.runs.leaving.signals import leave_on_signal
 from lit_grpo.runs.leaving.time_limit import requeue_if_asked
@@ -47,7 +47,7 @@ from lit_grpo.runs.trainer_settings import (
     refuse_intervals,
 )
 from lit_grpo.stopping import ExitCode, for_this_run, get_stop_reason, how_it_ended, warnings_at_end
-from lit_grpo.types import StopReason, as_rank_lost, check_range, check_type
+from lit_grpo.types import RankCrashed, RankLost, StopReason, as_rank_lost, check_range, check_type
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
         if (reason := get_stop_reason(trainer)) is not None:  # which the error would hide
             rank_zero_only(log.error)("The run was about to end: %s", reason.message)
         log_exception(run_log)
-        reworded = as_rank_lost(error) or as_unknown_monitor(error, trainer)
+        reworded = _as_lost(error, trainer) or as_unknown_monitor(error, trainer)
         if reworded is not None:
             raise type(reworded)(for_this_run(trainer, str(reworded))) from error
         raise
@@ -235,6 +235,18 @@ def _warn_of_nesting(run_dir: Path) -> None:
             run_dir,
             outer,
         )
+
+
+def _as_lost(error: Exception, trainer: L.Trainer) -> RankLost | RankCrashed | None:
+    """Return an error that is due to another process in words for the user."""
+    lost = as_rank_lost(error)
+    if lost is None or not (rank := crashed_rank(trainer)):
+        return lost
+    return RankCrashed(
+        f"rank {rank} has crashed, and the run with it: the end of its output says why, as does "
+        f"run_rank{rank}.log. Remove the cause; then start all processes again with --ckpt_path "
+        "auto."
+    )
 
 
 @rank_zero_only

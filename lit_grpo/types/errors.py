@@ -35,6 +35,10 @@ class RankLost(RuntimeError):
     """Another process of the run has ended, or does not answer, in a collective operation."""
 
 
+class RankCrashed(RuntimeError):
+    """Another process of the run has crashed by a bug, which would come again."""
+
+
 def is_disk_full(error: BaseException) -> TypeGuard[OSError]:
     """Return whether an error is that of a full disk or a full quota."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

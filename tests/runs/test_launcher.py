@@ -14,11 +14,31 @@ from lit_grpo.runs import launcher
 from lit_grpo.runs.launcher import how_it_ended
 from lit_grpo.stopping import ExitCode
 
+TWO_RANKS = {
+    "trainer": {
+        "accelerator": "cpu",
+        "devices": 2,
+        "strategy": "ddp",
+        "max_steps": 3,
+        "enable_progress_bar": False,
+    },
+    "model": {
+        "policy": {"architecture": LLAMA},
+        "rewards": [{"class_path": "small_runs.ShareOfLowBytes"}],
+        "group_size": 2,
+        "sampling": {"max_tokens": 3},
+    },
+    "data": {
+        "class_path": "AdditionData",
+        "init_args": {"prompts_per_step": 2, "train_size": 8, "validation_size": 0},
+    },
+}
+
 
 @pytest.mark.parametrize(
     ("returncode", "code", "words"),
     [
-        (1, ExitCode.RANK_LOST, "ended with exit code 1 (crashed)"),
+        (1, ExitCode.CRASHED, "ended with exit code 1 (crashed)"),
         (77, ExitCode.RANK_LOST, "ended with exit code 77 (exit_code_77)"),
         (8, ExitCode.STALLED, "ended with exit code 8 (stalled)"),
         (5, ExitCode.ENGINE_FAILED, "ended with exit code 5 (engine_outage)"),
@@ -71,6 +91,20 @@ def test_an_error_of_all_ranks_is_printed_once(tmp_path, importer):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_a_bug_on_another_rank_is_a_crash_and_not_a_lost_machine(tmp_path, importer):
+    settings = TWO_RANKS | {"trainer": TWO_RANKS["trainer"] | {"callbacks": ["holds.CrashRank"]}}
+    (tmp_path / "run.json").write_text(json.dumps(settings))
+    words = ["2", *command("fit", "run.json", {})[3:]]
+    with importer.running(words, tmp_path, program="forked_program") as ranks:
+        (exit_code,) = ranks.wait(200)
+    said = (tmp_path / "said.txt").read_text()
+    assert exit_code == ExitCode.CRASHED, said
+    assert "KeyError: 'a bug of rank 1'" in said
+    assert "error: rank 1 has crashed, and the run with it" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGKILL, ExitCode.RANK_LOST), (signal.SIGTERM, 143)]
 )
@@ -78,22 +112,8 @@ def test_a_rank_that_ends_before_the_training_ends_the_run_with_a_message(
     signum, code, tmp_path, importer
 ):
     """The ranks are new interpreters in one of the cases, and forked in the other."""
-    settings = {
-        "trainer": {
-            "accelerator": "cpu",
-            "devices": 2,
-            "strategy": "ddp",
-            "max_steps": 1,
-            "enable_progress_bar": False,
-            "callbacks": [{"class_path": "holds.LoseRank", "init_args": {"signum": int(signum)}}],
-        },
-        "model": {
-            "policy": {"architecture": LLAMA},
-            "rewards": [{"class_path": "small_runs.ShareOfLowBytes"}],
-            "group_size": 2,
-        },
-        "data": {"class_path": "AdditionData", "init_args": {"prompts_per_step": 2}},
-    }
+    lost = {"class_path": "holds.LoseRank", "init_args": {"signum": int(signum)}}
+    settings = TWO_RANKS | {"trainer": TWO_RANKS["trainer"] | {"callbacks": [lost]}}
     (tmp_path / "run.json").write_text(json.dumps(settings))
     words = command("fit", "run.json", {})
     if signum == signal.SIGKILL:

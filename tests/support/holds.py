@@ -39,6 +39,14 @@ class LoseRank(L.Callback):
         time.sleep(600)
 
 
+class CrashRank(L.Callback):
+    """Have a bug on rank 1 after the first step."""
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        if trainer.global_rank == 1:
+            raise KeyError("a bug of rank 1")
+
+
 class HoldServer(L.Callback):
     """Hold the completions of the run's server after a rollout step, until it is killed."""
 
