@@ -1,0 +1,24 @@
+"""Rows that have changed are described in another way, whatever of them has changed."""
+
+from dataclasses import replace
+
+import pytest
+from tiny import prompt
+
+from lit_grpo.data.contents import describe_rows
+
+ROWS = [prompt(id="1"), prompt(id="2")]
+
+
+def test_the_same_rows_have_the_same_description_in_every_process():
+    rows = [replace(one, text="x", answer=None) for one in ROWS]
+    assert describe_rows(rows) == "2 (checksum 76f0c0f2)"
+
+
+@pytest.mark.parametrize("change", [{"text": "other"}, {"answer": "other"}, {"id": "3"}])
+def test_any_change_shows(change):
+    assert describe_rows([ROWS[0], replace(ROWS[1], **change)]) != describe_rows(ROWS)
+
+
+def test_the_order_counts():
+    assert describe_rows(ROWS[::-1]) != describe_rows(ROWS)
