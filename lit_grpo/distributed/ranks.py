@@ -47,12 +47,16 @@ def gather_objects(value: T) -> list[T]:
     return gathered
 
 
-def any_failure(failure: str) -> str:
-    """Return the message of the first rank that has failed; empty if none has.
+def any_failure(failure: T) -> T:
+    """Return the message, or the error, of the first rank that has failed.
 
     Every rank must call this.
+
+    Args:
+        failure: That of this rank; empty, or None, if it has not failed. So is what is returned if
+            no rank has.
     """
-    return next(filter(None, gather_objects(failure)), "")
+    return next(filter(None, gather_objects(failure)), failure)
 
 
 def get_rank() -> int:

@@ -152,12 +152,13 @@ class RolloutEngine(ABC):
     ) -> Iterator[tuple[int, Completion]]:
         """Yield (row, completion) as each finishes; row n is completion n % G of prompt n // G.
 
-        The same prompts, sampling, seed and weights give the same completions. A row that could
-        not be sampled is yielded as ``Completion.failed``. Closing the iterator aborts the
+        Each of the ``len(prompts) * group_size`` rows comes exactly once, in any order; one that
+        could not be sampled is yielded as ``Completion.failed``. The same prompts, sampling, seed
+        and weights give the same completions. Closing the iterator aborts the
         completions that are still running.
 
         A completion has one sampler logprob per token, policy versions for all tokens or none, and
-        a `FinishReason`; another one ends the run with an error.
+        a `FinishReason`. An engine that does not keep to this ends the run with an error.
 
         Raises:
             EngineFailed: the engine can no longer sample.

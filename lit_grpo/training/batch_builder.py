@@ -195,14 +195,15 @@ class BatchBuilder:
         if top_k is not None:
             top_k = min(top_k, self._policy.causal_model.vocab_size)
             values = [torch.zeros(*shape, top_k, dtype=torch.int32), torch.zeros(*shape, top_k)]
-        failure, rows = "", rows_with_gradient(batch, self._objective)
+        failure: TeacherFailed | None = None
+        rows = rows_with_gradient(batch, self._objective)
         teacher.on_wait = self._waiting.take_part
         try:
             self._fill(
                 values, teacher.read, batch, rows, packed=teacher.uses_packing, is_collective=False
             )
         except TeacherFailed as error:
-            failure = str(error)
+            failure = error
         self._waiting.until_done(lambda _: True)
         abandon_if_failed(failure)
         ids = None if top_k is None else values[0]

@@ -19,11 +19,13 @@ from lit_grpo.rewards import MathReward, Reward
 from lit_grpo.rewards.function import as_reward
 from lit_grpo.rewards.scoring import RewardSuite, Scoring
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
+from lit_grpo.training.collecting.generation import generate
 from lit_grpo.training.collecting.pending_rollout import PendingRollout, with_unfinished_tokens
 from lit_grpo.training.collecting.score_status import ScoreStatus, score_status
 from lit_grpo.training.metrics import Metrics, add_measurements
 from lit_grpo.training.waiting import StepAbandoned, Wait, wait_until_done
 from lit_grpo.types import (
+    EngineBug,
     Prompt,
     RolloutBatch,
     StageProgress,
@@ -137,7 +139,7 @@ class Evaluation:
 
         Raises:
             EngineFailed: the engine of any rank cannot sample them.
-            UserCodeFailed: the accuracy has a bug.
+            UserCodeFailed: the accuracy has a bug, or the engine of any rank (`EngineBug`).
             StepAbandoned: a callback ended the run during the wait.
         """
 
@@ -147,7 +149,7 @@ class Evaluation:
             pending = PendingRollout(
                 prompts,
                 scoring,
-                lambda: engine.generate(prompts, group_size, sampling, seed=seed),
+                lambda: generate(engine, prompts, group_size, sampling, seed=seed),
                 samples_in_thread=engine.overlaps_updates,
             )
             return self._score(scoring, pending, until_done)
@@ -179,10 +181,10 @@ class Evaluation:
         """Return the scored completions; what goes wrong on one rank is raised on all."""
         try:
             until_done(pending.sample_or_wait)
-            if why := any_failure(pending.engine_failure):
-                raise EngineFailed(why)
+            if (failure := any_failure(pending.engine_failure)) is not None:
+                raise failure
             until_done(scoring.wait)
-        except (EngineFailed, StepAbandoned):
+        except (EngineFailed, EngineBug, StepAbandoned):
             pending.cancel()
             raise
         rollouts = scoring.result()

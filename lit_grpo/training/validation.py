@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import lightning as L
 
-from lit_grpo.distributed import gather_objects
+from lit_grpo.distributed import any_failure
 from lit_grpo.rollout import EngineFailed
 from lit_grpo.stopping import ExitCode, get_stop_reason, stop_run
 from lit_grpo.training.waiting import StepAbandoned
-from lit_grpo.types import StopReason, UserCodeFailed
+from lit_grpo.types import EngineBug, StopReason, UserCodeFailed
 
 
 def is_cut_short(trainer: L.Trainer) -> bool:
@@ -35,14 +35,16 @@ def stops_on_failure(trainer: L.Trainer) -> Iterator[None]:
         return
     except (EngineFailed, UserCodeFailed) as error:
         failure = error
-    failure = next(filter(None, gather_objects(failure)), None)
+    failure = any_failure(failure)
     if failure is None:
         return
     if trainer.state.fn != "fit" or trainer.global_step == 0 or trainer.sanity_checking:
         raise failure  # there is no training progress to save
-    is_engines = isinstance(failure, EngineFailed)
-    exit_code = ExitCode.ENGINE_FAILED if is_engines else ExitCode.CRASHED
-    cause = "engine_outage" if is_engines else "reward_bug"
+    exit_code, cause = ExitCode.CRASHED, "reward_bug"
+    if isinstance(failure, EngineFailed):
+        exit_code, cause = ExitCode.ENGINE_FAILED, "engine_outage"
+    elif isinstance(failure, EngineBug):
+        cause = ""
     message = f"Stopped at an evaluation: {failure}"
     stop_run(trainer, StopReason(exit_code=exit_code, message=message, cause=cause))
     _mark_unfinished(trainer)

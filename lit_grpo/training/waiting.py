@@ -13,7 +13,7 @@ from collections.abc import Callable
 from lit_grpo.distributed import any_failure, gather_objects
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training.stages import StageEvents
-from lit_grpo.types import RolloutBatch, StopReason
+from lit_grpo.types import RolloutBatch, StopReason, UserCodeFailed
 
 POLL_SECONDS = 1.0
 """Time between two rounds."""
@@ -34,17 +34,20 @@ class StepAbandoned(Exception):
         )
 
 
-def abandon_if_failed(failure: str) -> None:
+def abandon_if_failed(failure: Exception | None) -> None:
     """Abandon the step on every rank if the engine or the teacher of any rank gave up.
 
     Args:
-        failure: Why that of this rank gave up; empty if it did not. Every rank must call this.
+        failure: The error of this rank's; None if there is none. Every rank must call this.
 
     Raises:
-        StepAbandoned: that of any rank gave up.
+        StepAbandoned: that of any rank gave up, or has a bug.
     """
-    if why := any_failure(failure):
-        raise StepAbandoned(f"Stopped: {why}", ExitCode.ENGINE_FAILED)
+    if (why := any_failure(failure)) is not None:
+        is_bug = isinstance(why, UserCodeFailed)
+        raise StepAbandoned(
+            f"Stopped: {why}", ExitCode.CRASHED if is_bug else ExitCode.ENGINE_FAILED
+        )
 
 
 def wait_until_done(wait: Wait) -> None:

@@ -7,6 +7,7 @@ A mask is True where a token counts.
 
 from lit_grpo.types.errors import (
     Diverged,
+    EngineBug,
     EngineFailed,
     OutOfMemory,
     RankCrashed,
@@ -38,6 +39,7 @@ from lit_grpo.types.train_batch import TokenBatch, TrainBatch
 __all__ = [
     "Completion",
     "Diverged",
+    "EngineBug",
     "EngineFailed",
     "FinishReason",
     "Group",

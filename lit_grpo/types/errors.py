@@ -19,6 +19,10 @@ class UserCodeFailed(RuntimeError):
     """A function of the user's has failed by a bug; the message has its traceback."""
 
 
+class EngineBug(UserCodeFailed):
+    """An engine does not keep its contract, or one of the user's has failed by a bug."""
+
+
 class Diverged(FloatingPointError):
     """The policy's logits are no longer finite."""
 

@@ -20,6 +20,8 @@ def test_without_a_process_group_there_is_one_rank():
     assert gather_objects("mine") == ["mine"]
     assert any_failure("broken") == "broken"
     assert any_failure("") == ""
+    assert any_failure(None) is None
+    assert any_failure(error := ValueError("broken")) is error
 
 
 def communicate(store, rank):

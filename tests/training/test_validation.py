@@ -1,5 +1,6 @@
 """Validations that are cut short, alone and in whole runs."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from lit_grpo.rollout import EngineFailed, HFEngine
 from lit_grpo.stopping import ExitCode, get_stop_reason
 from lit_grpo.training.validation import is_cut_short, stops_on_failure
 from lit_grpo.training.waiting import StepAbandoned
-from lit_grpo.types import StopReason, UserCodeFailed
+from lit_grpo.types import EngineBug, StopReason, UserCodeFailed
 
 
 def trainer_in(
@@ -42,8 +43,9 @@ def fail(trainer, error: Exception) -> StopReason | None:
     [
         (EngineFailed("no server is left"), ExitCode.ENGINE_FAILED, "engine_outage"),
         (UserCodeFailed("a bug"), ExitCode.CRASHED, "reward_bug"),
+        (EngineBug("row 0 twice"), ExitCode.CRASHED, ""),
     ],
-    ids=["engine", "reward"],
+    ids=["engine", "reward", "bug of the engine"],
 )
 def test_a_failure_stops_a_training_which_repeats_the_validation_when_it_is_resumed(
     error, exit_code, cause
@@ -114,6 +116,45 @@ def test_an_engine_failure_at_an_evaluation_ends_the_run_with_a_checkpoint(tmp_p
     assert reason.message == "Stopped at an evaluation: no server is left"
     assert len(outputs) == trainer.global_step == 1
     assert (tmp_path / "last.ckpt").exists()
+
+
+class LeavesRowsOut(HFEngine):
+    """Leave out the last row, from some policy version on, of greedy samples or of others."""
+
+    def __init__(self, *, is_greedy: bool, since: int = 0):
+        super().__init__()
+        self.is_greedy, self.since = is_greedy, since
+
+    def generate(self, prompts, group_size, sampling, *, seed):
+        last = len(prompts) * group_size - 1
+        is_wrong = sampling.is_greedy == self.is_greedy and self.version >= self.since
+        for row, one in super().generate(prompts, group_size, sampling, seed=seed):
+            if not (is_wrong and row == last):
+                yield row, one
+
+
+BUG = r"LeavesRowsOut\.generate \(.*\) must yield each .* rows exactly once.* got \d+ of them"
+
+
+@pytest.mark.parametrize(
+    ("is_greedy", "when"), [(True, "Stopped at an evaluation: "), (False, "Stopped: ")]
+)
+def test_a_bug_of_the_engine_ends_a_training_with_a_checkpoint(tmp_path, is_greedy, when):
+    engine = LeavesRowsOut(is_greedy=is_greedy, since=1)
+    module = make_module(engine=engine)
+    trainer, outputs = fit_and_evaluate(module, Checkpoints(dirpath=str(tmp_path)))
+    reason = get_stop_reason(trainer)
+    assert (reason.exit_code, reason.cause) == (ExitCode.CRASHED, "")
+    assert re.match(f"{when}{__name__}.{BUG}", reason.message)
+    assert trainer.global_step == 1
+    assert outputs[0] is not None
+    assert (tmp_path / "last.ckpt").exists()
+
+
+def test_a_bug_of_the_engine_without_training_is_an_error():
+    module = make_module(engine=LeavesRowsOut(is_greedy=True))
+    with pytest.raises(EngineBug, match=BUG):
+        make_trainer().validate(module, PromptLoader(PROMPTS, 4, training=False))
 
 
 def test_an_engine_failure_before_training_or_without_training_is_an_error():

@@ -4,9 +4,11 @@ import time
 
 import pytest
 
+from lit_grpo.rollout import EngineFailed
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import waiting
 from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed, wait_until_done
+from lit_grpo.types import EngineBug
 
 
 class Events:
@@ -87,7 +89,13 @@ def test_a_rank_that_works_asks_the_callbacks_as_well():
 
 
 def test_a_step_is_abandoned_if_its_engine_gave_up():
-    abandon_if_failed("")
+    abandon_if_failed(None)
     with pytest.raises(StepAbandoned, match="^Stopped: no server is left$") as caught:
-        abandon_if_failed("no server is left")
+        abandon_if_failed(EngineFailed("no server is left"))
     assert caught.value.reason.exit_code == ExitCode.ENGINE_FAILED
+
+
+def test_a_step_is_abandoned_as_crashed_if_its_engine_has_a_bug():
+    with pytest.raises(StepAbandoned, match="^Stopped: row 0 twice$") as caught:
+        abandon_if_failed(EngineBug("row 0 twice"))
+    assert caught.value.reason.exit_code == ExitCode.CRASHED

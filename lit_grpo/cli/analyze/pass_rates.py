@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 
 from lit_grpo.cli.analyze.sample_cache import SampleCache
 from lit_grpo.cli.analyze.scored_rows import HAS_GRADIENT, PASS_RATE
@@ -28,7 +28,7 @@ from lit_grpo.objective.advantages import has_signal
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
-from lit_grpo.training.collecting.pending_rollout import score_while_sampling
+from lit_grpo.training.collecting.generation import generate
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import (
     Completion,
@@ -213,7 +213,7 @@ def sampled(
     """Yield scored completions of all prompts, some at a time.
 
     Raises:
-        ValueError: the engine breaks its contract, see `score_while_sampling`.
+        EngineBug: the engine does not keep its contract, or has a bug.
     """
     suite, group_size = module.rewards, module.group_size
     at_once = max(1, COMPLETIONS_AT_ONCE // group_size)
@@ -235,7 +235,9 @@ def sampled(
                 scoring.add(row, completion)
             progress.advance(task, len(known))
             new = _sample_others(module, some, number, cache)
-            score_while_sampling(scoring, _advancing(progress, task, new))
+            for row, completion in new:
+                progress.advance(task)
+                scoring.add(row, completion)
             yield scoring.result()
             scoring.warn_of_bugs()
 
@@ -268,15 +270,7 @@ def _sample_others(
     for num_new, places in lacking.items():
         some = [prompts[place] for place in places]
         seed = module.seeds.derive(SeedPurpose.ROLLOUT, number, num_new)
-        for row, completion in module.engine.generate(some, num_new, module.sampling, seed=seed):
+        for row, completion in generate(module.engine, some, num_new, module.sampling, seed=seed):
             place = places[row // num_new]
             yield (place + 1) * group_size - num_new + row % num_new, completion
-            cache.add(prompts[place], completion)  # after its check
-
-
-def _advancing(
-    progress: Progress, task: TaskID, completions: Iterable[tuple[int, Completion]]
-) -> Iterator[tuple[int, Completion]]:
-    for one in completions:
-        progress.advance(task)
-        yield one
+            cache.add(prompts[place], completion)

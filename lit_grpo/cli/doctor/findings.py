@@ -19,7 +19,7 @@ from lit_grpo.cli.errors import one_line, place
 from lit_grpo.cli.subject import NotChecked
 from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.rollout import EngineFailed
-from lit_grpo.types import Diverged, UserError
+from lit_grpo.types import Diverged, UserCodeFailed, UserError
 
 REPORTED = (
     *(UserError, RewardFailed, EngineFailed, Diverged),
@@ -86,6 +86,9 @@ def finding_of(error: Exception, *, is_offline: bool) -> Finding:
     """Return what an error says about the run; the arguments are as in `run_check`."""
     if isinstance(error, NotChecked):
         return remark(str(error))
+    if isinstance(error, UserCodeFailed):
+        said = str(error).removesuffix(".")
+        return failed(f"{said}.", "Fix that code.")
     if not isinstance(error, REPORTED):
         return failed(
             f"unexpectedly raised {type(error).__name__}: {error} ({_where(error)}).",

@@ -32,7 +32,7 @@ from lit_grpo.runs.files.completions import completions_table, free_path, write_
 from lit_grpo.runs.tables import add_numbers, make_table, open_console
 from lit_grpo.stopping import ExitCode
 from lit_grpo.training import GRPOModule
-from lit_grpo.training.collecting.pending_rollout import score_while_sampling
+from lit_grpo.training.collecting.generation import generate
 from lit_grpo.training.collecting.score_status import find_bug, score_status
 from lit_grpo.training.seeds import SeedPurpose
 from lit_grpo.types import Measurements, Prompt, RolloutBatch, Score
@@ -136,11 +136,11 @@ def run_trial(module: GRPOModule, prompts: Sequence[Prompt]) -> Trial:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         start = time.perf_counter()
-        completions = module.engine.generate(prompts, group_size, module.sampling, seed=seed)
+        completions = generate(module.engine, prompts, group_size, module.sampling, seed=seed)
         num_rows = len(prompts) * group_size
-        score_while_sampling(
-            scoring, progress.track(completions, total=num_rows, description="generating")
-        )
+        sampled = progress.track(completions, total=num_rows, description="generating")
+        for row, completion in sampled:
+            scoring.add(row, completion)
         seconds = time.perf_counter() - start
         progress.add_task("scoring", total=None)
         rollouts = scoring.result()

@@ -83,8 +83,8 @@ class Collector:
         """Return B scored groups; scoring overlaps generation.
 
         Raises:
-            StepAbandoned: the engine gave up, too many scores stay missing, or a callback ended the
-                run during the wait. Raised on every rank.
+            StepAbandoned: the engine gave up or has a bug, too many scores stay missing, or a
+                callback ended the run during the wait. Raised on every rank.
         """
         seed_everything(step.seeds.derive(SeedPurpose.ROLLOUT, step.number))
         self._sync_weights(step.policy_version)
@@ -121,12 +121,12 @@ class Collector:
 
     def _sync_weights(self, version: int) -> None:
         """Load the policy's weights into the engine; every rank must call this."""
-        failure = ""
+        failure: EngineFailed | None = None
         with self._events.stage("weight_sync"):
             try:
                 self._engine.load_weights(self._policy, version)
             except EngineFailed as error:
-                failure = str(error)
+                failure = error
             abandon_if_failed(failure)
 
     def _finish(self, pending: PendingRollout) -> RolloutBatch | None:

@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import get_args
 
 from lit_grpo.concurrency import run_in_daemon_thread
 from lit_grpo.rewards.scoring import RewardSuite, Scoring
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
-from lit_grpo.types import Completion, FinishReason, Prompt, ScoredCompletion, StageProgress
+from lit_grpo.training.collecting.generation import generate
+from lit_grpo.types import Completion, EngineBug, Prompt, ScoredCompletion, StageProgress
 
 NO_ROWS: Mapping[int, ScoredCompletion] = MappingProxyType({})
 
@@ -56,42 +56,11 @@ class RolloutFactory:
     ) -> Iterator[tuple[int, Completion]]:
         size = self.group_size
         if not finished:
-            return self.engine.generate(prompts, size, self.sampling, seed=seed)
+            return generate(self.engine, prompts, size, self.sampling, seed=seed)
         rows = [row for row in range(len(prompts) * size) if row not in finished]
         alone = [prompts[row // size] for row in rows]  # each row as a group of one
-        sampled = self.engine.generate(alone, 1, self.sampling, seed=seed) if rows else iter(())
+        sampled = generate(self.engine, alone, 1, self.sampling, seed=seed) if rows else ()
         return ((rows[index], completion) for index, completion in sampled)
-
-
-def score_while_sampling(scoring: Scoring, completions: Iterable[tuple[int, Completion]]) -> None:
-    """Pass each completion to the rewards as soon as it is finished.
-
-    Raises:
-        ValueError: the engine yields a row that was not asked for, or twice, one whose tokens have
-            not a logprob each, or one that ended for an unknown reason.
-    """
-    for row, completion in completions:
-        _check_contract(row, completion)
-        scoring.add(row, completion)
-
-
-def _check_contract(row: int, completion: Completion) -> None:
-    """Check what an engine yields, since its faults would show far from it, or not at all."""
-    if completion.finish_reason not in get_args(FinishReason):
-        raise ValueError(
-            f"an engine must yield a finish_reason of {', '.join(get_args(FinishReason))}, got "
-            f"{completion.finish_reason!r} in row {row} (see RolloutEngine.generate)"
-        )
-    num_tokens = len(completion.token_ids)
-    lengths = {"sampler_logprobs": len(completion.sampler_logprobs)}
-    if completion.policy_versions:  # else they are unknown
-        lengths["policy_versions"] = len(completion.policy_versions)
-    for name, length in lengths.items():
-        if length != num_tokens:
-            raise ValueError(
-                f"an engine must yield {name} with one entry per token, got {length} for the "
-                f"{num_tokens} tokens of row {row} (see RolloutEngine.generate)"
-            )
 
 
 def with_unfinished_tokens(finished: StageProgress, engine: RolloutEngine) -> StageProgress:
@@ -118,8 +87,8 @@ class PendingRollout:
     ) -> None:
         self.prompts = prompts
         self.scoring = scoring
-        self.engine_failure = ""
-        """Why the engine gave up; empty while it has not."""
+        self.engine_failure: EngineFailed | EngineBug | None = None
+        """Why the engine gave up; None while it has not."""
         self._sample = sample
         self._samples_in_thread = samples_in_thread
         self._sampling: Future[None] | None = None
@@ -169,9 +138,12 @@ class PendingRollout:
         if self.scoring is None:
             return
         try:
-            score_while_sampling(self.scoring, self._until_cancelled())
+            for row, completion in self._until_cancelled():
+                self.scoring.add(row, completion)
+        except EngineBug as error:
+            self.engine_failure = error
         except EngineFailed as error:
-            self.engine_failure = str(error)
+            self.engine_failure = EngineFailed(str(error))  # a subclass may not be picklable
 
     def _until_cancelled(self) -> Iterator[tuple[int, Completion]]:
         for row, completion in self._sample():

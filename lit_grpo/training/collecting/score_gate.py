@@ -87,16 +87,16 @@ class ScoreGate:
         """Names of the rewards of which some call in this process had no bug, on any rank."""
 
     def wait_for_scores(
-        self, scoring: Scoring | None, engine_failure: str = ""
+        self, scoring: Scoring | None, engine_failure: Exception | None = None
     ) -> RolloutBatch | None:
         """Return the scored rollouts of this rank; None on a rank without anything to score.
 
         Args:
-            engine_failure: Why this rank's engine gave up; empty if it did not.
+            engine_failure: Why this rank's engine gave up; None if it did not.
 
         Raises:
-            StepAbandoned: an engine gave up, too many scores stay missing, or a callback ended the
-                run during the wait.
+            StepAbandoned: an engine gave up or has a bug, too many scores stay missing, or a
+                callback ended the run during the wait.
         """
         abandon_if_failed(engine_failure)
         rollouts, status = self._attempt(scoring)

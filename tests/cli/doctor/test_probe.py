@@ -9,6 +9,7 @@ import pytest
 from doctor_runs import doctor, rewarded, write_rows
 
 from lit_grpo.rewards import Reward
+from lit_grpo.rollout import HFEngine
 
 # Random weights seldom end: a quarter of their tokens do here.
 ENDING = "--model.sampling.stop_token_ids=[" + ",".join(map(str, range(64, 128))) + "]"
@@ -50,6 +51,20 @@ def test_a_bug_of_a_reward_is_said_once_and_no_service_is_blamed(capsys):
     assert "Fix the code of the reward" in shown["probe"]
     assert "nan" not in shown["probe"]
     assert "credentials" not in shown["probe"]
+
+
+class BrokenEngine(HFEngine):
+    """Fail when it is to sample."""
+
+    def generate(self, prompts, group_size, sampling, *, seed):
+        yield 0, sampling.no_such_setting
+
+
+def test_a_bug_of_an_engine_is_said_with_the_line_of_its_code(capsys):
+    exit_code, shown = doctor(capsys, "--probe", f"--model.engine={__name__}.BrokenEngine")
+    assert exit_code == 1
+    assert f"failed probe {__name__}.BrokenEngine.generate (" in shown["probe"]
+    assert shown["probe"].strip().endswith("has no attribute 'no_such_setting'. Fix that code.")
 
 
 class OfSomePrompts(Reward):

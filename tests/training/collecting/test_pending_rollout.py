@@ -1,12 +1,14 @@
 """The rollout of one step: when it is sampled."""
 
-from dataclasses import replace
+import pickle
 from types import SimpleNamespace
 
 import pytest
 from tiny import completion, prompt
 
-from lit_grpo.training.collecting.pending_rollout import PendingRollout, score_while_sampling
+from lit_grpo.rollout import EngineFailed
+from lit_grpo.training.collecting.pending_rollout import PendingRollout
+from lit_grpo.types import EngineBug
 
 
 def test_a_rank_that_waits_again_for_another_one_does_not_sample_again():
@@ -20,19 +22,24 @@ def test_a_rank_that_waits_again_for_another_one_does_not_sample_again():
     assert added == [0]
 
 
-@pytest.mark.parametrize("name", ["sampler_logprobs", "policy_versions"])
-def test_an_engine_that_yields_too_few_entries_is_told_which(name):
-    whole = completion()
-    num_tokens = len(whole.token_ids)
-    short = replace(whole, **{name: (0,) * (num_tokens - 1)})
-    scoring = SimpleNamespace(add=lambda row, completion: None)
-    score_while_sampling(scoring, [(0, whole)])
-    message = f"{name} with one entry per token, got {num_tokens - 1} for the {num_tokens} tokens"
-    with pytest.raises(ValueError, match=message):
-        score_while_sampling(scoring, [(0, whole), (7, short)])
+class NoServers(EngineFailed):
+    """An error of an engine's own, which cannot be sent to other ranks."""
+
+    def __init__(self, urls, reason):
+        super().__init__(f"{urls} {reason}")
 
 
-def test_an_engine_that_ends_a_completion_for_an_unknown_reason_is_told_so():
-    one = replace(completion(), finish_reason="eos")
-    with pytest.raises(ValueError, match="finish_reason of stop, length, failed, got 'eos' in row"):
-        score_while_sampling(SimpleNamespace(), [(0, one)])
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(NoServers("http://a", "is gone"), EngineFailed), (EngineBug("http://a is gone"), EngineBug)],
+)
+def test_why_the_engine_gave_up_is_kept_for_all_ranks(error, kind):
+    def sample():
+        raise error
+
+    scoring = SimpleNamespace(cancel=lambda: None)
+    pending = PendingRollout([prompt()], scoring, sample, samples_in_thread=False)
+    assert pending.engine_failure is None
+    assert pending.sample_or_wait(1.0)
+    sent = pickle.loads(pickle.dumps(pending.engine_failure))
+    assert (type(sent), str(sent)) == (kind, "http://a is gone")

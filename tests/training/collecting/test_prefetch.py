@@ -197,11 +197,16 @@ def test_a_callback_may_end_the_run_while_it_waits_for_completions(num_ahead, mo
     assert is_closed.wait(60)  # the engine is told that nothing more is needed
 
 
-def test_an_exception_in_the_thread_of_an_engine_is_raised_in_the_run():
+def test_an_exception_in_the_thread_of_an_engine_ends_the_run(monkeypatch):
     class Broken(OverlappingEngine):
         def generate(self, prompts, group_size, sampling, *, seed):
             raise ZeroDivisionError("in the engine")
             yield
 
+    module, _ = run(Broken(), 1)
+    reason = get_stop_reason(module.trainer)
+    assert reason.exit_code == 1
+    assert reason.message.endswith("ZeroDivisionError: in the engine")
+    monkeypatch.setattr(Broken, "__module__", "lit_grpo.rollout")  # no code of the user's
     with pytest.raises(ZeroDivisionError, match="in the engine"):
         run(Broken(), 1)

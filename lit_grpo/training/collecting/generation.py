@@ -1,0 +1,150 @@
+"""Sample with an engine, and check that it keeps the contract of ``RolloutEngine.generate``.
+
+Its faults would otherwise show far from it, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, get_args
+
+from lit_grpo.diagnostics.memory import is_out_of_memory
+from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
+from lit_grpo.training.waiting import StepAbandoned
+from lit_grpo.types import (
+    Completion,
+    Diverged,
+    EngineBug,
+    FinishReason,
+    OutOfMemory,
+    Prompt,
+    UserError,
+    as_rank_lost,
+    defined_at,
+    users_traceback,
+)
+from lit_grpo.types.errors import is_disk_full
+
+PASSED_ON = (EngineFailed, StepAbandoned, UserError, Diverged, OutOfMemory)
+"""Errors that an engine may raise; each ends the run in a way of its own."""
+SHOWN_ROWS = 8
+
+
+def generate(
+    engine: RolloutEngine,
+    prompts: Sequence[Prompt],
+    group_size: int,
+    sampling: Sampling,
+    *,
+    seed: int,
+) -> Iterator[tuple[int, Completion]]:
+    """Yield (row, completion) as the engine does, each row once.
+
+    Raises:
+        EngineBug: the engine does not keep its contract, or is the user's and raised an exception.
+    """
+    num_rows = len(prompts) * group_size
+    name = _describe(engine)
+    once = (
+        f"{name} must yield each of the len(prompts) * group_size = {num_rows} rows exactly once, "
+        "in any order"
+    )
+    missing = dict.fromkeys(range(num_rows))
+    for item in _items(engine, name, prompts, group_size, sampling, seed):
+        row, completion = _pair(name, item)
+        if row not in missing:
+            fault = "twice" if 0 <= row < num_rows else f"(the last one is {num_rows - 1})"
+            raise EngineBug(
+                f"{once}, got row {row} {fault}. Row n is completion n % group_size of "
+                "prompt n // group_size."
+            )
+        del missing[row]
+        _check_completion(name, row, completion)
+        yield row, completion
+    if missing:
+        few = ", ".join(map(str, [*missing][:SHOWN_ROWS])) + ", …" * (len(missing) > SHOWN_ROWS)
+        raise EngineBug(
+            f"{once}, got {num_rows - len(missing)} of them (rows {few} are missing). Yield "
+            "Completion.failed(why) for a row that cannot be sampled, or raise EngineFailed if "
+            "none can be."
+        )
+
+
+def _items(
+    engine: RolloutEngine,
+    name: str,
+    prompts: Sequence[Prompt],
+    group_size: int,
+    sampling: Sampling,
+    seed: int,
+) -> Iterator[Any]:
+    """Yield what the engine yields.
+
+    Raises:
+        EngineBug: it is the user's and raised an exception, or it returned something else.
+    """
+    try:
+        found = engine.generate(prompts, group_size, sampling, seed=seed)
+        if isinstance(found, Iterable):
+            yield from found
+            return
+    except PASSED_ON:
+        raise
+    except Exception as error:
+        if not _is_users(engine) or _is_of_machine(error):
+            raise
+        raise EngineBug(f"{name} failed:\n{users_traceback(error)}") from error
+    raise EngineBug(
+        f"{name} must return an iterator over (row, completion), got {found!r}. Write yield row, "
+        "completion for each row."
+    )
+
+
+def _is_users(engine: RolloutEngine) -> bool:
+    return type(engine).__module__.partition(".")[0] != "lit_grpo"
+
+
+def _is_of_machine(error: Exception) -> bool:
+    """Return whether memory, the disk or another process is the reason for an error."""
+    return is_out_of_memory(error) or is_disk_full(error) or as_rank_lost(error) is not None
+
+
+def _pair(name: str, item: Any) -> tuple[int, Completion]:
+    """Return the row and the completion that an engine has yielded.
+
+    Raises:
+        EngineBug: it has yielded something else.
+    """
+    match item:
+        case (row, Completion() as completion) if hasattr(row, "__index__"):
+            return row.__index__(), completion
+    raise EngineBug(
+        f"{name} must yield pairs of a row number and a Completion, got {str(item)[:100]}. Write "
+        "yield row, completion."
+    )
+
+
+def _check_completion(name: str, row: int, completion: Completion) -> None:
+    if completion.finish_reason not in get_args(FinishReason):
+        raise EngineBug(
+            f"{name} must yield a finish_reason of {', '.join(get_args(FinishReason))}, got "
+            f"{completion.finish_reason!r} in row {row}. Set finish_reason of the Completion."
+        )
+    num_tokens = len(completion.token_ids)
+    lengths = {"sampler_logprobs": len(completion.sampler_logprobs)}
+    if completion.policy_versions:  # else they are unknown
+        lengths["policy_versions"] = len(completion.policy_versions)
+    for field, length in lengths.items():
+        if length != num_tokens:
+            raise EngineBug(
+                f"{name} must yield {field} with one entry per token, got {length} for the "
+                f"{num_tokens} tokens of row {row}. Set {field} of the Completion."
+            )
+
+
+def _describe(engine: RolloutEngine) -> str:
+    """Return the name of the engine's ``generate``, with its file and line."""
+    kind = type(engine)
+    _, code = defined_at(engine.generate)
+    place = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+    return f"{kind.__module__}.{kind.__qualname__}.generate{place}"

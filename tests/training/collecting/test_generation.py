@@ -1,0 +1,152 @@
+"""What an engine of the user's may do wrong, and how it is told so."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import completion, prompt
+
+from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
+from lit_grpo.training.collecting.generation import generate
+from lit_grpo.training.waiting import StepAbandoned
+from lit_grpo.types import Completion, Diverged, EngineBug, OutOfMemory, UserError
+
+DONE = completion()
+NAME = rf"^{__name__}\.Mine\.generate \(\S+test_generation\.py:\d+\) "
+ROWS = r"must yield each of the len\(prompts\) \* group_size = 4 rows exactly once, in any order, "
+
+
+class Mine(RolloutEngine):
+    """Yield what it is given, of which an exception is raised."""
+
+    def __init__(self, items):
+        self.items = items
+        self.is_closed = False
+
+    def load_weights(self, policy, version): ...
+
+    def generate(self, prompts, group_size, sampling, *, seed):
+        try:
+            for item in self.items:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            self.is_closed = True
+
+
+class Returns(Mine):
+    def generate(self, prompts, group_size, sampling, *, seed):
+        return self.items
+
+
+def sampled(engine, *, num_prompts: int = 2):
+    return generate(engine, [prompt()] * num_prompts, 2, Sampling(), seed=0)
+
+
+@pytest.mark.parametrize("kind", [Mine, Returns])
+def test_each_row_once_in_any_order_passes(kind):
+    failed = Completion.failed("no answer")
+    rows = [(3, DONE), (torch.tensor(0), DONE), (2, failed), (1, DONE)]
+    assert [*sampled(kind(rows))] == [(3, DONE), (0, DONE), (2, failed), (1, DONE)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [
+        ([], r"got 0 of them \(rows 0, 1, 2, 3 are missing\)\. Yield Completion\.failed\(why\)"),
+        ([2, 0], r"got 2 of them \(rows 1, 3 are missing\)\. Yield Completion\.failed\(why\)"),
+        ([0, 0], r"got row 0 twice\. Row n is completion n % group_size of prompt n // group"),
+        ([0, 1, 2, 3, 3], "got row 3 twice"),
+        ([0, 4], r"got row 4 \(the last one is 3\)\. Row n is completion"),
+        ([-1], r"got row -1 \(the last one is 3\)"),
+    ],
+)
+def test_rows_that_are_missing_given_twice_or_not_asked_for_are_named(rows, what):
+    with pytest.raises(EngineBug, match=NAME + ROWS + what):
+        list(sampled(Mine([(row, DONE) for row in rows])))
+
+
+def test_many_missing_rows_are_not_all_named():
+    with pytest.raises(EngineBug, match=r"rows 0, 1, 2, 3, 4, 5, 6, 7, … are missing"):
+        list(sampled(Mine([]), num_prompts=9))
+
+
+@pytest.mark.parametrize(
+    "item", [DONE, (0, "text"), ("0", DONE), (0, DONE, 1), None], ids=lambda one: str(one)[:12]
+)
+def test_what_is_no_row_with_its_completion_is_shown(item):
+    what = re.escape(str(item)[:100])
+    with pytest.raises(
+        EngineBug, match=f"{NAME}must yield pairs of a row number and a Completion, got {what}"
+    ):
+        list(sampled(Mine([item])))
+
+
+def test_an_engine_that_returns_nothing_is_told_to_yield():
+    name = NAME.replace("Mine", "Returns")
+    what = r"must return an iterator .* got None\. Write yield"
+    with pytest.raises(EngineBug, match=name + what):
+        list(sampled(Returns(None)))
+
+
+@pytest.mark.parametrize("name", ["sampler_logprobs", "policy_versions"])
+def test_an_engine_that_yields_too_few_entries_is_told_which(name):
+    num_tokens = len(DONE.token_ids)
+    short = replace(DONE, **{name: (0,) * (num_tokens - 1)})
+    what = f"{name} with one entry per token, got {num_tokens - 1} for the {num_tokens} tokens"
+    with pytest.raises(EngineBug, match=f"{NAME}must yield {what} of row 1"):
+        list(sampled(Mine([(0, DONE), (1, short)])))
+
+
+def test_an_engine_that_ends_a_completion_for_an_unknown_reason_is_told_so():
+    one = replace(DONE, finish_reason="eos")
+    what = "must yield a finish_reason of stop, length, failed, got 'eos' in row 0"
+    with pytest.raises(EngineBug, match=NAME + what):
+        list(sampled(Mine([(0, one)])))
+
+
+def test_an_exception_is_shown_from_the_users_line_on():
+    rows = sampled(Mine([(0, DONE), KeyError("row")]))
+    assert next(rows) == (0, DONE)
+    what = r"failed:\nTraceback \(most recent call last\):\n  File \"\S+test_generation\.py\""
+    with pytest.raises(EngineBug, match=NAME + what) as caught:
+        next(rows)
+    assert str(caught.value).endswith("KeyError: 'row'")
+    assert 'generation.py", line' not in str(caught.value).replace("test_generation", "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EngineFailed("no server is left"),
+        StepAbandoned("a callback ended the run"),
+        UserError("set it"),
+        Diverged("NaN"),
+        OutOfMemory("in the stage generation"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        OSError(28, "No space left on device"),
+        RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer"),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_errors_that_end_a_run_in_their_own_way_pass(error):
+    with pytest.raises(type(error)) as caught:
+        list(sampled(Mine([error])))
+    assert caught.value is error
+
+
+def test_an_exception_in_an_engine_of_lit_grpo_is_no_bug_of_the_users(monkeypatch):
+    monkeypatch.setattr(Mine, "__module__", "lit_grpo.rollout.mine")
+    with pytest.raises(KeyError):
+        list(sampled(Mine([KeyError("row")])))
+
+
+def test_closing_the_iterator_closes_that_of_the_engine():
+    rows = sampled(engine := Mine([(0, DONE), (1, DONE)]))
+    next(rows)
+    assert not engine.is_closed
+    rows.close()
+    assert engine.is_closed
