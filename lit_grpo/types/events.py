@@ -60,3 +60,6 @@ class StopReason:
     """Whether the current rollout step was not trained on, so that a resumed run repeats it."""
     is_validation_unfinished: bool = False
     """Whether a validation was left, so that a resumed run repeats it."""
+
+    def __str__(self) -> str:
+        return self.message

@@ -1,4 +1,4 @@
-from lit_grpo.types import RunningStage, StageProgress
+from lit_grpo.types import RunningStage, StageProgress, StopReason
 
 
 def test_progress_advances_by_completions_and_leaves_the_other_counts():
@@ -9,3 +9,8 @@ def test_progress_advances_by_completions_and_leaves_the_other_counts():
 
 def test_a_stage_that_counts_nothing_shows_no_progress():
     assert RunningStage(name="update", started=1.5).progress() == StageProgress()
+
+
+def test_a_stop_reason_is_printed_as_its_message():
+    message = "Stopped because of a bug in reward 'mine':\nZeroDivisionError: division by zero"
+    assert str(StopReason(exit_code=1, message=message)) == message
