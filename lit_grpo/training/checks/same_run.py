@@ -18,6 +18,10 @@ HARMLESS = ("update.max_tokens_per_micro_batch", "update.max_skipped_steps")
 """Settings that may change during a run."""
 
 REFERENCE = "policy.reference_model."
+OTHER_POLICY = (
+    "so it belongs to a different policy. Set the policy as it was in that run (model.policy, in "
+    "Python the Policy of the module)."
+)
 
 
 def plain_settings(owner: Any, names: Iterable[str]) -> dict[str, Any]:
@@ -74,7 +78,7 @@ def refuse_other_policy(module: nn.Module, saved: Mapping[str, Any], reloaded: S
     if missing:
         raise UserError(
             f"the checkpoint lacks {len(missing)} trained parameters, such as {missing[0]!r}, "
-            "so it belongs to a different policy. Set model.policy as in that run's config.yaml."
+            f"{OTHER_POLICY}"
         )
     for name, parameter in parameters.items():
         of_checkpoint = getattr(saved.get(name), "shape", None)
@@ -82,8 +86,7 @@ def refuse_other_policy(module: nn.Module, saved: Mapping[str, Any], reloaded: S
         if parameter.numel() and of_checkpoint not in (None, parameter.shape):
             raise UserError(
                 f"the checkpoint has {name!r} of shape {tuple(of_checkpoint)}, and the policy "
-                f"{tuple(parameter.shape)}, so it belongs to a different policy. Set "
-                "model.policy as in that run's config.yaml."
+                f"{tuple(parameter.shape)}, {OTHER_POLICY}"
             )
 
 

@@ -3,8 +3,13 @@
 from dataclasses import dataclass, field
 
 import pytest
+from torch import nn
 
-from lit_grpo.training.checks.same_run import plain_settings, refuse_other_settings
+from lit_grpo.training.checks.same_run import (
+    plain_settings,
+    refuse_other_policy,
+    refuse_other_settings,
+)
 from lit_grpo.types import UserError
 
 
@@ -50,3 +55,18 @@ def test_settings_that_only_one_side_has_are_no_difference():
 def test_all_differences_are_named():
     with pytest.raises(UserError, match=r"different run: a: 1 -> 2; b: None -> x\. Put those"):
         refuse_other_settings({"b": None, "a": 1, "c": 0}, {"a": 2, "b": "x", "c": 0})
+
+
+@pytest.mark.parametrize(
+    ("saved", "what"),
+    [
+        ({}, "lacks 1 trained parameters, such as 'weight', "),
+        (nn.Linear(3, 1, bias=False).state_dict(), r"has 'weight' of shape \(1, 3\)"),
+    ],
+)
+def test_a_checkpoint_of_another_policy_is_refused_without_naming_a_file_of_the_run(saved, what):
+    advice = r"Set the policy as it was in that run \(model\.policy, in Python the Policy"
+    what = f"^the checkpoint {what}.*a different policy. {advice}"
+    with pytest.raises(UserError, match=what) as caught:
+        refuse_other_policy(nn.Linear(2, 1, bias=False), saved, set())
+    assert "config.yaml" not in str(caught.value)
