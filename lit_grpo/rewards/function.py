@@ -237,7 +237,7 @@ def as_reward(reward: Reward | Callable[..., Any], key: str = "each of model.rew
         return reward
     rule = f"{key} must be a Reward object or a function"
     if isinstance(reward, type):
-        instead = _constructor(reward) if issubclass(reward, Reward) else "an object of it"
+        instead = constructor_call(reward) if issubclass(reward, Reward) else "an object of it"
         raise UserError(f"{rule}, got the class {reward.__name__}. Give {instead}.")
     if not callable(reward):
         raise UserError(f"{rule}, got {reward!r}.")
@@ -249,7 +249,7 @@ def as_reward(reward: Reward | Callable[..., Any], key: str = "each of model.rew
     return FunctionReward(reward)
 
 
-def _constructor(kind: type) -> str:
+def constructor_call(kind: type) -> str:
     """Return how an object of a class is made: ``MathReward()`` or ``FormatReward(...)``."""
     parameters = inspect.signature(kind).parameters.values()
     needs_any = any(one.default is one.empty and one.kind in NAMED for one in parameters)

@@ -42,6 +42,13 @@ MODULES = {
         "        super().__init__()\n"
         "    def score(self, prompt, completion):\n"
         "        return 1.0\n"
+        "class Plain:\n"
+        "    def __call__(self, completions, **columns):\n"
+        "        return [0.5] * len(completions)\n"
+        "class Scores:\n"
+        "    def score(self, prompt, completion):\n"
+        "        return 1.0\n"
+        "plain = Plain()\n"
     ),
 }
 
@@ -192,6 +199,18 @@ ARGUMENTS = {
     "--model.rewards='[{class_path: mine.half}]'": (
         "model.rewards: mine.half is not a Reward. A function is given as {class_path: "
         "FunctionReward, init_args: {function: mine.half}}."
+    ),
+    "--model.rewards [mine.Plain]": (
+        "model.rewards: mine.Plain is not a Reward. A class with __call__ is given as an object of "
+        "it: write plain = Plain() in mine, and give mine.plain."
+    ),
+    "--model.rewards='[{class_path: mine.plain}]'": (
+        "model.rewards: mine.plain is not a Reward. An object with __call__ is given as "
+        "{class_path: FunctionReward, init_args: {function: mine.plain}}."
+    ),
+    "--model.rewards [mine.Scores]": (
+        "model.rewards: mine.Scores is not a Reward. Derive it from lit_grpo.rewards.Reward, and "
+        "define score(self, prompt, completion)."
     ),
     "--trainer.precision=16-mixed": (
         "trainer.precision must be 32-true or bf16-mixed, got 16-mixed (float16 gradients would be "

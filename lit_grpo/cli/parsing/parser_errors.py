@@ -27,6 +27,7 @@ from lit_grpo.cli.parsing.value_errors import (
 )
 from lit_grpo.diagnostics import Action
 from lit_grpo.rewards import Reward
+from lit_grpo.rewards.function import constructor_call
 from lit_grpo.types.spelling import did_you_mean
 
 BEGIN, END = "\x02", "\x03"
@@ -173,14 +174,29 @@ def unknown_class(parser: Any, key: str, match: re.Match[str]) -> str:
 
 
 def wrong_class(parser: Any, key: str, match: re.Match[str]) -> str:
-    hint = ""
-    with suppress(ImportError, AttributeError, ValueError):
-        if match["base"] == "Reward" and inspect.isfunction(pkgutil.resolve_name(match["path"])):
-            hint = (
-                " A function is given as {class_path: FunctionReward, init_args: {function: "
-                f"{match['path']}}}}}."
-            )
-    return f"{key}: {match['path']} is not a {match['base']}.{hint}"
+    path, hint = match["path"], ""
+    if match["base"] == "Reward":
+        with suppress(ImportError, AttributeError, ValueError):
+            hint = _as_reward(path, pkgutil.resolve_name(path))
+    return f"{key}: {path} is not a {match['base']}.{hint}"
+
+
+def _as_reward(path: str, given: object) -> str:
+    """Return how a function, an object or a class of the user's becomes a reward."""
+    if callable(given) and not isinstance(given, type):
+        what = "A function" if inspect.isfunction(given) else "An object with __call__"
+        init_args = f"{{function: {path}}}"
+        return f" {what} is given as {{class_path: FunctionReward, init_args: {init_args}}}."
+    if not isinstance(given, type) or path.startswith("lit_grpo."):
+        return ""
+    if not any("__call__" in vars(kind) for kind in given.__mro__):
+        score = "score(self, prompt, completion)"
+        return f" Derive it from lit_grpo.rewards.Reward, and define {score}."
+    module, _, name = path.rpartition(".")
+    return (
+        f" A class with __call__ is given as an object of it: write {name.lower()} = "
+        f"{constructor_call(given)} in {module}, and give {module}.{name.lower()}."
+    )
 
 
 def is_rate(parser: Any, key: str, match: re.Match[str]) -> str:
