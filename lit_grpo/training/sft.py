@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 MAX_SKIPPED_STEPS = 5
 """Optimizer steps in a row without a finite gradient after which a warm-up ends."""
 SHOWN_CHARACTERS = 80
-"""How much of the first target is logged."""
+"""How much of a target is logged."""
 
 
 class SFTModule(PolicyModule):
