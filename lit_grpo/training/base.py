@@ -61,6 +61,9 @@ log = logging.getLogger(__name__)
 
 Schedule = Literal["constant", "linear", "cosine"]
 
+VALIDATION = "validation.rows"
+"""Key of what a checkpoint keeps of the validation rows, which may change."""
+
 
 class PolicyModule(L.LightningModule):
     """Train and evaluate a policy.
@@ -107,6 +110,8 @@ class PolicyModule(L.LightningModule):
 
     needs_reference = False
     refreshes_reference = False
+    has_other_validation = False
+    """Whether a resumed run is validated on other rows than before."""
     allow_changes = False
     """Whether a resumed run may have other settings or data than the one before."""
 
@@ -265,12 +270,25 @@ class PolicyModule(L.LightningModule):
         if self.trainer.ckpt_path is not None:
             self._refuse_changes(self._data_settings)
         val_loader = self._val_loader()
+        self._compare_validation(val_loader.settings() if val_loader else {})
         prompts = val_loader.some_prompts() if val_loader else []
         if not is_cut_short(self.trainer):  # by a signal while the model was loaded
             check_monitors(self, self.evaluation, prompts)
         if val_loader:
             self.evaluation.check(prompts)
         self._is_checked = True
+
+    def _compare_validation(self, now: Mapping[str, Any]) -> None:
+        """Warn of a resumed run that is validated on other rows than before."""
+        before = self._earlier_settings.get(VALIDATION)
+        self._data_settings[VALIDATION] = rows = now.get("rows")
+        self.has_other_validation = None not in (before, rows) and before != rows
+        if self.has_other_validation:
+            rank_zero_only(log.warning)(
+                "the validation rows are not those of the run so far (%s -> %s): accuracies from "
+                "before cannot be compared with those from here on, and best.ckpt starts anew.",
+                *(before, rows),
+            )
 
     def on_train_start(self) -> None:
         if not self._is_checked:

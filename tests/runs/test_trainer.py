@@ -5,17 +5,18 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from run_logs import close_logs
-from small_runs import make_module, sgd, weights
+from small_runs import ShareOfLowBytes, make_module, sgd, weights
 from tiny import LLAMA
 
-from lit_grpo import AdditionData, Trainer
+from lit_grpo import AdditionData, PromptData, Trainer
 from lit_grpo.callbacks import (
     Checkpoints,
 )
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import Policy
-from lit_grpo.rewards import LengthReward, Reward
+from lit_grpo.rewards import LengthReward, MathReward, Reward
 from lit_grpo.rollout import Sampling
+from lit_grpo.runs.checkpoints.files import read_manifest
 from lit_grpo.runs.files.events import read_events
 from lit_grpo.stopping import stop_run
 from lit_grpo.training import SFTModule
@@ -135,6 +136,30 @@ def test_a_term_for_which_the_checkpoint_has_no_reference_is_refused(tmp_path):
     changed = {"objective": Objective(kl=KLTerm(coef=0.1))}
     with pytest.raises(UserError, match="kl.coef must stay 0 when this run is resumed"):
         train(tmp_path, ckpt_path="last", changed=changed, allow_changes=True)
+
+
+def test_other_validation_rows_are_said_and_the_best_starts_anew(tmp_path, caplog):
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(4)]
+    best = tmp_path / "checkpoints/best.ckpt"
+
+    def validated(max_steps, validation, **options):
+        saving = Checkpoints(dirpath=str(best.parent), monitor="val/accuracy")
+        settings = {"accelerator": "cpu", "enable_progress_bar": False, "val_check_interval": 1}
+        trainer = Trainer(tmp_path, max_steps=max_steps, callbacks=[saving], **settings)
+        module = make_module(group_size=2, rewards=[ShareOfLowBytes(), MathReward(weight=0)])
+        data = PromptData(train=rows, validation=validation, prompts_per_step=2)
+        trainer.fit(module, data, **options)
+        close_logs()
+        return read_manifest(best).rollout_step
+
+    said = "the validation rows are not those of the run so far"
+    held_out = [{"prompt": "9+9=", "answer": "18", "difficulty": 1}]
+    assert validated(1, held_out) == 1
+    assert validated(2, held_out, ckpt_path="last") == 1  # nothing is better than 0 right
+    assert said not in caplog.text
+    held_out[0]["difficulty"] = 2
+    assert validated(3, held_out, ckpt_path="last") == 3
+    assert said in caplog.text
 
 
 def test_how_it_is_computed_may_change_at_a_resume(tmp_path):

@@ -29,6 +29,9 @@ HARMLESS = re.compile(
 )
 """Keys that may change during a run: how it is executed and evaluated, and how fast it learns."""
 
+MODELS = ("model.policy.path", "model.teacher.path")
+"""Keys of models that a resumed run may read again."""
+
 NOT_SET = "(not set)"
 SHOWN_CHARACTERS = 60
 
@@ -76,10 +79,12 @@ def refuse_changes(run_dir: Path, changes: Sequence[Change], resume_command: str
         UserError: at least one does.
     """
     if refused := [change for change in changes if not change.is_harmless]:
+        is_moved = any(change.key in MODELS for change in refused)
+        moved = " (a model that was only moved too: its weights are compared)" if is_moved else ""
         raise UserError(
             f"{run_dir} was trained with other settings, and resuming with these would make it a "
             f"different run: {'; '.join(map(str, refused))}. Go on with its own settings: "
-            f"{resume_command}. Or add --allow_changes to change them from here on."
+            f"{resume_command}. Or add --allow_changes to change them from here on{moved}."
         )
 
 

@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, get_args
 
 from lit_grpo.cli.errors import broken_import, one_line
@@ -135,7 +134,8 @@ def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
     if missing and missing[1] in sys.modules:
         hint = suggest_attribute(*missing.groups())
     elif match["reason"].startswith("No module named"):
-        hint = f" Looked for it in {Path.cwd()} and beside the config files."
+        # A file's own directory is the working directory while it is read.
+        hint = f" Looked for it in {sys.path[0]} and beside the config files."
     return f"{key}: {match['path']} cannot be imported: {match['reason'].rstrip('.')}.{hint}"
 
 

@@ -24,6 +24,7 @@ from lit_grpo.runs.checkpoints.atomic_save import manifest_path
 from lit_grpo.runs.files.event_log import now
 from lit_grpo.types.atomic import partial_path, sync
 
+BEST_FILE = "best.ckpt"
 LAST = "last.ckpt"
 """A link to the checkpoint that was written last."""
 SUMMARY = {"reward/mean": "reward", "val/accuracy": "accuracy", "sft/loss": "loss"}

@@ -16,6 +16,7 @@ from lit_grpo.distributed import gather_objects, get_rank
 from lit_grpo.distributed.checkpoints import is_complete
 from lit_grpo.runs.checkpoints.atomic_save import settle
 from lit_grpo.runs.checkpoints.files import (
+    BEST_FILE,
     last_checkpoint,
     newest_checkpoints,
     read_manifest,
@@ -86,7 +87,7 @@ def _best(run_dir: Path) -> Path:
     Raises:
         UserError: it has neither.
     """
-    if (own := run_dir / "checkpoints" / "best.ckpt").exists():
+    if (own := run_dir / "checkpoints" / BEST_FILE).exists():
         return own
     newest = last_checkpoint(run_dir)
     states = {} if newest is None else read_state(newest).get("callbacks", {})

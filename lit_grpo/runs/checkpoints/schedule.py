@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.diagnostics.monitors import describe_unknown
 from lit_grpo.runs.checkpoints.files import (
+    BEST_FILE,
     LAST,
     SUMMARY,
     Manifest,
@@ -134,6 +135,8 @@ class Checkpoints(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_at = time.monotonic()
+        if getattr(pl_module, "has_other_validation", False):
+            self.best = None
         found = newest_first(self.directory, "step_*.ckpt") if trainer.ckpt_path else []
         manifests = {path: read_manifest(path) for path in found}
         self._has_healthy = any(map(is_healthy, manifests.values()))
@@ -185,7 +188,7 @@ class Checkpoints(Callback):
             return
         self._moment, self._validated_step = "validation", num_finished_steps(trainer)
         if not trainer.fast_dev_run and self._is_best(trainer):  # type: ignore[attr-defined]
-            trainer.save_checkpoint(self.directory / "best.ckpt")
+            trainer.save_checkpoint(self.directory / BEST_FILE)
         if self._is_waiting and get_stop_reason(trainer) is None:
             self._save(trainer)
         self._is_waiting = False
