@@ -553,9 +553,10 @@ def test_the_engine_is_closed_after_an_error(here, capfd):
     )
     engine = "--model.engine.class_path=mine_engine.Broken"
     assert main(["fit", "--config=base.yaml", engine, "--run_dir=broken"]) == 1
-    shown = capfd.readouterr()
-    assert "the engine is closed" in shown.out
-    assert "the server died" in shown.err
+    assert "the engine is closed" in capfd.readouterr().out
+    said = (here / "broken" / "run.log").read_text()
+    assert re.search(r"Stopped: mine_engine\.Broken\.generate \(\S+engine\.py:3\) failed:", said)
+    assert "RuntimeError: the server died" in said
 
 
 def test_sft_with_the_config_of_a_grpo_training_says_so(here, capsys):

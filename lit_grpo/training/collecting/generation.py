@@ -64,7 +64,7 @@ def generate(
     if missing:
         few = ", ".join(map(str, [*missing][:SHOWN_ROWS])) + ", …" * (len(missing) > SHOWN_ROWS)
         raise EngineBug(
-            f"{once}, got {num_rows - len(missing)} of them (rows {few} are missing). Yield "
+            f"{once}, got {num_rows - len(missing)} of them (missing: {few}). Yield "
             "Completion.failed(why) for a row that cannot be sampled, or raise EngineFailed if "
             "none can be."
         )
