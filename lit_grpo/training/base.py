@@ -35,9 +35,9 @@ from lit_grpo.training.checks.compatibility import (
 )
 from lit_grpo.training.checks.monitors import check_monitors, warn_of_unlogged
 from lit_grpo.training.checks.same_run import (
+    RunSettings,
     plain_settings,
     refuse_other_policy,
-    refuse_other_settings,
 )
 from lit_grpo.training.checks.strategies import (
     check_updates,
@@ -60,9 +60,6 @@ from lit_grpo.types import Prompt, UserError, check_range, check_type
 log = logging.getLogger(__name__)
 
 Schedule = Literal["constant", "linear", "cosine"]
-
-VALIDATION = "validation.rows"
-"""Key of what a checkpoint keeps of the validation rows, which may change."""
 
 
 class PolicyModule(L.LightningModule):
@@ -101,9 +98,8 @@ class PolicyModule(L.LightningModule):
         self.num_rollbacks = 0
         """Number of times that the weights were replaced by earlier ones."""
         self._optimizer_settings: list[dict[str, Any]] = []
-        self._data_settings: dict[str, Any] = {}
         self._is_checked = False
-        self._earlier_settings: dict[str, Any] = {}
+        self._run_settings = RunSettings()
         self.events = StageEvents(self)
         self._waiting = Waiting(self.events)
         self._has_logged = False
@@ -249,13 +245,6 @@ class PolicyModule(L.LightningModule):
             for name, value in plain_settings(self.policy, ("dtype", "lora")).items()
         }
 
-    def _own_settings(self) -> dict[str, Any]:
-        return {f"model.{name}": value for name, value in self.settings().items()}
-
-    def _refuse_changes(self, now: Mapping[str, Any]) -> None:
-        if not self.allow_changes:
-            refuse_other_settings(self._earlier_settings, now)
-
     def check_start(self) -> None:
         """Check the data, and what callbacks watch, before any callback of a training begins.
 
@@ -266,11 +255,11 @@ class PolicyModule(L.LightningModule):
         """
         loader = cast(TrainingLoader, self.trainer.train_dataloader)
         self.check_loader(loader)
-        self._data_settings = {f"data.{name}": one for name, one in loader.settings().items()}
-        if self.trainer.ckpt_path is not None:
-            self._refuse_changes(self._data_settings)
+        self._compare("model", self.settings())
+        self._compare("data", loader.settings())
         val_loader = self._val_loader()
-        self._compare_validation(val_loader.settings() if val_loader else {})
+        rows = val_loader.settings().get("rows") if val_loader else None
+        self.has_other_validation = self._run_settings.add_validation(rows)
         prompts = val_loader.some_prompts() if val_loader else []
         if not is_cut_short(self.trainer):  # by a signal while the model was loaded
             check_monitors(self, self.evaluation, prompts)
@@ -278,17 +267,8 @@ class PolicyModule(L.LightningModule):
             self.evaluation.check(prompts)
         self._is_checked = True
 
-    def _compare_validation(self, now: Mapping[str, Any]) -> None:
-        """Warn of a resumed run that is validated on other rows than before."""
-        before = self._earlier_settings.get(VALIDATION)
-        self._data_settings[VALIDATION] = rows = now.get("rows")
-        self.has_other_validation = None not in (before, rows) and before != rows
-        if self.has_other_validation:
-            rank_zero_only(log.warning)(
-                "the validation rows are not those of the run so far (%s -> %s): accuracies from "
-                "before cannot be compared with those from here on, and best.ckpt starts anew.",
-                *(before, rows),
-            )
+    def _compare(self, section: str, settings: Mapping[str, Any]) -> None:
+        self._run_settings.add(section, settings, may_change=self.allow_changes)
 
     def on_train_start(self) -> None:
         if not self._is_checked:
@@ -390,7 +370,7 @@ class PolicyModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["optimizer_settings"] = self._optimizer_settings
-        checkpoint["run_settings"] = self._own_settings() | self._data_settings
+        checkpoint["run_settings"] = self._run_settings.now
         save_sources(checkpoint, self._sources_read_again())
         weights, reloaded = checkpoint["state_dict"], self._reloaded_names()
         checkpoint["state_dict"] = {k: v for k, v in weights.items() if k not in reloaded}
@@ -404,9 +384,9 @@ class PolicyModule(L.LightningModule):
             refuse_changed(checkpoint, self._sources_read_again())
         self.strict_loading = not self._reloaded_names()
         self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
-        self._earlier_settings = checkpoint.get("run_settings", {})
+        self._run_settings.before = checkpoint.get("run_settings", {})
         if is_fit:
-            self._refuse_changes(self._own_settings())
+            self._compare("model", self.settings())
 
     def _sources_read_again(self) -> dict[str, ModelSource]:
         """Return, by its key, each model that a resumed run reads from its path again."""

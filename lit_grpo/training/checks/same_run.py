@@ -7,17 +7,23 @@ files that may have changed.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
 from lit_grpo.types import UserError
+
+log = logging.getLogger(__name__)
 
 HARMLESS = ("update.max_tokens_per_micro_batch", "update.max_skipped_steps")
 """Settings that may change during a run."""
 
 REFERENCE = "policy.reference_model."
+VALIDATION = "validation.rows"
+"""Key of the description of the validation rows, which may change."""
 OTHER_POLICY = (
     "so it belongs to a different policy. Set the policy as it was in that run (model.policy, in "
     "Python the Policy of the module)."
@@ -35,6 +41,44 @@ def plain_settings(owner: Any, names: Iterable[str]) -> dict[str, Any]:
         else:
             found[name] = _plain(value)
     return {name: value for name, value in found.items() if name not in HARMLESS}
+
+
+class RunSettings:
+    """The settings and the data of a run, and those of the checkpoint that it goes on from."""
+
+    def __init__(self) -> None:
+        self.before: Mapping[str, Any] = {}
+        """Of the checkpoint; empty for a new run, and for checkpoints of earlier releases."""
+        self.now: dict[str, Any] = {}
+        """What the next checkpoint keeps."""
+
+    def add(self, section: str, settings: Mapping[str, Any], *, may_change: bool) -> None:
+        """Take settings of this start, under ``section.name``.
+
+        Raises:
+            UserError: some differ from those of the checkpoint, and may not.
+        """
+        found = {f"{section}.{name}": value for name, value in settings.items()}
+        if not may_change:
+            refuse_other_settings(self.before, found)
+        self.now |= found
+
+    def add_validation(self, rows: str | None) -> bool:
+        """Take a description of the validation rows; return whether they have changed, and warn.
+
+        Args:
+            rows: None without a validation.
+        """
+        before = self.before.get(VALIDATION)
+        self.now[VALIDATION] = rows
+        if None in (before, rows) or before == rows:
+            return False
+        rank_zero_only(log.warning)(
+            "the validation rows are not those of the run so far (%s -> %s): accuracies from "
+            "before cannot be compared with those from here on, and best.ckpt starts anew.",
+            *(before, rows),
+        )
+        return True
 
 
 def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
