@@ -59,7 +59,6 @@ class RowOrder(Protocol):
 
     def describe_rows(self) -> str:
         """Return what differs between rows with other contents, and between other orders."""
-        return self.fingerprint
 
     def record(self, results: Sequence[GroupResult]) -> None:
         """Record the results of prompts that were taken; the same on every rank."""
@@ -68,6 +67,11 @@ class RowOrder(Protocol):
     def metrics(self) -> dict[str, float]:
         """Return metrics of the rows, to log with those of a step."""
         return {}
+
+
+def of_seeds(seeds: Sequence[int]) -> str:
+    """Name the seeds of an order, of which the last one is that of the source's name."""
+    return f" in the order of seed {', '.join(map(str, seeds[:-1]))}"
 
 
 class TableOrder(RowOrder):
@@ -100,7 +104,7 @@ class TableOrder(RowOrder):
         return found.hexdigest()[:16]
 
     def describe_rows(self) -> str:
-        return f"{describe_rows(self._prompts)} in the order of seed {self._seed[0]}"
+        return describe_rows(self._prompts) + of_seeds(self._seed)
 
     def _ids(self) -> Iterable[str]:
         if isinstance(self._prompts, LazyPrompts):

@@ -14,7 +14,7 @@ import numpy as np
 
 from lit_grpo.data.columns import gold_answers
 from lit_grpo.data.filters import absent_column, failed_filter
-from lit_grpo.data.order import MAX_BUILT_AT_START, RowOrder
+from lit_grpo.data.order import MAX_BUILT_AT_START, RowOrder, of_seeds
 from lit_grpo.data.prepared import Holdout, marks_of
 from lit_grpo.data.prompts import PromptFormat, build_prompt
 from lit_grpo.data.sources import Row
@@ -116,7 +116,7 @@ class StreamOrder(RowOrder):
         """The window that comes next in a shard that is being read."""
 
     def describe_rows(self) -> str:
-        return f"{self.fingerprint} in the order of seed {self._seed[0]}"
+        return self.fingerprint + of_seeds(self._seed)
 
     def take(self, number: int) -> list[Prompt]:
         taken: list[Prompt] = []

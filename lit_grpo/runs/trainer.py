@@ -216,7 +216,9 @@ def _run_log(trainer: L.Trainer, run_dir: Path, resume_with: str) -> Iterator[No
         log_exception(run_log)
         reworded = _as_lost(error, trainer) or as_unknown_monitor(error, trainer)
         if reworded is not None:
-            raise type(reworded)(for_this_run(trainer, str(reworded))) from error
+            if resume_with == RESUME_CALL:
+                reworded = type(reworded)(for_this_run(trainer, str(reworded)))
+            raise reworded from error
         raise
     finally:
         may_go_on = not is_done and has_begun(trainer)  # else it fails in the same way again

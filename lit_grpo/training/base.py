@@ -265,6 +265,7 @@ class PolicyModule(L.LightningModule):
             check_monitors(self, self.evaluation, prompts)
         if val_loader:
             self.evaluation.check(prompts)
+        self._run_settings.before = {}  # another training may follow, of other data
         self._is_checked = True
 
     def _compare(self, section: str, settings: Mapping[str, Any]) -> None:
@@ -384,8 +385,8 @@ class PolicyModule(L.LightningModule):
             refuse_changed(checkpoint, self._sources_read_again())
         self.strict_loading = not self._reloaded_names()
         self._earlier_optimizer_settings = checkpoint["optimizer_settings"]
-        self._run_settings.before = checkpoint.get("run_settings", {})
         if is_fit:
+            self._run_settings.before = checkpoint.get("run_settings", {})
             self._compare("model", self.settings())
 
     def _sources_read_again(self) -> dict[str, ModelSource]:

@@ -43,11 +43,13 @@ def abandon_if_failed(failure: Exception | None) -> None:
     Raises:
         StepAbandoned: that of any rank gave up, or has a bug.
     """
-    if (why := any_failure(failure)) is not None:
-        is_bug = isinstance(why, UserCodeFailed)
-        raise StepAbandoned(
-            f"Stopped: {why}", ExitCode.CRASHED if is_bug else ExitCode.ENGINE_FAILED
-        )
+    own = None
+    if failure is not None:  # its class may not be picklable
+        is_bug = isinstance(failure, UserCodeFailed)
+        own = str(failure), ExitCode.CRASHED if is_bug else ExitCode.ENGINE_FAILED
+    if (found := any_failure(own)) is not None:
+        why, exit_code = found
+        raise StepAbandoned(f"Stopped: {why}", exit_code)
 
 
 def wait_until_done(wait: Wait) -> None:

@@ -37,6 +37,18 @@ def test_the_order_depends_on_the_seed_and_the_name_of_the_source_only():
     assert ids(table(50, name="words").take(50)) != first
 
 
+def test_each_seed_of_an_order_is_in_its_description():
+    found = [
+        TableOrder("sums", [prompt(id="1")], seeds).describe_rows()
+        for seeds in ((0, 1), (0, 2), (3, 1))
+    ]
+    assert [one.partition(" in the order of ")[2] for one in found] == [
+        "seed 0, 1",
+        "seed 0, 2",
+        "seed 3, 1",
+    ]
+
+
 def test_a_source_goes_back_to_an_earlier_position():
     source = table(5)
     source.take(4)

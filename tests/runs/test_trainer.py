@@ -138,6 +138,16 @@ def test_a_term_for_which_the_checkpoint_has_no_reference_is_refused(tmp_path):
         train(tmp_path, ckpt_path="last", changed=changed, allow_changes=True)
 
 
+def test_a_module_that_was_resumed_may_be_trained_on_other_data_in_another_run(tmp_path):
+    train(tmp_path / "one", StopAfter(1))
+    _, module = train(tmp_path / "one", ckpt_path="last")
+    settings = {"accelerator": "cpu", "enable_progress_bar": False}
+    other = Trainer(tmp_path / "two", max_steps=1, **settings)
+    other.fit(module, AdditionData(1, train_size=12, validation_size=0, prompts_per_step=4))
+    close_logs()
+    assert other.global_step == 1
+
+
 def test_other_validation_rows_are_said_and_the_best_starts_anew(tmp_path, caplog):
     rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(4)]
     best = tmp_path / "checkpoints/best.ckpt"

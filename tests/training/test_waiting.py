@@ -1,5 +1,6 @@
 """Waits of a single rank; `tests/end_to_end/test_leaving_ranks.py` has those of several."""
 
+import pickle
 import time
 
 import pytest
@@ -93,6 +94,18 @@ def test_a_step_is_abandoned_if_its_engine_gave_up():
     with pytest.raises(StepAbandoned, match="^Stopped: no server is left$") as caught:
         abandon_if_failed(EngineFailed("no server is left"))
     assert caught.value.reason.exit_code == ExitCode.ENGINE_FAILED
+
+
+def test_an_error_that_other_ranks_could_not_read_abandons_the_step(monkeypatch):
+    class OfTheUser(EngineFailed):  # pickle does not find the class
+        pass
+
+    def over_ranks(failure):
+        return pickle.loads(pickle.dumps(failure))
+
+    monkeypatch.setattr(waiting, "any_failure", over_ranks)
+    with pytest.raises(StepAbandoned, match="^Stopped: no server is left$"):
+        abandon_if_failed(OfTheUser("no server is left"))
 
 
 def test_a_step_is_abandoned_as_crashed_if_its_engine_has_a_bug():
