@@ -109,16 +109,13 @@ def crashed_rank(trainer: L.Trainer) -> int:
     launcher = trainer.strategy.launcher
     processes = launcher.procs if isinstance(launcher, RankLauncher) else []
     deadline = time.monotonic() + SAME_ERROR_SECONDS
-    while time.monotonic() < deadline and any(one.poll() is None for one in processes):
-        if crashed := _find_crashed(processes):
-            return crashed
+    while True:
+        codes = [process.poll() for process in processes]
+        if ExitCode.CRASHED in codes:
+            return codes.index(ExitCode.CRASHED) + 1
+        if None not in codes or time.monotonic() > deadline:
+            return 0
         time.sleep(POLL_SECONDS)
-    return _find_crashed(processes)
-
-
-def _find_crashed(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    codes = [process.poll() for process in processes]
-    return codes.index(ExitCode.CRASHED) + 1 if ExitCode.CRASHED in codes else 0
 
 
 def how_it_ended(returncode: int) -> tuple[int, str]:

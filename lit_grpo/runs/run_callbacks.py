@@ -80,8 +80,7 @@ def run_callbacks(
         saving = [StopOnSignal(), LeaveInTime(leave_by, requeue), checkpoint]
     of_metrics = [one for one in loggers if isinstance(one, MetricsFile)]
     files = [*of_metrics, CompletionsFile(run_dir), EventsFile(run_dir)]
-    saving.append(FinalModel(run_dir))
-    return [ChecksFirst(), *others, ResumedEarlyStopping(), *files, *saving]
+    return [ChecksFirst(), *others, ResumedEarlyStopping(), *files, *saving, FinalModel(run_dir)]
 
 
 class ChecksFirst(Callback):

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from lit_grpo.training.checks.same_run import HARMLESS as HARMLESS_IN_PYTHON
 from lit_grpo.types import UserError
 
 IGNORED = re.compile(r"run_dir|ckpt_path|allow_changes")
@@ -22,7 +23,7 @@ IGNORED = re.compile(r"run_dir|ckpt_path|allow_changes")
 HARMLESS = re.compile(
     r"trainer\..*"
     r"|model\.(engine|outage|evaluation|optimizer\.init_args|lr_schedule|warmup_steps)\b.*"
-    r"|model\.update\.(max_tokens_per_micro_batch|max_skipped_steps)"
+    rf"|model\.({'|'.join(map(re.escape, HARMLESS_IN_PYTHON))})"
     r"|model\.policy\.(gradient_checkpointing|packing|compile|attn_implementation|merge_lora)"
     r"|model\.rewards\.\d+\.init_args\.(.*\.)?(limits\..*|cache|timeout_seconds|num_retries|on_error)"
     r"|data\.init_args\.(sources\.\w+\.data\.init_args\.)?(validation|test|validation_batch_size)"

@@ -53,14 +53,18 @@ def is_null_in_words(value: str, expected: Any) -> bool:
 
 def is_null_as_text(key: str, value: Any, expected: Any) -> bool:
     """Return whether a value is null as Python prints it, for a path or where null may stand."""
-    is_meant = admits_null(expected) or key.rsplit(".", 1)[-1] in PATHS
+    is_meant = admits_null(expected) or _is_path(key)
     return isinstance(value, str) and value == "None" and is_meant and admits_text(expected)
+
+
+def _is_path(key: str) -> bool:
+    return key.rpartition(".")[2] in PATHS
 
 
 def null_as_text(parser: Any, key: str, match: re.Match[str]) -> str:
     expected = type_of(parser, key)
     fix = "Write null" if admits_null(expected) else "Remove it"
-    path = ", or ./None for a path of that name" if key.rsplit(".", 1)[-1] in PATHS else ""
+    path = ", or ./None for a path of that name" if _is_path(key) else ""
     return f"{key}: expected {type_name(expected)}, got the text None. {fix}{path}."
 
 
