@@ -281,6 +281,7 @@ class GRPOModule(PolicyModule):
             seeds=self.seeds,
             loader=self.loader,
         )
+        self.collector.load_weights(step)
         with self.whole_policy():
             return self.collector.collect(prompts, step, metrics)
 

@@ -116,7 +116,11 @@ def compare_leaving(rounds: int) -> Iterator[Result]:
 
 
 def leave(place: str, num_processes: int) -> Left:
-    """Start a run, send its first process SIGTERM in a stage, and wait for its exit."""
+    """Start a run, send its first process SIGTERM in a stage, and wait for its exit.
+
+    Raises:
+        RuntimeError: it has ended before the signal, or without the teardown of its callbacks.
+    """
     stage, model, callbacks = PLACES[place]
     with TemporaryDirectory() as directory:
         process = _start(Path(directory), model, callbacks, num_processes)
@@ -128,7 +132,11 @@ def leave(place: str, num_processes: int) -> Left:
             seconds = time.monotonic() - begin
         finally:
             kill(process)
-        save_seconds = float(Path(directory, SAVE_FILE).read_text())
+        saved = Path(directory, SAVE_FILE)
+        if not saved.exists():
+            said = Path(directory, "said.txt").read_text()
+            raise RuntimeError(f"the run ended with exit code {exit_code} and no teardown:\n{said}")
+        save_seconds = float(saved.read_text())
     return Left(exit_code=exit_code, seconds=seconds, save_seconds=save_seconds)
 
 

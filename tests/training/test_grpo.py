@@ -23,7 +23,7 @@ from lit_grpo.policy.body_and_head import num_compilations
 from lit_grpo.rewards import Reward, ScorerReward
 from lit_grpo.rollout import HFEngine, Sampling
 from lit_grpo.training import OutagePolicy
-from lit_grpo.types import UserError
+from lit_grpo.types import Completion, UserError
 
 
 class Outage(Reward):
@@ -108,6 +108,32 @@ def test_no_optimizer_step_is_taken_where_no_row_is_valid(caplog):
     assert "reward/mean" not in outputs[0]["metrics"]
     assert "no token to train on" in caplog.text
     torch.testing.assert_close(weights(module), start_weights(), rtol=0, atol=0)
+
+
+class ComparesWeights(HFEngine):
+    """Runs the policy when it gets its weights, as servers are checked, and not to sample."""
+
+    samples_with_policy = False
+
+    def load_weights(self, policy, version):
+        super().load_weights(policy, version)
+        policy.model(input_ids=torch.tensor([[1, 2]]))
+
+    def generate(self, prompts, group_size, sampling, *, seed):
+        for row in range(len(prompts) * group_size):
+            logprobs = (-float(2 + row % 2),) * 2
+            yield (
+                row,
+                Completion(
+                    token_ids=(3, 4), sampler_logprobs=logprobs, text="", finish_reason="stop"
+                ),
+            )
+
+
+def test_an_engine_may_run_a_divided_policy_when_it_gets_its_weights(monkeypatch):
+    monkeypatch.setattr("lit_grpo.training.base.is_divided", lambda model: True)
+    (output,) = fit(make_module(engine=ComparesWeights()))
+    assert output["rollouts"].valid.all()
 
 
 class OverlappingEngine(HFEngine):

@@ -77,17 +77,33 @@ class Collector:
             optimizer_steps=optimizer_steps,
         )
 
+    def load_weights(self, step: StepContext) -> None:
+        """Load the policy's weights into the engine before a step's ``collect``.
+
+        Every rank must call this. An engine may run the policy here to check what it has loaded.
+
+        Raises:
+            StepAbandoned: the engine gave up, or a callback ended the run during the wait. Raised
+                on every rank.
+        """
+        seed_everything(step.seeds.derive(SeedPurpose.ROLLOUT, step.number))
+        failure: EngineFailed | None = None
+        with self._events.stage("weight_sync"):
+            try:
+                self._engine.load_weights(self._policy, step.policy_version)
+            except EngineFailed as error:
+                failure = error
+            abandon_if_failed(failure)
+
     def collect(
         self, prompts: Sequence[Prompt], step: StepContext, metrics: Metrics
     ) -> RolloutBatch:
-        """Return B scored groups; scoring overlaps generation.
+        """Return B scored groups, sampled with the weights loaded; scoring overlaps generation.
 
         Raises:
             StepAbandoned: the engine gave up or has a bug, too many scores stay missing, or a
                 callback ended the run during the wait. Raised on every rank.
         """
-        seed_everything(step.seeds.derive(SeedPurpose.ROLLOUT, step.number))
-        self._sync_weights(step.policy_version)
         rollouts = self._finish(self._prefetcher.take(prompts, step))
         assert rollouts is not None, "a step without prompts"
         rollouts = drop_stale_groups(
@@ -118,16 +134,6 @@ class Collector:
     def cancel(self) -> None:
         """Cancel the rollouts of this step and of later ones."""
         self._prefetcher.cancel()
-
-    def _sync_weights(self, version: int) -> None:
-        """Load the policy's weights into the engine; every rank must call this."""
-        failure: EngineFailed | None = None
-        with self._events.stage("weight_sync"):
-            try:
-                self._engine.load_weights(self._policy, version)
-            except EngineFailed as error:
-                failure = error
-            abandon_if_failed(failure)
 
     def _finish(self, pending: PendingRollout) -> RolloutBatch | None:
         """Wait for completions, then for scores; None without prompts.

@@ -81,6 +81,7 @@ def collect(engine, *, reward=None, step=0, version=0, callbacks=(), metrics=Non
             optimizer_steps=1,
             max_refill_rounds=0,
         )
+        collector.load_weights(position)
         return collector.collect(PROMPTS, position, metrics or Metrics())
 
 
