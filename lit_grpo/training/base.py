@@ -46,6 +46,7 @@ from lit_grpo.training.checks.strategies import (
     refuse_unsupported,
     warn_of_casts,
 )
+from lit_grpo.training.collecting.generation import load_weights, start_engine
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.optimizer.fused_steps import choose_fused
@@ -135,7 +136,7 @@ class PolicyModule(L.LightningModule):
         seed_everything(self.seed)  # random initial weights must be the same on all ranks
         self.load_models()
         check_completions_fit(max_positions(self.policy.model.config), self.sampling)
-        self.engine.start(self.policy)
+        start_engine(self.engine, self.policy)
 
     @property
     def _sharding(self) -> Sharding:
@@ -340,7 +341,7 @@ class PolicyModule(L.LightningModule):
     def on_validation_epoch_start(self) -> None:
         self._val_metrics = Metrics()
         with stops_on_failure(self.trainer):
-            self.engine.load_weights(self.policy, self.policy_version)
+            load_weights(self.engine, self.policy, self.policy_version)
 
     def validation_step(self, prompts: Sequence[Prompt], batch_idx: int) -> None:
         if is_cut_short(self.trainer):

@@ -20,6 +20,7 @@ from lit_grpo.rewards.scoring import RewardFailed
 from lit_grpo.runs.checkpoints.files import read_checkpoint
 from lit_grpo.training import GRPOModule
 from lit_grpo.training.checks.strategies import refuse_unsupported
+from lit_grpo.training.collecting.generation import load_weights, start_engine
 from lit_grpo.training.seeds import seed_everything
 from lit_grpo.types import Prompt, UserError, check_range
 
@@ -129,5 +130,5 @@ def load_policy(cli: CommandLine, module: GRPOModule) -> None:
         # Not strict: a moving reference, which is not loaded here, may be in it.
         module.load_state_dict(checkpoint["state_dict"], strict=False)
     strategy.model_to_device()
-    module.engine.start(module.policy)
-    module.engine.load_weights(module.policy, 0)
+    start_engine(module.engine, module.policy)
+    load_weights(module.engine, module.policy, 0)

@@ -14,6 +14,7 @@ from lit_grpo.objective import AdvantageConfig
 from lit_grpo.objective.advantages import compute_advantages
 from lit_grpo.rewards.scoring import RewardSuite, Scoring
 from lit_grpo.rollout import EngineFailed, RolloutEngine, SampledPolicy, Sampling
+from lit_grpo.training.collecting.generation import load_weights
 from lit_grpo.training.collecting.pending_rollout import (
     PendingRollout,
     RolloutFactory,
@@ -31,7 +32,7 @@ from lit_grpo.training.metrics import (
 from lit_grpo.training.seeds import SeedPurpose, seed_everything
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed
-from lit_grpo.types import Prompt, RolloutBatch, StageProgress
+from lit_grpo.types import EngineBug, Prompt, RolloutBatch, StageProgress
 
 
 class Collector:
@@ -83,15 +84,15 @@ class Collector:
         Every rank must call this. An engine may run the policy here to check what it has loaded.
 
         Raises:
-            StepAbandoned: the engine gave up, or a callback ended the run during the wait. Raised
-                on every rank.
+            StepAbandoned: the engine gave up or has a bug, or a callback ended the run during the
+                wait. Raised on every rank.
         """
         seed_everything(step.seeds.derive(SeedPurpose.ROLLOUT, step.number))
-        failure: EngineFailed | None = None
+        failure: EngineFailed | EngineBug | None = None
         with self._events.stage("weight_sync"):
             try:
-                self._engine.load_weights(self._policy, step.policy_version)
-            except EngineFailed as error:
+                load_weights(self._engine, self._policy, step.policy_version)
+            except (EngineFailed, EngineBug) as error:
                 failure = error
             abandon_if_failed(failure)
 

@@ -1,4 +1,4 @@
-"""Sample with an engine, and check that it keeps the contract of ``RolloutEngine.generate``.
+"""Call an engine, and check that it keeps the contract of ``RolloutEngine.generate``.
 
 Its faults would otherwise show far from it, or not at all.
 """
@@ -6,10 +6,11 @@ Its faults would otherwise show far from it, or not at all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args
 
 from lit_grpo.diagnostics.memory import is_out_of_memory
-from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
+from lit_grpo.rollout import EngineFailed, RolloutEngine, SampledPolicy, Sampling
 from lit_grpo.training.waiting import StepAbandoned
 from lit_grpo.types import (
     Completion,
@@ -30,6 +31,27 @@ PASSED_ON = (EngineFailed, StepAbandoned, UserError, Diverged, OutOfMemory)
 SHOWN_ROWS = 8
 
 
+def start_engine(engine: RolloutEngine, policy: SampledPolicy) -> None:
+    """Start an engine.
+
+    Raises:
+        EngineBug: it is the user's and raised an exception.
+    """
+    with _bugs_of_users(engine, "start"):
+        engine.start(policy)
+
+
+def load_weights(engine: RolloutEngine, policy: SampledPolicy, version: int) -> None:
+    """Load the weights of a version of the policy; every rank must call this.
+
+    Raises:
+        EngineFailed: the engine gave up.
+        EngineBug: it is the user's and raised an exception.
+    """
+    with _bugs_of_users(engine, "load_weights"):
+        engine.load_weights(policy, version)
+
+
 def generate(
     engine: RolloutEngine,
     prompts: Sequence[Prompt],
@@ -44,7 +66,7 @@ def generate(
         EngineBug: the engine does not keep its contract, or is the user's and raised an exception.
     """
     num_rows = len(prompts) * group_size
-    name = _describe(engine)
+    name = _describe(engine, "generate")
     once = (
         f"{name} must yield each of the len(prompts) * group_size = {num_rows} rows exactly once, "
         "in any order"
@@ -70,6 +92,24 @@ def generate(
         )
 
 
+@contextmanager
+def _bugs_of_users(engine: RolloutEngine, method: str) -> Iterator[None]:
+    """Say where a method of an engine of the user's has failed.
+
+    Raises:
+        EngineBug: it has raised an exception within the context.
+    """
+    try:
+        yield
+    except PASSED_ON:
+        raise
+    except Exception as error:
+        if not _is_users(engine) or _is_of_machine(error):
+            raise
+        name = _describe(engine, method)
+        raise EngineBug(f"{name} failed:\n{users_traceback(error)}") from error
+
+
 def _items(
     engine: RolloutEngine,
     name: str,
@@ -83,17 +123,11 @@ def _items(
     Raises:
         EngineBug: it is the user's and raised an exception, or it returned something else.
     """
-    try:
+    with _bugs_of_users(engine, "generate"):
         found = engine.generate(prompts, group_size, sampling, seed=seed)
         if isinstance(found, Iterable):
             yield from found
             return
-    except PASSED_ON:
-        raise
-    except Exception as error:
-        if not _is_users(engine) or _is_of_machine(error):
-            raise
-        raise EngineBug(f"{name} failed:\n{users_traceback(error)}") from error
     raise EngineBug(
         f"{name} must return an iterator over (row, completion), got {found!r}. Write yield row, "
         "completion for each row."
@@ -142,9 +176,9 @@ def _check_completion(name: str, row: int, completion: Completion) -> None:
             )
 
 
-def _describe(engine: RolloutEngine) -> str:
-    """Return the name of the engine's ``generate``, with its file and line."""
+def _describe(engine: RolloutEngine, method: str) -> str:
+    """Return the name of a method of the engine's, with its file and line."""
     kind = type(engine)
-    _, code = defined_at(engine.generate)
+    _, code = defined_at(getattr(engine, method))
     place = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
-    return f"{kind.__module__}.{kind.__qualname__}.generate{place}"
+    return f"{kind.__module__}.{kind.__qualname__}.{method}{place}"

@@ -132,14 +132,21 @@ def test_the_stages_of_a_step_are_reported_with_the_rewards():
     assert details["reward_std"] == pytest.approx(0.5**0.5)  # in each group
 
 
+@pytest.mark.parametrize(
+    ("error", "said", "exit_code"),
+    [
+        (EngineFailed("no server is left"), "no server is left", ExitCode.ENGINE_FAILED),
+        (KeyError("cache"), r"\S+ \(\S+test_collector.py:\d+\) failed:", ExitCode.CRASHED),
+    ],
+)
 @pytest.mark.parametrize("method", ["load_weights", "generate"])
-def test_an_engine_that_gives_up_abandons_the_step(method):
-    def give_up(*args, **settings):
-        raise EngineFailed("no server is left")
+def test_an_engine_that_gives_up_or_has_a_bug_abandons_the_step(method, error, said, exit_code):
+    def fail(*args, **settings):
+        raise error
 
     engine = RecordingEngine()
-    setattr(engine, method, give_up)
-    with pytest.raises(StepAbandoned, match="Stopped: no server is left") as error:
+    setattr(engine, method, fail)
+    with pytest.raises(StepAbandoned, match=f"Stopped: {said}") as stopped:
         collect(engine)
-    assert error.value.reason.exit_code == ExitCode.ENGINE_FAILED
-    assert error.value.reason.is_step_unfinished
+    assert stopped.value.reason.exit_code == exit_code
+    assert stopped.value.reason.is_step_unfinished

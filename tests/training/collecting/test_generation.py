@@ -2,13 +2,14 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from tiny import completion, prompt
 
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
-from lit_grpo.training.collecting.generation import generate
+from lit_grpo.training.collecting.generation import generate, load_weights, start_engine
 from lit_grpo.training.waiting import StepAbandoned
 from lit_grpo.types import Completion, Diverged, EngineBug, OutOfMemory, UserError
 
@@ -150,3 +151,30 @@ def test_closing_the_iterator_closes_that_of_the_engine():
     assert not engine.is_closed
     rows.close()
     assert engine.is_closed
+
+
+class Fails(Mine):
+    def start(self, policy):
+        raise KeyError("start")
+
+    def load_weights(self, policy, version):
+        raise self.items
+
+
+@pytest.mark.parametrize(
+    ("call", "method"),
+    [(start_engine, "start"), (partial(load_weights, version=0), "load_weights")],
+)
+def test_an_exception_in_another_method_is_shown_from_the_users_line_on(call, method):
+    name = NAME.replace("Mine", "Fails").replace("generate ", f"{method} ")
+    what = r"failed:\nTraceback \(most recent call last\):\n  File \"\S+test_generation\.py\""
+    with pytest.raises(EngineBug, match=name + what) as caught:
+        call(Fails(KeyError("load_weights")), policy=None)
+    assert str(caught.value).endswith(f"KeyError: '{method}'")
+
+
+def test_an_engine_may_give_up_while_it_loads_weights():
+    error = EngineFailed("no server is left")
+    with pytest.raises(EngineFailed) as caught:
+        load_weights(Fails(error), None, 0)
+    assert caught.value is error
