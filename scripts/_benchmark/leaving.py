@@ -191,13 +191,13 @@ def _wait_for(stage: str, process: subprocess.Popen[bytes], directory: Path) -> 
         TimeoutError: it does not get there.
     """
     deadline = time.monotonic() + MAX_SECONDS
-    since = time.monotonic()
-    while time.monotonic() - since < STEADY_SECONDS:
+    since: float | None = None
+    while since is None or time.monotonic() - since < STEADY_SECONDS:
         if process.poll() is not None:
             raise RuntimeError((directory / "said.txt").read_text())
         if time.monotonic() > deadline:
             raise TimeoutError(f"the run has not come to the stage {stage}")
         is_silent = stage != "weight_sync" or (directory / SILENT_FILE).exists()
-        if stage_of(directory) != stage or not is_silent:
-            since = time.monotonic()
+        is_there = stage_of(directory) == stage and is_silent
+        since = (since or time.monotonic()) if is_there else None
         time.sleep(0.02)

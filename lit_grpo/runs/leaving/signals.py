@@ -31,6 +31,9 @@ LEAVING = {exit_code_of_signal(signum): signum for signum in SIGNALS}
 """Exit code -> the signal that it stands for."""
 LEAVE_SECONDS = 10.0
 """Time for the main thread to leave at a signal before a training has begun."""
+WAKE_SECONDS = 1.0
+"""After this time a main thread that has not left is woken: a signal that another thread receives,
+or that comes just before a blocking call, does not end the call."""
 
 ECHO_SECONDS, ECHO_SECONDS_OF_LAUNCHER = 0.1, 0.5
 """A second signal within this time is the same request: ``timeout``, a container, or later a
@@ -55,7 +58,8 @@ def leave_on_signal(trainer: L.Trainer) -> Iterator[None]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     is_over = threading.Event()
-    threading.Thread(target=_end_if_stuck, args=[reader, is_over], daemon=True).start()
+    main_thread = threading.get_ident()
+    threading.Thread(target=_end_if_stuck, args=[reader, is_over, main_thread], daemon=True).start()
     previous = {signum: signal.signal(signum, _leave) for signum in SIGNALS}
     previous_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _writers.add(writer)
@@ -119,7 +123,7 @@ def _leave(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(exit_code_of_signal(signum))
 
 
-def _end_if_stuck(reader: int, is_over: threading.Event) -> None:
+def _end_if_stuck(reader: int, is_over: threading.Event, main_thread: int) -> None:
     """Say that a signal has come, and end the process unless the main thread leaves in time."""
     with open(reader, "rb", buffering=0) as signals:
         while received := signals.read(1):
@@ -131,10 +135,25 @@ def _end_if_stuck(reader: int, is_over: threading.Event) -> None:
                 continue
             name = signal.Signals(signum).name
             _write_stderr(f"{name}: ending now, without a new checkpoint.")
-            if not is_over.wait(LEAVE_SECONDS):
-                _show_cursor()
-                os._exit(exit_code_of_signal(signum))
+            if not is_over.wait(WAKE_SECONDS):
+                signal.pthread_kill(main_thread, signum)
+                _end_unless(is_over, signal.Signals(signum))
             return
+
+
+def _end_unless(is_over: threading.Event, signum: signal.Signals) -> None:
+    """End the process if the main thread does not leave in time."""
+    if is_over.wait(LEAVE_SECONDS):
+        return
+    saying = threading.Thread(
+        target=log.error,
+        args=["Ended by %s: its main thread is stuck, so there is no new checkpoint.", signum.name],
+        daemon=True,
+    )
+    saying.start()
+    saying.join(WAKE_SECONDS)  # what is stuck may hold the log's lock
+    _show_cursor()
+    os._exit(exit_code_of_signal(signum))
 
 
 class StopOnSignal(StopAtSafePoints):

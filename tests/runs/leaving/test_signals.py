@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -214,8 +216,30 @@ def test_a_signal_to_a_forked_process_is_not_one_to_the_run(capfd):
     assert "ending now" not in capfd.readouterr().err
 
 
-def swallow_what_a_handler_raises() -> None:
-    signals.LEAVE_SECONDS = 0.2
+def sleep_while_another_thread_receives_a_signal() -> None:
+    signals.WAKE_SECONDS = 0.2
+    receiver = threading.Thread(
+        target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    )
+    try:
+        with leave_on_signal(NoLauncher()):
+            threading.Timer(0.2, receiver.start).start()
+            time.sleep(600)
+    except SystemExit as leave:
+        os._exit(leave.code - 100)
+
+
+def test_a_call_goes_on_after_a_signal_to_another_thread_and_is_ended(capfd):
+    sleeping = FORK.Process(target=sleep_while_another_thread_receives_a_signal)
+    sleeping.start()
+    sleeping.join(120)
+    assert sleeping.exitcode == 128 + signal.SIGTERM - 100
+    assert "SIGTERM: ending now" in capfd.readouterr().err
+
+
+def swallow_what_a_handler_raises(log_file: Path) -> None:
+    signals.WAKE_SECONDS = signals.LEAVE_SECONDS = 0.2
+    logging.getLogger("lit_grpo").addHandler(logging.FileHandler(log_file))
     with leave_on_signal(NoLauncher()):
         pid = os.getpid()
         while True:  # as a library might
@@ -227,12 +251,14 @@ def swallow_what_a_handler_raises() -> None:
                 pid = None
 
 
-def test_a_process_that_does_not_leave_at_a_signal_is_ended(capfd):
-    stuck = FORK.Process(target=swallow_what_a_handler_raises)
+def test_a_process_that_does_not_leave_at_a_signal_is_ended(capfd, tmp_path):
+    log_file = tmp_path / "run.log"
+    stuck = FORK.Process(target=swallow_what_a_handler_raises, args=[log_file])
     stuck.start()
     stuck.join(120)
     assert stuck.exitcode == 128 + signal.SIGTERM
     assert "SIGTERM: ending now" in capfd.readouterr().err
+    assert log_file.read_text().startswith("Ended by SIGTERM: its main thread is stuck")
 
 
 LOADING = """
