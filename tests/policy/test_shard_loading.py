@@ -134,6 +134,7 @@ def highest(measure):
         thread.join()
 
 
+@pytest.mark.slow
 def test_no_rank_has_the_whole_model_in_memory_as_it_is_read_and_streamed(tmp_path):
     """Files in bfloat16, as most are: a model that is loaded from them whole is not their pages."""
     path = saved(tmp_path / "model", dtype="bfloat16", architecture=LARGE)

@@ -16,6 +16,7 @@ def test_a_run_leaves_in_the_stage_that_is_named(monkeypatch):
     assert 0 < left.save_seconds < left.seconds
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_by_itself_is_an_error_with_what_it_said(monkeypatch):
     place = ("generation", {"no_such_key": 1}, [])
     monkeypatch.setitem(leaving.PLACES, "it is broken", place)

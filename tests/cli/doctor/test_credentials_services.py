@@ -46,8 +46,9 @@ def test_a_key_that_a_reward_lacks_when_it_starts_is_failed(where, monkeypatch, 
 RECORDING = ("code_rewards.RecordsHooks", {"file": "hooks.txt"})
 
 
-@pytest.mark.parametrize("make", [in_worker, rewarded])
-@pytest.mark.parametrize("is_accuracy", [False, True])
+@pytest.mark.parametrize(
+    ("make", "is_accuracy"), [(in_worker, False), (rewarded, False), (rewarded, True)]
+)
 def test_offline_no_reward_of_the_user_s_is_started(make, is_accuracy, capsys):
     reward = make(RECORDING[0], **RECORDING[1])
     if is_accuracy:

@@ -363,6 +363,7 @@ SMALL_DISK = (
 )
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_leaves_the_files_of_an_earlier_report(tmp_path):
     namespace = ["unshare", "--map-root-user", "--mount"]
     if not can_run([*namespace, "true"]):
