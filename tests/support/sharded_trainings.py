@@ -24,6 +24,7 @@ from sharded_cases import (
     OBJECTIVES,
     OWN_ENGINE,
     REFUSED,
+    RESUMED,
     SFT,
     SFT_PROMPTS,
     SKIPPING,
@@ -114,8 +115,12 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     shares_prompts, calls = [], count_shared_attention()
     if in_background:
         write_slowly()
+    is_resumed = case in RESUMED or case in SKIPPING
     saving = Checkpoints(
-        dirpath=directory, every_n_steps=2, keep_last=9, in_background=in_background
+        dirpath=directory,
+        every_n_steps=2 if is_resumed else NUM_STEPS,
+        keep_last=9,
+        in_background=in_background,
     )
     first = Path(directory) / "step_000002.ckpt"
     seeing = LambdaCallback(
