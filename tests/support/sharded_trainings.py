@@ -115,7 +115,7 @@ def train(case: str, training: str, num_ranks: int) -> dict[str, Any]:
     shares_prompts, calls = [], count_shared_attention()
     if in_background:
         write_slowly()
-    is_resumed = case in RESUMED or case in SKIPPING
+    is_resumed = case in RESUMED or case in SKIPPING | COMPILED
     saving = Checkpoints(
         dirpath=directory,
         every_n_steps=2 if is_resumed else NUM_STEPS,

@@ -5,7 +5,7 @@ Parameters, weights and the optimizer's state are exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,19 +95,36 @@ def optimizer_sizes(model: nn.Module, optimizer: Optimizer | None) -> OptimizerS
 def _state_bytes(
     optimizer: Optimizer, parameters: Sequence[nn.Parameter], *, otherwise: int
 ) -> int:
-    """Return the bytes of the state after a step, or something else if it reads values."""
+    """Return the bytes of the state after a step, or something else if it reads values.
+
+    The step is taken on one of the parameters that are alike, as all steps take long on the meta
+    device.
+    """
+    alike = _alike(optimizer)
     try:
-        for one in parameters:
-            one.grad = torch.empty_like(one)
+        for first, *_ in alike:
+            first.grad = torch.empty_like(first)
         with torch.compiler.set_stance("force_eager"):  # some compile their step, without values
             optimizer.step()
-        states = [value for state in optimizer.state.values() for value in state.values()]
-        return size_of([one for one in states if isinstance(one, Tensor)])
+        return sum(len(same) * _tensor_bytes(optimizer.state[same[0]]) for same in alike)
     except (RuntimeError, NotImplementedError):
         return otherwise
     finally:
         for one in parameters:
             one.grad = None
+
+
+def _alike(optimizer: Optimizer) -> list[list[nn.Parameter]]:
+    """Return the parameters in lists of those that have one shape, type and group."""
+    found: dict[Any, list[nn.Parameter]] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        for one in group["params"]:
+            found.setdefault((number, one.shape, one.dtype), []).append(one)
+    return [*found.values()]
+
+
+def _tensor_bytes(state: Mapping[str, Any]) -> int:
+    return size_of([value for value in state.values() if isinstance(value, Tensor)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
