@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -57,9 +57,15 @@ def leave_on_signal(trainer: L.Trainer) -> Iterator[None]:
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    is_over = threading.Event()
+    is_over, ending = threading.Event(), threading.Lock()
     main_thread = threading.get_ident()
-    threading.Thread(target=_end_if_stuck, args=[reader, is_over, main_thread], daemon=True).start()
+
+    def wake(signum: int) -> None:
+        with ending:  # with the handlers of before, it would end the process
+            if not is_over.is_set():
+                signal.pthread_kill(main_thread, signum)
+
+    threading.Thread(target=_end_if_stuck, args=[reader, is_over, wake], daemon=True).start()
     previous = {signum: signal.signal(signum, _leave) for signum in SIGNALS}
     previous_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _writers.add(writer)
@@ -72,7 +78,8 @@ def leave_on_signal(trainer: L.Trainer) -> Iterator[None]:
                 launcher.kill(signum)
         raise
     finally:
-        is_over.set()
+        with ending:
+            is_over.set()
         signal.set_wakeup_fd(previous_fd)
         _writers.discard(writer)
         os.close(writer)
@@ -123,8 +130,12 @@ def _leave(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(exit_code_of_signal(signum))
 
 
-def _end_if_stuck(reader: int, is_over: threading.Event, main_thread: int) -> None:
-    """Say that a signal has come, and end the process unless the main thread leaves in time."""
+def _end_if_stuck(reader: int, is_over: threading.Event, wake: Callable[[int], None]) -> None:
+    """Say that a signal has come, and end the process unless the main thread leaves in time.
+
+    Args:
+        wake: Ends a blocking call of the main thread.
+    """
     with open(reader, "rb", buffering=0) as signals:
         while received := signals.read(1):
             signum = received[0]
@@ -136,7 +147,7 @@ def _end_if_stuck(reader: int, is_over: threading.Event, main_thread: int) -> No
             name = signal.Signals(signum).name
             _write_stderr(f"{name}: ending now, without a new checkpoint.")
             if not is_over.wait(WAKE_SECONDS):
-                signal.pthread_kill(main_thread, signum)
+                wake(signum)
                 _end_unless(is_over, signal.Signals(signum))
             return
 
