@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lit_grpo.data.lazy_prompts import LazyPrompts
 from lit_grpo.data.order import TableOrder, none_short_enough
-from lit_grpo.types import GroupResult, Prompt, check_range, setting_error
+from lit_grpo.types import GroupResult, Prompt, check_fields, check_range, setting_error
 
 Level = Literal["easy", "normal", "hard"]
 
@@ -56,6 +56,7 @@ class Adaptive:
     rest_epochs: float = 2.0
 
     def __post_init__(self) -> None:
+        check_fields(_KEY, self)
         for name, share in self.shares.items():
             if name not in LEVELS:
                 raise setting_error(f"{_KEY}.shares", f"shares of {', '.join(LEVELS)}", repr(name))

@@ -25,7 +25,7 @@ from lit_grpo.data.prompts import PromptFormat, build_prompts
 from lit_grpo.data.repeated import describe_repeated
 from lit_grpo.data.sources import Row
 from lit_grpo.data.stream import PromptStream, StreamOrder
-from lit_grpo.types import Prompt, Tokenizer, UserError, check_range
+from lit_grpo.types import Prompt, Tokenizer, UserError, check_range, check_value
 
 logger = logging.getLogger("lit_grpo")
 
@@ -52,6 +52,8 @@ class PromptDataModule(LightningDataModule, ABC):
     def __init__(self, prompts_per_step: int, validation_batch_size: int | None, seed: int) -> None:
         super().__init__()
         check_range("data.seed", seed, at_least=0)
+        check_value("data.prompts_per_step", prompts_per_step, int)
+        check_value("data.validation_batch_size", validation_batch_size, int | None)
         self.prompts_per_step = prompts_per_step
         self.validation_batch_size = (
             prompts_per_step if validation_batch_size is None else validation_batch_size

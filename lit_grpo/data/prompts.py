@@ -20,7 +20,15 @@ from lit_grpo.data.columns import (
     prompt_value,
 )
 from lit_grpo.data.sources import Row
-from lit_grpo.types import Message, Prompt, Tokenizer, UserError, check_range, starts_with_bos
+from lit_grpo.types import (
+    Message,
+    Prompt,
+    Tokenizer,
+    UserError,
+    check_fields,
+    check_range,
+    starts_with_bos,
+)
 from lit_grpo.types.spelling import did_you_mean
 
 
@@ -44,6 +52,7 @@ class PromptFormat:
     require_answer: bool = True
 
     def __post_init__(self) -> None:
+        check_fields("data", self)
         for role in self.columns:
             if role not in get_args(Role):
                 raise UserError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types import UserError, check_fields, check_range, setting_error
 
 Api = Literal["openai", "azure", "azure_v1"]
 Auth = Literal["key", "token", "entra", "none"]
@@ -36,6 +36,7 @@ class Price:
     cached_prompt: float | None = None
 
     def __post_init__(self) -> None:
+        check_fields("judge.price", self)
         for name in ("prompt", "completion", "cached_prompt"):
             check_range(f"judge.price.{name}", getattr(self, name), at_least=0)
 
@@ -66,6 +67,7 @@ class Limits:
     num_retries: int = 5
 
     def __post_init__(self) -> None:
+        check_fields("judge.limits", self)
         check_range("judge.limits.max_concurrency", self.max_concurrency, at_least=1)
         check_range("judge.limits.num_retries", self.num_retries, at_least=0)
         positive = ("requests_per_minute", "tokens_per_minute", "max_cost_usd")
@@ -125,6 +127,7 @@ class Judge:
     cache: Path | None = None
 
     def __post_init__(self) -> None:
+        check_fields("judge", self)
         check_range("judge.max_completion_tokens", self.max_completion_tokens, at_least=1)
         check_range("judge.temperature", self.temperature, at_least=0)
         if self.secret_variable is not None and not VARIABLE.fullmatch(self.secret_variable):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_grpo.objective.custom import Function, check_arguments, checked_advantages
-from lit_grpo.types import RewardTable, UserError, check_range, counted_rows
+from lit_grpo.types import RewardTable, UserError, check_fields, check_range, counted_rows
 
 NOISE = 3e-7
 """Rewards of a group whose distance from their mean is at most this share of the largest one count
@@ -63,6 +63,7 @@ class AdvantageConfig:
     function: Function | None = None
 
     def __post_init__(self) -> None:
+        check_fields("model.advantage", self)
         if self.baseline == "batch" and self.deviation in ("group", "mean"):
             raise UserError(
                 f"baseline: batch needs deviation: batch or none, got {self.deviation} (a group "

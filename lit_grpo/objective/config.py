@@ -20,7 +20,7 @@ from lit_grpo.objective.terms import (
     SamplerMask,
     SFTTerm,
 )
-from lit_grpo.types import UserError, check_range
+from lit_grpo.types import UserError, check_fields, check_range
 
 _KEY = "model.objective."
 
@@ -106,6 +106,7 @@ class Objective:
     function: Function | None = None
 
     def __post_init__(self) -> None:
+        check_fields(_KEY.rstrip("."), self)
         self._check_ranges()
         for name in ("surrogate", "function"):
             check_arguments(f"{_KEY}{name}", getattr(self, name), "inputs", "objective")

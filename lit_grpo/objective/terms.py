@@ -7,7 +7,7 @@ from math import inf
 from typing import Literal
 
 from lit_grpo.objective.custom import Function, check_arguments
-from lit_grpo.types import UserError, check_range
+from lit_grpo.types import UserError, check_fields, check_range
 
 _KEY = "model.objective."
 
@@ -51,6 +51,7 @@ class KLTerm:
     refresh_mix: float = 1.0
 
     def __post_init__(self) -> None:
+        check_fields(f"{_KEY}kl", self)
         key = f"{_KEY}kl."
         check_range(
             f"{key}coef",
@@ -131,6 +132,7 @@ class DistillationTerm:
     top_k: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(f"{_KEY}distillation", self)
         key = f"{_KEY}distillation."
         check_range(
             f"{key}coef",
@@ -168,6 +170,7 @@ class EntropyTerm:
     coef_max: float = 1.0
 
     def __post_init__(self) -> None:
+        check_fields(f"{_KEY}entropy", self)
         key = f"{_KEY}entropy."
         check_range(f"{key}coef", self.coef)
         check_range(f"{key}target", self.target)
@@ -215,6 +218,7 @@ class SamplerCorrection:
     max_ratio: float | None = 2.0
 
     def __post_init__(self) -> None:
+        check_fields(f"{_KEY}sampler_correction", self)
         key = f"{_KEY}sampler_correction."
         check_arguments(f"{key}level", self.level, "log_ratio", "mask")
         why = "the bounds must satisfy 0 <= min_ratio < max_ratio"
@@ -247,6 +251,7 @@ class SamplerMask:
     max: float | None = None
 
     def __post_init__(self) -> None:
+        check_fields(f"{_KEY}sampler_masks", self)
         key = f"{_KEY}sampler_masks."
         why = "the bounds must satisfy 0 <= min < max"
         check_range(f"{key}min", self.min, at_least=0, why=why)
@@ -294,6 +299,7 @@ class CovarianceTerm:
     coef: float = 1.0
 
     def __post_init__(self) -> None:
+        check_fields(f"{_KEY}covariance", self)
         key = f"{_KEY}covariance."
         check_range(f"{key}fraction", self.fraction, above=0, at_most=1)
         check_range(f"{key}high", self.high, above=self.low)
@@ -316,5 +322,6 @@ class SFTTerm:
     min_reward: float = 1.0
 
     def __post_init__(self) -> None:
+        check_fields(f"{_KEY}sft", self)
         check_range(f"{_KEY}sft.coef", self.coef, at_least=0)
         check_range(f"{_KEY}sft.min_reward", self.min_reward)

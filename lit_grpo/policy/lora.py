@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel
 
-from lit_grpo.types import UserError, check_range
+from lit_grpo.types import UserError, check_fields, check_range
 from lit_grpo.types.spelling import did_you_mean
 
 
@@ -34,6 +34,7 @@ class LoRA:
     modules_to_save: list[str] | None = None
 
     def __post_init__(self) -> None:
+        check_fields("model.policy.lora", self)
         check_range("model.policy.lora.rank", self.rank, at_least=1)
         check_range("model.policy.lora.alpha", self.alpha, above=0)
 

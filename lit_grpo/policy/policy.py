@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -37,7 +38,7 @@ from lit_grpo.policy.shard_loading import (
     model_of_placeholders,
 )
 from lit_grpo.policy.sharding import WHOLE, Sharding, whole, whole_shape
-from lit_grpo.types import UserError, setting_error
+from lit_grpo.types import UserError, check_init, setting_error
 
 
 class Policy(nn.Module):
@@ -86,6 +87,7 @@ class Policy(nn.Module):
         trust_remote_code: bool = False,
         reasoning_tags: tuple[str, str] | None = ("<think>", "</think>"),
     ) -> None:
+        check_init("model.policy", Policy, locals())
         super().__init__()
         if (path is None) == (architecture is None):
             raise UserError(
@@ -102,7 +104,7 @@ class Policy(nn.Module):
         if reasoning_tags is not None and (len({*reasoning_tags}) != 2 or "" in reasoning_tags):
             rule = "two different texts, or null"
             raise setting_error("model.policy.reasoning_tags", rule, list(reasoning_tags))
-        self.path = path
+        self.path = None if path is None else os.fspath(path)
         self.architecture = architecture
         self.tokenizer_path = tokenizer
         self.dtype = dtype

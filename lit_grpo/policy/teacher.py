@@ -20,7 +20,7 @@ from lit_grpo.policy.loading import load_model, load_tokenizer, max_positions
 from lit_grpo.policy.logprobs import completion_statistics, top_tokens
 from lit_grpo.policy.model_source import ModelSource
 from lit_grpo.policy.policy import Policy
-from lit_grpo.types import TokenBatch, UserError
+from lit_grpo.types import TokenBatch, UserError, check_init
 
 _KEY = "model.teacher.path"
 _PROBE = "Wave 12 + 34: naïve façades,\n\tthen 5.6e-7 of them?"
@@ -101,6 +101,7 @@ class LocalTeacher(Teacher):
         dtype: Literal["float32", "bfloat16"] = "float32",
         trust_remote_code: bool = False,
     ) -> None:
+        check_init("model.teacher.init_args", LocalTeacher, locals())
         self.path = path
         self.dtype = dtype
         self.trust_remote_code = trust_remote_code

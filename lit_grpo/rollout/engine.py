@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lit_grpo.types import Completion, Measurements, Prompt, Tokenizer, check_range, setting_error
+from lit_grpo.types import (
+    Completion,
+    Measurements,
+    Prompt,
+    Tokenizer,
+    check_fields,
+    check_range,
+    setting_error,
+)
 from lit_grpo.types import EngineFailed as EngineFailed
 
 LOOK_SECONDS = 1.0
@@ -47,6 +55,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         key = "model.sampling"
+        check_fields(key, self)
         check_range(f"{key}.temperature", self.temperature, at_least=0)
         check_range(f"{key}.top_p", self.top_p, above=0, at_most=1)
         check_range(f"{key}.top_k", self.top_k, at_least=0)

@@ -19,7 +19,7 @@ from lit_grpo.policy.sharding import compute_device, whole_shape
 from lit_grpo.rollout.engine import SampledPolicy
 from lit_grpo.rollout.requests import Request, Sample, single_token_request
 from lit_grpo.rollout.weights.store import WeightUpdate
-from lit_grpo.types import check_range
+from lit_grpo.types import check_fields, check_range
 
 NUM_POSITIONS = 4
 """Last positions of each sequence whose next token is compared."""
@@ -60,6 +60,7 @@ class WeightCheck:
 
     def __post_init__(self) -> None:
         key, why = "model.engine.init_args.weight_check", "unchecked weights may be stale"
+        check_fields(key, self)
         check_range(f"{key}.every", self.every, at_least=1, why=why)
         check_range(f"{key}.num_sequences", self.num_sequences, at_least=1, why=why)
         check_range(f"{key}.tolerance", self.tolerance, above=0, why="no engine would pass")

@@ -56,7 +56,7 @@ from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.validation import is_cut_short, stops_on_failure
 from lit_grpo.training.waiting import Waiting
-from lit_grpo.types import Prompt, UserError, check_range, check_type
+from lit_grpo.types import Prompt, UserError, check_range, check_type, check_value
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,8 @@ class PolicyModule(L.LightningModule):
         self.warmup_steps = warmup_steps
         self.evaluation = evaluation or Evaluation()
         check_type("model.evaluation", self.evaluation, Evaluation)
+        check_value("model.lr_schedule", lr_schedule, Schedule)
+        check_value("model.warmup_steps", warmup_steps, int)
         check_range("model.warmup_steps", warmup_steps, at_least=0)
         check_type("model.seed", seed, int)
         check_range("model.seed", seed, at_least=0)

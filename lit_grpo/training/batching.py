@@ -17,7 +17,7 @@ from lit_grpo.objective import Objective, TokenCounts
 from lit_grpo.objective.token_advantages import TokenRewards
 from lit_grpo.policy.packing import is_worth_sharing
 from lit_grpo.policy.padding import pad
-from lit_grpo.types import RolloutBatch, TokenBatch, TrainBatch, check_range
+from lit_grpo.types import RolloutBatch, TokenBatch, TrainBatch, check_fields, check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,7 @@ class UpdateConfig:
     max_skipped_steps: int = 5
 
     def __post_init__(self) -> None:
+        check_fields("model.update", self)
         key = "model.update."
         why = "every rollout step updates the policy at least once"
         check_range(f"{key}epochs", self.epochs, at_least=1, why=why)

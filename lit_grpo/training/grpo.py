@@ -57,6 +57,7 @@ from lit_grpo.types import (
     StopReason,
     TrainBatch,
     check_type,
+    check_value,
 )
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,9 @@ class GRPOModule(PolicyModule):
             policy, sampling, engine, optimizer, lr_schedule, warmup_steps, evaluation, seed
         )
         check_type("model.rewards", rewards, (list, tuple))
+        check_value("model.group_size", group_size, int)
+        check_value("model.dynamic_sampling_rounds", dynamic_sampling_rounds, int)
+        check_value("model.max_head_offpolicyness", max_head_offpolicyness, int)
         check_type("model.objective", objective, Objective)
         check_type("model.advantage", advantage, AdvantageConfig)
         check_type("model.update", update, UpdateConfig)

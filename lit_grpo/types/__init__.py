@@ -17,6 +17,7 @@ from lit_grpo.types.errors import (
     as_rank_lost,
 )
 from lit_grpo.types.events import RunningStage, Stage, StageProgress, StopReason
+from lit_grpo.types.field_types import check_fields, check_init, check_value
 from lit_grpo.types.functions import defined_at, unfit_signature, users_traceback
 from lit_grpo.types.json_text import parse_json
 from lit_grpo.types.rollouts import (
@@ -65,8 +66,11 @@ __all__ = [
     "UserCodeFailed",
     "UserError",
     "as_rank_lost",
+    "check_fields",
+    "check_init",
     "check_range",
     "check_type",
+    "check_value",
     "counted_rows",
     "defined_at",
     "list_some",

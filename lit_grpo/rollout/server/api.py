@@ -16,7 +16,7 @@ from lit_grpo.rollout.server.api_key import Guard
 from lit_grpo.rollout.server.endpoint import Endpoint
 from lit_grpo.rollout.weight_check import CHECK_TEMPERATURE
 from lit_grpo.rollout.weights.store import WeightUpdate
-from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types import UserError, check_fields, check_range, setting_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,7 @@ class Launch:
 
     def __post_init__(self) -> None:
         key = "model.engine.init_args.launch"
+        check_fields(key, self)
         for name in ("num_servers", "tensor_parallel_size", "data_parallel_size"):
             check_range(f"{key}.{name}", getattr(self, name), at_least=1)
         check_range(f"{key}.port", self.port, at_least=1, why="null chooses a free one")

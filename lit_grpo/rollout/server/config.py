@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lit_grpo.types import check_range
+from lit_grpo.types import check_fields, check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,7 @@ class Supervision:
 
     def __post_init__(self) -> None:
         key = "model.engine.init_args.supervision"
+        check_fields(key, self)
         for name, value in vars(self).items():
             if name == "max_restarts":
                 check_range(f"{key}.{name}", value, at_least=0)

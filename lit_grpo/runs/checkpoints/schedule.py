@@ -37,7 +37,7 @@ from lit_grpo.runs.files.events import num_finished_steps
 from lit_grpo.runs.files.metrics import MetricsFile
 from lit_grpo.runs.safe_points import is_between_steps
 from lit_grpo.stopping import get_stop_reason
-from lit_grpo.types import check_range
+from lit_grpo.types import check_init, check_range
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class Checkpoints(Callback):
         dirpath: str | None = None,
         in_background: bool = False,
     ) -> None:
+        check_init("Checkpoints.init_args", Checkpoints, locals())
         key = "Checkpoints.init_args."
         if every_n_steps is not None:
             check_range(f"{key}every_n_steps", every_n_steps, at_least=1)

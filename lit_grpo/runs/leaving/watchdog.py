@@ -20,7 +20,7 @@ from lit_grpo.runs.leaving.stalls import Snapshot, StallTracker, take_snapshot
 from lit_grpo.runs.run_progress import clock_time
 from lit_grpo.runs.safe_points import StopAtSafePoints, stop_safely
 from lit_grpo.stopping import ExitCode, exit_code_of_signal, get_stop_reason
-from lit_grpo.types import Stage, as_rank_lost, check_range
+from lit_grpo.types import Stage, as_rank_lost, check_init, check_range
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class StallWatchdog(StopAtSafePoints):
         factor: float = 5.0,
         enabled: bool = True,
     ) -> None:
+        check_init("StallWatchdog.init_args", StallWatchdog, locals())
         key = "StallWatchdog.init_args."
         check_range(f"{key}min_seconds", min_seconds, above=0)
         check_range(f"{key}first_seconds", first_seconds, at_least=min_seconds)

@@ -24,7 +24,7 @@ from lit_grpo.training.collecting.score_status import (
     score_status,
 )
 from lit_grpo.training.waiting import StepAbandoned, Waiting, abandon_if_failed
-from lit_grpo.types import RolloutBatch, check_range
+from lit_grpo.types import RolloutBatch, check_fields, check_range
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,7 @@ class OutagePolicy:
     score_deadline_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        check_fields("model.outage", self)
         key = "model.outage."
         check_range(f"{key}max_absent_fraction", self.max_absent_fraction, at_least=0, at_most=1)
         check_range(f"{key}give_up_after_seconds", self.give_up_after_seconds, at_least=0)

@@ -1,0 +1,130 @@
+"""Settings that Python does not check, and the command line does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import lit_grpo
+from lit_grpo.callbacks import Checkpoints, StallWatchdog
+from lit_grpo.data import AdditionData, PromptData
+from lit_grpo.objective import (
+    AdvantageConfig,
+    CovarianceTerm,
+    KLTerm,
+    Objective,
+    SamplerCorrection,
+    SamplerMask,
+)
+from lit_grpo.policy import LoRA, Policy
+from lit_grpo.rewards import FormatReward
+from lit_grpo.rollout import Sampling
+from lit_grpo.training import GRPOModule, UpdateConfig
+from lit_grpo.types import UserError, check_fields, check_value
+
+
+@dataclass
+class Inner:
+    number: int = 1
+
+
+@dataclass
+class Section:
+    choice: Literal["a", "b"] | Callable[..., float] = "a"
+    texts: tuple[str, ...] = ()
+    number: int | None = None
+    share: float = 0.5
+    is_on: bool = False
+    path: str | None = None
+    inner: Inner = Inner
+    others: Sequence[Inner] | None = None
+    columns: Mapping[str, Any] | None = None
+    anything: Any = None
+
+
+GOOD = {
+    "choice": ["b", max],
+    "texts": [["x"], ("x", "y"), []],
+    "number": [3, None],
+    "share": [1, 0.5],
+    "is_on": [True],
+    "path": [Path("x"), "x", None],
+    "inner": [Inner()],
+    "others": [[Inner()], (), None],
+    "columns": [{}, os.environ, None],
+    "anything": [3, "x"],
+}
+BAD = {
+    "choice": [("c", "a, b or a function, got 'c'"), (1, "a, b or a function")],
+    "texts": [("xy", "a list of texts, got 'xy'"), ([1], r"a list of texts, got \[1\]")],
+    "number": [(3.0, "an integer or None, got 3.0"), (True, "an integer or None")],
+    "is_on": [("no", "True or False, got 'no'")],
+    "path": [(3, "a text or None, got 3")],
+    "inner": [(0.1, "of type Inner, got 0.1")],
+    "others": [([1], "a list of Inner or None"), (Inner(), "a list of Inner or None")],
+    "columns": [([], "a dict or None")],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(k, one) for k in GOOD for one in GOOD[k]])
+def test_a_value_of_its_type_passes(name, value):
+    check_fields("model.section", Section(**{"inner": Inner(), name: value}))
+
+
+@pytest.mark.parametrize(("name", "value", "said"), [(k, *one) for k in BAD for one in BAD[k]])
+def test_a_value_of_another_type_is_told_what_is_expected(name, value, said):
+    with pytest.raises(UserError, match=rf"^section\.{name} must be {said}.* Set model\.section"):
+        check_fields("model.section", Section(**{"inner": Inner(), name: value}))
+
+
+def test_a_single_setting_is_checked_too():
+    check_value("model.group_size", 4, int)
+    with pytest.raises(UserError, match=r"group_size must be an integer, got 4\.0"):
+        check_value("model.group_size", 4.0, int)
+
+
+def module(**settings):
+    policy = {"architecture": {"model_type": "llama"}}
+    return GRPOModule(Policy(**policy), [FormatReward(".*")], **settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: AdvantageConfig(combine="sum_then_normalize"), "sum_then_normalise or normalise_"),
+        (lambda: AdvantageConfig(batch_statistics="token"), "rows or tokens, got 'token'"),
+        (lambda: KLTerm(coef=1, place="losss"), "loss or reward, got 'losss'"),
+        (lambda: KLTerm(coef=1, estimator="k4"), "k1, k2 or k3, got 'k4'"),
+        (lambda: KLTerm(coef=1, gradient="k1"), "estimator or k2, got 'k1'"),
+        (lambda: Objective(surrogate="clipp"), "none or a function, got 'clipp'"),
+        (lambda: Objective(old_logprobs="samplers"), "policy or sampler"),
+        (lambda: Objective(kl=0.1), "of type KLTerm, got 0.1"),
+        (lambda: Objective(sampler_masks=SamplerMask(max=2.0)), "a list of SamplerMask"),
+        (lambda: SamplerCorrection(level="tokens"), "geometric or a function, got 'tokens'"),
+        (lambda: SamplerMask(max=2.0, statistic="k1"), "ratio, k2 or k3"),
+        (lambda: CovarianceTerm(action="klip"), "clip or kl"),
+        (lambda: Sampling(stop="</answer>"), "a list of texts, got '</answer>'"),
+        (lambda: UpdateConfig(epochs=2.0), "an integer, got 2.0"),
+        (lambda: LoRA(target_modules=3), "a list of texts or a text, got 3"),
+        (lambda: Policy("x", lora=16), "of type LoRA or None, got 16"),
+        (lambda: Policy("x", dtype="fp16"), "float32 or bfloat16, got 'fp16'"),
+        (lambda: Checkpoints(mode="maximum"), "max or min, got 'maximum'"),
+        (lambda: StallWatchdog(action="halt"), "warn or stop"),
+        (lambda: module(group_size=4.0), "an integer, got 4.0"),
+        (lambda: module(lr_schedule="cosin"), "constant, linear or cosine"),
+        (lambda: AdditionData(2, prompts_per_step="4"), "an integer"),
+        (lambda: PromptData("x.jsonl", too_long="truncate"), "drop or refuse"),
+    ],
+)
+def test_a_mistake_in_python_is_one_line_as_on_the_command_line(make, said):
+    with pytest.raises(UserError, match=f"must be .*{said}.*Set "):
+        make()
+
+
+def test_a_path_may_be_one_of_pathlib():
+    assert lit_grpo.Policy(Path("runs/final")).path == "runs/final"
