@@ -177,7 +177,11 @@ def test_a_negative_number_is_refused_before_the_model_is_loaded(key):
 
 @pytest.mark.parametrize(
     ("key", "value", "rule"),
-    [("group_size", "4", "an integer"), ("warmup_steps", (1,), "a number"), ("seed", 1.5, "of type")],
+    [
+        ("group_size", "4", "an integer"),
+        ("warmup_steps", (1,), "an integer"),
+        ("seed", 1.5, "of type"),
+    ],
 )
 def test_a_number_of_another_type_is_named(key, value, rule):
     with pytest.raises(UserError, match=f"{key} must be {rule}.*, got {re.escape(repr(value))}"):

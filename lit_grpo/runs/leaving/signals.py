@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -275,11 +275,16 @@ def _echo_seconds() -> float:
 
 
 def _write_stderr(message: str) -> None:
-    """Write unbuffered: a signal handler may interrupt a print or a log call."""
-    os.write(2, f"\n{message}\n".encode())
+    """Write unbuffered: a signal handler may interrupt a print or a log call.
+
+    Ctrl-C also ends a program that reads the output, as ``tee``, and often sooner.
+    """
+    with suppress(OSError):
+        os.write(2, f"\n{message}\n".encode())
 
 
 def _show_cursor() -> None:
     """Undo what a live progress bar does to a terminal; at such an end it cannot."""
-    if os.isatty(1):
-        os.write(1, b"\x1b[?25h")
+    with suppress(OSError):
+        if os.isatty(1):
+            os.write(1, b"\x1b[?25h")

@@ -99,6 +99,28 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, signum
     ]
 
 
+def end_by_a_signal_after_the_reader_of_the_output() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    os.dup2(writes, 2)
+
+    def step(number):
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return STEP
+
+    reason = get_stop_reason(fit(step, [StopOnSignal()], steps=4))
+    os._exit(0 if reason.message.startswith("Ended by SIGINT after 2 rollout steps") else 1)
+
+
+def test_ctrl_c_may_end_what_reads_the_output_sooner():
+    """As in ``lit-grpo fit 2>&1 | tee log``."""
+    process = FORK.Process(target=end_by_a_signal_after_the_reader_of_the_output)
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+
+
 @pytest.mark.parametrize(
     ("launcher", "soon", "later"),
     [(None, 0.05, 0.4), ("TORCHELASTIC_RUN_ID", 0.4, 0.6), ("SLURM_JOB_ID", 0.4, 0.6)],
