@@ -187,7 +187,8 @@ class CommandLine(LightningCLI):
             return
         self.changes = find_changes(saved.read_text(), self.saved_config)
         if not self.config.allow_changes:
-            refuse_changes(resumed, self.changes, self.resume_command)
+            command = f"lit-grpo {self.command} {shlex.quote(str(resumed))}"
+            refuse_changes(resumed, self.changes, command)
         refuse_seed_alone(self.changes)
 
     @property

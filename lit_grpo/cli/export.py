@@ -64,7 +64,10 @@ def _read_policy(run_dir: Path, checkpoint: Path) -> Policy:
     given = parser.parse_object({"policy": model.get("init_args", model)["policy"]})
     policy: Policy = parser.instantiate_classes(given).policy
     policy.attn_implementation, policy.packing = None, False  # it only has to be loaded
-    policy.load(with_reference=False)
+    try:
+        policy.load(with_reference=False)
+    except UserError as error:
+        raise UserError(f"{error} --export takes it from {path}.") from None
     _load_weights(policy, checkpoint)
     return policy
 

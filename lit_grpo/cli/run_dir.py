@@ -15,7 +15,7 @@ from lit_grpo.cli.commands import RESUMING, TRAINING
 from lit_grpo.cli.parsing.configs import Invocation
 from lit_grpo.cli.places import at_home
 from lit_grpo.runs.checkpoints.files import last_checkpoint
-from lit_grpo.runs.checkpoints.resume import BEST
+from lit_grpo.runs.checkpoints.resume import BEST, run_of
 from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.log import not_writable
 from lit_grpo.types import UserError
@@ -38,6 +38,11 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
             )
         return arguments
     config = Path(run_dir) / "config.yaml"
+    if (run_of(run_dir) / "config.yaml").is_file():
+        raise UserError(
+            f"{run_dir}: expected the directory of a run, got its checkpoint. Use "
+            f"{run_of(run_dir)} --ckpt_path {run_dir}."
+        )
     if Path(run_dir).is_file():
         raise UserError(f"{run_dir}: expected the directory of a run. Use --config {run_dir}.")
     if not config.is_file():

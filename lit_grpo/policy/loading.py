@@ -30,11 +30,15 @@ from lit_grpo.policy.lora import base_of, is_adapter
 from lit_grpo.policy.model_types import ABOUT_MODEL_TYPE, explain_loading, explain_model_type
 from lit_grpo.policy.weight_files import check_weight_files
 from lit_grpo.types import UserError
+from lit_grpo.types.spelling import did_you_mean
 
 log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 """Files of which a directory with a tokenizer has at least one."""
+READ_AS_OTHERS = {"model_type", "rope_theta", "rope_scaling", "partial_rotary_factor"}
+"""Fields of earlier versions of `transformers`, which it makes others of."""
+SIMILARITY_OF_MISTYPED = 0.85
 
 
 def load_tokenizer(
@@ -158,6 +162,7 @@ def build_model(
             "model.policy.architecture to the fields of a transformers config, including its "
             "model_type."
         ) from None
+    _check_keys(architecture, config)
     factory: Any = AutoModelForCausalLM  # transformers does not annotate from_config
     model: PreTrainedModel = factory.from_config(
         _without_dropout(config),
@@ -165,6 +170,23 @@ def build_model(
         attn_implementation=attn_implementation,
     )
     return model
+
+
+def _check_keys(architecture: Mapping[str, Any], config: PreTrainedConfig) -> None:
+    """Refuse a mistyped field, and warn of one that the config of such models does not have.
+
+    `transformers` keeps fields of any name.
+    """
+    usual = AutoConfig.for_model(config.model_type)
+    for name in architecture.keys() - READ_AS_OTHERS:
+        if hasattr(usual, name):
+            continue
+        fields = {*usual.to_dict(), *usual.attribute_map}
+        meant = did_you_mean(name, fields, similarity=SIMILARITY_OF_MISTYPED)
+        what = f"policy.architecture.{name}: {type(config).__name__} has no such field"
+        if meant:
+            raise UserError(f"{what}.{meant} Set model.policy.architecture.")
+        rank_zero_only(log.warning)("%s, so it may change nothing.", what)
 
 
 def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:

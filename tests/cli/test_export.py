@@ -133,6 +133,7 @@ def test_a_policy_that_is_not_found_here_says_where_the_run_was_started(here, mo
     assert main(["checkpoints", "../run", "--before_step", "3", "--export", "model"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "'./start': there is no such directory." in said
+    assert " --export takes it from ../run/config.yaml." in said
     assert f" The run was last started in {here}." in said
     command = said.partition("go on with: ")[2]
     model = here / "elsewhere/model"

@@ -69,6 +69,15 @@ def test_a_run_made_in_python_is_told_to_go_on_there(file, message):
         with_run("fit", ["mine"])
 
 
+def test_a_checkpoint_is_told_to_be_given_with_its_run():
+    Path("run/checkpoints").mkdir(parents=True)
+    Path("run/config.yaml").touch()
+    last = "run/checkpoints/last.ckpt"
+    Path(last).touch()
+    with pytest.raises(ValueError, match=f"got its checkpoint. Use run --ckpt_path {last}"):
+        with_run("fit", [last])
+
+
 def test_evaluating_creates_no_directory(here):
     assert chosen("validate") == "runs/base"
     assert not (here / "runs").exists()

@@ -5,6 +5,7 @@ import torch
 from tiny import LLAMA, tiny_policy
 
 from lit_grpo.policy import Policy
+from lit_grpo.types import UserError
 
 IDS = torch.tensor([[1, 2, 3, 4]])
 
@@ -86,3 +87,18 @@ def test_an_architecture_whose_sizes_do_not_fit_is_refused_with_the_reason():
 def test_an_unknown_architecture_is_refused():
     with pytest.raises(ValueError, match="Set model.policy.architecture"):
         Policy(architecture={"model_type": "lama"}).load(with_reference=False)
+
+
+def test_a_mistyped_field_of_an_architecture_is_refused_with_the_one_that_was_meant():
+    what = (
+        r"architecture\.num_hiden_layers: LlamaConfig has no such field. Did you mean num_hidden_"
+    )
+    with pytest.raises(UserError, match=what):
+        tiny_policy(architecture=LLAMA | {"num_hiden_layers": 1})
+
+
+def test_a_field_that_such_models_do_not_have_is_warned_of(caplog):
+    tiny_policy(architecture=LLAMA | {"rope_theta": 5e5, "attention_bias": True})
+    assert "no such field" not in caplog.text
+    tiny_policy(architecture=LLAMA | {"window": 3})
+    assert "architecture.window: LlamaConfig has no such field, so it may change" in caplog.text

@@ -81,6 +81,12 @@ def test_settings_that_would_make_it_a_different_run_are_refused(run, capsys):
     assert contents(run) == before
 
 
+def test_other_settings_of_a_new_run_from_a_checkpoint_name_the_run_of_the_checkpoint(run, capsys):
+    words = ["--config=base.yaml", f"--ckpt_path={RUN}/checkpoints/last.ckpt", "--run_dir=runs/new"]
+    assert main(["fit", *words]) == 2
+    assert f"Go on with its own settings: lit-grpo fit {RUN}." in capsys.readouterr().err
+
+
 def test_a_reward_that_is_added_is_refused(run, capsys):
     Path("added_rewards.py").write_text(
         "from lit_grpo import Reward\n\n\nclass Short(Reward):\n    score = None\n"
