@@ -46,7 +46,7 @@ from lit_grpo.training.checks.strategies import (
     refuse_unsupported,
     warn_of_casts,
 )
-from lit_grpo.training.collecting.generation import load_weights, start_engine
+from lit_grpo.training.collecting.generation import close_engine, load_weights, start_engine
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
 from lit_grpo.training.optimizer.fused_steps import choose_fused
@@ -171,7 +171,7 @@ class PolicyModule(L.LightningModule):
 
     def close(self) -> None:
         """Close the engine and the rewards; Lightning skips ``teardown`` when a run fails."""
-        self.engine.close()
+        close_engine(self.engine)
         self.evaluation.suite.close()
 
     def configure_optimizers(self) -> Any:

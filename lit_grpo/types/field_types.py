@@ -24,7 +24,7 @@ IN_WORDS = {
 
 
 def check_fields(key: str, config: Any) -> None:
-    """Check the fields of a dataclass; numbers are left to `check_range`.
+    """Check the fields of a dataclass; the ranges of numbers are left to `check_range`.
 
     Args:
         key: Full key of the section in a config, such as ``model.objective.kl``.
@@ -32,11 +32,12 @@ def check_fields(key: str, config: Any) -> None:
     Raises:
         UserError: a field has a value of another type, or none of its choices.
     """
-    for name, hint in _hints(type(config)).items():
+    kind: Any = type(config)
+    for name, hint in _hints(kind).items():
         check_value(f"{key}.{name}", getattr(config, name), hint)
 
 
-def check_init(key: str, kind: type, given: Mapping[str, Any]) -> None:
+def check_init(key: str, kind: Any, given: Mapping[str, Any]) -> None:
     """Check the arguments of a constructor, which calls this first with its ``locals()``.
 
     Raises:

@@ -5,6 +5,7 @@ Its faults would otherwise show far from it, or not at all.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
@@ -25,6 +26,8 @@ from lit_grpo.types import (
     users_traceback,
 )
 from lit_grpo.types.errors import is_disk_full
+
+log = logging.getLogger(__name__)
 
 PASSED_ON = (EngineFailed, StepAbandoned, UserError, Diverged, OutOfMemory)
 """Errors that an engine may raise; each ends the run in a way of its own."""
@@ -50,6 +53,15 @@ def load_weights(engine: RolloutEngine, policy: SampledPolicy, version: int) -> 
     """
     with _bugs_of_users(engine, "load_weights"):
         engine.load_weights(policy, version)
+
+
+def close_engine(engine: RolloutEngine) -> None:
+    """Close an engine; a bug of one of the user's is logged, as the run has its result by then."""
+    try:
+        with _bugs_of_users(engine, "close"):
+            engine.close()
+    except EngineBug as error:
+        log.error("%s", error)
 
 
 def generate(

@@ -9,7 +9,12 @@ import torch
 from tiny import completion, prompt
 
 from lit_grpo.rollout import EngineFailed, RolloutEngine, Sampling
-from lit_grpo.training.collecting.generation import generate, load_weights, start_engine
+from lit_grpo.training.collecting.generation import (
+    close_engine,
+    generate,
+    load_weights,
+    start_engine,
+)
 from lit_grpo.training.waiting import StepAbandoned
 from lit_grpo.types import Completion, Diverged, EngineBug, OutOfMemory, UserError
 
@@ -171,6 +176,16 @@ def test_an_exception_in_another_method_is_shown_from_the_users_line_on(call, me
     with pytest.raises(EngineBug, match=name + what) as caught:
         call(Fails(KeyError("load_weights")), policy=None)
     assert str(caught.value).endswith(f"KeyError: '{method}'")
+
+
+def test_an_exception_at_the_end_is_logged(caplog):
+    class Leaves(Mine):
+        def close(self):
+            raise KeyError("pool")
+
+    close_engine(Leaves([]))
+    assert "Leaves.close (" in caplog.text
+    assert "KeyError: 'pool'" in caplog.text
 
 
 def test_an_engine_may_give_up_while_it_loads_weights():
