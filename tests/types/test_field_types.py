@@ -13,6 +13,7 @@ import pytest
 import lit_grpo
 from lit_grpo.callbacks import Checkpoints, StallWatchdog
 from lit_grpo.data import AdditionData, PromptData
+from lit_grpo.judge import Judge
 from lit_grpo.objective import (
     AdvantageConfig,
     CovarianceTerm,
@@ -22,8 +23,8 @@ from lit_grpo.objective import (
     SamplerMask,
 )
 from lit_grpo.policy import LoRA, Policy
-from lit_grpo.rewards import FormatReward
-from lit_grpo.rollout import Sampling
+from lit_grpo.rewards import FormatReward, RankingReward, ScorerReward
+from lit_grpo.rollout import Sampling, SGLangEngine, VLLMEngine, VLLMServerEngine
 from lit_grpo.training import GRPOModule, UpdateConfig
 from lit_grpo.types import UserError, check_fields, check_value
 
@@ -88,6 +89,9 @@ def test_a_single_setting_is_checked_too():
         check_value("model.group_size", 4.0, int)
 
 
+JUDGE = Judge(model="m", base_url="http://127.0.0.1:1/v1", auth="none")
+
+
 def module(**settings):
     policy = {"architecture": {"model_type": "llama"}}
     return GRPOModule(Policy(**policy), [FormatReward(".*")], **settings)
@@ -119,6 +123,12 @@ def module(**settings):
         (lambda: module(lr_schedule="cosin"), "constant, linear or cosine"),
         (lambda: AdditionData(2, prompts_per_step="4"), "an integer"),
         (lambda: PromptData("x.jsonl", too_long="truncate"), "drop or refuse"),
+        (lambda: ScorerReward("x", activation="tanh"), "none, sigmoid, softmax or None"),
+        (lambda: RankingReward(JUDGE, kind="pairs"), "listwise or pairwise"),
+        (lambda: SGLangEngine(weight_sync="adapters"), "auto, full or adapter"),
+        (lambda: VLLMServerEngine(weight_transfer="ram"), "disk or nccl"),
+        (lambda: VLLMEngine(dtype="half"), "float32, bfloat16, float16 or None"),
+        (lambda: VLLMServerEngine(urls="http://127.0.0.1:1"), "a list of texts or None"),
     ],
 )
 def test_a_mistake_in_python_is_one_line_as_on_the_command_line(make, said):

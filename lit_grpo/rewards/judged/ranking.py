@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from lit_grpo.judge import Finding, Form, Judge, Order, Text
 from lit_grpo.rewards.judged.base import JudgedReward, agreement, failed_score, question_of
-from lit_grpo.types import Completion, Prompt, Score
+from lit_grpo.rewards.reward import setting_key
+from lit_grpo.types import Completion, Prompt, Score, check_value
 
 Kind = Literal["listwise", "pairwise"]
 MIN_ANSWERED = 0.5
@@ -52,6 +53,7 @@ class RankingReward(JudgedReward):
         **settings: Any,
     ) -> None:
         super().__init__(judge, template, votes, **settings)
+        check_value(setting_key(self, "kind"), kind, Kind)
         self.kind = kind
         self.show_reference = show_reference
 

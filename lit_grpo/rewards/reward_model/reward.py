@@ -20,7 +20,7 @@ from lit_grpo.rewards.reward_model.model import (
     ScorerSettings,
     load_scorer,
 )
-from lit_grpo.types import Completion, Prompt, Score, check_range
+from lit_grpo.types import Completion, Prompt, Score, check_range, check_value
 
 MIN_EQUAL_ROWS = 16
 """Number of consecutive rows with equal values at which the first warning is logged."""
@@ -67,6 +67,8 @@ class ScorerReward(Reward):
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
+        check_value(setting_key(self, "activation"), activation, Activation | None)
+        check_value(setting_key(self, "dtype"), dtype, Dtype)
         check_range(setting_key(self, "batch_size"), batch_size, at_least=1)
         check_range(setting_key(self, "max_tokens"), max_tokens, at_least=1)
         self.settings = ScorerSettings(

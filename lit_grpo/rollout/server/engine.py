@@ -50,7 +50,7 @@ from lit_grpo.rollout.server.weights import TargetWeights
 from lit_grpo.rollout.weight_check import ExpectedLogprobs, WeightCheck, expected_logprobs
 from lit_grpo.rollout.weights.store import WeightStore
 from lit_grpo.rollout.weights.sync import WeightSync, sends_adapter
-from lit_grpo.types import Completion, Measurements, Prompt, check_range
+from lit_grpo.types import Completion, Measurements, Prompt, check_init, check_range
 
 T = TypeVar("T")
 
@@ -102,9 +102,10 @@ class ServedEngine(RolloutEngine):
         weight_check: WeightCheck = WeightCheck(),  # noqa: B008 - frozen
         supervision: Supervision = Supervision(),  # noqa: B008 - frozen
     ) -> None:
+        key = "model.engine.init_args"
+        check_init(key, ServedEngine, locals())
         check_servers(launch, urls or [], directory)
         check_variable(api_key_variable)
-        key = "model.engine.init_args"
         check_range(f"{key}.request_timeout", request_timeout, above=0)
         check_range(f"{key}.request_retries", request_retries, at_least=0)
         check_range(f"{key}.max_concurrency", max_concurrency, at_least=1)

@@ -26,7 +26,7 @@ from lit_grpo.rollout.weight_check import (
 )
 from lit_grpo.rollout.weights.base_model import adapter_rank, base_model, save_tokenizer
 from lit_grpo.rollout.weights.sync import WeightSync, sends_adapter
-from lit_grpo.types import Completion, Measurements, Prompt, UserError, setting_error
+from lit_grpo.types import Completion, Measurements, Prompt, UserError, check_init, setting_error
 
 
 class VLLMEngine(RolloutEngine):
@@ -64,6 +64,7 @@ class VLLMEngine(RolloutEngine):
         weight_sync: WeightSync = "auto",
         weight_check: WeightCheck = WeightCheck(),  # noqa: B008 - frozen
     ) -> None:
+        check_init("model.engine.init_args", VLLMEngine, locals())
         if not 0 < memory_fraction < 1:
             raise setting_error(
                 "model.engine.init_args.memory_fraction",

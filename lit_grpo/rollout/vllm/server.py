@@ -37,6 +37,7 @@ from lit_grpo.rollout.vllm.sampling import (
 )
 from lit_grpo.rollout.weights.store import WeightUpdate
 from lit_grpo.rollout.weights.sync import sends_adapter
+from lit_grpo.types import check_init
 
 GUARD_MODULE = "lit_grpo_key_guard"
 """Name of the copy of `key_guard` that servers import."""
@@ -74,6 +75,7 @@ class VLLMServerEngine(ServedEngine):
         weight_transfer: Literal["disk", "nccl"] = "disk",
         **engine: Any,
     ) -> None:
+        check_init("model.engine.init_args", VLLMServerEngine, locals())
         transfer = NCCLTransfer() if weight_transfer == "nccl" else None
         super().__init__(VLLMAPI(logprobs_mode, transfer), **engine)
         self.weight_transfer = weight_transfer
