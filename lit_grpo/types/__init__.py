@@ -20,6 +20,7 @@ from lit_grpo.types.events import RunningStage, Stage, StageProgress, StopReason
 from lit_grpo.types.field_types import check_fields, check_init, check_value
 from lit_grpo.types.functions import defined_at, unfit_signature, users_traceback
 from lit_grpo.types.json_text import parse_json
+from lit_grpo.types.plain import import_path, plain_value
 from lit_grpo.types.rollouts import (
     Completion,
     FinishReason,
@@ -73,8 +74,10 @@ __all__ = [
     "check_value",
     "counted_rows",
     "defined_at",
+    "import_path",
     "list_some",
     "parse_json",
+    "plain_value",
     "setting_error",
     "starts_with_bos",
     "unfit_signature",

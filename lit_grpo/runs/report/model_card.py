@@ -5,7 +5,6 @@ It is made from the trainer and the module, so that it also works without a ``co
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import re
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from lit_grpo import __version__
 from lit_grpo.runs.report.history import load_runs
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, import_path, plain_value
 
 log = logging.getLogger(__name__)
 
@@ -117,11 +116,18 @@ def _base_model(path: str | None) -> str | None:
 def _describe_grpo(module: Any) -> str:
     """Return ``GRPO: surrogate clip, aggregation token, …``, which are the keys of a preset."""
     objective, advantage = module.objective, module.advantage
-    return (
-        f"GRPO: groups of {module.group_size}, surrogate {objective.surrogate}, aggregation "
-        f"{objective.aggregation}, baseline {advantage.baseline}, deviation {advantage.deviation}, "
-        f"KL coefficient {objective.kl.coef:g}"
+    loss = {"surrogate": objective.surrogate, "aggregation": objective.aggregation}
+    if objective.function is not None:
+        loss = {"objective function": objective.function}
+    compared = {"baseline": advantage.baseline, "deviation": advantage.deviation}
+    if advantage.function is not None:
+        compared = {"advantage function": advantage.function}
+    choices = ", ".join(
+        f"{name} {import_path(choice) if callable(choice) else choice}"
+        for name, choice in (loss | compared).items()
     )
+    kl = f"KL coefficient {objective.kl.coef:g}"
+    return f"GRPO: groups of {module.group_size}, {choices}, {kl}"
 
 
 def _describe_rewards(weights: Mapping[str, float]) -> str:
@@ -162,7 +168,7 @@ def _settings(run_dir: Path, trainer: Any, module: Any) -> str:
     else:
         known = {name: getattr(module, name, None) for name in MODULE_SETTINGS}
         settings = {
-            name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+            name: plain_value(value, import_path)
             for name, value in known.items()
             if value is not None
         }

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
-from lit_grpo.types import UserError
+from lit_grpo.types import UserError, plain_value
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +36,10 @@ def plain_settings(owner: Any, names: Iterable[str]) -> dict[str, Any]:
     for name in names:
         value = getattr(owner, name)
         if dataclasses.is_dataclass(value):
-            inner = plain_settings(value, _fields(value))
+            inner = plain_settings(value, [field.name for field in dataclasses.fields(value)])
             found |= {f"{name}.{key}": plain for key, plain in inner.items()}
         else:
-            found[name] = _plain(value)
+            found[name] = plain_value(value)
     return {name: value for name, value in found.items() if name not in HARMLESS}
 
 
@@ -132,22 +132,3 @@ def refuse_other_policy(module: nn.Module, saved: Mapping[str, Any], reloaded: S
                 f"the checkpoint has {name!r} of shape {tuple(of_checkpoint)}, and the policy "
                 f"{tuple(parameter.shape)}, {OTHER_POLICY}"
             )
-
-
-def _fields(value: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(value)]
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that any checkpoint can hold: functions and objects by their names."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {"class": type(value).__qualname__} | plain_settings(value, _fields(value))
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        ordered = value if isinstance(value, list | tuple) else sorted(value, key=str)
-        return [_plain(inner) for inner in ordered]
-    named: Callable[..., Any] | type = value if callable(value) else type(value)
-    return getattr(named, "__qualname__", type(value).__qualname__)

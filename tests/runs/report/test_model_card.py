@@ -18,6 +18,7 @@ from tiny import tiny_policy
 from lit_grpo import AdditionData, PromptData, SFTModule, Trainer
 from lit_grpo.__main__ import main
 from lit_grpo.data import MixtureData, MixtureSource
+from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import LoRA, Policy
 from lit_grpo.policy.byte_tokenizer import byte_tokenizer
 from lit_grpo.rollout import Sampling
@@ -102,6 +103,39 @@ def test_without_a_config_the_card_shows_the_settings_of_the_module(tmp_path):
     assert shown["max_steps"] == 2
     assert "- **Rewards:** share_of_low_bytes\n" in card.text
     assert "Reward" in results(card)
+
+
+def soft_clip(inputs, objective):
+    return -inputs.ratio * inputs.advantages
+
+
+def whole_loss(inputs, objective):
+    return -(inputs.ratio * inputs.advantages * inputs.mask).sum()
+
+
+def centered(table):
+    return (table.rewards - table.rewards.nanmean(1, keepdim=True)).nan_to_num()
+
+
+def test_functions_in_the_objective_and_the_advantage_are_shown_by_their_path(tmp_path):
+    own = {
+        "objective": Objective(surrogate=soft_clip),
+        "advantage": AdvantageConfig(function=centered),
+    }
+    card = fit(tmp_path, make_module(group_size=2, **own))
+    shown = settings(card)
+    assert shown["objective"]["surrogate"] == f"{__name__}.soft_clip"
+    assert shown["objective"]["kl"]["coef"] == 0
+    assert shown["advantage"]["function"] == f"{__name__}.centered"
+    method = f"surrogate {__name__}.soft_clip, aggregation token, advantage function"
+    assert f"{method} {__name__}.centered, KL coefficient 0\n" in card.text
+
+
+def test_a_function_that_is_the_whole_loss_is_shown_by_its_path(tmp_path):
+    card = fit(tmp_path, make_module(group_size=2, objective=Objective(function=whole_loss)))
+    assert settings(card)["objective"]["function"] == f"{__name__}.whole_loss"
+    method = f"groups of 2, objective function {__name__}.whole_loss, baseline "
+    assert method in card.text
 
 
 def test_rows_given_in_python_are_counted_and_not_copied_into_the_card(tmp_path):

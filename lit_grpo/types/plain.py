@@ -1,0 +1,42 @@
+"""Settings as plain values, which any file can hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+
+def bare_name(value: Any) -> str:
+    """Return the name of a function or class, or of the class of another object."""
+    named = value if callable(value) else type(value)
+    return str(getattr(named, "__qualname__", type(value).__qualname__))
+
+
+def import_path(value: Any) -> str:
+    """Return ``module.name`` of a function or class, or of the class of another object."""
+    while isinstance(value, partial):
+        value = value.func
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def plain_value(value: Any, name: Callable[[Any], str] = bare_name) -> Any:
+    """Return a setting as numbers, texts, lists and dicts.
+
+    Args:
+        name: Names functions and objects. What is compared has bare names: a script is the module
+            ``__main__`` or another one, depending on how it was started.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        values = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {"class": type(value).__qualname__} | plain_value(values, name)
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(inner, name) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        ordered = value if isinstance(value, list | tuple) else sorted(value, key=str)
+        return [plain_value(inner, name) for inner in ordered]
+    return name(value)

@@ -1,0 +1,53 @@
+"""Settings as plain values, and the names of functions among them."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from lit_grpo.types import import_path, plain_value
+
+
+class Callable:
+    def __call__(self): ...
+
+
+def function(): ...
+
+
+@dataclass(frozen=True)
+class Part:
+    rate: float = 0.5
+
+
+@dataclass(frozen=True)
+class Whole:
+    part: Part = Part()
+    none: Part | None = None
+    names: frozenset[str] = frozenset({"b", "a"})
+    table: dict[str, object] = field(default_factory=lambda: {"f": [function], 1: Part})
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (function, "function"),
+        (partial(partial(function)), "function"),
+        (Callable(), "Callable"),
+        (Callable, "Callable"),
+        (Part(), "Part"),
+    ],
+)
+def test_a_function_or_class_has_an_import_path(value, name):
+    assert import_path(value) == f"{__name__}.{name}"
+
+
+@pytest.mark.parametrize(("named", "module"), [({}, ""), ({"name": import_path}, f"{__name__}.")])
+def test_dataclasses_and_what_they_contain_are_plain(named, module):
+    assert plain_value(Whole(), **named) == {
+        "class": "Whole",
+        "part": {"class": "Part", "rate": 0.5},
+        "none": None,
+        "names": ["a", "b"],
+        "table": {"f": [f"{module}function"], "1": f"{module}Part"},
+    }
