@@ -167,7 +167,9 @@ class RolloutEngine(ABC):
         completions that are still running.
 
         A completion has one sampler logprob per token, policy versions for all tokens or none, and
-        a `FinishReason`. An engine that does not keep to this ends the run with an error.
+        a `FinishReason`. Logprobs are at most 0 and finite: minus infinity would put the ratio of
+        policy and sampler at its bound, and metrics such as ``sampler/entropy`` at infinity. An
+        engine that does not keep to this ends the run with an error.
 
         Raises:
             EngineFailed: the engine can no longer sample.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from typing import Any, get_args
 
 from lit_grpo.diagnostics.memory import is_out_of_memory
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 PASSED_ON = (EngineFailed, StepAbandoned, UserError, Diverged, OutOfMemory)
 """Errors that an engine may raise; each ends the run in a way of its own."""
 SHOWN_ROWS = 8
+ROUNDING = 1e-3
+"""How far above 0 a logprob may be: that of a certain token is rounded in low precision."""
 
 
 def start_engine(engine: RolloutEngine, policy: SampledPolicy) -> None:
@@ -186,6 +189,22 @@ def _check_completion(name: str, row: int, completion: Completion) -> None:
                 f"{name} must yield {field} with one entry per token, got {length} for the "
                 f"{num_tokens} tokens of row {row}. Set {field} of the Completion."
             )
+    if not _are_logprobs(completion.sampler_logprobs):
+        wrong = next(one for one in completion.sampler_logprobs if not _are_logprobs([one]))
+        raise EngineBug(
+            f"{name} must yield sampler_logprobs that are finite and <= 0, got {wrong} in row "
+            f"{row}. Set sampler_logprobs of the Completion to the natural logarithms of the "
+            "probabilities with which its tokens were sampled."
+        )
+
+
+def _are_logprobs(values: Sequence[float]) -> bool:
+    """Return whether all are finite numbers and none is above 0, but for rounding."""
+    try:
+        # The sum finds a NaN or an infinite value three times as fast as a look at each.
+        return isfinite(sum(values)) and max(values, default=0) <= ROUNDING
+    except TypeError:  # one is no number
+        return False
 
 
 def _describe(engine: RolloutEngine, method: str) -> str:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from functools import partial
+from math import inf, nan
 
 import pytest
 import torch
@@ -104,6 +105,26 @@ def test_an_engine_that_yields_too_few_entries_is_told_which(name):
     what = f"{name} with one entry per token, got {num_tokens - 1} for the {num_tokens} tokens"
     with pytest.raises(EngineBug, match=f"{NAME}must yield {what} of row 1"):
         list(sampled(Mine([(0, DONE), (1, short)])))
+
+
+@pytest.mark.parametrize("wrong", [nan, inf, -inf, 0.5, torch.tensor(nan), None], ids=str)
+def test_a_logprob_that_is_no_logarithm_of_a_probability_is_shown_with_its_row(wrong):
+    one = completion([1, 2, 3], logprobs=[-1.0, wrong, -2.0])
+    what = rf"must yield sampler_logprobs that are finite and <= 0, got {wrong} in "
+    with pytest.raises(EngineBug, match=NAME + what + r"row 1\. Set sampler_logprobs"):
+        list(sampled(Mine([(0, DONE), (1, one)])))
+
+
+def test_infinite_logprobs_of_both_signs_are_found():
+    one = completion([1, 2], logprobs=[inf, -inf])
+    with pytest.raises(EngineBug, match=NAME + "must yield sampler_logprobs .* got inf in row 0"):
+        list(sampled(Mine([(0, one)])))
+
+
+def test_logprobs_may_be_as_low_as_they_like_and_above_0_by_rounding():
+    one = completion([1, 2, 3], logprobs=[-9999.0, 0.0, 9e-4])
+    rows = [(row, one) for row in range(4)]
+    assert list(sampled(Mine(rows))) == rows
 
 
 def test_an_engine_that_ends_a_completion_for_an_unknown_reason_is_told_so():
