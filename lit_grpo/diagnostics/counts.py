@@ -37,6 +37,8 @@ class StepCounts:
 
     group_size: int = _merged_by(max)
     num_groups: int
+    num_stale: int
+    """Groups that were dropped since their weights were too old."""
     num_rows: int
     """Completions, sampled or not."""
     num_sampled: int
@@ -97,6 +99,10 @@ class StepCounts:
         return StepCounts(**merged)
 
     @property
+    def stale_fraction(self) -> float:
+        return self.num_stale / max(1, self.num_groups)
+
+    @property
     def truncated_fraction(self) -> float:
         return self.num_truncated / max(1, self.num_sampled)
 
@@ -141,6 +147,7 @@ def count_step(
     return StepCounts(
         group_size=rollouts.group_size,
         num_groups=len(rollouts.groups),
+        num_stale=len(rollouts.stale),
         num_rows=valid.numel(),
         num_sampled=len(sampled),
         num_truncated=sum(one.is_truncated for one in sampled),

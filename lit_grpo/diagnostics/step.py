@@ -146,6 +146,8 @@ def likely_causes(rollouts: RolloutBatch, counts: StepCounts | None = None) -> l
         counts: Those of all ranks; null counts the rollouts.
     """
     counts = counts or count_step(rollouts)
+    if is_stale(counts):
+        return [describe_stale(counts.stale_fraction)]
     causes = []
     if counts.differing and not counts.num_with_signal:
         causes.append(equal_rewards(counts))
@@ -160,6 +162,19 @@ def likely_causes(rollouts: RolloutBatch, counts: StepCounts | None = None) -> l
         remedy = CAUSES["identical_completions"].remedy
         causes.append(f"In every group all completions are identical. {remedy}")
     return causes or [_never_matched(rollouts)]
+
+
+def is_stale(counts: StepCounts) -> bool:
+    """Return whether a step has no reward since most groups were dropped: weights were too old."""
+    return not counts.num_valid and counts.stale_fraction >= LIKELY_FRACTION
+
+
+def describe_stale(fraction: float) -> str:
+    return (
+        f"{fraction:.0%} of the groups were dropped: by the policy_versions of their completions, "
+        "tokens were sampled with weights that are more than model.max_head_offpolicyness "
+        f"optimizer steps old. {CAUSES['stale_rollouts'].remedy}"
+    )
 
 
 def describe_empty(fraction: float) -> str:
@@ -241,6 +256,8 @@ def no_signal(rollouts: RolloutBatch) -> list[str]:
 
 def nothing_to_compare(counts: StepCounts) -> str | None:
     """Return why no group has rows to compare, or None if at least one has."""
+    if is_stale(counts):
+        return f"no row is valid: {describe_stale(counts.stale_fraction)}"
     if not counts.num_valid:
         failure = most_common_failure(counts)
         return f"no row is valid: {failure}" if failure else "no row is valid."

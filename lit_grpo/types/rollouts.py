@@ -145,6 +145,8 @@ class RolloutBatch:
     """[B, G] True on the rows with a reward, except those of excluded groups."""
     replaced: tuple[GroupResult, ...] = ()
     """The groups without an advantage that dynamic sampling has replaced."""
+    stale: frozenset[int] = frozenset()
+    """Indices of the groups that are excluded since their weights were too old."""
 
     @property
     def results(self) -> tuple[GroupResult, ...]:
@@ -186,11 +188,12 @@ class RolloutBatch:
         """The completions that the engine could sample."""
         return [completion for completion in self.completions if not completion.is_failed]
 
-    def without_groups(self, excluded: Sequence[bool]) -> RolloutBatch:
+    def without_stale(self, stale: Sequence[bool]) -> RolloutBatch:
         """Return the same batch with every row of the marked groups excluded."""
-        rows = torch.tensor(excluded)[:, None]
+        rows = torch.tensor(stale)[:, None]
         return replace(
             self,
+            stale=self.stale | {index for index, is_stale in enumerate(stale) if is_stale},
             valid=self.valid & ~rows,
             rewards=self.rewards.masked_fill(rows, torch.nan),
         )
@@ -210,4 +213,5 @@ class RolloutBatch:
             parts={name: replaced(part, fresh.parts[name]) for name, part in self.parts.items()},
             valid=replaced(self.valid, fresh.valid),
             replaced=(*self.replaced, *map(self._result, indices)),
+            stale=self.stale - set(indices),
         )

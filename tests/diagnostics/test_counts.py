@@ -58,6 +58,12 @@ def test_counts_by_hand():
     assert counts.failures == {("math", Outcome.ABSTAIN, False): 1}
 
 
+def test_groups_whose_weights_are_too_old_are_counted_over_ranks():
+    batch = rollouts([[1.0, 0.0], [0.0, 1.0]])
+    counts = count_step(batch.without_stale([True, True])) + count_step(batch)
+    assert (counts.num_stale, counts.stale_fraction) == (2, 0.5)
+
+
 def test_abstentions_count_where_they_leave_a_row_without_a_reward():
     batch = rollouts([[1.0, 0.5], [0.0, 1.0]])
     ok, declined = batch.groups[0].scores["math"], (failed(Outcome.ABSTAIN),) * 2

@@ -28,6 +28,14 @@ def test_the_cause_of_a_missing_signal_is_named(rewards, words):
     assert no_signal(rollouts(rewards))[0].startswith(words)
 
 
+def test_groups_whose_weights_are_too_old_are_the_cause_of_a_missing_signal():
+    batch = rollouts([[0.0, 1.0]] * 3)
+    (why,) = no_signal(batch.without_stale([True] * 3))
+    assert why.startswith("There is no signal: no row is valid: 100% of the groups were dropped: ")
+    assert why.endswith("raise model.max_head_offpolicyness.")
+    assert not no_signal(batch.without_stale([True, True, False]))
+
+
 def test_rewards_of_zero_come_with_the_likely_cause():
     _, cause = no_signal(rollouts([[0.0, 0.0]]))
     assert "no completion has the format or answer that they look for" in cause

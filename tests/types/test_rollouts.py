@@ -31,16 +31,23 @@ def test_results_are_those_of_replaced_groups_as_well():
     again = batch.with_groups([1], rollouts([[4, 5]]))
     assert [one.rewards for one in batch.results] == [(2, 2), (0, 1), (3,)]
     assert [one.rewards for one in again.results] == [(2, 2), (3,), (0, 1), (4, 5)]
-    excluded = [one.rewards for one in again.without_groups([True, False]).results]
+    excluded = [one.rewards for one in again.without_stale([True, False]).results]
     assert excluded == [(2, 2), (3,), (), (4, 5)]
 
 
 def test_excluded_groups_have_no_valid_rows_and_no_rewards():
     batch = rollouts([[0, 1], [2, None]])
-    excluded = batch.without_groups([True, False])
+    excluded = batch.without_stale([True, False])
     assert excluded.valid.tolist() == [[False, False], [True, False]]
     assert excluded.rewards.isnan().tolist() == [[True, True], [False, True]]
     assert excluded.groups == batch.groups
+    assert (batch.stale, excluded.stale) == (frozenset(), {0})
+    assert excluded.without_stale([False, True]).stale == {0, 1}
+
+
+def test_a_replaced_group_is_no_longer_stale():
+    stale = rollouts([[0, 1], [2, 3]]).without_stale([True, True])
+    assert stale.with_groups([1], rollouts([[4, 5]])).stale == {0}
 
 
 def test_counted_rows_are_the_valid_ones_of_groups_with_at_least_two():

@@ -37,6 +37,27 @@ ROLLOUTS = (
         exit_code=ExitCode.ENGINE_FAILED,
     ),
     Cause(
+        name="stale_rollouts",
+        title="Groups are dropped because their weights are too old",
+        meaning=(
+            "`rollout/stale_fraction` is above 0: a token of each of these groups was sampled with "
+            "weights that are more than `max_head_offpolicyness` optimizer steps older than the "
+            "policy, by the `policy_versions` of its completion. If these are all groups, no "
+            "optimizer step is taken."
+        ),
+        advice=(
+            "With an engine of your own, set `policy_versions` to the version that the last "
+            "`load_weights` was given, and sample with these weights.",
+            "If such old weights are intended, raise `model.max_head_offpolicyness`.",
+        ),
+        noticed_by="`ZeroRewardBreaker`",
+        patience=5,
+        action="alert",
+        then="stop after 10",
+        exit_code=ExitCode.NO_REWARD,
+        is_trouble=True,
+    ),
+    Cause(
         name="truncated",
         title="Completions are truncated",
         meaning=(

@@ -1,6 +1,6 @@
 """Combine the scores of a rollout step into a ``RolloutBatch``, and decide which rows are valid.
 
-Later, `RolloutBatch.without_groups` may exclude whole groups from ``valid``, for stale weights. Of
+Later, `RolloutBatch.without_stale` may exclude whole groups from ``valid``, for stale weights. Of
 the valid rows, `counted_rows` (types/rollouts.py) and then `trained_rows` (training/batching.py)
 exclude single ones from the loss.
 """

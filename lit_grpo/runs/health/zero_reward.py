@@ -19,6 +19,7 @@ from lit_grpo.diagnostics import (
     StepCounts,
     count_step,
     how_it_began,
+    is_stale,
     likely_causes,
     sample_completions,
     step_number,
@@ -75,6 +76,7 @@ class ZeroRewardBreaker(Callback):
     def _reset(self) -> None:
         self.streak = 0
         self._unscored_steps = 0
+        self._stale_steps = 0
         self._since = ""
 
     @property
@@ -92,7 +94,12 @@ class ZeroRewardBreaker(Callback):
         else:
             which = "the last" if self._shares else "any of the"
             steps = f"{which} {self.streak} rollout steps"
-        return f"No reward was earned in {steps}. {CAUSES['no_reward'].remedies[0]}"
+        return f"No reward was earned in {steps}. {CAUSES[self._cause].remedies[0]}"
+
+    @property
+    def _cause(self) -> str:
+        """The name of the cause of the streak."""
+        return "stale_rollouts" if self._stale_steps == self.streak else "no_reward"
 
     def on_train_batch_end(
         self,
@@ -111,15 +118,16 @@ class ZeroRewardBreaker(Callback):
             self._shares.append(num_rewarded / num_valid)
             self._reset()
             return
-        self._count(step_number(trainer), unscored=num_valid == 0)
+        counts = of_all_ranks(count_step(rollouts))
+        self._count(step_number(trainer), counts)
         # A run that has ended with such a streak gets as many steps again once it is resumed.
         in_part = (self.streak - 1) % self.stop_after + 1
         is_due, is_done = in_part == self.stop_after, has_taken_last_step(trainer)
         if not is_due and in_part != self.alert_after:
             return
-        message = self._describe(rollouts, of_all_ranks(count_step(rollouts)))
+        message = self._describe(rollouts, counts)
         if is_due and not is_done:
-            reason = StopReason(exit_code=ExitCode.NO_REWARD, message=message, cause="no_reward")
+            reason = StopReason(exit_code=ExitCode.NO_REWARD, message=message, cause=self._cause)
             stop_run(trainer, reason)
         elif trainer.is_global_zero:
             if not is_done:
@@ -129,28 +137,32 @@ class ZeroRewardBreaker(Callback):
                     "steps by then."
                 )
             log.warning("%s", for_this_run(trainer, message))
-            record_event(trainer, "alert", message, "no_reward")
+            record_event(trainer, "alert", message, self._cause)
 
-    def _count(self, step: int, *, unscored: bool) -> None:
+    def _count(self, step: int, counts: StepCounts) -> None:
         if self.streak == 0:
             self._since = f"rollout step {step}, {datetime.now():%Y-%m-%d %H:%M:%S}"
         self.streak += 1
-        self._unscored_steps += unscored
+        self._unscored_steps += not counts.num_valid
+        self._stale_steps += is_stale(counts)
 
     def _describe(self, rollouts: RolloutBatch, counts: StepCounts) -> str:
         zero_steps = self.streak - self._unscored_steps
         kinds = {
             "every valid reward was exactly 0": zero_steps,
-            "no completion could be scored": self._unscored_steps,
+            "groups were dropped because their weights were too old": self._stale_steps,
+            "no completion could be scored": self._unscored_steps - self._stale_steps,
         }
         what = ", and ".join(
             f"in {'all' if number == self.streak else number} of them {kind}"
             for kind, number in kinds.items()
             if number
         )
+        # How rewards ended says nothing of steps whose rewards were not counted.
+        began = "" if self._stale_steps == self.streak else f" {how_it_began(self._shares)}"
         lines = [
-            f"No reward for {self.streak} rollout steps in a row, since {self._since}: {what}. "
-            f"{how_it_began(self._shares)} Likely cause:",
+            f"No reward for {self.streak} rollout steps in a row, since {self._since}: {what}."
+            f"{began} Likely cause:",
             *(f"- {cause}" for cause in likely_causes(rollouts, counts)),
             "Completions of this step:",
             *(f"- {line}" for line in sample_completions(rollouts, NUM_SHOWN)),
@@ -162,6 +174,7 @@ class ZeroRewardBreaker(Callback):
         return {
             "streak": self.streak,
             "unscored_steps": self._unscored_steps,
+            "stale_steps": self._stale_steps,
             "since": self._since,
             "shares": list(self._shares),
         }
@@ -169,5 +182,6 @@ class ZeroRewardBreaker(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.streak = state_dict["streak"]
         self._unscored_steps = state_dict["unscored_steps"]
+        self._stale_steps = state_dict.get("stale_steps", 0)
         self._since = state_dict["since"]
         self._shares.extend(state_dict["shares"])

@@ -152,4 +152,4 @@ def drop_stale_groups(
         for group in rollouts.groups
     ]
     metrics.add_all("rollout/stale_fraction", [float(is_stale) for is_stale in stale])
-    return rollouts.without_groups(stale) if any(stale) else rollouts
+    return rollouts.without_stale(stale) if any(stale) else rollouts

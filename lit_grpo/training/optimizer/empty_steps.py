@@ -17,8 +17,9 @@ log = logging.getLogger(__name__)
 MAX_EMPTY_STEPS = 50
 """Rollout steps in a row without an optimizer step after which a run ends."""
 NOTHING_TO_TRAIN = (
-    "it has no token to train on, since every row is invalid, filtered or the only valid one of "
-    "its group. See reward/valid_fraction and the outcomes in completions/."
+    "it has no token to train on, since every row is invalid, filtered, of weights that are too "
+    "old or the only valid one of its group. See reward/valid_fraction, rollout/stale_fraction and "
+    "the outcomes in completions/."
 )
 
 

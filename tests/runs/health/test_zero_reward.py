@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 from toy_rollouts import completion, failed, fit, outputs, rollouts
@@ -75,6 +76,39 @@ def test_an_outage_is_named_with_its_reward_and_a_sample():
     assert "75% of the scores of reward 'math' ended as timeout" in message
     assert "no answer from https://judge.example within 30 s" in message
     assert "service" in message
+
+
+def test_groups_whose_weights_are_too_old_are_no_outage_and_their_truncation_is_no_cause():
+    cut = [completion(f"{n} and then", "length") for n in range(4)]
+    stale = rollouts([[0.0, 1.0], [1.0, 0.0]], cut).without_stale([True, True])
+    trainer = stopped(ZeroRewardBreaker(alert_after=1, stop_after=2), [GOOD, stale, stale])
+    reason = get_stop_reason(trainer)
+    assert (reason.exit_code, reason.cause) == (ExitCode.NO_REWARD, "stale_rollouts")
+    dropped = "in all of them groups were dropped because their weights were too old. Likely cause:"
+    assert dropped in reason.message
+    assert "- 100% of the groups were dropped: by the policy_versions of" in reason.message
+    assert "raise model.max_head_offpolicyness" in reason.message
+    assert not re.search("could be scored|outage|cut off|100% of the compl", reason.message)
+
+
+def test_steps_whose_groups_are_too_old_are_told_from_those_without_rewards():
+    stale = rollouts([[0.0, 1.0]]).without_stale([True])
+    breaker, resumed = (ZeroRewardBreaker(alert_after=1, stop_after=3) for _ in range(2))
+    run(breaker, [GOOD, ZERO, stale])
+    resumed.load_state_dict(breaker.state_dict())
+    reason = get_stop_reason(stopped(resumed, [rollouts([[None, None]])]))
+    assert reason.cause == "no_reward"
+    assert (
+        "in 1 of them every valid reward was exactly 0, and in 1 of them groups were dropped "
+        "because their weights were too old, and in 1 of them no completion could be scored. In "
+        "the step before, 50% of the completions had a reward"
+    ) in reason.message
+
+
+def test_the_end_of_a_run_of_groups_that_are_too_old_says_what_to_do():
+    stale = rollouts([[0.0, 1.0]]).without_stale([True])
+    said = how_it_ended(run(ZeroRewardBreaker(alert_after=2, stop_after=9), [stale] * 2))
+    assert "in any of the 2 rollout steps. With an engine of your own, set policy_versions" in said
 
 
 def test_truncation_is_named_with_its_fraction():

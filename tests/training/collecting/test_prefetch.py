@@ -10,6 +10,7 @@ from overlapping import OverlappingEngine
 from small_runs import PROMPTS, fit, make_module, make_trainer, weights
 from tiny import completion, prompt, rollouts
 
+from lit_grpo.callbacks import ZeroRewardBreaker
 from lit_grpo.data import PromptLoader
 from lit_grpo.rollout import EngineFailed, HFEngine
 from lit_grpo.stopping import get_stop_reason, stop_run
@@ -142,6 +143,21 @@ def test_groups_with_a_token_that_is_too_old_are_excluded_and_counted():
     }
     assert batch.valid.all()  # the input is not changed
     assert drop_stale_groups(batch, 5, 2, Metrics()) is batch
+
+
+def test_an_engine_that_reports_old_versions_is_told_so_when_its_groups_stop_the_run():
+    class Forgets(HFEngine):
+        def generate(self, prompts, group_size, sampling, *, seed):
+            for row, one in super().generate(prompts, group_size, sampling, seed=seed):
+                yield row, with_version(0, one)
+
+    trainer = make_trainer(ZeroRewardBreaker(2, stop_after=3), max_steps=5)
+    trainer.fit(make_module(engine=Forgets()), PromptLoader(PROMPTS, 4))
+    reason = get_stop_reason(trainer)
+    assert trainer.global_step == 1
+    assert (reason.exit_code, reason.cause) == (3, "stale_rollouts")
+    assert "3 rollout steps in a row, since rollout step 2" in reason.message
+    assert "100% of the groups were dropped: by the policy_versions" in reason.message
 
 
 @pytest.mark.parametrize("num_ahead", [0, 1])
