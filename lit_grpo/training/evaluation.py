@@ -77,7 +77,7 @@ class Evaluation:
             )
         given = MathReward() if self.accuracy is None else self.accuracy
         accuracies = given if isinstance(given, list | tuple) else [given]
-        self.suite = RewardSuite([as_reward(one, _KEY) for one in accuracies])
+        self.suite = RewardSuite([as_reward(one, _KEY) for one in accuracies], key=_KEY)
         _check_sources(self.suite.rewards)
         self.progress: Callable[[], StageProgress] = StageProgress
         """Returns how many completions of the current batch have been scored."""

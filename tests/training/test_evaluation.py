@@ -117,6 +117,11 @@ def test_the_names_of_the_accuracies_are_known_before_an_evaluation():
             {"accuracy": [MathReward(name="a"), MathReward(name="b", only_sources=["sums"])]},
             r"must be rewards with different only_sources, got a for all, b for \['sums'\]",
         ),
+        (
+            {"accuracy": [MathReward(only_sources=["a"]), MathReward(only_sources=["b"])]},
+            r"^model\.evaluation\.accuracy must have unique names, got math more than once .*Set "
+            r"name in the init_args of one\.$",
+        ),
         ({"accuracy": "math"}, r"^model\.evaluation\.accuracy must be .*, got 'math'"),
         ({"accuracy": lambda completions: [1.0]}, r"^model\.evaluation\.accuracy must have a name"),
     ],

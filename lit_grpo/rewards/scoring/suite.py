@@ -33,19 +33,25 @@ _log = logging.getLogger(__name__)
 class RewardSuite:
     """The rewards of a run. Start it once, then open one ``Scoring`` per rollout step.
 
+    Args:
+        rewards: Rewards, or functions to call as one.
+        key: The setting that names them, for error messages.
+
     Raises:
         UserError: there is no reward, none with a weight, or two with one name, or a setting is
             out of range.
     """
 
-    def __init__(self, rewards: Sequence[Reward | Callable[..., Any]]) -> None:
+    def __init__(
+        self, rewards: Sequence[Reward | Callable[..., Any]], *, key: str = "rewards"
+    ) -> None:
         self.rewards = tuple(map(as_reward, rewards))
         for reward in self.rewards:
             check_settings(reward)
         names = [reward.name for reward in self.rewards]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise UserError(
-                f"rewards must have unique names, got {', '.join(sorted(repeated))} more than "
+                f"{key} must have unique names, got {', '.join(sorted(repeated))} more than "
                 "once (they name the metrics). Set name in the init_args of one."
             )
         if not any(reward.weight for reward in self.rewards):
