@@ -95,12 +95,18 @@ def id_text(value: Any, row: Row) -> str:
     Raises:
         UserError: it is neither text nor a number.
     """
-    if not isinstance(value, _ONE_VALUE):
+    if fault := id_fault(value):
         raise UserError(
-            f"{row.origin}: an id must be text or a number, got {_shown(value)}. Repair the "
-            "column, or leave the id out of the columns."
+            f"{row.origin}: {fault}. Repair the column, or leave the id out of data.columns."
         )
     return _to_text(value)
+
+
+def id_fault(value: Any) -> str | None:
+    """Return what is wrong with an id that is neither text nor a number."""
+    if isinstance(value, _ONE_VALUE):
+        return None
+    return f"an id must be text or a number, got {_shown(value)}"
 
 
 def gold_answers(

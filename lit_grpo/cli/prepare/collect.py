@@ -77,7 +77,8 @@ def collect(name: str, source: RecipeSource, bad_rows: BadRows, recipe: str) -> 
             f"{f': {absent}' if absent else '.'} Change sources.{name}.where "
             "or its data."
         )
-    return Collected(rows=with_ids(kept), num_read=num_read, dropped=dropped, files=files)
+    named = with_ids(kept, {name: source})
+    return Collected(rows=named, num_read=num_read, dropped=dropped, files=files)
 
 
 def _read(file: str, name: str, recipe: str) -> list[Row]:

@@ -77,7 +77,7 @@ def run(order: PrepareOptions, track: Track) -> dict[str, Any]:
         for name, source in track(recipe.sources.items(), len(recipe.sources), "reading")
     }
     rows = [row for one in collected.values() for row in one.rows]
-    check_ids(rows)
+    check_ids(rows, recipe.sources)
     held_out = Holdout.read(order.holdout) if order.holdout else None
     ordered = in_order(rows, recipe, held_out)
     copies = _find_copies(ordered, recipe, track)

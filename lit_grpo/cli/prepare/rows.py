@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from lit_grpo.cli.prepare.recipe import RecipeSource, Role
-from lit_grpo.data.columns import first_of, id_text, joined_parts
+from lit_grpo.data.columns import first_of, id_fault, id_text, joined_parts
 from lit_grpo.data.filters import MISSING, find_value
 from lit_grpo.data.prepared import text_hash, text_hashes
 from lit_grpo.data.scored_answers import read_scored_answers
@@ -74,7 +74,8 @@ def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -
         source: Which columns have which roles.
 
     Raises:
-        UnusableRow: it has no prompt, or answers or scores that cannot be compared.
+        UnusableRow: it has no prompt, an id that is no text, or answers or scores that cannot be
+            compared.
     """
     roles = {role: source.columns.get(role, role) for role in ROLES}
     if "prompt" not in source.columns:
@@ -82,9 +83,9 @@ def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -
         roles["prompt"] = next(known, roles["prompt"])
     values = {role: _value(row.columns, column) for role, column in roles.items()}
     prompt = _prompt(values.pop("prompt"), roles["prompt"])
-    given = values.pop("id")
-    if given is None and "id" in source.columns:
-        raise UnusableRow("no id", f"the column {roles['id']!r} is null or missing")
+    given = _id(values.pop("id"), row)
+    if not given and "id" in source.columns:
+        raise UnusableRow("no id", f"the column {roles['id']!r} is null, empty or missing")
     columns = {role: value for role, value in values.items() if value is not None}
     columns |= {"messages" if isinstance(prompt, list) else "prompt": prompt}
     if "completion" in columns:
@@ -98,7 +99,7 @@ def to_prepared(row: Row, answer: str | None, name: str, source: RecipeSource) -
         columns.setdefault("question", _words(prompt))
     return PreparedRow(
         origin=row.origin,
-        id="" if given is None else id_text(given, row),
+        id=given,
         source=name,
         kind=source.kind,
         text_hash=text_hash(prompt),
@@ -120,10 +121,14 @@ def from_prepared(row: Row) -> PreparedRow:
     return PreparedRow(origin=row.origin, columns=columns, **own)
 
 
-def with_ids(rows: Sequence[PreparedRow]) -> list[PreparedRow]:
+def with_ids(rows: Sequence[PreparedRow], sources: Mapping[str, RecipeSource]) -> list[PreparedRow]:
     """Return the rows of a source with an id each, which does not depend on their order.
 
     Without an id of its own it is that of the prompt; copies of a prompt are numbered.
+
+    Args:
+        rows: The rows.
+        sources: The source by its name, for messages.
 
     Raises:
         UserError: two rows have the same id.
@@ -135,25 +140,48 @@ def with_ids(rows: Sequence[PreparedRow]) -> list[PreparedRow]:
         number = copies[row.text_hash] = copies.get(row.text_hash, 0) + 1
         ids[id(row)] = f"{row.source}:{row.text_hash[:16]}" + (f"-{number}" if number > 1 else "")
     named = [replace(row, id=ids.get(id(row), row.id)) for row in rows]
-    check_ids(named)
+    check_ids(named, sources)
     return named
 
 
-def check_ids(rows: Iterable[PreparedRow]) -> None:
+def check_ids(rows: Iterable[PreparedRow], sources: Mapping[str, RecipeSource]) -> None:
     """Raise UserError if two rows have the same id."""
     first: dict[str, str] = {}
-    repeated: list[tuple[str, str, str]] = []
+    repeated: list[PreparedRow] = []
     for row in rows:
         if row.id in first:
-            repeated.append((row.id, first[row.id], row.origin))
+            repeated.append(row)
         first.setdefault(row.id, row.origin)
     if repeated:
-        key, one, other = repeated[0]
+        row = repeated[0]
         raise UserError(
-            f"ids must be unique, got {len(repeated)} rows whose id another row has: {key!r} is "
-            f"that of {one} and of {other} (the holdout is known by its ids). Make them unique, or "
-            "leave the id out of the columns of the recipe."
+            f"ids must be unique, got {len(repeated)} rows whose id another row has: {row.id!r} is "
+            f"that of {first[row.id]} and of {row.origin} (the holdout is known by its ids). Make "
+            f"them unique, or {_other_ids(row.source, sources[row.source])}."
         )
+
+
+def _other_ids(name: str, source: RecipeSource) -> str:
+    """Say how the rows of a source get other ids; a column called id is taken without a mapping."""
+    if source.columns.get("id", "id") != "id":
+        return f"leave the id out of sources.{name}.columns (ids are made of the prompts then)"
+    return (
+        "rename the column id in the file (ids are made of the prompts then), or take another one "
+        f"by sources.{name}.columns: {{id: NAME}}"
+    )
+
+
+def _id(value: Any, row: Row) -> str:
+    """Return an id as text, empty if there is none.
+
+    Raises:
+        UnusableRow: it is neither text nor a number.
+    """
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return ""
+    if fault := id_fault(value):
+        raise UnusableRow("unusable id", fault)
+    return id_text(value, row)
 
 
 def _value(columns: Mapping[str, Any], name: str) -> Any:

@@ -151,11 +151,25 @@ def test_an_answer_that_is_no_text_is_named_with_its_row_and_may_be_dropped(here
     assert "unusable gold answer: 1" in capsys.readouterr().out
 
 
-def test_an_id_in_bytes_is_refused(here, capsys):
-    assert (
-        main(prepare_verifiable(here, {"prompt": "a", "answer": "1", "key": b"1"}, id="key")) == 2
-    )
-    assert "row 1: an id must be text or a number, got the bytes b'1'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("bad", "columns", "fault", "dropped"),
+    [
+        (b"1", {"id": "key"}, "an id must be text or a number, got the bytes b'1'", "unusable id"),
+        (b"1", {}, "an id must be text or a number, got the bytes b'1'", "unusable id"),
+        (" ", {"id": "key"}, "the column 'key' is null, empty or missing", "no id"),
+    ],
+    ids=["bytes", "bytes in a column called id", "blank"],
+)
+def test_an_id_that_is_no_text_is_refused_with_its_row_and_may_be_dropped(
+    here, capsys, bad, columns, fault, dropped
+):
+    name = columns.get("id", "id")
+    row = {"prompt": "a", "answer": "1", name: bad}
+    command = prepare_verifiable(here, row, **columns)
+    assert main(command) == 2
+    assert f"row 1 of source sums cannot be used: {fault}. Repair" in capsys.readouterr().err
+    assert main([*command, "--bad_rows", "drop"]) == 2
+    assert f"source sums has no row left of 1 ({dropped}: 1)" in capsys.readouterr().err
 
 
 def test_duplicates_whose_answers_contradict_each_other_are_named(here, capsys):

@@ -93,7 +93,7 @@ def test_an_open_row_has_a_question_for_templates_of_rubrics(prompt):
 
 
 def test_a_prepared_row_is_prepared_again_without_renaming():
-    first = with_ids([prepared({"prompt": "Why?", "level": 2}, answer="5")])[0]
+    first = with_ids([prepared({"prompt": "Why?", "level": 2}, answer="5")], {})[0]
     again = prepared(first.as_dict() | {"gold_spread": [0.1]}, answer="5")
     assert again.id == first.id
     assert again.columns == {**first.columns, "gold_spread": [0.1]}
@@ -110,6 +110,8 @@ def test_a_prepared_row_is_prepared_again_without_renaming():
         ({"prompt": ["x"]}, {}, "prompt is no text"),
         ({"prompt": [{"role": "user", "content": [IMAGE]}]}, {}, "prompt is no text"),
         ({"prompt": "x", "key": None}, {"id": "key"}, "no id"),
+        ({"prompt": "x", "key": " "}, {"id": "key"}, "no id"),
+        ({"prompt": "x", "id": [1]}, {}, "unusable id"),
         ({"prompt": "x", "answers": ["a", 1]}, {}, "unusable answers"),
         ({"prompt": "x", "answers": "[1"}, {}, "unusable answers"),
         ({"prompt": "x", "answers": ["a", "b"], "gold_scores": [1]}, {}, "unusable scores"),
@@ -132,16 +134,36 @@ def test_lists_may_be_the_text_of_json():
 
 def test_ids_are_of_the_prompt_and_do_not_depend_on_the_order():
     rows = [prepared({"prompt": text, "n": n}) for n, text in enumerate("aabca")]
-    ids = {row.columns["n"]: row.id for row in with_ids(rows)}
-    assert ids == {row.columns["n"]: row.id for row in with_ids(rows[::-1])}
+    ids = {row.columns["n"]: row.id for row in with_ids(rows, {})}
+    assert ids == {row.columns["n"]: row.id for row in with_ids(rows[::-1], {})}
     assert len(set(ids.values())) == 5
     plain = f"mine:{text_hash('a')[:16]}"
     assert {ids[0], ids[1], ids[4]} == {plain, f"{plain}-2", f"{plain}-3"}
 
 
-def test_ids_that_repeat_are_refused_with_both_rows():
-    rows = [prepared({"prompt": text, "id": "x"}) for text in "ab"]
-    with pytest.raises(
-        UserError, match=r"got 1 rows whose id another row has: 'x' is that of a\.j"
-    ):
-        with_ids(rows)
+@pytest.mark.parametrize("value", [None, "", " ", float("nan")])
+def test_a_row_without_a_value_in_a_column_id_gets_the_id_of_its_prompt(value):
+    (row,) = with_ids([prepared({"prompt": "a", "id": value})], {})
+    assert row.id == f"mine:{text_hash('a')[:16]}"
+
+
+@pytest.mark.parametrize(
+    ("name", "roles", "fix"),
+    [
+        (
+            "id",
+            {},
+            r"rename the column id in the file .*, or take .* sources\.mine\.columns: {id: N",
+        ),
+        ("id", {"id": "id"}, "rename the column id in the file"),
+        ("key", {"id": "key"}, r"leave the id out of sources\.mine\.columns"),
+    ],
+)
+def test_ids_that_repeat_are_refused_with_both_rows_and_what_gives_others(name, roles, fix):
+    rows = [prepared({"prompt": text, name: "x"}, **roles) for text in "ab"]
+    source = RecipeSource(kind="verifiable", data="a.jsonl", columns=roles)
+    message = (
+        rf"got 1 rows whose id another row has: 'x' is that of a\.j.*Make them unique, or {fix}"
+    )
+    with pytest.raises(UserError, match=message):
+        with_ids(rows, {"mine": source})
