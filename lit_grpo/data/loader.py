@@ -60,6 +60,11 @@ class TrainingLoader(Protocol):
         """Return the prompts with these ids; skip ids that are no longer in the data."""
 
     @property
+    def shares(self) -> dict[str, float]:
+        """Source of a mixture -> its share of the last batch, before one of the first."""
+        return {}
+
+    @property
     def is_adaptive(self) -> bool:
         """Whether the order depends on results."""
         return False

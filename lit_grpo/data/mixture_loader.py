@@ -121,6 +121,11 @@ class MixtureLoader(TrainingLoader):
         return found
 
     @property
+    def shares(self) -> dict[str, float]:
+        numbers = self._quotas[self._phase]
+        return {name: numbers.get(name, 0) / self.batch_size for name in self.sources}
+
+    @property
     def is_adaptive(self) -> bool:
         return any(isinstance(order, AdaptiveOrder) for order in self._orders.values())
 
@@ -129,10 +134,7 @@ class MixtureLoader(TrainingLoader):
             order.record([one for one in results if one.source == name])
 
     def metrics(self) -> dict[str, float]:
-        shares = {
-            f"data/{name}/share": self._quotas[self._phase].get(name, 0) / self.batch_size
-            for name in self.sources
-        }
+        shares = {f"data/{name}/share": share for name, share in self.shares.items()}
         for order in self._orders.values():
             shares |= order.metrics()
         if len(self.curriculum.phases) == 1:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, islice
 from math import isnan
 
 from lit_grpo.cli.doctor.batch import planned_steps
 from lit_grpo.cli.doctor.findings import Finding, failed, ok, refused, remark
 from lit_grpo.cli.rewards.commands import load_policy
+from lit_grpo.cli.rewards.prompts import trial_prompts
 from lit_grpo.cli.rewards.trial import (
     Trial,
     failed_everywhere,
@@ -35,7 +35,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 def check_rollout(subject: Subject) -> Iterator[Finding]:
-    """Sample and score the first prompts of the training data."""
+    """Sample and score the first prompts of the training data, of each source of a mixture."""
     module = subject.grpo
     if module is None:
         yield ok("A warm-up samples nothing: there is nothing to probe.")
@@ -54,7 +54,8 @@ def check_rollout(subject: Subject) -> Iterator[Finding]:
 
 
 def _try(subject: Subject, module: GRPOModule) -> Trial:
-    prompts = list(islice(chain.from_iterable(subject.loader.get()), NUM_PROMPTS))
+    loader = subject.loader.get()
+    prompts = trial_prompts(loader, max(NUM_PROMPTS, len(loader.sources)))
     subject.outline.get()
     cli = subject.cli
     if cli.trainer.world_size > 1:
@@ -64,7 +65,7 @@ def _try(subject: Subject, module: GRPOModule) -> Trial:
     module.rewards.start(module.reasoning)
     load_policy(cli, module)
     with cli.trainer.precision_plugin.val_step_context():
-        return run_trial(module, prompts)
+        return run_trial(module, prompts, loader.shares)
 
 
 def _signal(trial: Trial) -> Finding:
@@ -126,9 +127,9 @@ def _speed(trial: Trial, subject: Subject, module: GRPOModule) -> str:
     scoring = max(
         projected_seconds(
             reward,
-            [score for group in trial.rollouts.groups for score in group.scores[reward.name]],
+            trial.scores_of(reward),
             trial.measurements[reward.name],
-            num_rows,
+            trial.num_scored(reward, num_rows),
         )
         for reward in module.rewards.rewards
     )

@@ -6,13 +6,13 @@ Each reads the data and loads the policy as a training run would, if it needs th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from lit_grpo.cli.command_line import CommandLine
 from lit_grpo.cli.places import check_place
 from lit_grpo.cli.rewards.judge_check import check_judges
+from lit_grpo.cli.rewards.prompts import trial_prompts
 from lit_grpo.cli.rewards.rescore import rescore
 from lit_grpo.cli.rewards.trial import try_rewards
 from lit_grpo.data import PromptDataModule, TrainingLoader
@@ -26,7 +26,7 @@ from lit_grpo.types import Prompt, UserError, check_range
 
 
 def _run_rewards(cli: CommandLine) -> int:
-    """Sample and score the first prompts of the training data."""
+    """Sample and score the first prompts of the training data, of each source of a mixture."""
     module, num_prompts = grpo_module(cli), cli.config.n
     check_range("n", num_prompts, at_least=1)
     check_place("run_dir", cli.config.run_dir, Path(cli.config.run_dir))
@@ -38,8 +38,9 @@ def _run_rewards(cli: CommandLine) -> int:
     with cli.trainer.precision_plugin.val_step_context():
         return try_rewards(
             module,
-            list(islice(chain.from_iterable(loader), num_prompts)),
+            trial_prompts(loader, num_prompts),
             num_rows_per_step=loader.batch_size * module.group_size,
+            shares=loader.shares,
             path=Path(cli.config.run_dir) / "rewards.parquet",
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
@@ -60,14 +60,32 @@ class Trial:
     generation_seconds: float
     measurements: Mapping[str, Measurements]
     """Name of a reward -> its measurements."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Source of a mixture -> its share of a rollout step, which is not that of the trial."""
 
     @property
     def num_rows(self) -> int:
         return self.rollouts.rewards.numel()
 
+    def scores_of(self, reward: Reward) -> list[Score]:
+        """Return the scores of the completions that a reward was asked for."""
+        scores = [score for group in self.rollouts.groups for score in group.scores[reward.name]]
+        return [score for score in scores if score.was_asked]
+
+    def num_scored(self, reward: Reward, num_rows: int) -> float:
+        """Return for how many completions of a rollout step of ``num_rows`` a reward is asked."""
+        if self.shares and reward.only_sources is not None:
+            return num_rows * sum(self.shares.get(one, 0.0) for one in reward.only_sources)
+        return num_rows * len(self.scores_of(reward)) / self.num_rows
+
 
 def try_rewards(
-    module: GRPOModule, prompts: Sequence[Prompt], *, num_rows_per_step: int, path: Path
+    module: GRPOModule,
+    prompts: Sequence[Prompt],
+    *,
+    num_rows_per_step: int,
+    shares: Mapping[str, float],
+    path: Path,
 ) -> int:
     """Sample and score completions of these prompts, print a summary, and write them to a table.
 
@@ -75,6 +93,7 @@ def try_rewards(
         module: A module whose engine has the policy's weights and whose rewards are started.
         prompts: The prompts to sample from.
         num_rows_per_step: Completions per rollout step, for the projection.
+        shares: Source of a mixture -> its share of these.
         path: Path of the table, with a row for each completion; numbered if it exists already.
 
     Returns:
@@ -84,7 +103,7 @@ def try_rewards(
     Raises:
         RewardFailed: a reward with ``on_error: raise`` gave no value.
     """
-    trial = run_trial(module, prompts)
+    trial = run_trial(module, prompts, shares)
     console = open_console()
     console.print(summary_table(trial, module.rewards.rewards, num_rows_per_step))
     for line in _notes(trial, module, num_rows_per_step):
@@ -105,7 +124,7 @@ def report_bugs(rollouts: Sequence[RolloutBatch]) -> None:
             scores = [
                 one for each in rollouts for group in each.groups for one in group.scores[name]
             ]
-            share = sum(bool(one.bug) for one in scores) / len(scores)
+            share = sum(bool(one.bug) for one in scores) / sum(one.was_asked for one in scores)
             print(f"reward {name!r} has a bug on {share:.0%} of the rows. {bug}", file=sys.stderr)
 
 
@@ -127,8 +146,8 @@ def failed_in_all(rollouts: Sequence[RolloutBatch]) -> list[Failure]:
     return [one for name, one in first.items() if all(name in other for other in others)]
 
 
-def run_trial(module: GRPOModule, prompts: Sequence[Prompt]) -> Trial:
-    """Sample the completions that the first rollout step would, and score them."""
+def run_trial(module: GRPOModule, prompts: Sequence[Prompt], shares: Mapping[str, float]) -> Trial:
+    """Sample completions as the first rollout step would, and score them."""
     suite, group_size = module.rewards, module.group_size
     suite.observe()  # drop the measurements of starting the rewards
     scoring = suite.open(prompts, group_size)
@@ -145,17 +164,24 @@ def run_trial(module: GRPOModule, prompts: Sequence[Prompt]) -> Trial:
         progress.add_task("scoring", total=None)
         rollouts = scoring.result()
     measurements = dict(zip(suite.weights, suite.observe(), strict=True))
-    return Trial(rollouts=rollouts, generation_seconds=seconds, measurements=measurements)
+    return Trial(
+        rollouts=rollouts,
+        generation_seconds=seconds,
+        measurements=measurements,
+        shares=shares,
+    )
 
 
 def projected_seconds(
-    reward: Reward, scores: Sequence[Score], measurements: Measurements, num_rows: int
+    reward: Reward, scores: Sequence[Score], measurements: Measurements, num_rows: float
 ) -> float:
-    """Return the projected seconds of scoring ``num_rows`` completions, from a few scores.
+    """Return the projected seconds of scoring ``num_rows`` completions, from a few scores or none.
 
     Example: a judge that took 8 calls of 2 s for 8 completions, with a concurrency of 4 and 30
     requests per minute, takes max(64 * 2 / 4, 64 / 30 * 60) = 128 s for 64.
     """
+    if not scores:
+        return 0.0
     factor = num_rows / len(scores)
     seconds = [score.seconds for score in scores]
     if isinstance(reward, JudgedReward):
@@ -190,18 +216,20 @@ def summary_table(trial: Trial, rewards: Sequence[Reward], num_rows_per_step: in
     add_numbers(table, "p50", "p95", "per step", "$/step")
     rollouts = trial.rollouts
     for reward in rewards:
-        scores = [score for group in rollouts.groups for score in group.scores[reward.name]]
-        asked = [score for score in scores if score.was_asked] or scores
+        if not (asked := trial.scores_of(reward)):
+            table.add_row(reward.name, "–", "–", "not tried", *["–"] * 4)
+            continue
         p50, p95 = np.percentile([score.seconds for score in asked], [50, 95])
         measurements = trial.measurements[reward.name]
-        cost = sum(score.cost for score in scores) * num_rows_per_step / len(scores)
+        num_scored = trial.num_scored(reward, num_rows_per_step)
+        cost = sum(score.cost for score in asked) * num_scored / len(asked)
         table.add_row(
             reward.name,
             *_mean_and_deviation(rollouts.parts[reward.name]),
             _outcomes(asked),
             _clock(p50),
             _clock(p95),
-            _clock(projected_seconds(reward, scores, measurements, num_rows_per_step)),
+            _clock(projected_seconds(reward, asked, measurements, num_scored)),
             f"{cost:.3g}" if cost else "–",
         )
     valid = f"valid {rollouts.valid.double().mean():.0%}"
@@ -242,9 +270,28 @@ def _notes(trial: Trial, module: GRPOModule, num_rows_per_step: int) -> list[str
         f"{module.sampling.max_tokens}; length {np.mean(lengths):.1f}, at most {max(lengths)}. "
         f"Generation took {_clock(trial.generation_seconds)}; for {num_rows_per_step} completions "
         f"it would take about {_clock(scaled)} at most.",
+        *_untried(trial, module.rewards.rewards),
         ASSUMPTIONS.format(num_rows=num_rows_per_step),
         *_judge_notes(trial, module.rewards.rewards),
         *([] if failed_everywhere(rollouts) else no_signal(rollouts) or _failures(rollouts)),
+    ]
+
+
+def _untried(trial: Trial, rewards: Sequence[Reward]) -> list[str]:
+    """Say which sources of a mixture, and so which rewards, had no prompt."""
+    tried = {group.prompt.source for group in trial.rollouts.groups}
+    left_out = [source for source in trial.shares if source not in tried]
+    if not left_out:
+        return []
+    names = ", ".join(left_out)
+    return [
+        f"No prompt of {names} was tried: --n is less than the number of sources. Set "
+        f"--n={len(trial.shares)} or more.",
+        *(
+            f"{one.name} was not tried: it scores {', '.join(one.only_sources or ())} only."
+            for one in rewards
+            if not trial.scores_of(one)
+        ),
     ]
 
 

@@ -53,6 +53,23 @@ def test_a_bug_of_a_reward_is_said_once_and_no_service_is_blamed(capsys):
     assert "credentials" not in shown["probe"]
 
 
+def test_every_source_of_a_mixture_is_probed_however_many_and_rare(capsys):
+    names = [f"of{number}" for number in range(6)]
+    one = {"class_path": "AdditionData", "init_args": {"num_digits": 1, "validation_size": 2}}
+    sources = {name: {"data": one, "weight": 11.0 if name == "of0" else 1.0} for name in names}
+    settings = {"prompts_per_step": 16, "sources": sources}
+    data = {"class_path": "MixtureData", "init_args": settings}
+    rewards = [
+        {"class_path": f"{__name__}.RestAll"},
+        {"class_path": f"{__name__}.Broken", "init_args": {"only_sources": ["of5"]}},
+    ]
+    words = [f"--data={json.dumps(data)}", f"--model.rewards={json.dumps(rewards)}"]
+    exit_code, shown = doctor(capsys, "--probe", ENDING, *words)
+    assert exit_code == 1
+    assert "completions of 6 prompts" in shown["probe"]
+    assert "KeyError: 'keywords'" in shown["probe"]
+
+
 class BrokenEngine(HFEngine):
     """Fail when it is to sample."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import replace
@@ -25,7 +26,7 @@ from lit_grpo.rewards.scoring import RewardSuite
 from lit_grpo.types import Measurements, Score
 
 MINE = """
-import asyncio, os, signal
+import asyncio, os, signal, time
 from lit_grpo.rewards import Reward
 from small_runs import ShareOfLowBytes
 
@@ -80,6 +81,11 @@ class BrokenOrAbstaining(Broken):
 
 class MentionsSomeOfTheKeywords(BrokenOnce):
     pass
+
+class Slow(Reward):
+    def score(self, prompt, completion):
+        time.sleep(0.05)
+        return 1.0
 
 class Interrupting(Reward):
     sent = False
@@ -230,6 +236,49 @@ def test_what_a_run_does_with_so_many_failures_is_the_last_line_and_exit_code_1(
                  "init_args: {weight: 0}}") == 0  # fmt: skip
 
 
+def mixture_of(*sources: str) -> str:
+    """Return the argument for data of which a step has 15 prompts of the first source."""
+    one = {"class_path": "AdditionData", "init_args": {"num_digits": 1, "validation_size": 2}}
+    weights = [15.0, *[1.0 for _ in sources[1:]]]
+    given = {name: {"data": one, "weight": n} for name, n in zip(sources, weights, strict=True)}
+    settings = {"prompts_per_step": 16, "sources": given}
+    return f"--data={json.dumps({'class_path': 'MixtureData', 'init_args': settings})}"
+
+
+OF_SECOND = "{class_path: trial_rewards.Buggy, init_args: {only_sources: [second]}}"
+
+
+def test_a_source_of_which_a_step_has_few_prompts_is_tried_too(capsys):
+    data = mixture_of("first", "second")
+    assert trial("--n=2", data, reward=f"trial_rewards.Low,{OF_SECOND}") == 1
+    captured = capsys.readouterr()
+    assert "reward 'buggy' has a bug on 100% of the rows." in captured.err
+    assert "was tried" not in captured.out
+    assert sorted(pd.read_parquet("runs/base/rewards.parquet")["source"]) == (
+        ["first"] * 2 + ["second"] * 2
+    )
+
+
+def test_a_step_is_projected_from_the_shares_of_its_sources_not_of_the_trial(capsys):
+    slow = "{class_path: trial_rewards.Slow, init_args: {only_sources: [second]}}"
+    assert trial("--n=2", mixture_of("first", "second"), reward=f"trial_rewards.Low,{slow}") == 0
+    value, unit = cells(capsys.readouterr().out, "slow")[-3:-1]
+    # 2 of the 32 completions of a step are of this source, and 2 of 4 of the trial.
+    assert unit == "s"
+    assert 0.1 <= float(value) < 0.4
+
+
+def test_sources_and_rewards_that_too_few_prompts_leave_out_are_named(capsys):
+    data = mixture_of("first", "second", "third")
+    assert trial("--n=1", data, reward=f"trial_rewards.Low,{OF_SECOND}") == 0
+    shown = capsys.readouterr().out
+    assert cells(shown, "buggy") == ["buggy", "–", "–", "not", "tried", *["–"] * 4]
+    lines = shown.splitlines()
+    left_out = "No prompt of second, third was tried: --n is less than the number of sources. Set "
+    assert left_out + "--n=3 or more." in lines
+    assert "buggy was not tried: it scores second only." in lines
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
 def test_numbers_stay_with_their_units_in_a_terminal(here, columns, importer):
@@ -375,3 +424,6 @@ def test_outcomes_and_seconds_are_those_of_the_sources_that_a_reward_is_for():
     cells = [[*column.cells][0] for column in summary_table(trial, [reward], 6).columns]
     assert cells[3] == "ok 100%"
     assert "0.2" in cells[4]
+    # Of a step of 6, two as in the trial, or all where the source has the whole step.
+    assert trial.num_scored(reward, 6) == 2
+    assert replace(trial, shares={"sums": 1.0}).num_scored(reward, 6) == 6
