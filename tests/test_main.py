@@ -113,6 +113,7 @@ def test_help_imports_nothing_heavy(arguments):
     assert child.returncode == 0, child.stderr
 
 
+@pytest.mark.slow
 def test_a_command_prints_nothing_of_what_libraries_log_while_they_are_imported():
     command = [sys.executable, "-m", "lit_grpo", "fit", "--config", "none"]
     child = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from lit_grpo.types.field_types import check_fields
+from lit_grpo.types.settings import check_range
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProgress:
@@ -50,6 +53,9 @@ class StopReason:
     """Why a run ends before its last step; the command line exits with ``exit_code``.
 
     ``stopping.stop_run`` sets it.
+
+    Raises:
+        UserError: the exit code is not one that a process can have.
     """
 
     exit_code: int
@@ -60,6 +66,11 @@ class StopReason:
     """Whether the current rollout step was not trained on, so that a resumed run repeats it."""
     is_validation_unfinished: bool = False
     """Whether a validation was left, so that a resumed run repeats it."""
+
+    def __post_init__(self) -> None:
+        check_fields("StopReason", self)
+        why = "of others a shell sees the rest of a division by 256"
+        check_range("StopReason.exit_code", self.exit_code, at_least=0, at_most=255, why=why)
 
     def __str__(self) -> str:
         return self.message

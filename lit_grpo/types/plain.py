@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 
 def bare_name(value: Any) -> str:
     """Return the name of a function or class, or of the class of another object."""
@@ -29,6 +31,8 @@ def plain_value(value: Any, name: Callable[[Any], str] = bare_name) -> Any:
         name: Names functions and objects. What is compared has bare names: a script is the module
             ``__main__`` or another one, depending on how it was started.
     """
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

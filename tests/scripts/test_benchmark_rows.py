@@ -12,6 +12,7 @@ from forked import run_in_processes
 from lit_grpo.data.prompt_data import MAX_ROWS_IN_MEMORY
 
 
+@pytest.mark.slow
 def test_rows_are_opened_twice_in_processes_of_their_own(monkeypatch):
     def measure_forked(prepared):
         (measured,) = run_in_processes(partial(open_and_train, str(prepared)))

@@ -1,4 +1,6 @@
-from lit_grpo.types import RunningStage, StageProgress, StopReason
+import pytest
+
+from lit_grpo.types import RunningStage, StageProgress, StopReason, UserError
 
 
 def test_progress_advances_by_completions_and_leaves_the_other_counts():
@@ -14,3 +16,9 @@ def test_a_stage_that_counts_nothing_shows_no_progress():
 def test_a_stop_reason_is_printed_as_its_message():
     message = "Stopped because of a bug in reward 'mine':\nZeroDivisionError: division by zero"
     assert str(StopReason(exit_code=1, message=message)) == message
+
+
+@pytest.mark.parametrize("exit_code", [-1, 256, 300, "20"])
+def test_a_stop_has_an_exit_code_that_a_process_can_have(exit_code):
+    with pytest.raises(UserError, match=r"exit_code must be .*, got '?-?\d+"):
+        StopReason(exit_code=exit_code, message="enough")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import pytest
 
 from lit_grpo.types import import_path, plain_value
@@ -51,3 +52,9 @@ def test_dataclasses_and_what_they_contain_are_plain(named, module):
         "names": ["a", "b"],
         "table": {"f": [f"{module}function"], "1": f"{module}Part"},
     }
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    found = plain_value([np.float64(0.5), np.int64(3), np.bool_(True), 0.5])
+    assert found == [0.5, 3, True, 0.5]
+    assert [type(one) for one in found] == [float, int, bool, float]

@@ -47,7 +47,12 @@ RECORDING = ("code_rewards.RecordsHooks", {"file": "hooks.txt"})
 
 
 @pytest.mark.parametrize(
-    ("make", "is_accuracy"), [(in_worker, False), (rewarded, False), (rewarded, True)]
+    ("make", "is_accuracy"),
+    [
+        pytest.param(in_worker, False, marks=pytest.mark.slow),
+        (rewarded, False),
+        (rewarded, True),
+    ],
 )
 def test_offline_no_reward_of_the_user_s_is_started(make, is_accuracy, capsys):
     reward = make(RECORDING[0], **RECORDING[1])

@@ -278,6 +278,7 @@ LLAMA_70B = LLAMA_8B | {
 }
 
 
+@pytest.mark.slow
 def test_the_advice_for_a_model_that_is_far_too_large_makes_it_fit(capsys):
     model = f"--model.policy.architecture={json.dumps(LLAMA_70B)}"
     _, found = plan(capsys, model, "--gpus=1xH100")

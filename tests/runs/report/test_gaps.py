@@ -150,6 +150,7 @@ def test_files_of_completions_that_cannot_be_read_are_named(tmp_path, capsys):
     assert "step_000003.parquet (and 1 more) cannot be read" in shown(run)[1][0]
 
 
+@pytest.mark.slow
 def test_a_real_run_that_goes_on_after_its_metrics_were_cut_says_what_is_missing(tmp_path, capsys):
     with workplace(tmp_path):
         Path("my.yaml").write_text(yaml.safe_dump(BASE))

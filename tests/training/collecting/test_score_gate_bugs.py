@@ -169,7 +169,13 @@ def test_a_wrong_signature_is_one_line_before_anything_is_loaded(reward, shown, 
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("reward", ["buggy_rewards.MissingColumn", PROCESS], ids=["here", "worker"])
+@pytest.mark.parametrize(
+    "reward",
+    [
+        pytest.param("buggy_rewards.MissingColumn", id="here"),
+        pytest.param(PROCESS, id="worker", marks=pytest.mark.slow),
+    ],
+)
 def test_the_traceback_begins_in_the_users_file_and_names_the_line(reward):
     _, log = fit(reward)
     line = 1 + REWARDS.splitlines().index(
