@@ -38,7 +38,8 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
             )
         return arguments
     config = Path(run_dir) / "config.yaml"
-    if (run_of(run_dir) / "config.yaml").is_file():
+    is_checkpoint = Path(run_dir).parent.name == "checkpoints" and not config.is_file()
+    if is_checkpoint and (run_of(run_dir) / "config.yaml").is_file():
         raise UserError(
             f"{run_dir}: expected the directory of a run, got its checkpoint. Use "
             f"{run_of(run_dir)} --ckpt_path {run_dir}."

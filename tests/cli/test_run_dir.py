@@ -78,6 +78,14 @@ def test_a_checkpoint_is_told_to_be_given_with_its_run():
         with_run("fit", [last])
 
 
+def test_a_config_beside_the_runs_or_in_an_outer_one_makes_no_run_a_checkpoint():
+    for run in (".", "runs/my", "runs/my/checkpoints/own"):
+        Path(run).mkdir(parents=True, exist_ok=True)
+        Path(run, "config.yaml").touch()
+    for run in ("runs/my", "runs/my/checkpoints/own"):
+        assert with_run("fit", [run])[-1] == run
+
+
 def test_evaluating_creates_no_directory(here):
     assert chosen("validate") == "runs/base"
     assert not (here / "runs").exists()
