@@ -187,14 +187,16 @@ class CommandLine(LightningCLI):
             return
         self.changes = find_changes(saved.read_text(), self.saved_config)
         if not self.config.allow_changes:
-            command = f"lit-grpo {self.command} {shlex.quote(str(resumed))}"
-            refuse_changes(resumed, self.changes, command)
+            refuse_changes(resumed, self.changes, self._command_with(str(resumed)))
         refuse_seed_alone(self.changes)
 
     @property
     def resume_command(self) -> str:
         """The command that resumes this run with its own settings."""
-        return f"lit-grpo {self.command} {shlex.quote(self.config.run_dir)}"
+        return self._command_with(self.config.run_dir)
+
+    def _command_with(self, run_dir: str) -> str:
+        return f"lit-grpo {self.command} {shlex.quote(run_dir)}"
 
     @cached_property
     def saved_config(self) -> str:

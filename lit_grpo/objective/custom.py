@@ -19,6 +19,7 @@ from lit_grpo.types import (
     UserCodeFailed,
     UserError,
     defined_at,
+    import_path,
     unfit_signature,
     users_traceback,
 )
@@ -143,5 +144,5 @@ def checked_metrics(metrics: Mapping[str, Tensor | float], mask: Tensor) -> dict
 def describe(function: Function) -> str:
     """Return the name of a function with its file and line."""
     named, code = defined_at(function)
-    name = f"{named.__module__}.{named.__qualname__}"
+    name = import_path(named)
     return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
