@@ -30,7 +30,7 @@ STAGE_METRICS = {
     "weight_sync": "timing/weight_sync_duration_s",
 }
 
-GB = 2**30
+GIB = 2**30
 REPEAT_EVERY = 50
 WATCHED_STEPS = 5
 MIN_WAITING_STEPS = 3
@@ -165,16 +165,16 @@ def _seconds_to_wait_for(reward: Reward, rollouts: RolloutBatch) -> float:
 def memory_gb(device: torch.device) -> float:
     """Return the memory in use: allocated on the GPU, or resident memory without one."""
     if device.type == "cuda":
-        return torch.cuda.memory_allocated(device) / GB
-    return float(psutil.Process().memory_info().rss) / GB
+        return torch.cuda.memory_allocated(device) / GIB
+    return float(psutil.Process().memory_info().rss) / GIB
 
 
 def _peak_memory(device: torch.device) -> dict[str, float]:
     if device.type != "cuda":
         return {"perf/memory_allocated_gb": memory_gb(device)}
     return {
-        "perf/memory_allocated_gb": torch.cuda.max_memory_allocated(device) / GB,
-        "perf/memory_reserved_gb": torch.cuda.max_memory_reserved(device) / GB,
+        "perf/memory_allocated_gb": torch.cuda.max_memory_allocated(device) / GIB,
+        "perf/memory_reserved_gb": torch.cuda.max_memory_reserved(device) / GIB,
     }
 
 
@@ -194,4 +194,4 @@ def _step_line(step: int, seconds: float, memory: float, outputs: Mapping[str, A
 
 
 def _line(step: int, name: str, seconds: float, memory: float) -> str:
-    return f"step {step}  {name:<14} {seconds:8.2f} s  {memory:7.2f} GB"
+    return f"step {step}  {name:<14} {seconds:8.2f} s  {memory:7.2f} GiB"

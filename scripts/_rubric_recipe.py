@@ -1,7 +1,7 @@
 """Run the stages of ``scripts/rubric_recipe``, each unless it has been done.
 
 What a stage has made says whether it is done: a prepared directory is whole or not there, a cache
-of votes goes on where it ended, and a run resumes. There is no other bookkeeping that could lie.
+of votes continues where it ended, and a run resumes. There is no other bookkeeping.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ EVERY = 10
 
 
 def methods(teacher: str) -> dict[str, list[str]]:
-    """The arguments of each method."""
+    """Return the arguments of each method."""
     preset = ["--config", "presets/on_policy_distillation", "--model.teacher.path", teacher]
     top_k = ["--model.objective.distillation.top_k", "8"]
     fast = ["--model.optimizer.lr", "0.0015"]

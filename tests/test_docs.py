@@ -529,7 +529,7 @@ def test_the_stages_of_a_step_are_documented(grpo_run):
     rows = {code(row[0])[0]: set(code(row[2])) for row in table_rows(text)}
     logged: dict[str, set[str]] = {}
     for line in (grpo_run / "run.log").read_text().splitlines():
-        if match := re.search(r"step \d+  (\w+)(?: \d+)? +[\d.]+ s +[\d.]+ GB(.*)", line):
+        if match := re.search(r"step \d+  (\w+)(?: \d+)? +[\d.]+ s +[\d.]+ GiB(.*)", line):
             logged.setdefault(match[1], set()).update(re.findall(r"  (\w+) [-\d.n]", match[2]))
     del logged["total"]
     assert rows == logged

@@ -24,7 +24,7 @@ def export(checkpoint: Path, run_dir: Path, directory: Path) -> None:
     """Write the policy of a checkpoint as ``final/`` is written, completely or not at all.
 
     Args:
-        checkpoint: One of the run's.
+        checkpoint: A checkpoint of the run.
         run_dir: Directory of the run.
         directory: Where to write, which `refuse_files` has checked.
 

@@ -1,6 +1,6 @@
 """The help of a command: the keys that people set, or with ``--help=all`` every key.
 
-Only ``--help=all`` imports what takes long.
+Only ``--help=all`` imports slow modules.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "--offline": {
             "action": "store_true",
             "default": False,
-            "help": "Ask nobody: no judge, no server, no Hub.",
+            "help": "Contact no judge, no server and not the Hub.",
         },
     },
     "plan": {

@@ -59,8 +59,8 @@ class PromptStream:
                 yield Row(source=self.text, number=number + 1, id=name, columns=columns)
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{self.text} cannot be read on: {error}. The run goes on from its last checkpoint "
-                "if it is started again."
+                f"{self.text} could not be read to its end: {error}. The run goes on from its last "
+                "checkpoint if it is started again."
             ) from error
 
     def build(self, row: Row) -> Prompt | None:

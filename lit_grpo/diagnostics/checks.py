@@ -77,7 +77,7 @@ def _is_solved(step: ObservedStep) -> bool:
 
 
 def _is_unsolved(step: ObservedStep) -> bool:
-    """Return whether it is the worst."""
+    """Return whether the only reward of the step is the lowest that can be had."""
     reward, (low, high) = _only_reward(step), step.reward_range or (-math.inf, -math.inf)
     return reward is not None and reward <= low and reward < high
 

@@ -1,4 +1,4 @@
-"""Count in the rollouts of a step what the checks need, so that ranks can add up their counts.
+"""Count what the checks need from the rollouts of a step, so that ranks can add up their counts.
 
 The groups of one rank may all have equal rewards while those of another rank differ.
 """
@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+from torch import Tensor
 
 from lit_grpo.objective.advantages import has_signal
 from lit_grpo.types import Outcome, RolloutBatch, Score, TrainBatch
@@ -137,10 +139,8 @@ def count_step(
     """
     sampled = rollouts.sampled
     rewards, valid = rollouts.rewards, rollouts.valid
-    filled = rewards.nan_to_num(nan=-math.inf)
-    firsts = filled[:, 0].tolist()
-    is_equal = ((filled == filled[:, :1]) & (filled > 0)).all(1).tolist()
     is_identical = [len({c.token_ids for c in group.completions}) == 1 for group in rollouts.groups]
+    equal = _equal_rewards(rewards, valid)
     logprobs = [sum(c.sampler_logprobs) for c in rollouts.completions if c.token_ids]
     trained = None if batch is None else batch.loss_mask.any(1)
     failures, details = count_scores(without_value(rollouts))
@@ -163,15 +163,11 @@ def count_step(
             for name, part in rollouts.parts.items()
             if has_signal(part, valid & ~part.isnan()).any()
         ),
-        best=float(filled.max()),
+        best=max(rewards[valid].tolist(), default=-math.inf),
         worst=min(rewards[valid].tolist(), default=math.inf),
-        equal=Counter(value for value, equal in zip(firsts, is_equal, strict=True) if equal),
+        equal=Counter(equal.values()),
         num_identical=sum(is_identical),
-        equal_identical=Counter(
-            value
-            for value, equal, identical in zip(firsts, is_equal, is_identical, strict=True)
-            if equal and identical
-        ),
+        equal_identical=Counter(one for index, one in equal.items() if is_identical[index]),
         num_with_tokens=len(logprobs),
         lowest_logprob=min(logprobs, default=0.0),
         largest_logprob=max(map(abs, logprobs), default=0.0),
@@ -181,6 +177,12 @@ def count_step(
         failures=failures,
         details=details,
     )
+
+
+def _equal_rewards(rewards: Tensor, valid: Tensor) -> dict[int, float]:
+    """Return the positive reward that all rows of a group have, by the index of the group."""
+    is_equal = ~has_signal(rewards, valid) & valid.all(1) & (rewards > 0).all(1)
+    return {int(index): float(rewards[index, 0]) for index in is_equal.nonzero()[:, 0]}
 
 
 def count_asked(rollouts: RolloutBatch) -> Counter[str]:

@@ -43,7 +43,7 @@ ADVICE = {
 BUG_ADVICE = "Fix the code of the reward; if it asks a service, look at what that replied"
 
 SUDDEN_SHARE = 0.1
-"""A share of completions with a reward from which none at all is a fall."""
+"""Share of completions with a reward above which a drop to none counts as sudden."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,7 @@ def how_it_began(shares: Sequence[float]) -> str:
     if last >= SUDDEN_SHARE and last >= best / 2:
         return (
             f"In the step before, {last:.0%} of the completions had a reward: a fall to nothing "
-            "within one step is rather an outage, of a reward or an engine, than the policy."
+            "within one step points to an outage of a reward or an engine, not to the policy."
         )
     if best >= SUDDEN_SHARE:
         num_steps = len(shares) - shares.index(best)

@@ -38,7 +38,7 @@ class StepLog:
         self._absent |= dict.fromkeys(values, math.nan)
         for number, (name, value) in enumerate((self._absent | dict(values)).items()):
             tensor = torch.tensor(value)
-            # Lightning sees to the first metric, and so to what a new epoch resets.
+            # The first metric goes through Lightning, which resets its state at a new epoch.
             if number == 0 or not _log_again(module, name, tensor):
                 module.log(name, tensor)
 

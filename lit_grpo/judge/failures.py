@@ -91,7 +91,7 @@ def as_failure(error: Exception) -> JudgeFailure:
 
 
 async def parsed(response: AsyncAPIResponse[Any]) -> Any:
-    """Return the parsed JSON of a reply that is no error.
+    """Return the parsed JSON of a successful reply.
 
     Raises:
         JudgeFailure: it is something else, which a proxy or a login page may have sent.

@@ -45,7 +45,7 @@ def explain_model_type(model_type: object, kind: str, place: str) -> str:
         return f"transformers {__version__} has no {kind} for the model_type {model_type!r}"
     hint = did_you_mean(str(model_type), CONFIG_MAPPING)
     return (
-        f"transformers {__version__} knows no model_type {model_type!r}.{hint} Correct it in "
+        f"transformers {__version__} has no model_type {model_type!r}.{hint} Correct it in "
         f"{place} if it is mistyped; a model that is newer than this transformers needs a newer "
         "one (pip install --upgrade transformers)"
     )

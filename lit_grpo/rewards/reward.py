@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from lit_grpo.types import (
     Completion,
@@ -30,6 +30,8 @@ _ARGUMENTS = {
     "close": (),
 }
 """Method that a subclass may define -> what it is called with."""
+
+T = TypeVar("T")
 
 OnError = Literal["retry", "mask", "drop_group", "raise"]
 ReasoningView = Literal["strip", "keep"]
@@ -205,6 +207,17 @@ def check_settings(reward: Reward) -> None:
         raise setting_error(setting_key(reward, "only_sources"), rule, repr(only), why)
     check_range(setting_key(reward, "timeout_seconds"), reward.timeout_seconds, above=0)
     check_range(setting_key(reward, "num_retries"), reward.num_retries, at_least=0)
+
+
+def started(made: T | None, reward: Reward) -> T:
+    """Return what the start of a reward has made.
+
+    Raises:
+        RuntimeError: the reward has not been started.
+    """
+    if made is None:
+        raise RuntimeError(f"{reward.name} is not started; call start() of its suite first")
+    return made
 
 
 def _check_signatures(reward: Reward) -> None:

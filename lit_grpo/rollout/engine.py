@@ -120,7 +120,7 @@ class RolloutEngine(ABC):
     """Policy version of the weights in use; -1 before the first ``load_weights``."""
 
     on_wait: Callable[[], None] = staticmethod(lambda: None)
-    """The trainer's: it raises an exception, which must pass, if the run is to end. Call it about
+    """Set by the trainer. Raises an exception if the run is to end; let it propagate. Call it about
     once a second while ``load_weights`` waits, equally often on every rank; and ``leave_if_asked``
     in ``generate`` if that does not run in a thread of its own."""
 

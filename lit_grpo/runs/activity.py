@@ -14,7 +14,7 @@ import torch
 BUSY_SHARE = 0.1
 """Share of one core or of a GPU above which something is computed; waits and a progress bar take
 less."""
-GB = 2**30
+GIB = 2**30
 
 
 class CPUMeter:
@@ -68,16 +68,16 @@ def _gpu_share() -> float | None:
 
 
 def describe_activity(cpu: CPUMeter) -> str:
-    """Return what is used: ``12% of a core, 80% of the GPU; 3.1 GB of memory, …``."""
+    """Return what is used: ``12% of a core, 80% of the GPU; 3.1 GiB of memory, …``."""
     gpu = _gpu_share()
     parts = [f"{cpu.share():.0%} of a core"] + ([] if gpu is None else [f"{gpu:.0%} of the GPU"])
     memory = [
-        f"{psutil.Process().memory_info().rss / GB:.1f} GB of memory in use",
-        f"{psutil.virtual_memory().available / GB:.1f} GB left",
+        f"{psutil.Process().memory_info().rss / GIB:.1f} GiB of memory in use",
+        f"{psutil.virtual_memory().available / GIB:.1f} GiB left",
     ]
     if torch.cuda.is_initialized():
         free, total = torch.cuda.mem_get_info()
-        memory.append(f"{(total - free) / GB:.1f} of {total / GB:.1f} GB of the GPU in use")
+        memory.append(f"{(total - free) / GIB:.1f} of {total / GIB:.1f} GiB of the GPU in use")
     return f"{', '.join(parts)}; {', '.join(memory)}"
 
 

@@ -1,6 +1,6 @@
 """The progress bar of every run: a live bar in a terminal, plain lines elsewhere.
 
-Both tell what goes on within a step, which may take minutes. Threads of their own draw them,
+Both show the progress within a step, which may take minutes. Threads of their own draw them,
 because the main thread may be busy sampling.
 """
 
@@ -88,7 +88,7 @@ class RolloutProgressBar(ProgressBar):
         return min(limits, default=float("inf"))
 
     def _num_left(self) -> int:
-        """Rollout steps (for SFT: batches) until ``max_steps`` is reached."""
+        """Return the rollout steps (for SFT: batches) until ``max_steps`` is reached."""
         trainer = self.trainer
         loop, accumulated = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
         count = getattr(trainer.lightning_module, "num_batches", lambda steps: steps * accumulated)

@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+MINUTE, HOUR, DAY = 60, 3600, 86400
 WIDTH_OF_FILES = 1000
 """Columns of output that does not go to a terminal; rich would take 80."""
 
@@ -76,6 +77,15 @@ def one_line(text: str) -> str:
     """Return a text with single spaces, and with a dot for what is not printable."""
     joined = " ".join(text.split())
     return "".join(one if one.isprintable() else "·" for one in joined)
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: ``2.5 s``, ``3 min``, ``5.2 h``, ``1.5 days``."""
+    if seconds < 90:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 2 * HOUR:
+        return f"{seconds / MINUTE:.0f} min"
+    return f"{seconds / HOUR:.1f} h" if seconds < 2 * DAY else f"{seconds / DAY:.1f} days"
 
 
 def with_unit(number: float) -> str:

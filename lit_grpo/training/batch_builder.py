@@ -124,7 +124,7 @@ class BatchBuilder:
         """Return [N] or [N, C] advantages of this rank's rows; batch statistics are over all ranks.
 
         Args:
-            penalty: [N, C] what the KL divergence takes from the reward at each token.
+            penalty: [N, C] KL penalty per token, subtracted from the reward.
         """
         if self._advantage.discount is not None:
             by_token = collate_token_rewards(rollouts, self._weights, tokens)

@@ -360,7 +360,7 @@ class GRPOModule(PolicyModule):
         self.num_rollbacks += 1
         self.skipped_steps.forget()
         self.policy_updater.coefficients.load_state_dict(checkpoint)
-        self.collector.cancel()  # rollouts ahead were sampled with the weights that are gone
+        self.collector.cancel()  # rollouts ahead were sampled with the discarded weights
 
     @property
     def trouble(self) -> str:

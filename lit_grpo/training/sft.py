@@ -163,7 +163,7 @@ class SFTModule(PolicyModule):
         return text
 
     def describe_target(self, prompt: Prompt) -> str:
-        """Say in a line what is imitated, with the column it is from and that of one prompt."""
+        """Describe the target in a line: its column, and the target of one prompt."""
         text = self.target(prompt)
         shown = repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…")
         if self.target_column is not None:

@@ -135,7 +135,7 @@ def compare_head(num_tokens: int) -> Iterator[Result]:
         against=f"full logits over {HEAD_VOCAB:,} tokens of vocabulary",
         ours=peaks[0],
         other=peaks[1],
-        unit="GB",
+        unit="GiB",
         target=HEAD_TARGET,
     )
 

@@ -1,6 +1,7 @@
 """Run trainers in processes of their own and time them in turns, a few steps each.
 
-Whatever else slows the machine down then slows all of them alike. Knows no trainer.
+Whatever else slows the machine down then slows all of them alike. Nothing here
+depends on a trainer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure what the aims for a GPU speak of: the update's MFU, and a step against its bare parts.
+"""Measure the targets for a GPU: the update's MFU, and a step against its bare parts.
 
 The bare parts are the engine alone, and a plain forward and backward pass over as many tokens as
 the update has to process.

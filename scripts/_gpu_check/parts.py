@@ -40,7 +40,7 @@ def machine(recorder: Recorder, device: Device, size: CheckSize) -> None:
     if device.name == "cuda":
         properties = torch.cuda.get_device_properties(device.device)
         rows += [
-            ("memory", f"{properties.total_memory / 2**30:.1f} GB (2^30 bytes)"),
+            ("memory", f"{properties.total_memory / 2**30:.1f} GiB"),
             ("CUDA", str(torch.version.cuda)),
             ("compute capability", f"{properties.major}.{properties.minor}"),
         ]

@@ -204,4 +204,4 @@ def record_figures(
     record("MFU of the update", mfu, "", f"{known} {device.title}")
     for key in ("generation", "update"):
         peaks = [step.peak_gb[key] for step in steps if key in step.peak_gb]
-        record(f"peak memory, {key}", max(peaks, default=None), "GB", "units of 2^30 bytes")
+        record(f"peak memory, {key}", max(peaks, default=None), "GiB")

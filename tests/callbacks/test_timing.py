@@ -112,13 +112,13 @@ def test_stage_log_has_a_line_as_each_stage_ends_and_one_for_the_step(tmp_path, 
     lines = stage_log(tmp_path, caplog, stages=True)
     assert len(lines) == len(STAGES) + 1
     number = r"\d+\.\d\d"
-    assert re.fullmatch(rf"step 1  generation +2\.00 s +{number} GB", lines[1])
+    assert re.fullmatch(rf"step 1  generation +2\.00 s +{number} GiB", lines[1])
     assert re.fullmatch(
-        rf"step 1  micro_batch 0 +0\.25 s +{number} GB  pg_loss -0\.5  rows 2", lines[3]
+        rf"step 1  micro_batch 0 +0\.25 s +{number} GiB  pg_loss -0\.5  rows 2", lines[3]
     )
-    assert lines[4].endswith("GB  kl 0.01")
+    assert lines[4].endswith("GiB  kl 0.01")
     assert re.fullmatch(
-        rf"step 1  total +{number} s +{number} GB  rewards 0\.500±0\.250 \(2 of 3 valid\)",
+        rf"step 1  total +{number} s +{number} GiB  rewards 0\.500±0\.250 \(2 of 3 valid\)",
         lines[-1],
     )
 

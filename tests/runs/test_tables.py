@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from lit_grpo.runs.tables import WIDTH_OF_FILES, End, one_line, open_console, with_unit
+from lit_grpo.runs.tables import WIDTH_OF_FILES, End, duration, one_line, open_console, with_unit
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,21 @@ def test_a_cell_shows_the_end_of_its_text(text, columns, cell, capsys):
 )
 def test_a_number_has_the_unit_of_its_size(number, shown):
     assert with_unit(number) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.42, "0.42 s"),
+        (2.5, "2.5 s"),
+        (89, "89 s"),
+        (600, "10 min"),
+        (7200, "2.0 h"),
+        (2.5 * 86400, "2.5 days"),
+    ],
+)
+def test_times_are_short(seconds, words):
+    assert duration(seconds) == words
 
 
 def test_what_cannot_be_printed_is_a_dot():

@@ -14,8 +14,8 @@ from lit_grpo.rewards.judged.base import agreement
 
 NUM_BINS = 20
 ROUNDING = 1e-9
-"""What the difference of two scores may lack of a threshold: 0.3 - 0.2 is less than 0.1. Scores
-that differ by no more are equal."""
+"""Tolerance when comparing the difference of two scores with a threshold: 0.3 - 0.2 is less than
+0.1. Scores that differ by no more count as equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Lengths:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Lengths | None:
-        """Return those of some values; None of none."""
+        """Return the percentiles of the values, or None without values."""
         if not values:
             return None
         found = np.percentile(values, [5, 50, 95, 100]).tolist()
@@ -52,7 +52,7 @@ class PassRates:
 
     @classmethod
     def of(cls, rates: Sequence[float]) -> PassRates | None:
-        """Return those of some rows; None of none."""
+        """Return the summary of the rates, or None without rates."""
         if not rates:
             return None
         return cls(
@@ -90,9 +90,10 @@ class Measures:
     num_duplicates: int | None
     """Rows whose prompt another row has already; None if the prompts are not known."""
     nulls: Mapping[str, int]
-    """By column the rows in which it is null, where it is not null in all rows of their source."""
+    """Number of rows with a null, by column; a column that is null throughout a source is left out
+there."""
     pass_rates: PassRates | None
-    """Those of a policy, if any are known."""
+    """Pass rates of a policy, if any are known."""
     num_sampled: int
     """Rows for which it is known whether the scores of a policy's completions differ."""
     num_without_gradient: int

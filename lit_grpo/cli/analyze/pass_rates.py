@@ -41,7 +41,7 @@ from lit_grpo.types import (
 
 COMPLETIONS_AT_ONCE = 512
 ROUNDING = 1e-9
-"""What a sum of rewards may lack of a success."""
+"""Tolerance when comparing a sum of rewards with the threshold of a success."""
 
 
 def write_pass_rates(given: argparse.Namespace, keys: Sequence[str]) -> int:
@@ -123,7 +123,7 @@ class _Estimate:
     """The sum of rewards from which a completion is right; None for 1, and for nothing right or
     wrong in a source with other sums than 0 and 1."""
     rows: dict[str, _Sampled] = field(default_factory=dict)
-    """By the id of a row with scores what they say."""
+    """What the scores say, by row id."""
     graded: set[str] = field(default_factory=set)
     """The sources with other sums than 0 and 1."""
 
@@ -259,7 +259,7 @@ def _sample_others(
     """Yield (row, completion) of the rows that the cache lacks, and add each to the cache.
 
     Args:
-        number: That of this part of all prompts, for the seed.
+        number: Index of this batch of prompts, for the seed.
     """
     group_size = module.group_size
     lacking: dict[int, list[int]] = {}

@@ -60,7 +60,7 @@ class ScoredRows:
     """The rows of one place."""
 
     kind: str
-    """prepared, cache or run; that of a file of completions is run."""
+    """prepared, cache or run; a file of completions counts as run."""
     rows: Sequence[ScoredRow]
     shares: Mapping[str, float] = field(default_factory=dict)
     """The shares of the sources by their weights, if they are known."""

@@ -26,12 +26,12 @@ from lit_grpo.diagnostics import (
     truncated_fraction,
 )
 from lit_grpo.objective.advantages import has_signal
+from lit_grpo.runs.tables import duration
 from lit_grpo.training import GRPOModule
 from lit_grpo.types import RolloutBatch
 
 NUM_PROMPTS = 4
 NUM_SHOWN = 2
-MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 def check_rollout(subject: Subject) -> Iterator[Finding]:
@@ -142,12 +142,3 @@ def _speed(trial: Trial, subject: Subject, module: GRPOModule) -> str:
         f"{duration(sampling)} for sampling and {duration(scoring)} for scoring. Larger batches "
         "are faster per token. The update comes on top."
     )
-
-
-def duration(seconds: float) -> str:
-    """Return a time for people: ``2.5 s``, ``3 min``, ``5.2 h``, ``1.5 days``."""
-    if seconds < MINUTE:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 2 * HOUR:
-        return f"{seconds / MINUTE:.0f} min"
-    return f"{seconds / HOUR:.1f} h" if seconds < 2 * DAY else f"{seconds / DAY:.1f} days"

@@ -76,8 +76,8 @@ def backward_bytes(setup: Setup) -> int:
 def mask_bytes(setup: Setup) -> int:
     """Return the bytes of the attention masks of a micro-batch: queries x keys of each row.
 
-    Query heads that share a key head are further queries. All layers use the same masks, of
-    numbers.
+    Query heads that share a key head count as extra queries. All layers use the same masks, which
+    hold floats.
     """
     if setup.merges_attention:
         return 0

@@ -71,7 +71,7 @@ class StepTime:
         return max(self.parts, key=lambda one: one.seconds or 0.0)
 
     def __getitem__(self, name: str) -> float:
-        """Return the seconds of all parts whose name begins like that."""
+        """Return the seconds of all parts whose name has this prefix."""
         return sum(one.seconds or 0.0 for one in self.parts if one.name.startswith(name))
 
 

@@ -111,7 +111,7 @@ def _check_presets(names: Sequence[str]) -> None:
     if len(names) > 1:
         raise UserError(
             f"--config must name at most one preset, got {' and '.join(names)} (settings of one "
-            "that another does not have would stay, which is the method of neither). Remove all "
+            "that the other does not have would stay, which mixes two methods). Remove all "
             "but one, or set the keys that you want to change."
         )
 

@@ -140,7 +140,7 @@ def bad_import(parser: Any, key: str, match: re.Match[str]) -> str:
 
 
 def suggest_attribute(module: str, name: str) -> str:
-    """Suggest what a module has in place of a name that it has not."""
+    """Suggest what a module has in place of a name that does not exist."""
     if name == "py":
         return f" Leave out .py: {module}.NAME."
     return did_you_mean(name, vars(sys.modules[module]) if module in sys.modules else {})

@@ -1,6 +1,6 @@
 """Make gold for verifiable rows: right and wrong answers, each checked by a reward.
 
-A row whose right answers get no higher value than its wrong ones has no gold, but a reason.
+A row whose right answers get no higher value than its wrong ones gets a reason instead of gold.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Checks:
 
     num_scored: int = 0
     failures: dict[str, list[str]] = field(default_factory=dict)
-    """By reason the ids of the rows without gold."""
+    """Ids of the rows without gold, by reason."""
     lacks_needed: bool = False
     """Whether one of these is of a source whose rows need gold."""
     lacks_source: bool = False

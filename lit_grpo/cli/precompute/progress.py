@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lit_grpo.cli.precompute.judge_gold import Tally
 from lit_grpo.cli.prepare.gold_cache import JudgeVotes
+from lit_grpo.runs.tables import duration
 
 SECONDS_PER_LINE = 60.0
 
@@ -72,10 +73,3 @@ class VoteProgress:
         if rate and left > 0:
             parts.append(f"{duration(left / rate)} left")
         return "  ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Return a time in words: ``45 s``, ``12 min``, ``3.4 h``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -82,7 +82,7 @@ def collect(name: str, source: RecipeSource, bad_rows: BadRows, recipe: str) -> 
 
 
 def _read(file: str, name: str, recipe: str) -> list[Row]:
-    if not Path(file).expanduser().exists():  # the Hub may take long, also to be out of reach
+    if not Path(file).expanduser().exists():  # the Hub may be slow to answer, or to fail
         print(f"reading {file}, source {name!r} of {recipe}", file=sys.stderr, flush=True)
     try:
         return read_rows(file)

@@ -35,7 +35,7 @@ class Scorer:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Scorer:
-        """Return that of a recipe.
+        """Return the fingerprint of a recipe's judge.
 
         Raises:
             UserError: the recipe has no judge, or its template or its votes are wrong.

@@ -1,7 +1,7 @@
 """Decide which rows are held out, which are for validation and which for training.
 
-Rows have an order by the hashes of their ids, in which every beginning has the shares of the
-sources by their weights. The first rows are held out, so that a larger holdout has the smaller one
+Rows are ordered by the hashes of their ids so that every prefix has the shares of the sources'
+weights. The first rows are held out, so that a larger holdout has the smaller one
 in it, whatever the order of rows and files.
 """
 
@@ -26,7 +26,7 @@ class Sizes:
 
     holdout: int
     validation: int | float
-    """Number, or fraction of what is not held out."""
+    """Number of rows, or fraction of those not held out."""
 
 
 def in_order(

@@ -26,6 +26,7 @@ from lit_grpo.diagnostics import (
     truncated_fraction,
 )
 from lit_grpo.judge.estimate import seconds_of_calls
+from lit_grpo.objective.advantages import group_deviation
 from lit_grpo.rewards import JudgedReward, Reward
 from lit_grpo.rewards.scoring.valid_rows import counted
 from lit_grpo.runs.files.completions import completions_table, free_path, write_table
@@ -203,9 +204,9 @@ def _judging_seconds(reward: JudgedReward, measurements: Measurements, factor: f
 
 def in_group_deviation(values: Tensor) -> float | None:
     """Return the mean sample deviation of the groups of [B, G] with two values or more, or None."""
-    groups = [row[~row.isnan()] for row in values]
-    deviations = [row.std().item() for row in groups if row.numel() > 1]
-    return sum(deviations) / len(deviations) if deviations else None
+    valid = ~values.isnan()
+    deviations = group_deviation(values.nan_to_num(), valid)[valid.sum(1) > 1]
+    return deviations.mean().item() if deviations.numel() else None
 
 
 def summary_table(trial: Trial, rewards: Sequence[Reward], num_rows_per_step: int) -> Table:

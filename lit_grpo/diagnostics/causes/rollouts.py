@@ -10,9 +10,9 @@ ROLLOUTS = (
         name="engine_outage",
         title="The rollout engine failed",
         meaning=(
-            "A server died, hangs, or does not have the policy's weights. It is restarted and gets "
-            "the weights again; when that fails `supervision.max_restarts` times, the run stops "
-            "with a checkpoint from before the step."
+            "A server died, hangs, or reports an older version of the weights. It is restarted "
+            "and gets the weights again; when that fails `supervision.max_restarts` times, the run "
+            "stops with a checkpoint from before the step."
         ),
         advice=(
             "Read the end of `RUN/engine/server_0.log`, which the message quotes.",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from lit_grpo.distributed import gather_objects
 from lit_grpo.judge import Examiner, Finding, Form, Item, Judge, JudgeTemplate
-from lit_grpo.rewards.reward import Reward, setting_key
+from lit_grpo.rewards.reward import Reward, setting_key, started
 from lit_grpo.types import Measurements, Prompt, Score, UserError, check_range
 
 NUM_SHOWN = 5
@@ -78,9 +78,7 @@ class JudgedReward(Reward):
 
     @property
     def examiner(self) -> Examiner:
-        if self._examiner is None:
-            raise RuntimeError(f"{self.name} is not started; call start() of its suite first")
-        return self._examiner
+        return started(self._examiner, self)
 
     def observe(self) -> Measurements:
         if self._examiner is None:

@@ -20,7 +20,7 @@ from lit_grpo.rewards.math_answers.extraction import (
     find_answer,
     read_golds,
 )
-from lit_grpo.rewards.reward import Reward, setting_key
+from lit_grpo.rewards.reward import Reward, setting_key, started
 from lit_grpo.rewards.workers.pool import WorkerError, WorkerPool
 from lit_grpo.types import Completion, Prompt, UserError, check_range
 
@@ -171,12 +171,7 @@ class MathReward(Reward):
         return True
 
     async def _call(self, name: str, *texts: str) -> bool:
-        return cast(bool, await self._started_pool().call(name, *texts))
-
-    def _started_pool(self) -> WorkerPool:
-        if self._pool is None:
-            raise RuntimeError(f"{self.name} is not started; call start() of its suite first")
-        return self._pool
+        return cast(bool, await started(self._pool, self).call(name, *texts))
 
 
 def _about_placeholders(bad: Sequence[Prompt]) -> str:

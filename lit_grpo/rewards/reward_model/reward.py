@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from lit_grpo.rewards.reward import Reward, setting_key
+from lit_grpo.rewards.reward import Reward, setting_key, started
 from lit_grpo.rewards.reward_model.model import (
     Activation,
     Dtype,
@@ -97,13 +97,12 @@ class ScorerReward(Reward):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"reward-{self.name}")
 
     async def score(self, prompt: Prompt, completion: Completion) -> float | Score:
-        if self._scorer is None:
-            raise RuntimeError(f"{self.name} is not started; call start() of its suite first")
+        scorer = started(self._scorer, self)
         loop = asyncio.get_running_loop()
         row = _Row(prompt=prompt, completion=completion, result=loop.create_future())
         self._waiting.append(row)
         if self._batching is None or self._batching.done():
-            self._batching = loop.create_task(self._score_batches(self._scorer))
+            self._batching = loop.create_task(self._score_batches(scorer))
         return await row.result
 
     async def close(self) -> None:

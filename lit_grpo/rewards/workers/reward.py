@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_grpo.rewards.function import as_reward
-from lit_grpo.rewards.reward import Reward, check_settings, setting_key
+from lit_grpo.rewards.reward import Reward, check_settings, setting_key, started
 from lit_grpo.rewards.workers.pool import WorkerPool, WorkerStartError
 from lit_grpo.types import Completion, Outcome, Prompt, Score, UserError, check_range
 
@@ -101,7 +101,7 @@ class ProcessReward(Reward):
         Raises:
             UserError: the reward raised a ValueError.
         """
-        pool = self._started_pool()
+        pool = started(self._pool, self)
         if objection := await pool.call("check", tuple(prompts), has_deadline=False):
             raise UserError(objection)
 
@@ -112,18 +112,13 @@ class ProcessReward(Reward):
     async def score_group(
         self, prompt: Prompt, completions: Sequence[Completion]
     ) -> tuple[Score, ...]:
-        scores = await self._started_pool().call("score", prompt, tuple(completions))
+        scores = await started(self._pool, self).call("score", prompt, tuple(completions))
         return tuple(map(_score, scores))
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()
-
-    def _started_pool(self) -> WorkerPool:
-        if self._pool is None:
-            raise RuntimeError(f"{self.name} is not started; call start() of its suite first")
-        return self._pool
 
 
 def _check_inner(reward: Reward) -> None:

@@ -49,7 +49,7 @@ class OtherProgram(ServerError):
 
 
 def in_words(error: ServerError | RequestRefused) -> str:
-    """Return the error of a server that has answered before, preceded by its meaning."""
+    """Return the error of a server that has answered before, prefixed with an explanation."""
     if isinstance(error, ConnectionFailed):
         return f"the server does not answer (its process may have died): {error}"
     return str(error)

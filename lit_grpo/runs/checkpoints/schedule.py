@@ -333,7 +333,7 @@ def trouble_of(trainer: L.Trainer) -> str:
 
 @rank_zero_only
 def _warn_of_later(manifests: Mapping[Path, Manifest | None], num_steps: int) -> None:
-    """Warn of checkpoints from after the step that a run goes on from: they will be replaced."""
+    """Warn of checkpoints that are later than the one a run resumes from: they will be replaced."""
     steps = {path: one.rollout_step or 0 for path, one in manifests.items() if one is not None}
     if later := {path: step for path, step in steps.items() if step > num_steps}:
         log.warning(

@@ -45,7 +45,7 @@ class WatchedCause:
 
     @property
     def has_lasted(self) -> bool:
-        """Whether it is there for so long that its warning is an alert."""
+        """Whether it has lasted long enough for its warning to be an alert."""
         return self.alert_after is not None and self.streak >= self.alert_after
 
     def is_told(self, repeat_every: int) -> bool:

@@ -292,5 +292,5 @@ PANELS = (
     Panel(title="Gradient norm", metric="policy/grad_norm", color=PURPLE),
     Panel(title="Time per step", metric=STEP_TIME, unit="seconds", draw=draw_phases),
     Panel(title="Throughput", metric="perf/tokens_per_second", unit=SPEED, color=GREEN),
-    Panel(title="Memory", metric="perf/memory_allocated_gb", unit="GB", draw=draw_memory),
+    Panel(title="Memory", metric="perf/memory_allocated_gb", unit="GiB", draw=draw_memory),
 )

@@ -31,7 +31,7 @@ from lit_grpo.types import UserError, check_range
 from lit_grpo.types.errors import is_disk_full
 
 NO_STEPS = {"Config": "config.yaml", "Log": "run.log"}
-"""What is named of a run that has no step to show."""
+"""Files of a run that are named if it has no step to show."""
 
 
 def report(run_dirs: Sequence[str | Path], *, read_up_to: int | None = None) -> None:

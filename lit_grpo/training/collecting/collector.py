@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from operator import or_
-from typing import Any
 
 from lit_grpo.distributed import gather_objects, get_rank
 from lit_grpo.objective import AdvantageConfig
@@ -120,15 +119,15 @@ class Collector:
             self._events.report_outage("engine_outage", message)
         return rollouts
 
-    def state_dict(self, number: int) -> list[dict[int, Any]]:
+    def state_dict(self, number: int) -> list[dict[int, dict[str, str]]]:
         """Return by rank what is finished of the rollouts of a step and of those after it.
 
         It does not wait for the rest. Every rank must call this.
         """
         return gather_objects(self._prefetcher.state_dict(number))
 
-    def load_state_dict(self, state: Sequence[dict[int, Any]]) -> None:
-        """Go on with the rollouts of this rank."""
+    def load_state_dict(self, state: Sequence[dict[int, dict[str, str]]]) -> None:
+        """Restore the rollouts of this rank."""
         rank = get_rank()
         self._prefetcher.load_state_dict(state[rank] if rank < len(state) else {})
 

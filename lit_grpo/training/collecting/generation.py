@@ -59,7 +59,7 @@ def load_weights(engine: RolloutEngine, policy: SampledPolicy, version: int) -> 
 
 
 def close_engine(engine: RolloutEngine) -> None:
-    """Close an engine; a bug of one of the user's is logged, as the run has its result by then."""
+    """Close an engine. Log errors of a user's engine: the run has its result by then."""
     try:
         with _bugs_of_users(engine, "close"):
             engine.close()
@@ -203,7 +203,7 @@ def _are_logprobs(values: Sequence[float]) -> bool:
     try:
         # The sum finds a NaN or an infinite value three times as fast as a look at each.
         return isfinite(sum(values)) and max(values, default=0) <= ROUNDING
-    except TypeError:  # one is no number
+    except TypeError:  # a value is not a number
         return False
 
 

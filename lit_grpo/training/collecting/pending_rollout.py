@@ -108,8 +108,8 @@ class PendingRollout:
 
         Args:
             seconds: Maximum wait for an engine that samples in a thread. Any other engine samples
-                in this call, however long that takes, and takes its part in the rounds of the
-                ranks' wait by ``on_wait``.
+                in this call, however long that takes, and calls ``on_wait`` meanwhile, so that
+                the ranks keep waiting together.
         """
         if self._sampling is None and self._samples_in_thread:
             self.start()

@@ -9,7 +9,7 @@ from terminal import shown_in_terminal
 
 from lit_grpo.__main__ import main
 from lit_grpo.cli.precompute import progress
-from lit_grpo.cli.precompute.progress import VoteProgress, duration
+from lit_grpo.cli.precompute.progress import VoteProgress
 from lit_grpo.cli.prepare.gold_cache import JudgeVotes
 
 
@@ -30,13 +30,6 @@ def test_the_note_has_rate_failures_costs_and_time_left(votes):
     assert shown.note(900, 100, 60.0) == "15/s  100 failed  $1.75"
     free = VoteProgress(votes, num_missing=1000, has_price=False)
     assert free.note(100, 0, 10_000.0) == "0.0/s  0 failed  25.0 h left"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.4, "0 s"), (89, "89 s"), (600, "10 min"), (7200, "2.0 h")]
-)
-def test_times_are_short(seconds, words):
-    assert duration(seconds) == words
 
 
 def test_without_a_terminal_a_line_comes_now_and_then(here, capsys, monkeypatch):

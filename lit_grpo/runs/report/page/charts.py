@@ -307,6 +307,6 @@ CHARTS = (
         metric="perf/memory_allocated_gb",
         name="allocated",
         others="perf/memory_(reserved)_gb",
-        unit="GB",
+        unit="GiB",
     ),
 )

@@ -17,7 +17,7 @@ from lit_grpo.runs.report.page.completions import shorten
 RESTARTS = "rollout/restarts"
 NO_CAUSE = "(no cause given)"
 MAX_CHARACTERS = 1000
-"""Of a line of ``run.log``."""
+"""Characters shown of a line of ``run.log``."""
 ENDS = {"done": "Done.", "stop": "Stopped.", "crash": "Crashed."}
 """Kinds of events that end a run, and what is said of one without a message."""
 UNREMARKABLE = ("start", "done")
