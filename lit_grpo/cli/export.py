@@ -55,8 +55,9 @@ def _read_policy(run_dir: Path, checkpoint: Path) -> Policy:
     if not path.is_file():
         raise UserError(
             f"--export makes the policy from {path}, and there is none (runs made in Python have "
-            "none). Make the module there, load the checkpoint's state_dict into it, and call "
-            "module.policy.save_pretrained(DIR)."
+            "none). In Python make the module as for the run, call module.configure_model() and "
+            "module.load_state_dict(torch.load(CHECKPOINT, weights_only=False)['state_dict']), "
+            "then module.policy.save_pretrained(DIR)."
         )
     model: Mapping[str, Any] = read_config(path)["model"]
     parser = Parser()

@@ -47,7 +47,15 @@ from lit_grpo.runs.trainer_settings import (
     refuse_intervals,
 )
 from lit_grpo.stopping import ExitCode, for_this_run, get_stop_reason, how_it_ended, warnings_at_end
-from lit_grpo.types import RankCrashed, RankLost, StopReason, as_rank_lost, check_range, check_type
+from lit_grpo.types import (
+    RankCrashed,
+    RankLost,
+    StopReason,
+    UserError,
+    as_rank_lost,
+    check_range,
+    check_type,
+)
 
 log = logging.getLogger(__name__)
 
@@ -156,10 +164,12 @@ class Trainer(L.Trainer):
                 gone further than the run may, or was trained with other settings or data.
         """
         check_type("datamodule", datamodule, L.LightningDataModule)
-        if ckpt_path is None and self.global_rank == 0:
-            refuse_used(self.run_dir, RESUME_CALL)
+        if ckpt_path is None:
+            _refuse_trained(model)
+            if self.global_rank == 0:
+                refuse_used(self.run_dir, RESUME_CALL)
         elif ckpt_path is not None:
-            ckpt_path = find_checkpoint(str(ckpt_path), self.run_dir)
+            ckpt_path = self._find(ckpt_path)
         if ckpt_path is not None:
             refuse_unfit(
                 ckpt_path,
@@ -179,7 +189,45 @@ class Trainer(L.Trainer):
                 super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
         finally:
             vars(self).update(set_by_stop)  # a stop has set them to 0
+            if self.global_step:
+                model.trained_in = self.run_dir  # type: ignore[assignment]
             model.close()  # type: ignore[operator]
+
+    def validate(  # type: ignore[override]
+        self, model: L.LightningModule, datamodule: L.LightningDataModule, **settings: Any
+    ) -> Any:
+        """Evaluate on the validation prompts; write nothing into ``run_dir``.
+
+        Args:
+            settings: As for ``lightning.Trainer``. ``ckpt_path`` is as in ``fit``; without it the
+                weights of the module count.
+
+        Raises:
+            UserError: there is no such checkpoint.
+        """
+        settings["ckpt_path"] = self._find(settings.get("ckpt_path"))
+        return super().validate(model, datamodule=datamodule, **settings)
+
+    def test(  # type: ignore[override]
+        self, model: L.LightningModule, datamodule: L.LightningDataModule, **settings: Any
+    ) -> Any:
+        """Evaluate on the test prompts, as ``validate`` does on those for validation."""
+        settings["ckpt_path"] = self._find(settings.get("ckpt_path"))
+        return super().test(model, datamodule=datamodule, **settings)
+
+    def _find(self, ckpt_path: str | Path | None) -> str | None:
+        return None if ckpt_path is None else find_checkpoint(str(ckpt_path), self.run_dir)
+
+
+def _refuse_trained(model: L.LightningModule) -> None:
+    """Refuse a module with the weights of an earlier run: a new run starts from its policy."""
+    if (earlier := getattr(model, "trained_in", None)) is not None:
+        raise UserError(
+            f"this module was trained in {earlier}, and a new run would start from those weights "
+            f"instead of its policy's. Make a new module for each run. To start from the result, "
+            f"use the policy {earlier}/final; to go on with that run, its run_dir and ckpt_path "
+            '"last".'
+        )
 
 
 @contextmanager

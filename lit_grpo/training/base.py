@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from math import ceil
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import lightning as L
@@ -56,7 +57,14 @@ from lit_grpo.training.seeds import SeedPurpose, Seeds, seed_everything
 from lit_grpo.training.stages import StageEvents
 from lit_grpo.training.validation import is_cut_short, stops_on_failure
 from lit_grpo.training.waiting import Waiting
-from lit_grpo.types import Prompt, UserError, check_range, check_type, check_value
+from lit_grpo.types import (
+    Prompt,
+    UserError,
+    check_range,
+    check_type,
+    check_value,
+    setting_error,
+)
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +95,13 @@ class PolicyModule(L.LightningModule):
         self.sampling = sampling
         self.engine = engine or HFEngine()
         check_type("model.engine", self.engine, RolloutEngine)
+        if not callable(optimizer):
+            raise setting_error(
+                "model.optimizer",
+                "a function that makes an optimizer of parameters, such as "
+                "functools.partial(torch.optim.AdamW, lr=1e-5)",
+                repr(optimizer),
+            )
         self.make_optimizer = optimizer
         self.lr_schedule = lr_schedule
         self.warmup_steps = warmup_steps
@@ -111,6 +126,8 @@ class PolicyModule(L.LightningModule):
     refreshes_reference = False
     has_other_validation = False
     """Whether a resumed run is validated on other rows than before."""
+    trained_in: Path | None = None
+    """The directory of the run that has trained this module."""
     allow_changes = False
     """Whether a resumed run may have other settings or data than the one before."""
 
@@ -336,7 +353,7 @@ class PolicyModule(L.LightningModule):
             return
         metrics = self._val_metrics.merged()
         for logger in self.loggers:
-            logger.log_metrics(metrics, step=0)
+            logger.log_metrics(metrics, step=getattr(logger, "step_before_training", 0))
         shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
         rank_zero_only(log.info)("before training: %s", shown)
 

@@ -19,7 +19,7 @@ from lit_grpo.rollout import Sampling
 from lit_grpo.runs.checkpoints.files import read_manifest
 from lit_grpo.runs.files.events import read_events
 from lit_grpo.stopping import stop_run
-from lit_grpo.training import SFTModule
+from lit_grpo.training import Evaluation, SFTModule
 from lit_grpo.types import RankLost, StopReason, UserError
 
 
@@ -138,14 +138,53 @@ def test_a_term_for_which_the_checkpoint_has_no_reference_is_refused(tmp_path):
         train(tmp_path, ckpt_path="last", changed=changed, allow_changes=True)
 
 
-def test_a_module_that_was_resumed_may_be_trained_on_other_data_in_another_run(tmp_path):
-    train(tmp_path / "one", StopAfter(1))
-    _, module = train(tmp_path / "one", ckpt_path="last")
-    settings = {"accelerator": "cpu", "enable_progress_bar": False}
-    other = Trainer(tmp_path / "two", max_steps=1, **settings)
-    other.fit(module, AdditionData(1, train_size=12, validation_size=0, prompts_per_step=4))
+def test_a_module_that_was_trained_starts_no_other_run(tmp_path):
+    _, module = train(tmp_path / "one")
+    other = quiet_trainer(tmp_path / "two")
+    with pytest.raises(
+        UserError, match=rf"this module was trained in {tmp_path / 'one'}"
+    ) as refused:
+        other.fit(module, AdditionData(1, train_size=12, validation_size=0, prompts_per_step=4))
+    assert f"use the policy {tmp_path / 'one'}/final" in str(refused.value)
+    assert not (tmp_path / "two").exists()
+
+
+def quiet_trainer(run_dir, **settings):
+    return Trainer(run_dir, accelerator="cpu", enable_progress_bar=False, **settings)
+
+
+def accuracies(run_dir):
+    rows = pd.read_csv(run_dir / "metrics.csv")
+    return dict(rows.set_index("step")["val/accuracy"].dropna())
+
+
+def test_an_evaluation_takes_the_checkpoint_of_its_run_and_leaves_its_files_alone(tmp_path):
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+    data = PromptData(train=rows[:4], validation=rows[4:], test=rows[4:], prompts_per_step=2)
+    files = [tmp_path / name for name in ("metrics.csv", "events.jsonl")]
+
+    def module():
+        return make_module(group_size=2, evaluation=Evaluation(accuracy=ShareOfLowBytes()))
+
+    def accuracy(found):
+        return next(value for name, value in found[0].items() if name.endswith("/accuracy"))
+
+    trainer = quiet_trainer(tmp_path, max_steps=2, val_check_interval=1)
+    baseline = accuracy(trainer.validate(module(), data))
+    trainer.fit(trained := module(), data)
+    before, *_, last = of_run = list(accuracies(tmp_path).values())
+    assert list(accuracies(tmp_path)) == [-1, 0, 1]
+    assert len(set(of_run)) == 3
+    assert before == pytest.approx(baseline)
+    written = [path.read_bytes() for path in files]
+    evaluated = [
+        trainer.validate(trained, data),
+        quiet_trainer(tmp_path).validate(module(), data, ckpt_path="last"),
+        quiet_trainer(tmp_path).test(module(), data, ckpt_path="last"),
+    ]
     close_logs()
-    assert other.global_step == 1
+    assert [accuracy(one) for one in evaluated] == pytest.approx([last, last, last])
+    assert [path.read_bytes() for path in files] == written
 
 
 def test_other_validation_rows_are_said_and_the_best_starts_anew(tmp_path, caplog):

@@ -28,11 +28,12 @@ def write_run(
     events: Sequence[Mapping[str, Any]] = (),
     completions: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
     config: Mapping[str, Any] | None = None,
+    first_step: int = 0,
 ) -> Path:
     """Write a run with a row of metrics for each step, and its other files as far as given."""
     path.mkdir(parents=True)
-    num_steps = len(next(iter(metrics.values())))
-    clock = {"step": range(num_steps), "seconds": [1.5 * (n + 1) for n in range(num_steps)]}
+    steps = range(first_step, first_step + len(next(iter(metrics.values()))))
+    clock = {"step": steps, "seconds": [1.5 * (step + 1) for step in steps]}
     pd.DataFrame(clock | dict(metrics)).to_csv(path / "metrics.csv", index=False)
     if events:
         lines = [json.dumps({"time": "2026-11-23T16:05:01+00:00"} | dict(one)) for one in events]

@@ -70,7 +70,7 @@ def make_module(*, policy=None, rewards=None, update=None, **settings) -> GRPOMo
         sampling=settings.pop("sampling", Sampling(max_tokens=8, stop_token_ids=tuple(range(40)))),
         update=UpdateConfig(**({"max_grad_norm": 1e9} | (update or {}))),
         optimizer=settings.pop("optimizer", sgd),
-        evaluation=Evaluation(before_training=False),
+        evaluation=settings.pop("evaluation", Evaluation(before_training=False)),
         **settings,
     )
 

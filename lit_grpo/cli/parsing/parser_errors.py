@@ -24,6 +24,7 @@ from lit_grpo.cli.parsing.value_errors import (
     other_base,
     wrong_type,
 )
+from lit_grpo.data import PromptData
 from lit_grpo.diagnostics import Action
 from lit_grpo.rewards import Reward
 from lit_grpo.rewards.function import constructor_call
@@ -75,8 +76,12 @@ def nested(parser: Any, key: str, match: re.Match[str]) -> str:
     best = max(match.re.finditer(match.string), key=likelihood)
     if key == "data" and best["path"].endswith(".LightningDataModule"):
         return no_class_path(parser, key, match)  # the class that stands for every kind of data
-    hint = about_settings(best["path"], best["inner"])
-    return f"{key}: {best['path'].rsplit('.', 1)[-1]}.{best['inner']}{hint}"
+    name, inner = best["path"].rsplit(".", 1)[-1], best["inner"]
+    setting = inner.partition(": no such key")[0]
+    if name == "MixtureData" and setting in inspect.signature(PromptData).parameters:
+        inner = f"{setting}: no such key. Each source has its own: set data.sources.NAME.data."
+        return f"{key}: {name}.{inner}{setting}."
+    return f"{key}: {name}.{inner}{about_settings(best['path'], inner)}"
 
 
 def about_settings(path: str, error: str) -> str:

@@ -61,7 +61,7 @@ def num_scored(comparison: Comparison) -> int:
 
 
 def num_changed(comparison: Comparison) -> int:
-    """Return how many of those changed in the value or outcome of a reward, or in the sum."""
+    """Return how many of those changed in the weighted sum, or in a reward that both have."""
     return sum(
         any(not _is_same(old.get(key), new.get(key)) for key in _scored_keys(old, new))
         for old, new in comparison.pairs
@@ -75,7 +75,12 @@ def _is_scored(row: Row) -> bool:
 
 
 def _scored_keys(old: Row, new: Row) -> list[str]:
-    return ["reward", *(key for key in {**old, **new} if key.startswith(("score/", "outcome/")))]
+    in_both = (key for key in old if key in new)
+    return ["reward", *(key for key in in_both if key.startswith(("score/", "outcome/")))]
+
+
+def _names_of_scores(row: Row) -> set[str]:
+    return {key for key in row if key.startswith("score/")}
 
 
 def _is_same(old: Any, new: Any) -> bool:
@@ -132,6 +137,8 @@ def _changed(comparison: Comparison) -> str:
         of = "" if scored == num_rows else " scored"
         return f"{changed} of {scored}{of} completions changed.{unscored} {_ranks(comparison)}"
     those = f"all {num_rows} completions" if not unscored else f"the {scored} scored completions"
+    if _names_of_scores(comparison.before[0]) != _names_of_scores(comparison.after[0]):
+        return f"The weighted sum of {those} is the same as before.{unscored}"
     return f"Nothing changed: {those} have the same scores and outcomes as before.{unscored}"
 
 

@@ -31,10 +31,13 @@ class MetricsFile(Logger, Callback):
     Among the callbacks of a trainer as well, it writes the row of a step when the step is finished,
     and none of one that is left undone or fails. As a logger alone it writes whatever it is given.
 
-    Column ``step`` is the rollout step, from 0; ``seconds`` is the running time when the metrics of
-    the step came, without the time between a stop and a resumption; ``resumes`` is the number of
-    times that the run had been resumed.
+    Column ``step`` is the rollout step, from 0, and -1 for a validation before training;
+    ``seconds`` is the running time when the metrics of the step came, without the time between a
+    stop and a resumption; ``resumes`` is the number of times that the run had been resumed.
     """
+
+    step_before_training = -1
+    """Of a validation before training, so that none after the first step replaces it."""
 
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__()
@@ -53,6 +56,8 @@ class MetricsFile(Logger, Callback):
         self._finished: int | None = None
         """The last step that this training has finished, -1 before the first; None if no training
         tells."""
+        self._is_training = True
+        """False in ``validate`` and ``test``, which do not belong to the run."""
         self._held: dict[int, Row] = {}
         """What has been logged of steps that are not finished."""
 
@@ -74,6 +79,8 @@ class MetricsFile(Logger, Callback):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        if not self._is_training:
+            return
         values = {name: float(value) for name, value in metrics.items()}
         step = max(self._open(), default=0) if step is None else step
         if _is_evaluation(values):
@@ -88,6 +95,9 @@ class MetricsFile(Logger, Callback):
         self._start = time.monotonic()
         self._rows, self._last_row_at = None, None
         self._finished, self._held = None, {}
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._is_training = stage == "fit"
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._finished = -1

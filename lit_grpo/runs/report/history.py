@@ -19,7 +19,6 @@ import pandas as pd
 
 from lit_grpo.runs.files.config import argument, read_config
 from lit_grpo.runs.files.lock import is_locked
-from lit_grpo.runs.files.metrics import NOT_MEASURED
 from lit_grpo.runs.report.gaps import Gaps, find_gaps
 from lit_grpo.types import UserError
 
@@ -52,7 +51,7 @@ class Run:
     @property
     def num_steps(self) -> int:
         """The steps up to the last row: 0 if the run ended, or still is, in its first one."""
-        if self.metrics.empty or (len(self.metrics) == 1 and self._has_only_validated):
+        if self.metrics.empty:
             return 0
         return int(self.metrics["step"].iloc[-1]) + 1
 
@@ -70,17 +69,9 @@ class Run:
     @property
     def _resumes(self) -> dict[int, float]:
         """Step, from 1, -> how often the run had been resumed, of the rows of finished steps."""
-        if self.num_steps == 0:
-            return {}
         rows = self.metrics.reindex(columns=["step", "resumes"])  # older versions had no resumes
-        return {int(step) + 1: float(number) for step, number in rows.itertuples(index=False)}
-
-    @property
-    def _has_only_validated(self) -> bool:
-        measured = self.metrics.dropna(axis="columns", how="all").columns.astype(str)
-        return any(one.startswith("val/") for one in measured) and all(
-            one.startswith("val/") or one in NOT_MEASURED for one in measured
-        )
+        found = {int(step) + 1: float(number) for step, number in rows.itertuples(index=False)}
+        return {step: number for step, number in found.items() if step > 0}
 
     @property
     def seconds(self) -> float:
@@ -103,13 +94,10 @@ class Run:
     def values(self, metric: str) -> pd.Series:
         """Return the values of a metric, indexed by step from 1; steps without one are left out.
 
-        A validation before training has index 0. It shares the row of the first step, unless a
-        validation after that step has replaced it, as it does if every step has one.
+        A validation before training has index 0.
         """
         series = self.metrics.set_index("step")[metric].dropna()
         series.index += 1
-        if metric.startswith("val/") and self.num_steps != 1 and 2 not in series.index:
-            series = series.rename(index={1: 0})
         return series
 
     def ends(self, metric: str) -> tuple[float, float]:

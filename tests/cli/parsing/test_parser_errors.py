@@ -43,6 +43,14 @@ def test_a_mistake_in_a_source_names_the_source_and_the_nearest_key(wrong, messa
     assert capsys.readouterr().err.startswith(f"error: data.sources.second.{message}")
 
 
+@pytest.mark.parametrize("name", ["chat", "template", "train"])
+def test_a_key_of_the_data_is_one_of_each_source_in_a_mixture(name, here, capsys):
+    (here / "mix.yaml").write_text(yaml.safe_dump(config(), sort_keys=False))
+    assert main(["fit", "--config", "mix.yaml", f"--data.{name}", "x"]) == 2
+    error = f"error: data: MixtureData.{name}: no such key. Each source has its own: set "
+    assert capsys.readouterr().err == f"{error}data.sources.NAME.data.{name}.\n"
+
+
 @pytest.mark.parametrize(
     ("wrong", "rule"), [({"fraction": 0}, "positive"), ({"lr_scale": -2}, ">= 0")]
 )

@@ -64,6 +64,27 @@ def test_rows_that_could_not_be_scored_are_not_counted_as_changed():
     assert (num_scored(found), num_changed(found)) == (2, 1)
 
 
+def test_rows_of_a_reward_of_another_name_changed_if_their_sum_did(capsys):
+    def rows(name, *values):
+        return [{"reward": one, f"score/{name}": one, f"outcome/{name}": "ok"} for one in values]
+
+    shown = {"prompt_id": "p", "completion": "c", "step": 0}
+    before, after = rows("math", 1.0, 0.0, 1.0), rows("format", 1.0, 1.0, 1.0)
+    found = Comparison(
+        before=[shown | one for one in before],
+        after=[shown | one for one in after],
+        group_sizes=[3],
+    )
+    assert num_changed(found) == 1
+    same = Comparison(
+        before=[shown | one for one in before],
+        after=[shown | one for one in rows("exact", 1.0, 0.0, 1.0)],
+        group_sizes=[3],
+    )
+    print_changes(Console(width=200), same)
+    assert "The weighted sum of all 3 completions is the same as before." in capsys.readouterr().out
+
+
 def test_means_are_over_the_rows_with_both_values(capsys):
     def rows(*values):
         outcomes = ["ok" if value is not None else "budget_spent" for value in values]

@@ -62,23 +62,25 @@ def test_labels_are_as_long_as_is_needed_to_tell_runs_apart(tmp_path):
 @pytest.mark.parametrize(
     ("accuracies", "steps"),
     [
-        ([0.1, None, None, 0.4], [0, 4]),
+        ([0.1, None, None, 0.4], [0, 3]),
         ([0.1, None, None, None], [0]),
-        ([0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4]),  # that of before training has been replaced
-        ([None, 0.2, None, 0.4], [2, 4]),
-        ([0.1], [1]),  # it may be from before or after the only step
+        ([0.1, 0.2, 0.3, 0.4], [0, 1, 2, 3]),
+        ([None, 0.2, None, 0.4], [1, 3]),
+        ([0.1, 0.2], [0, 1]),
     ],
 )
 def test_a_validation_before_training_is_at_step_0(tmp_path, accuracies, steps):
-    metrics = {"val/accuracy": accuracies, "reward/mean": [0.5] * len(accuracies)}
-    (run,) = load_runs([write_run(tmp_path / "run", metrics)])
+    num_steps = len(accuracies) - 1
+    rewards = [None, *[0.5] * num_steps]
+    metrics = {"val/accuracy": accuracies, "reward/mean": rewards}
+    (run,) = load_runs([write_run(tmp_path / "run", metrics, first_step=-1)])
     assert list(run.values("val/accuracy").index) == steps
-    assert list(run.values("reward/mean").index) == list(range(1, len(accuracies) + 1))
-    assert run.num_steps == len(accuracies)
+    assert list(run.values("reward/mean").index) == list(range(1, num_steps + 1))
+    assert run.num_steps == num_steps
     assert run.when("val/accuracy") == ("before training" if steps == [0] else "")
 
 
 def test_a_run_that_ended_between_its_first_validation_and_step_has_no_step(tmp_path):
-    (run,) = load_runs([write_run(tmp_path / "run", {"val/accuracy": [0.25]})])
+    (run,) = load_runs([write_run(tmp_path / "run", {"val/accuracy": [0.25]}, first_step=-1)])
     assert run.num_steps == 0
     assert list(run.values("val/accuracy").index) == [0]

@@ -30,7 +30,8 @@ step,seconds,sft/loss,val/accuracy
 GRPO = """\
 step,seconds,reward/mean,reward/std,policy/loss,policy/kl,val/accuracy,\
 timing/step_duration_s,timing/generation_duration_s,perf/tokens_per_second
-0,1.0,0.5,0.25,0.01,0.0,0.25,2.0,1.0,1000
+-1,0.5,,,,,0.25,,,
+0,1.0,0.5,0.25,0.01,0.0,,2.0,1.0,1000
 1,62.0,0.75,0.125,-0.01,0.0,,4.0,2.0,500
 2,123.0,,,,,0.875,,,
 """
@@ -141,7 +142,7 @@ def test_an_accuracy_that_was_not_measured_at_the_end_is_not_said_to_be_the_last
 
 
 def test_an_accuracy_that_was_only_measured_before_training_is_called_so(tmp_path, capsys):
-    run = make_run(tmp_path / "grpo" / "0", "step,seconds,val/accuracy\n0,1,0.5\n1,2,\n")
+    run = make_run(tmp_path / "grpo" / "0", "step,seconds,val/accuracy\n-1,0,0.5\n0,1,\n1,2,\n")
     report([run])
     assert "Held-out accuracy 0.500 before training of grpo/0 (2 s)" in shown(capsys)
 
