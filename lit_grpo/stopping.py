@@ -210,6 +210,16 @@ def has_taken_last_step(trainer: L.Trainer) -> bool:
     return 0 <= max_epochs <= trainer.current_epoch + 1 and trainer.is_last_batch
 
 
+def has_last_step(trainer: L.Trainer) -> bool:
+    """Return whether ``max_steps`` or ``max_epochs`` ends the run, which may be before a step."""
+    return trainer.max_steps >= 0 or (trainer.max_epochs is not None and trainer.max_epochs >= 0)
+
+
+def limit_of_zero(trainer: L.Trainer) -> str:
+    """Return which of ``max_steps`` and ``max_epochs`` is 0, so that no step is taken; or empty."""
+    return next((one for one in ("max_steps", "max_epochs") if getattr(trainer, one) == 0), "")
+
+
 def how_it_ended(trainer: L.Trainer) -> str:
     """Return why training ended, and what callbacks warn of at the end of a run that is done."""
     if stopped := get_stop_reason(trainer):
@@ -226,8 +236,7 @@ def warnings_at_end(trainer: L.Trainer) -> list[str]:
 
 def _how_it_was_done(trainer: L.Trainer) -> str:
     step = f"after optimizer step {trainer.global_step}"
-    if 0 in (trainer.max_steps, trainer.max_epochs):
-        limit = "max_steps" if trainer.max_steps == 0 else "max_epochs"
+    if limit := limit_of_zero(trainer):
         return f"Nothing was trained: trainer.{limit} is 0. The final model is the initial policy."
     if 0 <= trainer.max_steps <= trainer.global_step:
         return f"done {step}: max_steps is reached"

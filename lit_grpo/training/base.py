@@ -30,6 +30,7 @@ from lit_grpo.rewards.scoring import Reasoning
 from lit_grpo.rollout import HFEngine, RolloutEngine, Sampling
 from lit_grpo.training.checks.compatibility import (
     check_completions_fit,
+    say_if_endless,
     undeclared_passes,
     warn_of_learning_rate,
     warn_without_validation,
@@ -223,7 +224,7 @@ class PolicyModule(L.LightningModule):
             UserError: neither ``trainer.max_steps`` nor ``trainer.max_epochs`` is set.
         """
         trainer = self.trainer
-        if trainer.max_steps > 0:
+        if trainer.max_steps >= 0:
             return trainer.max_steps
         if trainer.max_epochs is None or trainer.max_epochs < 0:
             raise UserError(
@@ -302,6 +303,7 @@ class PolicyModule(L.LightningModule):
                 *(self.trainer.ckpt_path, self.trainer.fit_loop.total_batch_idx + 1),
                 self.global_step,
             )
+        say_if_endless(self.trainer)
         warn_of_learning_rate(self.trainer, self.warmup_steps)
         loader = self._val_loader()
         if not loader:

@@ -37,6 +37,21 @@ def test_a_schedule_without_an_end_of_the_run_is_refused():
         fit(make_module(lr_schedule="cosine"), max_steps=-1, max_epochs=-1)
 
 
+def test_a_schedule_of_a_run_without_steps_has_no_length():
+    fit(make_module(lr_schedule="linear"), max_steps=0)
+
+
+def test_a_run_without_a_last_step_says_at_its_start_how_it_ends(caplog):
+    class StopAtOnce(L.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            trainer.should_stop = True
+
+    caplog.set_level("INFO")
+    fit(make_module(), callbacks=[StopAtOnce()], max_steps=-1, max_epochs=-1)
+    (said,) = (one for one in caplog.messages if "no last step" in one)
+    assert "Ctrl-C ends it" in said
+
+
 def test_an_evaluation_without_scores_logs_nan_instead_of_the_last_accuracy():
     class DownLater(Reward):
         num_calls = 0

@@ -14,8 +14,9 @@ from lit_grpo.cli.estimate.step import StepSizes, make_step
 from lit_grpo.cli.subject import Subject
 from lit_grpo.data import PromptLoader, TrainingLoader
 from lit_grpo.runs.trainer_settings import refuse_automatic
+from lit_grpo.stopping import has_last_step, limit_of_zero
 from lit_grpo.training.batching import UpdateConfig
-from lit_grpo.training.checks.compatibility import warn_of_high_rate, warn_of_warm_up
+from lit_grpo.training.checks.compatibility import is_endless, warn_of_high_rate, warn_of_warm_up
 from lit_grpo.training.checks.monitors import check_monitors
 from lit_grpo.training.checks.strategies import is_zero_3, refuse_compiled, refuse_unsupported
 from lit_grpo.training.checks.unused_settings import settings_without_effect
@@ -98,9 +99,11 @@ def _length(subject: Subject) -> Iterator[Finding]:
     if words:
         text = "; ".join(words)
         yield ok(f"{text[0].upper()}{text[1:]}.")
-    if trainer.max_steps <= 0 and (trainer.max_epochs or -1) < 0:
-        if subject.module.lr_schedule != "constant":
-            subject.module.num_optimizer_steps()  # raises what fit would
+    if subject.module.lr_schedule != "constant" and not has_last_step(trainer):
+        subject.module.num_optimizer_steps()  # raises what fit would
+    if limit := limit_of_zero(trainer):
+        yield remark(f"Nothing would be trained: trainer.{limit} is 0.")
+    elif is_endless(trainer):
         yield remark(
             "The run has no end: stop it with Ctrl-C, or set trainer.max_steps (optimizer steps) "
             "or trainer.max_epochs."

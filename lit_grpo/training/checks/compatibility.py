@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 import lightning as L
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import Optimizer
 
@@ -13,6 +14,7 @@ from lit_grpo.data import TrainingLoader
 from lit_grpo.objective import AdvantageConfig, Objective
 from lit_grpo.policy import Policy, Teacher
 from lit_grpo.rollout import RolloutEngine, Sampling
+from lit_grpo.stopping import has_last_step
 from lit_grpo.types import Prompt, UserError, check_range, setting_error
 
 log = logging.getLogger(__name__)
@@ -226,6 +228,23 @@ def warn_of_learning_rate(trainer: L.Trainer, warmup_steps: int) -> None:
     warn_of_warm_up(trainer, warmup_steps)
     for optimizer in trainer.optimizers:
         warn_of_high_rate(optimizer)
+
+
+@rank_zero_only
+def say_if_endless(trainer: L.Trainer) -> None:
+    """Log how a run ends that has no last step and no time limit."""
+    if is_endless(trainer):
+        log.info(
+            "the run has no last step: Ctrl-C ends it, without final/ (lit-grpo checkpoints RUN "
+            "--export DIR writes a model then). For a last step set trainer.max_steps (optimizer "
+            "steps) or trainer.max_epochs."
+        )
+
+
+def is_endless(trainer: L.Trainer) -> bool:
+    """Return whether neither a last step nor a time limit ends a run."""
+    has_limit = any(isinstance(one, Timer) for one in trainer.callbacks)  # type: ignore[attr-defined]
+    return not has_last_step(trainer) and not has_limit
 
 
 @rank_zero_only

@@ -73,6 +73,19 @@ def test_a_learning_rate_far_too_high_is_named(capsys):
     assert "Did you mean 0.0001? Set model.optimizer.lr." in shown["batch"]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--trainer.max_steps=-1"], "The run has no end: stop it with Ctrl-C, or set"),
+        (["--trainer.max_steps=0"], "Nothing would be trained: trainer.max_steps is 0."),
+    ],
+)
+def test_a_run_without_an_end_or_without_a_step_is_named(words, said, capsys):
+    _, shown = doctor(capsys, *words)
+    assert said in shown["batch"]
+    assert ("no end" in shown["batch"]) == ("no end" in said)
+
+
 def test_counts_have_their_plural():
     assert several(1, "step") == "1 step"
     assert several(1200, "micro-batch", "micro-batches") == "1,200 micro-batches"

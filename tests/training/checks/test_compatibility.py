@@ -4,12 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Timer
 from tiny import prompt
 
 from lit_grpo.rollout import Sampling
 from lit_grpo.training.checks.compatibility import (
     check_completions_fit,
     check_prompts_fit,
+    say_if_endless,
     warn_of_high_rate,
     warn_of_learning_rate,
     warn_of_warm_up,
@@ -43,6 +45,26 @@ def test_a_warm_up_that_lasts_to_the_end_is_named(max_steps, warmup_steps, is_dr
     assert [line.split(":")[0] for line in caplog.messages] == warns * [
         "the learning rate is never reached"
     ]
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "max_epochs", "callbacks", "says"),
+    [
+        (-1, -1, [], True),
+        (-1, None, [], True),
+        (5, -1, [], False),
+        (-1, 2, [], False),
+        (0, -1, [], False),
+        (-1, -1, [Timer("00:01:00:00")], False),
+    ],
+)
+def test_a_run_that_only_the_user_ends_says_how(max_steps, max_epochs, callbacks, says, caplog):
+    caplog.set_level("INFO")
+    trainer = SimpleNamespace(max_steps=max_steps, max_epochs=max_epochs, callbacks=callbacks)
+    say_if_endless(trainer)
+    shown = " ".join(caplog.messages)
+    assert shown.startswith("the run has no last step: Ctrl-C ends it, without final/") == says
+    assert ("set trainer.max_steps" in shown) == says
 
 
 def make_optimizer(kind: type = torch.optim.AdamW, **settings) -> torch.optim.Optimizer:
