@@ -61,6 +61,7 @@ from lit_grpo.runs.run_callbacks import (
 )
 from lit_grpo.runs.trainer_settings import (
     TRAINER_DEFAULTS,
+    refuse_counts,
     refuse_durations,
     refuse_float16,
     refuse_intervals,
@@ -217,6 +218,7 @@ class CommandLine(LightningCLI):
             supported_strategy(given.strategy)
         refuse_float16(given.precision)
         refuse_durations(given.max_time)
+        refuse_counts(vars(given))
         refuse_intervals(given.val_check_interval, given.check_val_every_n_epoch)
         kwargs["default_root_dir"] = given.default_root_dir or run_dir
         if self.command in (*REWARD_COMMANDS, *WITHOUT_CONFIG):

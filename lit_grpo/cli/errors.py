@@ -56,8 +56,6 @@ def reworded(message: str) -> str:
             "none (see nvidia-smi, and whether torch is a build for GPUs). Set "
             "trainer.accelerator to auto or cpu."
         )
-    if limit := re.match(r"`(max_\w+)` must be a non-negative .* You passed in (\S+)\.", message):
-        return str(setting_error(f"trainer.{limit[1]}", ">= 0, or -1 for no limit", limit[2]))
     if devices := re.match(r"`Trainer\(devices=(.+)\)` value is not a valid input", message):
         rule = "auto, or the number of devices from 1 on"
         return str(setting_error("trainer.devices", rule, devices[1].strip("'")))

@@ -42,6 +42,7 @@ from lit_grpo.runs.run_callbacks import (
 from lit_grpo.runs.trainer_settings import (
     TRAINER_DEFAULTS,
     refuse_automatic,
+    refuse_counts,
     refuse_durations,
     refuse_float16,
     refuse_intervals,
@@ -53,7 +54,7 @@ from lit_grpo.types import (
     StopReason,
     UserError,
     as_rank_lost,
-    check_range,
+    check_init,
     check_type,
 )
 
@@ -112,7 +113,8 @@ class Trainer(L.Trainer):
         refuse_durations(settings.get("max_time"))
         for callback in as_list(callbacks):
             check_type("callbacks", callback, Callback)
-        check_range("max_steps", settings.get("max_steps"))
+        check_init("trainer", L.Trainer, settings)
+        refuse_counts(settings)
         refuse_intervals(
             settings.get("val_check_interval"), settings.get("check_val_every_n_epoch", 1)
         )

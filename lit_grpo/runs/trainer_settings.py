@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 import lightning as L
 
@@ -18,6 +20,20 @@ TRAINER_DEFAULTS = {
 }
 """Defaults that differ from Lightning's. A run without max_steps and max_epochs never ends; only a
 linear or cosine schedule refuses it."""
+
+
+_LEAST = {
+    **dict.fromkeys(("max_steps", "max_epochs", "num_sanity_val_steps"), -1),
+    **dict.fromkeys(("min_steps", "min_epochs", "log_every_n_steps", "fast_dev_run"), 0),
+    **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch", "num_nodes"), 1),
+    "reload_dataloaders_every_n_epochs": 0,
+}
+"""Setting that counts something -> the least that it may be."""
+_SHARES = (
+    *("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"),
+    "overfit_batches",
+)
+"""Settings that are a number of batches, or a share of them."""
 
 
 def refuse_automatic(trainer: L.Trainer, model: L.LightningModule) -> None:
@@ -66,14 +82,36 @@ def refuse_durations(max_time: object) -> None:
         raise UserError(f"{error} One hour is '00:01:00:00'.")
 
 
+def refuse_counts(settings: Mapping[str, Any]) -> None:
+    """Check the ranges of what counts something, of which Lightning lets some pass or fail late.
+
+    Args:
+        settings: Arguments of Lightning's trainer; those that are missing have its defaults.
+
+    Raises:
+        UserError: one is out of range.
+    """
+    for name, least in _LEAST.items():
+        why = "-1 sets no limit" if least < 0 else ""
+        check_range(f"trainer.{name}", settings.get(name), at_least=least, why=why)
+    for name in _SHARES:
+        value = settings.get(name)
+        check_range(f"trainer.{name}", value, at_least=0)
+        if value is not None and value > 1 and value % 1:
+            rule, why = "a whole number, or from 0.0 to 1.0", "a number of batches, or their share"
+            raise setting_error(f"trainer.{name}", rule, value, why)
+    devices = settings.get("devices", 1)
+    if re.fullmatch(r"-?\d*\.\d*", str(devices)):
+        rule = "auto, or the number of devices from 1 on"
+        raise setting_error("trainer.devices", rule, devices)
+
+
 def refuse_intervals(val_check_interval: object, check_val_every_n_epoch: object) -> None:
-    """Check how often a run validates; Lightning would name neither key nor unit, or divide by 0.
+    """Check how often a run validates; Lightning would not name key and unit.
 
     Raises:
         UserError: an interval is not positive, or a fraction of something that has no end.
     """
-    if isinstance(check_val_every_n_epoch, int):
-        check_range("trainer.check_val_every_n_epoch", check_val_every_n_epoch, at_least=1)
     if not isinstance(val_check_interval, (int, float)):
         return
     is_fraction = isinstance(val_check_interval, float)

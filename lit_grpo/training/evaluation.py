@@ -32,6 +32,7 @@ from lit_grpo.types import (
     UserCodeFailed,
     UserError,
     check_range,
+    check_value,
     setting_error,
 )
 
@@ -62,6 +63,8 @@ class Evaluation:
     before_training: bool = True
 
     def __post_init__(self) -> None:
+        check_value("model.evaluation.num_samples", self.num_samples, int)
+        check_value("model.evaluation.pass_at", self.pass_at, tuple[int, ...] | None)
         check_range(
             "model.evaluation.num_samples",
             self.num_samples,

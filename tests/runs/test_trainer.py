@@ -335,7 +335,10 @@ def test_a_run_of_no_steps_says_that_nothing_was_trained(tmp_path, limit):
     ("settings", "message"),
     [
         ({"callbacks": [Checkpoints]}, "callbacks must be of type Callback"),
-        ({"max_steps": "2"}, "max_steps must be a number, got '2'"),
+        ({"max_steps": "2"}, "trainer.max_steps must be an integer, got '2'"),
+        ({"max_steps": 2.5}, "trainer.max_steps must be an integer, got 2.5. Set trainer.max"),
+        ({"max_epochs": 1.5}, "trainer.max_epochs must be an integer or None, got 1.5"),
+        ({"accumulate_grad_batches": 0}, "accumulate_grad_batches must be >= 1, got 0"),
         ({"val_check_interval": 0}, "val_check_interval must be a whole number >= 1, a fraction"),
         (
             {"val_check_interval": 0.5, "check_val_every_n_epoch": None},

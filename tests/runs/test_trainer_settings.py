@@ -10,6 +10,7 @@ import pytest
 
 from lit_grpo.runs.trainer_settings import (
     refuse_automatic,
+    refuse_counts,
     refuse_durations,
     refuse_float16,
     refuse_intervals,
@@ -86,6 +87,34 @@ def test_across_epochs_an_interval_is_a_number_of_steps(interval, is_taken):
         refuse_intervals(interval, None)
 
 
-def test_epochs_between_validations_are_positive():
-    with pytest.raises(UserError, match="check_val_every_n_epoch must be >= 1, got 0"):
-        refuse_intervals(None, 0)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_steps": -1, "max_epochs": None, "num_sanity_val_steps": -1},
+        {"max_steps": 0, "log_every_n_steps": 0, "fast_dev_run": True},
+        {"limit_train_batches": 0.5, "limit_val_batches": 2.0, "overfit_batches": 3},
+        {"devices": "auto"},
+        {"devices": [0, 1]},
+        {"devices": "0,"},
+    ],
+)
+def test_counts_and_shares_that_lightning_understands_are_taken(settings):
+    refuse_counts(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_steps": -5}, r"max_steps must be >= -1, got -5 \(-1 sets no limit\)"),
+        ({"accumulate_grad_batches": 0}, "accumulate_grad_batches must be >= 1, got 0"),
+        ({"check_val_every_n_epoch": 0}, "check_val_every_n_epoch must be >= 1, got 0"),
+        ({"log_every_n_steps": -2}, "log_every_n_steps must be >= 0, got -2"),
+        ({"limit_train_batches": 1.5}, "must be a whole number, or from 0.0 to 1.0, got 1.5"),
+        ({"limit_val_batches": "1"}, "limit_val_batches must be a number, got '1'"),
+        ({"devices": "1.5"}, "devices must be auto, or the number of devices from 1 on, got 1.5"),
+    ],
+)
+def test_a_count_out_of_range_is_refused_before_it_fails_late(settings, message):
+    with pytest.raises(UserError, match=f"^trainer.*{message}.* Set trainer"):
+        refuse_counts(settings)

@@ -103,7 +103,9 @@ def test_the_names_of_the_accuracies_are_known_before_an_evaluation():
     ("settings", "message"),
     [
         ({"num_samples": -1}, "num_samples must be >= 0, got -1 .*Set model.evaluation"),
-        ({"num_samples": math.nan}, "num_samples must be >= 0, got nan"),
+        ({"num_samples": math.nan}, "num_samples must be an integer, got nan"),
+        ({"num_samples": 2.5}, "num_samples must be an integer, got 2.5. Set model.evaluation"),
+        ({"num_samples": 2, "pass_at": (1.5,)}, r"pass_at must be a list of integers or None, got"),
         (
             {"num_samples": 2, "pass_at": (1, 4)},
             r"pass_at must be from 1 to num_samples = 2, got \[1, 4\] .*Set model.evaluation",
