@@ -106,7 +106,7 @@ async def parsed(response: AsyncAPIResponse[Any]) -> Any:
     kind = raw.headers.get("content-type", "no content type").partition(";")[0]
     text = raw.text.strip()
     shown = repr(text[:MAX_SHOWN_CHARACTERS]) if text else "an empty body"
-    if text and kind.endswith("json"):
+    if text.startswith("{") and kind.endswith("json"):  # cut off; anything else is no reply at all
         detail = f"status {raw.status_code}, JSON that cannot be read: {shown}"
         raise JudgeFailure(Outcome.PARSE_ERROR, detail, is_transient=True)
     url = raw.url

@@ -192,10 +192,12 @@ TO_LOGIN = Reply(b"", status=302, headers={"location": "/login?secret=1"})
     [
         (PAGE, "status 200, text/html, '<!doctype html><title>Sign in</title>'"),
         (TO_LOGIN, "/login, text/html, '<!doctype html><title>Sign in</title>'"),
+        (Reply(PAGE.body), "status 200, application/json, '<!doctype html><title>Sign in</title>'"),
+        (Reply(b"no healthy upstream"), "status 200, application/json, 'no healthy upstream'"),
         (Reply(b""), "status 200, application/json, an empty body"),
         (Reply(b"", status=204), "status 204, application/json, an empty body"),
     ],
-    ids=["page", "redirect", "empty", "204"],
+    ids=["page", "redirect", "page that claims to be JSON", "text", "empty", "204"],
 )
 def test_a_reply_that_is_no_json_is_described_with_what_to_check(server, reply, said):
     server.behaviour = lambda request: PAGE if request.path.startswith("/login") else reply
