@@ -88,7 +88,8 @@ def run(
             raise KeyboardInterrupt from None
         raise
     except Exception as error:
-        return report_error(error, where_started(command, arguments))
+        text = str(constructor_error(error))
+        return report_error(error, where_started(command, arguments, text))
 
 
 def execute(cli: CommandLine, work: Callable[[CommandLine], int] | None = None) -> int:

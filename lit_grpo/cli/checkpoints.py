@@ -182,5 +182,5 @@ def _export(checkpoint: Path, given: Namespace) -> None:
     except UserError as error:
         step = [] if given.before_step is None else ["--before_step", str(given.before_step)]
         words = [given.run_dir, *step, "--export", str(directory.absolute())]
-        raise UserError(f"{error}{where_started('checkpoints', words)}") from error
+        raise UserError(f"{error}{where_started('checkpoints', words, str(error))}") from error
     print(f"{directory} has the model of {checkpoint}")

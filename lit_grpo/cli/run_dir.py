@@ -20,6 +20,8 @@ from lit_grpo.runs.files.event_log import read_events
 from lit_grpo.runs.files.log import not_writable
 from lit_grpo.types import UserError
 
+_MISSING = re.compile(r"no such (file|dir)|no module named|looked (for|in)", re.IGNORECASE)
+"""In the errors that miss a file or a module."""
 RUN_DIR_VARIABLE = "LIT_GRPO_RUN_DIR"
 """Environment variable with the directory that rank 0 chose, for the ranks that it launches."""
 
@@ -57,10 +59,10 @@ def with_run(command: str, arguments: Sequence[str]) -> Sequence[str]:
     return ["--config", str(config), *resume, *arguments[1:], "--run_dir", run_dir]
 
 
-def where_started(command: str, arguments: Sequence[str]) -> str:
+def where_started(command: str, arguments: Sequence[str], error: str) -> str:
     """Return how to go on with a leading RUN that was started in another working directory.
 
-    Empty for any other command line.
+    Empty for any other command line, and unless what the error misses may be in that directory.
     """
     if not arguments or arguments[0].startswith("-"):
         return ""
@@ -69,12 +71,30 @@ def where_started(command: str, arguments: Sequence[str]) -> str:
     if not places or Path(places[-1]) == Path.cwd():
         return ""
     place = Path(places[-1])
+    if not _may_be_there(error, place):
+        return ""
     shown = run_dir.relative_to(place) if run_dir.is_relative_to(place) else run_dir
     words = shlex.join([str(shown), *arguments[1:]])
     where = f"cd {shlex.quote(str(place))} && " if place.is_dir() else "where they are: "
     return (
         f" The run was last started in {place}. If one of its modules or files is missing here, go "
         f"on with: {where}lit-grpo {command} {words}"
+    )
+
+
+def _may_be_there(error: str, place: Path) -> bool:
+    """Return whether an error misses a file or a module that a relative name finds in a directory.
+
+    One that is gone, as that of another machine, may have had anything.
+    """
+    if not _MISSING.search(error):
+        return False
+    named = {*re.findall(r"'([^']+)'", error), *re.findall(r"[\w./-]+", error)}
+    packages = {one.partition(".")[0] for one in named}
+    paths = {one.rstrip(".") for one in named} | packages | {f"{one}.py" for one in packages}
+    relative = [one for one in paths if one and not Path(one).is_absolute()]
+    return not place.is_dir() or any(
+        (place / one).exists() and not Path(one).exists() for one in relative
     )
 
 

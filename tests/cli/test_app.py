@@ -524,6 +524,11 @@ def test_a_run_whose_code_is_missing_here_says_where_it_was_started(here, capsys
     assert steps_in(project / "run") == ["0", "1", "2"]
     assert main(["fit", "run", "--trainer.max_steps=2"]) == 2
     assert "last started in" not in capsys.readouterr().err  # it is here
+    monkeypatch.chdir(elsewhere)
+    assert main(["fit", "../my project/run", "--trainer.max_stepz=3"]) == 2
+    error = capsys.readouterr().err
+    assert "max_stepz: no such key" in error
+    assert "last started in" not in error  # nothing is missing
 
 
 @pytest.mark.slow
