@@ -42,7 +42,7 @@ from lit_grpo.training.checks.compatibility import (
 from lit_grpo.training.checks.same_run import plain_settings
 from lit_grpo.training.checks.unused_settings import settings_without_effect
 from lit_grpo.training.collecting.collector import Collector
-from lit_grpo.training.collecting.prefetch import StepContext
+from lit_grpo.training.collecting.prefetch import StaleGroups, StepContext
 from lit_grpo.training.collecting.score_gate import OutagePolicy
 from lit_grpo.training.evaluation import Evaluation
 from lit_grpo.training.metrics import Metrics
@@ -154,6 +154,7 @@ class GRPOModule(PolicyModule):
         self._reward_models: dict[str, ModelSource] = {}
         self._empty_steps = EmptySteps()
         self._step_log = StepLog()
+        self._stale_groups = StaleGroups()
 
     def _check_settings(self) -> None:
         """Refuse settings that are out of range or contradict each other."""
@@ -273,6 +274,7 @@ class GRPOModule(PolicyModule):
         num_rows = self.group_size * self.loader.batch_size
         self.policy_updater.coefficients.adapt_kl(values, num_rows)
         self._step_log.log(self, values)
+        self._stale_groups.warn_once(values.get("rollout/stale_fraction", 0.0), self.rollout_step)
         return {"rollouts": rollouts, "batch": trained, "metrics": values}
 
     def collect(self, prompts: Sequence[Prompt], metrics: Metrics) -> RolloutBatch:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_grpo.data import TrainingLoader
+from lit_grpo.diagnostics.step import describe_stale
 from lit_grpo.training.collecting.pending_rollout import PendingRollout, RolloutFactory
 from lit_grpo.training.collecting.saved_rollouts import from_text, to_text
 from lit_grpo.training.metrics import Metrics
@@ -132,6 +133,22 @@ class Prefetcher:
         bounds = (self._max_head_offpolicyness, self._optimizer_steps)
         made_of = repr((list(prompts), factory.group_size, factory.sampling, bounds))
         return hashlib.sha256(made_of.encode()).hexdigest()
+
+
+class StaleGroups:
+    """Say at the first step that groups were dropped as too old; later ones have the metric."""
+
+    def __init__(self) -> None:
+        self._is_said = False
+
+    def warn_once(self, fraction: float, step: int) -> None:
+        """Log a warning if this is the first step, numbered from 1, with such groups."""
+        if fraction and not self._is_said:
+            self._is_said = True
+            rank_zero_only(log.warning)(
+                "rollout step %d: %s Said once: rollout/stale_fraction has the other steps.",
+                *(step, describe_stale(fraction)),
+            )
 
 
 def drop_stale_groups(

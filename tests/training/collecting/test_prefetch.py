@@ -145,6 +145,20 @@ def test_groups_with_a_token_that_is_too_old_are_excluded_and_counted():
     assert drop_stale_groups(batch, 5, 2, Metrics()) is batch
 
 
+def test_the_first_step_with_dropped_groups_is_warned_of_and_only_that(caplog):
+    class ForgetsOne(HFEngine):
+        def generate(self, prompts, group_size, sampling, *, seed):
+            for row, one in super().generate(prompts, group_size, sampling, seed=seed):
+                yield row, with_version(0, one) if row == 0 else one
+
+    outputs = fit(make_module(engine=ForgetsOne()), max_steps=3)
+    dropped = [one["metrics"]["rollout/stale_fraction"] for one in outputs]
+    (said,) = (one for one in caplog.messages if "groups were dropped" in one)
+    assert dropped == [0, 1 / 4, 1 / 4]
+    assert said.startswith("rollout step 2: 25% of the groups were dropped: by the policy_versions")
+    assert "raise model.max_head_offpolicyness. Said once" in said
+
+
 def test_an_engine_that_reports_old_versions_is_told_so_when_its_groups_stop_the_run():
     class Forgets(HFEngine):
         def generate(self, prompts, group_size, sampling, *, seed):
