@@ -47,7 +47,7 @@ def check_rollout(subject: Subject) -> Iterator[Finding]:
     trial = _try(subject, module)
     signal = _signal(trial)
     yield signal
-    yield from _failures(trial, signal.text, why_not_trained(trial.rollouts, module))
+    yield from _failures(trial, signal.text, why_not_trained(trial, module))
     yield ok(_speed(trial, subject, module))
     for line in sample_completions(trial.rollouts, NUM_SHOWN):
         yield ok(f"Sampled for {line}")

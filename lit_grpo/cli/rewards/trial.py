@@ -113,7 +113,7 @@ def try_rewards(
     write_table(completions_table(0, trial.rollouts), path)
     console.print(f"Completions: {path}", soft_wrap=True)
     exit_code = report_failures([trial.rollouts])
-    if exit_code == ExitCode.DONE and (why := why_not_trained(trial.rollouts, module)):
+    if exit_code == ExitCode.DONE and (why := why_not_trained(trial, module)):
         return print_error(why, REWARD_FAILED)
     return exit_code
 
@@ -296,13 +296,25 @@ def _untried(trial: Trial, rewards: Sequence[Reward]) -> list[str]:
     ]
 
 
-def why_not_trained(rollouts: RolloutBatch, module: GRPOModule) -> str:
+def why_not_trained(trial: Trial, module: GRPOModule) -> str:
     """Return what a run does with such a step if it is not trained on; empty if it is."""
+    rollouts = trial.rollouts
     names = [reward.name for reward in counted(module.rewards.rewards)]
     status = score_status(rollouts, names)
     why = status.why_not_trained(module.outage.max_absent_fraction)
     failure = find_failure(rollouts, names, attrgetter("is_failure"))
-    return f"{why} {failure}" if why else ""
+    return f"{why} {failure}{_unlike_a_step(trial.shares)}" if why else ""
+
+
+def _unlike_a_step(shares: Mapping[str, float]) -> str:
+    """Say that the sources of a trial have other parts than in a rollout step, if they have."""
+    if len(set(shares.values())) <= 1:
+        return ""
+    parts = ", ".join(f"{share:.0%} of {source}" for source, share in shares.items())
+    return (
+        " But the trial has the sources in equal parts, and a step of the run has "
+        f"{parts}: there the share of such rows may be on the other side of the limit."
+    )
 
 
 def failed_everywhere(rollouts: RolloutBatch) -> list[Failure]:

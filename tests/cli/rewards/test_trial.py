@@ -230,6 +230,7 @@ def test_what_a_run_does_with_so_many_failures_is_the_last_line_and_exit_code_1(
         "model.outage.max_absent_fraction is 0.5. 75% of the scores of reward"
     )
     assert why in last
+    assert "equal parts" not in last  # without a mixture
     allowed = "--model.outage.max_absent_fraction=0.75"
     assert trial("--n=2", allowed, reward=f"trial_rewards.{reward}") == 0
     assert trial("--n=2", reward=f"trial_rewards.One,{{class_path: trial_rewards.{reward}, "
@@ -266,6 +267,14 @@ def test_a_step_is_projected_from_the_shares_of_its_sources_not_of_the_trial(cap
     # 2 of the 32 completions of a step are of this source, and 2 of 4 of the trial.
     assert unit == "s"
     assert 0.1 <= float(value) < 0.4
+
+
+def test_a_verdict_on_a_step_says_that_its_sources_have_other_parts_than_the_trial(capsys):
+    data = mixture_of("first", "second")
+    assert trial("--n=2", data, reward="trial_rewards.DownForMost") == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "A run would pause, retry and in the end stop at such a step: 3 of the 4 rows" in last
+    assert "equal parts, and a step of the run has 94% of first, 6% of second: there the" in last
 
 
 def test_sources_and_rewards_that_too_few_prompts_leave_out_are_named(capsys):
