@@ -63,7 +63,7 @@ def manage_checkpoints(arguments: Sequence[str]) -> int:
         if not is_healthy(found[usable]):
             print(_why_chosen(chosen, usable, found[usable]))
     if given.export is not None:
-        _export(usable, given)
+        _export(usable, found[usable], given)
     return ExitCode.DONE
 
 
@@ -140,8 +140,7 @@ def _recover(checkpoint: Path, manifest: Manifest | None, run_dir: Path, *, is_t
     Raises:
         UserError: the run is training.
     """
-    step = None if manifest is None else manifest.rollout_step
-    at = "" if step is None else f" after rollout step {step}"
+    at = _after(manifest)
     if is_trial:
         print(f"{run_dir} would go on from {checkpoint}{at} when it is resumed")
         return
@@ -153,6 +152,12 @@ def _recover(checkpoint: Path, manifest: Manifest | None, run_dir: Path, *, is_t
         )
     choose(checkpoint)
     print(f"{run_dir} goes on from {checkpoint}{at} when it is resumed")
+
+
+def _after(manifest: Manifest | None) -> str:
+    """Return the step of a checkpoint as the end of its name; empty if it is not known."""
+    step = None if manifest is None else manifest.rollout_step
+    return "" if step is None else f" after rollout step {step}"
 
 
 def _why_chosen(chosen: Path, newest: Path, manifest: Manifest | None) -> str:
@@ -167,7 +172,7 @@ def _why_chosen(chosen: Path, newest: Path, manifest: Manifest | None) -> str:
     return f"{newest.name} is newer, but not known to be healthy ({why})"
 
 
-def _export(checkpoint: Path, given: Namespace) -> None:
+def _export(checkpoint: Path, manifest: Manifest | None, given: Namespace) -> None:
     """Write a checkpoint as a Hugging Face model."""
     from lit_grpo.cli.export import export, refuse_files  # loads transformers
     from lit_grpo.cli.run_dir import where_started
@@ -175,7 +180,7 @@ def _export(checkpoint: Path, given: Namespace) -> None:
     run_dir, directory = Path(given.run_dir), Path(given.export)
     refuse_files(directory)
     if given.dry_run:
-        print(f"{directory} would get the model of {checkpoint}")
+        print(f"{directory} would get the model of {checkpoint}{_after(manifest)}")
         return
     try:
         export(checkpoint, run_dir, directory)
@@ -183,4 +188,4 @@ def _export(checkpoint: Path, given: Namespace) -> None:
         step = [] if given.before_step is None else ["--before_step", str(given.before_step)]
         words = [given.run_dir, *step, "--export", str(directory.absolute())]
         raise UserError(f"{error}{where_started('checkpoints', words, str(error))}") from error
-    print(f"{directory} has the model of {checkpoint}")
+    print(f"{directory} has the model of {checkpoint}{_after(manifest)}")

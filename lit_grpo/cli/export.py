@@ -15,6 +15,7 @@ from lit_grpo.policy import Policy
 from lit_grpo.policy.model_source import refuse_changed
 from lit_grpo.runs.checkpoints.files import read_checkpoint
 from lit_grpo.runs.files.space import warn_of_space
+from lit_grpo.runs.report.model_card import write_exported_card
 from lit_grpo.runs.trainer import silence_chatter
 from lit_grpo.types import UserError
 from lit_grpo.types.atomic import replacing
@@ -38,6 +39,7 @@ def export(checkpoint: Path, run_dir: Path, directory: Path) -> None:
     warn_of_space(directory, num_bytes=num_bytes, memory_bytes=memory_bytes)
     with replacing(directory) as folder:
         policy.save_pretrained(folder)
+        write_exported_card(folder, checkpoint, run_dir, policy)
 
 
 def refuse_files(directory: Path) -> None:

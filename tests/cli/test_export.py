@@ -53,7 +53,8 @@ def test_the_last_checkpoint_of_a_run_is_its_final_model(here, capsys):
     capsys.readouterr()
     assert main(["checkpoints", "run", "--export", "model"]) == 0
     said = capsys.readouterr()
-    assert said.out == "model has the model of run/checkpoints/step_000003.ckpt\n"
+    of = "run/checkpoints/step_000003.ckpt after rollout step 3"
+    assert said.out == f"model has the model of {of}\n"
     assert said.err == ""
     assert contents("model") == contents("run/final")
 
@@ -69,6 +70,12 @@ def test_the_last_checkpoint_of_a_run_is_its_final_model(here, capsys):
     assert main(["checkpoints", "run", "--before_step", "3", "--export", "earlier"]) == 0
     assert contents("earlier")["config.json"] == contents("model")["config.json"]
     assert contents("earlier")["model.safetensors"] != contents("model")["model.safetensors"]
+    assert capsys.readouterr().out.endswith("step_000002.ckpt after rollout step 2\n")
+    card = Path("earlier/README.md").read_text()
+    assert "# SFT from a llama model with random weights\n" in card
+    step = "after rollout step 2, 2 optimizer steps"
+    assert f"- **Checkpoint:** step_000002.ckpt of {here.name}/run, {step}\n" in card
+    assert "max_steps: 3" in card  # the run's config.yaml
 
 
 @pytest.mark.slow

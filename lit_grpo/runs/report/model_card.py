@@ -16,6 +16,7 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 from lit_grpo import __version__
+from lit_grpo.runs.checkpoints.files import read_manifest
 from lit_grpo.runs.report.history import load_runs
 from lit_grpo.types import UserError, import_path, plain_value
 
@@ -51,6 +52,33 @@ def write_model_card(
         log.warning("no model card was written (%s: %s)", type(error).__name__, error)
 
 
+def write_exported_card(directory: Path, checkpoint: Path, run_dir: Path, policy: Any) -> None:
+    """Write ``README.md`` for a model that is made from a checkpoint, which it names with its step.
+
+    Args:
+        directory: That of the model.
+        run_dir: Directory of a run of the command line, with its ``config.yaml``.
+    """
+    try:
+        settings = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+        model = settings["model"]
+        method = "GRPO" if "rewards" in model.get("init_args", model) else "SFT"
+        manifest = read_manifest(checkpoint)
+        steps = "" if manifest is None else (
+            f", after rollout step {manifest.rollout_step}, {manifest.optimizer_step} optimizer "
+            "steps"
+        )  # fmt: skip
+        facts = {
+            "Checkpoint": f"{checkpoint.name} of {'/'.join(run_dir.resolve().parts[-2:])}{steps}",
+            "Exported with": f"lit-grpo {__version__}",
+            "Start": _start(policy),
+            "Adapter": _adapter(policy),
+        }
+        _fill(policy, method, facts, {}, _as_yaml(settings)).save(directory / "README.md")
+    except Exception as error:  # a failing card must not lose the model
+        log.warning("no model card was written (%s: %s)", type(error).__name__, error)
+
+
 def without_secrets(value: Any, key: str = "") -> Any:
     """Return plain settings without texts that may be secret.
 
@@ -68,34 +96,56 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
 
 def _make_card(run_dir: Path, trainer: L.Trainer, module: Any) -> ModelCard:
-    policy, is_grpo = module.policy, hasattr(module, "group_size")
-    is_adapter = policy.lora is not None and not policy.merge_lora
+    is_grpo = hasattr(module, "group_size")
+    facts = {
+        "Trained with": f"lit-grpo {__version__}, {trainer.global_step} optimizer steps",
+        "Start": _start(module.policy),
+        "Method": _describe_grpo(module) if is_grpo else "supervised fine-tuning (SFT)",
+        "Adapter": _adapter(module.policy),
+        "Rewards": _describe_rewards(module.rewards.weights) if is_grpo else "",
+        "Data": _describe_data(getattr(trainer, "datamodule", None)),
+    }
     method = "GRPO" if is_grpo else "SFT"
-    start = policy.path or f"a {policy.architecture.get('model_type')} model with random weights"
+    return _fill(
+        module.policy, method, facts, _results(run_dir), _settings(run_dir, trainer, module)
+    )
+
+
+def _fill(
+    policy: Any,
+    method: str,
+    facts: Mapping[str, str],
+    results: Mapping[str, tuple[float, float | None]],
+    settings: str,
+) -> ModelCard:
+    """Return the card of a model; facts without a text are left out."""
+    is_adapter = policy.lora is not None and not policy.merge_lora
     header = ModelCardData(
         base_model=_base_model(policy.path),
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["lit-grpo", method.lower()],
     )
-    facts = {
-        "Trained with": f"lit-grpo {__version__}, {trainer.global_step} optimizer steps",
-        "Start": start,
-        "Method": _describe_grpo(module) if is_grpo else "supervised fine-tuning (SFT)",
-        "Adapter": policy.lora and f"LoRA of rank {policy.lora.rank}",
-        "Rewards": is_grpo and _describe_rewards(module.rewards.weights),
-        "Data": _describe_data(getattr(trainer, "datamodule", None)),
-    }
     card: ModelCard = ModelCard.from_template(
         header,
         template_str=TEMPLATE.read_text(encoding="utf-8"),
-        title=f"{method} from {start}",
+        title=f"{method} from {_start(policy)}",
         facts={name: value for name, value in facts.items() if value},
-        results=_results(run_dir),
+        results=results,
         is_adapter=is_adapter,
-        settings=_settings(run_dir, trainer, module),
+        settings=settings,
     )
     return card
+
+
+def _start(policy: Any) -> str:
+    if policy.path:
+        return str(policy.path)
+    return f"a {policy.architecture.get('model_type')} model with random weights"
+
+
+def _adapter(policy: Any) -> str:
+    return f"LoRA of rank {policy.lora.rank}" if policy.lora else ""
 
 
 def _base_model(path: str | None) -> str | None:
@@ -173,12 +223,17 @@ def _settings(run_dir: Path, trainer: Any, module: Any) -> str:
             if value is not None
         }
         settings |= {"optimizer": _describe_optimizer(trainer), "max_steps": trainer.max_steps}
-    return yaml.safe_dump(
+    return _as_yaml(settings)
+
+
+def _as_yaml(settings: Mapping[str, Any]) -> str:
+    text: str = yaml.safe_dump(
         without_secrets(settings),
         sort_keys=False,
         allow_unicode=True,
         width=100,
     )
+    return text
 
 
 def _describe_optimizer(trainer: Any) -> dict[str, Any]:
