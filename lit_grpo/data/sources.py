@@ -26,6 +26,12 @@ _DATASET = re.compile(
 )
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+_CONVERTED = {
+    ".tsv": ("read_csv", r"sep='\t', "),
+    ".xlsx": ("read_excel", ""),
+    ".xls": ("read_excel", ""),
+}
+"""Suffix of a table that is not read -> pandas' reader of it, and its argument."""
 _MAX_CELL_CHARACTERS = 2**31 - 1
 
 _Numbered = Iterator[tuple[int, dict[str, Any]]]
@@ -61,11 +67,8 @@ def read_rows(source: str) -> list[Row]:
     path = Path(source).expanduser()
     if path.suffix in _READERS:
         rows = _read_file(source, path)
-    elif path.is_file():
-        raise UserError(
-            f"{source} must end in {', '.join(_READERS)}, got {path.suffix!r} (the suffix selects "
-            "the reader). Convert or rename the file."
-        )
+    elif path.is_file() or (path.suffix in _CONVERTED and not path.exists()):
+        raise _unread(source, path)
     else:
         rows = _read_dataset(source)
     if not rows:
@@ -73,6 +76,20 @@ def read_rows(source: str) -> list[Row]:
             f"{source} is empty: it has no rows. Write the file again or choose a different one."
         )
     return rows
+
+
+def _unread(source: str, path: Path) -> UserError:
+    """Return the error for a file in a format that is not read, with how to convert it."""
+    if not path.is_file():
+        return UserError(f"{source}: no such file (looked for {path.absolute()}). Check the path.")
+    rule = f"{source} must end in {', '.join(_READERS)}, got {path.suffix!r} (the suffix selects"
+    if (reader := _CONVERTED.get(path.suffix)) is None:
+        return UserError(f"{rule} the reader). Convert or rename the file.")
+    new = str(path.with_suffix(".jsonl"))
+    return UserError(
+        f'{rule} the reader). Convert it: python -c "import pandas; pandas.{reader[0]}'
+        f"({str(path)!r}, {reader[1]}dtype=str).to_json({new!r}, orient='records', lines=True)\""
+    )
 
 
 def _read_file(source: str, path: Path) -> list[Row]:

@@ -192,6 +192,25 @@ def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path):
         read_rows(write(tmp_path / "t.json", "[]"))
 
 
+@pytest.mark.parametrize(
+    ("suffix", "reader"),
+    [(".tsv", r"read_csv\(.*t\.tsv', sep='\\t', dtype=str"), (".xlsx", r"read_excel\(.*t\.xlsx'")],
+)
+def test_a_table_in_another_format_is_refused_with_the_command_that_converts_it(
+    tmp_path, suffix, reader
+):
+    path = write(tmp_path / f"t{suffix}", "prompt\tanswer\n1+1=\t2\n")
+    with pytest.raises(
+        ValueError, match=f"got '{suffix}' .* Convert it: python -c .*{reader}"
+    ) as e:
+        read_rows(path)
+    if suffix == ".tsv":
+        exec(str(e.value).partition('python -c "')[2].removesuffix('"'))
+        assert read_rows(str(tmp_path / "t.jsonl"))[0].columns == {"prompt": "1+1=", "answer": "2"}
+    with pytest.raises(ValueError, match="no such file"):  # and does not look for it on the Hub
+        read_rows(str(tmp_path / f"missing{suffix}"))
+
+
 def test_a_source_that_is_neither_a_path_nor_a_dataset_id_is_refused():
     with pytest.raises(ValueError, match="no such file or directory"):
         read_rows("./missing/train")
