@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from math import inf
 
 from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types.spelling import did_you_mean
 
 TEXT_SOURCES = ("verifiable", "open")
 """The sources that the short form of a curriculum has shares for, in this order."""
@@ -103,9 +104,9 @@ def parse_curriculum(
     for number, phase in enumerate(phases):
         phase.check(f"{key}.{number}")
         if unknown := [name for name in phase.weights if name not in weights]:
-            raise setting_error(
-                key, f"weights of {', '.join(weights)}", f"one of {', '.join(unknown)}"
-            )
+            rule, got = f"weights of {', '.join(weights)}", f"one of {', '.join(unknown)}"
+            error = setting_error(key, rule, got)
+            raise UserError(f"{error}{did_you_mean(unknown[0], weights)}")
     return phases
 
 

@@ -257,7 +257,7 @@ class PolicyModule(L.LightningModule):
 
     def check_loader(self, loader: TrainingLoader) -> None:
         """Check that the training can use what the loader does; raise UserError if not."""
-        return
+        self.evaluation.suite.check_only_sources(loader.sources)
 
     def settings(self) -> dict[str, Any]:
         """Return what decides what is learned, as plain values by their keys."""

@@ -225,6 +225,8 @@ class GRPOModule(PolicyModule):
             }
 
     def check_loader(self, loader: TrainingLoader) -> None:
+        super().check_loader(loader)
+        self.rewards.check_sources(loader.sources)
         if self.max_head_offpolicyness:
             refuse_adaptive(loader, "with max_head_offpolicyness, as results come too late")
 
@@ -234,7 +236,6 @@ class GRPOModule(PolicyModule):
         check_prompts_fit(max_positions(self.policy.model.config), self.sampling, prompts)
         if self.teacher is not None:
             check_prompts_fit(self.teacher.max_positions, self.sampling, prompts, "teacher")
-        self.rewards.check_sources(self.loader.sources)
         self.rewards.check(prompts)
 
     def on_train_start(self) -> None:

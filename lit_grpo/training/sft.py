@@ -92,6 +92,7 @@ class SFTModule(PolicyModule):
         return super().settings() | {"target_column": self.target_column}
 
     def check_loader(self, loader: TrainingLoader) -> None:
+        super().check_loader(loader)
         refuse_adaptive(loader, "in a warm-up, which has no rewards")
 
     def on_train_batch_start(self, batch: Sequence[Prompt], batch_idx: int) -> None:

@@ -45,6 +45,7 @@ def test_without_a_curriculum_there_is_one_phase_with_the_weights_of_the_sources
         ("0.8:0.2:1:inf", BOTH, "lr_scale must be finite"),
         ("0.8:0.2:1", {"sums": 1.0, "open": 1.0}, "a list of phases"),
         ([Phase(weights={"other": 1.0}, fraction=1.0)], BOTH, "other"),
+        ([Phase(weights={"opne": 1.0}, fraction=1.0)], BOTH, r"got one of opne.* mean open\?"),
         ([phase(1), phase(0)], BOTH, r"data.curriculum.1.fraction must be positive, got 0"),
         (3601, BOTH, "quote it"),
         ("", BOTH, "quote it"),

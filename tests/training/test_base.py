@@ -41,6 +41,13 @@ def test_a_schedule_of_a_run_without_steps_has_no_length():
     fit(make_module(lr_schedule="linear"), max_steps=0)
 
 
+def test_an_accuracy_for_a_source_that_the_data_does_not_have_is_refused():
+    module = make_module()
+    module.evaluation = Evaluation(accuracy=MathReward(only_sources=["sumz"]))
+    with pytest.raises(UserError, match="only_sources must be sources .*got 'sumz'"):
+        fit(module)
+
+
 def test_a_run_without_a_last_step_says_at_its_start_how_it_ends(caplog):
     class StopAtOnce(L.Callback):
         def on_train_batch_end(self, trainer, *args):

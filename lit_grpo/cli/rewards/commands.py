@@ -31,6 +31,7 @@ def _run_rewards(cli: CommandLine) -> int:
     check_range("n", num_prompts, at_least=1)
     check_place("run_dir", cli.config.run_dir, Path(cli.config.run_dir))
     loader = read_prompts(cli)
+    module.rewards.check_sources(loader.sources)
     # Before the policy is loaded, so that errors show at once.
     module.rewards.start(module.reasoning)
     module.rewards.check(loader.some_prompts())

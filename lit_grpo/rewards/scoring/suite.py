@@ -26,6 +26,7 @@ from lit_grpo.types import (
     UserError,
     setting_error,
 )
+from lit_grpo.types.spelling import did_you_mean
 
 _log = logging.getLogger(__name__)
 
@@ -113,12 +114,8 @@ class RewardSuite:
             UserError: a reward names an unknown source, or has the name of a source; or a source
                 has no reward with a weight.
         """
+        self.check_only_sources(sources)
         for reward in self.rewards:
-            key = setting_key(reward, "only_sources")
-            for name in reward.only_sources or ():
-                if name not in sources:
-                    known = ", ".join(sources) or "no source, since the data is no mixture"
-                    raise setting_error(key, f"sources of data.sources ({known})", repr(name))
             if reward.name in sources:
                 raise UserError(
                     f"a reward and a source must not have the same name, got {reward.name!r} (both "
@@ -134,6 +131,23 @@ class RewardSuite:
                     "(nothing would be learned from it). Add one, or name the source in its "
                     "only_sources."
                 )
+
+    def check_only_sources(self, sources: Sequence[str]) -> None:
+        """Check that the sources that rewards are for are those of the mixture.
+
+        Raises:
+            UserError: one is unknown, so that its reward would score nothing.
+        """
+        for reward in self.rewards:
+            for name in reward.only_sources or ():
+                if name not in sources:
+                    known = ", ".join(sources) or "no source, since the data is no mixture"
+                    key, rule = (
+                        setting_key(reward, "only_sources"),
+                        f"sources of data.sources ({known})",
+                    )
+                    error = setting_error(key, rule, repr(name))
+                    raise UserError(f"{error}{did_you_mean(name, sources)}")
 
     def open(self, prompts: Sequence[Prompt], group_size: int) -> Scoring:
         """Open the scoring of a rollout step with ``group_size`` completions for each prompt."""

@@ -269,6 +269,14 @@ def test_a_step_is_projected_from_the_shares_of_its_sources_not_of_the_trial(cap
     assert 0.1 <= float(value) < 0.4
 
 
+def test_a_mistyped_source_is_refused_with_the_one_that_was_meant(capsys):
+    mistyped = OF_SECOND.replace("second", "secund")
+    data = mixture_of("first", "second")
+    assert trial("--n=2", data, reward=f"trial_rewards.Low,{mistyped}") == 2
+    assert "(first, second), got 'secund'" in (said := capsys.readouterr().err)
+    assert said.endswith(" Did you mean second?\n")
+
+
 def test_a_verdict_on_a_step_says_that_its_sources_have_other_parts_than_the_trial(capsys):
     data = mixture_of("first", "second")
     assert trial("--n=2", data, reward="trial_rewards.DownForMost") == 1

@@ -142,6 +142,7 @@ def test_advantages_that_are_normalised_by_reward_ignore_it():
         ([Length(only_sources=["sum"])], r"sources of data.sources \(sums, open\), got 'sum'"),
         ([Length(only_sources=["sums"])], "got none for 'open'"),
         ([Length(only_sources=["sums"]), GroupedSum(weight=0)], "got none for 'open'"),
+        ([Length(only_sources=["sum"])], r"\(sums, open\), got 'sum'.* Did you mean sums\?"),
         ([Length(name="open")], "must not have the same name, got 'open'"),
     ],
 )
