@@ -41,13 +41,21 @@ from lit_grpo.runs.run_callbacks import (
 )
 from lit_grpo.runs.trainer_settings import (
     TRAINER_DEFAULTS,
+    check_plugins,
     refuse_automatic,
     refuse_counts,
     refuse_durations,
     refuse_float16,
     refuse_intervals,
 )
-from lit_grpo.stopping import ExitCode, for_this_run, get_stop_reason, how_it_ended, warnings_at_end
+from lit_grpo.stopping import (
+    ExitCode,
+    exit_code_of_error,
+    for_this_run,
+    get_stop_reason,
+    how_it_ended,
+    warnings_at_end,
+)
 from lit_grpo.types import (
     RankCrashed,
     RankLost,
@@ -83,8 +91,8 @@ class Trainer(L.Trainer):
     ``fit`` writes ``metrics.csv``, ``completions/``, ``run.log``, ``final/`` and, to resume from,
     ``checkpoints/`` into ``run_dir``.
     Errors are raised. A stop is not an error, even one because of a bug in a reward: ``fit`` writes
-    a checkpoint and returns, ``stop_reason`` says why, and ``exit_code`` is not 0. Only the command
-    line writes ``config.yaml``.
+    a checkpoint and returns, and ``stop_reason`` says why. After either, ``exit_code`` is not 0.
+    Only the command line writes ``config.yaml``.
 
     Args:
         run_dir: Directory of all files. One that holds a run is refused unless ``fit`` resumes it.
@@ -111,8 +119,9 @@ class Trainer(L.Trainer):
         silence_chatter()
         refuse_float16(settings.get("precision"))
         refuse_durations(settings.get("max_time"))
-        for callback in as_list(callbacks):
-            check_type("callbacks", callback, Callback)
+        check_type("run_dir", run_dir, (str, Path))
+        check_plugins("callbacks", as_list(callbacks), Callback)
+        check_plugins("logger", as_list(logger), Logger)
         check_init("trainer", L.Trainer, settings)
         refuse_counts(settings)
         refuse_intervals(
@@ -141,8 +150,15 @@ class Trainer(L.Trainer):
 
     @property
     def exit_code(self) -> int:
-        """The exit code that ``lit-grpo fit`` would return after this training; 0 if it is done."""
+        """The exit code that ``lit-grpo fit`` would return after this training; 0 if it is done.
+
+        An error that ``fit`` has raised has its own code, whatever the run was about to end with.
+        """
+        if self._code_of_error is not None:
+            return self._code_of_error
         return int(ExitCode.DONE if self.stop_reason is None else self.stop_reason.exit_code)
+
+    _code_of_error: int | None = None
 
     def fit(  # type: ignore[override]
         self,
@@ -164,7 +180,22 @@ class Trainer(L.Trainer):
         Raises:
             UserError: ``run_dir`` already holds a run, or there is no such checkpoint, or it has
                 gone further than the run may, or was trained with other settings or data.
+            EngineFailed: the engine cannot start, or gives up before the first step.
         """
+        self._code_of_error = None
+        try:
+            self._fit(model, datamodule, ckpt_path, allow_changes)
+        except BaseException as error:
+            self._code_of_error = int(exit_code_of_error(error))
+            raise
+
+    def _fit(
+        self,
+        model: L.LightningModule,
+        datamodule: L.LightningDataModule,
+        ckpt_path: str | Path | None,
+        allow_changes: bool,
+    ) -> None:
         check_type("datamodule", datamodule, L.LightningDataModule)
         if ckpt_path is None:
             _refuse_trained(model)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import lightning as L
 
-from lit_grpo.types import UserError, check_range, setting_error
+from lit_grpo.types import UserError, check_range, check_type, setting_error
 
 TRAINER_DEFAULTS = {
     "enable_model_summary": False,
@@ -52,6 +52,26 @@ def refuse_automatic(trainer: L.Trainer, model: L.LightningModule) -> None:
         raise UserError(
             f"{setting_error(key, 'null', trainer.gradient_clip_val, why)} Clipping: {instead}."
         )
+
+
+EXAMPLES = {
+    "callbacks": "callbacks=[lit_grpo.callbacks.TimingLog()]",
+    "logger": "logger=WandbLogger(project=...), which is in lightning.pytorch.loggers",
+}
+
+
+def check_plugins(key: str, given: Sequence[object], kind: type) -> None:
+    """Check the type of the callbacks or loggers that a program gives.
+
+    Raises:
+        UserError: one is of another type, such as the name that a config would have.
+    """
+    for one in given:
+        if isinstance(one, str | Mapping):
+            why = "names are for configs, a program gives the objects themselves"
+            error = setting_error(f"trainer.{key}", f"of type {kind.__name__}", repr(one), why)
+            raise UserError(f"{error} For example {EXAMPLES[key]}.")
+        check_type(f"trainer.{key}", one, kind)
 
 
 def refuse_float16(precision: object) -> None:

@@ -15,7 +15,7 @@ from lit_grpo.callbacks import (
 from lit_grpo.objective import KLTerm, Objective
 from lit_grpo.policy import Policy
 from lit_grpo.rewards import LengthReward, MathReward, Reward
-from lit_grpo.rollout import Sampling
+from lit_grpo.rollout import EngineFailed, HFEngine, Sampling
 from lit_grpo.runs.checkpoints.files import read_manifest
 from lit_grpo.runs.files.events import read_events
 from lit_grpo.stopping import stop_run
@@ -233,6 +233,26 @@ def test_an_exception_is_raised_and_its_traceback_is_in_the_log(tmp_path):
     assert "ZeroDivisionError: of this callback" in (tmp_path / "run.log").read_text()
 
 
+class NeverSamples(HFEngine):
+    def generate(self, prompts, group_size, sampling, *, seed):
+        raise EngineFailed("no server is left")
+
+
+def test_an_error_has_the_exit_code_that_the_command_line_would_return(tmp_path):
+    module = make_module(group_size=2, engine=NeverSamples())
+    data = AdditionData(1, train_size=8, validation_size=2, prompts_per_step=2)
+    trainer = Trainer(tmp_path, max_steps=1, accelerator="cpu", enable_progress_bar=False)
+    module.evaluation.before_training = True
+    with pytest.raises(EngineFailed, match="no server is left"):
+        trainer.fit(module, data)
+    close_logs()
+    assert (trainer.stop_reason, trainer.exit_code) == (None, 5)
+    assert read_events(tmp_path)[-1].cause == "engine_outage"
+    with pytest.raises(UserError, match="datamodule must be of type"):
+        trainer.fit(module, [1, 2])
+    assert trainer.exit_code == 2
+
+
 def test_an_exception_does_not_hide_why_the_run_was_about_to_end(tmp_path):
     class Fails(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -334,7 +354,11 @@ def test_a_run_of_no_steps_says_that_nothing_was_trained(tmp_path, limit):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"callbacks": [Checkpoints]}, "callbacks must be of type Callback"),
+        ({"callbacks": [Checkpoints]}, r"callbacks must be of type Callback, .*Checkpoints\(...\)"),
+        ({"callbacks": "TimingLog"}, r"got 'TimingLog' \(names are .*callbacks.TimingLog\(\)\]"),
+        ({"logger": "wandb"}, r"logger must be of type Logger, got 'wandb' .*=WandbLogger\(proj"),
+        ({"logger": [{"class_path": "CSVLogger"}]}, "logger must be of type Logger, got {'class"),
+        ({"logger": print}, "logger must be of type Logger, got <built-in"),
         ({"max_steps": "2"}, "trainer.max_steps must be an integer, got '2'"),
         ({"max_steps": 2.5}, "trainer.max_steps must be an integer, got 2.5. Set trainer.max"),
         ({"max_epochs": 1.5}, "trainer.max_epochs must be an integer or None, got 1.5"),
