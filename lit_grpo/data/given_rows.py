@@ -29,6 +29,22 @@ class GivenRows:
         ]
 
 
+def _rows_of_table(key: str, table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a table as a parquet file of it would have them: a NaN is None."""
+    import pyarrow  # only here, as in `sources`
+
+    try:
+        return list(pyarrow.table(table).to_pylist())
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+        raise setting_error(
+            f"data.{key}",
+            "a table with columns of one type each, or a list of dicts",
+            type(table).__name__,
+            ": ".join(map(str, reversed(error.args))),
+        ) from error
+
+
+_WHY_NOT = "a dict is one row; of a DatasetDict give a split, as data['train']"
 Source = str | GivenRows
 """A file or dataset as written in a config, or the rows themselves."""
 
@@ -36,11 +52,15 @@ Source = str | GivenRows
 def as_sources(key: str, given: Any) -> list[Source]:
     """Return the sources that an argument of a data module names; dicts are the rows of one source.
 
+    So are those of a table that Arrow can read, such as a DataFrame of pandas.
+
     Raises:
         UserError: it is no path, no rows, and no list of one kind of them.
     """
     if given is None:
         return []
+    if hasattr(given, "__arrow_c_stream__") and not isinstance(given, type):
+        given = _rows_of_table(key, given)
     if isinstance(given, str | os.PathLike):
         return [os.fspath(given)]
     is_list = isinstance(given, Iterable) and not isinstance(given, Mapping)
@@ -48,6 +68,6 @@ def as_sources(key: str, given: Any) -> list[Source]:
     if is_list and items and all(isinstance(one, Mapping) for one in items):
         return [GivenRows(key, tuple(items))]
     if not all(isinstance(one, str | os.PathLike) for one in items):
-        rule = "a .jsonl, .parquet or .csv file, a dataset, a list of these, or a list of dicts"
-        raise setting_error(f"data.{key}", rule, f"{given!r:.80}", "a dict is a row")
+        rule = "a .jsonl, .parquet or .csv file, a dataset, a list of these, or rows"
+        raise setting_error(f"data.{key}", rule, f"{given!r:.80}", _WHY_NOT)
     return [os.fspath(one) for one in items]

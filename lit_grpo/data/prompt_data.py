@@ -19,7 +19,7 @@ from lit_grpo.data.module import PromptDataModule, Split
 from lit_grpo.data.prepared import HOLDOUT, Holdout, PreparedDir, PreparedSplit, find_prepared
 from lit_grpo.data.prompts import PromptFormat
 from lit_grpo.data.sources import Row, read_rows
-from lit_grpo.types import UserError, check_range
+from lit_grpo.types import UserError, check_range, check_value
 
 MAX_ROWS_IN_MEMORY = 50_000
 """Prepared data with more rows to train on are tokenized while they are trained on."""
@@ -36,7 +36,7 @@ class PromptData(PromptDataModule):
         train: File, dataset or a list of them. A dataset is written ``id``, ``id:split`` or
             ``id:subset:split``, where ``id`` is a directory or an id on the Hub. Of a directory of
             prepared data its train split is read; what it holds out is refused. In Python it may
-            also be a list of dicts, the rows.
+            also be the rows: a list of dicts, a ``datasets.Dataset`` or a DataFrame.
         validation: The same for validation during training. Null means that of prepared data.
         test: The same for ``lit-grpo test``; null means the validation data, or the holdout of
             prepared data.
@@ -96,15 +96,18 @@ class PromptData(PromptDataModule):
     ) -> None:
         super().__init__(prompts_per_step, validation_batch_size, seed)
         check_range("data.validation_size", validation_size, at_least=0)
-        if validation and validation_size:
-            raise UserError(
-                f"validation_size must be 0 with validation={validation!r}, got "
-                f"{validation_size} (the held-out rows would be unused). Set only one of "
-                "data.validation and data.validation_size."
-            )
+        check_value("data.where", where, dict | None)
+        check_value("data.holdout", holdout, str | list[str] | None)
         self.train = as_sources("train", train)
         self.validation = as_sources("validation", validation)
         self.test = as_sources("test", test)
+        if self.validation and validation_size:
+            named = ", ".join(map(str, self.validation))
+            raise UserError(
+                f"validation_size must be 0 with validation={named}, got {validation_size} (the "
+                "held-out rows would be unused). Set only one of data.validation and "
+                "data.validation_size."
+            )
         self.where = where or {}
         self.holdout = [holdout] if isinstance(holdout, str) else [*(holdout or ())]
         self.validation_size = validation_size

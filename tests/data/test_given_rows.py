@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
+import pyarrow
 import pytest
 from data_runs import fit, flat
 
@@ -20,6 +22,41 @@ def test_dicts_are_trained_on_and_validated(kind):
     module = fit(data, max_steps=2, val_check_interval=2)
     assert sorted(flat(module.trained)) == [f"train:{n}" for n in range(1, 7)]
     assert set(flat(module.evaluated)) == {"validation:1"}
+
+
+@pytest.mark.parametrize("kind", [pd.DataFrame, lambda rows: pyarrow.Table.from_pylist([*rows])])
+def test_a_table_has_the_rows_of_its_parquet_file(kind, tmp_path):
+    rows = [{"prompt": "q", "n": 1.5, "steps": [1, 2]}, {"prompt": None, "n": None, "steps": None}]
+    pd.DataFrame(rows).to_parquet(tmp_path / "t.parquet")
+    expected = [row.columns for row in PromptData(str(tmp_path / "t.parquet")).rows("train")]
+    assert [row.columns for row in PromptData(kind(rows)).rows("train")] == expected == rows
+
+
+def test_a_dataframe_may_be_held_out_from_and_validated_on():
+    table = pd.DataFrame(ROWS)
+    assert len(PromptData(table, validation_size=2).rows("validation")) == 2
+    assert len(PromptData(ROWS, validation=table[1:]).rows("validation")) == 5
+    with pytest.raises(UserError, match=r"with validation=6 rows given in Python, got 2"):
+        PromptData(table, validation=table, validation_size=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (pd.DataFrame({"prompt": ["q", 1]}), r"one type each.*got DataFrame \(Conversion failed"),
+        (pd.DataFrame, r"got <class 'pandas"),
+        ({"train": ROWS}, r"of a DatasetDict give a split, as data\['train'\]"),
+    ],
+)
+def test_what_is_no_table_of_rows_is_one_line(given, message):
+    with pytest.raises(UserError, match=message):
+        PromptData(train=given)
+
+
+@pytest.mark.parametrize("setting", ["where", "holdout"])
+def test_other_settings_refuse_a_table(setting):
+    with pytest.raises(UserError, match=f"^data.{setting} must be "):
+        PromptData(ROWS, **{setting: pd.DataFrame(ROWS)})
 
 
 def test_rows_are_filtered_held_out_and_named_in_errors():

@@ -58,7 +58,7 @@ def test_validation_and_test_data_come_from_their_own_files(tmp_path):
 
 
 def test_conflicting_or_impossible_settings_are_refused_at_once():
-    with pytest.raises(ValueError, match="validation_size must be 0 with validation='b.jsonl'"):
+    with pytest.raises(ValueError, match="validation_size must be 0 with validation=b.jsonl"):
         PromptData("a.jsonl", "b.jsonl", validation_size=3)
     with pytest.raises(ValueError, match="seed must be >= 0, got -1"):
         PromptData("a.jsonl", seed=-1)
